@@ -1,0 +1,113 @@
+"""Every error polybus raises on purpose, as one tree.
+
+    PolybusError
+    ├── UsageError            you asked for something that cannot be: mend the call
+    │   ├── ConfigError           a setting, flag or config file is wrong
+    │   ├── AddressError          an address that cannot be parsed, or not used so
+    │   ├── InvalidTopic          a topic name that breaks the rules
+    │   ├── TooLarge              a message over a limit that was set
+    │   └── MissingExtra          an optional part is not installed
+    ├── PeerError             the other side broke the protocol
+    │   └── BadFrame              bytes that are no frame of the dialect
+    ├── Refused               the bus understood, and said no
+    │   ├── Denied                the policy does not allow it
+    │   └── LimitReached          a named limit or quota is used up
+    └── Unavailable           nobody is to blame yet: try again, or start something
+        ├── AddressInUse          something else listens there
+        ├── DataFolderInUse       another bus owns the data folder
+        ├── NotConnected          no bus answers at the address
+        └── ConnectionLost        the connection ended while something waited on it
+
+The type says who is to blame. `code` is stable: it is what other languages,
+logs, counters and exit codes see, so it never changes once released; the text
+is for people and may.
+"""
+
+from __future__ import annotations
+
+
+class PolybusError(Exception):
+    """Root of the tree; catches everything polybus raises on purpose."""
+
+    code = "error"
+
+
+class UsageError(PolybusError):
+    code = "usage"
+
+
+class ConfigError(UsageError):
+    code = "config"
+
+
+class AddressError(UsageError):
+    code = "address"
+
+
+class InvalidTopic(UsageError):
+    code = "invalid_topic"
+
+
+class TooLarge(UsageError):
+    code = "too_large"
+
+
+class MissingExtra(UsageError):
+    """An optional part is not installed; the text says which command brings it."""
+
+    code = "missing_extra"
+
+    def __init__(self, part: str, extra: str) -> None:
+        super().__init__(f"{part} is not installed: pip install 'polybus[{extra}]'")
+
+
+class PeerError(PolybusError):
+    code = "peer"
+
+
+class BadFrame(PeerError):
+    """`reason` is one of the dialect's stable reasons, the same as in its counters."""
+
+    code = "bad_frame"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Refused(PolybusError):
+    code = "refused"
+
+
+class Denied(Refused):
+    code = "denied"
+
+
+class LimitReached(Refused):
+    """`limit` is the name of the setting that was reached."""
+
+    code = "limit_reached"
+
+    def __init__(self, limit: str, text: str | None = None) -> None:
+        super().__init__(text or f"limit reached: {limit}")
+        self.limit = limit
+
+
+class Unavailable(PolybusError):
+    code = "unavailable"
+
+
+class AddressInUse(Unavailable):
+    code = "address_in_use"
+
+
+class DataFolderInUse(Unavailable):
+    code = "data_folder_in_use"
+
+
+class NotConnected(Unavailable):
+    code = "not_connected"
+
+
+class ConnectionLost(Unavailable):
+    code = "connection_lost"

@@ -1,0 +1,13 @@
+"""The compiled loops: framing, fan-out, and the tables they read.
+
+Per batch Python, per message C. Everything here is plain mechanism: no clock,
+no socket, no policy, and no import of any other part of polybus. Each function
+has an obvious twin in `polybus.testing.oracle`.
+
+    framing        the two seams a dialect fills: Framing and Encoding
+    rqueue         rqueue's framing and encoding
+    notifications  rqueue as its clients read and write it, in batches
+    topics, sets   the topic table and the interned subscriber sets
+    registry       who reads what
+    fanout         the hot loop
+"""

@@ -1,0 +1,58 @@
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import Buffer
+
+from polybus.kernel.framing import Encoding, Framing
+from polybus.kernel.registry import Registry
+
+END: int
+CONTROL_FRAME: int
+BLOCKED: int
+BAD_FRAME: int
+
+class Source:
+    identity: int
+    messages: int
+    bytes: int
+    denied: int
+    unheard: int
+    def __init__(self, identity: int) -> None: ...
+
+class Collected:
+    topic: bytes
+    first_id: int
+    count: int
+    offsets: bytes
+    bodies: bytes
+
+class Routed:
+    consumed: int
+    stop: int
+    code: int
+    topic: bytes
+    blocker: Any
+    outputs: list[tuple[Any, bytes]]
+    collected: list[Collected]
+    fragments: list[tuple[bytes, bytes]]
+
+class Fanout(Registry):
+    judge_unheard: bool
+    messages: int
+    bytes: int
+    delivered: int
+    delivered_bytes: int
+    denied: int
+    unheard: int
+    def __init__(self, judge: Callable[[int, bytes], bool]) -> None: ...
+    def route(
+        self, framing: Framing, source: Source, buffer: Buffer, start: int, end: int
+    ) -> Routed: ...
+    def publish(
+        self,
+        source: Source,
+        topic: bytes,
+        offsets: Buffer,
+        bodies: Buffer,
+        skip: Encoding | None = None,
+    ) -> Routed: ...

@@ -1,0 +1,560 @@
+"""The hot loop: one received buffer in, at most one output per subscriber out.
+
+    received bytes ──framing──▶ frames ──topic table──▶ subscriber sets
+                                                             │ runs
+    one bytes object per subscriber  ◀──copy or share────────┘
+
+Messages are gathered into *runs* of the same interned subscriber set. A buffer
+with one run, the common case, becomes one object that all its readers share;
+otherwise each reader's bytes are measured first and copied into one object of
+exactly that size. So a reader costs one write a buffer, however many topics.
+
+Readers of the sender's own dialect get the frames as they came (`raw`), copied
+during the scan. For any other encoding the run's messages are written once and
+handed out the same way. Topics with the *collect* flag are also gathered into
+one Arrow-shaped batch a topic for the bus.
+
+A message is judged once per (identity class, topic, policy generation); only
+unknown verdicts call Python. A full reader stops the scan at the first message
+that would reach it: nothing is half routed, and the rest is offered again.
+"""
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from polybus.kernel.framing cimport BAD, CONTROL, FRAGMENT, MESSAGE, Encoding, Frame, FrameKind, Framing
+from polybus.kernel.registry cimport Registry, Subscriber
+from polybus.kernel.sets cimport SubscriberSet
+from polybus.kernel.topics cimport ALLOW, DENY, UNKNOWN, Topic, Verdict
+
+cdef extern from "Python.h":
+    int _PyBytes_Resize(PyObject** string, Py_ssize_t size) except -1
+    PyObject* new_bytes "PyBytes_FromStringAndSize"(const char* content, Py_ssize_t size) except NULL
+    char* bytes_of "PyBytes_AS_STRING"(PyObject* string)
+
+cdef enum:
+    MAX_IDENTITY_CLASSES = 65536  # a verdict is one byte per class and topic
+    MAX_IDLE_TOPICS = 4096  # entries kept for verdicts alone, about 1 MB
+
+cdef enum Stop:
+    STOP_END  # all whole frames were taken
+    STOP_CONTROL  # a control frame was taken; act on it, then route the rest
+    STOP_BLOCKED  # the next message would reach a full reader
+    STOP_BAD  # the next bytes are not a frame
+
+END = STOP_END
+CONTROL_FRAME = STOP_CONTROL
+BLOCKED = STOP_BLOCKED
+BAD_FRAME = STOP_BAD
+
+cdef enum Outcome:
+    HEARD
+    UNHEARD
+    DENIED
+    WAIT
+
+cdef struct Run:
+    uint32_t subscribers  # number of the set
+    Py_ssize_t start
+    Py_ssize_t end
+    uint64_t count
+
+cdef struct Piece:
+    Frame frame
+    size_t run
+    int collected  # place among the collected topics, or -1
+    bint relayed
+
+cdef struct Collecting:
+    Topic* topic
+    uint64_t first_id
+    Py_ssize_t count
+    Py_ssize_t size
+    int32_t* offset
+    char* body
+
+
+@cython.final
+cdef class Source:
+    """A party that publishes: its identity class, and what became of its messages."""
+
+    cdef readonly uint32_t identity
+    cdef readonly uint64_t messages, bytes, denied, unheard
+
+    def __init__(self, uint32_t identity):
+        if identity >= MAX_IDENTITY_CLASSES:
+            raise ValueError("too many identity classes")
+        self.identity = identity
+
+
+@cython.final
+cdef class Collected:
+    """The messages of one topic from one buffer, columns in Arrow's layout."""
+
+    cdef readonly bytes topic
+    cdef readonly uint64_t first_id
+    cdef readonly Py_ssize_t count
+    cdef readonly bytes offsets  # int32, native order, count + 1 of them
+    cdef readonly bytes bodies
+
+
+@cython.final
+cdef class Routed:
+    """What became of one buffer. `outputs` are (outbox, bytes) pairs, one per reader."""
+
+    cdef readonly Py_ssize_t consumed
+    cdef readonly int stop
+    cdef readonly int code
+    cdef readonly bytes topic
+    cdef readonly object blocker
+    cdef readonly list outputs
+    cdef readonly list collected
+    cdef readonly list fragments
+
+    def __cinit__(self):
+        self.outputs = []
+        self.collected = []
+        self.fragments = []
+
+
+@cython.final
+cdef class Fanout(Registry):
+    cdef object judge
+    cdef public bint judge_unheard
+    cdef readonly uint64_t messages, bytes, delivered, delivered_bytes, denied, unheard
+    # Scratch of one routing; the arrays are kept between routings.
+    cdef Run* runs
+    cdef size_t run_count, run_capacity
+    cdef Piece* pieces
+    cdef size_t piece_count, piece_capacity
+    cdef Collecting* collecting
+    cdef size_t collecting_count, collecting_capacity
+    cdef uint32_t* touched
+    cdef size_t touched_count, touched_capacity
+    cdef PyObject* out
+    cdef Py_ssize_t room, filled
+    cdef uint32_t own_bit
+    cdef Topic* last
+    cdef Outcome last_outcome
+
+    def __init__(self, judge):
+        """`judge(identity class, topic) -> bool` is asked for verdicts that are not known."""
+        self.judge = judge
+
+    def __dealloc__(self):
+        PyMem_Free(self.runs)
+        PyMem_Free(self.pieces)
+        PyMem_Free(self.collecting)
+        PyMem_Free(self.touched)
+
+    def route(self, Framing framing, Source source, buffer, Py_ssize_t start, Py_ssize_t end):
+        """Routes the frames in buffer[start:end]; says in `stop` why it ended."""
+        cdef Routed routed = Routed.__new__(Routed)
+        cdef Py_buffer view
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        try:
+            if not 0 <= start <= end <= view.len:
+                raise ValueError("start and end must lie within the buffer")
+            self.begin(<uint32_t>1 << framing.own.number, end - start)
+            try:
+                self.scan(framing, source, <const unsigned char*>view.buf + start, end - start, routed)
+                self.finish(routed, framing.own.number, -1)
+            finally:
+                self.tidy()
+        finally:
+            PyBuffer_Release(&view)
+        return routed
+
+    def publish(self, Source source, bytes topic not None, offsets, bodies, Encoding skip=None):
+        """Routes messages that are not in any dialect's frames: offsets as in `Collected`.
+
+        Readers whose encoding is `skip` get nothing: they had the message in their own form.
+        """
+        cdef Routed routed = Routed.__new__(Routed)
+        cdef Py_buffer index, view
+        if not 0 < len(topic) <= 255:
+            raise ValueError("a topic is 1 to 255 bytes")
+        PyObject_GetBuffer(offsets, &index, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(bodies, &view, PyBUF_SIMPLE)
+            try:
+                check_offsets(<const int32_t*>index.buf, index.len, view.len)
+                self.begin(0, 0)
+                try:
+                    self.offer(source, topic, &index, &view, routed)
+                    self.finish(routed, -1, -1 if skip is None else skip.number)
+                finally:
+                    self.tidy()
+            finally:
+                PyBuffer_Release(&view)
+        finally:
+            PyBuffer_Release(&index)
+        return routed
+
+    cdef int begin(self, uint32_t own_bit, Py_ssize_t room) except -1:
+        if self.routing:
+            raise RuntimeError("a buffer is being routed already")
+        self.routing = True
+        self.own_bit = own_bit
+        self.room = room
+        self.filled = 0
+        self.last = NULL
+        return 0
+
+    cdef void tidy(self) noexcept:
+        cdef size_t at
+        for at in range(self.collecting_count):
+            self.collecting[at].topic.collected = -1
+        for at in range(self.touched_count):
+            self.subscribers[self.touched[at]].pending = 0
+        Py_XDECREF(self.out)
+        self.out = NULL
+        self.run_count = 0
+        self.piece_count = 0
+        self.collecting_count = 0
+        self.touched_count = 0
+        self.routing = False
+
+    cdef int scan(
+        self, Framing framing, Source source, const unsigned char* at, Py_ssize_t size, Routed routed
+    ) except -1:
+        cdef Frame frame
+        cdef FrameKind kind
+        cdef Py_ssize_t done = 0
+        while True:
+            kind = framing.next(at + done, size - done, &frame)
+            if kind != MESSAGE and kind != FRAGMENT:
+                break
+            if self.accept(source, &frame, routed) == WAIT:
+                routed.stop = STOP_BLOCKED
+                break
+            done += frame.size
+        if kind == CONTROL:
+            done += frame.size
+            routed.stop = STOP_CONTROL
+            routed.code = frame.code
+            routed.topic = frame.topic[:frame.topic_size] if frame.topic_size else b""
+        elif kind == BAD:
+            routed.stop = STOP_BAD
+            routed.code = frame.code
+        routed.consumed = done
+        return 0
+
+    cdef int offer(
+        self, Source source, bytes topic, const Py_buffer* index, const Py_buffer* view, Routed routed
+    ) except -1:
+        cdef const int32_t* offsets = <const int32_t*>index.buf
+        cdef Py_ssize_t count = index.len // <Py_ssize_t>sizeof(int32_t) - 1
+        cdef Py_ssize_t at
+        cdef Frame frame
+        frame.kind = MESSAGE
+        frame.topic = topic
+        frame.topic_size = len(topic)
+        frame.raw = NULL
+        frame.raw_size = 0
+        for at in range(count):
+            frame.body = <const unsigned char*>view.buf + offsets[at]
+            frame.body_size = offsets[at + 1] - offsets[at]
+            if self.accept(source, &frame, routed) == WAIT:
+                routed.stop = STOP_BLOCKED
+                break
+            routed.consumed += 1
+        return 0
+
+    cdef inline int accept(self, Source source, const Frame* frame, Routed routed) except -1:
+        cdef Topic* topic = self.last
+        if (
+            topic is NULL
+            or topic.name_size != frame.topic_size
+            or memcmp(topic.name, frame.topic, frame.topic_size) != 0
+        ):
+            self.last_outcome = self.admit(source, frame, routed)
+            topic = self.last
+        if self.last_outcome == WAIT:
+            return WAIT
+        source.messages += 1
+        source.bytes += frame.body_size
+        self.messages += 1
+        self.bytes += frame.body_size
+        if self.last_outcome == HEARD:
+            self.pass_on(topic, frame, routed)
+        elif self.last_outcome == DENIED:
+            source.denied += 1
+            self.denied += 1
+        else:
+            source.unheard += 1
+            self.unheard += 1
+        return self.last_outcome
+
+    cdef Outcome admit(self, Source source, const Frame* frame, Routed routed) except? WAIT:
+        """Looks a topic up, asks for its verdict if need be, and sees whether it must wait."""
+        cdef Topic* topic = self.table.find(frame.topic, frame.topic_size)
+        cdef Verdict verdict
+        if topic is NULL:
+            if not self.judge_unheard:
+                self.last = NULL
+                return UNHEARD
+            if self.table.idle >= MAX_IDLE_TOPICS:
+                self.table.sweep_idle()
+            topic = self.table.find_or_add(frame.topic, frame.topic_size)
+        self.last = topic
+        verdict = self.table.verdict(topic, source.identity, self.generation)
+        if verdict == UNKNOWN:
+            allowed = self.judge(source.identity, frame.topic[:frame.topic_size])
+            verdict = ALLOW if allowed else DENY
+            self.table.remember(topic, source.identity, self.generation, verdict)
+        if verdict == DENY:
+            return DENIED
+        if topic.subscribers == 0 and not topic.collect:
+            return UNHEARD
+        if self.full_count and self.is_blocked(topic, routed):
+            self.last = NULL
+            return WAIT
+        return HEARD
+
+    cdef bint is_blocked(self, const Topic* topic, Routed routed) except -1:
+        cdef SubscriberSet* readers = &self.sets.sets[topic.subscribers]
+        cdef uint32_t at
+        for at in range(readers.size):
+            if self.subscribers[readers.members[at]].full:
+                routed.blocker = self.outboxes[readers.members[at]]
+                return True
+        return False
+
+    cdef inline int pass_on(self, Topic* topic, const Frame* frame, Routed routed) except -1:
+        cdef uint32_t encodings = self.sets.sets[topic.subscribers].encodings
+        cdef bint beyond = topic.collect or (encodings & ~self.own_bit)
+        cdef Run* run
+        if topic.subscribers:
+            if self.run_count == 0 or self.runs[self.run_count - 1].subscribers != topic.subscribers:
+                self.start_run(topic.subscribers)
+            if encodings & self.own_bit:
+                run = &self.runs[self.run_count - 1]
+                self.copy_raw(frame)
+                run.end = self.filled
+                run.count += 1
+        if frame.kind == FRAGMENT:
+            if beyond:
+                name = frame.topic[:frame.topic_size]
+                routed.fragments.append((name, PyBytes_FromStringAndSize(<const char*>frame.body, frame.body_size)))
+            return 0
+        if beyond:
+            self.note(topic, frame, (encodings & ~self.own_bit) != 0)
+        topic.next_id += 1
+        return 0
+
+    cdef inline int copy_raw(self, const Frame* frame) except -1:
+        if self.out is NULL:
+            self.out = new_bytes(NULL, self.room)
+        memcpy(bytes_of(self.out) + self.filled, frame.raw, frame.raw_size)
+        self.filled += frame.raw_size
+        return 0
+
+    cdef int start_run(self, uint32_t subscribers) except -1:
+        self.runs = <Run*>with_room(self.runs, self.run_count, &self.run_capacity, sizeof(Run))
+        self.runs[self.run_count] = Run(subscribers, self.filled, self.filled, 0)
+        self.run_count += 1
+        return 0
+
+    cdef int note(self, Topic* topic, const Frame* frame, bint relayed) except -1:
+        """Remembers a message that is wanted in another form than it came in."""
+        cdef Collecting* column
+        cdef Piece* piece
+        self.pieces = <Piece*>with_room(self.pieces, self.piece_count, &self.piece_capacity, sizeof(Piece))
+        if topic.collect and topic.collected < 0:
+            self.collecting = <Collecting*>with_room(
+                self.collecting, self.collecting_count, &self.collecting_capacity, sizeof(Collecting)
+            )
+            self.collecting[self.collecting_count] = Collecting(topic, topic.next_id, 0, 0, NULL, NULL)
+            topic.collected = self.collecting_count
+            self.collecting_count += 1
+        piece = &self.pieces[self.piece_count]
+        piece.frame = frame[0]
+        piece.run = self.run_count - 1
+        piece.collected = topic.collected
+        piece.relayed = relayed
+        self.piece_count += 1
+        if topic.collected >= 0:
+            column = &self.collecting[topic.collected]
+            column.count += 1
+            column.size += frame.body_size
+        return 0
+
+    cdef int finish(self, Routed routed, int own, int skip) except -1:
+        cdef uint32_t encodings = 0
+        cdef size_t at
+        cdef int number
+        for at in range(self.run_count):
+            encodings |= self.sets.sets[self.runs[at].subscribers].encodings
+        if own >= 0 and encodings & self.own_bit:
+            if self.filled != self.room:
+                _PyBytes_Resize(&self.out, self.filled)
+            self.distribute(<object>self.out, own, routed)
+        encodings &= ~self.own_bit
+        if skip >= 0:
+            encodings &= ~(<uint32_t>1 << skip)
+        for number in range(32):
+            if encodings >> number & 1:
+                self.distribute(self.encode(self.encodings[number]), number, routed)
+        if self.collecting_count:
+            self.collect(routed)
+        return 0
+
+    cdef bytes encode(self, Encoding encoding):
+        """All relayed messages in one encoding; the runs then lie within it."""
+        cdef Py_ssize_t size = 0
+        cdef size_t at
+        cdef Piece* piece
+        cdef Run* run
+        cdef bytes blob
+        cdef unsigned char* start
+        cdef unsigned char* out
+        for at in range(self.run_count):
+            self.runs[at].start = self.runs[at].end = 0
+            self.runs[at].count = 0
+        for at in range(self.piece_count):
+            if self.pieces[at].relayed:
+                size += encoding.measure(&self.pieces[at].frame)
+        blob = PyBytes_FromStringAndSize(NULL, size)
+        start = out = <unsigned char*>PyBytes_AS_STRING(blob)
+        for at in range(self.piece_count):
+            piece = &self.pieces[at]
+            if not piece.relayed:
+                continue
+            run = &self.runs[piece.run]
+            if run.count == 0:
+                run.start = out - start
+            out = encoding.write(&piece.frame, out)
+            run.end = out - start
+            run.count += 1
+        return blob
+
+    cdef int distribute(self, bytes blob, int encoding, Routed routed) except -1:
+        cdef SubscriberSet* readers
+        cdef uint32_t at, member
+        if not blob:
+            return 0
+        if self.run_count != 1:
+            return self.distribute_runs(blob, encoding, routed)
+        readers = &self.sets.sets[self.runs[0].subscribers]
+        for at in range(readers.size):
+            member = readers.members[at]
+            if self.subscribers[member].encoding == encoding:
+                routed.outputs.append((self.outboxes[member], blob))
+                self.book(member, self.runs[0].count, self.runs[0].end - self.runs[0].start)
+        return 0
+
+    cdef int distribute_runs(self, bytes blob, int encoding, Routed routed) except -1:
+        """Several sets in one buffer: measure each reader's share, then copy it together."""
+        cdef const char* source = PyBytes_AS_STRING(blob)
+        cdef size_t at
+        cdef uint32_t index, member
+        cdef SubscriberSet* readers
+        cdef Subscriber* subscriber
+        cdef Run* run
+        cdef bytes share
+        for at in range(self.run_count):
+            run = &self.runs[at]
+            readers = &self.sets.sets[run.subscribers]
+            if run.end > run.start:
+                for index in range(readers.size):
+                    member = readers.members[index]
+                    if self.subscribers[member].encoding == encoding:
+                        self.touch(member, run.end - run.start)
+                        self.book(member, run.count, run.end - run.start)
+        for at in range(self.touched_count):
+            subscriber = &self.subscribers[self.touched[at]]
+            share = PyBytes_FromStringAndSize(NULL, subscriber.pending)
+            subscriber.cursor = <unsigned char*>PyBytes_AS_STRING(share)
+            routed.outputs.append((self.outboxes[self.touched[at]], share))
+        for at in range(self.run_count):
+            run = &self.runs[at]
+            readers = &self.sets.sets[run.subscribers]
+            for index in range(readers.size):
+                subscriber = &self.subscribers[readers.members[index]]
+                if subscriber.encoding == encoding:
+                    memcpy(subscriber.cursor, source + run.start, run.end - run.start)
+                    subscriber.cursor += run.end - run.start
+        for at in range(self.touched_count):
+            self.subscribers[self.touched[at]].pending = 0
+        self.touched_count = 0
+        return 0
+
+    cdef inline int touch(self, uint32_t member, Py_ssize_t size) except -1:
+        if self.subscribers[member].pending == 0:
+            self.touched = <uint32_t*>with_room(
+                self.touched, self.touched_count, &self.touched_capacity, sizeof(uint32_t)
+            )
+            self.touched[self.touched_count] = member
+            self.touched_count += 1
+        self.subscribers[member].pending += size
+        return 0
+
+    cdef inline void book(self, uint32_t member, uint64_t count, Py_ssize_t size) noexcept:
+        self.subscribers[member].messages += count
+        self.subscribers[member].bytes += size
+        self.delivered += count
+        self.delivered_bytes += size
+
+    cdef int collect(self, Routed routed) except -1:
+        cdef size_t at
+        cdef Collecting* column
+        cdef Piece* piece
+        for at in range(self.collecting_count):
+            self.open_column(&self.collecting[at], routed)
+        for at in range(self.piece_count):
+            piece = &self.pieces[at]
+            if piece.collected < 0:
+                continue
+            column = &self.collecting[piece.collected]
+            memcpy(column.body, piece.frame.body, piece.frame.body_size)
+            column.body += piece.frame.body_size
+            column.offset[1] = column.offset[0] + <int32_t>piece.frame.body_size
+            column.offset += 1
+        return 0
+
+    cdef int open_column(self, Collecting* column, Routed routed) except -1:
+        cdef Collected batch = Collected.__new__(Collected)
+        if column.size > 0x7FFFFFFF:
+            raise OverflowError("more than 2 GiB of one topic in one buffer")
+        batch.topic = column.topic.name[:column.topic.name_size]
+        batch.first_id = column.first_id
+        batch.count = column.count
+        batch.offsets = PyBytes_FromStringAndSize(NULL, (column.count + 1) * sizeof(int32_t))
+        batch.bodies = PyBytes_FromStringAndSize(NULL, column.size)
+        column.offset = <int32_t*>PyBytes_AS_STRING(batch.offsets)
+        column.offset[0] = 0
+        column.body = PyBytes_AS_STRING(batch.bodies)
+        routed.collected.append(batch)
+        return 0
+
+
+cdef void* with_room(void* array, size_t used, size_t* capacity, size_t item) except NULL:
+    """The array, grown if it has no place for one more."""
+    cdef size_t wider
+    cdef void* grown
+    if used < capacity[0]:
+        return array
+    wider = 2 * capacity[0] if capacity[0] else 64
+    grown = PyMem_Realloc(array, wider * item)
+    if grown is NULL:
+        raise MemoryError
+    capacity[0] = wider
+    return grown
+
+
+cdef int check_offsets(const int32_t* offsets, Py_ssize_t size, Py_ssize_t limit) except -1:
+    cdef Py_ssize_t at
+    if size < <Py_ssize_t>sizeof(int32_t) or size % <Py_ssize_t>sizeof(int32_t):
+        raise ValueError("offsets are int32, one more than messages")
+    if offsets[0] < 0 or offsets[size // <Py_ssize_t>sizeof(int32_t) - 1] > limit:
+        raise ValueError("offsets reach outside the bodies")
+    for at in range(1, size // <Py_ssize_t>sizeof(int32_t)):
+        if offsets[at] < offsets[at - 1]:
+            raise ValueError("offsets must not go back")
+    return 0

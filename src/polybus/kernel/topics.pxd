@@ -1,0 +1,32 @@
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+cdef enum Verdict:
+    UNKNOWN
+    ALLOW
+    DENY
+
+cdef struct Topic:
+    uint64_t hash
+    uint64_t next_id
+    uint64_t generation  # of the policy that the verdicts below belong to
+    uint8_t* verdicts  # by identity class
+    uint32_t verdict_count
+    uint32_t subscribers  # number of the interned set; 0 is nobody
+    uint8_t collect
+    uint8_t name_size
+    int collected  # scratch of one routing: its place among the collected topics, or -1
+    unsigned char name[255]
+
+cdef class TopicTable:
+    cdef Topic** slots
+    cdef size_t capacity  # a power of two
+    cdef size_t count
+    cdef size_t idle  # entries that are there for their verdicts alone
+    cdef uint64_t seed
+    cdef Topic* find(self, const unsigned char* name, Py_ssize_t size) noexcept nogil
+    cdef Topic* find_or_add(self, const unsigned char* name, Py_ssize_t size) except NULL
+    cdef int drop(self, Topic* topic) except -1
+    cdef int sweep_idle(self) except -1
+    cdef int grow(self) except -1
+    cdef Verdict verdict(self, const Topic* topic, uint32_t identity, uint64_t generation) noexcept nogil
+    cdef int remember(self, Topic* topic, uint32_t identity, uint64_t generation, Verdict verdict) except -1

@@ -1,0 +1,147 @@
+"""The topic table: names of received bytes to entries, without a Python object.
+
+Open addressing with linear probing and backward-shift deletion, so there are
+no tombstones to collect. An entry stays at its address until it is dropped.
+
+An entry is *idle* when nobody reads the topic: it is kept only to remember
+verdicts, so that a publisher who is denied asks the policy once and not once a
+message. Idle entries are bounded by their owner and swept together.
+"""
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.string cimport memcmp, memcpy, memset
+
+import os
+
+cdef extern from "topic_hash.h":
+    uint64_t polybus_topic_hash(const unsigned char* name, size_t size, uint64_t seed) noexcept nogil
+
+
+cdef inline void free_topic(Topic* topic) noexcept:
+    PyMem_Free(topic.verdicts)
+    PyMem_Free(topic)
+
+
+cdef class TopicTable:
+    def __cinit__(self):
+        self.capacity = 256
+        self.seed = int.from_bytes(os.urandom(8), "little")
+        self.slots = <Topic**>PyMem_Calloc(self.capacity, sizeof(Topic*))
+        if self.slots is NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        cdef size_t at
+        if self.slots is NULL:
+            return
+        for at in range(self.capacity):
+            if self.slots[at] is not NULL:
+                free_topic(self.slots[at])
+        PyMem_Free(self.slots)
+
+    cdef Topic* find(self, const unsigned char* name, Py_ssize_t size) noexcept nogil:
+        cdef uint64_t hash = polybus_topic_hash(name, size, self.seed)
+        cdef size_t at = hash & (self.capacity - 1)
+        cdef Topic* topic
+        while True:
+            topic = self.slots[at]
+            if topic is NULL:
+                return NULL
+            if topic.hash == hash and topic.name_size == size and memcmp(topic.name, name, size) == 0:
+                return topic
+            at = (at + 1) & (self.capacity - 1)
+
+    cdef Topic* find_or_add(self, const unsigned char* name, Py_ssize_t size) except NULL:
+        """The entry of this name; a new one is idle and has no verdicts."""
+        cdef Topic* topic = self.find(name, size)
+        cdef size_t at
+        if topic is not NULL:
+            return topic
+        if not 0 < size <= 255:
+            raise ValueError("a topic is 1 to 255 bytes")
+        if (self.count + 1) * 2 > self.capacity:
+            self.grow()
+        topic = <Topic*>PyMem_Malloc(sizeof(Topic) - 255 + size)
+        if topic is NULL:
+            raise MemoryError
+        memset(topic, 0, sizeof(Topic) - 255)
+        topic.hash = polybus_topic_hash(name, size, self.seed)
+        topic.name_size = size
+        topic.collected = -1
+        memcpy(topic.name, name, size)
+        at = topic.hash & (self.capacity - 1)
+        while self.slots[at] is not NULL:
+            at = (at + 1) & (self.capacity - 1)
+        self.slots[at] = topic
+        self.count += 1
+        self.idle += 1
+        return topic
+
+    cdef int grow(self) except -1:
+        cdef size_t wider = self.capacity * 2
+        cdef Topic** slots = <Topic**>PyMem_Calloc(wider, sizeof(Topic*))
+        cdef size_t old, at
+        if slots is NULL:
+            raise MemoryError
+        for old in range(self.capacity):
+            if self.slots[old] is NULL:
+                continue
+            at = self.slots[old].hash & (wider - 1)
+            while slots[at] is not NULL:
+                at = (at + 1) & (wider - 1)
+            slots[at] = self.slots[old]
+        PyMem_Free(self.slots)
+        self.slots = slots
+        self.capacity = wider
+        return 0
+
+    cdef int drop(self, Topic* topic) except -1:
+        """Removes an idle entry, and closes the gap it leaves in its probe chain."""
+        cdef size_t mask = self.capacity - 1
+        cdef size_t hole = topic.hash & mask
+        cdef size_t at, home
+        while self.slots[hole] is not topic:
+            hole = (hole + 1) & mask
+        at = (hole + 1) & mask
+        while self.slots[at] is not NULL:
+            home = self.slots[at].hash & mask
+            # May move back only if its home is not between the hole and where it stands.
+            if ((at - home) & mask) >= ((at - hole) & mask):
+                self.slots[hole] = self.slots[at]
+                hole = at
+            at = (at + 1) & mask
+        self.slots[hole] = NULL
+        free_topic(topic)
+        self.count -= 1
+        self.idle -= 1
+        return 0
+
+    cdef int sweep_idle(self) except -1:
+        cdef size_t at = 0
+        cdef Topic* topic
+        while at < self.capacity and self.idle:
+            topic = self.slots[at]
+            if topic is not NULL and topic.subscribers == 0 and not topic.collect:
+                self.drop(topic)  # which may bring another entry to this slot
+            else:
+                at += 1
+        return 0
+
+    cdef Verdict verdict(self, const Topic* topic, uint32_t identity, uint64_t generation) noexcept nogil:
+        if topic.generation != generation or identity >= topic.verdict_count:
+            return UNKNOWN
+        return <Verdict>topic.verdicts[identity]
+
+    cdef int remember(self, Topic* topic, uint32_t identity, uint64_t generation, Verdict verdict) except -1:
+        cdef uint8_t* grown
+        if identity >= topic.verdict_count:
+            grown = <uint8_t*>PyMem_Realloc(topic.verdicts, identity + 1)
+            if grown is NULL:
+                raise MemoryError
+            memset(grown + topic.verdict_count, UNKNOWN, identity + 1 - topic.verdict_count)
+            topic.verdicts = grown
+            topic.verdict_count = identity + 1
+        if topic.generation != generation:
+            memset(topic.verdicts, UNKNOWN, topic.verdict_count)
+            topic.generation = generation
+        topic.verdicts[identity] = verdict
+        return 0

@@ -1,0 +1,1 @@
+"""Frozen values that every part of the bus speaks in. No I/O, no clock."""

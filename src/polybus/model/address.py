@@ -1,0 +1,157 @@
+"""Addresses: where something listens, or where to reach it.
+
+    tcp://127.0.0.1:6567     tls://bus.example:6567     tls+tcp://[::1]:6569
+    grpc://127.0.0.1:6570    http://127.0.0.1:6580      (and grpc+tls, https)
+    unix:/run/polybus/admin.sock                        ipc:///run/polybus/gsb.sock
+
+An address is a scheme with either host and port, or a path. Parsing touches
+nothing: no name is resolved, no file looked at. Port 0 means "any free port".
+What is loopback is decided from the text alone, and in doubt the answer is no,
+because a listener beyond loopback needs TLS.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from polybus.errors import AddressError
+
+# scheme → does it encrypt?
+HOST_SCHEMES = {
+    "tcp": False,
+    "tls": True,
+    "tls+tcp": True,
+    "grpc": False,
+    "grpc+tls": True,
+    "http": False,
+    "https": True,
+}
+PATH_SCHEMES = ("unix", "ipc")
+
+MAX_PORT = 65535
+# sockaddr_un holds 108 bytes on Linux, the last one a NUL.
+MAX_UNIX_PATH_BYTES = 107
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One address. Host and port for the network schemes, a path for `unix` and `ipc`."""
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """The address that `text` spells, or `AddressError` saying what is wrong with it."""
+        scheme, colon, rest = text.partition(":")
+        if not colon:
+            raise AddressError(f"address {text!r} has no scheme: write for example tcp://{text}")
+        if scheme in PATH_SCHEMES:
+            return cls(scheme, path=_path(text, rest))
+        if scheme in HOST_SCHEMES:
+            host, port = _host_and_port(text, rest)
+            return cls(scheme, host, port)
+        known = ", ".join([*HOST_SCHEMES, *PATH_SCHEMES])
+        raise AddressError(
+            f"address {text!r} has an unknown scheme {scheme!r}: it is one of {known}"
+        )
+
+    def __str__(self) -> str:
+        if self.scheme == "unix":
+            return f"unix:{self.path}"
+        if self.scheme == "ipc":
+            return f"ipc://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def is_unix(self) -> bool:
+        return self.scheme in PATH_SCHEMES
+
+    @property
+    def is_encrypted(self) -> bool:
+        return HOST_SCHEMES.get(self.scheme, False)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Can only this machine reach it?"""
+        if self.is_unix or self.host == "localhost":
+            return True
+        ip = _ip(self.host)
+        if isinstance(ip, IPv6Address) and ip.ipv4_mapped:
+            ip = ip.ipv4_mapped
+        return ip is not None and ip.is_loopback
+
+    def with_port(self, port: int) -> Address:
+        """The same address at the port that was really bound."""
+        return replace(self, port=port)
+
+
+def _path(text: str, rest: str) -> str:
+    path = rest.removeprefix("//")
+    if not path:
+        raise AddressError(f"address {text!r} has no path: write for example unix:/tmp/bus.sock")
+    if path.startswith("@") or "\0" in path:
+        # The abstract namespace has no file modes, so anyone on the host could take the name.
+        raise AddressError(f"address {text!r} is no file path: abstract sockets are not supported")
+    size = len(path.encode("utf-8", errors="surrogateescape"))
+    if size > MAX_UNIX_PATH_BYTES:
+        raise AddressError(
+            f"address {text!r} is too long: the path of a Unix socket has at most "
+            f"{MAX_UNIX_PATH_BYTES} bytes, this one {size}"
+        )
+    return path
+
+
+def _host_and_port(text: str, rest: str) -> tuple[str, int]:
+    if not rest.startswith("//"):
+        raise AddressError(f"address {text!r} lacks '//' after its scheme")
+    place, slash, tail = rest[2:].partition("/")
+    if tail:
+        raise AddressError(f"address {text!r} takes no path after the port: drop {slash + tail!r}")
+    if place.startswith("["):
+        host, bracket, port = place[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            raise AddressError(f"address {text!r} has an unfinished [IPv6] host")
+        return _checked_ipv6(text, host), _port(text, port[1:])
+    host, _, port = place.partition(":")
+    if ":" in port:
+        raise AddressError(f"address {text!r}: an IPv6 host is written in brackets, as in [::1]")
+    return _checked_host(text, host), _port(text, port)
+
+
+def _checked_ipv6(text: str, host: str) -> str:
+    if not isinstance(_ip(host), IPv6Address):
+        raise AddressError(f"address {text!r}: {host!r} is not an IPv6 address")
+    return host
+
+
+def _checked_host(text: str, host: str) -> str:
+    if not host:
+        raise AddressError(f"address {text!r} has no host")
+    if host == "*":
+        raise AddressError(f"address {text!r}: for all interfaces write 0.0.0.0 or [::], not '*'")
+    if not _HOST_NAME.fullmatch(host):
+        raise AddressError(f"address {text!r} has an impossible host {host!r}")
+    return host
+
+
+def _port(text: str, port: str) -> int:
+    if not port:
+        raise AddressError(f"address {text!r} has no port (0 picks a free one)")
+    if not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > MAX_PORT:
+        raise AddressError(f"address {text!r}: port {port!r} is not a number from 0 to {MAX_PORT}")
+    return int(port)
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None

@@ -1,0 +1,46 @@
+"""Named limits with their defaults, and the reason for each.
+
+Every queue and table of the bus is bounded by one of these; each is a setting
+under `[limits]` or its dialect's section. A limit is checked before anything
+is allocated for what it bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that hold for all dialects (`[limits]`)."""
+
+    # One descriptor each; beyond this a flood of connects would starve those who are served.
+    max_connections: int = 10_000
+    # A topic entry is some 200 bytes: at the limit the table holds about 20 MB.
+    max_topics: int = 100_000
+    # One client cannot take the whole topic table for itself.
+    max_subscriptions_per_connection: int = 10_000
+    # The most the bus ever holds for one reader: one over it is cut at once.
+    outbox_max_bytes: int = 64 * MIB
+    # Over this mark, those who feed a reader wait: enough for a burst of a few
+    # milliseconds at full rate, and small enough that what is held is recent.
+    outbox_high_water_bytes: int = 4 * MIB
+    # A reader over its mark that takes less than this...
+    slow_consumer_min_bytes_per_s: int = 64 * KIB
+    # ...over this long is cut, so that one stuck process cannot hold up its publishers.
+    slow_consumer_timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RqueueLimits:
+    """Bounds of the rqueue dialect (`[rqueue]`)."""
+
+    # The seed's cap: a frame stays near one Ethernet packet. Larger messages travel as PARTs.
+    max_payload: int = 2048
+    # A publisher that dies between PARTs must not pin their memory.
+    part_timeout_s: float = 30.0
+    # The largest message that PARTs may add up to.
+    max_message_bytes: int = 64 * MIB

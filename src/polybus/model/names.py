@@ -1,0 +1,51 @@
+"""Topic names: what all dialects agree a topic may be called.
+
+rqueue may use any 1 to 255 bytes, but only names that pass `check` meet the
+other dialects; names that start with `_` are the bus's own and never shared.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+from polybus.errors import InvalidTopic
+
+MAX_NAME_BYTES = 255  # one byte of length on rqueue's wire, so no dialect may go further
+PROBE_PREFIX = b"_probe/"  # private topics on which a client waits for its own echo
+PROBE_RANDOM_BYTES = 16  # as many as no two clients will ever share
+
+
+def check(name: str) -> bytes:
+    """The name as bytes, or `InvalidTopic` with the rule it breaks."""
+    raw = name.encode("utf-8", errors="surrogatepass")
+    problem = _problem(name, raw)
+    if problem:
+        raise InvalidTopic(f"topic name {name!r} {problem}")
+    return raw
+
+
+def is_shared(raw: bytes) -> bool:
+    """May a topic of this name meet other dialects?"""
+    try:
+        return _problem(raw.decode("utf-8"), raw) is None
+    except UnicodeDecodeError:
+        return False
+
+
+def is_probe(raw: bytes) -> bool:
+    """Is this a client's private probe topic, free of policy and limits?"""
+    return raw.startswith(PROBE_PREFIX) and len(raw) == len(PROBE_PREFIX) + PROBE_RANDOM_BYTES
+
+
+def _problem(name: str, raw: bytes) -> str | None:
+    if not raw:
+        return "is empty"
+    if len(raw) > MAX_NAME_BYTES:
+        return f"is longer than {MAX_NAME_BYTES} bytes"
+    if name.startswith("_"):
+        return "starts with '_', which is kept for the bus"
+    if "," in name or "*" in name:
+        return "contains ',' or '*'"
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in name):
+        return "contains a control character"
+    return None
