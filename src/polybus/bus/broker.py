@@ -1,0 +1,199 @@
+"""The verbs of the bus. Sessions call these; nothing else changes its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from polybus.bus.delivery import Delivery
+from polybus.bus.outbox import Turn
+from polybus.bus.party import Party
+from polybus.bus.policy import Policy
+from polybus.bus.stats import Counters
+from polybus.bus.subscriptions import Subscribed, Subscriptions
+from polybus.kernel.fanout import Fanout, Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from polybus.bus.party import Pipe
+    from polybus.kernel.fanout import Routed
+    from polybus.kernel.framing import Encoding, Framing
+    from polybus.model.limits import Limits
+
+
+class Log(Protocol):
+    """The part of a structured logger that the bus uses."""
+
+    def debug(self, event: str, **fields: Any) -> Any: ...
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
+
+
+class Broker:
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float],
+        call_soon: Callable[[Callable[[], None]], object],
+        log: Log,
+    ) -> None:
+        self.counters = Counters()
+        self.policy = Policy()
+        self._clock = clock
+        self._log = log
+        self._fanout = Fanout(self.policy.may_produce)
+        self._subscriptions = Subscriptions(self._fanout, self.policy, limits)
+        self._delivery = Delivery(self._fanout, Turn(call_soon), limits, self.cut)
+        self._parties: dict[int, Party] = {}
+        self._joined = 0
+        self._encodings = 0
+        self._started_s = clock()
+        # The hot path, without a step in between.
+        self.route: Callable[[Party, Framing, Buffer, int, int], Routed] = self._delivery.route
+
+    def new_encoding_number(self) -> int:
+        """A dialect asks once for the number under which its encoding is known."""
+        self._encodings += 1
+        return self._encodings - 1
+
+    def join(self, dialect: str, pipe: Pipe, encoding: Encoding) -> Party:
+        """A new connection, ready to publish and to be subscribed."""
+        self._joined += 1
+        outbox = self._delivery.open_outbox(pipe)
+        number = self._fanout.add_subscriber(outbox, encoding)
+        source = Source(self.policy.classify(pipe.identity))
+        party = Party(
+            self._joined, dialect, pipe, source, outbox, encoding, number, self._clock()
+        )
+        outbox.party = party
+        self._parties[party.id] = party
+        self._log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
+        return party
+
+    def subscribe(self, party: Party, topic: bytes) -> Subscribed:
+        result = self._subscriptions.add(party, topic)
+        if result is Subscribed.DENIED:
+            self.counters.count("refused", "subscribe_denied")
+        return result
+
+    def unsubscribe(self, party: Party, topic: bytes) -> bool:
+        return self._subscriptions.remove(party, topic)
+
+    def unsubscribe_all(self, party: Party) -> None:
+        self._subscriptions.clear(party)
+
+    def close(self, party: Party, reason: str) -> None:
+        """Ends a connection that did wrong, or that we end for our own reasons.
+
+        What it is owed already still goes out.
+        """
+        if self._leave(party, reason, send_held=True):
+            party.pipe.close()
+            self._log.warning(
+                "connection closed", dialect=party.dialect, peer=party.pipe.peer, reason=reason
+            )
+
+    def cut(self, party: Party, reason: str) -> None:
+        """Ends a connection at once; what it was owed is counted as dropped."""
+        if party.ended:
+            return
+        lost = self._unsent_messages(party)
+        self.counters.count("dropped", reason, lost)
+        self._leave(party, reason, send_held=False)
+        party.pipe.abort()
+        self._log.warning(
+            "connection cut",
+            dialect=party.dialect,
+            peer=party.pipe.peer,
+            reason=reason,
+            messages_lost=lost,
+        )
+
+    def finish(self, party: Party) -> None:
+        """The peer has said all it will; what it is owed still goes out."""
+        if self._leave(party, "peer", send_held=True):
+            party.pipe.close()
+
+    def leave(self, party: Party) -> None:
+        """The connection is gone, by the peer's will or after we ended it."""
+        if party.ended:
+            return
+        self.counters.count("dropped", "disconnected", self._unsent_messages(party))
+        self._leave(party, "peer", send_held=False)
+        self._log.debug("connection ended", dialect=party.dialect, peer=party.pipe.peer)
+
+    def close_all(self, reason: str) -> None:
+        for party in list(self._parties.values()):
+            if self._leave(party, reason, send_held=True):
+                party.pipe.close()
+
+    def tick(self) -> None:
+        """To be called a few times a second: everything that depends on time passing."""
+        self._delivery.tick(self._clock())
+
+    def stats(self) -> dict[str, Any]:
+        fanout = self._fanout
+        dropped = {"denied": fanout.denied, "no_subscriber": fanout.unheard}
+        return {
+            "uptime_s": round(self._clock() - self._started_s, 3),
+            "messages": {
+                "received": fanout.messages,
+                "received_bytes": fanout.bytes,
+                "delivered": fanout.delivered,
+                "delivered_bytes": fanout.delivered_bytes,
+            },
+            "topics": self._subscriptions.topics,
+            "subscriptions": self._subscriptions.count,
+            "connections": {
+                "open": len(self._parties),
+                "accepted": self._joined,
+                "waiting": self._delivery.waiting,
+                "closed": self.counters.family("closed"),
+            },
+            "dropped": {reason: n for reason, n in dropped.items() if n}
+            | self.counters.family("dropped"),
+            "refused": self.counters.family("refused"),
+            "faults": self.counters.family("faults"),
+        }
+
+    def connections(self) -> list[dict[str, Any]]:
+        return [self._describe(party) for party in self._parties.values()]
+
+    def _describe(self, party: Party) -> dict[str, Any]:
+        messages, size = self._fanout.sent(party.number)
+        return {
+            "id": party.id,
+            "dialect": party.dialect,
+            "peer": party.pipe.peer,
+            "identity": party.pipe.identity.name,
+            "age_s": round(self._clock() - party.since_s, 3),
+            "subscriptions": self._fanout.subscription_count(party.number),
+            "received_messages": party.source.messages,
+            "received_bytes": party.source.bytes,
+            "sent_messages": messages,
+            "sent_bytes": size,
+            "outbox_bytes": party.outbox.backlog(),
+            "state": _state(party),
+        }
+
+    def _leave(self, party: Party, reason: str, *, send_held: bool) -> bool:
+        if party.ended:
+            return False
+        party.ended = True
+        self.counters.count("closed", reason)
+        del self._parties[party.id]
+        self._subscriptions.clear(party)
+        self._fanout.remove_subscriber(party.number)
+        party.outbox.close(send_held=send_held)
+        self._delivery.forget(party)
+        return True
+
+    def _unsent_messages(self, party: Party) -> int:
+        return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())
+
+
+def _state(party: Party) -> str:
+    if party.waiting_for is not None:
+        return "waiting"
+    return "full" if party.outbox.full else "open"

@@ -1,0 +1,118 @@
+"""Moves messages from publishers to readers, and holds publishers back.
+
+The kernel's fan-out does the work per message; here is the rule for full
+readers. A message that would reach a full reader is not routed: its publisher
+is not read from, and what it has sent stays where it is. So an outbox never
+holds more than its mark and one buffer, whatever the number of publishers, and
+nothing is lost. Publishers wait in the order in which they came.
+
+A reader that stays over its mark and takes next to nothing is cut, because one
+stuck process must not hold up all who publish to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from polybus.bus.outbox import Outbox, Turn
+from polybus.kernel.fanout import BLOCKED, Fanout
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from polybus.bus.party import Party, Pipe
+    from polybus.kernel.fanout import Routed
+    from polybus.kernel.framing import Framing
+    from polybus.model.limits import Limits
+
+
+class Delivery:
+    def __init__(
+        self, fanout: Fanout, turn: Turn, limits: Limits, cut: Callable[[Party, str], None]
+    ) -> None:
+        self._fanout = fanout
+        self._turn = turn
+        self._limits = limits
+        self._cut = cut
+        self._full: dict[Outbox, None] = {}
+        self._fresh: list[Outbox] = []  # became full since the last tick: no clock was read then
+        self.waiting = 0
+
+    def open_outbox(self, pipe: Pipe) -> Outbox:
+        limits = self._limits
+        return Outbox(
+            pipe, self._turn, self, limits.outbox_high_water_bytes, limits.outbox_max_bytes
+        )
+
+    def route(
+        self, party: Party, framing: Framing, buffer: Buffer, start: int, end: int
+    ) -> Routed:
+        """Routes received frames; a publisher that must wait is not read from until it may go on."""
+        routed = self._fanout.route(framing, party.source, buffer, start, end)
+        for outbox, data in routed.outputs:
+            outbox.push(data)
+        if routed.stop == BLOCKED:
+            self._wait(party, routed.blocker)
+        return routed
+
+    def forget(self, party: Party) -> None:
+        """The party has left the fan-out: it waits for nobody, and nobody waits for it."""
+        if party.waiting_for is not None:
+            self._stop_waiting(party, party.waiting_for)
+        self._full.pop(party.outbox, None)
+        self._release(party.outbox)
+
+    def tick(self, now_s: float) -> None:
+        """Cuts readers that were over their mark for too long and took too little."""
+        for outbox in self._fresh:
+            outbox.window_start_s = now_s
+            outbox.window_taken = outbox.taken()
+        self._fresh = []
+        for outbox in [outbox for outbox in self._full if self._window_is_over(outbox, now_s)]:
+            self._judge(outbox, now_s)
+
+    # What an outbox reports (outbox.Owner).
+
+    def filled(self, outbox: Outbox) -> None:
+        self._full[outbox] = None
+        self._fresh.append(outbox)
+        self._fanout.set_full(outbox.party.number, True)
+
+    def has_room(self, outbox: Outbox) -> None:
+        self._full.pop(outbox, None)
+        self._fanout.set_full(outbox.party.number, False)
+        self._release(outbox)
+
+    def overflowed(self, outbox: Outbox) -> None:
+        self._cut(outbox.party, "outbox_overflow")
+
+    def _wait(self, party: Party, blocker: Outbox) -> None:
+        party.waiting_for = blocker
+        blocker.waiters[party] = None
+        self.waiting += 1
+        party.pipe.pause_reading()
+
+    def _stop_waiting(self, party: Party, blocker: Outbox) -> None:
+        del blocker.waiters[party]
+        party.waiting_for = None
+        self.waiting -= 1
+
+    def _release(self, outbox: Outbox) -> None:
+        """Lets waiting publishers go on, one after another, as long as there is room."""
+        while outbox.waiters and not outbox.full:
+            party = next(iter(outbox.waiters))
+            self._stop_waiting(party, outbox)
+            party.pipe.resume_reading()
+
+    def _window_is_over(self, outbox: Outbox, now_s: float) -> bool:
+        return now_s - outbox.window_start_s >= self._limits.slow_consumer_timeout_s
+
+    def _judge(self, outbox: Outbox, now_s: float) -> None:
+        taken = outbox.taken()
+        window_s = now_s - outbox.window_start_s
+        if taken - outbox.window_taken < self._limits.slow_consumer_min_bytes_per_s * window_s:
+                self._cut(outbox.party, "slow_consumer")
+        else:
+            outbox.window_start_s = now_s
+            outbox.window_taken = taken

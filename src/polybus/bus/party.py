@@ -1,0 +1,49 @@
+"""One connection as the bus sees it: who it is, what it sends, what it is owed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from polybus.bus.outbox import Outbox
+    from polybus.kernel.fanout import Source
+    from polybus.kernel.framing import Encoding
+    from polybus.model.identity import Identity
+
+
+class Pipe(Protocol):
+    """A connection as a transport offers it. Nothing here blocks."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def identity(self) -> Identity: ...
+    def write(self, data: bytes) -> None: ...
+    def write_many(self, chunks: list[bytes]) -> None: ...
+    def backlog(self) -> int:
+        """Bytes that were written and have not reached the socket yet."""
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        """Offers what was left unconsumed first, then reads on."""
+    def close(self) -> None:
+        """Ends the connection once what is written has gone out."""
+    def abort(self) -> None:
+        """Ends it at once."""
+
+
+@dataclass(eq=False, slots=True)
+class Party:
+    """A connection that has joined the bus. `number` is its place in the fan-out."""
+
+    id: int
+    dialect: str
+    pipe: Pipe
+    source: Source
+    outbox: Outbox
+    encoding: Encoding
+    number: int
+    since_s: float
+    waiting_for: Outbox | None = None
+    probes: set[bytes] = field(default_factory=set)
+    ended: bool = False

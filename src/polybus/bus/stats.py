@@ -1,0 +1,27 @@
+"""Counters with reasons: nothing is dropped, refused or closed without one.
+
+A counter is (family, reason). Families are fixed here, reasons are the stable
+words that logs use too. What the fan-out counts per message stays in the
+kernel and is joined when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+FAMILIES = ("dropped", "refused", "closed", "faults")
+
+
+class Counters:
+    def __init__(self) -> None:
+        self._families: dict[str, Counter[str]] = {family: Counter() for family in FAMILIES}
+
+    def count(self, family: str, reason: str, n: int = 1) -> None:
+        """Adds to a counter; a family that does not exist is a mistake in the caller."""
+        self._families[family][reason] += n
+
+    def get(self, family: str, reason: str) -> int:
+        return self._families[family][reason]
+
+    def family(self, family: str) -> dict[str, int]:
+        return {reason: n for reason, n in sorted(self._families[family].items()) if n}

@@ -1,0 +1,84 @@
+"""Subscribing within limits and policy.
+
+Probe topics (`model.names`) are free: a client waits on one for its own echo,
+so no rule and no limit may stand between. A handful per connection are, that
+is: beyond that they count like any other topic, or they would be a way around
+the limits.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from polybus.model import names
+
+if TYPE_CHECKING:
+    from polybus.bus.party import Party
+    from polybus.bus.policy import Policy
+    from polybus.kernel.fanout import Fanout
+    from polybus.model.limits import Limits
+
+FREE_PROBES = 16  # a client needs one at a time; some slack for overlapping subscribes
+
+
+class Subscribed(Enum):
+    """How a request to subscribe ended. The last two name the setting that was reached."""
+
+    NEW = "new"
+    ALREADY = "already"
+    DENIED = "denied"
+    TOO_MANY_SUBSCRIPTIONS = "max_subscriptions_per_connection"
+    TOO_MANY_TOPICS = "max_topics"
+
+
+class Subscriptions:
+    def __init__(self, fanout: Fanout, policy: Policy, limits: Limits) -> None:
+        self._fanout = fanout
+        self._policy = policy
+        self._limits = limits
+        self._probes = 0
+        self.count = 0
+
+    @property
+    def topics(self) -> int:
+        """Topics that count against the limit."""
+        return self._fanout.topic_count - self._probes
+
+    def add(self, party: Party, topic: bytes) -> Subscribed:
+        if self._fanout.is_subscribed(party.number, topic):
+            return Subscribed.ALREADY
+        if not self._policy.may_subscribe(party.source.identity, topic):
+            return Subscribed.DENIED
+        free = names.is_probe(topic) and len(party.probes) < FREE_PROBES
+        if not free and (reached := self._limit_reached(party, topic)):
+            return reached
+        self._fanout.subscribe(party.number, topic)
+        self.count += 1
+        if free:
+            party.probes.add(topic)
+            self._probes += 1
+        return Subscribed.NEW
+
+    def remove(self, party: Party, topic: bytes) -> bool:
+        """False if there was no such subscription, which is no error."""
+        if not self._fanout.unsubscribe(party.number, topic):
+            return False
+        self.count -= 1
+        if topic in party.probes:
+            party.probes.discard(topic)
+            self._probes -= 1
+        return True
+
+    def clear(self, party: Party) -> None:
+        self.count -= self._fanout.unsubscribe_all(party.number)
+        self._probes -= len(party.probes)
+        party.probes.clear()
+
+    def _limit_reached(self, party: Party, topic: bytes) -> Subscribed | None:
+        counted = self._fanout.subscription_count(party.number) - len(party.probes)
+        if counted >= self._limits.max_subscriptions_per_connection:
+            return Subscribed.TOO_MANY_SUBSCRIPTIONS
+        if self.topics >= self._limits.max_topics and not self._fanout.has_topic(topic):
+            return Subscribed.TOO_MANY_TOPICS
+        return None

@@ -1,0 +1,1 @@
+"""How bytes reach sessions and leave them. Sessions are known by protocol only."""

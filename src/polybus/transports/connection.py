@@ -1,0 +1,129 @@
+"""One stream connection: asyncio's protocol on one side, a session on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from polybus.transports.inbox import Inbox, SharedBuffer
+from polybus.transports.peer import describe, identify
+
+if TYPE_CHECKING:
+    from polybus.model.identity import Identity
+    from polybus.transports.session import Session
+
+# What a closing connection is still owed goes out within this time, or not at all.
+LINGER_S = 5.0
+# A peer whose host has vanished is noticed after some two minutes, not after two hours.
+KEEPALIVE_IDLE_S = 60
+KEEPALIVE_INTERVAL_S = 15
+
+
+class StreamConnection(asyncio.BufferedProtocol):
+    """Gives a session its pipe. `admit` and `lost` are the listener's bookkeeping."""
+
+    peer: str
+    identity: Identity
+    _session: Session
+    _transport: asyncio.Transport
+
+    def __init__(
+        self,
+        open_session: Callable[[StreamConnection], Session],
+        shared: SharedBuffer,
+        admit: Callable[[StreamConnection], bool],
+        lost: Callable[[StreamConnection], None],
+    ) -> None:
+        self._open_session = open_session
+        self._inbox = Inbox(shared)
+        self._admit = admit
+        self._lost = lost
+        self._admitted = False
+        self._paused = False  # what the session asked for
+        self._reading = True  # what the transport was told
+        self._closing = False
+        self._linger: asyncio.TimerHandle | None = None
+
+    # What a session may do with it (bus.party.Pipe).
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def write_many(self, chunks: list[bytes]) -> None:
+        self._transport.writelines(chunks)
+
+    def backlog(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        if self._reading and not self._closing:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._paused or self._closing:
+            return
+        self._paused = False
+        self._inbox.offer_again(self._session.receive)
+        # Offering may have paused us again, or closed us.
+        if not self._paused and not self._closing:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._transport.close()
+        self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        self.identity = identify(sock)
+        self.peer = describe(transport.get_extra_info("peername"), self.identity)
+        if not self._admit(self):
+            self.abort()
+            return
+        self._admitted = True
+        _keep_alive(sock)
+        # No second queue below the session's own: whatever the socket does not take stalls it.
+        self._transport.set_write_buffer_limits(high=0)
+        self._session = self._open_session(self)
+        self.pause_writing = self._session.stalled  # type: ignore[method-assign]
+        self.resume_writing = self._session.writable  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._inbox.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._admitted:
+            self._inbox.filled(nbytes, self._session.receive)
+
+    def eof_received(self) -> bool:
+        return self._admitted and not self._closing and self._session.half_closed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        if self._linger is not None:
+            self._linger.cancel()
+        if self._admitted:
+            self._session.ended()
+            self._lost(self)
+
+
+def _keep_alive(sock: Any) -> None:
+    if sock is None or sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
