@@ -113,7 +113,9 @@ class Outbox:
         elif self._written_in != self._turn.number:
             self._written_in = self._turn.number
             self._turn.touch()
-            self._write([data])
+            self._pipe.write(data)
+            if self._stalled:
+                self._handed_over([data])
         else:
             self._gather(data)
 
@@ -126,7 +128,9 @@ class Outbox:
         self._held_bytes = 0
         self._written_in = self._turn.number
         self._turn.touch()
-        self._write(chunks)
+        self._pipe.write_many(chunks)
+        if self._stalled:
+            self._handed_over(chunks)
 
     def close(self, *, send_held: bool) -> None:
         """Takes nothing more. What is held goes to the socket, or nowhere."""
@@ -173,15 +177,11 @@ class Outbox:
             left -= len(chunk)
         return parts[::-1] + [(chunk, 0) for chunk in self._held]
 
-    def _write(self, chunks: list[bytes]) -> None:
-        if len(chunks) == 1:
-            self._pipe.write(chunks[0])
-        else:
-            self._pipe.write_many(chunks)
-        if self._stalled:
-            self._handed = chunks
-            self._handed_bytes = self._pipe.backlog()
-            self._measure()
+    def _handed_over(self, chunks: list[bytes]) -> None:
+        """The socket did not take all of these."""
+        self._handed = chunks
+        self._handed_bytes = self._pipe.backlog()
+        self._measure()
 
     def _gather(self, data: bytes) -> None:
         self._held.append(data)

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from typing_extensions import Buffer
@@ -33,8 +33,8 @@ class Routed:
     topic: bytes
     blocker: Any
     outputs: list[tuple[Any, bytes]]
-    collected: list[Collected]
-    fragments: list[tuple[bytes, bytes]]
+    collected: Sequence[Collected]
+    fragments: Sequence[tuple[bytes, bytes]]
 
 class Fanout(Registry):
     judge_unheard: bool

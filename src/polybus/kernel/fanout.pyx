@@ -25,12 +25,18 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
 
 from polybus.kernel.framing cimport BAD, CONTROL, FRAGMENT, MESSAGE, Encoding, Frame, FrameKind, Framing
 from polybus.kernel.registry cimport Registry, Subscriber
 from polybus.kernel.sets cimport SubscriberSet
 from polybus.kernel.topics cimport ALLOW, DENY, UNKNOWN, Topic, Verdict
+
+cdef extern from "bytes_inline.h":
+    void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
+    bint same "polybus_same"(const unsigned char* a, const unsigned char* b, size_t size) noexcept nogil
+
+cdef extern from *:
+    int lowest_bit "__builtin_ctz"(unsigned int word) noexcept nogil
 
 cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** string, Py_ssize_t size) except -1
@@ -51,6 +57,8 @@ END = STOP_END
 CONTROL_FRAME = STOP_CONTROL
 BLOCKED = STOP_BLOCKED
 BAD_FRAME = STOP_BAD
+
+NOTHING = ()  # most buffers have nothing to collect, and need no list for it
 
 cdef enum Outcome:
     HEARD
@@ -76,7 +84,7 @@ cdef struct Collecting:
     Py_ssize_t count
     Py_ssize_t size
     int32_t* offset
-    char* body
+    unsigned char* body
 
 
 @cython.final
@@ -113,13 +121,13 @@ cdef class Routed:
     cdef readonly bytes topic
     cdef readonly object blocker
     cdef readonly list outputs
-    cdef readonly list collected
-    cdef readonly list fragments
+    cdef readonly object collected  # of Collected, one per topic
+    cdef readonly object fragments  # of (topic, body)
 
     def __cinit__(self):
         self.outputs = []
-        self.collected = []
-        self.fragments = []
+        self.collected = NOTHING
+        self.fragments = NOTHING
 
 
 @cython.final
@@ -141,6 +149,9 @@ cdef class Fanout(Registry):
     cdef uint32_t own_bit
     cdef Topic* last
     cdef Outcome last_outcome
+    cdef Topic* streak  # the topic whose next message needs nothing but copying, or NULL
+    cdef unsigned char* streak_out
+    cdef uint64_t streak_count, streak_bytes
 
     def __init__(self, judge):
         """`judge(identity class, topic) -> bool` is asked for verdicts that are not known."""
@@ -204,6 +215,7 @@ cdef class Fanout(Registry):
         self.room = room
         self.filled = 0
         self.last = NULL
+        self.streak = NULL
         return 0
 
     cdef void tidy(self) noexcept:
@@ -228,6 +240,16 @@ cdef class Fanout(Registry):
         cdef Py_ssize_t done = 0
         while True:
             kind = framing.next(at + done, size - done, &frame)
+            if kind == MESSAGE and self.streak is not NULL and is_named(self.streak, &frame):
+                # The hottest line of the bus: one more message for the same readers.
+                copy(self.streak_out, frame.raw, frame.raw_size)
+                self.streak_out += frame.raw_size
+                self.streak_count += 1
+                self.streak_bytes += frame.body_size
+                done += frame.size
+                continue
+            if self.streak is not NULL:
+                self.end_streak(source)
             if kind != MESSAGE and kind != FRAGMENT:
                 break
             if self.accept(source, &frame, routed) == WAIT:
@@ -268,11 +290,7 @@ cdef class Fanout(Registry):
 
     cdef inline int accept(self, Source source, const Frame* frame, Routed routed) except -1:
         cdef Topic* topic = self.last
-        if (
-            topic is NULL
-            or topic.name_size != frame.topic_size
-            or memcmp(topic.name, frame.topic, frame.topic_size) != 0
-        ):
+        if topic is NULL or not is_named(topic, frame):
             self.last_outcome = self.admit(source, frame, routed)
             topic = self.last
         if self.last_outcome == WAIT:
@@ -338,22 +356,51 @@ cdef class Fanout(Registry):
                 self.copy_raw(frame)
                 run.end = self.filled
                 run.count += 1
+                if not beyond:
+                    self.start_streak(topic)
         if frame.kind == FRAGMENT:
             if beyond:
-                name = frame.topic[:frame.topic_size]
-                routed.fragments.append((name, PyBytes_FromStringAndSize(<const char*>frame.body, frame.body_size)))
+                self.hand_up(frame, routed)
             return 0
         if beyond:
             self.note(topic, frame, (encodings & ~self.own_bit) != 0)
         topic.next_id += 1
         return 0
 
+    cdef int hand_up(self, const Frame* frame, Routed routed) except -1:
+        """A fragment for readers of whole messages: the session puts them together."""
+        if routed.fragments is NOTHING:
+            routed.fragments = []
+        body = PyBytes_FromStringAndSize(<const char*>frame.body, frame.body_size)
+        routed.fragments.append((frame.topic[:frame.topic_size], body))
+        return 0
+
     cdef inline int copy_raw(self, const Frame* frame) except -1:
         if self.out is NULL:
             self.out = new_bytes(NULL, self.room)
-        memcpy(bytes_of(self.out) + self.filled, frame.raw, frame.raw_size)
+        copy(<unsigned char*>bytes_of(self.out) + self.filled, frame.raw, frame.raw_size)
         self.filled += frame.raw_size
         return 0
+
+    cdef inline void start_streak(self, Topic* topic) noexcept:
+        """From here on, messages of this topic need nothing but copying."""
+        self.streak = topic
+        self.streak_out = <unsigned char*>bytes_of(self.out) + self.filled
+        self.streak_count = 0
+        self.streak_bytes = 0
+
+    cdef inline void end_streak(self, Source source) noexcept:
+        """Books what the streak has copied."""
+        cdef Run* run = &self.runs[self.run_count - 1]
+        self.filled = self.streak_out - <unsigned char*>bytes_of(self.out)
+        run.end = self.filled
+        run.count += self.streak_count
+        self.streak.next_id += self.streak_count
+        source.messages += self.streak_count
+        source.bytes += self.streak_bytes
+        self.messages += self.streak_count
+        self.bytes += self.streak_bytes
+        self.streak = NULL
 
     cdef int start_run(self, uint32_t subscribers) except -1:
         self.runs = <Run*>with_room(self.runs, self.run_count, &self.run_capacity, sizeof(Run))
@@ -398,9 +445,10 @@ cdef class Fanout(Registry):
         encodings &= ~self.own_bit
         if skip >= 0:
             encodings &= ~(<uint32_t>1 << skip)
-        for number in range(32):
-            if encodings >> number & 1:
-                self.distribute(self.encode(self.encodings[number]), number, routed)
+        while encodings:
+            number = lowest_bit(encodings)
+            encodings &= encodings - 1
+            self.distribute(self.encode(self.encodings[number]), number, routed)
         if self.collecting_count:
             self.collect(routed)
         return 0
@@ -451,7 +499,7 @@ cdef class Fanout(Registry):
 
     cdef int distribute_runs(self, bytes blob, int encoding, Routed routed) except -1:
         """Several sets in one buffer: measure each reader's share, then copy it together."""
-        cdef const char* source = PyBytes_AS_STRING(blob)
+        cdef const unsigned char* source = <const unsigned char*>PyBytes_AS_STRING(blob)
         cdef size_t at
         cdef uint32_t index, member
         cdef SubscriberSet* readers
@@ -478,7 +526,7 @@ cdef class Fanout(Registry):
             for index in range(readers.size):
                 subscriber = &self.subscribers[readers.members[index]]
                 if subscriber.encoding == encoding:
-                    memcpy(subscriber.cursor, source + run.start, run.end - run.start)
+                    copy(subscriber.cursor, source + run.start, run.end - run.start)
                     subscriber.cursor += run.end - run.start
         for at in range(self.touched_count):
             self.subscribers[self.touched[at]].pending = 0
@@ -505,6 +553,7 @@ cdef class Fanout(Registry):
         cdef size_t at
         cdef Collecting* column
         cdef Piece* piece
+        routed.collected = []
         for at in range(self.collecting_count):
             self.open_column(&self.collecting[at], routed)
         for at in range(self.piece_count):
@@ -512,7 +561,7 @@ cdef class Fanout(Registry):
             if piece.collected < 0:
                 continue
             column = &self.collecting[piece.collected]
-            memcpy(column.body, piece.frame.body, piece.frame.body_size)
+            copy(column.body, piece.frame.body, piece.frame.body_size)
             column.body += piece.frame.body_size
             column.offset[1] = column.offset[0] + <int32_t>piece.frame.body_size
             column.offset += 1
@@ -529,9 +578,13 @@ cdef class Fanout(Registry):
         batch.bodies = PyBytes_FromStringAndSize(NULL, column.size)
         column.offset = <int32_t*>PyBytes_AS_STRING(batch.offsets)
         column.offset[0] = 0
-        column.body = PyBytes_AS_STRING(batch.bodies)
+        column.body = <unsigned char*>PyBytes_AS_STRING(batch.bodies)
         routed.collected.append(batch)
         return 0
+
+
+cdef inline bint is_named(const Topic* topic, const Frame* frame) noexcept nogil:
+    return topic.name_size == frame.topic_size and same(topic.name, frame.topic, frame.topic_size)
 
 
 cdef void* with_room(void* array, size_t used, size_t* capacity, size_t item) except NULL:

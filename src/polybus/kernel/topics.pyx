@@ -8,9 +8,12 @@ verdicts, so that a publisher who is denied asks the policy once and not once a
 message. Idle entries are bounded by their owner and swept together.
 """
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 import os
+
+cdef extern from "bytes_inline.h":
+    bint same "polybus_same"(const unsigned char* a, const unsigned char* b, size_t size) noexcept nogil
 
 cdef extern from "topic_hash.h":
     uint64_t polybus_topic_hash(const unsigned char* name, size_t size, uint64_t seed) noexcept nogil
@@ -46,7 +49,7 @@ cdef class TopicTable:
             topic = self.slots[at]
             if topic is NULL:
                 return NULL
-            if topic.hash == hash and topic.name_size == size and memcmp(topic.name, name, size) == 0:
+            if topic.hash == hash and topic.name_size == size and same(topic.name, name, size):
                 return topic
             at = (at + 1) & (self.capacity - 1)
 

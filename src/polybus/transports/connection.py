@@ -38,6 +38,7 @@ class StreamConnection(asyncio.BufferedProtocol):
     ) -> None:
         self._open_session = open_session
         self._inbox = Inbox(shared)
+        self.get_buffer = self._inbox.space  # type: ignore[method-assign]
         self._admit = admit
         self._lost = lost
         self._admitted = False
@@ -101,9 +102,6 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._session = self._open_session(self)
         self.pause_writing = self._session.stalled  # type: ignore[method-assign]
         self.resume_writing = self._session.writable  # type: ignore[method-assign]
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox.space()
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._admitted:

@@ -41,8 +41,8 @@ class Inbox:
         """Bytes that were received and not consumed."""
         return len(self._held) if self._own is None else self._own_filled
 
-    def space(self) -> memoryview:
-        """Where the next bytes are to be written."""
+    def space(self, size_hint: int = -1) -> memoryview:
+        """Where the next bytes are to be written: as much as there is, whatever the hint."""
         if self._own is not None:
             return memoryview(self._own)[self._own_filled :]
         if not self._held:

@@ -1,0 +1,3 @@
+KEEP_BYTES: int
+
+def keep_freed_buffers() -> bool: ...
