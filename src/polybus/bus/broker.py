@@ -63,9 +63,7 @@ class Broker:
         outbox = self._delivery.open_outbox(pipe)
         number = self._fanout.add_subscriber(outbox, encoding)
         source = Source(self.policy.classify(pipe.identity))
-        party = Party(
-            self._joined, dialect, pipe, source, outbox, encoding, number, self._clock()
-        )
+        party = Party(self._joined, dialect, pipe, source, outbox, encoding, number, self._clock())
         outbox.party = party
         self._parties[party.id] = party
         self._log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
@@ -116,12 +114,13 @@ class Broker:
             party.pipe.close()
 
     def leave(self, party: Party) -> None:
-        """The connection is gone, by the peer's will or after we ended it."""
-        if party.ended:
-            return
+        """The connection is gone, by the peer's will or after we ended it.
+
+        One that we closed may have had too little time for what it was owed.
+        """
         self.counters.count("dropped", "disconnected", self._unsent_messages(party))
-        self._leave(party, "peer", send_held=False)
-        self._log.debug("connection ended", dialect=party.dialect, peer=party.pipe.peer)
+        if self._leave(party, "peer", send_held=False):
+            self._log.debug("connection ended", dialect=party.dialect, peer=party.pipe.peer)
 
     def close_all(self, reason: str) -> None:
         for party in list(self._parties.values()):

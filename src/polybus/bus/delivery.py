@@ -13,6 +13,7 @@ stuck process must not hold up all who publish to it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from polybus.bus.outbox import Outbox, Turn
@@ -45,23 +46,26 @@ class Delivery:
             pipe, self._turn, self, limits.outbox_high_water_bytes, limits.outbox_max_bytes
         )
 
-    def route(
-        self, party: Party, framing: Framing, buffer: Buffer, start: int, end: int
-    ) -> Routed:
+    def route(self, party: Party, framing: Framing, buffer: Buffer, start: int, end: int) -> Routed:
         """Routes received frames; a publisher that must wait is not read from until it may go on."""
         routed = self._fanout.route(framing, party.source, buffer, start, end)
         for outbox, data in routed.outputs:
             outbox.push(data)
-        if routed.stop == BLOCKED:
+        if routed.stop == BLOCKED and not party.ended:
             self._wait(party, routed.blocker)
         return routed
 
     def forget(self, party: Party) -> None:
-        """The party has left the fan-out: it waits for nobody, and nobody waits for it."""
+        """The party has left the fan-out: it waits for nobody, and nobody waits for it.
+
+        Those who did go on soon, not at once: a party may leave while a buffer is being
+        routed, and a chain of parties that end each other must not nest.
+        """
         if party.waiting_for is not None:
             self._stop_waiting(party, party.waiting_for)
         self._full.pop(party.outbox, None)
-        self._release(party.outbox)
+        if party.outbox.waiters:
+            self._turn.call_soon(partial(self._release, party.outbox))
 
     def tick(self, now_s: float) -> None:
         """Cuts readers that were over their mark for too long and took too little."""
@@ -112,7 +116,7 @@ class Delivery:
         taken = outbox.taken()
         window_s = now_s - outbox.window_start_s
         if taken - outbox.window_taken < self._limits.slow_consumer_min_bytes_per_s * window_s:
-                self._cut(outbox.party, "slow_consumer")
+            self._cut(outbox.party, "slow_consumer")
         else:
             outbox.window_start_s = now_s
             outbox.window_taken = taken

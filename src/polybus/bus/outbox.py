@@ -29,7 +29,7 @@ class Turn:
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.number = 1
-        self._call_soon = call_soon
+        self.call_soon = call_soon
         self._open = False
         self._gathered: list[Outbox] = []
 
@@ -37,7 +37,7 @@ class Turn:
         """Makes sure the turn is ended, after everything that is ready now."""
         if not self._open:
             self._open = True
-            self._call_soon(self.end)
+            self.call_soon(self.end)
 
     def gather(self, outbox: Outbox) -> None:
         self._gathered.append(outbox)
@@ -135,7 +135,10 @@ class Outbox:
     def close(self, *, send_held: bool) -> None:
         """Takes nothing more. What is held goes to the socket, or nowhere."""
         if send_held and self._held:
+            self._handed = self._handed + self._held
             self._pipe.write_many(self._held)
+        elif not send_held:
+            self._handed = []
         self._held = []
         self._held_bytes = 0
         self._closed = True
@@ -160,8 +163,12 @@ class Outbox:
         return self._held_bytes + (self._pipe.backlog() if self._stalled else 0)
 
     def taken(self) -> int:
-        """Bytes the reader's socket has taken in all."""
-        return self._pushed_bytes - self.backlog()
+        """Bytes that have reached the reader's host in all.
+
+        What lies in our own host's queue is not taken: that queue may hold megabytes, and
+        while a slow reader works through it the socket itself seems to stand still.
+        """
+        return self._pushed_bytes - self.backlog() - self._pipe.unconfirmed()
 
     def is_idle(self) -> bool:
         return not self._stalled and not self._held

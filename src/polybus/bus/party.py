@@ -23,11 +23,17 @@ class Pipe(Protocol):
     def write_many(self, chunks: list[bytes]) -> None: ...
     def backlog(self) -> int:
         """Bytes that were written and have not reached the socket yet."""
+
+    def unconfirmed(self) -> int:
+        """Bytes in the host's own queue that the peer's host has not confirmed."""
+
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None:
         """Offers what was left unconsumed first, then reads on."""
+
     def close(self) -> None:
         """Ends the connection once what is written has gone out."""
+
     def abort(self) -> None:
         """Ends it at once."""
 

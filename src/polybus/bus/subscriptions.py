@@ -8,6 +8,7 @@ the limits.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -37,13 +38,13 @@ class Subscriptions:
         self._fanout = fanout
         self._policy = policy
         self._limits = limits
-        self._probes = 0
+        self._probes: Counter[bytes] = Counter()  # free ones, and how many read each
         self.count = 0
 
     @property
     def topics(self) -> int:
         """Topics that count against the limit."""
-        return self._fanout.topic_count - self._probes
+        return self._fanout.topic_count - len(self._probes)
 
     def add(self, party: Party, topic: bytes) -> Subscribed:
         if self._fanout.is_subscribed(party.number, topic):
@@ -57,7 +58,7 @@ class Subscriptions:
         self.count += 1
         if free:
             party.probes.add(topic)
-            self._probes += 1
+            self._probes[topic] += 1
         return Subscribed.NEW
 
     def remove(self, party: Party, topic: bytes) -> bool:
@@ -67,13 +68,18 @@ class Subscriptions:
         self.count -= 1
         if topic in party.probes:
             party.probes.discard(topic)
-            self._probes -= 1
+            self._end_probe(topic)
         return True
 
     def clear(self, party: Party) -> None:
         self.count -= self._fanout.unsubscribe_all(party.number)
-        self._probes -= len(party.probes)
-        party.probes.clear()
+        while party.probes:
+            self._end_probe(party.probes.pop())
+
+    def _end_probe(self, topic: bytes) -> None:
+        self._probes[topic] -= 1
+        if not self._probes[topic]:
+            del self._probes[topic]
 
     def _limit_reached(self, party: Party, topic: bytes) -> Subscribed | None:
         counted = self._fanout.subscription_count(party.number) - len(party.probes)

@@ -147,6 +147,7 @@ cdef class Fanout(Registry):
     cdef PyObject* out
     cdef Py_ssize_t room, filled
     cdef uint32_t own_bit
+    cdef int skip  # number of the encoding whose readers get nothing, or -1
     cdef Topic* last
     cdef Outcome last_outcome
     cdef Topic* streak  # the topic whose next message needs nothing but copying, or NULL
@@ -163,25 +164,27 @@ cdef class Fanout(Registry):
         PyMem_Free(self.collecting)
         PyMem_Free(self.touched)
 
-    def route(self, Framing framing, Source source, buffer, Py_ssize_t start, Py_ssize_t end):
+    def route(self, Framing framing not None, Source source not None, buffer, Py_ssize_t start, Py_ssize_t end):
         """Routes the frames in buffer[start:end]; says in `stop` why it ended."""
         cdef Routed routed = Routed.__new__(Routed)
         cdef Py_buffer view
+        if framing.own is None:
+            raise ValueError("the framing has no encoding of its own")
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
             if not 0 <= start <= end <= view.len:
                 raise ValueError("start and end must lie within the buffer")
-            self.begin(<uint32_t>1 << framing.own.number, end - start)
+            self.begin(<uint32_t>1 << framing.own.number, -1, end - start)
             try:
                 self.scan(framing, source, <const unsigned char*>view.buf + start, end - start, routed)
-                self.finish(routed, framing.own.number, -1)
+                self.finish(routed, framing.own.number)
             finally:
                 self.tidy()
         finally:
             PyBuffer_Release(&view)
         return routed
 
-    def publish(self, Source source, bytes topic not None, offsets, bodies, Encoding skip=None):
+    def publish(self, Source source not None, bytes topic not None, offsets, bodies, Encoding skip=None):
         """Routes messages that are not in any dialect's frames: offsets as in `Collected`.
 
         Readers whose encoding is `skip` get nothing: they had the message in their own form.
@@ -195,10 +198,10 @@ cdef class Fanout(Registry):
             PyObject_GetBuffer(bodies, &view, PyBUF_SIMPLE)
             try:
                 check_offsets(<const int32_t*>index.buf, index.len, view.len)
-                self.begin(0, 0)
+                self.begin(0, -1 if skip is None else skip.number, 0)
                 try:
                     self.offer(source, topic, &index, &view, routed)
-                    self.finish(routed, -1, -1 if skip is None else skip.number)
+                    self.finish(routed, -1)
                 finally:
                     self.tidy()
             finally:
@@ -207,11 +210,12 @@ cdef class Fanout(Registry):
             PyBuffer_Release(&index)
         return routed
 
-    cdef int begin(self, uint32_t own_bit, Py_ssize_t room) except -1:
+    cdef int begin(self, uint32_t own_bit, int skip, Py_ssize_t room) except -1:
         if self.routing:
             raise RuntimeError("a buffer is being routed already")
         self.routing = True
         self.own_bit = own_bit
+        self.skip = skip
         self.room = room
         self.filled = 0
         self.last = NULL
@@ -337,9 +341,11 @@ cdef class Fanout(Registry):
 
     cdef bint is_blocked(self, const Topic* topic, Routed routed) except -1:
         cdef SubscriberSet* readers = &self.sets.sets[topic.subscribers]
+        cdef Subscriber* reader
         cdef uint32_t at
         for at in range(readers.size):
-            if self.subscribers[readers.members[at]].full:
+            reader = &self.subscribers[readers.members[at]]
+            if reader.full and reader.encoding != self.skip:
                 routed.blocker = self.outboxes[readers.members[at]]
                 return True
         return False
@@ -432,7 +438,7 @@ cdef class Fanout(Registry):
             column.size += frame.body_size
         return 0
 
-    cdef int finish(self, Routed routed, int own, int skip) except -1:
+    cdef int finish(self, Routed routed, int own) except -1:
         cdef uint32_t encodings = 0
         cdef size_t at
         cdef int number
@@ -443,8 +449,8 @@ cdef class Fanout(Registry):
                 _PyBytes_Resize(&self.out, self.filled)
             self.distribute(<object>self.out, own, routed)
         encodings &= ~self.own_bit
-        if skip >= 0:
-            encodings &= ~(<uint32_t>1 << skip)
+        if self.skip >= 0:
+            encodings &= ~(<uint32_t>1 << self.skip)
         while encodings:
             number = lowest_bit(encodings)
             encodings &= encodings - 1
@@ -461,6 +467,7 @@ cdef class Fanout(Registry):
         cdef Run* run
         cdef bytes blob
         cdef unsigned char* start
+        cdef unsigned char* before
         cdef unsigned char* out
         for at in range(self.run_count):
             self.runs[at].start = self.runs[at].end = 0
@@ -477,9 +484,10 @@ cdef class Fanout(Registry):
             run = &self.runs[piece.run]
             if run.count == 0:
                 run.start = out - start
+            before = out
             out = encoding.write(&piece.frame, out)
             run.end = out - start
-            run.count += 1
+            run.count += out != before  # what does not fit the encoding is not delivered
         return blob
 
     cdef int distribute(self, bytes blob, int encoding, Routed routed) except -1:
@@ -513,13 +521,13 @@ cdef class Fanout(Registry):
                 for index in range(readers.size):
                     member = readers.members[index]
                     if self.subscribers[member].encoding == encoding:
-                        self.touch(member, run.end - run.start)
-                        self.book(member, run.count, run.end - run.start)
+                        self.touch(member, run.count, run.end - run.start)
         for at in range(self.touched_count):
             subscriber = &self.subscribers[self.touched[at]]
             share = PyBytes_FromStringAndSize(NULL, subscriber.pending)
             subscriber.cursor = <unsigned char*>PyBytes_AS_STRING(share)
             routed.outputs.append((self.outboxes[self.touched[at]], share))
+            self.book(self.touched[at], subscriber.pending_messages, subscriber.pending)
         for at in range(self.run_count):
             run = &self.runs[at]
             readers = &self.sets.sets[run.subscribers]
@@ -533,14 +541,17 @@ cdef class Fanout(Registry):
         self.touched_count = 0
         return 0
 
-    cdef inline int touch(self, uint32_t member, Py_ssize_t size) except -1:
-        if self.subscribers[member].pending == 0:
+    cdef inline int touch(self, uint32_t member, uint64_t count, Py_ssize_t size) except -1:
+        cdef Subscriber* subscriber = &self.subscribers[member]
+        if subscriber.pending == 0:
+            subscriber.pending_messages = 0
             self.touched = <uint32_t*>with_room(
                 self.touched, self.touched_count, &self.touched_capacity, sizeof(uint32_t)
             )
             self.touched[self.touched_count] = member
             self.touched_count += 1
-        self.subscribers[member].pending += size
+        subscriber.pending += size
+        subscriber.pending_messages += count
         return 0
 
     cdef inline void book(self, uint32_t member, uint64_t count, Py_ssize_t size) noexcept:
@@ -605,6 +616,8 @@ cdef int check_offsets(const int32_t* offsets, Py_ssize_t size, Py_ssize_t limit
     cdef Py_ssize_t at
     if size < <Py_ssize_t>sizeof(int32_t) or size % <Py_ssize_t>sizeof(int32_t):
         raise ValueError("offsets are int32, one more than messages")
+    if <size_t>offsets % sizeof(int32_t):
+        raise ValueError("offsets must be aligned")
     if offsets[0] < 0 or offsets[size // <Py_ssize_t>sizeof(int32_t) - 1] > limit:
         raise ValueError("offsets reach outside the bodies")
     for at in range(1, size // <Py_ssize_t>sizeof(int32_t)):

@@ -16,8 +16,8 @@ cimport cython
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport uint8_t, uint32_t
-from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
 cdef enum:
@@ -156,8 +156,8 @@ cdef class NotificationBatch:
         self.wholes = []
 
     def __dealloc__(self):
-        free(self.entries)
-        free(self.part_entries)
+        PyMem_Free(self.entries)
+        PyMem_Free(self.part_entries)
 
     # Filling: only inside this file, before anyone else sees the batch.
 
@@ -166,7 +166,7 @@ cdef class NotificationBatch:
         cdef Py_ssize_t capacity
         if self.count == self.capacity:
             capacity = max(<Py_ssize_t>FIRST_CAPACITY, 2 * self.capacity)
-            grown = <Entry*>realloc(self.entries, capacity * sizeof(Entry))
+            grown = <Entry*>PyMem_Realloc(self.entries, capacity * sizeof(Entry))
             if grown == NULL:
                 raise MemoryError()
             self.entries = grown
@@ -181,7 +181,7 @@ cdef class NotificationBatch:
         cdef Py_ssize_t capacity
         if self.part_count == self.part_capacity:
             capacity = max(<Py_ssize_t>FIRST_CAPACITY, 2 * self.part_capacity)
-            grown = <PartEntry*>realloc(self.part_entries, capacity * sizeof(PartEntry))
+            grown = <PartEntry*>PyMem_Realloc(self.part_entries, capacity * sizeof(PartEntry))
             if grown == NULL:
                 raise MemoryError()
             self.part_entries = grown
@@ -252,10 +252,11 @@ cdef class NotificationBatch:
         return self.message(position)
 
     def _slice(self, key):
-        cdef Py_ssize_t position
+        cdef Py_ssize_t number, first, past, step
         cdef NotificationBatch other = self.sibling()
-        for position in range(*key.indices(self.count)):
-            other.add(&self.entries[position])
+        first, past, step = key.indices(self.count)
+        for number in range(len(range(first, past, step))):
+            other.add(&self.entries[first + number * step])
         return other
 
     def __iter__(self):

@@ -6,7 +6,8 @@ from polybus.kernel.topics cimport Topic, TopicTable
 cdef struct Subscriber:
     uint64_t messages  # handed out so far
     uint64_t bytes
-    size_t pending  # scratch of one routing: bytes it will get
+    size_t pending  # scratch of one routing: bytes it will get, and messages
+    uint64_t pending_messages
     unsigned char* cursor  # scratch of one routing: where the next bytes go
     uint8_t encoding
     uint8_t full
@@ -29,4 +30,5 @@ cdef class Registry:
     cdef Subscriber* living(self, uint32_t number) except NULL
     cdef int unlink(self, uint32_t number, bytes topic) except -1
     cdef int settle(self, Topic* topic, bint was_idle) except -1
+    cdef int check_still(self) except -1
     cdef Topic* entry(self, bytes topic) except NULL

@@ -28,14 +28,14 @@ cdef class Registry:
     def __dealloc__(self):
         PyMem_Free(self.subscribers)
 
-    def add_subscriber(self, outbox, Encoding encoding) -> int:
+    def add_subscriber(self, outbox, Encoding encoding not None) -> int:
         """A number for a reader; `outbox` is handed back with every output for it."""
         known = self.encodings[encoding.number]
         if known is not None and known is not encoding:
             raise ValueError("another encoding has this number")
         number = self.place()
         self.encodings[encoding.number] = encoding
-        self.subscribers[number] = Subscriber(0, 0, 0, NULL, encoding.number, 0, 1)
+        self.subscribers[number] = Subscriber(0, 0, 0, 0, NULL, encoding.number, 0, 1)
         self.outboxes[number] = outbox
         self.names[number] = set()
         return number
@@ -129,6 +129,7 @@ cdef class Registry:
         cdef Topic* entry = self.table.find(topic, len(topic))
         if entry is NULL or (entry.subscribers == 0 and not entry.collect):
             raise KeyError(topic)
+        self.check_still()
         entry.next_id = next_id
 
     def sent(self, uint32_t number) -> tuple:
@@ -138,6 +139,7 @@ cdef class Registry:
 
     def new_policy(self) -> None:
         """Forgets every verdict: the policy has changed."""
+        self.check_still()
         self.generation += 1
 
     @property
@@ -148,22 +150,24 @@ cdef class Registry:
     def set_count(self) -> int:
         return len(self.sets)
 
-    cdef Topic* entry(self, bytes topic) except NULL:
+    cdef int check_still(self) except -1:
         if self.routing:
             raise RuntimeError("the table cannot change while a buffer is routed")
+        return 0
+
+    cdef Topic* entry(self, bytes topic) except NULL:
+        self.check_still()
         return self.table.find_or_add(topic, len(topic))
 
     cdef Subscriber* living(self, uint32_t number) except NULL:
         if number >= self.used or not self.subscribers[number].alive:
             raise KeyError(number)
-        if self.routing:
-            raise RuntimeError("the table cannot change while a buffer is routed")
+        self.check_still()
         return &self.subscribers[number]
 
     cdef uint32_t place(self) except? 0xFFFFFFFF:
         cdef Subscriber* grown
-        if self.routing:
-            raise RuntimeError("the table cannot change while a buffer is routed")
+        self.check_still()
         if self.free:
             return self.free.pop()
         if self.used == self.capacity:

@@ -97,7 +97,7 @@ cdef inline FrameKind bad(Frame* frame, Reason reason) noexcept nogil:
 cdef class RqueueFraming(Framing):
     """Frames that a client sends to the server."""
 
-    def __init__(self, RqueueEncoding own):
+    def __init__(self, RqueueEncoding own not None):
         self.own = own
         self.max_payload = own.max_payload
 

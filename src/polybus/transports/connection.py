@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from polybus.transports.inbox import Inbox, SharedBuffer
-from polybus.transports.peer import describe, identify
+from polybus.transports.peer import describe, identify, keep_alive, unsent_bytes
 
 if TYPE_CHECKING:
     from polybus.model.identity import Identity
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 # What a closing connection is still owed goes out within this time, or not at all.
 LINGER_S = 5.0
-# A peer whose host has vanished is noticed after some two minutes, not after two hours.
-KEEPALIVE_IDLE_S = 60
-KEEPALIVE_INTERVAL_S = 15
 
 
 class StreamConnection(asyncio.BufferedProtocol):
@@ -42,6 +38,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._admit = admit
         self._lost = lost
         self._admitted = False
+        self._opened = False  # there is a session
         self._paused = False  # what the session asked for
         self._reading = True  # what the transport was told
         self._closing = False
@@ -58,6 +55,9 @@ class StreamConnection(asyncio.BufferedProtocol):
     def backlog(self) -> int:
         return self._transport.get_write_buffer_size()
 
+    def unconfirmed(self) -> int:
+        return unsent_bytes(self._transport.get_extra_info("socket"))
+
     def pause_reading(self) -> None:
         self._paused = True
         if self._reading and not self._closing:
@@ -68,7 +68,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         if not self._paused or self._closing:
             return
         self._paused = False
-        self._inbox.offer_again(self._session.receive)
+        self._offer_again()
         # Offering may have paused us again, or closed us.
         if not self._paused and not self._closing:
             self._reading = True
@@ -88,40 +88,49 @@ class StreamConnection(asyncio.BufferedProtocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        self.identity = identify(sock)
-        self.peer = describe(transport.get_extra_info("peername"), self.identity)
-        if not self._admit(self):
-            self.abort()
-            return
-        self._admitted = True
-        _keep_alive(sock)
-        # No second queue below the session's own: whatever the socket does not take stalls it.
-        self._transport.set_write_buffer_limits(high=0)
-        self._session = self._open_session(self)
-        self.pause_writing = self._session.stalled  # type: ignore[method-assign]
-        self.resume_writing = self._session.writable  # type: ignore[method-assign]
+        if self._enter(transport):
+            self._open()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._admitted:
+        if self._opened:
             self._inbox.filled(nbytes, self._session.receive)
 
     def eof_received(self) -> bool:
-        return self._admitted and not self._closing and self._session.half_closed()
+        return self._opened and not self._closing and self._session.half_closed()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         if self._linger is not None:
             self._linger.cancel()
-        if self._admitted:
+        if self._opened:
             self._session.ended()
+        if self._admitted:
             self._lost(self)
 
+    def _enter(self, transport: asyncio.BaseTransport) -> bool:
+        """Learns who is there; False if there is no place for one more."""
+        self._transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        self.identity = identify(sock)
+        self.peer = describe(transport.get_extra_info("peername"), self.identity)
+        self._admitted = self._admit(self)
+        if self._admitted:
+            keep_alive(sock)
+        else:
+            self.abort()
+        return self._admitted
 
-def _keep_alive(sock: Any) -> None:
-    if sock is None or sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    def _open(self) -> None:
+        # No second queue below the session's own: whatever the socket does not take stalls it.
+        self._transport.set_write_buffer_limits(high=0)
+        try:
+            self._session = self._open_session(self)
+        except BaseException:
+            self.abort()
+            raise
+        self._opened = True
+        self.pause_writing = self._session.stalled  # type: ignore[method-assign]
+        self.resume_writing = self._session.writable  # type: ignore[method-assign]
+
+    def _offer_again(self) -> None:
+        self._inbox.offer_again(self._session.receive)

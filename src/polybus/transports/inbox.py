@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-SHARED_BYTES = 256 * 1024  # measured: below 128 KiB throughput falls, above 256 KiB it does not rise
+SHARED_BYTES = (
+    256 * 1024
+)  # measured: below 128 KiB throughput falls, above 256 KiB it does not rise
 
 Receive = Callable[[bytearray | bytes, int, int], int]
 
@@ -41,7 +43,7 @@ class Inbox:
         """Bytes that were received and not consumed."""
         return len(self._held) if self._own is None else self._own_filled
 
-    def space(self, size_hint: int = -1) -> memoryview:
+    def space(self, sizehint: int = -1) -> memoryview:
         """Where the next bytes are to be written: as much as there is, whatever the hint."""
         if self._own is not None:
             return memoryview(self._own)[self._own_filled :]

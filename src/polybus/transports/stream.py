@@ -21,9 +21,10 @@ from polybus.model.address import Address
 from polybus.transports.connection import StreamConnection
 from polybus.transports.inbox import SharedBuffer
 from polybus.transports.session import Session
+from polybus.transports.tls import TlsConnection
 
 BACKLOG = 1024  # connections the kernel holds for us while a turn of the loop runs
-TLS_HANDSHAKE_S = 10.0  # a peer that never finishes its handshake holds a descriptor
+SEALED_BYTES = 64 * 1024  # encrypted bytes of one read: a few records
 
 OpenSession = Callable[[StreamConnection], Session]
 
@@ -86,6 +87,11 @@ class Listener:
     def _make(self) -> StreamConnection:
         return StreamConnection(self._open_session, self._options.shared, self._admit, self._lost)
 
+    def _makes_encrypted(self, context: ssl.SSLContext) -> Callable[[], StreamConnection]:
+        sealed = SharedBuffer(SEALED_BYTES)
+        common = (self._open_session, self._options.shared, self._admit, self._lost)
+        return lambda: TlsConnection(*common, context, sealed)
+
     def _admit(self, connection: StreamConnection) -> bool:
         if not self._options.gate.enter(connection.peer):
             return False
@@ -106,15 +112,13 @@ class Listener:
             self._server = await loop.create_unix_server(self._make, sock=sock, backlog=BACKLOG)
             self.address = address
             return
+        make = self._make
+        if address.is_encrypted:
+            if self._options.tls is None:
+                raise AddressError(f"{address}: an encrypted listener needs a certificate")
+            make = self._makes_encrypted(self._options.tls)
         sock = await _bind_tcp(address)
-        tls = self._options.tls if address.is_encrypted else None
-        self._server = await loop.create_server(
-            self._make,
-            sock=sock,
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=TLS_HANDSHAKE_S if tls else None,
-        )
+        self._server = await loop.create_server(make, sock=sock, backlog=BACKLOG)
         self.address = address.with_port(sock.getsockname()[1])
 
 

@@ -53,11 +53,9 @@ class RqueueSession:
         while True:
             routed = self._route(self._party, self._framing, buffer, at, end)
             at += routed.consumed
-            if routed.stop == CONTROL_FRAME:
-                self._control(routed)
-                if not self._party.ended:
-                    continue
-            elif routed.stop == BAD_FRAME:
+            if routed.stop == CONTROL_FRAME and self._control(routed):
+                continue
+            if routed.stop == BAD_FRAME:
                 self._broker.close(self._party, REASONS[routed.code])
             return at - start
 
@@ -69,13 +67,17 @@ class RqueueSession:
     def ended(self) -> None:
         self._broker.leave(self._party)
 
-    def _control(self, routed: Routed) -> None:
+    def _control(self, routed: Routed) -> bool:
+        """Acts on a control frame; False if that, or what came before it, was the end."""
+        if self._party.ended:
+            return False
         if routed.code == codec.SUBSCRIBE:
             self._subscribe(routed.topic)
         elif routed.code == codec.REMOVE:
             self._broker.unsubscribe(self._party, routed.topic)
         else:
             self._broker.unsubscribe_all(self._party)
+        return not self._party.ended
 
     def _subscribe(self, topic: bytes) -> None:
         result = self._broker.subscribe(self._party, topic)

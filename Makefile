@@ -1,0 +1,86 @@
+# `make run` and `make test` each work as the only command after a clone.
+# Stamps remember what was done: a second call starts at once. What the machine
+# itself must bring (Python, gcc) is checked, and named, by .ci/need.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON_IN_VENV := $(BIN)/python
+
+# The extras of pyproject.toml that `make setup` installs.
+EXTRAS := dev,nats,console,otel
+
+# More arguments for the target's program: make test ARGS="-k fanout -x"
+ARGS   ?=
+
+# How long `make soak` fuzzes each target.
+FUZZ_SECONDS ?= 120
+
+# What pytest answers when nothing is marked so (yet).
+NO_TESTS := 5
+
+# The extras are part of the stamp's name: adding one installs it everywhere.
+comma  := ,
+VENV_STAMP   := $(VENV)/.stamp-$(subst $(comma),-,$(EXTRAS))
+KERNEL_STAMP := $(VENV)/.stamp-kernel
+KERNEL_FILES := $(wildcard src/polybus/kernel/*.pyx src/polybus/kernel/*.pxd src/polybus/kernel/*.h)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check bench soak asan fuzz sabotage demo clean
+
+help: ## print this table
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(KERNEL_STAMP) ## create .venv with everything, and compile the kernel
+
+run: setup ## serve the bus with its data in ./data
+	@$(BIN)/polybus serve --data ./data $(ARGS)
+
+test: setup ## run the tests
+	@$(PYTHON_IN_VENV) -m pytest -q $(ARGS)
+
+check: setup ## lint, formatting, types, who imports whom
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(PYTHON_IN_VENV) .ci/imports.py
+
+bench: setup ## the short benchmarks, beside their peers
+	@.ci/need command redis-server redis-server
+	@$(PYTHON_IN_VENV) -m bench $(ARGS)
+
+soak: asan fuzz sabotage ## the long tests: sanitizers, fuzzing, sabotage, everything marked soak
+	@$(PYTHON_IN_VENV) -m pytest -q -m soak --timeout 3600 $(ARGS) || [ $$? -eq $(NO_TESTS) ]
+
+asan: setup ## kernel tests under AddressSanitizer
+	@tests/asan.sh
+
+fuzz: setup ## coverage-guided fuzzing of the kernel, FUZZ_SECONDS a target
+	@tests/fuzz.sh $(FUZZ_SECONDS)
+
+sabotage: setup ## fault tests with the thing they guard broken: each must turn red
+	@$(PYTHON_IN_VENV) -m pytest -q --sabotage $(ARGS) || [ $$? -eq $(NO_TESTS) ]
+
+demo: setup ## a bus, a sink and a pusher for a few seconds
+	@$(PYTHON_IN_VENV) examples/demo.py
+
+clean: ## remove .venv and everything built (./data stays)
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis src/*.egg-info
+	rm -f src/polybus/kernel/*.so src/polybus/kernel/*.c
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The package is linked without its kernel, which is compiled as the next step: a
+# kernel that does not compile shows the compiler's words, not a page from pip.
+$(VENV_STAMP): pyproject.toml setup.py
+	@echo "polybus: installing into $(VENV) (once; a minute or two)"
+	@.ci/need compiler
+	@python=$$(.ci/need python) && \
+	{ $(PYTHON_IN_VENV) -c '' 2>/dev/null || "$$python" -m venv --clear $(VENV); }
+	@POLYBUS_SKIP_KERNEL=1 $(PYTHON_IN_VENV) -m pip install -q --disable-pip-version-check \
+		-e '.[$(EXTRAS)]'
+	@touch $@
+
+# setup.py holds the compiler's flags: when it changed, everything is compiled again.
+$(KERNEL_STAMP): $(VENV_STAMP) setup.py $(KERNEL_FILES)
+	@$(PYTHON_IN_VENV) setup.py -q build_ext --inplace $(if $(filter setup.py,$?),--force)
+	@touch $@

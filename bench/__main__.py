@@ -1,0 +1,103 @@
+"""`python -m bench [rqueue] [--short] [--check] [--only CASE …] [--rounds N] [--server HOST:PORT]`
+
+Without a name every benchmark runs in its short form; with one it runs in full, or `--short`.
+"""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from bench.harness.load import LoadFailed
+from bench.harness.options import Options
+from bench.harness.places import OUTPUT, Unavailable
+from bench.harness.programs import DidNotStart
+from bench.harness.report import Outcome
+from bench.rqueue import run as rqueue
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    names: tuple[str, ...]  # of its cases
+    run: Callable[[Options], Outcome]
+
+
+BENCHMARKS = {"rqueue": Benchmark(rqueue.NAMES, rqueue.run)}
+LOOPBACK = ("127.0.0.1", "localhost")
+MISSED, FAILED = 1, 2  # exit codes
+
+
+def _loopback_port(text: str) -> int:
+    host, _, port = text.rpartition(":")
+    if host not in LOOPBACK or not port.isdigit() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"a loopback address such as 127.0.0.1:6567, not {text}")
+    return int(port)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure, beside peers.")
+    parser.add_argument("benchmark", nargs="?", choices=BENCHMARKS, help="all, short, if left out")
+    parser.add_argument("--short", action="store_true", help="in under three minutes")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser.add_argument("--only", action="append", default=[], metavar="CASE", help="repeatable")
+    parser.add_argument("--rounds", type=int, metavar="N", help="interleaved rounds a case")
+    parser.add_argument(
+        "--server", type=_loopback_port, metavar="HOST:PORT", help="already running"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; build/bench/NAME.json")
+    return parser
+
+
+def _options(name: str, parser: argparse.ArgumentParser) -> Options:
+    chosen = parser.parse_args()
+    unknown = set(chosen.only) - set(BENCHMARKS[name].names)
+    if unknown:
+        known = ", ".join(BENCHMARKS[name].names)
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {known}")
+    return Options(
+        short=chosen.short or chosen.benchmark is None,
+        only=tuple(chosen.only),
+        rounds=chosen.rounds,
+        port=chosen.server,
+        output=chosen.output or OUTPUT / f"{name}.json",
+    )
+
+
+def _run(name: str, parser: argparse.ArgumentParser) -> bool:
+    """Whether all its targets hold."""
+    outcome = BENCHMARKS[name].run(_options(name, parser))
+    print(outcome.text())
+    outcome.write()
+    return outcome.holds
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have us ignore SIGINT
+        signal.signal(number, _stop)
+    parser = _parser()
+    chosen = parser.parse_args()
+    started_s = time.monotonic()
+    names = [chosen.benchmark] if chosen.benchmark else list(BENCHMARKS)
+    try:
+        held = [_run(name, parser) for name in names]
+    except (DidNotStart, LoadFailed, Unavailable) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("bench: stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    print(f"\ntook {time.monotonic() - started_s:.0f} s", file=sys.stderr)
+    return MISSED if chosen.check and not all(held) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

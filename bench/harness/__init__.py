@@ -1,0 +1,1 @@
+"""What every benchmark shares: programs, load, quiet rounds, tables, targets."""

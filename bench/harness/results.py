@@ -1,0 +1,139 @@
+"""What was measured, and what must hold: cases, medians, ratios, targets.
+
+A ratio is taken within one round, where the servers were measured one after the other, and the
+median of those ratios is judged. It is always "how many times better we are": ours / theirs for
+rates, theirs / ours for times.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+OURS = "polybus"
+
+
+@dataclass(frozen=True)
+class Metric:
+    key: str
+    unit: str
+    higher_is_better: bool
+    scale: float = 1.0  # tables show the value divided by this
+
+
+RATE = Metric("messages_per_s", "M messages/s", higher_is_better=True, scale=1e6)
+P50 = Metric("p50_us", "p50 µs", higher_is_better=False)
+P99 = Metric("p99_us", "p99 µs", higher_is_better=False)
+
+Values = dict[str, float]  # by metric key
+Round = dict[str, Values]  # by server
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case: its kept rounds, and how many measurements others disturbed."""
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    rounds: tuple[Round, ...]
+    dropped: int = 0
+    disturbed_kept: int = 0
+    failures: tuple[str, ...] = ()
+
+    @property
+    def servers(self) -> list[str]:
+        return sorted({server for one in self.rounds for server in one})
+
+    def median(self, server: str, key: str) -> float | None:
+        values = [one[server][key] for one in self.rounds if key in one.get(server, {})]
+        return median(values) if values else None
+
+    def ratio(self, metric: Metric, against: Sequence[str]) -> float | None:
+        """Our median ratio to the best of the named servers, round by round."""
+        ratios = [_ratio(one, metric, against) for one in self.rounds]
+        known = [ratio for ratio in ratios if ratio is not None]
+        return median(known) if known else None
+
+    def to_json(self) -> dict[str, Any]:
+        keys = sorted({key for one in self.rounds for values in one.values() for key in values})
+        medians = {s: {key: self.median(s, key) for key in keys} for s in self.servers}
+        return {
+            "name": self.name,
+            "title": self.title,
+            "medians": medians,
+            "rounds": list(self.rounds),
+            "dropped": self.dropped,
+            "disturbed_kept": self.disturbed_kept,
+            "failures": list(self.failures),
+        }
+
+
+def _ratio(one: Round, metric: Metric, against: Sequence[str]) -> float | None:
+    theirs = [one[server][metric.key] for server in against if server in one]
+    if OURS not in one or len(theirs) < len(against):
+        return None
+    ours = one[OURS][metric.key]
+    return ours / max(theirs) if metric.higher_is_better else min(theirs) / ours
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Something that must hold, and what was reached; None is: could not be measured."""
+
+    text: str
+    wanted: str
+    reached: float | None
+    holds: bool
+
+
+class Requirement(Protocol):
+    def judge(self, results: Sequence[CaseResult]) -> list[Verdict]:
+        """What it says of these results; nothing when its case was not run."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Our own median is at least this, whatever others do."""
+
+    case: str
+    metric: Metric
+    at_least: float
+
+    def judge(self, results: Sequence[CaseResult]) -> list[Verdict]:
+        ran = [result for result in results if result.name == self.case]
+        return [self._verdict(result) for result in ran]
+
+    def _verdict(self, result: CaseResult) -> Verdict:
+        reached = result.median(OURS, self.metric.key)
+        holds = reached is not None and reached >= self.at_least
+        text = f"{result.title}: {self.metric.unit}"
+        shown = None if reached is None else reached / self.metric.scale
+        return Verdict(text, f"at least {self.at_least / self.metric.scale:g}", shown, holds)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Our ratio to the best of `against` is at least this."""
+
+    case: str
+    metric: Metric
+    against: tuple[str, ...]
+    at_least: float
+
+    def judge(self, results: Sequence[CaseResult]) -> list[Verdict]:
+        """Without a peer to compare with, it does not hold."""
+        ran = [result for result in results if result.name == self.case]
+        return [self._verdict(result) for result in ran]
+
+    def _verdict(self, result: CaseResult) -> Verdict:
+        reached = result.ratio(self.metric, self.against)
+        holds = reached is not None and reached >= self.at_least
+        return Verdict(self._text(result), f"at least {self.at_least:g}", reached, holds)
+
+    def _text(self, result: CaseResult) -> str:
+        others = self.against[0]
+        if len(self.against) > 1:
+            others = "the better of " + " and ".join(self.against)
+        what = f", {self.metric.unit}" if len(result.metrics) > 1 else ""
+        return f"{result.title}{what}: times {others}"

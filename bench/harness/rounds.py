@@ -1,0 +1,144 @@
+"""Interleaved rounds: A B C, A B C, … so that a slow minute of the machine touches all alike.
+
+Before the first round each server is tried with growing amounts, which warms it up and tells how
+much it does in the wanted time. A measurement that others disturbed (quiet.py) is dropped and taken
+again at once; repeats are bounded, and a result says how many were dropped, how many had to stay.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.harness.load import LoadFailed, run
+from bench.harness.peer import Peer, Running
+from bench.harness.quiet import Disturbance, Watch, wait_for_quiet
+from bench.harness.results import P50, P99, RATE, CaseResult, Round, Values
+from bench.harness.workloads import Work, Workload
+
+SETTLE_S = 0.03  # between measurements, for the server to close the connections of the one before
+TRIAL_S = 0.1  # a trial this long is enough to tell the rate
+GROWTH = 16  # at most, from one trial to the next
+
+
+Measured = tuple[Values, Disturbance]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time a run may take."""
+
+    rounds: int
+    rounds_are_fixed: bool  # also for cases that name a number themselves
+    measurement_s: float
+    repeats_per_case: int
+    quiet_wait_s: float  # at most, before a repeat
+    repeat_until_s: float  # on time.monotonic(): no repeats after this
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    title: str
+    workload: Workload
+    rounds: int | None = None  # where the target itself names a number
+
+
+class Contender:
+    """One server at one case."""
+
+    def __init__(self, peer: Peer, running: Running, workload: Workload) -> None:
+        self.name = peer.name
+        self._pid = running.pid
+        self._is_latency = workload.is_latency
+        self._work: Work = workload.work(peer, running)
+        self._cycles = self._work.least_cycles
+
+    def calibrate(self, wanted_s: float) -> None:
+        while (took_s := run(self._work.plan, self._cycles)["seconds"]) < TRIAL_S:
+            growth = min(GROWTH, 1.5 * TRIAL_S / max(took_s, 1e-6))
+            self._cycles = max(self._cycles + 1, int(self._cycles * growth))
+        wanted = round(self._cycles * wanted_s / took_s)
+        self._cycles = max(self._work.least_cycles, wanted)
+
+    def measure(self) -> Measured:
+        time.sleep(SETTLE_S)
+        watch = Watch(self._pid)
+        outcome = run(self._work.plan, self._cycles)
+        disturbance = watch.disturbance()
+        messages = self._work.delivered_per_cycle * self._cycles
+        values = {"server_cpu_ns_per_message": watch.server_cpu_s() / messages * 1e9}
+        if self._is_latency:
+            values |= {P50.key: outcome[P50.key], P99.key: outcome[P99.key]}
+        else:
+            values |= {RATE.key: messages / outcome["seconds"]}
+        return values, disturbance
+
+
+class Quietly:
+    """Measures until it was quiet, within the bounds of an effort, and counts the rest."""
+
+    def __init__(self, effort: Effort) -> None:
+        self._effort = effort
+        self.dropped = 0
+        self.disturbed_kept = 0
+
+    def take(self, measure: Callable[[], Measured]) -> Values:
+        values, disturbance = measure()
+        while not disturbance.is_quiet and self._may_repeat():
+            self.dropped += 1
+            wait_for_quiet(self._effort.quiet_wait_s)
+            values, disturbance = measure()
+        self.disturbed_kept += not disturbance.is_quiet
+        return values
+
+    def _may_repeat(self) -> bool:
+        in_time = time.monotonic() < self._effort.repeat_until_s
+        return in_time and self.dropped < self._effort.repeats_per_case
+
+
+class Field:
+    """The servers at one case; one that fails is out of it, with the reason kept."""
+
+    def __init__(self, case: Case, servers: Sequence[tuple[Peer, Running]]) -> None:
+        workload = case.workload
+        fitting = [(peer, running) for peer, running in servers if workload.fits(peer)]
+        self._contenders = [Contender(peer, running, workload) for peer, running in fitting]
+        self._case = case
+        self.failures: list[str] = []
+
+    def calibrate(self, wanted_s: float) -> None:
+        self._each(lambda contender: contender.calibrate(wanted_s))
+
+    def round(self, quietly: Quietly) -> Round:
+        found: Round = {}
+
+        def measure(contender: Contender) -> None:
+            found[contender.name] = quietly.take(contender.measure)
+
+        self._each(measure)
+        return found
+
+    def _each(self, do: Callable[[Contender], None]) -> None:
+        for contender in tuple(self._contenders):
+            try:
+                do(contender)
+            except LoadFailed as error:
+                self._contenders.remove(contender)
+                self.failures.append(f"{contender.name} failed at {self._case.name}: {error}")
+
+
+def run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
+    """All rounds of one case, with every server that fits it."""
+    contest, quietly = Field(case, servers), Quietly(effort)
+    contest.calibrate(effort.measurement_s)
+    own = None if effort.rounds_are_fixed else case.rounds
+    rounds = tuple(contest.round(quietly) for _ in range(own or effort.rounds))
+    return CaseResult(
+        case.name,
+        case.title,
+        (P50, P99) if case.workload.is_latency else (RATE,),
+        rounds,
+        quietly.dropped,
+        quietly.disturbed_kept,
+        tuple(contest.failures),
+    )

@@ -1,0 +1,73 @@
+"""The memory row: a subscriber that reads at 1/20 of the full rate must hold its publisher back.
+
+The server may fill its bounded outbox once; after that its memory stays flat, and when the
+publisher stops, everything it sent must still arrive. The load generator checks that, byte by byte.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from bench.harness.load import LoadFailed, Plan, run
+from bench.harness.peer import Peer, Running
+from bench.harness.processes import resident_bytes
+from bench.harness.results import Verdict
+from bench.harness.workloads import Streams
+
+SLOWDOWN = 20
+MAX_GROWTH_MB = 5.0
+SAMPLE_S = 0.1
+FULL_RATE_S = 0.5  # how long the full rate is measured
+MB = 1e6
+
+
+@dataclass
+class MemorySamples:
+    """Resident memory by time since the start."""
+
+    pid: int
+    started_s: float = field(default_factory=time.monotonic)
+    samples: list[tuple[float, int]] = field(default_factory=list)
+
+    def take(self) -> None:
+        self.samples.append((time.monotonic() - self.started_s, resident_bytes(self.pid)))
+        time.sleep(SAMPLE_S)
+
+    def growth_mb(self, from_s: float, to_s: float) -> float:
+        """The most it held in this time, above what it held at its beginning."""
+        held = [size for at_s, size in self.samples if from_s <= at_s <= to_s]
+        return (max(held) - held[0]) / MB
+
+
+def _full_bytes_per_s(plan: Plan) -> float:
+    cycles = 1
+    while (outcome := run(plan, cycles))["seconds"] < FULL_RATE_S:
+        cycles *= 2
+    return float(outcome["received_bytes"] / outcome["seconds"])
+
+
+def measure(peer: Peer, running: Running, seconds: float) -> tuple[Verdict, dict[str, float]]:
+    """The verdict, and the figures behind it."""
+    text = (
+        f"1 → 1 with the subscriber at 1/{SLOWDOWN} for {seconds:g} s, nothing lost: growth in MB"
+    )
+    wanted = f"under {MAX_GROWTH_MB:g}"
+    if running.pid is None:
+        return Verdict(text, wanted, None, holds=False), {}
+    plan = Streams(1, (128,)).work(peer, running).plan
+    pace = _full_bytes_per_s(plan) / SLOWDOWN
+    settings = {"seconds": f"{seconds:g}", "bytes_per_s": f"{pace:.0f}"}
+    slow = Plan(plan.mode, plan.publishers, plan.subscribers, plan.aside, settings)
+    samples = MemorySamples(running.pid)
+    try:
+        outcome = run(slow, 1, samples.take)
+    except LoadFailed as error:
+        return Verdict(f"{text} ({error})", wanted, None, holds=False), {}
+    growth = samples.growth_mb(seconds / 2, seconds)
+    figures = {
+        "growth_mb": growth,
+        "peak_mb": max(size for _, size in samples.samples) / MB,
+        "first_mb": samples.samples[0][1] / MB,
+        "paced_mb_per_s": pace / MB,
+        "received_mb": outcome["received_bytes"] / MB,
+    }
+    return Verdict(text, wanted, growth, growth < MAX_GROWTH_MB), figures

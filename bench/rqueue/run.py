@@ -1,0 +1,83 @@
+"""The order of work: start all servers, run the cases in rounds, then the rows of our own."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from bench.harness.options import Options
+from bench.harness.peer import Peer, Running
+from bench.harness.places import Unavailable
+from bench.harness.report import Outcome
+from bench.harness.results import CaseResult, Requirement
+from bench.harness.rounds import run_case
+from bench.peers.nats import Nats
+from bench.peers.polybus import Polybus
+from bench.peers.redis import Redis
+from bench.peers.relay import Relay
+from bench.peers.zeromq import ZeroMq
+from bench.rqueue import client, memory
+from bench.rqueue.cases import CASES, TARGETS
+
+MEMORY = "memory"
+CASE_NAMES = tuple(case.name for case in CASES)
+NAMES = (*CASE_NAMES, *client.TITLES, MEMORY)
+MEMORY_S, SHORT_MEMORY_S = 60.0, 10.0
+REQUIREMENTS: tuple[Requirement, ...] = (*TARGETS, *client.FLOORS)
+PEERS: tuple[Peer, ...] = (Nats(), Redis(), ZeroMq(), Relay())
+
+
+def run(options: Options) -> Outcome:
+    ours: Peer = Polybus(options.port)
+    outcome = Outcome("rqueue", options)
+    if options.wants(*CASE_NAMES, *client.TITLES):
+        with ExitStack() as stack:
+            servers = _start(PEERS, stack) if options.wants(*CASE_NAMES) else []
+            servers.append((ours, stack.enter_context(ours.start())))
+            outcome.versions = {peer.name: running.version for peer, running in servers}
+            outcome.results += _run_cases(servers, options)
+            outcome.results += _run_client(*servers[-1], options)
+    for requirement in REQUIREMENTS:
+        outcome.verdicts += requirement.judge(outcome.results)
+    if options.wants(MEMORY):
+        _run_memory(ours, options, outcome)
+    return outcome
+
+
+def _start(peers: Sequence[Peer], stack: ExitStack) -> list[tuple[Peer, Running]]:
+    servers: list[tuple[Peer, Running]] = []
+    for peer in peers:
+        try:
+            servers.append((peer, stack.enter_context(peer.start())))
+        except Unavailable as missing:
+            _say(f"left out: {missing}")
+    return servers
+
+
+def _run_cases(servers: Sequence[tuple[Peer, Running]], options: Options) -> list[CaseResult]:
+    effort, results = options.effort(), []
+    for case in (case for case in CASES if options.wants(case.name)):
+        _say(f"… {case.title}")
+        results.append(run_case(case, effort, servers))
+    return results
+
+
+def _run_client(ours: Peer, running: Running, options: Options) -> list[CaseResult]:
+    rows, results = client.ClientRows(ours, running, options.effort()), []
+    for name, title in client.TITLES.items():
+        if options.wants(name):
+            _say(f"… {title}")
+            results.append(rows.run(name))
+    return results
+
+
+def _run_memory(ours: Peer, options: Options, outcome: Outcome) -> None:
+    """On a server of its own, whose memory no other case has touched."""
+    _say("… memory with a slow subscriber")
+    with ours.start() as running:
+        seconds = SHORT_MEMORY_S if options.short else MEMORY_S
+        verdict, outcome.rows[MEMORY] = memory.measure(ours, running, seconds)
+    outcome.verdicts.append(verdict)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,262 @@
+"""The blocking face of an async client, made from it.
+
+One background thread runs one event loop for all blocking clients of the
+process. A blocking twin holds the async object and runs each call there:
+
+    class BlockingClient(Blocking[Client], of=Client):
+        publish = called(Client.publish)          # a coroutine     → a plain method
+        batches = iterated(Client.batches)        # async iterator  → iterator
+        reconnects = read(Client.reconnects)      # property        → property
+
+    connect = opened(client.connect, BlockingClient)
+
+Signatures and docstrings are those of the async class, for people and for type
+checkers alike. A twin that leaves out a public name of its class is an error
+when the class is made, so the two cannot drift apart. `with` works where
+`async with` did.
+
+Ctrl-C in a blocking call cancels it. Forking is safe: a child has no background
+thread until it needs one, and using a client from before the fork is an error
+that says so. At interpreter exit the loop is stopped and nothing is waited for
+longer than a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import inspect
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+from polybus.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+C = TypeVar("C")
+B = TypeVar("B")
+
+# At exit: tasks get this long to end; then the thread dies with the process.
+EXIT_TIMEOUT_S = 1.0
+
+
+# --- the background loop -----------------------------------------------------
+
+
+class Background:
+    """A thread that runs an event loop until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._main, args=(started,), name="polybus-blocking", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine there and wait for it here."""
+        try:
+            self._check()
+        except UsageError:
+            work.close()
+            raise
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # no effect if it ended by itself
+            raise
+
+    def stop(self) -> None:
+        """End all tasks and the thread; waits a moment for them."""
+        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(EXIT_TIMEOUT_S)
+
+    def _check(self) -> None:
+        if self.pid != os.getpid():
+            raise UsageError("this client was opened before a fork: open one in this process")
+        if threading.current_thread() is self._thread:
+            raise UsageError("a blocking call inside the background loop would wait for itself")
+        if not self._thread.is_alive():
+            raise UsageError("the process is ending")
+
+    def _main(self, started: threading.Event) -> None:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(self._wait(started))
+
+    async def _wait(self, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        started.set()
+        await self._stop.wait()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+_lock = threading.Lock()
+_shared: Background | None = None
+# A forked child must neither use nor close what its parent still runs.
+_left_behind: list[Background] = []
+
+
+def background() -> Background:
+    """The one of this process, started at first use."""
+    global _shared
+    with _lock:
+        if _shared is None:
+            _shared = Background()
+        return _shared
+
+
+def _stop_at_exit() -> None:
+    if _shared is not None and _shared.pid == os.getpid():
+        _shared.stop()
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _shared
+    _lock = threading.Lock()  # the old one may have been held by a thread that is not here
+    if _shared is not None:
+        _left_behind.append(_shared)
+        _shared = None
+
+
+atexit.register(_stop_at_exit)
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# --- twins -------------------------------------------------------------------
+
+
+class Method(Protocol[P, R_co]):
+    """A function in a class body, as a type checker should see it: bound when looked up."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Callable[P, R_co]: ...
+
+
+class Value(Protocol[R_co]):
+    """A read-only property, as a type checker should see it."""
+
+    def __get__(self, instance: object, owner: type) -> R_co: ...
+
+
+class Blocking(Generic[C]):
+    """The blocking twin of an async object of class C."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._background = background()
+        self._async = self._background.run(_made(make))
+
+    def __init_subclass__(cls, of: type | None = None, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if of is None:
+            return
+        missing = sorted(name for name in _public_names(of) if not hasattr(cls, name))
+        if missing:
+            raise TypeError(f"{cls.__name__} leaves out of {of.__name__}: {', '.join(missing)}")
+
+    def __enter__(self) -> Self:
+        self._background.run(cast(Any, self._async).__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._background.run(cast(Any, self._async).__aexit__(kind, error, trace))
+
+
+class BlockingIterator(Generic[R]):
+    """Steps of an async iterator, each waited for."""
+
+    def __init__(self, background: Background, steps: AsyncIterator[R]) -> None:
+        self._background = background
+        self._steps = steps
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> R:
+        try:
+            return self._background.run(_next(self._steps))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+def called(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Method[P, R]:
+    """A coroutine method as a plain one."""
+
+    def call(self: Blocking[Any], *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._background.run(method(self._async, *args, **kwargs))
+
+    return cast(Method[P, R], _like(method, call))
+
+
+def iterated(method: Callable[Concatenate[Any, P], AsyncIterator[R]]) -> Method[P, Iterator[R]]:
+    """A method that returns an async iterator as one that returns an iterator."""
+
+    def call(self: Blocking[Any], *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        return BlockingIterator(self._background, method(self._async, *args, **kwargs))
+
+    return cast(Method[P, Iterator[R]], _like(method, call))
+
+
+def read(attribute: Callable[[Any], R]) -> Value[R]:
+    """A property. It is read here, not on the loop: fit for numbers and other small values."""
+    # On the class a property is an object; type checkers see the function it wraps.
+    getter = cast(property, attribute).fget
+    assert getter is not None
+    return cast(Value[R], property(lambda self: getter(self._async), doc=getter.__doc__))
+
+
+def opened(make: Callable[P, C], twin: Callable[[Callable[[], C]], B]) -> Callable[P, B]:
+    """The function that makes an async client as one that makes its twin."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> B:
+        return twin(functools.partial(make, *args, **kwargs))
+
+    return cast(Callable[P, B], _like(make, call))
+
+
+def _like(model: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the model's name, docstring and signature, less `async`."""
+    functools.update_wrapper(function, model)
+    del function.__dict__["__wrapped__"]  # else inspect would call it a coroutine function
+    vars(function)["__signature__"] = inspect.signature(model)
+    return function
+
+
+def _public_names(of: type) -> Iterator[str]:
+    for name in dir(of):
+        if not name.startswith("_"):
+            yield name
+    if hasattr(of, "__aiter__"):
+        yield "__iter__"
+
+
+async def _made(make: Callable[[], C]) -> C:
+    return make()
+
+
+async def _next(steps: AsyncIterator[R]) -> R:
+    return await anext(steps)

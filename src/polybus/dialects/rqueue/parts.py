@@ -1,0 +1,172 @@
+"""Putting large messages together again from their PARTs.
+
+A message in progress is known by (topic, message id): ids are random, so parts
+of any number of publishers may come interleaved, and in any order. What may
+happen to a part, and what then:
+
+    completes its message          `add` returns the content
+    new index                      kept
+    an index that came before      the first one stays; counted as a duplicate
+    of a message already settled   ignored; counted as a duplicate or as lost
+    another count than before      the whole message is lost: "inconsistent"
+    message grows past its limit   the whole message is lost: "too_large"
+    no room in memory or table     the whole message is lost: "no_room"
+    no further part for 30 s       the whole message is lost: "expired"
+
+When room runs out it is the newcomer that goes. Those in progress may then
+still finish; making room by evicting them would, under load, let none through.
+A lost message's later parts are recognised and dropped for as long as the id
+is remembered, so that half of it does not take room again.
+
+Memory is charged as it is used, never as a part promises: a count of 65535
+allocates nothing. The caller brings the clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from polybus.errors import BadFrame
+from polybus.kernel.notifications import PART_INDEX, Part
+from polybus.model.limits import MIB, RqueueLimits
+
+Reason = Literal["expired", "inconsistent", "too_large", "no_room"]
+REASONS: tuple[Reason, ...] = ("expired", "inconsistent", "too_large", "no_room")
+
+# What Python spends on one kept chunk besides its bytes: the object and its place in a table.
+PART_OVERHEAD_BYTES = 128
+
+Key = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """Bounds of one Reassembler."""
+
+    # Two messages of the largest size side by side, with what Python adds for their chunks.
+    max_bytes: int = 160 * MIB
+    # Each costs some 500 bytes; more at once than this is no publisher's honest work.
+    max_messages: int = 1024
+    # Ids of messages that are settled, so that stragglers are known for what they are.
+    max_remembered: int = 4096
+    max_message_bytes: int = RqueueLimits().max_message_bytes
+    timeout_s: float = RqueueLimits().part_timeout_s
+
+
+@dataclass(slots=True)
+class _Progress:
+    count: int
+    deadline: float
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    size: int = 0
+
+    @property
+    def cost(self) -> int:
+        return self.size + PART_OVERHEAD_BYTES * len(self.chunks)
+
+
+class Reassembler:
+    """Messages in progress, within bounds. `lost` counts messages by reason."""
+
+    def __init__(self, limits: PartLimits | None = None) -> None:
+        self.limits = limits or PartLimits()
+        self.completed = 0
+        self.duplicates = 0
+        self.lost_parts = 0
+        self.lost: dict[Reason, int] = dict.fromkeys(REASONS, 0)
+        self.held_bytes = 0
+        # Both in the order of their last event, so the oldest is always first.
+        self._progress: dict[Key, _Progress] = {}
+        self._settled: dict[Key, bool] = {}  # True: delivered; False: lost
+
+    def __len__(self) -> int:
+        return len(self._progress)
+
+    @property
+    def lost_messages(self) -> int:
+        return sum(self.lost.values())
+
+    def add(self, part: Part, now: float) -> bytes | None:
+        """Take one part; the whole content if it was the last one missing."""
+        if not 0 <= part.index < part.count:
+            raise BadFrame(PART_INDEX)
+        self.expire(now)
+        key = (part.topic, part.message_id)
+        if key in self._settled:
+            self._ignore(delivered=self._settled[key])
+            return None
+        return self._place(key, part, now)
+
+    def expire(self, now: float) -> int:
+        """Drop what has waited too long for its next part; how many messages."""
+        late = 0
+        while (first := next(iter(self._progress.items()), None)) and first[1].deadline <= now:
+            self._lose(first[0], "expired", extra=0)
+            late += 1
+        return late
+
+    def next_deadline(self) -> float | None:
+        """When `expire` will next have work to do, if nothing comes."""
+        first = next(iter(self._progress.values()), None)
+        return first.deadline if first else None
+
+    def _place(self, key: Key, part: Part, now: float) -> bytes | None:
+        message = self._progress.get(key)
+        if message is not None and part.index in message.chunks and message.count == part.count:
+            self.duplicates += 1
+            return None
+        if reason := self._objection(message, part):
+            self._lose(key, reason, extra=1)
+            return None
+        if message is None:
+            message = _Progress(part.count, 0.0)
+        else:
+            del self._progress[key]  # comes back as the youngest
+        message.deadline = now + self.limits.timeout_s
+        self._progress[key] = message
+        message.chunks[part.index] = part.chunk
+        message.size += len(part.chunk)
+        self.held_bytes += len(part.chunk) + PART_OVERHEAD_BYTES
+        return self._finish(key) if len(message.chunks) == message.count else None
+
+    def _objection(self, message: _Progress | None, part: Part) -> Reason | None:
+        if message is not None and message.count != part.count:
+            return "inconsistent"
+        size = (message.size if message else 0) + len(part.chunk)
+        if size > self.limits.max_message_bytes:
+            return "too_large"
+        if self.held_bytes + len(part.chunk) + PART_OVERHEAD_BYTES > self.limits.max_bytes:
+            return "no_room"
+        if message is None and len(self._progress) >= self.limits.max_messages:
+            return "no_room"
+        return None
+
+    def _finish(self, key: Key) -> bytes:
+        message = self._forget(key)
+        self.completed += 1
+        self._remember(key, delivered=True)
+        return b"".join([message.chunks[index] for index in range(message.count)])
+
+    def _lose(self, key: Key, reason: Reason, extra: int) -> None:
+        if key in self._progress:
+            self.lost_parts += len(self._forget(key).chunks)
+        self.lost_parts += extra
+        self.lost[reason] += 1
+        self._remember(key, delivered=False)
+
+    def _forget(self, key: Key) -> _Progress:
+        message = self._progress.pop(key)
+        self.held_bytes -= message.cost
+        return message
+
+    def _remember(self, key: Key, delivered: bool) -> None:
+        self._settled[key] = delivered
+        if len(self._settled) > self.limits.max_remembered:
+            del self._settled[next(iter(self._settled))]
+
+    def _ignore(self, delivered: bool) -> None:
+        if delivered:
+            self.duplicates += 1
+        else:
+            self.lost_parts += 1

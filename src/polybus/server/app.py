@@ -1,0 +1,223 @@
+"""The bus as a process: the one file that knows all.
+
+It starts all or nothing. Everything that is opened (the data folder's lock, each
+listener, each socket file) goes on one stack, and whatever ends the run, a taken
+port at the start or a SIGTERM after a year, unwinds it. Only when all listeners
+are open does it say so, one line each and then `ready`.
+
+An error that nobody foresaw is logged and counted, and the bus goes on: one
+connection's trouble is not everyone's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from polybus import __version__
+from polybus.bus.broker import Broker
+from polybus.errors import ConfigError
+from polybus.server import host, runtime, sockets
+from polybus.server.admin import AdminDesk, Verb
+from polybus.server.dialects import ADMIN, DIALECTS
+from polybus.server.lifecycle import Lifecycle, Ticker
+from polybus.server.listening import Wanted
+from polybus.server.lock import FolderLock
+from polybus.server.logs import Logs
+from polybus.server.notify import Notifier
+from polybus.server.program import Program
+from polybus.server.tls import Certificates
+from polybus.transports.inbox import SharedBuffer
+from polybus.transports.stream import Gate, Listener, ListenOptions, OpenSession, listen
+
+SHUTDOWN = "shutdown"
+UNEXPECTED = "unexpected_error"
+
+
+def run(program: Program) -> int:
+    """Serve until told to stop; the exit code. Raises what kept the bus from starting."""
+    descriptors = host.tune()
+    logs = Logs(program.loaded.settings.log, time.monotonic)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(App(program, logs, descriptors).live())
+    finally:
+        logs.close()
+    return 0
+
+
+class App:
+    """One bus. `live` is its whole life."""
+
+    def __init__(self, program: Program, logs: Logs, descriptors: host.Descriptors) -> None:
+        self._program = program
+        self._settings = program.loaded.settings
+        self._logs = logs
+        self._log = logs.logger
+        self._descriptors = descriptors
+        self._limits = host.fit(self._settings.limits, descriptors)
+        self._notifier = Notifier(os.environ, self._log)
+        self._certificates = self._load_certificates()
+        self._listeners: list[tuple[str, Listener]] = []
+        # One bound for all dialects together; the admin's places are apart, so that a
+        # flood of clients cannot keep its owner from looking at it.
+        self._gate = Gate(self._limits.max_connections, self._refuse("max_connections"))
+        places = self._settings.server.max_admin_connections
+        self._admin_gate = Gate(places, self._refuse("max_admin_connections"))
+        self._shared = SharedBuffer()
+
+    async def live(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
+        self._broker = Broker(self._limits, time.monotonic, loop.call_soon, self._log)
+        self._desk = self._open_desk()
+        lifecycle = Lifecycle(self._reload, self._log, self._logs.close)
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            lifecycle.watch()
+            self._announce()
+            await lifecycle.until_stopped()
+            self._notifier.stopping()
+            await self._drain()
+        self._log.info("stopped")
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        if self._program.data is not None:
+            runtime.prepare_data(self._program.data, self._program.uid)
+            stack.enter_context(FolderLock(self._program.data))
+        openers: dict[str, OpenSession] = {ADMIN: self._desk.open}
+        for wanted in self._program.listeners:
+            if wanted.dialect not in openers:
+                sessions = DIALECTS[wanted.dialect].sessions
+                openers[wanted.dialect] = sessions(self._broker, self._settings)
+            await self._open(stack, wanted, openers[wanted.dialect])
+        ticker = Ticker((self._broker.tick, self._desk.tick, self._logs.tick), self._on_tick_error)
+        ticker.start()
+        stack.callback(ticker.stop)
+
+    async def _open(self, stack: AsyncExitStack, wanted: Wanted, opener: OpenSession) -> None:
+        options = self._options(wanted)
+        if wanted.address.is_unix:
+            path = Path(wanted.address.path)
+            self._prepare_folder(wanted, path.parent)
+            with sockets.claimed(path):
+                listener = await listen(wanted.address, opener, options)
+                stack.callback(sockets.remove, path, sockets.identify(path))
+        else:
+            listener = await listen(wanted.address, opener, options)
+        stack.push_async_callback(listener.drain, 0)
+        stack.callback(listener.close)
+        self._listeners.append((wanted.dialect, listener))
+
+    def _prepare_folder(self, wanted: Wanted, folder: Path) -> None:
+        if wanted.listed:
+            runtime.prepare_listed(folder, self._program.uid)
+        else:
+            runtime.prepare_runtime(folder, self._program.uid)
+
+    def _options(self, wanted: Wanted) -> ListenOptions:
+        return ListenOptions(
+            gate=self._admin_gate if wanted.dialect == ADMIN else self._gate,
+            shared=self._shared,
+            tls=self._certificates.context if self._certificates else None,
+            unix_mode=runtime.socket_mode(self._program.uid),
+        )
+
+    def _refuse(self, setting: str) -> Callable[[str], None]:
+        """What happens to a connection over a limit, besides being closed."""
+
+        def refused(peer: str) -> None:
+            self._broker.counters.count("refused", setting)
+            self._log.warning("connection refused", peer=peer, reason=setting)
+
+        return refused
+
+    def _load_certificates(self) -> Certificates | None:
+        if any(wanted.address.is_encrypted for wanted in self._program.listeners):
+            return Certificates(self._settings.tls)
+        return None
+
+    def _open_desk(self) -> AdminDesk:
+        server = self._settings.server
+        return AdminDesk(
+            {
+                "stats": Verb(lambda _request: self._stats(), for_everyone=True),
+                "connections": Verb(lambda _request: self._broker.connections()),
+            },
+            own_uid=self._program.uid,
+            max_connections=server.max_admin_connections,
+            idle_timeout_s=server.admin_idle_timeout_s,
+            clock=time.monotonic,
+            log=self._log,
+        )
+
+    def _stats(self) -> dict[str, Any]:
+        own = {"version": __version__, "pid": os.getpid(), "log_lines_lost": self._logs.dropped}
+        return {"server": own, **self._broker.stats()}
+
+    def _announce(self) -> None:
+        host.settle()
+        lines = [f"listening {dialect} {one.address}\n" for dialect, one in self._listeners]
+        _print("".join([*lines, "ready\n"]))
+        for warning in self._program.loaded.warnings:
+            self._log.warning("ignored variable", text=warning)
+        self._log.info(
+            "started",
+            version=__version__,
+            pid=os.getpid(),
+            max_connections=self._limits.max_connections,
+            descriptors=self._descriptors.now,
+            descriptors_before=self._descriptors.before,
+            data=str(self._program.data or "none"),
+        )
+        if self._limits.max_connections < self._settings.limits.max_connections:
+            self._log.warning("max_connections lowered", reason="too few file descriptors")
+        self._notifier.ready(len(self._listeners))
+
+    async def _drain(self) -> None:
+        """Accept no one, take nothing more, and give what is owed a bounded time to leave."""
+        for _dialect, listener in self._listeners:
+            listener.close()
+        self._broker.close_all(SHUTDOWN)
+        timeout_s = self._settings.server.drain_timeout_s
+        await asyncio.gather(*(listener.drain(timeout_s) for _, listener in self._listeners))
+
+    async def _reload(self) -> None:
+        """SIGHUP: whatever can be read again. What is broken leaves the old in force."""
+        self._notifier.reloading()
+        if self._certificates is None:
+            self._log.info("reloaded", what="nothing: no certificates are in use")
+        else:
+            try:
+                await asyncio.to_thread(self._certificates.reload)
+                self._log.info("reloaded", what="certificates")
+            except ConfigError as error:
+                self._log.error("reload failed", what="certificates", reason=str(error))
+        self._notifier.ready(len(self._listeners))
+
+    def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._broker.counters.count("faults", UNEXPECTED)
+        self._log.error(
+            "unexpected error", where=context.get("message"), exc_info=context.get("exception")
+        )
+
+    def _on_tick_error(self, error: Exception) -> None:
+        self._broker.counters.count("faults", UNEXPECTED)
+        self._log.error("unexpected error", where="timer", exc_info=error)
+
+
+def _print(text: str) -> None:
+    """On stdout, at once. Whoever started us may have closed it: that is no reason to stop."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,258 @@
+"""Where settings come from, and which one wins.
+
+    defaults  <  TOML file (--config, $POLYBUS_CONFIG)  <  POLYBUS_* variables  <  flags
+
+A top-level key `data` is the variable `POLYBUS_DATA`; a key `max_payload` of
+the section `[rqueue]` is `POLYBUS_RQUEUE_MAX_PAYLOAD`. An empty variable is an
+unset one. Unknown keys in the file are errors: a limit that was mistyped would
+silently not hold. An unknown `POLYBUS_*` variable is a warning only, because
+not everyone who sets variables means us: Kubernetes gives every container near
+a service called "polybus" a POLYBUS_SERVICE_HOST and POLYBUS_PORT.
+
+Every complaint is one line: where the value came from, section, key, what was
+expected, what was found.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from polybus.errors import ConfigError
+from polybus.server.coercion import Unfit, check_bounds, from_text, from_toml
+from polybus.server.settings import BOUNDS, Settings
+
+PREFIX = "POLYBUS_"
+# Variables that are not settings: the client's default bus, the file itself, tracebacks.
+NOT_SETTINGS = frozenset({"POLYBUS_URL", "POLYBUS_CONFIG", "POLYBUS_DEBUG"})
+# A config is a page of text; something endless (a device, a log) is a mistake.
+MAX_FILE_BYTES = 1024 * 1024
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting: its place in the file and its type. Section "" is the top level."""
+
+    section: str
+    name: str
+    kind: Any
+
+    def __str__(self) -> str:
+        return f"[{self.section}] {self.name}" if self.section else self.name
+
+    @property
+    def dotted(self) -> str:
+        return f"{self.section}.{self.name}" if self.section else self.name
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.dotted.replace(".", "_").upper()
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A value given on the command line, under the name that people typed."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The effective settings, the source of each, and what deserves a warning."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[tuple[Key, Any, str]]:
+        """(key, value, source) of every setting, top level first."""
+        for key in KEYS.values():
+            place = getattr(self.settings, key.section) if key.section else self.settings
+            yield key, getattr(place, key.name), self.sources.get(key.dotted, DEFAULT)
+
+
+def load(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Flag] | None = None,
+) -> Loaded:
+    """The settings in force. `flags` is by dotted key; a value of None was not given."""
+    environ = environ or {}
+    if file is None and environ.get("POLYBUS_CONFIG"):
+        file = Path(environ["POLYBUS_CONFIG"])
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    found = [_of_file(file)] if file else []
+    for layer in [*found, _of_environment(environ), _of_flags(flags or {})]:
+        for key, value, source in layer:
+            values[key.dotted], sources[key.dotted] = value, source
+    settings = _build(values)
+    _check_together(settings, sources)
+    return Loaded(settings, sources, tuple(_unknown_variables(environ)))
+
+
+def _keys() -> dict[str, Key]:
+    """Every setting by its dotted name, in the order it is written in `Settings`."""
+    top: list[Key] = []
+    inner: list[Key] = []
+    for name, kind in get_type_hints(Settings).items():
+        if is_dataclass(kind):
+            inner += [Key(name, sub, its) for sub, its in get_type_hints(kind).items()]
+        else:
+            top.append(Key("", name, kind))
+    return {key.dotted: key for key in top + inner}
+
+
+KEYS = _keys()
+SECTIONS = tuple(dict.fromkeys(key.section for key in KEYS.values() if key.section))
+
+Layer = Iterator[tuple[Key, Any, str]]
+
+
+def _of_file(path: Path) -> Layer:
+    for name, value in _read(path).items():
+        if name in SECTIONS:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{path}: [{name}] is a section, not a value")
+            for inner, its in value.items():
+                yield _from_file(path, _known(path, name, inner), its)
+        else:
+            yield _from_file(path, _known(path, "", name), value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: a config file has at most {MAX_FILE_BYTES} bytes")
+        return tomllib.loads(raw.decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the config file: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: nested too deeply") from None
+
+
+def _known(path: Path, section: str, name: str) -> Key:
+    dotted = f"{section}.{name}" if section else name
+    if dotted in KEYS:
+        return KEYS[dotted]
+    if section:
+        siblings = [key.name for key in KEYS.values() if key.section == section]
+        raise ConfigError(f"{path}: [{section}] has no key {name!r}{_hint(name, siblings)}")
+    places = [*SECTIONS, *(key.name for key in KEYS.values() if not key.section)]
+    raise ConfigError(f"{path}: no section or key is called {name!r}{_hint(name, places)}")
+
+
+def _from_file(path: Path, key: Key, value: Any) -> tuple[Key, Any, str]:
+    source = str(path)
+    return (
+        key,
+        _checked(key, source, value, lambda: from_toml(value, key.kind, path.parent)),
+        source,
+    )
+
+
+def _of_environment(environ: Mapping[str, str]) -> Layer:
+    for key in KEYS.values():
+        text = environ.get(key.variable)
+        if text:
+            source = f"${key.variable}"
+            yield key, _checked(key, source, text, _reader(text, key)), source
+
+
+def _of_flags(flags: Mapping[str, Flag]) -> Layer:
+    for dotted, flag in flags.items():
+        key, value = KEYS[dotted], flag.value
+        if value is None:
+            continue
+        read = _reader(value, key) if isinstance(value, str) else (lambda value=value: value)
+        yield key, _checked(key, flag.name, value, read), flag.name
+
+
+def _reader(text: str, key: Key) -> Any:
+    return lambda: from_text(text, key.kind, Path())
+
+
+def _checked(key: Key, source: str, found: Any, read: Any) -> Any:
+    try:
+        value = read()
+        check_bounds(value, key.kind, BOUNDS.get(key.dotted))
+    except Unfit as unfit:
+        raise ConfigError(f"{source}: {key}: expected {unfit}, found {_shown(found)}") from None
+    return value
+
+
+def _shown(found: Any) -> str:
+    text = repr(found)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _build(values: Mapping[str, Any]) -> Settings:
+    parts: dict[str, Any] = {}
+    for part in fields(Settings):
+        if part.name in SECTIONS:
+            kind = get_type_hints(Settings)[part.name]
+            own = {field.name for field in fields(kind)}
+            parts[part.name] = kind(
+                **{n: values[f"{part.name}.{n}"] for n in own if f"{part.name}.{n}" in values}
+            )
+        elif part.name in values:
+            parts[part.name] = values[part.name]
+    return Settings(**parts)
+
+
+def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
+    """What each value alone cannot show: settings that contradict each other."""
+    limits = settings.limits
+    if limits.outbox_high_water_bytes > limits.outbox_max_bytes:
+        raise _contradiction(
+            sources,
+            "limits.outbox_high_water_bytes",
+            "at most outbox_max_bytes",
+            limits.outbox_high_water_bytes,
+            limits.outbox_max_bytes,
+        )
+    if settings.rqueue.max_payload >= limits.outbox_max_bytes:
+        raise _contradiction(
+            sources,
+            "rqueue.max_payload",
+            "below [limits] outbox_max_bytes",
+            settings.rqueue.max_payload,
+            limits.outbox_max_bytes,
+        )
+    if (settings.tls.certificate is None) != (settings.tls.key is None):
+        given = "certificate" if settings.tls.certificate else "key"
+        source = sources.get(f"tls.{given}", DEFAULT)
+        raise ConfigError(f"{source}: [tls] has a {given} alone: certificate and key go together")
+
+
+def _contradiction(
+    sources: Mapping[str, str], dotted: str, rule: str, value: int, bound: int
+) -> ConfigError:
+    source = sources.get(dotted, DEFAULT)
+    return ConfigError(f"{source}: {KEYS[dotted]}: expected {rule} ({bound}), found {value}")
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    known = {key.variable for key in KEYS.values()} | NOT_SETTINGS
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            # All share the prefix, so only a very close name is worth suggesting.
+            hint = _hint(name, sorted(known), likeness=0.85)
+            yield f"${name} is no setting of polybus and is ignored{hint}"
+
+
+def _hint(word: str, known: list[str], likeness: float = 0.6) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=likeness)
+    return f": did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,50 @@
+"""The table of dialects: what this bus speaks, and where by default.
+
+A new dialect is one line in `DIALECTS`. Sessions are imported when a listener
+of theirs is opened, so that a bus pays only for what it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polybus.server.settings import Settings
+
+if TYPE_CHECKING:
+    from polybus.bus.broker import Broker
+    from polybus.bus.party import Pipe
+    from polybus.transports.session import Session
+
+    OpenSession = Callable[[Pipe], Session]
+    MakeOpener = Callable[[Broker, Settings], OpenSession]
+
+# The admin socket is no dialect of messages, but it is listened on and listed like one.
+ADMIN = "admin"
+RUNTIME = "<runtime>"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One row: `sessions` gives what opens a session on a new connection."""
+
+    name: str
+    defaults: tuple[str, ...]
+    schemes: tuple[str, ...]
+    sessions: MakeOpener
+
+
+def _rqueue(broker: Broker, settings: Settings) -> OpenSession:
+    from polybus.dialects.rqueue.session import RqueueDialect
+
+    return RqueueDialect(broker, settings.rqueue)
+
+
+DIALECTS = {
+    row.name: row
+    for row in (Dialect("rqueue", ("tcp://127.0.0.1:6567",), ("tcp", "tls", "unix"), _rqueue),)
+}
+
+ADMIN_DEFAULT = f"unix:{RUNTIME}/admin.sock"
+ADMIN_SCHEMES = ("unix",)

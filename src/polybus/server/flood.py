@@ -1,0 +1,76 @@
+"""A flood of one event becomes a few lines and a count.
+
+Within one second the first `max_repeats_per_s` lines of an event go through;
+the rest are counted, and once the second is over one line with `repeated=COUNT`
+stands for them. Nothing is lost silently: the counters of the bus count every
+event anyway, this is only about the lines. Tracebacks are long, and a defect that
+repeats itself says nothing new: for them the second is a minute.
+
+It is the first step of the log, so that a suppressed line costs almost nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from structlog import DropEvent
+
+WINDOW_S = 1.0
+TRACEBACK_WINDOW_S = 60.0
+# Events are constants in the code; should one carry changing text, it must not grow the table.
+MAX_EVENTS = 1000
+SUMMARY = "repeated"
+
+
+@dataclass(slots=True)
+class _Window:
+    start: float
+    length_s: float
+    seen: int = 0
+    held_back: int = 0
+
+
+class FloodGate:
+    """A step of the log's processing: drops what repeats too often, and remembers how often."""
+
+    def __init__(self, max_repeats_per_s: int, clock: Callable[[], float]) -> None:
+        self._limit = max_repeats_per_s
+        self._clock = clock
+        self._windows: dict[tuple[str, str], _Window] = {}
+        self._mutex = threading.Lock()  # the store's threads log, too
+
+    def __call__(
+        self, _logger: Any, level: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        if SUMMARY not in event:
+            length_s = TRACEBACK_WINDOW_S if event.get("exc_info") else WINDOW_S
+            if not self._admit((level, str(event.get("event"))), length_s):
+                raise DropEvent
+        return event
+
+    def summaries(self, final: bool = False) -> list[tuple[str, str, int]]:
+        """(level, event, lines held back) of each window that is over; `final` takes all."""
+        now = self._clock()
+        with self._mutex:
+            over = [k for k, w in self._windows.items() if final or now - w.start >= w.length_s]
+            closed = [(key, self._windows.pop(key)) for key in over]
+        return [(level, event, w.held_back) for (level, event), w in closed if w.held_back]
+
+    def _admit(self, key: tuple[str, str], length_s: float) -> bool:
+        now = self._clock()
+        with self._mutex:
+            window = self._windows.get(key)
+            if window is None:
+                if len(self._windows) >= MAX_EVENTS:
+                    key = ("warning", "too many kinds of events")
+                window = self._windows.setdefault(key, _Window(now, length_s))
+            if now - window.start >= window.length_s:
+                window.start, window.seen = now, 0
+            window.seen += 1
+            if window.seen <= self._limit:
+                return True
+            window.held_back += 1
+            return False

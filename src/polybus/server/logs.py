@@ -1,0 +1,132 @@
+"""Logs: one line an event, on stderr, times in UTC.
+
+    2026-01-31T12:00:00.123Z warning  slow_consumer  dialect=rqueue peer=127.0.0.1:51234
+    {"at": "2026-01-31T12:00:00.123Z", "level": "warning", "event": "slow_consumer", ...}
+
+People read the first, machines (`--log-format json`) the second. Colours only
+on a terminal. What a peer says is quoted, so it can never forge a line.
+
+Two things must not happen: a flood of connects that fills the disk (`FloodGate`),
+and a stderr that nobody reads stopping the bus (`LineWriter`, see there).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from polybus.server.flood import FloodGate
+from polybus.server.linewriter import LineWriter
+from polybus.server.settings import LogSettings
+
+Event = MutableMapping[str, Any]
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+COLOURS = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
+RESET = "\x1b[0m"
+LEVEL_WIDTH = max(map(len, LEVELS))
+STDERR_FD = 2
+
+
+class Logs:
+    """The log of one process: `logger` writes to it, `tick` closes floods, `close` flushes."""
+
+    def __init__(self, settings: LogSettings, clock: Callable[[], float], fd: int = STDERR_FD):
+        self._writer = LineWriter(fd)
+        self._flood = FloodGate(settings.max_repeats_per_s, clock)
+        self.logger: Any = structlog.wrap_logger(
+            _Lines(self._writer),
+            processors=[
+                self._flood,
+                structlog.processors.format_exc_info,
+                _stamp,
+                _json if settings.format == "json" else _human(_has_colours(fd)),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.level]),
+            cache_logger_on_first_use=True,
+        )
+        _adopt_standard_logging(self.logger)
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost because stderr took none."""
+        return self._writer.dropped
+
+    def tick(self) -> None:
+        """Say how many repeats of each flooding event were left out."""
+        for level, event, count in self._flood.summaries():
+            getattr(self.logger, level)(event, repeated=count)
+
+    def close(self) -> None:
+        for level, event, count in self._flood.summaries(final=True):
+            getattr(self.logger, level)(event, repeated=count)
+        self._writer.close()
+
+
+class _Lines:
+    """What structlog calls with the finished line, whatever its level."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self.debug = self.info = self.warning = self.error = self.critical = writer.write
+        self.msg = writer.write
+
+
+def _stamp(_logger: Any, method: str, event: Event) -> Event:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    level = "error" if method == "exception" else method
+    return {"at": now, "level": level, "event": event.pop("event", ""), **event}
+
+
+def _json(_logger: Any, _method: str, event: Event) -> str:
+    return json.dumps(event, default=str)  # ASCII only: not every reader splits lines alike
+
+
+def _human(colours: bool) -> Callable[[Any, str, Event], str]:
+    def render(_logger: Any, _method: str, event: Event) -> str:
+        trace = event.pop("exception", None)
+        at, level, name = event.pop("at"), event.pop("level"), event.pop("event")
+        facts = " ".join(f"{key}={_quoted(event[key])}" for key in sorted(event))
+        line = f"{at} {level:<{LEVEL_WIDTH}} {_quoted(name, plain=' ')}"
+        line = f"{line}  {facts}" if facts else line
+        if colours and level in COLOURS:
+            line = f"{COLOURS[level]}{line}{RESET}"
+        return f"{line}\n{trace}" if trace else line
+
+    return render
+
+
+def _quoted(value: Any, plain: str = "") -> str:
+    """Bare where that is clear, else as JSON: spaces, quotes and control characters escaped."""
+    text = str(value)
+    if text and all(char in plain or (char.isprintable() and char not in ' "=') for char in text):
+        return text
+    return json.dumps(text)
+
+
+def _has_colours(fd: int) -> bool:
+    return os.isatty(fd) and not os.environ.get("NO_COLOR")
+
+
+def _adopt_standard_logging(logger: Any) -> None:
+    """asyncio and libraries log through the standard module: one stream for all."""
+    root = logging.getLogger()
+    root.handlers = [_Adopted(logger)]
+    root.setLevel(logging.WARNING)
+
+
+class _Adopted(logging.Handler):
+    def __init__(self, logger: Any) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts: Mapping[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+        level = record.levelname.lower()
+        write = getattr(self._logger, level if level in LEVELS else "error")
+        write("library", library=record.name, text=record.getMessage(), **facts)

@@ -1,0 +1,73 @@
+"""What a run of the server is to do: everything decided and checked, nothing opened.
+
+The commands (`polybus serve`, `polybus rqueue`) make a `Program` out of flags,
+environment and file; `server.app` runs it; `polybus config check` makes one and
+throws it away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from polybus.errors import ConfigError
+from polybus.server.config import DEFAULT, Flag, Loaded
+from polybus.server.listening import Wanted, plan
+from polybus.server.runtime import data_folder, runtime_folder
+
+# Those of the store; they come with it.
+ENGINES = ("memory", "lmdb", "nats")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One run: settings, listeners, folders. `data` is None where nothing is kept."""
+
+    loaded: Loaded
+    listeners: tuple[Wanted, ...]
+    runtime: Path
+    data: Path | None
+    uid: int
+
+
+def serving(loaded: Loaded, environ: Mapping[str, str]) -> Program:
+    """The whole bus (`polybus serve`)."""
+    _check_engine(loaded)
+    uid = os.getuid()
+    runtime = runtime_folder(environ, uid)
+    data = loaded.settings.data or data_folder(environ, uid)
+    return Program(loaded, plan(loaded, runtime), runtime, data.absolute(), uid)
+
+
+def rqueue_alone(loaded: Loaded, environ: Mapping[str, str], admin: bool) -> Program:
+    """The rqueue server and nothing else (`polybus rqueue`)."""
+    uid = os.getuid()
+    runtime = runtime_folder(environ, uid)
+    return Program(loaded, plan(loaded, runtime, admin), runtime, None, uid)
+
+
+def check_exclusive(data: Flag, engine: Flag) -> None:
+    if data.value is not None and engine.value is not None:
+        raise ConfigError(f"{data.name} and {engine.name} exclude each other: give one")
+
+
+def check_files(loaded: Loaded) -> None:
+    """What only reading files can tell; for `polybus config check`."""
+    if loaded.settings.tls.certificate is not None:
+        from polybus.server.tls import Certificates
+
+        Certificates(loaded.settings.tls)
+
+
+def _check_engine(loaded: Loaded) -> None:
+    url = loaded.settings.engine
+    if not url:
+        return
+    source = loaded.sources.get("engine", DEFAULT)
+    scheme = url.partition(":")[0]
+    if scheme in ENGINES:
+        raise ConfigError(f"{source}: engine {url!r} is not built yet: it comes with the store")
+    known = ", ".join(ENGINES)
+    raise ConfigError(f"{source}: unknown engine {url!r}: the engines are {known}")

@@ -1,0 +1,89 @@
+"""Every setting of the bus: its name, type, default, bounds and the reason for them.
+
+A section is a frozen dataclass, a key is a field of it. All the rest (reading
+TOML, `POLYBUS_*` variables, range checks, `polybus config show`) is derived
+from here, so a new dialect adds its section with one line in `Settings`.
+
+A number is at least 1 (a float: above 0) unless `BOUNDS` says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from polybus.model.limits import KIB, MIB, Limits, RqueueLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How the process behaves (`[server]`)."""
+
+    # What is still to be written gets this long after SIGTERM. The whole stop must
+    # take at most 10 s, so that `systemctl restart` and tests never wait for a kill.
+    drain_timeout_s: float = 5.0
+    # Each admin connection may hold a line of 1 MiB: few people and scripts need more.
+    max_admin_connections: int = 64
+    # An admin client that says nothing, or stops in the middle of a line, gives its place back.
+    admin_idle_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is written on stderr (`[log]`)."""
+
+    format: Literal["human", "json"] = "human"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    # A flood of one event becomes one line with a count, so no peer can fill the disk.
+    max_repeats_per_s: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The certificate of the encrypted listeners (`[tls]`), read again on SIGHUP."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole configuration: the top-level keys, then one field a section."""
+
+    # DIALECT=ADDRESS each; empty: every dialect at its default address.
+    listen: tuple[str, ...] = ()
+    # None: see `runtime.data_folder`.
+    data: Path | None = None
+    engine: str = ""
+    durability: Literal["fsync", "interval"] = "fsync"
+    # Listeners beyond loopback without TLS must be asked for by name.
+    insecure: bool = False
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    limits: Limits = field(default_factory=Limits)
+    rqueue: RqueueLimits = field(default_factory=RqueueLimits)
+
+
+UNBOUNDED = float("inf")
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    # With the flush of the logs and the closing of sockets it stays under 10 s.
+    "server.drain_timeout_s": (0, 8),
+    "server.max_admin_connections": (1, 4096),
+    "log.max_repeats_per_s": (1, 10_000),
+    # One descriptor each, and Linux has no more than this for one process.
+    "limits.max_connections": (1, 1_048_576),
+    # The kernel's topic numbers have 32 bits, and so have its connection numbers.
+    "limits.max_topics": (1, 2**31 - 1),
+    "limits.max_subscriptions_per_connection": (1, 2**31 - 1),
+    # Below a receive buffer every burst would count as a slow reader.
+    "limits.outbox_high_water_bytes": (64 * KIB, UNBOUNDED),
+    "limits.outbox_max_bytes": (64 * KIB, UNBOUNDED),
+    "limits.slow_consumer_min_bytes_per_s": (0, UNBOUNDED),
+    # A client's probe (29 bytes) and the smallest useful PART must fit.
+    "rqueue.max_payload": (64, 64 * MIB),
+    "rqueue.max_message_bytes": (1, 64 * MIB),
+}

@@ -1,0 +1,57 @@
+"""The certificate of the encrypted listeners.
+
+Listeners are given one `SSLContext` and keep it for as long as the bus lives.
+Its only job is to hand each new connection over, at its first message, to the
+context that is current. So a reload (SIGHUP) builds a whole new context and
+then swaps one reference: a certificate that does not fit its key changes
+nothing, and connections that are already there keep what they have.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from polybus.errors import ConfigError
+from polybus.server.settings import TlsSettings
+
+
+class Certificates:
+    """The live context; `reload` reads the files again."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        if settings.certificate is None or settings.key is None:
+            raise ConfigError("an encrypted listener needs certificate and key in [tls]")
+        self._certificate: Path = settings.certificate
+        self._key: Path = settings.key
+        self._current = self._load()
+        self.context = self._load()
+        self.context.sni_callback = self._hand_over
+
+    def reload(self) -> None:
+        """Raises `ConfigError` and changes nothing if the files are no good. Any thread."""
+        self._current = self._load()
+
+    def _hand_over(self, link: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        link.context = self._current
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # older ones are broken
+        try:
+            # An empty password: a key that has one would stop the bus to ask for it.
+            context.load_cert_chain(self._certificate, self._key, password="")
+        except ssl.SSLError as error:
+            reason = error.reason or "not a certificate with its key in PEM form"
+            raise ConfigError(f"[tls] {self._certificate} and {self._key}: {reason}") from None
+        except OSError as error:
+            raise ConfigError(f"[tls] {self._unreadable()}: {error.strerror}") from None
+        return context
+
+    def _unreadable(self) -> Path:
+        """Which of the two files it was; the error does not say."""
+        try:
+            self._certificate.open("rb").close()
+        except OSError:
+            return self._certificate
+        return self._key

@@ -1,0 +1,44 @@
+"""Feeding bytes in pieces: one by one, or cut where it hurts.
+
+A stream has no frames: whatever can be sent whole can arrive in any pieces, and
+a reader must not care. `cut` makes the pieces, `feed` plays them into anything
+with a session's `receive`, and `drip` sends them over a socket as packets of
+their own.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Iterator
+
+Receive = Callable[[bytes, int, int], int]
+
+
+def cut(data: bytes, cuts: Iterable[int]) -> Iterator[bytes]:
+    """`data` in pieces that end at the given offsets; empty pieces are left out."""
+    start = 0
+    for end in [*sorted(cuts), len(data)]:
+        if start < end <= len(data):
+            yield data[start:end]
+            start = end
+
+
+def one_by_one(data: bytes) -> Iterator[bytes]:
+    return cut(data, range(1, len(data)))
+
+
+def feed(receive: Receive, pieces: Iterable[bytes]) -> bytes:
+    """Offers each piece behind what was left over before it; returns what is left at the end."""
+    held = b""
+    for piece in pieces:
+        held += piece
+        held = held[receive(held, 0, len(held)) :]
+    return held
+
+
+def drip(sock: socket.socket, pieces: Iterable[bytes]) -> None:
+    """Sends each piece on its own: no piece waits in our kernel to join the next."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for piece in pieces:
+        sock.sendall(piece)

@@ -1,0 +1,102 @@
+"""Rules that hold for every test.
+
+Skips. A test that cannot run here (no second user, no redis-server) may skip on a
+laptop. With CI=true a skip is a failure, unless tests/allowed_skips.txt lists the
+test: a suite that quietly stopped testing something looks just like a green one.
+
+Sabotage. A fault test proves little until it was seen to fail. It names the ways
+to break what it guards, and takes the one of this run from a fixture:
+
+    @pytest.mark.sabotage("stamps-off")
+    def test_nothing_is_doubled_after_a_kill(sabotage): ...
+
+`sabotage` is None in a normal run. `pytest --sabotage` runs only such tests, once
+per name, and demands that each fails, by an assertion: an error elsewhere is no
+proof. $SABOTAGE holds the name as well, for the processes a test starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+
+# On a shared machine any single example may be slow; hangs are pytest-timeout's.
+# In CI the same commit always sees the same examples.
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+
+
+def in_ci() -> bool:
+    return os.environ.get("CI") == "true"
+
+
+settings.load_profile("ci" if in_ci() else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sabotage", action="store_true", help="run fault tests that must turn red")
+
+
+# --- skips -------------------------------------------------------------------
+
+
+def allowed_skips() -> tuple[str, ...]:
+    lines = (line.partition("#")[0].strip() for line in ALLOWED_SKIPS.read_text().splitlines())
+    return tuple(line for line in lines if line)
+
+
+Report = pytest.TestReport | pytest.CollectReport
+
+
+def forbid_skip(report: Report) -> Report:
+    """Turn a skip into a failure that keeps the reason, if it is one that counts."""
+    was_xfail = hasattr(report, "wasxfail")
+    if not (in_ci() and report.skipped) or was_xfail or report.nodeid.startswith(allowed_skips()):
+        return report
+    report.outcome = "failed"
+    report.longrepr = f"skipped in CI, and not in {ALLOWED_SKIPS.name}: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Report, Report]:
+    return forbid_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Report, Report]:
+    return forbid_skip((yield))
+
+
+# --- sabotage ----------------------------------------------------------------
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("sabotage")
+    if marker is None or not metafunc.config.getoption("--sabotage"):
+        return
+    must_fail = pytest.mark.xfail(raises=AssertionError, strict=True, reason="sabotaged")
+    ways = [pytest.param(name, marks=must_fail) for name in marker.args]
+    metafunc.parametrize("sabotage", ways, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--sabotage"):
+        return
+    honest = [item for item in items if item.get_closest_marker("sabotage") is None]
+    config.hook.pytest_deselected(items=honest)
+    items[:] = [item for item in items if item not in honest]
+
+
+@pytest.fixture
+def sabotage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    name: str | None = getattr(request, "param", None)
+    if name is not None:
+        monkeypatch.setenv("SABOTAGE", name)
+    return name

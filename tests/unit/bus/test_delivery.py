@@ -1,0 +1,346 @@
+"""Who waits for whom, who is cut, and that nobody else notices. No sockets, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.model.limits import Limits
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+from polybus.testing.rqueue import frame, notification, publish, subscribe
+
+MARK = 1000
+RATE = 100  # bytes a second
+TIMEOUT_S = 5.0
+LIMITS = Limits(
+    outbox_high_water_bytes=MARK,
+    outbox_max_bytes=100 * MARK,
+    slow_consumer_min_bytes_per_s=RATE,
+    slow_consumer_timeout_s=TIMEOUT_S,
+)
+BIG = bytes(600)  # two of these are over the mark
+BAD = frame(99)
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(LIMITS)
+
+
+def reader_of(bus: MemoryBus, topic: bytes, appetite: int | None = None) -> MemoryPipe:
+    pipe = bus.connect(appetite)
+    pipe.deliver(subscribe(topic))
+    return pipe
+
+
+def full_reader(bus: MemoryBus, topic: bytes) -> MemoryPipe:
+    """A reader that has stopped reading and is over its mark."""
+    reader = reader_of(bus, topic, appetite=0)
+    bus.connect().deliver(publish(topic, BIG) * 2)
+    assert states(bus)[reader.peer] == "full"
+    return reader
+
+
+def states(bus: MemoryBus) -> dict[str, str]:
+    return {one["peer"]: one["state"] for one in bus.broker.connections()}
+
+
+def reasons(bus: MemoryBus) -> list[str]:
+    return [fields["reason"] for _, fields in bus.log.warnings()]
+
+
+# --- waiting -----------------------------------------------------------------
+
+
+def test_a_publisher_to_a_full_reader_is_not_read_from(bus: MemoryBus):
+    full_reader(bus, b"t")
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"x"))
+    assert not writer.reading
+    assert writer.unread == len(publish(b"t", b"x"))
+    assert states(bus)[writer.peer] == "waiting"
+    assert bus.stats("connections", "waiting") == 1
+
+
+def test_a_publisher_to_others_goes_on(bus: MemoryBus):
+    full_reader(bus, b"t")
+    other = reader_of(bus, b"u")
+    writer = bus.connect()
+    writer.deliver(publish(b"u", b"x"))
+    assert other.taken == notification(b"u", b"x")
+    assert writer.reading
+
+
+def test_what_came_before_the_held_message_is_delivered(bus: MemoryBus):
+    full_reader(bus, b"t")
+    other = reader_of(bus, b"u")
+    writer = bus.connect()
+    writer.deliver(publish(b"u", b"1") + publish(b"t", b"2") + publish(b"u", b"3"))
+    assert other.taken == notification(b"u", b"1")
+
+
+def test_a_held_message_reaches_nobody_in_the_meantime(bus: MemoryBus):
+    full_reader(bus, b"t")
+    healthy = reader_of(bus, b"t")
+    bus.connect().deliver(publish(b"t", b"x"))
+    assert healthy.taken == b""
+
+
+def test_everything_arrives_once_the_reader_reads_again(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"x") + subscribe(b"late") + publish(b"t", b"y"))
+    reader.eat()
+    bus.turn()
+    tail = notification(b"t", b"x") + notification(b"t", b"y")
+    assert reader.taken == notification(b"t", BIG) * 2 + tail
+    assert writer.reading
+    assert bus.stats("connections", "waiting") == 0
+    assert bus.stats("subscriptions") == 2  # the frame in between had its effect, too
+
+
+def test_publishers_go_on_in_the_order_in_which_they_came(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    writers = [bus.connect() for _ in range(5)]
+    for number, writer in enumerate(writers):
+        writer.deliver(publish(b"t", b"%d" % number))
+    reader.eat()
+    bus.turn()
+    expected = b"".join(notification(b"t", b"%d" % number) for number in range(5))
+    assert reader.taken.endswith(expected)
+
+
+def test_one_that_fills_the_reader_again_lets_the_others_wait(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    greedy, modest = bus.connect(), bus.connect()
+    greedy.deliver(publish(b"t", BIG) * 4)
+    modest.deliver(publish(b"t", b"m"))
+    bus.turn()
+    reader.eat(len(notification(b"t", BIG)) * 2)
+    bus.turn()
+    assert states(bus)[reader.peer] == "full"
+    assert states(bus)[modest.peer] == "waiting"
+    reader.eat()
+    bus.turn()
+    assert reader.taken.endswith(notification(b"t", b"m"))
+    assert reader.taken == notification(b"t", BIG) * 6 + notification(b"t", b"m")
+
+
+def test_two_full_readers_hold_a_publisher_one_after_the_other(bus: MemoryBus):
+    first, second = full_reader(bus, b"t"), reader_of(bus, b"u", appetite=0)
+    bus.connect().deliver(publish(b"u", BIG) * 2)
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"1") + publish(b"u", b"2"))
+    first.eat()
+    bus.turn()
+    assert states(bus)[writer.peer] == "waiting"
+    second.eat()
+    bus.turn()
+    assert first.taken.endswith(notification(b"t", b"1"))
+    assert second.taken.endswith(notification(b"u", b"2"))
+
+
+def test_a_reader_that_leaves_lets_its_publishers_go_on(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    healthy = reader_of(bus, b"t")
+    writers = [bus.connect() for _ in range(2)]
+    for number, writer in enumerate(writers):
+        writer.deliver(publish(b"t", b"%d" % number))
+    reader.hang_up()
+    bus.turn()
+    assert healthy.taken == notification(b"t", b"0") + notification(b"t", b"1")
+    assert all(writer.reading for writer in writers)
+    assert bus.stats("connections", "waiting") == 0
+
+
+def test_a_publisher_that_leaves_is_waited_for_no_more(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"x"))
+    writer.hang_up()
+    assert bus.stats("connections", "waiting") == 0
+    reader.eat()
+    bus.turn()
+    assert reader.taken == notification(b"t", BIG) * 2
+    assert not writer.reading
+
+
+def test_waiters_that_end_each_other_do_not_nest(bus: MemoryBus):
+    """Each is full and waits for the one before; each breaks the protocol once it goes on."""
+    chain = [full_reader(bus, b"t0")]
+    for number in range(1, 500):
+        pipe = full_reader(bus, b"t%d" % number)
+        pipe.deliver(publish(b"t%d" % (number - 1), b"x") + BAD)
+        chain.append(pipe)
+    bystander = reader_of(bus, b"t0")
+    chain[0].hang_up()
+    bus.turn()
+    assert bystander.taken == notification(b"t0", b"x")
+    assert reasons(bus) == ["unknown_type"] * 499
+    assert all(pipe.closed for pipe in chain[1:])
+
+
+def test_a_waiter_is_not_lost_when_its_reader_goes_while_a_buffer_is_routed():
+    """One push overflows a reader; that ends another one, which the publisher waits for."""
+    bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=2 * MARK))
+    blocker = full_reader(bus, b"blocked")
+    victim = reader_of(bus, b"big", appetite=0)
+    bus.connect().deliver(publish(b"big", BIG) * 2)
+    victim.eat(len(notification(b"big", BIG)))
+    bus.turn()
+    blocker.deliver(publish(b"big", b"x") + BAD)
+    writer = bus.connect()
+    writer.deliver(publish(b"big", bytes(1500)) + publish(b"blocked", b"y"))
+    victim.hang_up()
+    blocker.hang_up()
+    bus.turn()
+    assert writer.reading
+    assert writer.unread == 0
+
+
+# --- slow consumers ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("missing", "cut"), [(0, False), (1, True)])
+def test_a_reader_is_cut_just_under_the_rate_and_not_at_it(bus: MemoryBus, missing: int, cut: bool):
+    reader = full_reader(bus, b"t")
+    bus.pass_time(0.25)  # the first tick sees it full, and its time begins
+    reader.eat(int(RATE * TIMEOUT_S) - missing)
+    bus.pass_time(TIMEOUT_S)
+    assert reader.aborted is cut
+
+
+def test_a_reader_that_takes_nothing_is_cut_after_the_timeout_and_not_before(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    bus.pass_time(0.25 + TIMEOUT_S - 0.25)
+    assert not reader.aborted
+    bus.pass_time(0.25)
+    assert reader.aborted
+
+
+def test_each_window_is_judged_by_itself(bus: MemoryBus):
+    reader = reader_of(bus, b"t", appetite=0)
+    bus.connect().deliver(publish(b"t", bytes(2000)) * 2)
+    bus.pass_time(0.25)
+    reader.eat(int(RATE * TIMEOUT_S) + 400)  # more than enough, once
+    bus.pass_time(TIMEOUT_S)
+    assert not reader.aborted
+    bus.pass_time(TIMEOUT_S)  # nothing more: what it took before does not help
+    assert reader.aborted
+
+
+def test_a_reader_below_its_mark_is_never_cut(bus: MemoryBus):
+    reader = reader_of(bus, b"t", appetite=0)
+    bus.connect().deliver(publish(b"t", bytes(500)))
+    bus.pass_time(100 * TIMEOUT_S)
+    assert not reader.aborted
+    assert states(bus)[reader.peer] == "open"
+
+
+def test_a_reader_that_had_room_in_between_starts_a_new_window(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    bus.pass_time(TIMEOUT_S)
+    reader.eat(2 * len(notification(b"t", BIG)))
+    bus.connect().deliver(publish(b"t", BIG) * 2)
+    bus.pass_time(TIMEOUT_S)
+    assert not reader.aborted
+    bus.pass_time(0.25)
+    assert reader.aborted
+
+
+def test_what_the_host_only_queues_is_not_taken(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    bus.pass_time(0.25)
+    reader.eat(int(RATE * TIMEOUT_S))
+    reader.in_host = 1
+    bus.pass_time(TIMEOUT_S)
+    assert reader.aborted
+
+
+def test_what_leaves_the_hosts_queue_counts_as_taken(bus: MemoryBus):
+    """A slow reader empties a long queue of the host: the socket stands still meanwhile."""
+    reader = full_reader(bus, b"t")
+    reader.in_host = 10 * MARK
+    bus.pass_time(0.25)
+    reader.in_host -= int(RATE * TIMEOUT_S)
+    bus.pass_time(TIMEOUT_S)
+    assert not reader.aborted
+
+
+def test_a_cut_is_logged_and_counted_with_what_was_lost(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"x"))
+    size = len(notification(b"t", BIG))
+    reader.eat(size - 1)  # the first message is almost through: it is lost as well
+    bus.pass_time(3 * TIMEOUT_S)
+    assert bus.stats("dropped", "slow_consumer") == 2
+    assert bus.stats("connections", "closed") == {"slow_consumer": 1}
+    fields = {
+        "level": "warning",
+        "dialect": "rqueue",
+        "peer": reader.peer,
+        "reason": "slow_consumer",
+        "messages_lost": 2,
+    }
+    assert bus.log.warnings() == [("connection cut", fields)]
+
+
+def test_a_message_that_went_out_whole_is_not_counted_as_lost(bus: MemoryBus):
+    reader = full_reader(bus, b"t")
+    reader.eat(len(notification(b"t", BIG)))
+    bus.pass_time(3 * TIMEOUT_S)
+    assert reader.aborted
+    assert bus.stats("dropped", "slow_consumer") == 1
+
+
+def test_its_publishers_go_on_and_the_others_lose_nothing(bus: MemoryBus):
+    stuck, healthy = full_reader(bus, b"t"), reader_of(bus, b"t")
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"1"))
+    bus.pass_time(2 * TIMEOUT_S)
+    writer.deliver(publish(b"t", b"2"))
+    assert stuck.aborted
+    assert healthy.taken == notification(b"t", b"1") + notification(b"t", b"2")
+
+
+def test_one_that_publishes_to_itself_without_reading_is_cut(bus: MemoryBus):
+    pipe = reader_of(bus, b"t", appetite=0)
+    pipe.deliver(publish(b"t", BIG) * 3)
+    assert states(bus)[pipe.peer] == "full"
+    pipe.deliver(publish(b"t", BIG))
+    assert states(bus)[pipe.peer] == "waiting"
+    assert not pipe.reading
+    bus.pass_time(2 * TIMEOUT_S)
+    assert pipe.aborted
+    assert bus.stats("connections", "waiting") == 0
+    assert bus.stats("dropped", "slow_consumer") == 3
+
+
+def test_a_reader_past_all_bounds_is_cut_at_once():
+    bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=MARK))
+    reader, healthy = reader_of(bus, b"t", appetite=0), reader_of(bus, b"t")
+    bus.connect().deliver(publish(b"t", BIG) * 2)
+    assert reader.aborted
+    assert reasons(bus) == ["outbox_overflow"]
+    assert bus.stats("dropped", "outbox_overflow") == 2
+    assert healthy.taken == notification(b"t", BIG) * 2
+
+
+def test_one_that_overflows_itself_does_nothing_more():
+    """Its number in the fan-out is free then: what it sent behind must not act under it."""
+    bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=MARK))
+    pipe = reader_of(bus, b"t", appetite=0)
+    pipe.deliver(publish(b"t", BIG) * 2 + subscribe(b"u") + publish(b"u", b"x"))
+    assert pipe.aborted
+    assert bus.stats("subscriptions") == 0
+    assert bus.stats("messages", "received") == 2
+
+
+def test_one_that_overflows_itself_waits_for_nobody():
+    bus = MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=MARK + 300))
+    full_reader(bus, b"other")
+    pipe = reader_of(bus, b"t", appetite=0)
+    pipe.deliver(publish(b"t", BIG) * 3 + publish(b"other", b"x"))
+    assert pipe.aborted
+    assert bus.stats("connections", "waiting") == 0

@@ -1,0 +1,246 @@
+"""Subscribing within limits: every bound is exact, and probes are free, but not endless."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.bus.policy import Policy
+from polybus.bus.subscriptions import FREE_PROBES
+from polybus.model.limits import Limits
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+from polybus.testing.rqueue import deregister, notification, publish, remove, subscribe
+
+LIMITS = Limits(max_topics=5, max_subscriptions_per_connection=3)
+
+
+def probe(number: int | None = None) -> bytes:
+    return b"_probe/" + (os.urandom(16) if number is None else number.to_bytes(16, "big"))
+
+
+def subscribe_to(pipe: MemoryPipe, *topics: bytes) -> None:
+    pipe.deliver(b"".join(map(subscribe, topics)))
+
+
+def counted(bus: MemoryBus) -> tuple[int, int]:
+    return bus.stats("topics"), bus.stats("subscriptions")
+
+
+def heard(bus: MemoryBus, pipe: MemoryPipe, topic: bytes) -> int:
+    """How many copies of one message on the topic reach the pipe."""
+    before = len(pipe.taken)
+    bus.connect().deliver(publish(topic, b"!"))
+    bus.turn()
+    return pipe.taken[before:].count(notification(topic, b"!"))
+
+
+def test_a_second_subscribe_changes_nothing():
+    bus = MemoryBus(LIMITS)
+    pipe = bus.connect()
+    subscribe_to(pipe, b"t", b"t", b"t", b"t", b"t")
+    assert counted(bus) == (1, 1)
+    assert heard(bus, pipe, b"t") == 1
+    pipe.deliver(remove(b"t"))
+    assert counted(bus) == (0, 0)
+    assert heard(bus, pipe, b"t") == 0
+
+
+def test_removing_what_is_not_there_is_ignored():
+    bus = MemoryBus(LIMITS)
+    pipe, other = bus.connect(), bus.connect()
+    subscribe_to(other, b"t")
+    pipe.deliver(remove(b"t") + remove(b"never heard of"))
+    assert counted(bus) == (1, 1)
+    assert heard(bus, other, b"t") == 1
+    assert not pipe.closed
+
+
+def test_deregister_ends_all_of_one_connection_only():
+    bus = MemoryBus(LIMITS)
+    pipe, other = bus.connect(), bus.connect()
+    subscribe_to(pipe, b"a", b"b", probe())
+    subscribe_to(other, b"a")
+    pipe.deliver(deregister())
+    assert counted(bus) == (1, 1)
+    assert heard(bus, pipe, b"a") == 0
+    assert heard(bus, other, b"a") == 1
+    subscribe_to(pipe, b"b")
+    assert heard(bus, pipe, b"b") == 1
+
+
+def test_leaving_ends_all():
+    bus = MemoryBus(LIMITS)
+    pipe = bus.connect()
+    subscribe_to(pipe, b"a", b"b", probe())
+    pipe.hang_up()
+    assert counted(bus) == (0, 0)
+
+
+def test_subscriptions_per_connection_end_exactly_at_the_limit():
+    bus = MemoryBus(LIMITS)
+    pipe = bus.connect()
+    subscribe_to(pipe, b"a", b"b", b"c")
+    assert not pipe.closed
+    subscribe_to(pipe, b"a")  # has it already: no new one
+    assert not pipe.closed
+    subscribe_to(pipe, b"d")
+    assert pipe.closed
+    assert bus.stats("connections", "closed") == {"max_subscriptions_per_connection": 1}
+    assert counted(bus) == (0, 0)
+
+
+def test_a_place_given_back_can_be_taken_again():
+    bus = MemoryBus(LIMITS)
+    pipe = bus.connect()
+    for number in range(20):
+        subscribe_to(pipe, b"%d" % number)
+        if number >= 2:
+            pipe.deliver(remove(b"%d" % (number - 2)))
+    assert not pipe.closed
+    assert counted(bus) == (2, 2)
+
+
+def test_topics_end_exactly_at_the_limit():
+    bus = MemoryBus(LIMITS)
+    first, second, third = (bus.connect() for _ in range(3))
+    subscribe_to(first, b"a", b"b", b"c")
+    subscribe_to(second, b"d", b"e")
+    assert counted(bus) == (5, 5)
+    subscribe_to(third, b"a")  # a topic that is there costs nothing
+    assert not third.closed
+    subscribe_to(third, b"f")
+    assert third.closed
+    assert bus.stats("connections", "closed") == {"max_topics": 1}
+    assert counted(bus) == (5, 5)
+    second.hang_up()
+    subscribe_to(bus.connect(), b"f", b"g")
+    assert counted(bus) == (5, 5)
+
+
+def test_nothing_behind_a_subscribe_too_many_has_an_effect():
+    bus = MemoryBus(LIMITS)
+    reader, pipe = bus.connect(), bus.connect()
+    subscribe_to(reader, b"a")
+    pipe.deliver(publish(b"a", b"1"))
+    pipe.deliver(b"".join(map(subscribe, (b"b", b"c", b"d", b"e"))) + publish(b"a", b"2"))
+    assert pipe.closed
+    assert reader.taken == notification(b"a", b"1")
+
+
+def test_probes_count_against_no_limit():
+    bus = MemoryBus(LIMITS)
+    pipe = bus.connect()
+    subscribe_to(pipe, *(probe() for _ in range(FREE_PROBES)), b"a", b"b", b"c")
+    assert not pipe.closed
+    assert counted(bus) == (3, FREE_PROBES + 3)
+    assert heard(bus, pipe, b"c") == 1
+
+
+def test_probes_work_where_nothing_else_fits():
+    bus = MemoryBus(LIMITS)
+    subscribe_to(bus.connect(), b"a", b"b", b"c")
+    subscribe_to(bus.connect(), b"d", b"e")
+    pipe, topic = bus.connect(), probe()
+    subscribe_to(pipe, topic)
+    pipe.deliver(publish(topic))
+    assert pipe.taken == notification(topic)
+
+
+def test_probes_beyond_a_handful_count_like_any_topic():
+    bus = MemoryBus(LIMITS)
+    pipe = bus.connect()
+    subscribe_to(pipe, *(probe() for _ in range(FREE_PROBES + 3)))
+    assert not pipe.closed
+    assert counted(bus) == (3, FREE_PROBES + 3)
+    subscribe_to(pipe, probe())
+    assert pipe.closed
+
+
+def test_a_removed_probe_makes_room_for_the_next():
+    bus = MemoryBus(LIMITS)
+    pipe = bus.connect()
+    for _ in range(10 * FREE_PROBES):
+        topic = probe()
+        pipe.deliver(subscribe(topic) + remove(topic))
+    assert not pipe.closed
+    assert counted(bus) == (0, 0)
+
+
+def test_a_probe_that_many_share_is_one_topic():
+    """Else each of them would make room for a topic that the limit forbids."""
+    bus = MemoryBus(LIMITS)
+    pipes = [bus.connect() for _ in range(10)]
+    for pipe in pipes:
+        subscribe_to(pipe, probe(1))
+    assert counted(bus) == (0, 10)
+    subscribe_to(pipes[0], b"a", b"b", b"c")
+    subscribe_to(pipes[1], b"d", b"e", b"f")
+    assert pipes[1].closed
+    for pipe in pipes[2:]:
+        pipe.deliver(remove(probe(1)))
+    assert counted(bus) == (3, 4)
+    pipes[0].hang_up()
+    assert counted(bus) == (0, 0)
+
+
+@pytest.mark.parametrize("topic", [b"_probe/", b"_probe/" + bytes(15), b"_probe/" + bytes(17)])
+def test_only_a_whole_probe_is_free(topic: bytes):
+    bus = MemoryBus(LIMITS)
+    subscribe_to(bus.connect(), topic)
+    assert counted(bus) == (1, 1)
+
+
+def test_a_denied_subscribe_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Policy, "_allows", lambda self, who, verb, topic: topic != b"secret")
+    bus = MemoryBus(LIMITS)
+    pipe = bus.connect()
+    subscribe_to(pipe, b"secret", b"open", probe())
+    assert not pipe.closed
+    assert counted(bus) == (1, 2)
+    assert bus.stats("refused") == {"subscribe_denied": 1}
+
+
+def test_a_denied_publish_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
+    bus = MemoryBus(LIMITS)
+    reader, writer = bus.connect(), bus.connect()
+    subscribe_to(reader, b"secret", b"open")
+    monkeypatch.setattr(Policy, "_allows", lambda self, who, verb, topic: topic != b"secret")
+    writer.deliver(publish(b"secret", b"x") + publish(b"open", b"y"))
+    assert reader.taken == notification(b"open", b"y")
+    assert bus.stats("dropped") == {"denied": 1}
+    assert not writer.closed
+
+
+VERBS = st.tuples(
+    st.integers(0, 2),  # who
+    st.sampled_from(["subscribe", "subscribe", "subscribe", "remove", "deregister", "leave"]),
+    st.one_of(st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"]), st.integers(0, 20).map(probe)),
+)
+
+
+@given(st.lists(VERBS, max_size=80))
+def test_counts_agree_with_a_plain_model(verbs: list[tuple[int, str, bytes]]):
+    bus = MemoryBus(Limits(max_topics=1000, max_subscriptions_per_connection=1000))
+    pipes = [bus.connect() for _ in range(3)]
+    model: list[set[bytes]] = [set() for _ in pipes]
+    for who, verb, topic in verbs:
+        if verb == "subscribe":
+            pipes[who].deliver(subscribe(topic))
+            model[who].add(topic)
+        elif verb == "remove":
+            pipes[who].deliver(remove(topic))
+            model[who].discard(topic)
+        else:
+            if verb == "deregister":
+                pipes[who].deliver(deregister())
+            else:
+                pipes[who].hang_up()
+                pipes[who] = bus.connect()
+            model[who].clear()
+        assert bus.stats("subscriptions") == sum(map(len, model))
+        named = {topic for topics in model for topic in topics if not topic.startswith(b"_probe/")}
+        assert len(named) <= bus.stats("topics") <= len(set().union(*model))

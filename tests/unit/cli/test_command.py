@@ -1,0 +1,215 @@
+"""The `polybus` command itself, as a real process: help, mistakes, what it loads."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polybus import __version__
+from polybus.cli.main import NOUNS
+from polybus.testing.process import clean_environment, run
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return clean_environment(tmp_path)
+
+
+def one_line(text: str) -> str:
+    assert re.fullmatch(r"polybus: [^\n]+\n", text), text
+    return text
+
+
+def test_help_lists_every_command():
+    done = run("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for name, (_module, help_line) in NOUNS.items():
+        assert re.search(rf"^  {name} +{re.escape(help_line)}$", done.stdout, re.MULTILINE)
+
+
+def test_no_command_is_help():
+    assert run().stdout == run("--help").stdout
+
+
+def test_version():
+    assert run("--version").stdout == f"polybus {__version__}\n"
+
+
+@pytest.mark.parametrize("name", sorted(NOUNS))
+def test_every_command_has_its_help(name):
+    done = run(name, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: polybus {name} ")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["srve"], "No such command 'srve'"),
+        (["--frob"], "No such option: --frob"),
+        (["serve", "--lisen", "x"], "No such option: --lisen"),
+        (["serve", "--listen"], "--listen"),
+        (["serve", "extra"], "extra"),
+        (["serve", "--listen", "rqueue"], "'rqueue' is not DIALECT=ADDRESS"),
+        (["serve", "--listen", "pirate=tcp://127.0.0.1:0"], "unknown dialect 'pirate'"),
+        (["serve", "--listen", "rqueue=tcp://0.0.0.0:0"], "insecure = true"),
+        (["serve", "--config", "/no/such.toml"], "/no/such.toml: cannot read"),
+        (["serve", "--durability", "often"], "expected one of fsync, interval"),
+        (["serve", "--log-level", "loud"], "expected one of debug, info"),
+        (["serve", "--log-format", "xml"], "expected one of human, json"),
+        (["serve", "--engine", "lmdb:x"], "not built yet"),
+        (["serve", "--data", "a", "--engine", "memory:"], "exclude each other"),
+        (["serve", "--data", "/proc/no"], "cannot be made"),
+        (["rqueue", "--port", "x"], "--port"),
+        (["rqueue", "--port", "70000"], "from 0 to 65535"),
+        (["rqueue", "--port", "-1"], "from 0 to 65535"),
+        (["rqueue", "--host", "0.0.0.0"], "insecure = true"),
+        (["rqueue", "--host", "a b"], "impossible host"),
+        (["rqueue", "--max-payload", "1"], "from 64 to"),
+        (["rqueue", "--threads", "2"], "comes later"),
+        (["rqueue", "--port", "1", "sink"], "write it after"),
+        (["rqueue", "frob"], "No such command 'frob'"),
+        (["config"], "Missing command"),
+        (["config", "check", "/no/such.toml"], "cannot read"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(args, says, env):
+    done = run(*args, env=env)
+    assert done.returncode == 2
+    assert says in one_line(done.stderr)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["stats", "connections"])
+def test_no_bus_is_one_line_and_exit_code_3(command, env):
+    done = run(command, env=env)
+    assert done.returncode == 3
+    assert "no bus answers" in one_line(done.stderr)
+
+
+def test_something_else_at_the_admin_socket_is_told(env, tmp_path):
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as fake:
+        fake.bind(str(path))
+        fake.listen()
+        command = [sys.executable, "-m", "polybus", "stats", "--admin", str(path)]
+        child = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        link, _ = fake.accept()
+        with link:
+            link.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+            _, err = child.communicate(timeout=30)
+    assert child.returncode == 5
+    assert "is no polybus" in one_line(err)
+
+
+LOADED = (
+    "import sys; from polybus.cli.main import run; code = run(sys.argv[1:]); print(*sys.modules)"
+)
+HEAVY = {"pyarrow", "pyspark", "zmq", "lmdb", "google", "rich", "structlog", "uvloop", "asyncio"}
+
+
+def loaded_by(*args: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *args], capture_output=True, text=True, check=True
+    )
+    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+
+
+def test_help_loads_nothing_heavy():
+    """This is what keeps `polybus --help` within its 300 ms."""
+    assert not loaded_by("--help") & (HEAVY | {"pydantic", "ssl", "socket"})
+
+
+@pytest.mark.parametrize("name", sorted(NOUNS))
+def test_help_of_a_command_loads_nothing_heavy(name):
+    assert not loaded_by(name, "--help") & (HEAVY | {"ssl"})
+
+
+def test_a_reader_that_leaves_early_is_no_error(env):
+    done = subprocess.run(
+        f"{sys.executable} -m polybus config show | head -1; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("listen = ")
+    assert done.stderr == ""
+
+
+def test_a_full_disk_is_told(env):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "polybus", "config", "show"]
+        done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr.splitlines()[0]
+
+
+def test_config_check_and_show(env, tmp_path):
+    file = tmp_path / "bus.toml"
+    file.write_text("[rqueue]\nmax_payload = 4096\n")
+    done = run("config", "check", str(file), env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{file}: ok\n", "")
+    shown = run("config", "show", str(file), env=env | {"POLYBUS_DURABILITY": "interval"}).stdout
+    assert re.search(rf"^max_payload = 4096 +# {file}$", shown, re.MULTILINE)
+    assert re.search(r'^durability = "interval" +# \$POLYBUS_DURABILITY$', shown, re.MULTILINE)
+    assert re.search(r"^max_topics = 100000 +# default$", shown, re.MULTILINE)
+
+
+def test_what_config_show_prints_is_a_config(env, tmp_path):
+    file = tmp_path / "shown.toml"
+    file.write_text(run("config", "show", env=env).stdout)
+    assert run("config", "check", str(file), env=env).returncode == 0
+    again = run("config", "show", "--json", env=env | {"POLYBUS_CONFIG": str(file)}).stdout
+    first = run("config", "show", "--json", env=env).stdout
+    values = re.compile(r'"source": ".*"')
+    assert values.sub("", again) == values.sub("", first)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("listen = ['pirate=tcp://127.0.0.1:1']", "unknown dialect 'pirate'"),
+        ("listen = ['rqueue=tcp://0.0.0.0:1']", "insecure = true"),
+        ("[tls]\ncertificate = 'no.pem'\nkey = 'no.pem'", "no.pem: No such file"),
+        ("engine = 'memory:'", "not built yet"),
+    ],
+)
+def test_config_check_finds_what_would_keep_the_bus_from_starting(env, tmp_path, text, says):
+    file = tmp_path / "bus.toml"
+    file.write_text(text)
+    done = run("config", "check", str(file), env=env)
+    assert done.returncode == 2
+    assert says in one_line(done.stderr)
+
+
+def test_an_unknown_variable_is_a_warning(env):
+    done = run("config", "check", env=env | {"POLYBUS_PORT": "x"})
+    assert done.returncode == 0
+    assert "POLYBUS_PORT is no setting" in one_line(done.stderr)
+
+
+def test_on_a_terminal_the_help_is_the_same_plain_text():
+    controller, terminal = pty.openpty()
+    with subprocess.Popen([sys.executable, "-m", "polybus", "--help"], stdout=terminal):
+        os.close(terminal)
+        text = b""
+        try:
+            while data := os.read(controller, 65536):
+                text += data
+        except OSError:
+            pass  # the other end has closed
+    os.close(controller)
+    assert b"\x1b" not in text
+    assert b"connections" in text

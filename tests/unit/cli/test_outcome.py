@@ -1,0 +1,72 @@
+"""How a command ends: the line and the exit code of every error."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus import errors
+from polybus.cli import outcome
+
+
+def every_error() -> list[type[errors.PolybusError]]:
+    found = [errors.PolybusError]
+    for kind in found:
+        found += kind.__subclasses__()
+    return found
+
+
+def make(kind: type[errors.PolybusError]) -> errors.PolybusError:
+    return kind("part", "extra") if kind is errors.MissingExtra else kind("what went wrong")
+
+
+EXPECTED = {
+    errors.UsageError: 2,
+    errors.ConfigError: 2,
+    errors.AddressError: 2,
+    errors.AddressInUse: 2,
+    errors.DataFolderInUse: 2,
+    errors.NotConnected: 3,
+    errors.ConnectionLost: 3,
+    errors.Denied: 4,
+    errors.LimitReached: 4,
+    errors.BadFrame: 5,
+    errors.PolybusError: 1,
+}
+
+
+@pytest.mark.parametrize("kind", every_error())
+def test_every_error_has_a_line_and_a_code(kind, capsys):
+    code = outcome.tell(make(kind))
+    out, err = capsys.readouterr()
+    assert code == EXPECTED.get(kind, code)
+    assert 1 <= code <= 5
+    assert out == ""
+    assert err.startswith("polybus: ")
+    assert err.count("\n") == 1
+
+
+def test_text_of_several_lines_is_told_in_one(capsys):
+    outcome.tell(errors.ConfigError("first\n  second\n\tthird"))
+    assert capsys.readouterr().err == "polybus: first second third\n"
+
+
+def test_an_unexpected_error_hints_at_the_traceback(capsys, monkeypatch):
+    monkeypatch.delenv("POLYBUS_DEBUG", raising=False)
+    assert outcome.tell(ZeroDivisionError("oops")) == 1
+    err = capsys.readouterr().err
+    assert err == "polybus: unexpected ZeroDivisionError: oops (POLYBUS_DEBUG=1 shows where)\n"
+    monkeypatch.setenv("POLYBUS_DEBUG", "1")
+    assert outcome.tell(ZeroDivisionError("oops")) == 1
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: oops\npolybus: unexpected ZeroDivisionError: oops\n" in err
+
+
+def test_ctrl_c_is_quiet(capsys):
+    assert outcome.tell(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_an_exit_keeps_its_code(capsys):
+    assert outcome.tell(SystemExit(7)) == 7
+    assert outcome.tell(SystemExit("text")) == 1
+    assert capsys.readouterr().err == ""

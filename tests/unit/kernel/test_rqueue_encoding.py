@@ -1,0 +1,116 @@
+"""rqueue's frames as readers get them: exact bounds, and ids that do not repeat."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+
+import pytest
+
+from polybus.kernel.fanout import Fanout, Source
+from polybus.kernel.rqueue import RqueueEncoding
+from polybus.testing.oracle.rqueue import Encoding
+from tests.property.kernel import frames
+
+
+def encoded(encoding: RqueueEncoding, topic: bytes, body: bytes) -> bytes:
+    """What a reader of this encoding gets; nothing if it gets nothing."""
+    fanout, source = Fanout(lambda identity, topic: True), Source(0)
+    reader = fanout.add_subscriber("reader", encoding)
+    fanout.subscribe(reader, topic)
+    routed = fanout.publish(source, topic, array("i", [0, len(body)]), body)
+    assert routed.consumed == 1
+    whole = b"".join(data for _, data in routed.outputs)
+    assert fanout.sent(reader) == (1 if whole else 0, len(whole))
+    return whole
+
+
+@pytest.mark.parametrize("number", [-1, 32, 1000])
+def test_numbers_are_0_to_31(number: int) -> None:
+    for encoding in (RqueueEncoding, Encoding):
+        with pytest.raises(ValueError, match="number"):
+            encoding(number, 2048)
+
+
+@pytest.mark.parametrize("max_payload", [-1, 0, 281, 2**32])
+def test_caps_that_cannot_work_are_refused(max_payload: int) -> None:
+    for encoding in (RqueueEncoding, Encoding):
+        with pytest.raises(ValueError, match="max_payload"):
+            encoding(0, max_payload)
+
+
+@pytest.mark.parametrize("max_payload", [282, 2**32 - 1])
+def test_caps_at_the_bounds(max_payload: int) -> None:
+    for encoding in (RqueueEncoding, Encoding):
+        assert encoding(31, max_payload).max_payload == max_payload
+
+
+@pytest.mark.parametrize("topic", [b"t", b"topic", b"t" * 255])
+def test_the_largest_that_travels_whole(topic: bytes) -> None:
+    """With a topic of T bytes content is at most 2042 - T."""
+    encoding, body = RqueueEncoding(0, 2048), frames.filler(2042 - len(topic))
+    assert encoded(encoding, topic, body) == frames.notification(topic, body)
+    one_more = encoded(encoding, topic, body + b"!")
+    assert one_more[4] == 8
+    assert struct.unpack_from(">HH", one_more, 22 + len(topic)) == (0, 2)
+
+
+@pytest.mark.parametrize("topic", [b"t", b"topic", b"t" * 255])
+def test_the_largest_chunk(topic: bytes) -> None:
+    """A PART's chunk is at most 2022 - T: two of them full, or a third with one byte."""
+    encoding, room = RqueueEncoding(0, 2048), 2022 - len(topic)
+    body = frames.filler(2 * room)
+    data = encoded(encoding, topic, body)
+    message_id = data[6 + len(topic) : 22 + len(topic)]
+    assert data == frames.part(topic, 0, 2, body[:room], message_id) + frames.part(
+        topic, 1, 2, body[room:], message_id
+    )
+    longer = encoded(encoding, topic, body + b"!")
+    assert longer.endswith(frames.part(topic, 2, 3, b"!")[-5:])
+    assert len(longer) == len(data) + 27 + len(topic)
+
+
+def test_no_more_parts_than_their_count_can_say() -> None:
+    """One byte a PART: 65535 of them are the most, and what needs more is not sent at all."""
+    encoding, topic = RqueueEncoding(0, 282), b"t" * 255
+    body = frames.filler(65535)
+    data = encoded(encoding, topic, body)
+    assert len(data) == 65535 * 282
+    assert data[281::282] == body
+    assert struct.unpack_from(">HH", data, 65534 * 282 + 277) == (65534, 65535)
+    assert encoded(encoding, topic, body + b"!") == b""
+
+
+def test_what_is_too_large_does_not_disturb_its_neighbours() -> None:
+    """Nor does it count as delivered."""
+    encoding, topic = RqueueEncoding(0, 282), b"t" * 255
+    fanout = Fanout(lambda identity, topic: True)
+    reader = fanout.add_subscriber("reader", encoding)
+    fanout.subscribe(reader, topic)
+    body = b"1" + bytes(65536) + b"2"
+    routed = fanout.publish(Source(0), topic, array("i", [0, 1, 65537, 65538]), body)
+    both = frames.notification(topic, b"1") + frames.notification(topic, b"2")
+    assert routed.outputs == [("reader", both)]
+    assert fanout.sent(reader) == (2, len(both))
+    assert fanout.delivered == 2
+
+
+def test_ids_of_parts_do_not_repeat() -> None:
+    one, other = RqueueEncoding(0, 282), RqueueEncoding(0, 282)
+    ids = [encoded(encoding, b"t", bytes(300))[7:23] for encoding in (one, other) * 500]
+    assert len(set(ids)) == 1000
+
+
+def test_frames_that_were_not_sent_whole() -> None:
+    encoding = RqueueEncoding(0, 2048)
+    data = frames.notification(b"t", b"12") * 3
+    size = len(data) // 3
+    sent = [encoding.count(data, at) for at in (0, 1, size - 1, size, size + 1, 3 * size, 999)]
+    assert sent == [3, 3, 3, 2, 2, 0, 0]
+    assert encoding.count(b"", 0) == 0
+    assert encoding.count(data[:-1], 0) == 2
+
+
+def test_count_takes_bytes_alone() -> None:
+    with pytest.raises(TypeError):
+        RqueueEncoding(0, 2048).count(None, 0)  # type: ignore[arg-type]

@@ -1,0 +1,261 @@
+"""The blocking client, and the machine that makes it: threads, forks, Ctrl-C, and exit."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import AsyncIterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polybus import blocking, rqueue
+from polybus.errors import InvalidTopic, NotConnected, UsageError
+
+PATIENCE_S = 30
+
+
+def program(text: str, address: str) -> subprocess.Popen[str]:
+    """A Python program of its own, that connects to `address`."""
+    lines = textwrap.dedent(text)
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from polybus import rqueue\nADDRESS = {address!r}\n{lines}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until_asleep(pid: int) -> None:
+    """Until the program's main thread waits for something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err
+
+
+class TestClient:
+    def test_messages(self, address, topic):
+        with rqueue.blocking.connect(address) as client:
+            client.subscribe(topic)
+            client.publish(topic, b"one")
+            client.publish_many(topic, [b"two", bytes(100_000)])
+            got = [message.content for message in islice(client, 3)]
+            assert got == [b"one", b"two", bytes(100_000)]
+            assert client.is_connected
+            assert (client.reconnects, client.lost_messages["expired"]) == (0, 0)
+
+    def test_batches_and_messages_in_any_mixture(self, address, topic):
+        sent = [b"%d" % number for number in range(500)]
+        with rqueue.blocking.connect(address) as client:
+            client.subscribe(topic)
+            client.publish_many(topic, sent)
+            client.flush()
+            got = [next(client).content, next(client).content]
+            for batch in client.batches():
+                got += batch.contents()
+                if len(got) == len(sent):
+                    break
+            assert got == sent
+            assert client.next_batch(timeout_s=0.01) is None
+
+    def test_iteration_ends_when_the_client_is_closed(self, address, topic):
+        client = rqueue.blocking.connect(address)
+        client.open()
+        client.subscribe(topic)
+        client.publish(topic, b"x")
+        client.close()
+        assert [message.content for message in client] == [b"x"]
+        assert list(client.batches()) == []
+
+    def test_errors_are_those_of_the_async_client(self, address):
+        with pytest.raises(NotConnected):
+            rqueue.blocking.connect("tcp://127.0.0.1:1").open()
+        with rqueue.blocking.connect(address) as client, pytest.raises(InvalidTopic):
+            client.publish("", b"")
+
+    def test_threads_may_publish_while_one_reads(self, address, topic):
+        with rqueue.blocking.connect(address) as client:
+            client.subscribe(topic)
+            threads = [
+                threading.Thread(target=client.publish_many, args=(topic, [b"%d" % n] * 100))
+                for n in range(8)
+            ]
+            for thread in threads:
+                thread.start()
+            got = [message.content for message in islice(client, 800)]
+            for thread in threads:
+                thread.join()
+            assert sorted(got) == sorted([b"%d" % n for n in range(8)] * 100)
+
+    def test_all_clients_share_one_thread(self, address):
+        with rqueue.blocking.connect(address), rqueue.blocking.connect(address):
+            names = [thread.name for thread in threading.enumerate()]
+        assert names.count("polybus-blocking") == 1
+
+
+class TestTwins:
+    def test_signatures_and_docstrings_are_the_same(self):
+        for name in ("publish", "publish_many", "subscribe", "batches", "next_batch", "close"):
+            ours, theirs = (
+                getattr(rqueue.blocking.BlockingClient, name),
+                getattr(rqueue.Client, name),
+            )
+            assert inspect.signature(ours) == inspect.signature(theirs)
+            assert inspect.getdoc(ours) == inspect.getdoc(theirs)
+            assert not inspect.iscoroutinefunction(ours)
+        assert inspect.signature(rqueue.blocking.connect).parameters == (
+            inspect.signature(rqueue.connect).parameters
+        )
+
+    def test_a_twin_must_be_complete(self):
+        class Counter:
+            async def step(self) -> int:
+                return 1
+
+            def steps(self) -> AsyncIterator[int]:
+                raise NotImplementedError
+
+            @property
+            def total(self) -> int:
+                return 2
+
+        with pytest.raises(TypeError, match="leaves out of Counter: steps, total"):
+
+            class Forgetful(blocking.Blocking[Counter], of=Counter):
+                step = blocking.called(Counter.step)
+
+    def test_any_async_class_can_have_one(self):
+        class Counter:
+            """Nothing of rqueue in it."""
+
+            def __init__(self, start: int) -> None:
+                self.value = start
+
+            async def __aenter__(self) -> Counter:
+                self.value += 1
+                return self
+
+            async def __aexit__(self, *error: Any) -> None:
+                self.value = 0
+
+            async def add(self, more: int = 1) -> int:
+                self.value += more
+                return self.value
+
+            async def up_to(self, end: int) -> AsyncIterator[int]:
+                """Counts."""
+                while self.value < end:
+                    yield await self.add()
+
+            @property
+            def now(self) -> int:
+                """Where it is."""
+                return self.value
+
+        class BlockingCounter(blocking.Blocking[Counter], of=Counter):
+            add = blocking.called(Counter.add)
+            up_to = blocking.iterated(Counter.up_to)
+            now = blocking.read(Counter.now)
+
+        count = blocking.opened(Counter, BlockingCounter)
+        with count(start=4) as counter:
+            assert counter.now == 5
+            assert counter.add(more=2) == 7
+            assert list(counter.up_to(10)) == [8, 9, 10]
+        assert counter.now == 0
+        assert BlockingCounter.up_to.__doc__ == "Counts."
+
+    def test_a_blocking_call_on_the_loop_is_refused_not_hung(self):
+        async def inside() -> None:
+            blocking.background().run(inside())
+
+        with pytest.raises(UsageError, match="wait for itself"):
+            blocking.background().run(inside())
+
+
+class TestProcesses:
+    def test_ctrl_c_ends_a_waiting_read(self, address, topic):
+        process = program(
+            f"""
+            with rqueue.blocking.connect(ADDRESS) as client:
+                client.subscribe({topic!r})
+                try:
+                    print("waiting", flush=True)
+                    next(client)
+                except KeyboardInterrupt:
+                    client.publish({topic!r}, b"still alive")
+                    print(next(client).content, flush=True)
+            """,
+            address,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        wait_until_asleep(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert outcome(process) == (0, "b'still alive'\n", "")
+
+    def test_a_program_that_forgets_to_close_still_ends(self, address, topic):
+        process = program(
+            f"""
+            import threading
+import time
+            client = rqueue.blocking.connect(ADDRESS)
+            client.open()
+            client.subscribe({topic!r})
+            # A thread that waits for ever, as a daemon: it must not hold the process.
+            threading.Thread(target=lambda: list(client), daemon=True).start()
+            """,
+            address,
+        )
+        assert outcome(process)[0] == 0
+
+    def test_a_forked_child_opens_its_own(self, address, topic):
+        process = program(
+            f"""
+            import os
+            with rqueue.blocking.connect(ADDRESS) as client:
+                client.subscribe({topic!r})
+                if (pid := os.fork()) == 0:
+                    try:
+                        client.publish({topic!r}, b"x")
+                    except rqueue.UsageError as error:
+                        assert "fork" in str(error)
+                    with rqueue.blocking.connect(ADDRESS) as own:
+                        own.publish({topic!r}, b"from the child")
+                    os._exit(7)
+                assert next(client).content == b"from the child"
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+                client.publish({topic!r}, b"from the parent")
+                assert next(client).content == b"from the parent"
+            """.replace("rqueue.UsageError", "__import__('polybus.errors').errors.UsageError"),
+            address,
+        )
+        assert outcome(process) == (0, "", "")
+
+    def test_a_forked_child_ends_by_itself(self, address):
+        process = program(
+            """
+            import os, sys
+            client = rqueue.blocking.connect(ADDRESS)
+            client.open()
+            if (pid := os.fork()) == 0:
+                sys.exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+            client.close()
+            """,
+            address,
+        )
+        assert outcome(process) == (0, "", "")

@@ -1,0 +1,316 @@
+"""The async client at work: subscribing, publishing, receiving, large messages, back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from typing import Any
+
+import pytest
+
+from polybus import rqueue
+from polybus.dialects.rqueue import codec
+from polybus.errors import InvalidTopic, NotConnected, TooLarge, UsageError
+from polybus.model.limits import KIB, MIB
+from tests.unit.rqueue.waiting import contents, receive, until
+
+
+async def test_what_is_published_comes_back_in_order(address, topic):
+    async with rqueue.connect(address) as client:
+        await client.subscribe(topic)
+        for content in (b"one", b"", b"three"):
+            await client.publish(topic, content)
+        assert await receive(client, 3) == [
+            rqueue.Message(topic.encode(), content) for content in (b"one", b"", b"three")
+        ]
+
+
+async def test_topics_are_text_or_any_bytes(address):
+    raw = b"\xff\x00" + os.urandom(8)
+    async with rqueue.connect(address) as client:
+        await client.subscribe(raw, "bücher")
+        await client.publish("bücher", b"1")
+        await client.publish(raw, memoryview(b"2"))
+        assert await receive(client, 2) == [
+            rqueue.Message("bücher".encode(), b"1"),
+            rqueue.Message(raw, b"2"),
+        ]
+
+
+async def test_a_subscription_is_in_force_when_subscribe_returns(address, topic):
+    async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
+        for number in range(50):
+            await reader.subscribe(f"{topic}{number}")
+            await writer.publish(f"{topic}{number}", b"%d" % number)
+        assert await contents(reader, 50) == [b"%d" % number for number in range(50)]
+
+
+async def test_a_removed_topic_is_silent_when_remove_returns(address, topic):
+    async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
+        await reader.subscribe(topic, topic + "2")
+        await reader.remove(topic)
+        await writer.publish(topic, b"unheard")
+        await writer.publish(topic + "2", b"heard")
+        assert await contents(reader, 1) == [b"heard"]
+
+
+async def test_after_deregister_all_is_silent_and_subscribing_still_works(address, topic):
+    async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
+        await reader.subscribe(topic, topic + "2")
+        await reader.deregister()
+        await writer.publish_many(topic, [b"unheard"])
+        await writer.publish_many(topic + "2", [b"unheard"])
+        await writer.flush()
+        await reader.subscribe(topic)
+        await writer.publish(topic, b"heard")
+        assert await contents(reader, 1) == [b"heard"]
+
+
+async def test_every_subscriber_gets_each_message_once(address, topic):
+    async with (
+        rqueue.connect(address) as one,
+        rqueue.connect(address) as two,
+        rqueue.connect(address) as writer,
+    ):
+        await one.subscribe(topic, topic)
+        await one.subscribe(topic)
+        await two.subscribe(topic)
+        await writer.publish_many(topic, [b"a", b"b"])
+        assert await contents(one, 2) == await contents(two, 2) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("shape", [list, tuple, iter], ids=["list", "tuple", "iterator"])
+async def test_many_messages_of_mixed_sizes_keep_their_order(address, topic, shape):
+    sizes = itertools.cycle([0, 1, 128, 1500, 2042, 3000, 10_000])
+    sent = [b"%d" % n + bytes(size) for n, size in zip(range(5000), sizes, strict=False)]
+    async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
+        await reader.subscribe(topic)
+        publishing = asyncio.create_task(writer.publish_many(topic, shape(sent)))
+        assert await contents(reader, len(sent)) == sent
+        await publishing
+
+
+class TestLargeMessages:
+    @pytest.mark.parametrize("length", [1, 255])
+    async def test_sizes_around_every_bound(self, address, length):
+        topic = os.urandom(length)
+        frame, chunk = codec.max_content(topic), codec.max_chunk(topic)
+        sizes = [frame - 1, frame, frame + 1, 2 * chunk - 1, 2 * chunk, 2 * chunk + 1]
+        async with rqueue.connect(address) as client:
+            await client.subscribe(topic)
+            for size in sizes:
+                await client.publish(topic, os.urandom(8) + bytes(size - 8))
+            got = await contents(client, len(sizes))
+            assert [len(content) for content in got] == sizes
+            assert client.lost_parts == 0
+
+    async def test_a_megabyte_from_each_of_several_at_once(self, address, topic):
+        sent = [os.urandom(MIB) for _ in range(4)]
+        async with rqueue.connect(address) as reader, rqueue.connect(address) as writer:
+            await reader.subscribe(topic)
+            async with asyncio.TaskGroup() as group:
+                for content in sent:
+                    group.create_task(writer.publish(topic, content))
+                got = await contents(reader, 4)
+            assert sorted(got) == sorted(sent)
+
+    async def test_the_largest_message(self, address, topic):
+        content = os.urandom(64) * MIB
+        async with rqueue.connect(address) as client:
+            await client.subscribe(topic)
+            publishing = asyncio.create_task(client.publish(topic, content))
+            assert await contents(client, 1) == [content]
+            await publishing
+            with pytest.raises(TooLarge):
+                await client.publish(topic, content + b"!")
+            await client.publish(topic, b"still here")
+            assert await contents(client, 1) == [b"still here"]
+
+    async def test_one_that_stops_halfway_is_given_up_and_counted(self, address, topic):
+        half = codec.publish_part(topic.encode(), bytes(16), 0, 2, b"half")
+        async with rqueue.connect(address, parts=rqueue.PartLimits(timeout_s=0.05)) as client:
+            await client.subscribe(topic)
+            (await client._lifeline.ready()).write(half)
+            await until(lambda: client.lost_parts == 1)
+            assert client.lost_messages["expired"] == 1
+            await client.publish(topic, b"next")
+            assert await contents(client, 1) == [b"next"]
+
+    async def test_with_a_higher_cap_fewer_need_parts(self, start, topic):
+        cap = 64 * KIB
+        content = os.urandom(codec.max_content(topic.encode(), cap))
+        with start("--max-payload", str(cap)) as bus:
+            async with rqueue.connect(str(bus.address()), max_payload=cap) as client:
+                await client.subscribe(topic)
+                await client.publish_many(topic, [content, content + b"!"])
+                assert await contents(client, 2) == [content, content + b"!"]
+                assert client._parts.completed == 1
+
+
+class TestReading:
+    async def test_batches_and_messages_in_any_mixture(self, address, topic):
+        sent = [b"%d" % number for number in range(1000)]
+        async with rqueue.connect(address) as client:
+            await client.subscribe(topic)
+            await client.publish_many(topic, sent)
+            await client.flush()
+            got = await contents(client, 3)
+            async for batch in client.batches():
+                got += batch.contents()
+                if len(got) == 1000:
+                    break
+                got += await contents(client, 1)
+            assert got == sent
+
+    async def test_next_batch_waits_no_longer_than_told(self, address, topic):
+        async with rqueue.connect(address) as client:
+            await client.subscribe(topic)
+            assert await client.next_batch(timeout_s=0.01) is None
+            await client.publish(topic, b"x")
+            batch = await client.next_batch(timeout_s=20)
+            assert batch is not None
+            assert batch.contents() == [b"x"]
+
+    async def test_a_cancelled_wait_loses_nothing(self, address, topic):
+        async with rqueue.connect(address) as client:
+            await client.subscribe(topic)
+            batches = client.batches()
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(batches), 0.01)
+            await client.publish(topic, b"x")
+            assert (await asyncio.wait_for(anext(batches), 20)).contents() == [b"x"]
+
+    async def test_probes_are_not_seen(self, address, topic):
+        async with rqueue.connect(address) as client:
+            for number in range(20):
+                await client.subscribe(f"{topic}{number}")
+                await client.publish(f"{topic}{number}", b"%d" % number)
+                await client.flush()
+            assert await contents(client, 20) == [b"%d" % number for number in range(20)]
+            assert await client.next_batch(timeout_s=0.01) is None
+
+    async def test_an_unread_inbox_stops_the_publisher_and_nothing_is_lost(self, address, topic):
+        limit, count, content = 1 * MIB, 40_000, bytes(1000)
+        async with (
+            rqueue.connect(address, max_inbox_bytes=limit) as reader,
+            rqueue.connect(address) as writer,
+        ):
+            await reader.subscribe(topic)
+            publishing = asyncio.create_task(writer.publish_many(topic, [content] * count))
+            await until(lambda: reader.inbox_bytes > limit)
+            held = reader.inbox_bytes
+            got = 0
+            async for batch in reader.batches():
+                got += len(batch)
+                held = max(held, reader.inbox_bytes)
+                if got == count:
+                    break
+            await publishing
+            # One read more than the bound may come, and its table of entries.
+            assert held < limit + 512 * KIB
+            assert reader.reconnects == writer.reconnects == 0
+
+    async def test_subscribing_with_a_full_inbox_does_not_wait_for_itself(self, address, topic):
+        async with (
+            rqueue.connect(address, max_inbox_bytes=64 * KIB) as reader,
+            rqueue.connect(address) as writer,
+        ):
+            await reader.subscribe(topic)
+            await writer.publish_many(topic, [bytes(1000)] * 4000)
+            await until(lambda: reader.inbox_bytes > 64 * KIB)
+            await reader.subscribe(topic + "2")
+            assert len(await receive(reader, 4000)) == 4000
+
+
+class TestClosing:
+    async def test_what_was_received_can_still_be_read(self, address, topic):
+        client = rqueue.connect(address)
+        async with client:
+            await client.subscribe(topic)
+            await client.publish_many(topic, [b"a", b"b"])
+            await client.flush()
+        assert [message.content async for message in client] == [b"a", b"b"]
+        assert [batch async for batch in client.batches()] == []
+
+    async def test_it_ends_whoever_waits(self, address):
+        async with rqueue.connect(address) as client:
+            waiting = asyncio.create_task(client.next_batch())
+            await asyncio.sleep(0)
+        assert await waiting is None
+
+    async def test_nothing_works_afterwards_and_closing_twice_is_fine(self, address, topic):
+        client = rqueue.connect(address)
+        async with client:
+            pass
+        await client.close()
+        assert not client.is_connected
+        for call in (client.publish(topic, b""), client.subscribe(topic)):
+            with pytest.raises(NotConnected, match="closed"):
+                await call
+        with pytest.raises(UsageError, match="once"):
+            await client.open()
+
+    async def test_an_error_inside_is_the_one_that_comes_out(self, address, topic):
+        async def fail() -> None:
+            async with rqueue.connect(address) as client:
+                await client.publish(topic, b"x")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+
+
+class TestMisuse:
+    @pytest.mark.parametrize("bad", ["", "x" * 256])
+    async def test_bad_topics_disturb_nothing(self, address, topic, bad):
+        async with rqueue.connect(address) as client:
+            for call in (
+                client.subscribe(topic, bad),
+                client.remove(bad),
+                client.publish(bad, b""),
+                client.publish_many(bad, []),
+            ):
+                with pytest.raises(InvalidTopic):
+                    await call
+            await client.subscribe(topic)
+            await client.publish(topic, b"x")
+            assert await contents(client, 1) == [b"x"]
+
+    async def test_contents_must_be_bytes(self, address, topic):
+        text: Any = "text"
+        many: Any = b"many?"
+        async with rqueue.connect(address) as client:
+            with pytest.raises(TypeError):
+                await client.publish(topic, text)
+            with pytest.raises(TypeError):
+                await client.publish_many(topic, [b"ok", text])
+            with pytest.raises(TypeError, match="for one there is publish"):
+                await client.publish_many(topic, many)
+
+    async def test_a_client_must_be_opened_once(self, address, topic):
+        client = rqueue.connect(address)
+        with pytest.raises(UsageError, match="not open"):
+            await client.publish(topic, b"x")
+        async with client:
+            with pytest.raises(UsageError, match="once"):
+                await client.open()
+
+    @pytest.mark.parametrize(
+        "setting",
+        [{"max_payload": 100}, {"wait_timeout_s": 0}, {"backoff_first_s": 9, "backoff_max_s": 1}],
+    )
+    async def test_impossible_settings_are_refused(self, setting):
+        with pytest.raises(UsageError, match=next(iter(setting))):
+            rqueue.connect(**setting)
+
+    async def test_a_cancelled_subscribe_leaves_the_client_in_order(self, address, topic):
+        async with rqueue.connect(address) as client:
+            subscribing = asyncio.create_task(client.subscribe(topic))
+            await asyncio.sleep(0)
+            subscribing.cancel()
+            await asyncio.wait([subscribing])
+            await client.subscribe(topic)
+            await client.publish(topic, b"x")
+            assert await contents(client, 1) == [b"x"]

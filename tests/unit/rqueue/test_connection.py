@@ -1,0 +1,391 @@
+"""Connections that fail, end, and come back; and what the client's user is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from polybus import rqueue
+from polybus.dialects.rqueue.lifeline import Lifeline
+from polybus.errors import AddressError, BadFrame, ConnectionLost, NotConnected
+from polybus.model.address import Address
+from polybus.model.limits import MIB
+from polybus.testing.oracle.rqueue_server import OracleServer
+from tests.unit.rqueue.waiting import contents, receive, until
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncIterator[str]:
+    """A server of the test's own on this loop; its address."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+class TestConnecting:
+    async def test_a_closed_port_is_said_at_once(self):
+        address = f"tcp://127.0.0.1:{free_port()}"
+        with pytest.raises(NotConnected, match=address):
+            await rqueue.connect(address).open()
+
+    async def test_a_missing_socket_file_is_said_at_once(self, tmp_path):
+        with pytest.raises(NotConnected, match=r"none\.sock"):
+            await rqueue.connect(f"unix:{tmp_path}/none.sock").open()
+
+    async def test_a_server_that_says_nothing_is_given_up(self):
+        done = asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+            done.set()
+
+        async with listening(silent) as address:
+            with pytest.raises(NotConnected, match="answer"):
+                await rqueue.connect(address, connect_timeout_s=0.05).open()
+            await asyncio.wait_for(done.wait(), 20)
+
+    async def test_a_server_of_another_language_is_named_bad(self):
+        async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await reader.read()
+            writer.close()
+
+        async with listening(web) as address:
+            with pytest.raises(BadFrame, match="payload_too_large"):
+                await rqueue.connect(address).open()
+
+    async def test_a_server_that_hangs_up_is_no_connection(self):
+        async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        async with listening(rude) as address:
+            with pytest.raises(NotConnected, match="closed the connection"):
+                await rqueue.connect(address).open()
+
+    @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "ipc:///tmp/x"])
+    async def test_other_schemes_are_refused(self, address):
+        with pytest.raises(AddressError, match="tcp://"):
+            await rqueue.connect(address).open()
+
+    async def test_nonsense_is_refused_before_connecting(self):
+        with pytest.raises(AddressError):
+            rqueue.connect("127.0.0.1")
+
+
+class TestOtherRoads:
+    async def test_a_unix_socket(self, tmp_path, topic):
+        path = tmp_path / "bus.sock"
+        server = await asyncio.start_unix_server(OracleServer().serve, path)
+        async with rqueue.connect(f"unix:{path}") as client:
+            await round_trip(client, topic)
+        server.close()
+
+    async def test_tls(self, tmp_path, topic):
+        inside, outside = certificate(tmp_path)
+        server = await asyncio.start_server(OracleServer().serve, "127.0.0.1", 0, ssl=inside)
+        address = f"tls://localhost:{server.sockets[0].getsockname()[1]}"
+        async with rqueue.connect(address, tls=outside) as client:
+            await round_trip(client, topic)
+        with pytest.raises(NotConnected, match="certificate"):
+            await rqueue.connect(address).open()
+        server.close()
+
+
+async def round_trip(client: rqueue.Client, topic: str) -> None:
+    await client.subscribe(topic)
+    large = bytes(300_000)
+    publishing = asyncio.create_task(client.publish_many(topic, [b"small", large]))
+    assert await contents(client, 2) == [b"small", large]
+    await publishing
+
+
+def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context with a fresh certificate, and a client's that trusts it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    inside.load_cert_chain(cert_file, key_file)
+    return inside, ssl.create_default_context(cafile=str(cert_file))
+
+
+class TestReconnecting:
+    async def test_after_a_restart_all_subscriptions_are_back(self, start, topic):
+        bus = start()
+        address = bus.address()
+        async with (
+            rqueue.connect(str(address), backoff_max_s=0.1) as reader,
+            rqueue.connect(str(address), backoff_max_s=0.1) as writer,
+        ):
+            await reader.subscribe(topic, topic + "2", topic + "3")
+            await reader.remove(topic + "3")
+            bus.close()
+            await until(lambda: not reader.is_connected and not writer.is_connected)
+            start(port=address.port)
+            await until(lambda: reader.is_connected and writer.is_connected)
+            for name in (topic + "3", topic, topic + "2"):
+                await writer.publish(name, name.encode())
+            got = await contents(reader, 2)
+            assert got == [topic.encode(), (topic + "2").encode()]
+            assert (reader.reconnects, writer.reconnects) == (1, 1)
+            assert reader.last_loss is not None
+
+    async def test_what_is_published_while_down_waits_and_follows_the_subscriptions(
+        self, start, topic
+    ):
+        bus = start()
+        address = bus.address()
+        async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
+            await client.subscribe(topic)
+            bus.close()
+            await until(lambda: not client.is_connected)
+            waiting = [
+                asyncio.create_task(client.publish(topic, b"%d" % number)) for number in range(3)
+            ]
+            await asyncio.sleep(0)
+            start(port=address.port)
+            assert await contents(client, 3) == [b"0", b"1", b"2"]
+            await asyncio.gather(*waiting)
+
+    async def test_a_subscribe_while_down_is_in_force_after(self, start, topic):
+        bus = start()
+        address = bus.address()
+        async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
+            bus.close()
+            await until(lambda: not client.is_connected)
+            subscribing = asyncio.create_task(client.subscribe(topic))
+            await asyncio.sleep(0)
+            start(port=address.port)
+            await subscribing
+            await client.publish(topic, b"x")
+            assert await contents(client, 1) == [b"x"]
+
+    async def test_waiting_is_bounded(self, start, topic):
+        bus = start()
+        async with rqueue.connect(str(bus.address()), wait_timeout_s=0.05) as client:
+            bus.close()
+            await until(lambda: not client.is_connected)
+            for call in (client.publish(topic, b"x"), client.subscribe(topic)):
+                with pytest.raises(NotConnected, match=r"0\.05 s"):
+                    await call
+
+    async def test_without_reconnect_the_end_is_an_error_after_what_came(self, start, topic):
+        bus = start()
+        async with rqueue.connect(str(bus.address()), reconnect=False) as client:
+            await client.subscribe(topic)
+            await client.publish_many(topic, [b"a", b"b"])
+            await client.flush()
+            bus.close()
+            assert await contents(client, 2) == [b"a", b"b"]
+            with pytest.raises(ConnectionLost):
+                await receive(client, 1)
+            with pytest.raises(ConnectionLost):
+                await client.publish(topic, b"x")
+            with pytest.raises(ConnectionLost):
+                await client.subscribe(topic)
+            assert client.reconnects == 0
+
+    async def test_closing_while_down_is_quick_and_quiet(self, start):
+        bus = start()
+        async with rqueue.connect(str(bus.address())) as client:
+            bus.close()
+            await until(lambda: not client.is_connected)
+
+    async def test_many_restarts(self, start, topic):
+        bus = start()
+        address = bus.address()
+        async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
+            await client.subscribe(topic)
+            for number in range(3):
+                bus.close()
+                await until(lambda: not client.is_connected)
+                bus = start(port=address.port)
+                await client.publish(topic, b"%d" % number)
+                assert await contents(client, 1) == [b"%d" % number]
+            assert client.reconnects == 3
+
+    async def test_a_server_that_hangs_up_each_time_is_asked_ever_less_often(self, monkeypatch):
+        oracle = OracleServer()
+        attempts: list[int] = []
+
+        async def short(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Answers the handshake, then hangs up."""
+            for _ in ("subscribe", "publish"):
+                await oracle._obey(writer, *await oracle._read_frame(reader))
+            writer.close()
+
+        def no_wait(line: Lifeline, attempt: int) -> float:
+            attempts.append(attempt)
+            return 0
+
+        monkeypatch.setattr(Lifeline, "_backoff_s", no_wait)
+        async with listening(short) as address, rqueue.connect(address):
+            await until(lambda: len(attempts) >= 5)
+        assert attempts[:5] == [1, 2, 3, 4, 5]
+
+    async def test_waits_double_up_to_a_bound_with_jitter(self):
+        options = rqueue.ClientOptions(backoff_first_s=0.1, backoff_max_s=3)
+        line = Lifeline(Address.parse("tcp://x:1"), options, print, print, print)
+        random.seed(1)
+        for attempt, longest in ((0, 0.1), (1, 0.2), (4, 1.6), (5, 3), (10_000, 3)):
+            waits = [line._backoff_s(attempt) for _ in range(200)]
+            assert longest / 2 <= min(waits) < max(waits) <= longest
+            assert max(waits) - min(waits) > longest / 4
+
+
+class TestTelling:
+    """What a server may do to us, and that it is not kept from the user."""
+
+    async def test_a_publish_over_the_servers_cap_shows_at_the_next_flush(self, start, topic):
+        bus = start()
+        async with rqueue.connect(str(bus.address()), max_payload=8192) as client:
+            await client.publish(topic, bytes(4000))
+            with pytest.raises(ConnectionLost, match="max-payload"):
+                await client.flush()
+            await until(lambda: client.is_connected)
+            assert client.reconnects == 1
+            await client.publish(topic, b"fits")
+            await client.flush()
+
+    async def test_or_when_the_client_is_closed(self, start, topic):
+        bus = start()
+        client = rqueue.connect(str(bus.address()), max_payload=8192)
+        await client.open()
+        await client.publish(topic, bytes(4000))
+        with pytest.raises(ConnectionLost, match="may be lost"):
+            await client.close()
+        assert not client.is_connected
+
+    async def test_or_in_the_loop_that_reads_if_it_may_not_reconnect(self, start, topic):
+        bus = start()
+        client = rqueue.connect(str(bus.address()), max_payload=8192, reconnect=False)
+        await client.open()
+        await client.publish(topic, bytes(4000))
+        with pytest.raises(ConnectionLost, match="max-payload"):
+            await receive(client, 1)
+        with pytest.raises(ConnectionLost):
+            await client.close()
+
+    async def test_a_subscribe_survives_the_end_of_the_link(self, start, topic):
+        bus = start()
+        async with rqueue.connect(str(bus.address()), max_payload=8192) as client:
+            (await client._lifeline.ready()).write(b"\0\0\0\0\xff")
+            await client.subscribe(topic)
+            assert client.reconnects == 1
+            await client.publish(topic, b"x")
+            assert await contents(client, 1) == [b"x"]
+
+    async def test_frames_over_our_own_cap_end_the_client(self, start, topic):
+        bus = start("--max-payload", "65536")
+        address = str(bus.address())
+        async with (
+            rqueue.connect(address, max_payload=65536) as writer,
+            rqueue.connect(address) as reader,
+        ):
+            await reader.subscribe(topic)
+            await writer.publish_many(topic, [b"fits", bytes(10_000), b"fits"])
+            assert await contents(reader, 1) == [b"fits"]
+            with pytest.raises(BadFrame, match="payload_too_large") as caught:
+                await receive(reader, 1)
+            assert "max_payload" in caught.value.__notes__[0]
+            with pytest.raises(BadFrame):
+                await reader.publish(topic, b"x")
+
+    async def test_a_large_message_cut_in_the_middle_is_an_error(self, topic):
+        oracle = OracleServer()
+
+        async def fickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for _ in range(100):
+                await oracle._obey(writer, *await oracle._read_frame(reader))
+            writer.transport.abort()
+
+        async with listening(fickle) as address:
+            client = rqueue.connect(address)
+            await client.open()
+            with pytest.raises(ConnectionLost):
+                await client.publish(topic, bytes(60 * MIB))
+            with pytest.raises(ConnectionLost):
+                await client.close()
+
+    async def test_a_loss_that_was_survived_is_not_raised_at_the_end(self, start, topic):
+        bus = start()
+        address = bus.address()
+        async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
+            await client.publish(topic, b"perhaps lost")
+            bus.close()
+            start(port=address.port)
+            await until(lambda: client.reconnects == 1)
+            await client.publish(topic, b"arrives")
+
+    async def test_but_flush_does_not_forget_it(self, start, topic):
+        bus = start()
+        address = bus.address()
+        async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
+            await client.publish(topic, b"perhaps lost")
+            bus.close()
+            start(port=address.port)
+            await until(lambda: client.reconnects == 1)
+            await client.publish(topic, b"arrives")
+            with pytest.raises(ConnectionLost, match="may be lost"):
+                await client.flush()
+            await client.flush()
+
+
+async def test_a_publisher_that_never_waits_lets_others_run(address, topic):
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with rqueue.connect(address) as client:
+        task = asyncio.create_task(other())
+        await client.publish_many(topic, [bytes(1000)] * 20_000)
+        task.cancel()
+        assert turns > 10

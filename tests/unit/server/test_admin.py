@@ -1,0 +1,223 @@
+"""The admin socket's rules, one connection in memory at a time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.server.admin import MAX_LINE_BYTES, AdminDesk, AdminSession, Verb
+from polybus.testing.pipe import MemoryPipe
+
+OWNER = Identity(uid=1000, gid=1000, pid=1)
+ROOT = Identity(uid=0, gid=0, pid=2)
+STRANGER = Identity(uid=2000, gid=2000, pid=3)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def __getattr__(self, level: str) -> Any:
+        return lambda event, **fields: self.lines.append({"level": level, "event": event, **fields})
+
+
+class Bench:
+    """A desk with a clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.log = Log()
+        self.desk = AdminDesk(
+            {
+                "stats": Verb(lambda _: {"n": 1}, for_everyone=True),
+                "connections": Verb(lambda _: []),
+                "big": Verb(lambda _: "x" * 500_000),
+                "echo": Verb(lambda request: request.get("text"), keys=frozenset({"text"})),
+                "broken": Verb(self._fail),
+            },
+            own_uid=1000,
+            max_connections=8,
+            idle_timeout_s=30,
+            clock=lambda: self.now,
+            log=self.log,
+        )
+
+    def _fail(self, _request: dict[str, Any]) -> None:
+        raise ZeroDivisionError
+
+    def connect(
+        self, identity: Identity = OWNER, appetite: int | None = None
+    ) -> tuple[MemoryPipe, AdminSession]:
+        pipe = MemoryPipe(identity=identity, appetite=appetite)
+        session = self.desk.open(pipe)
+        pipe.attach(session)
+        return pipe, session
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def answers(pipe: MemoryPipe) -> list[dict[str, Any]]:
+    assert not pipe.taken or pipe.taken.endswith(b"\n")
+    return [json.loads(line) for line in bytes(pipe.taken).splitlines()]
+
+
+def codes(pipe: MemoryPipe) -> list[str]:
+    return [one["error"]["code"] if "error" in one else "ok" for one in answers(pipe)]
+
+
+def test_a_question_and_its_answer(bench):
+    pipe, _ = bench.connect()
+    pipe.deliver(b'{"verb": "stats"}\n')
+    assert answers(pipe) == [{"ok": {"n": 1}}]
+
+
+def test_many_questions_in_one_go_and_one_in_many_pieces(bench):
+    whole, _ = bench.connect()
+    questions = b"".join(b'{"verb": "echo", "text": %d}\n' % n for n in range(100))
+    whole.deliver(questions)
+    assert answers(whole) == [{"ok": n} for n in range(100)]
+    dripped, _ = bench.connect()
+    for position in range(len(questions)):
+        dripped.deliver(questions[position : position + 1])
+    assert dripped.taken == whole.taken
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"", "bad_request"),
+        (b"stats", "bad_request"),
+        (b"{", "bad_request"),
+        (b"[]", "bad_request"),
+        (b'"stats"', "bad_request"),
+        (b"null", "bad_request"),
+        (b"{}", "bad_request"),
+        (b'{"verb": 1}', "bad_request"),
+        (b'{"verb": ["stats"]}', "bad_request"),
+        (b'{"verb": "stats", "more": 1}', "bad_request"),
+        (b'{"verb": "\xff"}', "bad_request"),
+        ('{"verb": "stats"}'.encode("utf-16"), "bad_request"),
+        (b"[" * 100_000, "bad_request"),
+        (b'{"verb": "stats", "n": ' + b"9" * 10_000 + b"}", "bad_request"),
+        (b"\0" * 10, "bad_request"),
+        (b'{"verb": "frob"}', "unknown_verb"),
+        (b'{"verb": "' + b"x" * 10_000 + b'"}', "unknown_verb"),
+        (b'{"verb": "__class__"}', "unknown_verb"),
+        (b'{"verb": "broken"}', "internal"),
+    ],
+)
+def test_what_is_no_question_gets_an_error_and_the_connection_lives(bench, line, code):
+    pipe, _ = bench.connect()
+    pipe.deliver(line + b"\n")
+    pipe.deliver(b'{"verb": "stats"}\n')
+    assert codes(pipe) == [code, "ok"]
+    assert not pipe.closed
+    assert len(pipe.taken) < 1000
+
+
+def test_a_defect_of_a_verb_is_logged_with_its_traceback(bench):
+    pipe, _ = bench.connect()
+    pipe.deliver(b'{"verb": "broken"}\n')
+    assert [line["level"] for line in bench.log.lines] == ["exception"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "outcome"),
+    [(OWNER, "ok"), (ROOT, "ok"), (STRANGER, "denied"), (ANONYMOUS, "denied")],
+)
+def test_who_may_ask_what(bench, identity, outcome):
+    pipe, _ = bench.connect(identity)
+    pipe.deliver(b'{"verb": "stats"}\n{"verb": "connections"}\n{"verb": "stats"}\n')
+    assert codes(pipe) == ["ok", outcome, "ok"]
+
+
+def test_the_longest_line_fits_and_one_byte_more_closes(bench):
+    question = b'{"verb": "echo", "text": "%s"}'
+    room = MAX_LINE_BYTES - len(question % b"")
+    pipe, _ = bench.connect()
+    pipe.deliver(question % (b"a" * room) + b"\n")
+    assert codes(pipe) == ["ok"]
+    pipe, _ = bench.connect()
+    pipe.deliver(question % (b"a" * (room + 1)) + b"\n" + b'{"verb": "stats"}\n')
+    assert codes(pipe) == ["too_large"]
+    assert pipe.closed
+
+
+def test_a_line_without_end_is_held_no_further_than_the_limit(bench):
+    pipe, session = bench.connect()
+    for _ in range(40):
+        pipe.deliver(b"a" * 65536)
+    assert codes(pipe) == ["too_large"]
+    assert pipe.closed
+    assert len(session._line) <= MAX_LINE_BYTES
+
+
+@pytest.mark.parametrize("said", [b"", b'{"verb": "sta', b'{"verb": "stats"}\n'])
+def test_silence_and_half_lines_are_closed_after_a_while(bench, said):
+    pipe, _ = bench.connect()
+    pipe.deliver(said)
+    bench.now = 30
+    bench.desk.tick()
+    assert not pipe.aborted
+    bench.now = 30.1
+    bench.desk.tick()
+    assert pipe.aborted
+
+
+def test_a_line_that_trickles_does_not_count_as_talk(bench):
+    pipe, _ = bench.connect()
+    for second in range(31):
+        bench.now = float(second)
+        pipe.deliver(b"a")
+    bench.now = 31
+    bench.desk.tick()
+    assert pipe.aborted
+
+
+def test_one_who_keeps_asking_stays(bench):
+    pipe, _ = bench.connect()
+    for second in range(0, 300, 20):
+        bench.now = float(second)
+        pipe.deliver(b'{"verb": "stats"}\n')
+        bench.desk.tick()
+    assert not pipe.aborted
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_read_from(bench):
+    pipe, _ = bench.connect(appetite=0)
+    pipe.deliver(b'{"verb": "big"}\n' * 50)
+    assert not pipe.reading
+    assert pipe.backlog() < 2_000_000
+    for _ in range(50):
+        pipe.eat(1_000_000)
+    assert pipe.reading
+    assert codes(pipe) == ["ok"] * 50
+
+
+def test_input_that_ends_inside_a_line_drops_that_line(bench):
+    pipe, session = bench.connect()
+    pipe.deliver(b'{"verb": "stats"}\n{"verb": "stats"}')
+    assert session.half_closed() is False  # the transport closes
+    assert codes(pipe) == ["ok"]
+
+
+def test_strangers_cannot_take_the_owners_places(bench):
+    strangers = [bench.connect(STRANGER) for _ in range(4)]
+    late, _ = bench.connect(STRANGER)
+    assert codes(late) == ["limit_reached"]
+    assert late.closed
+    late.deliver(b'{"verb": "stats"}\n')
+    assert codes(late) == ["limit_reached"]
+    owner, _ = bench.connect(OWNER)
+    owner.deliver(b'{"verb": "connections"}\n')
+    assert codes(owner) == ["ok"]
+    strangers[0][0].hang_up()
+    again, _ = bench.connect(STRANGER)
+    again.deliver(b'{"verb": "stats"}\n')
+    assert codes(again) == ["ok"]

@@ -1,0 +1,93 @@
+"""A flood of one event becomes a few lines and a count."""
+
+from __future__ import annotations
+
+import pytest
+from structlog import DropEvent
+
+from polybus.server.flood import MAX_EVENTS, TRACEBACK_WINDOW_S, FloodGate
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def passed(gate: FloodGate, event: str, times: int, level: str = "info", **fields: object) -> int:
+    count = 0
+    for _ in range(times):
+        try:
+            gate(None, level, {"event": event, **fields})
+            count += 1
+        except DropEvent:
+            pass
+    return count
+
+
+def test_the_first_of_a_second_pass_and_the_rest_are_counted(clock):
+    gate = FloodGate(20, clock)
+    assert passed(gate, "connection refused", 1000, "warning") == 20
+    assert gate.summaries() == []  # the second is not over
+    clock.now += 1
+    assert gate.summaries() == [("warning", "connection refused", 980)]
+    assert gate.summaries() == []
+
+
+def test_another_event_or_level_has_its_own_count(clock):
+    gate = FloodGate(2, clock)
+    assert passed(gate, "a", 5) == 2
+    assert passed(gate, "b", 5) == 2
+    assert passed(gate, "a", 5, "error") == 2
+
+
+def test_a_new_second_lets_lines_through_again(clock):
+    gate = FloodGate(2, clock)
+    assert passed(gate, "a", 5) == 2
+    clock.now += 1
+    assert passed(gate, "a", 5) == 2
+    clock.now += 1
+    assert gate.summaries() == [("info", "a", 6)]  # nothing held back is forgotten
+
+
+def test_a_quiet_event_has_no_summary(clock):
+    gate = FloodGate(2, clock)
+    assert passed(gate, "a", 2) == 2
+    clock.now += 1
+    assert gate.summaries() == []
+
+
+def test_the_summary_itself_always_passes(clock):
+    gate = FloodGate(1, clock)
+    passed(gate, "a", 5)
+    assert passed(gate, "a", 1, repeated=4) == 1
+
+
+def test_tracebacks_are_counted_by_the_minute(clock):
+    gate = FloodGate(2, clock)
+    assert passed(gate, "unexpected error", 3, "error", exc_info=ValueError()) == 2
+    clock.now += 2
+    assert passed(gate, "unexpected error", 3, "error", exc_info=ValueError()) == 0
+    clock.now += TRACEBACK_WINDOW_S
+    assert gate.summaries() == [("error", "unexpected error", 4)]
+
+
+def test_at_the_end_all_is_told(clock):
+    gate = FloodGate(1, clock)
+    passed(gate, "a", 3)
+    assert gate.summaries(final=True) == [("info", "a", 2)]
+
+
+def test_events_with_changing_text_do_not_grow_the_table(clock):
+    gate = FloodGate(5, clock)
+    count = sum(passed(gate, f"event {i}", 1) for i in range(MAX_EVENTS + 500))
+    assert count == MAX_EVENTS + 5
+    clock.now += 1
+    assert gate.summaries() == [("warning", "too many kinds of events", 495)]

@@ -1,0 +1,119 @@
+"""Which listeners a bus opens, and which it refuses to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polybus.errors import UsageError
+from polybus.server.config import Flag, Loaded, load
+from polybus.server.listening import plan
+from polybus.server.program import rqueue_alone, serving
+
+RUNTIME = Path("/run/polybus")
+
+
+def loaded(*listen: str, **flags: object) -> Loaded:
+    given = {name: Flag(f"--{name}", value) for name, value in flags.items()}
+    return load(None, {}, {"listen": Flag("--listen", listen or None), **given})
+
+
+def planned(*listen: str, admin: bool = True, **flags: object) -> list[str]:
+    wanted = plan(loaded(*listen, **flags), RUNTIME, admin)
+    return [f"{one.dialect} {one.address}" for one in wanted]
+
+
+def refusal(*listen: str, **flags: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        planned(*listen, **flags)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nothing_listed_is_everything_at_its_default():
+    assert planned() == ["rqueue tcp://127.0.0.1:6567", "admin unix:/run/polybus/admin.sock"]
+
+
+def test_only_what_is_listed_and_the_admin_socket():
+    assert planned("rqueue=tcp://127.0.0.1:1", "rqueue=unix:/x/r.sock") == [
+        "rqueue tcp://127.0.0.1:1",
+        "rqueue unix:/x/r.sock",
+        "admin unix:/run/polybus/admin.sock",
+    ]
+
+
+def test_the_admin_socket_can_be_put_elsewhere_or_left_out():
+    assert planned("admin=unix:/x/a.sock") == ["admin unix:/x/a.sock"]
+    assert planned("rqueue=tcp://127.0.0.1:1", admin=False) == ["rqueue tcp://127.0.0.1:1"]
+
+
+def test_a_relative_socket_path_is_made_absolute(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert planned("rqueue=unix:r.sock", admin=False) == [f"rqueue unix:{tmp_path}/r.sock"]
+
+
+@pytest.mark.parametrize("name", ["pirate", "gsb", "native", "freud", "console", "RQUEUE", "", "x"])
+def test_what_is_not_built_is_an_unknown_dialect(name):
+    said = refusal(f"{name}=tcp://127.0.0.1:1")
+    assert said == f"--listen: unknown dialect {name!r}: this bus has rqueue, admin"
+
+
+@pytest.mark.parametrize(
+    ("listen", "says"),
+    [
+        ("rqueue", "'rqueue' is not DIALECT=ADDRESS"),
+        ("tcp://127.0.0.1:1", "is not DIALECT=ADDRESS"),
+        ("rqueue=", "no scheme"),
+        ("rqueue=tcp://127.0.0.1", "no port"),
+        ("rqueue=http://127.0.0.1:1", "its schemes are tcp, tls, unix"),
+        ("admin=tcp://127.0.0.1:1", "its schemes are unix"),
+        ("rqueue=tls://127.0.0.1:1", "needs a certificate"),
+        ("rqueue=tcp://0.0.0.0:1", "could be reached by other machines"),
+        ("rqueue=tcp://[::]:1", "insecure = true"),
+        ("rqueue=tcp://bus.example:1", "could be reached by other machines"),
+        ("rqueue=unix:/" + "a" * 200, "at most 107 bytes"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(listen, says):
+    assert says in refusal(listen)
+
+
+def test_insecure_must_be_said_and_then_holds():
+    assert planned("rqueue=tcp://0.0.0.0:1", admin=False, insecure=True) == [
+        "rqueue tcp://0.0.0.0:1"
+    ]
+
+
+def test_beyond_loopback_with_tls_is_fine():
+    environ = {"POLYBUS_TLS_CERTIFICATE": "/c.pem", "POLYBUS_TLS_KEY": "/k.pem"}
+    settings = load(None, environ, {"listen": Flag("--listen", ("rqueue=tls://0.0.0.0:1",))})
+    assert str(plan(settings, RUNTIME)[0].address) == "tls://0.0.0.0:1"
+
+
+def test_one_address_cannot_be_asked_for_twice_but_port_0_can():
+    assert "asked for twice" in refusal("rqueue=tcp://127.0.0.1:1", "rqueue=tcp://127.0.0.1:1")
+    assert "asked for twice" in refusal("rqueue=unix:/x", "admin=unix:/x")
+    assert len(planned("rqueue=tcp://127.0.0.1:0", "rqueue=tcp://127.0.0.1:0", admin=False)) == 2
+
+
+def test_a_runtime_folder_with_too_long_a_path_is_told():
+    with pytest.raises(UsageError, match="at most 107 bytes"):
+        plan(loaded(), Path("/" + "d" * 100))
+
+
+@pytest.mark.parametrize("url", ["memory:", "lmdb:/x", "nats://a,b"])
+def test_engines_come_with_the_store(url):
+    with pytest.raises(UsageError, match=f"--engine: engine '{url}' is not built yet"):
+        serving(loaded(engine=url), {"XDG_RUNTIME_DIR": "/run"})
+
+
+def test_an_unknown_engine_is_told_apart():
+    with pytest.raises(UsageError, match="unknown engine 'redis:'"):
+        serving(loaded(engine="redis:"), {"XDG_RUNTIME_DIR": "/run"})
+
+
+def test_rqueue_alone_has_no_data_folder():
+    environ = {"XDG_RUNTIME_DIR": "/run"}
+    assert rqueue_alone(loaded(), environ, admin=False).data is None
+    assert serving(loaded(data="/d"), environ).data == Path("/d")

@@ -1,0 +1,48 @@
+"""What systemd is told."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from polybus.server.notify import Notifier
+
+
+class Log:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def warning(self, event: str, **_fields: object) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_states_are_told(tmp_path, abstract):
+    name = f"polybus-test-{os.getpid()}" if abstract else str(tmp_path / "notify.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0{name}" if abstract else name)
+        log = Log()
+        notifier = Notifier({"NOTIFY_SOCKET": f"@{name}" if abstract else name}, log)
+        notifier.ready(2)
+        assert manager.recv(1000).startswith(b"READY=1\n")
+        notifier.reloading()
+        assert manager.recv(1000).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+        notifier.stopping()
+        assert manager.recv(1000).startswith(b"STOPPING=1\n")
+        assert log.events == []
+
+
+def test_nobody_asked_nobody_is_told():
+    log = Log()
+    Notifier({}, log).ready(1)
+    Notifier({"NOTIFY_SOCKET": ""}, log).ready(1)
+    assert log.events == []
+
+
+def test_a_manager_that_is_gone_is_a_line_in_the_log(tmp_path):
+    log = Log()
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}, log).ready(1)
+    Notifier({"NOTIFY_SOCKET": "x" * 500}, log).ready(1)
+    assert log.events == ["systemd not told", "systemd not told"]

@@ -1,0 +1,122 @@
+"""Socket files: a dead one is replaced, a living one respected, a stranger's file not touched."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from polybus.errors import AddressError, AddressInUse
+from polybus.server import sockets
+
+
+def bind(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    return sock
+
+
+def test_nothing_there(tmp_path):
+    with sockets.claimed(tmp_path / "a.sock"):
+        bind(tmp_path / "a.sock").close()
+
+
+def test_a_stale_socket_is_replaced(tmp_path):
+    bind(tmp_path / "a.sock").close()  # the file stays, nobody listens
+    with sockets.claimed(tmp_path / "a.sock"):
+        assert not (tmp_path / "a.sock").exists()
+
+
+def test_a_socket_somebody_answers_on_is_an_error(tmp_path):
+    with bind(tmp_path / "a.sock") as owner:
+        owner.listen()
+        with (
+            pytest.raises(AddressInUse, match="a running bus already listens there"),
+            sockets.claimed(tmp_path / "a.sock"),
+        ):
+            pass
+    assert (tmp_path / "a.sock").exists()
+
+
+def test_a_listener_too_busy_to_accept_counts_as_living(tmp_path):
+    with bind(tmp_path / "a.sock") as owner, socket.socket(socket.AF_UNIX) as waiting:
+        owner.listen(0)
+        waiting.connect(str(tmp_path / "a.sock"))  # fills the backlog
+        with pytest.raises(AddressInUse), sockets.claimed(tmp_path / "a.sock"):
+            pass
+
+
+def test_a_file_that_is_no_socket_is_not_touched(tmp_path):
+    (tmp_path / "a.sock").write_text("precious")
+    with (
+        pytest.raises(AddressError, match="no socket is in the way"),
+        sockets.claimed(tmp_path / "a.sock"),
+    ):
+        pass
+    assert (tmp_path / "a.sock").read_text() == "precious"
+
+
+def test_no_folder(tmp_path):
+    with (
+        pytest.raises(AddressError, match="No such file"),
+        sockets.claimed(tmp_path / "gone" / "a.sock"),
+    ):
+        pass
+
+
+def test_two_who_start_together_do_not_remove_each_others_socket(tmp_path):
+    """Eight threads race for one stale socket: exactly one gets it, and keeps it."""
+    path = tmp_path / "a.sock"
+    bind(path).close()
+    barrier = threading.Barrier(8)
+    owners: list[socket.socket] = []
+    losers: list[AddressInUse] = []
+
+    def start() -> None:
+        barrier.wait()
+        try:
+            with sockets.claimed(path):
+                sock = bind(path)
+                sock.listen()
+                owners.append(sock)
+        except AddressInUse as error:
+            losers.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(owners), len(losers)) == (1, 7)
+    owners[0].close()
+
+
+def test_a_folder_somebody_keeps_locked_does_not_hold_us_up_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(sockets, "CLAIM_TIMEOUT_S", 0.05)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with (
+            pytest.raises(AddressInUse, match="keeps its folder locked"),
+            sockets.claimed(tmp_path / "a.sock"),
+        ):
+            pass
+    finally:
+        os.close(fd)
+
+
+def test_only_our_own_file_is_removed(tmp_path):
+    path = tmp_path / "a.sock"
+    bind(path).close()
+    ours = sockets.identify(path)
+    path.rename(tmp_path / "kept")  # so that the inode is not used again
+    bind(path).close()
+    sockets.remove(path, ours)
+    assert path.exists()
+    sockets.remove(path, sockets.identify(path))
+    assert not path.exists()
+    sockets.remove(path, ours)  # gone already: fine

@@ -1,0 +1,102 @@
+"""The rules of tests/conftest.py, tried on a small suite in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+SUITE = {
+    "test_skips.py": """
+import pytest
+
+def test_that_runs():
+    pass
+
+def test_that_skips():
+    pytest.skip("no such server here")
+
+def test_that_may_skip():
+    pytest.skip("cannot run there")
+""",
+    "test_module.py": """
+import pytest
+pytest.skip("no such package here", allow_module_level=True)
+""",
+    "test_guard.py": """
+import os
+import pytest
+
+@pytest.mark.sabotage("checksum-off", "fence-off")
+def test_that_notices_one(sabotage):
+    assert os.environ.get("SABOTAGE") == sabotage
+    assert sabotage != "checksum-off"
+
+@pytest.mark.sabotage("stamps-off")
+def test_that_breaks_elsewhere(sabotage):
+    if sabotage:
+        raise OSError("no proof of anything")
+""",
+    "allowed_skips.txt": "# why not\ntest_skips.py::test_that_may  # no second machine\n",
+    "pytest.ini": "[pytest]\nmarkers =\n    sabotage\n",
+}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    shutil.copy(CONFTEST, tmp_path)
+    for name, text in SUITE.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def outcomes(suite: Path, *options: str, ci: str = "false") -> tuple[dict[str, str], str]:
+    """Test → how it ended, and everything that was printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "--continue-on-collection-errors", *options],
+        cwd=suite,
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [line.split() for line in done.stdout.splitlines() if re.match(r"test_\w+\.py::", line)]
+    return {words[0].partition("::")[2]: words[1] for words in lines}, done.stdout
+
+
+def test_on_a_laptop_a_skip_is_a_skip(suite: Path) -> None:
+    ended, output = outcomes(suite)
+    assert ended == {
+        "test_that_runs": "PASSED",
+        "test_that_skips": "SKIPPED",
+        "test_that_may_skip": "SKIPPED",
+        "test_that_notices_one": "PASSED",
+        "test_that_breaks_elsewhere": "PASSED",
+    }
+    assert "3 passed, 3 skipped" in output
+
+
+def test_in_ci_a_skip_fails_unless_listed(suite: Path) -> None:
+    ended, output = outcomes(suite, ci="true")
+    assert ended["test_that_runs"] == "PASSED"
+    assert ended["test_that_skips"] == "FAILED"
+    assert ended["test_that_may_skip"] == "SKIPPED"
+    assert "no such server here" in output
+    assert "ERROR test_module.py" in output
+    assert "no such package here" in output
+
+
+def test_under_sabotage_a_test_must_fail_by_its_assertion(suite: Path) -> None:
+    ended, _ = outcomes(suite, "--sabotage")
+    assert ended == {
+        "test_that_notices_one[checksum-off]": "XFAIL",
+        "test_that_notices_one[fence-off]": "FAILED",
+        "test_that_breaks_elsewhere[stamps-off]": "FAILED",
+    }

@@ -1,0 +1,105 @@
+"""Each contract on imports can fail: a forbidden import, planted in a copy, is named."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / ".ci" / "imports.py"
+
+# Contract → (file, an import it must never have). One run of the linter a contract.
+PLANTED = {
+    "The house, from the roof down": [
+        ("errors.py", "polybus.model.names"),
+        ("kernel/framing.pyx", "polybus.errors"),
+        ("kernel/registry.pxd", "polybus.model.names"),
+        ("model/names.py", "polybus.bus.broker"),
+        ("bus/broker.py", "polybus.dialects.rqueue.codec"),
+        ("bus/broker.py", "polybus.transports.stream"),
+        ("transports/stream.py", "polybus.dialects.rqueue.session"),
+        ("dialects/rqueue/session.py", "polybus.transports.stream"),
+        ("transports/stream.py", "polybus.server.config"),
+        ("dialects/rqueue/codec.py", "polybus.testing.mutation"),
+    ],
+    "Nobody imports server.app": [
+        ("cli/main.py", "polybus.server.app"),
+        ("testing/fuzz.py", "polybus.server.app"),
+    ],
+    "Dialects never import each other": [
+        ("dialects/sixth.py", "polybus.dialects.rqueue.codec"),
+    ],
+    "Codecs know bytes and values": [
+        ("dialects/rqueue/codec.py", "asyncio"),
+        ("dialects/rqueue/codec.py", "time"),
+        ("dialects/rqueue/codec.py", "polybus.bus.broker"),
+    ],
+    "Sessions turn values": [
+        ("dialects/rqueue/session.py", "socket"),
+        ("dialects/rqueue/session.py", "polybus.dialects.rqueue.client"),
+    ],
+    "Clients know their codec": [
+        ("dialects/rqueue/client.py", "polybus.bus.broker"),
+    ],
+    "The bus has no sockets": [
+        ("bus/delivery.py", "time"),
+        ("bus/delivery.py", "asyncio"),
+    ],
+    "Transports move bytes": [
+        ("transports/stream.py", "polybus.kernel.fanout"),
+        ("transports/stream.py", "polybus.bus.broker"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("imports", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def plant(script: ModuleType, shadow: Path, file: str, module: str) -> None:
+    """Add the import to the file, and to the Python that stands for a compiled one."""
+    path = shadow / "polybus" / file
+    with path.open("a") as source:
+        source.write(f"\nimport {module}\n")
+    compiled = path.with_suffix(".pyx")
+    if compiled.exists():
+        path.with_suffix(".py").write_text(script.imports_of(compiled))
+
+
+def dotted(file: str) -> str:
+    return "polybus." + file.rpartition(".")[0].replace("/", ".")
+
+
+def broken_contracts(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.endswith("BROKEN")]
+
+
+def test_the_tree_as_it_is_keeps_every_contract(script: ModuleType, tmp_path: Path) -> None:
+    script.build_shadow(tmp_path / "shadow")
+    done = script.lint(tmp_path / "shadow")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("contract", PLANTED)
+def test_forbidden_imports_are_found(script: ModuleType, tmp_path: Path, contract: str) -> None:
+    script.build_shadow(tmp_path / "shadow")
+    for file, module in PLANTED[contract]:
+        plant(script, tmp_path / "shadow", file, module)
+    output = script.lint(tmp_path / "shadow").stdout
+    assert any(line.startswith(contract) for line in broken_contracts(output)), output
+    for file, module in PLANTED[contract]:
+        assert f"{dotted(file)} -> {module}" in output
+
+
+def test_a_new_part_must_be_given_its_place(script: ModuleType, tmp_path: Path) -> None:
+    script.build_shadow(tmp_path / "shadow")
+    (tmp_path / "shadow" / "polybus" / "annex.py").write_text("")
+    assert "annex" in script.lint(tmp_path / "shadow").stdout

@@ -1,0 +1,407 @@
+"""One connection on a real socket pair and a real loop: what the session sees, in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import uvloop
+from typing_extensions import Buffer
+
+from polybus.transports import connection as module
+from polybus.transports.connection import StreamConnection
+from polybus.transports.inbox import SharedBuffer
+
+DEADLINE_S = 10.0
+
+
+class Recorder:
+    """A session that keeps what it is told; `take` says how much of an offer it consumes."""
+
+    def __init__(self, pipe: StreamConnection) -> None:
+        self.pipe = pipe
+        self.events: list[str] = []
+        self.data = bytearray()
+        self.take: Callable[[bytes], int] = len
+
+    def receive(self, buffer: Buffer, start: int, end: int) -> int:
+        offered = bytes(memoryview(buffer)[start:end])
+        taken = self.take(offered)
+        self.data += offered[:taken]
+        return taken
+
+    def stalled(self) -> None:
+        self.events.append("stalled")
+
+    def writable(self) -> None:
+        self.events.append("writable")
+
+    def half_closed(self) -> bool:
+        self.events.append("half_closed")
+        self.pipe.close()
+        return False
+
+    def ended(self) -> None:
+        self.events.append("ended")
+
+
+class Desk:
+    """The listener's part: who was let in, and who has gone."""
+
+    def __init__(self, admits: bool = True) -> None:
+        self.admits = admits
+        self.entered: list[StreamConnection] = []
+        self.left: list[StreamConnection] = []
+
+    def admit(self, one: StreamConnection) -> bool:
+        if self.admits:
+            self.entered.append(one)
+        return self.admits
+
+    def lost(self, one: StreamConnection) -> None:
+        self.left.append(one)
+
+
+class End:
+    """The far end: a blocking socket with a deadline, used from a loop that must go on."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            piece = await asyncio.get_running_loop().sock_recv(self.sock, count - len(data))
+            if not piece:
+                raise EOFError(f"ended after {len(data)} bytes")
+            data += piece
+        return bytes(data)
+
+    async def to_the_end(self) -> bytes:
+        data = bytearray()
+        while piece := await asyncio.get_running_loop().sock_recv(self.sock, 1 << 20):
+            data += piece
+        return bytes(data)
+
+    def reset(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near, _ = server.accept()
+    return near, far
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+    assert condition(), what
+
+
+@asynccontextmanager
+async def connected(
+    desk: Desk | None = None, pair: Callable[[], tuple[socket.socket, socket.socket]] = tcp_pair
+) -> AsyncIterator[tuple[Recorder, End]]:
+    desk = desk or Desk()
+    opened: list[Recorder] = []
+
+    def open_session(pipe: StreamConnection) -> Recorder:
+        opened.append(Recorder(pipe))
+        return opened[-1]
+
+    near, far = pair()
+    far.setblocking(False)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: StreamConnection(open_session, SharedBuffer(), desk.admit, desk.lost), near
+    )
+    try:
+        yield opened[0], End(far)
+    finally:
+        far.close()
+        transport.abort()
+        await until(lambda: desk.left, "the connection is lost")
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(2 * DEADLINE_S):
+            await test()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(limited())
+
+
+PAIRS = pytest.mark.parametrize("pair", [tcp_pair, socket.socketpair], ids=["tcp", "unix"])
+
+
+@PAIRS
+def test_bytes_go_both_ways(pair: Callable[[], tuple[socket.socket, socket.socket]]):
+    async def test() -> None:
+        async with connected(pair=pair) as (session, far):
+            await far.send(b"hello")
+            await until(lambda: session.data == b"hello", "the session has it")
+            session.pipe.write(b"1")
+            session.pipe.write_many([b"2", b"3"])
+            assert await far.read(3) == b"123"
+            assert session.events == []
+
+    run(test)
+
+
+def test_what_is_left_over_comes_again_with_the_rest():
+    async def test() -> None:
+        async with connected() as (session, far):
+            session.take = lambda offered: len(offered) // 4 * 4
+            await far.send(b"1234ab")
+            await until(lambda: session.data == b"1234", "the first four")
+            await far.send(b"cd")
+            await until(lambda: session.data == b"1234abcd", "the rest")
+
+    run(test)
+
+
+def test_a_paused_session_is_offered_nothing_until_it_resumes():
+    async def test() -> None:
+        async with connected() as (session, far):
+            session.take = lambda offered: (session.pipe.pause_reading(), 1)[1]
+            await far.send(b"abc")
+            await until(lambda: session.data == b"a", "one byte, then it paused")
+            await far.send(b"def")
+            # The kernel has it, and the loop would have told us by now: an answer
+            # of the far end's own making proves that turns have passed.
+            session.pipe.write(b"x")
+            assert await far.read(1) == b"x"
+            assert session.data == b"a"
+            session.take = len
+            session.pipe.resume_reading()
+            assert session.data == b"abc"  # what was held comes at once
+            await until(lambda: session.data == b"abcdef", "and then what came since")
+
+    run(test)
+
+
+def test_a_session_may_pause_again_while_it_resumes():
+    async def test() -> None:
+        async with connected() as (session, far):
+
+            def one(offered: bytes) -> int:
+                session.pipe.pause_reading()
+                return 1
+
+            session.take = one
+            await far.send(b"abcd")
+            await until(lambda: session.data, "the first byte")
+            for expected in (b"ab", b"abc", b"abcd"):
+                session.pipe.resume_reading()
+                assert session.data == expected
+
+    run(test)
+
+
+@PAIRS
+def test_a_peer_that_does_not_read_stalls_the_session(
+    pair: Callable[[], tuple[socket.socket, socket.socket]],
+):
+    async def test() -> None:
+        async with connected(pair=pair) as (session, far):
+            written = 0
+            while not session.events:
+                session.pipe.write(bytes(1 << 20))
+                written += 1 << 20
+            assert session.events == ["stalled"]
+            backlog, in_host = session.pipe.backlog(), session.pipe.unconfirmed()
+            assert 0 < backlog <= 1 << 20
+            assert in_host > 0
+            await far.read(written)
+            await until(lambda: session.events == ["stalled", "writable"], "it goes on")
+            assert session.pipe.backlog() == 0
+            await until(lambda: session.pipe.unconfirmed() == 0, "all of it was taken")
+
+    run(test)
+
+
+def test_what_the_host_holds_shrinks_while_the_socket_stands_still():
+    """The slow-consumer rule stands on this: a long queue hides a reader that is at work."""
+
+    async def test() -> None:
+        async with connected() as (session, far):
+            while not session.events:
+                session.pipe.write(bytes(1 << 20))
+            before = session.pipe.unconfirmed() + session.pipe.backlog()
+            await far.read(1 << 20)
+            await until(
+                lambda: session.pipe.unconfirmed() + session.pipe.backlog() < before,
+                "progress is visible",
+            )
+
+    run(test)
+
+
+def test_closing_lets_what_is_written_go_out():
+    async def test() -> None:
+        desk = Desk()
+        async with connected(desk) as (session, far):
+            session.pipe.write(bytes(8 << 20))
+            session.pipe.close()
+            assert len(await far.to_the_end()) == 8 << 20
+            await until(lambda: "ended" in session.events, "the session is told")
+            assert session.events[-1] == "ended"
+            assert desk.left == desk.entered
+
+    run(test)
+
+
+def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "LINGER_S", 0.05)
+
+    async def test() -> None:
+        async with connected() as (session, _far):
+            session.pipe.write(bytes(64 << 20))
+            session.pipe.close()
+            await until(lambda: session.events[-1] == "ended", "it was given up")
+            assert session.pipe.backlog() > 0  # what was lost can still be counted
+
+    run(test)
+
+
+def test_closing_again_changes_nothing():
+    async def test() -> None:
+        async with connected() as (session, far):
+            session.pipe.close()
+            session.pipe.close()
+            session.pipe.resume_reading()
+            session.pipe.pause_reading()
+            assert await far.to_the_end() == b""
+            session.pipe.close()
+
+    run(test)
+
+
+def test_aborting_ends_at_once():
+    async def test() -> None:
+        async with connected() as (session, _far):
+            session.pipe.write(bytes(64 << 20))
+            session.pipe.abort()
+            await until(lambda: session.events[-1] == "ended", "gone")
+
+    run(test)
+
+
+def test_nothing_is_received_after_closing():
+    async def test() -> None:
+        async with connected() as (session, far):
+            session.take = lambda offered: (session.pipe.close(), len(offered))[1]
+            await far.send(b"first")
+            await until(lambda: session.data, "it closed at the first bytes")
+            with pytest.raises(ConnectionError):
+                while True:
+                    await far.send(b"more")
+                    await asyncio.sleep(0)
+            await until(lambda: "ended" in session.events, "gone")
+            assert session.data == b"first"
+
+    run(test)
+
+
+def test_a_peer_that_sends_no_more_is_told_apart_from_one_that_is_gone():
+    async def test() -> None:
+        async with connected() as (session, far):
+            far.sock.shutdown(socket.SHUT_WR)
+            await until(lambda: "ended" in session.events, "gone")
+            assert session.events == ["half_closed", "ended"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_reset_ends_the_session_once(paused: bool):
+    async def test() -> None:
+        desk = Desk()
+        async with connected(desk) as (session, far):
+            if paused:
+                session.pipe.pause_reading()
+            far.reset()
+            if paused:
+                session.pipe.resume_reading()
+            await until(lambda: "ended" in session.events, "gone")
+            assert session.events == ["ended"]
+            assert desk.left == desk.entered
+
+    run(test)
+
+
+def test_nothing_breaks_between_a_failed_write_and_its_news():
+    """The loop learns of a broken connection before the session does."""
+
+    async def test() -> None:
+        async with connected() as (session, far):
+            session.pipe.pause_reading()
+            far.reset()
+            for _ in range(3):  # the first write fails; the rest go nowhere
+                session.pipe.write(b"x")
+                session.pipe.write_many([b"y", b"z"])
+                session.pipe.resume_reading()
+                session.pipe.pause_reading()
+                session.pipe.backlog()
+                session.pipe.unconfirmed()
+            await until(lambda: "ended" in session.events, "gone")
+            session.pipe.resume_reading()
+            session.pipe.close()
+            assert session.pipe.unconfirmed() == 0
+            assert session.events[-1] == "ended"
+
+    run(test)
+
+
+def test_one_too_many_is_closed_without_a_session():
+    async def test() -> None:
+        desk = Desk(admits=False)
+        near, far = tcp_pair()
+        far.setblocking(False)
+
+        def open_session(pipe: StreamConnection) -> Recorder:
+            raise AssertionError("no session for one that is not let in")
+
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: StreamConnection(open_session, SharedBuffer(), desk.admit, desk.lost), near
+        )
+        assert await End(far).to_the_end() == b""
+        far.close()
+        assert desk.left == []
+
+    run(test)
+
+
+def test_a_session_that_cannot_open_ends_its_connection():
+    async def test() -> None:
+        desk, near_far = Desk(), tcp_pair()
+        near, far = near_far
+        far.setblocking(False)
+        loop = asyncio.get_running_loop()
+        faults: list[object] = []
+        loop.set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
+
+        def open_session(pipe: StreamConnection) -> Recorder:
+            raise RuntimeError("no")
+
+        with pytest.raises(RuntimeError):
+            await loop.connect_accepted_socket(
+                lambda: StreamConnection(open_session, SharedBuffer(), desk.admit, desk.lost), near
+            )
+        assert await End(far).to_the_end() == b""
+        far.close()
+        await until(lambda: desk.left == desk.entered, "its place is free again")
+
+    run(test)
