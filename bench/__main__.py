@@ -68,12 +68,14 @@ def _options(name: str, parser: argparse.ArgumentParser) -> Options:
     )
 
 
-def _run(name: str, parser: argparse.ArgumentParser) -> bool:
-    """Whether all its targets hold."""
+def _run(name: str, parser: argparse.ArgumentParser, check: bool) -> int:
+    """Runs one benchmark, tells its outcome, and returns the exit code."""
     outcome = BENCHMARKS[name].run(_options(name, parser))
     print(outcome.text())
     outcome.write()
-    return outcome.holds
+    if outcome.failures:
+        return FAILED
+    return MISSED if check and not outcome.holds else 0
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -88,7 +90,7 @@ def main() -> int:
     started_s = time.monotonic()
     names = [chosen.benchmark] if chosen.benchmark else list(BENCHMARKS)
     try:
-        held = [_run(name, parser) for name in names]
+        codes = [_run(name, parser, chosen.check) for name in names]
     except (DidNotStart, LoadFailed, Unavailable) as error:
         print(f"bench: {error}", file=sys.stderr)
         return FAILED
@@ -96,7 +98,7 @@ def main() -> int:
         print("bench: stopped", file=sys.stderr)
         return 128 + signal.SIGINT
     print(f"\ntook {time.monotonic() - started_s:.0f} s", file=sys.stderr)
-    return MISSED if chosen.check and not all(held) else 0
+    return max(codes)
 
 
 if __name__ == "__main__":

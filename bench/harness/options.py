@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.harness.rounds import Effort
 
 # The short form must end within three minutes, so its repeats end in time for the rows that follow.
-SHORT_REPEATS_S = 100.0
+SHORT_REPEATS_S = 45.0
 LONG_REPEATS_S = 1800.0
 
 
@@ -27,5 +27,5 @@ class Options:
         """The time for repeats runs from now."""
         now_s, fixed = time.monotonic(), self.rounds is not None
         if self.short:
-            return Effort(self.rounds or 3, fixed, 0.3, 6, 1.0, now_s + SHORT_REPEATS_S)
+            return Effort(self.rounds or 3, fixed, 0.3, 5, 0.5, now_s + SHORT_REPEATS_S)
         return Effort(self.rounds or 7, fixed, 1.0, 35, 10.0, now_s + LONG_REPEATS_S)

@@ -75,11 +75,16 @@ class Outcome:
     def holds(self) -> bool:
         return all(verdict.holds for verdict in self.verdicts)
 
+    @property
+    def failures(self) -> list[str]:
+        """Servers that broke a connection or did not deliver exactly what was sent."""
+        return [failure for result in self.results for failure in result.failures]
+
     def text(self) -> str:
         parts = [_figures(self.results, list(self.versions)), _quietness(self.results)]
         parts += [f"{row}: {_pairs(figures)}" for row, figures in self.rows.items()]
-        failures = [failure for result in self.results for failure in result.failures]
-        return "\n\n".join([*(parts if self.results else parts[2:]), *failures, self._judged()])
+        shown = parts if self.results else parts[2:]
+        return "\n\n".join([*shown, *self.failures, self._judged()])
 
     def _judged(self) -> str:
         rows = [["target", "wanted", "reached", ""]]

@@ -1,6 +1,6 @@
 /* Mode stream: one publisher sends its stream as fast as the server takes it, n subscribers read.
  *
- * One thread sends, one reads all subscribers with epoll; both move up to 256 KiB per system call.
+ * One thread sends, one reads all subscribers with epoll; the sender hands over whole cycles.
  * Time runs from before the first byte sent to after the last byte received by the last
  * subscriber. With no publisher the subscribers read `cycles` of their streams, and time runs from
  * the first byte received; with no subscriber the publisher's own sending is timed.
@@ -17,7 +17,7 @@
 #include <sys/epoll.h>
 #include <time.h>
 
-#define CHUNK (256 * 1024) /* fits the second-level cache together with a cycle of the stream */
+#define CHUNK (64 * 1024)  /* received at once; stays in the nearest caches, measured as best */
 #define PACE_NS 1000000    /* a paced subscriber wakes every millisecond */
 #define STALL_S 15         /* no byte for so long: the server has lost something */
 #define EPOLL_MS 50        /* how soon a reader notices that the publisher has settled the total */

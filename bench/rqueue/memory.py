@@ -5,7 +5,7 @@ publisher stops, everything it sent must still arrive. The load generator checks
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from bench.harness.load import LoadFailed, Plan, run
 from bench.harness.peer import Peer, Running
@@ -15,26 +15,30 @@ from bench.harness.workloads import Streams
 
 SLOWDOWN = 20
 MAX_GROWTH_MB = 5.0
+WANTED = f"under {MAX_GROWTH_MB:g}"
 SAMPLE_S = 0.1
 FULL_RATE_S = 0.5  # how long the full rate is measured
 MB = 1e6
 
 
-@dataclass
 class MemorySamples:
     """Resident memory by time since the start."""
 
-    pid: int
-    started_s: float = field(default_factory=time.monotonic)
-    samples: list[tuple[float, int]] = field(default_factory=list)
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.restart()
+
+    def restart(self) -> None:
+        self._started_s = time.monotonic()
+        self.held: list[tuple[float, int]] = []
 
     def take(self) -> None:
-        self.samples.append((time.monotonic() - self.started_s, resident_bytes(self.pid)))
+        self.held.append((time.monotonic() - self._started_s, resident_bytes(self._pid)))
         time.sleep(SAMPLE_S)
 
     def growth_mb(self, from_s: float, to_s: float) -> float:
         """The most it held in this time, above what it held at its beginning."""
-        held = [size for at_s, size in self.samples if from_s <= at_s <= to_s]
+        held = [size for at_s, size in self.held if from_s <= at_s <= to_s]
         return (max(held) - held[0]) / MB
 
 
@@ -45,29 +49,36 @@ def _full_bytes_per_s(plan: Plan) -> float:
     return float(outcome["received_bytes"] / outcome["seconds"])
 
 
-def measure(peer: Peer, running: Running, seconds: float) -> tuple[Verdict, dict[str, float]]:
-    """The verdict, and the figures behind it."""
-    text = (
+def failed(seconds: float, reason: str) -> Verdict:
+    return Verdict(f"{_text(seconds)} ({reason})", WANTED, None, holds=False)
+
+
+def _text(seconds: float) -> str:
+    return (
         f"1 → 1 with the subscriber at 1/{SLOWDOWN} for {seconds:g} s, nothing lost: growth in MB"
     )
-    wanted = f"under {MAX_GROWTH_MB:g}"
+
+
+def measure(peer: Peer, running: Running, seconds: float) -> tuple[Verdict, dict[str, float]]:
+    """The verdict, and the figures behind it."""
     if running.pid is None:
-        return Verdict(text, wanted, None, holds=False), {}
+        return failed(seconds, "the server's process is not known"), {}
     plan = Streams(1, (128,)).work(peer, running).plan
-    pace = _full_bytes_per_s(plan) / SLOWDOWN
-    settings = {"seconds": f"{seconds:g}", "bytes_per_s": f"{pace:.0f}"}
-    slow = Plan(plan.mode, plan.publishers, plan.subscribers, plan.aside, settings)
     samples = MemorySamples(running.pid)
     try:
+        pace = _full_bytes_per_s(plan) / SLOWDOWN
+        settings = {"seconds": f"{seconds:g}", "bytes_per_s": f"{pace:.0f}"}
+        slow = replace(plan, settings=settings)
+        samples.restart()
         outcome = run(slow, 1, samples.take)
     except LoadFailed as error:
-        return Verdict(f"{text} ({error})", wanted, None, holds=False), {}
+        return failed(seconds, str(error)), {}
     growth = samples.growth_mb(seconds / 2, seconds)
     figures = {
         "growth_mb": growth,
-        "peak_mb": max(size for _, size in samples.samples) / MB,
-        "first_mb": samples.samples[0][1] / MB,
+        "first_mb": samples.held[0][1] / MB,
+        "peak_mb": max(size for _, size in samples.held) / MB,
         "paced_mb_per_s": pace / MB,
         "received_mb": outcome["received_bytes"] / MB,
     }
-    return Verdict(text, wanted, growth, growth < MAX_GROWTH_MB), figures
+    return Verdict(_text(seconds), WANTED, growth, growth < MAX_GROWTH_MB), figures

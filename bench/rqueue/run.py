@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from bench.harness.options import Options
 from bench.harness.peer import Peer, Running
 from bench.harness.places import Unavailable
+from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
 from bench.harness.results import CaseResult, Requirement
-from bench.harness.rounds import run_case
+from bench.harness.rounds import Effort, run_case
 from bench.peers.nats import Nats
 from bench.peers.polybus import Polybus
 from bench.peers.redis import Redis
@@ -34,8 +35,9 @@ def run(options: Options) -> Outcome:
             servers = _start(PEERS, stack) if options.wants(*CASE_NAMES) else []
             servers.append((ours, stack.enter_context(ours.start())))
             outcome.versions = {peer.name: running.version for peer, running in servers}
-            outcome.results += _run_cases(servers, options)
-            outcome.results += _run_client(*servers[-1], options)
+            effort = options.effort()
+            outcome.results += _run_cases(servers, options, effort)
+            outcome.results += _run_client(*servers[-1], options, effort)
     for requirement in REQUIREMENTS:
         outcome.verdicts += requirement.judge(outcome.results)
     if options.wants(MEMORY):
@@ -53,16 +55,18 @@ def _start(peers: Sequence[Peer], stack: ExitStack) -> list[tuple[Peer, Running]
     return servers
 
 
-def _run_cases(servers: Sequence[tuple[Peer, Running]], options: Options) -> list[CaseResult]:
-    effort, results = options.effort(), []
+def _run_cases(
+    servers: Sequence[tuple[Peer, Running]], options: Options, effort: Effort
+) -> list[CaseResult]:
+    results = []
     for case in (case for case in CASES if options.wants(case.name)):
         _say(f"… {case.title}")
         results.append(run_case(case, effort, servers))
     return results
 
 
-def _run_client(ours: Peer, running: Running, options: Options) -> list[CaseResult]:
-    rows, results = client.ClientRows(ours, running, options.effort()), []
+def _run_client(ours: Peer, running: Running, options: Options, effort: Effort) -> list[CaseResult]:
+    rows, results = client.ClientRows(ours, running, effort), []
     for name, title in client.TITLES.items():
         if options.wants(name):
             _say(f"… {title}")
@@ -73,9 +77,12 @@ def _run_client(ours: Peer, running: Running, options: Options) -> list[CaseResu
 def _run_memory(ours: Peer, options: Options, outcome: Outcome) -> None:
     """On a server of its own, whose memory no other case has touched."""
     _say("… memory with a slow subscriber")
-    with ours.start() as running:
-        seconds = SHORT_MEMORY_S if options.short else MEMORY_S
-        verdict, outcome.rows[MEMORY] = memory.measure(ours, running, seconds)
+    seconds = SHORT_MEMORY_S if options.short else MEMORY_S
+    try:
+        with ours.start() as running:
+            verdict, outcome.rows[MEMORY] = memory.measure(ours, running, seconds)
+    except DidNotStart as error:
+        verdict = memory.failed(seconds, str(error))
     outcome.verdicts.append(verdict)
 
 

@@ -30,6 +30,7 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
@@ -53,6 +54,7 @@ class Background:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self._ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         started = threading.Event()
@@ -73,12 +75,17 @@ class Background:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            if self._ending:
+                raise SystemExit from None  # ends a thread that waits at exit, without a word
+            raise
         except BaseException:
             future.cancel()  # no effect if it ended by itself
             raise
 
     def stop(self) -> None:
         """End all tasks and the thread; waits a moment for them."""
+        self._ending = True
         if self._loop is not None and self._stop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(EXIT_TIMEOUT_S)
@@ -235,7 +242,9 @@ def opened(make: Callable[P, C], twin: Callable[[Callable[[], C]], B]) -> Callab
     def call(*args: P.args, **kwargs: P.kwargs) -> B:
         return twin(functools.partial(make, *args, **kwargs))
 
-    return cast(Callable[P, B], _like(make, call))
+    same = _like(make, call)
+    vars(same)["__signature__"] = inspect.signature(make).replace(return_annotation=twin)
+    return cast(Callable[P, B], same)
 
 
 def _like(model: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@
     │   ├── ConfigError           a setting, flag or config file is wrong
     │   ├── AddressError          an address that cannot be parsed, or not used so
     │   ├── InvalidTopic          a topic name that breaks the rules
+    │   ├── InvalidRule           a line that is no rule of the policy
     │   ├── TooLarge              a message over a limit that was set
     │   └── MissingExtra          an optional part is not installed
     ├── PeerError             the other side broke the protocol
@@ -46,6 +47,10 @@ class AddressError(UsageError):
 
 class InvalidTopic(UsageError):
     code = "invalid_topic"
+
+
+class InvalidRule(UsageError):
+    code = "invalid_rule"
 
 
 class TooLarge(UsageError):

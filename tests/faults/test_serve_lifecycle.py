@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +26,21 @@ from polybus.testing.watch import connections, count, log_lines, stats, until
 JSON_LOG = ("--log-format", "json")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bus() -> Iterator[BusProcess]:
+    """One bus for all tests that leave it as they found it."""
     with process.serve(*JSON_LOG) as bus:
         yield bus
+
+
+@contextlib.contextmanager
+def child(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is gone at the end, also when the test fails."""
+    with subprocess.Popen(command, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager
@@ -290,6 +303,22 @@ def test_what_a_reader_is_owed_still_reaches_it():
         assert bus.wait() == 0
 
 
+def test_only_those_who_are_owed_something_are_waited_for():
+    """Idle clients and admins are let go at once: the reader has not lost a byte by then."""
+    with (
+        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
+        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
+        rqueue.connect(bus.address()) as writer,
+        admin(bus) as idle_admin,
+    ):
+        total = fill(bus, reader, writer)
+        bus.signal(signal.SIGTERM)
+        assert writer.to_the_end() == []
+        assert idle_admin.recv(1) == b""
+        assert len(reader.to_the_end()) == total
+        assert bus.wait() == 0
+
+
 def test_a_reader_that_never_reads_does_not_hold_up_the_stop():
     with (
         process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.2"}) as bus,
@@ -321,13 +350,40 @@ def test_a_stdout_or_stderr_that_nobody_reads_is_no_trouble(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     command = [*POLYBUS, "serve", "--listen", "rqueue=tcp://127.0.0.1:0"]
-    with subprocess.Popen(command, env=env, stdout=writer, stderr=writer) as child:
+    with child(command, env=env, stdout=writer, stderr=writer) as bus:
         os.close(writer)
-        admin = tmp_path / "run" / "polybus" / "admin.sock"
-        until(admin.exists, "the admin socket")
-        until(lambda: _answers(admin), "an answer")
-        child.terminate()
-        assert child.wait(20) == 0
+        until(lambda: _answers(tmp_path / "run" / "polybus" / "admin.sock"), "an answer")
+        bus.terminate()
+        assert bus.wait(20) == 0
+
+
+def test_closed_standard_streams_are_not_taken_for_sockets(tmp_path):
+    """A listener that got number 2 would be sent our log."""
+    env = clean_environment(tmp_path)
+    command = f"exec {' '.join(POLYBUS)} serve --listen rqueue=tcp://127.0.0.1:0 <&- >&- 2>&-"
+    with child(["bash", "-c", command], env=env) as bus:
+        until(lambda: _answers(tmp_path / "run" / "polybus" / "admin.sock"), "an answer")
+        streams = [Path(f"/proc/{bus.pid}/fd/{fd}").readlink() for fd in (0, 1, 2)]
+        assert streams == [Path(os.devnull)] * 3
+        bus.terminate()
+        assert bus.wait(20) == 0
+
+
+def test_a_sigterm_while_it_starts_is_a_clean_stop(tmp_path):
+    """Sent at every moment of the start: gone with 0, or by the signal before it was ours."""
+    for delay_ms in range(0, 800, 100):
+        command = ["timeout", "--preserve-status", f"{delay_ms / 1000 + 0.05:.3f}", *POLYBUS]
+        done = subprocess.run(
+            [*command, "serve", "--listen", "rqueue=tcp://127.0.0.1:0"],
+            env=clean_environment(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode in (0, 128 + signal.SIGTERM), done.stderr
+        if done.returncode == 0:
+            assert not (tmp_path / "run" / "polybus" / "admin.sock").exists()
 
 
 def _answers(path: Path) -> bool:
@@ -406,6 +462,23 @@ def test_stats_and_connections_show_what_happened(bus):
     assert bus.run("connections").stdout == "nobody is connected\n"
 
 
+def test_on_a_terminal_of_80_columns_connections_fit(bus):
+    controller, terminal = pty.openpty()
+    with rqueue.connect(bus.address()) as client:
+        client.settle()
+        command = [*POLYBUS, "connections"]
+        env = bus.env | {"COLUMNS": "80", "TERM": "xterm"}
+        with child(command, env=env, stdout=terminal) as shown:
+            os.close(terminal)
+            assert shown.wait(20) == 0
+        text = os.read(controller, 65536).decode()
+        os.close(controller)
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+        assert lines[0].split()[:4] == ["id", "dialect", "peer", "who"]
+        assert any(client.name in line and "anonymous" in line for line in lines)
+        assert max(map(len, lines)) <= 80
+
+
 def admin(bus: BusProcess) -> socket.socket:
     link = socket.socket(socket.AF_UNIX)
     link.settimeout(20)
@@ -479,19 +552,13 @@ def test_a_stderr_that_is_never_read_does_not_stop_the_bus(tmp_path):
     """A pipe holds 64 KiB; this bus has far more than that to say, and nobody listens."""
     env = clean_environment(tmp_path) | {"POLYBUS_LOG_MAX_REPEATS_PER_S": "10000"}
     command = [*POLYBUS, "serve", "--listen", "rqueue=tcp://127.0.0.1:0", "--log-level", "debug"]
-    child = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert child.stdout is not None
-        port = int(child.stdout.readline().rpartition(":")[2])
+    with child(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bus:
+        assert bus.stdout is not None
+        port = int(bus.stdout.readline().rpartition(":")[2])
         for _ in range(1500):
             with socket.create_connection(("127.0.0.1", port)):
                 pass
         admin_path = tmp_path / "run" / "polybus" / "admin.sock"
         until(lambda: ask(admin_path, "stats")["connections"]["accepted"] == 1500, "all served")
-        child.terminate()
-        assert child.wait(20) == 0
-    finally:
-        child.kill()
-        child.communicate()
+        bus.terminate()
+        assert bus.wait(20) == 0

@@ -24,6 +24,7 @@ ERRORS = {
     "ConfigError": ("config", "UsageError"),
     "AddressError": ("address", "UsageError"),
     "InvalidTopic": ("invalid_topic", "UsageError"),
+    "InvalidRule": ("invalid_rule", "UsageError"),
     "TooLarge": ("too_large", "UsageError"),
     "MissingExtra": ("missing_extra", "UsageError"),
     "PeerError": ("peer", "PolybusError"),

@@ -9,9 +9,14 @@ from polybus.bus.delivery import Delivery
 from polybus.bus.outbox import Turn
 from polybus.bus.party import Party
 from polybus.bus.policy import Policy
+from polybus.bus.quotas import Quotas
+from polybus.bus.stalls import Stalls
 from polybus.bus.stats import Counters
 from polybus.bus.subscriptions import Subscribed, Subscriptions
+from polybus.bus.topics import EphemeralTopics
 from polybus.kernel.fanout import Fanout, Source
+from polybus.model.limits import FreudLimits, QuotaLimits
+from polybus.model.rules import PRODUCE, SUBSCRIBE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -37,18 +42,38 @@ class Broker:
         clock: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object],
         log: Log,
+        *,
+        wall_ns: Callable[[], int],
+        freud: FreudLimits | None = None,
+        quotas: QuotaLimits | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.counters = Counters()
-        self.policy = Policy()
+        self.policy = policy or Policy()
+        self.quotas = Quotas(quotas or QuotaLimits(), self.counters, log)
         self._clock = clock
         self._log = log
-        self._fanout = Fanout(self.policy.may_produce)
+        self._fanout = Fanout(self._may_produce)
         self._subscriptions = Subscriptions(self._fanout, self.policy, limits)
         self._delivery = Delivery(self._fanout, Turn(call_soon), limits, self.cut)
+        self.topics = EphemeralTopics(
+            self._fanout,
+            self._delivery.relay,
+            self.policy,
+            self.quotas,
+            self.counters,
+            freud or FreudLimits(),
+            clock,
+            wall_ns,
+        )
+        self._delivery.collected = self.topics.collected
+        self._stalls = Stalls(limits, self.cut)
         self._parties: dict[int, Party] = {}
         self._joined = 0
         self._encodings = 0
         self._started_s = clock()
+        self.policy.watch(self._judge_again)
+        self._judge_again()
         # The hot path, without a step in between.
         self.route: Callable[[Party, Framing, Buffer, int, int], Routed] = self._delivery.route
 
@@ -63,7 +88,17 @@ class Broker:
         outbox = self._delivery.open_outbox(pipe)
         number = self._fanout.add_subscriber(outbox, encoding)
         source = Source(self.policy.classify(pipe.identity))
-        party = Party(self._joined, dialect, pipe, source, outbox, encoding, number, self._clock())
+        party = Party(
+            id=self._joined,
+            dialect=dialect,
+            pipe=pipe,
+            source=source,
+            outbox=outbox,
+            encoding=encoding,
+            number=number,
+            since_s=self._clock(),
+            resume=pipe.resume_reading,
+        )
         outbox.party = party
         self._parties[party.id] = party
         self._log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
@@ -72,7 +107,9 @@ class Broker:
     def subscribe(self, party: Party, topic: bytes) -> Subscribed:
         result = self._subscriptions.add(party, topic)
         if result is Subscribed.DENIED:
-            self.counters.count("refused", "subscribe_denied")
+            self.refused(party, "subscribe_denied", topic)
+        elif result is Subscribed.NEW:
+            self.topics.heard(topic)
         return result
 
     def unsubscribe(self, party: Party, topic: bytes) -> bool:
@@ -127,9 +164,21 @@ class Broker:
             if self._leave(party, reason, send_held=True):
                 party.pipe.close()
 
+    def refused(self, party: Party, reason: str, topic: bytes, count: int = 1) -> None:
+        """Books a request that was understood and not granted."""
+        self.counters.count("refused", reason, count)
+        self._say_refused(party, reason, topic)
+
+    def watch_stall(self, party: Party) -> None:
+        """The party does not take its answers: it is cut if that goes on."""
+        self._stalls.add(party, self._clock())
+
     def tick(self) -> None:
         """To be called a few times a second: everything that depends on time passing."""
-        self._delivery.tick(self._clock())
+        now_s = self._clock()
+        self._delivery.tick(now_s)
+        self._stalls.tick(now_s)
+        self.topics.tick()
 
     def stats(self) -> dict[str, Any]:
         fanout = self._fanout
@@ -137,13 +186,13 @@ class Broker:
         return {
             "uptime_s": round(self._clock() - self._started_s, 3),
             "messages": {
-                "received": fanout.messages,
-                "received_bytes": fanout.bytes,
-                "delivered": fanout.delivered,
-                "delivered_bytes": fanout.delivered_bytes,
+                "received": fanout.messages + self.topics.received,
+                "received_bytes": fanout.bytes + self.topics.received_bytes,
+                "delivered": fanout.delivered + self.topics.delivered,
+                "delivered_bytes": fanout.delivered_bytes + self.topics.delivered_bytes,
             },
             "topics": self._subscriptions.topics,
-            "subscriptions": self._subscriptions.count,
+            "subscriptions": self._subscriptions.count + self.topics.reader_count,
             "connections": {
                 "open": len(self._parties),
                 "accepted": self._joined,
@@ -186,10 +235,38 @@ class Broker:
         self._fanout.remove_subscriber(party.number)
         party.outbox.close(send_held=send_held)
         self._delivery.forget(party)
+        self._stalls.forget(party)
         return True
+
+    def _say_refused(self, party: Party, reason: str, topic: bytes) -> None:
+        name = topic.decode("utf-8", "backslashreplace")
+        self._log.warning("refused", **_names(party), topic=name, reason=reason)
+
+    def _may_produce(self, identity_class: int, topic: bytes) -> bool:
+        """The fan-out asks once per class and topic, and counts the messages itself."""
+        allowed = self.policy.may_produce(identity_class, topic)
+        if not allowed and self._delivery.sender is not None:
+            self._say_refused(self._delivery.sender, "produce_denied", topic)
+        return allowed
+
+    def _judge_again(self) -> None:
+        """New rules: everybody is judged by them, and what they allow no longer ends."""
+        self._fanout.judge_unheard = self.policy.mentions(PRODUCE)
+        self._fanout.new_policy()
+        for party in self._parties.values():
+            party.source.reclassify(self.policy.classify(party.pipe.identity))
+            if self.policy.mentions(SUBSCRIBE) and (ended := self._subscriptions.enforce(party)):
+                self.counters.count("refused", "subscription_revoked", ended)
+                self._log.warning("subscriptions revoked", **_names(party), count=ended)
 
     def _unsent_messages(self, party: Party) -> int:
         return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())
+
+
+def _names(party: Party) -> dict[str, str]:
+    """Whom a line of the log is about."""
+    pipe = party.pipe
+    return {"dialect": party.dialect, "peer": pipe.peer, "user": pipe.identity.name}
 
 
 def _state(party: Party) -> str:

@@ -17,13 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from polybus.bus.outbox import Outbox, Turn
-from polybus.kernel.fanout import BLOCKED, Fanout
+from polybus.kernel.fanout import BLOCKED, Fanout, Source
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.party import Party, Pipe
-    from polybus.kernel.fanout import Routed
+    from polybus.kernel.fanout import Collected, Routed
     from polybus.kernel.framing import Framing
     from polybus.model.limits import Limits
 
@@ -38,7 +38,11 @@ class Delivery:
         self._cut = cut
         self._full: dict[Outbox, None] = {}
         self._fresh: list[Outbox] = []  # became full since the last tick: no clock was read then
+        self._trusted = Source(0, trusted=True)
+        # Who takes the batches of collected topics; set by the broker.
+        self.collected: Callable[[Collected], None] = lambda batch: None
         self.waiting = 0
+        self.sender: Party | None = None  # whose buffer was routed last, for the judge's log
 
     def open_outbox(self, pipe: Pipe) -> Outbox:
         limits = self._limits
@@ -48,12 +52,27 @@ class Delivery:
 
     def route(self, party: Party, framing: Framing, buffer: Buffer, start: int, end: int) -> Routed:
         """Routes received frames; a publisher that must wait is not read from until it may go on."""
+        self.sender = party
         routed = self._fanout.route(framing, party.source, buffer, start, end)
         for outbox, data in routed.outputs:
             outbox.push(data)
         if routed.stop == BLOCKED and not party.ended:
             self._wait(party, routed.blocker)
+        for batch in routed.collected:
+            self.collected(batch)
         return routed
+
+    def relay(self, party: Party | None, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
+        """Sends messages that were judged already to push readers: all of them, or none.
+
+        None if one of the readers is full: then the party waits, if there is one.
+        """
+        routed = self._fanout.publish(self._trusted, topic, offsets, bodies)
+        for outbox, data in routed.outputs:
+            outbox.push(data)
+        if routed.stop == BLOCKED and party is not None and not party.ended:
+            self._wait(party, routed.blocker)
+        return routed.stop != BLOCKED
 
     def forget(self, party: Party) -> None:
         """The party has left the fan-out: it waits for nobody, and nobody waits for it.
@@ -107,7 +126,7 @@ class Delivery:
         while outbox.waiters and not outbox.full:
             party = next(iter(outbox.waiters))
             self._stop_waiting(party, outbox)
-            party.pipe.resume_reading()
+            party.resume()
 
     def _window_is_over(self, outbox: Outbox, now_s: float) -> bool:
         return now_s - outbox.window_start_s >= self._limits.slow_consumer_timeout_s

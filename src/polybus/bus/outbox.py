@@ -114,8 +114,7 @@ class Outbox:
             self._written_in = self._turn.number
             self._turn.touch()
             self._pipe.write(data)
-            if self._stalled:
-                self._handed_over([data])
+            self._written([data])
         else:
             self._gather(data)
 
@@ -129,8 +128,7 @@ class Outbox:
         self._written_in = self._turn.number
         self._turn.touch()
         self._pipe.write_many(chunks)
-        if self._stalled:
-            self._handed_over(chunks)
+        self._written(chunks)
 
     def close(self, *, send_held: bool) -> None:
         """Takes nothing more. What is held goes to the socket, or nowhere."""
@@ -184,8 +182,10 @@ class Outbox:
             left -= len(chunk)
         return parts[::-1] + [(chunk, 0) for chunk in self._held]
 
-    def _handed_over(self, chunks: list[bytes]) -> None:
-        """The socket did not take all of these."""
+    def _written(self, chunks: list[bytes]) -> None:
+        """Remembers what was written if the socket did not take all of it."""
+        if not self._stalled:
+            return
         self._handed = chunks
         self._handed_bytes = self._pipe.backlog()
         self._measure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,6 +32,11 @@ class Pipe(Protocol):
     def resume_reading(self) -> None:
         """Offers what was left unconsumed first, then reads on."""
 
+    def offer_again(self) -> None:
+        """Offers what was left unconsumed once more, without reading."""
+    @property
+    def has_failed(self) -> bool:
+        """A write has found the connection broken; its end is about to be reported."""
     def close(self) -> None:
         """Ends the connection once what is written has gone out."""
 
@@ -50,6 +56,7 @@ class Party:
     encoding: Encoding
     number: int
     since_s: float
+    resume: Callable[[], None]  # how it goes on after having waited for a full reader
     waiting_for: Outbox | None = None
     probes: set[bytes] = field(default_factory=set)
     ended: bool = False

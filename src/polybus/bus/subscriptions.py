@@ -76,6 +76,14 @@ class Subscriptions:
         while party.probes:
             self._end_probe(party.probes.pop())
 
+    def enforce(self, party: Party) -> int:
+        """Ends what the policy allows no longer; says how many subscriptions that were."""
+        may, who = self._policy.may_subscribe, party.source.identity
+        lost = [topic for topic in self._fanout.topics_of(party.number) if not may(who, topic)]
+        for topic in lost:
+            self.remove(party, topic)
+        return len(lost)
+
     def _end_probe(self, topic: bytes) -> None:
         self._probes[topic] -= 1
         if not self._probes[topic]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from polybus.cli import flags
+from polybus.model.rules import Rule
 from polybus.server.config import Loaded, load
 from polybus.server.program import check_files, serving
 from polybus.server.runtime import data_folder
@@ -64,7 +65,9 @@ def _tree(loaded: Loaded) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path | Rule) else value
 
 
 def _print_rows(loaded: Loaded) -> None:
@@ -79,5 +82,8 @@ def _print_rows(loaded: Loaded) -> None:
 
 
 def _toml(value: Any) -> str:
-    """JSON's strings, numbers, lists and booleans are TOML's, too."""
+    """JSON's strings, numbers, lists and booleans are TOML's, too; its objects nearly so."""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{json.dumps(key)} = {_toml(its)}" for key, its in value.items())
+        return f"{{{inner}}}"
     return "" if value is None else json.dumps(_plain(value), ensure_ascii=False)

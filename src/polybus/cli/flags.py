@@ -22,7 +22,7 @@ LogLevel = Annotated[
     typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
 ]
 Admin = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--admin", metavar="PATH", help="The admin socket, if not at its default."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]

@@ -25,6 +25,7 @@ NOUNS = {
     "rqueue": ("rqueue", "Run the rqueue server alone; its sink and pusher."),
     "stats": ("stats", "Show the counters of the running bus."),
     "connections": ("connections", "List who is connected to the running bus."),
+    "acl": ("acl", "List, change and test the rules: who may do what."),
     "config": ("config", "Check or show the configuration."),
 }
 
@@ -42,7 +43,8 @@ def run(args: Sequence[str]) -> int:
     """Run one command; its exit code. Every failure has been told, in one line."""
     try:
         result = build(args)(list(args), prog_name="polybus", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BaseException as error:
         return outcome.tell(error)
     return result if isinstance(result, int) else 0

@@ -57,6 +57,8 @@ def exit_code(error: errors.PolybusError) -> int:
 
 def _line(text: str, code: int) -> int:
     """One line, whatever the text: a terminal shows it whole, a log keeps it together."""
+    if sys.stderr is None:
+        return code
     try:
         print("polybus:", " ".join(text.split()), file=sys.stderr, flush=True)
     except OSError:

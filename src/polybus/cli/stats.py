@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import typer
 
 from polybus.cli import flags
+from polybus.cli.asking import ask_bus
 from polybus.cli.table import show
-from polybus.server.adminclient import ask, default_path
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -19,7 +18,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 
 def stats(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
-    answer = ask(admin or default_path(os.environ), "stats")
+    answer = ask_bus("stats", admin)
     if as_json:
         print(json.dumps(answer, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""Rows for people: a drawn table on a terminal, plain columns in a pipe."""
+"""Rows for people: headings in bold on a terminal, plain columns in a pipe."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         _print(columns, cells)
 
 
+def rounded(count: int) -> str:
+    """1234567 → 1.2M: for an eye that compares, not for one that adds."""
+    size: float = count
+    for suffix in ("", "k", "M", "G"):
+        if size < 1000:
+            return f"{size:.1f}{suffix}" if suffix and size < 100 else f"{size:.0f}{suffix}"
+        size /= 1000
+    return f"{size:.0f}T"
+
+
 def _shown(value: Any) -> str:
     """Control characters of a peer must not reach the terminal."""
     text = f"{value:.1f}" if isinstance(value, float) else str(value)
@@ -26,7 +36,9 @@ def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*(name.replace("_", " ") for name in columns))
+    table = Table(box=None, padding=(0, 1))
+    for name in columns:
+        table.add_column(name, no_wrap=True, overflow="fold")
     for row in cells:
         table.add_row(*map(Text, row))
     Console().print(table)

@@ -1,3 +1,4 @@
+import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,13 @@ BAD_FRAME: int
 
 class Source:
     identity: int
+    trusted: bool
     messages: int
     bytes: int
     denied: int
     unheard: int
-    def __init__(self, identity: int) -> None: ...
+    def __init__(self, identity: int, *, trusted: bool = False) -> None: ...
+    def reclassify(self, identity: int) -> None: ...
 
 class Collected:
     topic: bytes
@@ -44,14 +47,14 @@ class Fanout(Registry):
     delivered_bytes: int
     denied: int
     unheard: int
-    def __init__(self, judge: Callable[[int, bytes], bool]) -> None: ...
+    def __init__(self, judge: Callable[[int, builtins.bytes], bool]) -> None: ...
     def route(
         self, framing: Framing, source: Source, buffer: Buffer, start: int, end: int
     ) -> Routed: ...
     def publish(
         self,
         source: Source,
-        topic: bytes,
+        topic: builtins.bytes,
         offsets: Buffer,
         bodies: Buffer,
         skip: Encoding | None = None,

@@ -8,7 +8,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 
 from polybus.kernel.framing cimport Encoding
 from polybus.kernel.sets cimport SetTable
-from polybus.kernel.topics cimport Topic, TopicTable
+from polybus.kernel.topics cimport Topic, TopicTable, is_idle
 
 
 cdef class Registry:
@@ -59,7 +59,7 @@ cdef class Registry:
         if topic in self.names[number]:
             return False
         entry = self.entry(topic)
-        idle = entry.subscribers == 0 and not entry.collect
+        idle = is_idle(entry)
         try:
             old = entry.subscribers
             entry.subscribers = self.sets.with_member(old, number, subscriber.encoding)
@@ -111,23 +111,30 @@ cdef class Registry:
     def set_collect(self, bytes topic, bint collect) -> None:
         """Hands the topic's messages to the bus, one batch a buffer, beside any relaying."""
         cdef Topic* entry = self.entry(topic)
-        cdef bint idle = entry.subscribers == 0 and not entry.collect
+        cdef bint idle = is_idle(entry)
         entry.collect = collect
         self.settle(entry, idle)
 
+    def set_hold(self, bytes topic, bint hold) -> None:
+        """Keeps the topic's entry, and with it its ids, also while nobody reads it."""
+        cdef Topic* entry = self.entry(topic)
+        cdef bint idle = is_idle(entry)
+        entry.hold = hold
+        self.settle(entry, idle)
+
     def has_topic(self, bytes topic) -> bool:
-        """Does anybody read it?"""
+        """Does anybody read or hold it?"""
         cdef Topic* entry = self.table.find(topic, len(topic))
-        return entry is not NULL and (entry.subscribers != 0 or entry.collect != 0)
+        return entry is not NULL and not is_idle(entry)
 
     def next_id(self, bytes topic) -> int:
         cdef Topic* entry = self.table.find(topic, len(topic))
         return 0 if entry is NULL else entry.next_id
 
     def set_next_id(self, bytes topic, uint64_t next_id) -> None:
-        """For a topic somebody reads; ids are forgotten with the last reader."""
+        """For a topic somebody reads or holds; ids are forgotten with the last of them."""
         cdef Topic* entry = self.table.find(topic, len(topic))
-        if entry is NULL or (entry.subscribers == 0 and not entry.collect):
+        if entry is NULL or is_idle(entry):
             raise KeyError(topic)
         self.check_still()
         entry.next_id = next_id
@@ -198,7 +205,7 @@ cdef class Registry:
 
     cdef int settle(self, Topic* topic, bint was_idle) except -1:
         """Books a change between read and idle; an entry that nobody needs goes."""
-        cdef bint idle = topic.subscribers == 0 and not topic.collect
+        cdef bint idle = is_idle(topic)
         self.table.idle += <int>idle - <int>was_idle
         if idle:
             self.table.drop(topic)

@@ -3,7 +3,7 @@
 Open addressing with linear probing and backward-shift deletion, so there are
 no tombstones to collect. An entry stays at its address until it is dropped.
 
-An entry is *idle* when nobody reads the topic: it is kept only to remember
+An entry is *idle* when nobody reads or holds the topic: it is kept only to remember
 verdicts, so that a publisher who is denied asks the policy once and not once a
 message. Idle entries are bounded by their owner and swept together.
 """
@@ -123,7 +123,7 @@ cdef class TopicTable:
         cdef Topic* topic
         while at < self.capacity and self.idle:
             topic = self.slots[at]
-            if topic is not NULL and topic.subscribers == 0 and not topic.collect:
+            if topic is not NULL and is_idle(topic):
                 self.drop(topic)  # which may bring another entry to this slot
             else:
                 at += 1

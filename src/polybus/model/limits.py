@@ -7,7 +7,8 @@ is allocated for what it bounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -44,3 +45,37 @@ class RqueueLimits:
     part_timeout_s: float = 30.0
     # The largest message that PARTs may add up to.
     max_message_bytes: int = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class FreudLimits:
+    """Bounds of the Freud dialect (`[freud]`)."""
+
+    # A request's payload: room for large messages, and the most that one connection can
+    # make the bus hold before a request is whole.
+    max_frame_bytes: int = 16 * MIB
+    # How long a dead process may pin what it has not read, and a deleted topic its name.
+    subscriber_timeout_s: float = 30.0
+    # Unread bytes are charged to a quota, but empty messages weigh nothing there: at some
+    # 16 bytes each this many cost 64 MiB.
+    max_unread_messages: int = 4_194_304
+
+
+# User (a name or a number) → quota → how much: what differs from the quotas of all.
+UserQuotas = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimits:
+    """What one user may take of the bus (`[quotas]`); all anonymous callers are one."""
+
+    # Unread messages held for the user's subscriptions: bursts, and not a second memory.
+    quota_bytes: int = 256 * MIB
+    # A subscription costs about a kilobyte even if nothing comes.
+    quota_subscriptions: int = 4096
+    # So that no user can fill the table of names for all others.
+    quota_topics: int = 4096
+    # One descriptor each: a user who leaks connections must not use up everybody's.
+    quota_connections: int = 1024
+    # `[quotas.users.alice]`, each with some of the keys above.
+    users: UserQuotas = field(default_factory=dict)

@@ -3,9 +3,10 @@
     → {"verb": "stats"}
     ← {"ok": {...}}   or   {"error": {"code": "unknown_verb", "text": "..."}}
 
-Answers come in the order of the questions. `VERBS` says what may be asked and
-by whom: everyone who reaches the socket, or only root and the user that the bus
-runs as; the kernel vouches for who is who.
+Answers come in the order of the questions. A table of verbs says what may be
+asked and by whom: everyone who reaches the socket, or admins only, that is root,
+the user that the bus runs as, and whom a rule makes one; the kernel vouches for
+who is who. A verb may take its time: the next question waits for its answer.
 
 What happens to bad input:
 
@@ -21,8 +22,10 @@ Strangers hold at most half the places, so they cannot lock the owner out.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +55,12 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One row: who may ask, which keys it takes, and what answers."""
+    """One row: who may ask, which keys it takes, and what answers.
 
-    answer: Callable[[Request], Any]
+    `answer` is given the request and who asks; what it returns may be awaitable.
+    """
+
+    answer: Callable[[Request, Identity], Any]
     for_everyone: bool = False
     keys: frozenset[str] = frozenset()
 
@@ -71,8 +77,10 @@ class AdminDesk:
         idle_timeout_s: float,
         clock: Callable[[], float],
         log: Any,
+        made_admin: Callable[[Identity], bool] = lambda identity: False,
     ) -> None:
         self._verbs = verbs
+        self._made_admin = made_admin
         self._admins = frozenset({ROOT_UID, own_uid})
         self._max_strangers = max_connections // 2
         self._idle_timeout_s = idle_timeout_s
@@ -93,26 +101,40 @@ class AdminDesk:
     def forget(self, session: AdminSession) -> None:
         self._sessions.discard(session)
 
+    def close_all(self) -> None:
+        for session in list(self._sessions):
+            session.close()
+
     def is_admin(self, identity: Identity) -> bool:
-        return identity.uid in self._admins
+        return identity.uid in self._admins or self._made_admin(identity)
 
     def tick(self) -> None:
         """Close those that said nothing whole for too long."""
         deadline = self.clock() - self._idle_timeout_s
-        for session in [one for one in self._sessions if one.last_whole_s < deadline]:
+        for session in [one for one in self._sessions if one.is_idle_since(deadline)]:
             self._log.info("connection closed", dialect="admin", peer=session.peer, reason="idle")
             session.abort()
 
-    def answer(self, line: bytes, identity: Identity) -> Answer:
+    def answer(self, line: bytes, identity: Identity) -> Answer | Awaitable[Answer]:
         """What to say to one line. Never raises: a defect of ours is an answer, too."""
         try:
             request = _parse(line)
-            return {"ok": self._verb(request, identity).answer(request)}
-        except Wrong as wrong:
-            return _error(wrong)
-        except Exception:
-            self._log.exception("unexpected error", dialect="admin")
-            return _error(Wrong("internal", "the bus failed to answer; its log says why"))
+            found = self._verb(request, identity).answer(request, identity)
+        except Exception as error:
+            return self._excuse(error)
+        return self._later(found) if inspect.isawaitable(found) else {"ok": found}
+
+    async def _later(self, found: Awaitable[Any]) -> Answer:
+        try:
+            return {"ok": await found}
+        except Exception as error:
+            return self._excuse(error)
+
+    def _excuse(self, error: Exception) -> Answer:
+        if isinstance(error, Wrong):
+            return _error(error)
+        self._log.exception("unexpected error", dialect="admin")
+        return _error(Wrong("internal", "the bus failed to answer; its log says why"))
 
     def _verb(self, request: Request, identity: Identity) -> Verb:
         name = request.get("verb")
@@ -123,7 +145,8 @@ class AdminDesk:
             raise Wrong("unknown_verb", f"unknown verb {name[:64]!r}: {', '.join(self._verbs)}")
         if not verb.for_everyone and not self.is_admin(identity):
             self._log.warning("denied", dialect="admin", identity=identity.name, verb=name)
-            raise Wrong("denied", f"{name} is for root and the user of the bus only")
+            who = "root, the user of the bus, and whom a rule makes an admin"
+            raise Wrong("denied", f"{name} is for {who}")
         unknown = sorted(request.keys() - verb.keys - {"verb"})
         if unknown:
             raise Wrong("bad_request", f"{name} takes no {unknown[0][:64]!r}")
@@ -140,7 +163,9 @@ class AdminSession:
         self._stalled = False
         self._paused = False
         self._closing = False
-        self.last_whole_s = desk.clock()
+        self._finishing = False  # the peer sends no more, and waits for an answer
+        self._pending: asyncio.Future[Answer] | None = None
+        self._last_whole_s = desk.clock()
 
     @property
     def peer(self) -> str:
@@ -152,11 +177,19 @@ class AdminSession:
 
     def refuse(self, wrong: Wrong) -> None:
         self._say(_error(wrong))
+        self.close()
+
+    def close(self) -> None:
+        """Take nothing more; what is answered still goes out."""
         self._closing = True
         self._pipe.close()
 
     def abort(self) -> None:
         self._pipe.abort()
+
+    def is_idle_since(self, deadline: float) -> bool:
+        """Has it said nothing whole since then, and waits for nothing?"""
+        return self._pending is None and self._last_whole_s < deadline
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
         """Takes all it is given, unless answers are not being read: then the rest waits."""
@@ -178,20 +211,27 @@ class AdminSession:
 
     def writable(self) -> None:
         self._stalled = False
-        self.last_whole_s = self._desk.clock()
-        if self._paused:
-            self._paused = False
-            self._pipe.resume_reading()
+        self._last_whole_s = self._desk.clock()
+        self._read_on()
 
     def half_closed(self) -> bool:
-        """Everything whole has been answered: the connection may go once that is read."""
-        return False
+        """Once everything whole is answered, the connection may go."""
+        self._finishing = self._pending is not None
+        return self._finishing
 
     def ended(self) -> None:
+        self._closing = True
         self._desk.forget(self)
 
     def _must_wait(self) -> bool:
-        return self._stalled or self._pipe.backlog() > MAX_BACKLOG_BYTES
+        return (
+            self._stalled or self._pending is not None or self._pipe.backlog() > MAX_BACKLOG_BYTES
+        )
+
+    def _read_on(self) -> None:
+        if self._paused and not self._closing:
+            self._paused = False
+            self._pipe.resume_reading()
 
     def _take(self, data: bytes, at: int) -> int:
         """Add up to one line to what is there, answer it if it is whole; where it ended."""
@@ -204,9 +244,30 @@ class AdminSession:
         if newline >= 0:
             line = bytes(self._line)
             self._line.clear()
-            self.last_whole_s = self._desk.clock()
-            self._say(self._desk.answer(line, self.identity))
+            self._last_whole_s = self._desk.clock()
+            self._answer(line)
         return stop + 1
+
+    def _answer(self, line: bytes) -> None:
+        found = self._desk.answer(line, self.identity)
+        if isinstance(found, dict):
+            self._say(found)
+        else:
+            self._pending = asyncio.ensure_future(found)
+            self._pending.add_done_callback(self._answered)
+
+    def _answered(self, answer: asyncio.Future[Answer]) -> None:
+        self._pending = None
+        self._last_whole_s = self._desk.clock()
+        if answer.cancelled() or self._closing:
+            return
+        self._say(answer.result())
+        self._read_on()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._finishing and self._pending is None and not self._paused:
+            self.close()
 
     def _say(self, answer: Answer) -> None:
         self._pipe.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")

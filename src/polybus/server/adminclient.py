@@ -12,12 +12,16 @@ from typing import Any
 from polybus.errors import (
     ConnectionLost,
     Denied,
+    InvalidRule,
     LimitReached,
     NotConnected,
     PeerError,
     PolybusError,
+    Refused,
+    Unavailable,
     UsageError,
 )
+from polybus.server import runtime
 from polybus.server.runtime import runtime_folder
 
 # The bus answers within one turn of its loop; a machine that is swapping gets some more.
@@ -27,6 +31,10 @@ MAX_ANSWER_BYTES = 512 * 1024 * 1024
 # What the bus says → what is raised here.
 ERRORS: Mapping[str, type[PolybusError]] = {
     "denied": Denied,
+    "refused": Refused,
+    "not_found": Refused,
+    "invalid_rule": InvalidRule,
+    "unavailable": Unavailable,
     "bad_request": UsageError,
     "unknown_verb": UsageError,
     "too_large": UsageError,
@@ -34,8 +42,10 @@ ERRORS: Mapping[str, type[PolybusError]] = {
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
-    """Where the bus of this user has its admin socket, unless told otherwise."""
-    return runtime_folder(environ, os.getuid()) / "admin.sock"
+    """The admin socket of this user's bus; if there is none, that of the machine's, root's."""
+    own = runtime_folder(environ, os.getuid()) / "admin.sock"
+    shared = runtime.ROOT_RUNTIME / "admin.sock"
+    return shared if not own.exists() and shared.exists() else own
 
 
 def ask(path: Path, verb: str, timeout_s: float = TIMEOUT_S, **keys: Any) -> Any:

@@ -24,10 +24,14 @@ import uvloop
 
 from polybus import __version__
 from polybus.bus.broker import Broker
+from polybus.bus.policy import Policy
 from polybus.errors import ConfigError
 from polybus.server import host, runtime, sockets
-from polybus.server.admin import AdminDesk, Verb
+from polybus.server.acl import Acl
+from polybus.server.aclfile import ACL_NAME
+from polybus.server.admin import ROOT_UID, AdminDesk, Verb
 from polybus.server.dialects import ADMIN, DIALECTS
+from polybus.server.directory import Directory
 from polybus.server.lifecycle import Lifecycle, Ticker
 from polybus.server.listening import Wanted
 from polybus.server.lock import FolderLock
@@ -77,12 +81,23 @@ class App:
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
-        self._broker = Broker(self._limits, time.monotonic, loop.call_soon, self._log)
+        directory = Directory(time.monotonic)
+        self._broker = Broker(
+            self._limits,
+            time.monotonic,
+            loop.call_soon,
+            self._log,
+            wall_ns=time.time_ns,
+            freud=self._settings.freud,
+            policy=Policy((ROOT_UID, self._program.uid), directory.groups_of),
+        )
+        self._broker.quotas.describe = directory.describe
+        self._acl = self._open_acl()
         self._desk = self._open_desk()
         lifecycle = Lifecycle(self._reload, self._log, self._logs.close)
         async with AsyncExitStack() as stack:
+            lifecycle.watch()  # first: a SIGTERM while starting is a clean stop, too
             await self._start(stack)
-            lifecycle.watch()
             self._announce()
             await lifecycle.until_stopped()
             self._notifier.stopping()
@@ -93,6 +108,7 @@ class App:
         if self._program.data is not None:
             runtime.prepare_data(self._program.data, self._program.uid)
             stack.enter_context(FolderLock(self._program.data))
+        self._acl.start(self._program.loaded)
         openers: dict[str, OpenSession] = {ADMIN: self._desk.open}
         for wanted in self._program.listeners:
             if wanted.dialect not in openers:
@@ -145,18 +161,25 @@ class App:
             return Certificates(self._settings.tls)
         return None
 
+    def _open_acl(self) -> Acl:
+        data, broker = self._program.data, self._broker
+        path = None if data is None else data / ACL_NAME
+        return Acl(broker.policy, broker.quotas, broker.topics.creator_of, path, self._log)
+
     def _open_desk(self) -> AdminDesk:
         server = self._settings.server
         return AdminDesk(
             {
-                "stats": Verb(lambda _request: self._stats(), for_everyone=True),
-                "connections": Verb(lambda _request: self._broker.connections()),
+                "stats": Verb(lambda *_: self._stats(), for_everyone=True),
+                "connections": Verb(lambda *_: self._broker.connections()),
+                **self._acl.verbs(),
             },
             own_uid=self._program.uid,
             max_connections=server.max_admin_connections,
             idle_timeout_s=server.admin_idle_timeout_s,
             clock=time.monotonic,
             log=self._log,
+            made_admin=self._acl.is_admin,
         )
 
     def _stats(self) -> dict[str, Any]:
@@ -187,15 +210,19 @@ class App:
         for _dialect, listener in self._listeners:
             listener.close()
         self._broker.close_all(SHUTDOWN)
+        self._desk.close_all()
         timeout_s = self._settings.server.drain_timeout_s
         await asyncio.gather(*(listener.drain(timeout_s) for _, listener in self._listeners))
 
     async def _reload(self) -> None:
         """SIGHUP: whatever can be read again. What is broken leaves the old in force."""
         self._notifier.reloading()
-        if self._certificates is None:
-            self._log.info("reloaded", what="nothing: no certificates are in use")
-        else:
+        try:
+            rules = await self._acl.reload(self._program.loaded)
+            self._log.info("reloaded", what="policy", rules=rules)
+        except ConfigError as error:
+            self._log.error("reload failed", what="policy", reason=str(error))
+        if self._certificates is not None:
             try:
                 await asyncio.to_thread(self._certificates.reload)
                 self._log.info("reloaded", what="certificates")
@@ -216,6 +243,8 @@ class App:
 
 def _print(text: str) -> None:
     """On stdout, at once. Whoever started us may have closed it: that is no reason to stop."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

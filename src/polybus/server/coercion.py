@@ -8,9 +8,17 @@ person who wrote the value; the caller adds where it came from.
 from __future__ import annotations
 
 import math
+import tomllib
 import types
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
+
+from polybus.errors import InvalidRule
+from polybus.model.limits import QuotaLimits, UserQuotas
+from polybus.model.rules import Rule
+
+RULES = tuple[Rule, ...]
 
 WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -30,7 +38,9 @@ def from_toml(value: Any, kind: Any, base: Path) -> Any:
     if get_origin(kind) is tuple:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise Unfit("a list of strings")
-        return tuple(value)
+        return tuple(map(_rule, value)) if kind == RULES else tuple(value)
+    if kind == UserQuotas:
+        return _user_quotas(value)
     if kind is Path:
         return _path(value, base)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -44,7 +54,11 @@ def from_text(text: str, kind: Any, base: Path) -> Any:
     """`text`, from the environment or a flag, as a `kind`."""
     kind = _without_none(kind)
     if get_origin(kind) is tuple:
-        return tuple(item.strip() for item in text.split(",") if item.strip())
+        mark = ";" if kind == RULES else ","  # a rule has commas itself
+        items = [item.strip() for item in text.split(mark) if item.strip()]
+        return from_toml(items, kind, base)
+    if kind == UserQuotas:
+        return _user_quotas(_toml_value(text))
     if kind is bool:
         if text.lower() not in WORDS:
             raise Unfit("true or false")
@@ -85,6 +99,33 @@ def _choice(value: Any, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise Unfit("one of " + ", ".join(allowed))
     return str(value)
+
+
+def _rule(line: str) -> Rule:
+    try:
+        return Rule.parse(line)
+    except InvalidRule as error:
+        raise InvalidRule(f"{line!r}: {error}") from None
+
+
+def _user_quotas(value: Any) -> UserQuotas:
+    known = {field.name for field in fields(QuotaLimits)} - {"users"}
+    if not isinstance(value, dict) or not all(isinstance(own, dict) for own in value.values()):
+        raise Unfit("a table of users, each with some of " + ", ".join(sorted(known)))
+    for user, own in value.items():
+        for quota, amount in own.items():
+            if quota not in known:
+                raise Unfit(f"for {user} only {', '.join(sorted(known))}")
+            if type(amount) is not int or amount < 0:
+                raise Unfit(f"for {user} {quota} = a whole number of at least 0")
+    return value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise Unfit("a table in TOML, as in {alice = {quota_topics = 10}}") from None
 
 
 def _path(value: Any, base: Path) -> Path:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from polybus.errors import ConfigError
+from polybus.errors import ConfigError, InvalidRule
 from polybus.server.coercion import Unfit, check_bounds, from_text, from_toml
 from polybus.server.settings import BOUNDS, Settings
 
@@ -64,11 +65,15 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The effective settings, the source of each, and what deserves a warning."""
+    """The effective settings, the source of each, and what deserves a warning.
+
+    `again` reads the same places once more, for what can change while the bus runs.
+    """
 
     settings: Settings
     sources: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    again: Callable[[], Loaded] | None = field(default=None, compare=False, repr=False)
 
     def rows(self) -> Iterator[tuple[Key, Any, str]]:
         """(key, value, source) of every setting, top level first."""
@@ -83,6 +88,7 @@ def load(
     flags: Mapping[str, Flag] | None = None,
 ) -> Loaded:
     """The settings in force. `flags` is by dotted key; a value of None was not given."""
+    again = partial(load, file, environ, flags)
     environ = environ or {}
     if file is None and environ.get("POLYBUS_CONFIG"):
         file = Path(environ["POLYBUS_CONFIG"])
@@ -94,7 +100,7 @@ def load(
             values[key.dotted], sources[key.dotted] = value, source
     settings = _build(values)
     _check_together(settings, sources)
-    return Loaded(settings, sources, tuple(_unknown_variables(environ)))
+    return Loaded(settings, sources, tuple(_unknown_variables(environ)), again)
 
 
 def _keys() -> dict[str, Key]:
@@ -190,6 +196,8 @@ def _checked(key: Key, source: str, found: Any, read: Any) -> Any:
         check_bounds(value, key.kind, BOUNDS.get(key.dotted))
     except Unfit as unfit:
         raise ConfigError(f"{source}: {key}: expected {unfit}, found {_shown(found)}") from None
+    except InvalidRule as error:
+        raise ConfigError(f"{source}: {key}: {error}") from None
     return value
 
 
@@ -203,7 +211,7 @@ def _build(values: Mapping[str, Any]) -> Settings:
     for part in fields(Settings):
         if part.name in SECTIONS:
             kind = get_type_hints(Settings)[part.name]
-            own = {field.name for field in fields(kind)}
+            own = {one.name for one in fields(kind)}
             parts[part.name] = kind(
                 **{n: values[f"{part.name}.{n}"] for n in own if f"{part.name}.{n}" in values}
             )

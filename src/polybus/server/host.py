@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import sys
 from dataclasses import dataclass, replace
@@ -25,7 +26,8 @@ class Descriptors:
 
 
 def tune() -> Descriptors:
-    """Set up the process; call once, before the loop runs."""
+    """Set up the process; call once, before anything is opened."""
+    _open_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return _raise_descriptor_limit()
 
@@ -40,6 +42,15 @@ def fit(limits: Limits, descriptors: Descriptors) -> Limits:
     """The limits that this process can keep: each connection needs a descriptor."""
     most = max(1, descriptors.now - RESERVED_DESCRIPTORS)
     return replace(limits, max_connections=min(limits.max_connections, most))
+
+
+def _open_standard_streams() -> None:
+    """Whoever started us may have closed 0, 1 or 2: a socket must not get that number."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
 
 
 def _raise_descriptor_limit() -> Descriptors:

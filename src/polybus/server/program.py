@@ -55,6 +55,10 @@ def check_exclusive(data: Flag, engine: Flag) -> None:
 
 def check_files(loaded: Loaded) -> None:
     """What only reading files can tell; for `polybus config check`."""
+    from polybus.server import rulebook
+
+    rulebook.open_book(loaded, None)
+    rulebook.user_quotas(loaded)
     if loaded.settings.tls.certificate is not None:
         from polybus.server.tls import Certificates
 

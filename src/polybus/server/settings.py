@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from polybus.model.limits import KIB, MIB, Limits, RqueueLimits
+from polybus.model.limits import KIB, MIB, Limits, QuotaLimits, RqueueLimits
+from polybus.model.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,14 @@ class Settings:
     durability: Literal["fsync", "interval"] = "fsync"
     # Listeners beyond loopback without TLS must be asked for by name.
     insecure: bool = False
+    # Rules of the policy. `polybus acl add` keeps its own in the data folder.
+    acl: tuple[Rule, ...] = ()
 
     server: ServerSettings = field(default_factory=ServerSettings)
     log: LogSettings = field(default_factory=LogSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     limits: Limits = field(default_factory=Limits)
+    quotas: QuotaLimits = field(default_factory=QuotaLimits)
     rqueue: RqueueLimits = field(default_factory=RqueueLimits)
 
 
@@ -83,6 +87,11 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "limits.outbox_high_water_bytes": (64 * KIB, UNBOUNDED),
     "limits.outbox_max_bytes": (64 * KIB, UNBOUNDED),
     "limits.slow_consumer_min_bytes_per_s": (0, UNBOUNDED),
+    # 0 is a quota, too: none of it.
+    "quotas.quota_bytes": (0, UNBOUNDED),
+    "quotas.quota_subscriptions": (0, UNBOUNDED),
+    "quotas.quota_topics": (0, UNBOUNDED),
+    "quotas.quota_connections": (0, UNBOUNDED),
     # A client's probe (29 bytes) and the smallest useful PART must fit.
     "rqueue.max_payload": (64, 64 * MIB),
     "rqueue.max_message_bytes": (1, 64 * MIB),

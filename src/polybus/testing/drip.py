@@ -36,9 +36,18 @@ def feed(receive: Receive, pieces: Iterable[bytes]) -> bytes:
     return held
 
 
-def drip(sock: socket.socket, pieces: Iterable[bytes]) -> None:
-    """Sends each piece on its own: no piece waits in our kernel to join the next."""
+def drip(sock: socket.socket, pieces: Iterable[bytes]) -> int:
+    """Sends each piece on its own: no piece waits in our kernel to join the next.
+
+    A peer that closes ends it: says how many bytes were sent by then.
+    """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sent = 0
     for piece in pieces:
-        sock.sendall(piece)
+        try:
+            sock.sendall(piece)
+        except ConnectionError:
+            break
+        sent += len(piece)
+    return sent

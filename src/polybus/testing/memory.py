@@ -18,6 +18,7 @@ from typing import Any
 
 from polybus.bus.broker import Broker
 from polybus.dialects.rqueue.session import RqueueDialect
+from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import Limits, RqueueLimits
 from polybus.testing.pipe import MemoryPipe
 
@@ -48,14 +49,20 @@ class MemoryBus:
         self.now_s = 1000.0
         self.log = RecordedLog()
         self._soon: list[Callable[[], None]] = []
-        self.broker = Broker(limits or Limits(), lambda: self.now_s, self._soon.append, self.log)
+        self.broker = Broker(
+            limits or Limits(),
+            lambda: self.now_s,
+            self._soon.append,
+            self.log,
+            wall_ns=lambda: int(self.now_s * 1e9),
+        )
         self._dialect = RqueueDialect(self.broker, rqueue or RqueueLimits())
         self._pipes = 0
 
-    def connect(self, appetite: int | None = None) -> MemoryPipe:
+    def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
         """A new connection; with an appetite it takes so many bytes and then no more."""
         self._pipes += 1
-        pipe = MemoryPipe(f"memory:{self._pipes}", appetite)
+        pipe = MemoryPipe(f"memory:{self._pipes}", appetite, identity)
         pipe.attach(self._dialect(pipe))
         return pipe
 

@@ -71,6 +71,13 @@ class MemoryPipe:
         self.reading = True
         self._offer()
 
+    def offer_again(self) -> None:
+        self._offer()
+
+    @property
+    def has_failed(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 

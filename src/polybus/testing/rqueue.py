@@ -90,6 +90,8 @@ def connect(
     if receive_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     try:
+        if not place.path:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.connect(place.path or (place.host, place.port))
         if tls is not None:
             sock = tls.wrap_socket(sock, server_hostname=place.host)
@@ -125,6 +127,19 @@ class Client:
     def messages(self, count: int) -> list[tuple[bytes, bytes]]:
         """The next `count` NOTIFICATIONs as (topic, content)."""
         return [_message(one) for one in self.frames(count)]
+
+    def raw(self, count: int) -> bytes:
+        """Exactly the next `count` bytes, for streams too long to look at frame by frame."""
+        while len(self._held) < count:
+            self._fill()
+        data = bytes(self._held[:count])
+        del self._held[:count]
+        return data
+
+    @property
+    def rest(self) -> bytes:
+        """What was received and is no whole frame."""
+        return bytes(self._held)
 
     def to_the_end(self) -> list[Frame]:
         """Everything until the server closes; a frame cut short by the end is left out."""

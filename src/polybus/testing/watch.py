@@ -6,6 +6,7 @@ and a deadline only ends what has failed already.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -31,6 +32,17 @@ def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLI
         time.sleep(PAUSE_S)
 
 
+async def eventually(
+    condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S
+) -> None:
+    """`until`, for tests that share an event loop with what they watch."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline_s:g} s in vain: {what}")
+        await asyncio.sleep(PAUSE_S / 10)
+
+
 def stats(bus: BusProcess) -> dict[str, Any]:
     answer: dict[str, Any] = ask(bus.admin_path, "stats")
     return answer
@@ -53,6 +65,13 @@ def log_lines(bus: BusProcess, **fields: object) -> list[dict[str, Any]]:
     """Lines of a JSON log that have all these fields with these values."""
     lines = [json.loads(line) for line in bus.log().splitlines() if line.startswith("{")]
     return [line for line in lines if fields.items() <= line.items()]
+
+
+def check_unharmed(bus: BusProcess) -> None:
+    """No error that nobody foresaw: whatever peers do, there is none."""
+    assert stats(bus)["faults"] == {}, bus.log()
+    assert log_lines(bus, level="error") == []
+    assert "Traceback" not in bus.log()
 
 
 def rss_bytes(pid: int) -> int:

@@ -74,6 +74,14 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._reading = True
             self._transport.resume_reading()
 
+    def offer_again(self) -> None:
+        if self._opened:
+            self._offer_again()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._transport.is_closing() and not self._closing
+
     def close(self) -> None:
         if self._closing:
             return

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import os
 import socket
 import struct
 import termios
 from typing import Protocol
 
 from polybus.model.identity import ANONYMOUS, Identity
+from polybus.transports.credentials import of_unix_peer
+from polybus.transports.procnet import ProcNet, packed
+from polybus.transports.sockdiag import End, SockDiag, SocketTable
 
-CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 COUNT = struct.Struct("i")
 # A peer whose host has vanished is noticed after some two minutes, not after two hours.
 KEEPALIVE_IDLE_S = 60
 KEEPALIVE_INTERVAL_S = 15
+
+IPV4_LOOPBACK = 127  # the first byte
+IPV6_LOOPBACK = bytes(15) + b"\x01"
+# Of our own end, while the connection is whole (TCP_INFO's first byte).
+ESTABLISHED, CLOSE_WAIT = 1, 8
 
 
 class SocketLike(Protocol):
@@ -23,17 +32,68 @@ class SocketLike(Protocol):
     @property
     def family(self) -> int: ...
     def fileno(self) -> int: ...
+    def getpeername(self) -> tuple[str, int] | tuple[str, int, int, int]: ...
+    def getsockname(self) -> tuple[str, int] | tuple[str, int, int, int]: ...
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
 def identify(sock: SocketLike | None) -> Identity:
-    """The kernel's word for a Unix socket; over TCP nobody vouches for the peer yet."""
-    if sock is None or sock.family != socket.AF_UNIX:
+    """Who is at the other end, as far as the kernel vouches for it. Nothing here waits."""
+    try:
+        if sock is None:
+            return ANONYMOUS
+        if sock.family == socket.AF_UNIX:
+            return of_unix_peer(sock)
+        uid = _tcp_owner(sock, socket_table())
+    except OSError:  # it has hung up already
         return ANONYMOUS
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid, uid, gid = CREDENTIALS.unpack(raw)
-    return Identity(uid=uid, gid=gid, pid=pid)
+    return ANONYMOUS if uid is None else Identity(uid=uid)
+
+
+@functools.cache
+def socket_table() -> SocketTable:
+    """The way to the kernel's socket table that works here. One per process."""
+    try:
+        diag = SockDiag()
+    except OSError:
+        return ProcNet()
+    if _knows_itself(diag):
+        return diag
+    diag.close()
+    return ProcNet()
+
+
+def _tcp_owner(sock: SocketLike, table: SocketTable) -> int | None:
+    far, near = _end(sock.getpeername()), _end(sock.getsockname())
+    if not (_is_loopback(far) and _is_loopback(near)):
+        return None
+    uid = table.owner(far, near)
+    # Had the peer reset the connection, another process could by now have the same two
+    # addresses, and what we found would be that one. Then our end is closed.
+    state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return uid if state in (ESTABLISHED, CLOSE_WAIT) else None
+
+
+def _end(name: tuple[str, int] | tuple[str, int, int, int]) -> End:
+    return End(packed(name[0]), name[1])
+
+
+def _is_loopback(end: End) -> bool:
+    return end.ip[0] == IPV4_LOOPBACK if len(end.ip) == 4 else end.ip == IPV6_LOOPBACK
+
+
+def _knows_itself(table: SocketTable) -> bool:
+    """Does the table know a connection of our own? Without the kernel's module it knows none."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=1.0) as client,
+        ):
+            near, far = _end(server.getsockname()), _end(client.getsockname())
+            return table.owner(far, near) == os.geteuid()
+    except OSError:
+        return False
 
 
 def describe(peername: object, identity: Identity) -> str:

@@ -11,7 +11,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from typing_extensions import Buffer
+
 from polybus.testing.oracle.fanout import CONTROL_FRAME, Routed
+from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, SourcePair, Twins
 
 
@@ -49,12 +52,15 @@ class Connection:
         buffer = bytearray(self._held + data)
         at = 0
         while self.story.reason is None:
-            routed = self._twins.route(self._encoding, self._source, buffer, at, len(buffer))
+            routed = self.route(buffer, at, len(buffer))
             at += routed.consumed
             self.story.add(routed)
             if routed.stop != CONTROL_FRAME:
                 break
         self._held = bytes(buffer[at:])
+
+    def route(self, buffer: Buffer, start: int, end: int) -> Routed:
+        return self._twins.route(self._encoding, self._source, buffer, start, end)
 
 
 def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
@@ -71,3 +77,20 @@ def told(connection: Connection, cuts: Iterable[bytes]) -> Story:
     for data in cuts:
         connection.receive(data)
     return connection.story
+
+
+def audience(max_payload: int) -> Connection:
+    """A connection on a bus where some topics are read in kind, some collected, some both."""
+    twins = Twins(lambda identity, topic: True)
+    own = EncodingPair(0, max_payload)
+    for spread in (1, 2, 3):
+        reader = twins.join(own)
+        for topic in frames.TOPICS[::spread]:
+            twins.call("subscribe", reader, topic)
+    for topic in frames.TOPICS[::4]:
+        twins.call("set_collect", topic, True)
+    return Connection(twins, own, twins.source(0))
+
+
+def whole(data: bytes, max_payload: int) -> Story:
+    return told(audience(max_payload), [data])

@@ -48,6 +48,7 @@ class Programs(RuleBasedStateMachine):
         self.twins = Twins(lambda identity, topic: (identity, topic) not in self.denied)
         self.encodings = [EncodingPair(number, cap) for number, cap in CAPS.items()]
         self.sources = [self.twins.source(identity) for identity in IDENTITIES]
+        self.sources.append(self.twins.source(IDENTITIES[0], trusted=True))
         self.steps = 0
 
     @initialize(data=st.data())
@@ -118,9 +119,9 @@ class Programs(RuleBasedStateMachine):
 
     # --- topics and policy ---------------------------------------------------
 
-    @rule(name=names, collect=st.booleans())
-    def set_collect(self, name: bytes, collect: bool) -> None:
-        self.twins.call("set_collect", name, collect)
+    @rule(name=names, flag=st.sampled_from(("set_collect", "set_hold")), value=st.booleans())
+    def set_flag(self, name: bytes, flag: str, value: bool) -> None:
+        self.twins.call(flag, name, value)
 
     @rule(name=names, next_id=st.integers(0, 2**63))
     def set_next_id(self, name: bytes, next_id: int) -> None:
@@ -206,5 +207,5 @@ class Programs(RuleBasedStateMachine):
         self.twins.check(frames.TOPICS)
 
 
-Programs.TestCase.settings = settings(max_examples=60, stateful_step_count=30, phases=PHASES)
+Programs.TestCase.settings = settings(max_examples=40, stateful_step_count=30, phases=PHASES)
 TestPrograms = pytest.mark.timeout(300)(Programs.TestCase)

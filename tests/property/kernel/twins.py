@@ -39,8 +39,11 @@ class EncodingPair(Pair):
 
 
 class SourcePair(Pair):
-    def __init__(self, identity: int) -> None:
-        super().__init__(kernel.Source(identity), oracle.Source(identity=identity))
+    def __init__(self, identity: int, trusted: bool) -> None:
+        super().__init__(
+            kernel.Source(identity, trusted=trusted),
+            oracle.Source(identity=identity, trusted=trusted),
+        )
 
 
 class ReaderPair(Pair):
@@ -85,8 +88,8 @@ class Twins:
 
     # --- operations ----------------------------------------------------------
 
-    def source(self, identity: int) -> SourcePair:
-        self.sources.append(SourcePair(identity))
+    def source(self, identity: int, *, trusted: bool = False) -> SourcePair:
+        self.sources.append(SourcePair(identity, trusted))
         return self.sources[-1]
 
     def join(self, encoding: EncodingPair) -> ReaderPair:

@@ -236,7 +236,9 @@ def test_reasons_that_never_happened_are_not_listed():
 MARK = 300
 STEPS = st.tuples(
     st.integers(0, 3),
-    st.sampled_from(["subscribe", "publish", "publish", "publish", "eat", "stop", "bad", "leave", "time"]),
+    st.sampled_from(
+        ["subscribe", "publish", "publish", "publish", "eat", "stop", "bad", "leave", "time"]
+    ),
     st.sampled_from([b"a", b"b"]),
 )
 

@@ -26,6 +26,10 @@ def subscribe_to(pipe: MemoryPipe, *topics: bytes) -> None:
     pipe.deliver(b"".join(map(subscribe, topics)))
 
 
+def is_open(pipe: MemoryPipe) -> bool:
+    return not pipe.closed
+
+
 def counted(bus: MemoryBus) -> tuple[int, int]:
     return bus.stats("topics"), bus.stats("subscriptions")
 
@@ -56,7 +60,7 @@ def test_removing_what_is_not_there_is_ignored():
     pipe.deliver(remove(b"t") + remove(b"never heard of"))
     assert counted(bus) == (1, 1)
     assert heard(bus, other, b"t") == 1
-    assert not pipe.closed
+    assert is_open(pipe)
 
 
 def test_deregister_ends_all_of_one_connection_only():
@@ -84,9 +88,9 @@ def test_subscriptions_per_connection_end_exactly_at_the_limit():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     subscribe_to(pipe, b"a", b"b", b"c")
-    assert not pipe.closed
+    assert is_open(pipe)
     subscribe_to(pipe, b"a")  # has it already: no new one
-    assert not pipe.closed
+    assert is_open(pipe)
     subscribe_to(pipe, b"d")
     assert pipe.closed
     assert bus.stats("connections", "closed") == {"max_subscriptions_per_connection": 1}
@@ -100,7 +104,7 @@ def test_a_place_given_back_can_be_taken_again():
         subscribe_to(pipe, b"%d" % number)
         if number >= 2:
             pipe.deliver(remove(b"%d" % (number - 2)))
-    assert not pipe.closed
+    assert is_open(pipe)
     assert counted(bus) == (2, 2)
 
 
@@ -111,7 +115,7 @@ def test_topics_end_exactly_at_the_limit():
     subscribe_to(second, b"d", b"e")
     assert counted(bus) == (5, 5)
     subscribe_to(third, b"a")  # a topic that is there costs nothing
-    assert not third.closed
+    assert is_open(third)
     subscribe_to(third, b"f")
     assert third.closed
     assert bus.stats("connections", "closed") == {"max_topics": 1}
@@ -135,7 +139,7 @@ def test_probes_count_against_no_limit():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     subscribe_to(pipe, *(probe() for _ in range(FREE_PROBES)), b"a", b"b", b"c")
-    assert not pipe.closed
+    assert is_open(pipe)
     assert counted(bus) == (3, FREE_PROBES + 3)
     assert heard(bus, pipe, b"c") == 1
 
@@ -154,7 +158,7 @@ def test_probes_beyond_a_handful_count_like_any_topic():
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
     subscribe_to(pipe, *(probe() for _ in range(FREE_PROBES + 3)))
-    assert not pipe.closed
+    assert is_open(pipe)
     assert counted(bus) == (3, FREE_PROBES + 3)
     subscribe_to(pipe, probe())
     assert pipe.closed
@@ -166,7 +170,7 @@ def test_a_removed_probe_makes_room_for_the_next():
     for _ in range(10 * FREE_PROBES):
         topic = probe()
         pipe.deliver(subscribe(topic) + remove(topic))
-    assert not pipe.closed
+    assert is_open(pipe)
     assert counted(bus) == (0, 0)
 
 
@@ -195,20 +199,21 @@ def test_only_a_whole_probe_is_free(topic: bytes):
 
 
 def test_a_denied_subscribe_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Policy, "_allows", lambda self, who, verb, topic: topic != b"secret")
+    monkeypatch.setattr(Policy, "may_subscribe", lambda self, who, topic: topic != b"secret")
     bus = MemoryBus(LIMITS)
     pipe = bus.connect()
-    subscribe_to(pipe, b"secret", b"open", probe())
-    assert not pipe.closed
-    assert counted(bus) == (1, 2)
+    subscribe_to(pipe, b"secret", b"open")
+    assert is_open(pipe)
+    assert counted(bus) == (1, 1)
+    assert heard(bus, pipe, b"secret") == 0
     assert bus.stats("refused") == {"subscribe_denied": 1}
 
 
 def test_a_denied_publish_is_ignored_and_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Policy, "may_produce", lambda self, who, topic: topic != b"secret")
     bus = MemoryBus(LIMITS)
     reader, writer = bus.connect(), bus.connect()
     subscribe_to(reader, b"secret", b"open")
-    monkeypatch.setattr(Policy, "_allows", lambda self, who, verb, topic: topic != b"secret")
     writer.deliver(publish(b"secret", b"x") + publish(b"open", b"y"))
     assert reader.taken == notification(b"open", b"y")
     assert bus.stats("dropped") == {"denied": 1}

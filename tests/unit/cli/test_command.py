@@ -1,4 +1,4 @@
-"""The `polybus` command itself, as a real process: help, mistakes, what it loads."""
+"""The `polybus` command itself: help, mistakes, what it loads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from polybus import __version__
+from polybus.cli import main
 from polybus.cli.main import NOUNS
 from polybus.testing.process import clean_environment, run
 
@@ -68,7 +69,6 @@ def test_every_command_has_its_help(name):
         (["serve", "--log-format", "xml"], "expected one of human, json"),
         (["serve", "--engine", "lmdb:x"], "not built yet"),
         (["serve", "--data", "a", "--engine", "memory:"], "exclude each other"),
-        (["serve", "--data", "/proc/no"], "cannot be made"),
         (["rqueue", "--port", "x"], "--port"),
         (["rqueue", "--port", "70000"], "from 0 to 65535"),
         (["rqueue", "--port", "-1"], "from 0 to 65535"),
@@ -82,11 +82,21 @@ def test_every_command_has_its_help(name):
         (["config", "check", "/no/such.toml"], "cannot read"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_exit_code_2(args, says, env):
-    done = run(*args, env=env)
-    assert done.returncode == 2
-    assert says in one_line(done.stderr)
-    assert done.stdout == ""
+def test_a_mistake_is_one_clear_line_and_exit_code_2(args, says, env, monkeypatch, capsys):
+    for name in os.environ.keys() - env.keys():
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert main.run(args) == 2
+    out, err = capsys.readouterr()
+    assert says in one_line(err)
+    assert out == ""
+
+
+def test_a_mistake_found_while_starting_is_told_alike(env):
+    done = run("serve", "--data", "/proc/no", env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "data folder /proc/no: cannot be made" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize("command", ["stats", "connections"])

@@ -43,6 +43,20 @@ def test_a_topic_is_there_as_long_as_it_is_read(registry: Registry, encoding: En
     assert registry.topic_count == 0
 
 
+def test_a_topic_that_is_held_keeps_its_ids(registry: Registry, encoding: Encoding) -> None:
+    number = registry.add_subscriber("reader", encoding)
+    registry.subscribe(number, b"t")
+    registry.set_hold(b"t", True)
+    registry.set_next_id(b"t", 5)
+    registry.unsubscribe(number, b"t")
+    assert registry.has_topic(b"t")
+    assert (registry.topic_count, registry.next_id(b"t")) == (1, 5)
+    registry.set_next_id(b"t", 6)
+    registry.set_hold(b"t", False)
+    assert not registry.has_topic(b"t")
+    assert (registry.topic_count, registry.next_id(b"t")) == (0, 0)
+
+
 def test_ids_are_forgotten_with_the_last_reader(registry: Registry, encoding: Encoding) -> None:
     first, second = (registry.add_subscriber(name, encoding) for name in "ab")
     registry.subscribe(first, b"t")
@@ -96,6 +110,8 @@ def test_names_that_are_not_allowed(registry: Registry, encoding: Encoding, name
         registry.subscribe(number, name)
     with pytest.raises(ValueError, match="1 to 255 bytes"):
         registry.set_collect(name, True)
+    with pytest.raises(ValueError, match="1 to 255 bytes"):
+        registry.set_hold(name, True)
     with pytest.raises(KeyError):
         registry.set_next_id(name, 1)
     assert registry.unsubscribe(number, name) is False

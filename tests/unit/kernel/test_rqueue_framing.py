@@ -13,7 +13,8 @@ from polybus.kernel.rqueue import REASONS, RqueueEncoding, RqueueFraming
 from polybus.testing.oracle import rqueue as oracle
 from tests.property.kernel import frames
 
-VECTORS = json.loads(Path("tests/vectors/rqueue.json").read_text())
+VECTORS_FILE = Path(__file__).parents[2] / "vectors" / "rqueue.json"
+VECTORS = json.loads(VECTORS_FILE.read_text())
 FROM_CLIENTS = [one for one in VECTORS["vectors"] if one["sender"] == "client"]
 CONTROLS = {"subscribe": 1, "remove": 2, "deregister": 5}
 
@@ -134,8 +135,14 @@ def test_every_type(kind: int) -> None:
     assert reason(routed) == expected.get(kind, "unknown_type")
 
 
-@pytest.mark.parametrize(("index", "count", "good"), [(0, 1, True), (65534, 65535, True)])
-def test_the_last_part_is_good(index: int, count: int, good: bool) -> None:
+@pytest.mark.parametrize("kind", sorted(set(range(256)) - {7, 8}))
+def test_every_other_type_inside_a_publish(kind: int) -> None:
+    inner = frames.frame(kind, frames.named(b"t"))
+    assert reason(Bus().route(frames.frame(0, inner))) == "inner_type"
+
+
+@pytest.mark.parametrize(("index", "count"), [(0, 1), (255, 256), (65534, 65535)])
+def test_the_last_part_is_good(index: int, count: int) -> None:
     assert Bus().route(frames.publish_part(b"t", index, count, b"")).stop == END
 
 

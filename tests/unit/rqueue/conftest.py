@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +26,9 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
+
+# Below pytest's own: that one interrupts the loop, which may take it for a callback's error.
+TEST_TIMEOUT_S = 50.0
 
 Start = Callable[..., BusProcess]
 
@@ -88,5 +91,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     params = pyfuncitem.callspec.params
     loop_kind = params.get("loop_kind") or LOOP_OF[str(params["kind"])]
     with asyncio.Runner(loop_factory=LOOPS[str(loop_kind)]) as runner:
-        runner.run(pyfuncitem.obj(**arguments))
+        runner.run(_within(TEST_TIMEOUT_S, pyfuncitem.obj(**arguments)))
     return True
+
+
+async def _within(timeout_s: float, test: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.timeout(timeout_s):
+        await test

@@ -31,11 +31,34 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[str]:
     """A server of the test's own on this loop; its address."""
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    served: set[asyncio.Task[None]] = set()
+
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        served.add(task)
+        try:
+            await serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.transport.abort()
+            served.discard(task)
+
+    server = await asyncio.start_server(serve_and_close, "127.0.0.1", 0)
     try:
         yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        while served:
+            await asyncio.wait(served)
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the next turn
+
+
+async def all_others_done() -> None:
+    """Until the tasks that served connections have ended, and their sockets are closed."""
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    await asyncio.sleep(0)
 
 
 def free_port() -> int:
@@ -60,7 +83,6 @@ class TestConnecting:
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
-            writer.close()
             done.set()
 
         async with listening(silent) as address:
@@ -72,7 +94,6 @@ class TestConnecting:
         async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             await reader.read()
-            writer.close()
 
         async with listening(web) as address:
             with pytest.raises(BadFrame, match="payload_too_large"):
@@ -103,6 +124,7 @@ class TestOtherRoads:
         async with rqueue.connect(f"unix:{path}") as client:
             await round_trip(client, topic)
         server.close()
+        await all_others_done()
 
     async def test_tls(self, tmp_path, topic):
         inside, outside = certificate(tmp_path)
@@ -113,6 +135,7 @@ class TestOtherRoads:
         with pytest.raises(NotConnected, match="certificate"):
             await rqueue.connect(address).open()
         server.close()
+        await all_others_done()
 
 
 async def round_trip(client: rqueue.Client, topic: str) -> None:
@@ -256,7 +279,9 @@ class TestReconnecting:
             """Answers the handshake, then hangs up."""
             for _ in ("subscribe", "publish"):
                 await oracle._obey(writer, *await oracle._read_frame(reader))
+            await writer.drain()
             writer.close()
+            await writer.wait_closed()
 
         def no_wait(line: Lifeline, attempt: int) -> float:
             attempts.append(attempt)
@@ -319,6 +344,27 @@ class TestTelling:
             await client.publish(topic, b"x")
             assert await contents(client, 1) == [b"x"]
 
+    async def test_a_subscribe_over_the_servers_limit_leaves_the_client_as_it_was(self, topic):
+        oracle = OracleServer()
+
+        async def narrow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Hangs up on whoever wants more than two topics, the probe being one."""
+            try:
+                while sum(writer in members for members in oracle.subscribers.values()) <= 2:
+                    await oracle._obey(writer, *await oracle._read_frame(reader))
+            finally:
+                oracle._deregister(writer)
+
+        async with (
+            listening(narrow) as address,
+            rqueue.connect(address, backoff_first_s=0.001) as client,
+        ):
+            await client.subscribe(topic)
+            with pytest.raises(ConnectionLost, match="limit"):
+                await client.subscribe(topic + "2")
+            await client.publish(topic, b"x")
+            assert await contents(client, 1) == [b"x"]
+
     async def test_frames_over_our_own_cap_end_the_client(self, start, topic):
         bus = start("--max-payload", "65536")
         address = str(bus.address())
@@ -341,7 +387,6 @@ class TestTelling:
         async def fickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             for _ in range(100):
                 await oracle._obey(writer, *await oracle._read_frame(reader))
-            writer.transport.abort()
 
         async with listening(fickle) as address:
             client = rqueue.connect(address)

@@ -32,10 +32,10 @@ class Bench:
         self.log = Log()
         self.desk = AdminDesk(
             {
-                "stats": Verb(lambda _: {"n": 1}, for_everyone=True),
-                "connections": Verb(lambda _: []),
-                "big": Verb(lambda _: "x" * 500_000),
-                "echo": Verb(lambda request: request.get("text"), keys=frozenset({"text"})),
+                "stats": Verb(lambda *_: {"n": 1}, for_everyone=True),
+                "connections": Verb(lambda *_: []),
+                "big": Verb(lambda *_: "x" * 500_000),
+                "echo": Verb(lambda request, _: request.get("text"), keys=frozenset({"text"})),
                 "broken": Verb(self._fail),
             },
             own_uid=1000,
@@ -45,7 +45,7 @@ class Bench:
             log=self.log,
         )
 
-    def _fail(self, _request: dict[str, Any]) -> None:
+    def _fail(self, _request: dict[str, Any], _identity: Identity) -> None:
         raise ZeroDivisionError
 
     def connect(

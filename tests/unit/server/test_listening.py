@@ -24,9 +24,9 @@ def planned(*listen: str, admin: bool = True, **flags: object) -> list[str]:
     return [f"{one.dialect} {one.address}" for one in wanted]
 
 
-def refusal(*listen: str, **flags: object) -> str:
+def refusal(*listen: str) -> str:
     with pytest.raises(UsageError) as caught:
-        planned(*listen, **flags)
+        planned(*listen)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

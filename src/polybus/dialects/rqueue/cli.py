@@ -68,5 +68,8 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 
     import uvloop
 
+    from polybus.kernel.memory import keep_freed_buffers
+
+    keep_freed_buffers()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)

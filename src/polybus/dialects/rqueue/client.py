@@ -55,6 +55,9 @@ RUN_BYTES = 256 * KIB
 # How many contents of an iterator are looked at together.
 GROUP = 4096
 
+# A link may end while it is asked to subscribe; if so many do, it is because of the asking.
+TRIES = 3
+
 DEFAULTS = ClientOptions()
 
 
@@ -113,11 +116,13 @@ class Client:
         """Receive these topics from now on; returns when it is in force.
 
         They stay subscribed over reconnects, until `remove` or `deregister`.
+        `ConnectionLost` if the server hangs up each time it is asked: then a
+        limit of its own is reached, and the client is as it was before.
         """
         names = [codec.topic_bytes(topic) for topic in topics]
-        self._lifeline.topics.update(dict.fromkeys(names))
         frames = b"".join(map(codec.subscribe, names))
         await self._put_in_force(lambda link: frames)
+        self._lifeline.topics.update(dict.fromkeys(names))
 
     async def remove(self, *topics: str | bytes) -> None:
         """Receive these topics no more; returns when it is in force."""
@@ -261,14 +266,16 @@ class Client:
 
     async def _put_in_force(self, frames: Callable[[Link], bytes]) -> None:
         """Send control frames and wait for an echo, on the next link if this one ends first."""
-        while True:
+        for tries_left in reversed(range(TRIES)):
             link = await self._lifeline.ready()
             try:
                 if link.write(frames(link)):
                     await self._echo(link)
-                    return
             except ConnectionLost:
-                pass
+                if not tries_left:
+                    raise
+            if link.is_up:
+                return
             await link.ended.wait()
 
     async def _echo(self, link: Link) -> None:

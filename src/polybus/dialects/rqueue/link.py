@@ -45,8 +45,8 @@ KEEPALIVE = (
 NUMBER_BYTES = 8
 
 CLOSED_BY_SERVER = (
-    "the server closed the connection; it does so at shutdown, to a reader that is too slow,"
-    " and after a frame it cannot accept, such as one over its own --max-payload"
+    "the server closed the connection; it does so at shutdown, to a reader that is too slow, at a"
+    " limit, and after a frame it cannot accept, such as one over its --max-payload: see its log"
 )
 LARGER_CAP = "the server's --max-payload is larger than this client's max_payload: make them equal"
 
@@ -89,9 +89,13 @@ class Link(asyncio.BufferedProtocol):
 
     # --- what the client does with it
 
+    @property
+    def is_up(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
     def write(self, data: bytes) -> bool:
         """Hand over bytes to be sent; False if the link has ended, or is about to."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or not self.is_up:
             return False
         self._transport.write(data)
         self._in_a_row += len(data)

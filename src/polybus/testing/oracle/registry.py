@@ -1,8 +1,8 @@
 """What kernel/registry must do: who reads what, in dicts and sets.
 
 A topic is there as long as somebody reads it, by subscription or by the collect
-flag; with its last reader its ids and verdicts are forgotten. Verdicts on names
-that nobody reads are kept apart, in `unread`, and bounded by whoever asks.
+flag, or holds it; with the last of them its ids and verdicts are forgotten.
+Verdicts on other names are kept apart, in `unread`, and bounded by whoever asks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ ENCODINGS = 32
 class Topic:
     readers: set[int] = field(default_factory=set)
     collect: bool = False
+    hold: bool = False
     next_id: int = 0
     verdicts: dict[int, bool] = field(default_factory=dict)  # identity class -> allowed
+
+    @property
+    def is_read(self) -> bool:
+        return bool(self.readers) or self.collect
 
 
 @dataclass
@@ -66,7 +71,7 @@ class Registry:
             return False
         reader.topics.remove(topic)
         self.topics[topic].readers.remove(number)
-        self._close_if_unread(topic)
+        self._close_if_unneeded(topic)
         return True
 
     def unsubscribe_all(self, number: int) -> int:
@@ -89,7 +94,11 @@ class Registry:
 
     def set_collect(self, topic: bytes, collect: bool) -> None:
         self._open(topic).collect = collect
-        self._close_if_unread(topic)
+        self._close_if_unneeded(topic)
+
+    def set_hold(self, topic: bytes, hold: bool) -> None:
+        self._open(topic).hold = hold
+        self._close_if_unneeded(topic)
 
     def has_topic(self, topic: bytes) -> bool:
         return topic in self.topics
@@ -124,7 +133,7 @@ class Registry:
             self.topics[name] = Topic(verdicts=self.unread.pop(name, {}))
         return self.topics[name]
 
-    def _close_if_unread(self, name: bytes) -> None:
+    def _close_if_unneeded(self, name: bytes) -> None:
         topic = self.topics[name]
-        if not topic.readers and not topic.collect:
+        if not topic.is_read and not topic.hold:
             del self.topics[name]

@@ -1,0 +1,42 @@
+"""One life of an ephemeral topic: from its Create until every reader has read its end.
+
+An incarnation that was created while an earlier one still waits for its readers
+is *pending*: what is produced is buffered until the earlier ones have gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from polybus.bus.chunks import Range, Writer
+
+if TYPE_CHECKING:
+    from polybus.bus.reader import Reader
+    from polybus.model.identity import Identity
+
+
+class Buffered(NamedTuple):
+    """`relayed`: push readers have had it already, because it came from one of theirs."""
+
+    found: Range
+    relayed: bool
+
+
+class Incarnation:
+    def __init__(self, name: bytes, creator: Identity) -> None:
+        self.name = name
+        self.creator = creator
+        self.readers: dict[bytes, Reader] = {}
+        self.writer = Writer()
+        self.buffer: list[Buffered] = []
+        self.buffered_bytes = 0
+        self.deadline_s: float | None = None  # of its end, or of its buffer
+
+    def hold_back(self, found: Range, *, relayed: bool) -> None:
+        self.buffer.append(Buffered(found, relayed))
+        self.buffered_bytes += found.size
+
+    def release(self) -> list[Buffered]:
+        buffered, self.buffer = self.buffer, []
+        self.buffered_bytes = 0
+        return buffered

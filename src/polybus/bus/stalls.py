@@ -1,0 +1,51 @@
+"""Parties that do not take their answers: bounded in time, as they are in memory.
+
+A session that answers requests stops reading while its answers are not taken, so
+what it holds does not grow. But it holds it, and a client that never reads again
+is indistinguishable from one that is slow, except by its rate: the same rule as
+for slow readers of a topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polybus.bus.party import Party
+    from polybus.model.limits import Limits
+
+
+@dataclass(slots=True)
+class Window:
+    start_s: float
+    backlog: int
+
+
+class Stalls:
+    def __init__(self, limits: Limits, cut: Callable[[Party, str], None]) -> None:
+        self._limits = limits
+        self._cut = cut
+        self._windows: dict[Party, Window] = {}
+
+    def add(self, party: Party, now_s: float) -> None:
+        self._windows.setdefault(party, Window(now_s, party.pipe.backlog()))
+
+    def forget(self, party: Party) -> None:
+        self._windows.pop(party, None)
+
+    def tick(self, now_s: float) -> None:
+        for party, window in list(self._windows.items()):
+            backlog = party.pipe.backlog()
+            if backlog == 0:
+                del self._windows[party]
+            elif now_s - window.start_s >= self._limits.slow_consumer_timeout_s:
+                self._judge(party, window, backlog, now_s)
+
+    def _judge(self, party: Party, window: Window, backlog: int, now_s: float) -> None:
+        wanted = self._limits.slow_consumer_min_bytes_per_s * (now_s - window.start_s)
+        if window.backlog - backlog < min(wanted, window.backlog):
+            self._cut(party, "slow_consumer")
+        else:
+            self._windows[party] = Window(now_s, backlog)

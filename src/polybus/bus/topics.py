@@ -1,0 +1,442 @@
+"""Ephemeral topics: created, read by pulling, deleted with a notice, created again.
+
+`lifecycle.py` has the table of states; here each of its cells is carried out.
+A topic has at most one *current* incarnation, which takes messages and readers,
+and any number of *marked* ones, whose readers have yet to read their end. The
+current one is pending while there are marked ones: it only buffers.
+
+Ids and push readers are the fan-out's. The name is held there while a current
+incarnation exists, so that its ids go on, and collected while somebody pulls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from polybus.bus.chunks import Chunk, Range
+from polybus.bus.incarnation import Incarnation
+from polybus.bus.lifecycle import TABLE, Action, State, Verb
+from polybus.bus.outcomes import (
+    DOES_NOT_EXIST,
+    NO,
+    NOTHING_HAPPENED,
+    OK,
+    WAIT,
+    Outcome,
+    over_quota,
+)
+from polybus.bus.quotas import BYTES, SUBSCRIPTIONS, TOPICS
+from polybus.bus.reader import Reader
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from polybus.bus.party import Party
+    from polybus.bus.policy import Policy
+    from polybus.bus.quotas import Quotas
+    from polybus.bus.stats import Counters
+    from polybus.kernel.fanout import Collected, Fanout
+    from polybus.model.identity import Identity
+    from polybus.model.limits import FreudLimits
+
+NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
+READER_ID_BYTES = 16
+
+
+class Produced(NamedTuple):
+    """What became of a batch, all of it: if it was accepted, from `first_id` on."""
+
+    outcome: Outcome
+    first_id: int = 0
+
+
+class Topic:
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.current: Incarnation | None = None
+        self.marked: list[Incarnation] = []
+
+    @property
+    def state(self) -> State:
+        if self.marked:
+            return State.RECREATING if self.current else State.DELETING
+        if self.current is None:
+            return State.GONE
+        return State.AWAITING if self.current.buffer else State.LIVE
+
+
+class EphemeralTopics:
+    def __init__(
+        self,
+        fanout: Fanout,
+        relay: Callable[[Party | None, bytes, Buffer, Buffer], bool],
+        policy: Policy,
+        quotas: Quotas,
+        counters: Counters,
+        limits: FreudLimits,
+        clock: Callable[[], float],
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self._fanout = fanout
+        self._relay = relay
+        self._policy = policy
+        self._quotas = quotas
+        self._counters = counters
+        self._limits = limits
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._topics: dict[bytes, Topic] = {}
+        self._readers: dict[bytes, Reader] = {}
+        self._unowned: dict[Reader, None] = {}
+        self._timed: dict[Incarnation, None] = {}  # those with a deadline
+        self.received = self.received_bytes = 0  # beside what the fan-out counts
+        self.delivered = self.delivered_bytes = 0
+
+    # --- the verbs
+
+    def create(self, caller: Identity, name: bytes) -> Outcome:
+        topic = self._topics.get(name) or Topic(name)
+        if TABLE[Verb.CREATE, topic.state] is Action.NOTHING:
+            return NOTHING_HAPPENED
+        if not self._policy.allows(caller, "create", name):
+            return NO
+        if not self._quotas.charge(caller, TOPICS, 1):
+            return over_quota(TOPICS)
+        self._topics[name] = topic
+        topic.current = Incarnation(name, caller)
+        self._follow(topic)
+        self._fanout.set_next_id(name, 0)
+        return OK
+
+    def delete(self, caller: Identity, name: bytes) -> Outcome:
+        topic = self._topics.get(name)
+        if topic is None or TABLE[Verb.DELETE, topic.state] is Action.NOTHING:
+            return NOTHING_HAPPENED
+        assert topic.current is not None
+        if not self._policy.allows(caller, "delete", name, topic.current.creator):
+            return NO
+        self._mark(topic, topic.current)
+        return OK
+
+    def subscribe(self, caller: Identity, name: bytes) -> Outcome | Reader:
+        topic = self._topics.get(name)
+        if topic is None or TABLE[Verb.SUBSCRIBE, topic.state] is Action.MISSING:
+            return DOES_NOT_EXIST
+        assert topic.current is not None
+        if not self._policy.allows(caller, "subscribe", name, topic.current.creator):
+            return NO
+        if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
+            return over_quota(SUBSCRIPTIONS)
+        return self._add_reader(topic, topic.current, caller)
+
+    def unsubscribe(self, reader: Reader) -> None:
+        self._end_reader(reader, "unsubscribed")
+
+    def produce(
+        self, party: Party, name: bytes, offsets: bytes, bodies: bytes, count: int
+    ) -> Produced:
+        """Takes the whole batch or nothing of it."""
+        topic = self._topics.get(name)
+        if topic is None or topic.current is None:
+            return Produced(DOES_NOT_EXIST)
+        current = topic.current
+        if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):
+            return Produced(NO)
+        self.received += count
+        self.received_bytes += len(bodies)
+        if TABLE[Verb.PRODUCE, topic.state] is Action.BUFFER:
+            return self._buffer(current, offsets, bodies, count)
+        return self._deliver(party, current, offsets, bodies, count)
+
+    def count(self, caller: Identity, name: bytes) -> Outcome | int:
+        topic = self._topics.get(name)
+        if topic is None:
+            return DOES_NOT_EXIST
+        if not self._sees(caller, topic):
+            return NO
+        pushed = self._fanout.subscriber_count(name)
+        if topic.current is not None:
+            return len(topic.current.readers) + pushed
+        return sum(len(one.readers) for one in topic.marked) + pushed
+
+    def names(self, caller: Identity) -> list[bytes]:
+        return sorted(topic.name for topic in self._topics.values() if self._sees(caller, topic))
+
+    def reader(self, caller: Identity, reader_id: bytes) -> Reader | None:
+        """The subscription of this id, if it is the caller's."""
+        reader = self._readers.get(reader_id)
+        if reader is None or reader.identity.account != caller.account:
+            return None
+        reader.used_s = self._clock()
+        return reader
+
+    def creator_of(self, name: bytes) -> Identity | None:
+        topic = self._topics.get(name)
+        if topic is None:
+            return None
+        return (topic.current or topic.marked[-1]).creator
+
+    @property
+    def reader_count(self) -> int:
+        return len(self._readers)
+
+    # --- what readers and connections do
+
+    def confirm(self, reader: Reader, taken: Range) -> None:
+        """What was taken is in the reader's socket."""
+        if reader.gone:
+            return
+        reader.confirm(taken)
+        self.delivered += len(taken)
+        self.delivered_bytes += taken.size
+        self._quotas.release(reader.identity, BYTES, _charged(taken))
+        if taken.chunk.notice:
+            self._end_reader(reader, "deleted")
+
+    def give_back(self, reader: Reader, taken: Range) -> None:
+        """The connection ended before what was taken reached its socket."""
+        if reader.gone:
+            self._counters.count("dropped", "disconnected", len(taken))
+            return
+        reader.give_back(taken)
+        reader.wake()
+
+    def disown(self, readers: Iterable[Reader]) -> None:
+        """Their connection has closed; another may go on with them for a while."""
+        for reader in readers:
+            if not reader.gone:
+                reader.is_owned = False
+                reader.used_s = self._clock()
+                self._unowned[reader] = None
+
+    # --- what the rest of the bus does
+
+    def collected(self, batch: Collected) -> None:
+        """Messages of a push dialect for a name that is collected. Nobody waits, so some may lose."""
+        topic = self._topics.get(batch.topic)
+        if topic is None or topic.current is None:
+            return
+        current = topic.current
+        found = current.writer.write(batch.first_id, batch.offsets, batch.bodies, self._wall_ns())
+        if TABLE[Verb.COLLECT, topic.state] is Action.BUFFER:
+            if self._quotas.charge(current.creator, BYTES, found.size):
+                current.hold_back(found, relayed=True)
+            else:
+                self._counters.count("dropped", BYTES, len(found))
+            return
+        self._put(current, self._those_with_room(current, found), found)
+
+    def heard(self, name: bytes) -> None:
+        """A push reader has come: a buffer that waited for its first reader goes to it."""
+        topic = self._topics.get(name)
+        if topic is not None and topic.state is State.AWAITING:
+            self._go_live(topic)
+
+    def tick(self) -> None:
+        now_s = self._clock()
+        timeout_s = self._limits.subscriber_timeout_s
+        for reader in [r for r in self._unowned if r.has_waiters]:
+            reader.used_s = now_s
+        for reader in [r for r in self._unowned if now_s - r.used_s >= timeout_s]:
+            self._end_reader(reader, "abandoned")
+        for one in [i for i in self._timed if i.deadline_s is not None and i.deadline_s <= now_s]:
+            self._expire(self._topics[one.name], one)
+
+    # --- inside
+
+    def _sees(self, caller: Identity, topic: Topic) -> bool:
+        creator = (topic.current or topic.marked[-1]).creator
+        if caller.owns(creator):
+            return True
+        verbs = ("produce", "subscribe", "delete")
+        return any(self._policy.allows(caller, verb, topic.name, creator) for verb in verbs)
+
+    def _add_reader(self, topic: Topic, current: Incarnation, caller: Identity) -> Reader:
+        reader = Reader(os.urandom(READER_ID_BYTES), caller, current)
+        self._readers[reader.id] = reader
+        current.readers[reader.id] = reader
+        self._follow(topic)
+        if topic.state is State.AWAITING:
+            self._go_live(topic)
+        return reader
+
+    def _deliver(
+        self, party: Party, current: Incarnation, offsets: bytes, bodies: bytes, count: int
+    ) -> Produced:
+        pushed = self._fanout.subscriber_count(current.name)
+        if not current.readers and not pushed:
+            return Produced(NOTHING_HAPPENED)
+        if not self._charge_all(current, len(bodies), count):
+            return Produced(over_quota(BYTES))
+        first_id = self._fanout.next_id(current.name)
+        if pushed and (blocked := self._push(party, current, offsets, bodies)):
+            return blocked
+        self._fanout.set_next_id(current.name, first_id + count)
+        if current.readers:
+            found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
+            self._put(current, list(current.readers.values()), found)
+        return Produced(OK, first_id)
+
+    def _push(
+        self, party: Party, current: Incarnation, offsets: bytes, bodies: bytes
+    ) -> Produced | None:
+        """Sends to push readers; a full one makes the producer wait."""
+        if self._relay(party, current.name, offsets, bodies):
+            return None
+        for reader in current.readers.values():
+            self._quotas.release(reader.identity, BYTES, len(bodies))
+        return Produced(WAIT)
+
+    def _charge_all(self, current: Incarnation, size: int, count: int) -> bool:
+        """Charges every reader, or none."""
+        charged: list[Reader] = []
+        for reader in current.readers.values():
+            if not self._has_room(reader, count) or not self._quotas.charge(
+                reader.identity, BYTES, size
+            ):
+                for other in charged:
+                    self._quotas.release(other.identity, BYTES, size)
+                return False
+            charged.append(reader)
+        return True
+
+    def _those_with_room(self, current: Incarnation, found: Range) -> list[Reader]:
+        """Charges readers for a message nobody can take back; who has no room loses it."""
+        charged = []
+        for reader in current.readers.values():
+            if self._has_room(reader, len(found)) and self._quotas.charge(
+                reader.identity, BYTES, found.size
+            ):
+                charged.append(reader)
+            else:
+                self._counters.count("dropped", BYTES, len(found))
+        return charged
+
+    def _has_room(self, reader: Reader, count: int) -> bool:
+        return reader.held_messages + count <= self._limits.max_unread_messages
+
+    def _buffer(
+        self, current: Incarnation, offsets: bytes, bodies: bytes, count: int
+    ) -> Produced:
+        if not self._quotas.charge(current.creator, BYTES, len(bodies)):
+            return Produced(over_quota(BYTES))
+        first_id = self._fanout.next_id(current.name)
+        self._fanout.set_next_id(current.name, first_id + count)
+        found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
+        current.hold_back(found, relayed=False)
+        return Produced(OK, first_id)
+
+    def _put(self, current: Incarnation, readers: list[Reader], found: Range) -> None:
+        for reader in readers:
+            reader.put(found)
+        for reader in readers:
+            reader.wake()
+
+    def _mark(self, topic: Topic, current: Incarnation) -> None:
+        self._drop_buffer(current, "topic_deleted")
+        notice = Chunk.of_notice(
+            self._fanout.next_id(topic.name),
+            NOTICE_PREFIX + topic.name,
+            current.writer.time(self._wall_ns()),
+        )
+        topic.current = None
+        topic.marked.append(current)
+        self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
+        self._follow(topic)
+        self._put(current, list(current.readers.values()), Range(notice, 0, 1))
+        self._settle(topic, current)
+
+    def _settle(self, topic: Topic, marked: Incarnation) -> None:
+        """A marked incarnation without readers has gone; the last one makes way for the next."""
+        if marked.readers or marked not in topic.marked:
+            return
+        topic.marked.remove(marked)
+        self._set_deadline(marked, None)
+        self._quotas.release(marked.creator, TOPICS, 1)
+        if topic.marked:
+            return
+        if topic.current is None:
+            del self._topics[topic.name]
+        else:
+            self._make_way(topic, topic.current)
+
+    def _make_way(self, topic: Topic, current: Incarnation) -> None:
+        """The old ones have gone: what was buffered goes out, or waits for somebody to come."""
+        if current.readers or self._fanout.subscriber_count(topic.name):
+            self._go_live(topic)
+        elif current.buffer:
+            self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
+        self._follow(topic)
+
+    def _go_live(self, topic: Topic) -> None:
+        current = topic.current
+        assert current is not None
+        self._set_deadline(current, None)
+        self._quotas.release(current.creator, BYTES, current.buffered_bytes)
+        for found, relayed in current.release():
+            if not relayed:
+                self._push_buffered(current, found)
+            self._put(current, self._those_with_room(current, found), found)
+        self._follow(topic)
+
+    def _push_buffered(self, current: Incarnation, found: Range) -> None:
+        """Push readers get what was buffered before them. Nobody can be made to wait for them now."""
+        next_id = self._fanout.next_id(current.name)
+        offsets = found.chunk.offsets[found.start : found.end + 1]
+        if not self._relay(None, current.name, offsets, found.chunk.bodies):
+            self._counters.count("dropped", "slow_consumer", len(found))
+        self._fanout.set_next_id(current.name, next_id)
+
+    def _drop_buffer(self, current: Incarnation, reason: str) -> None:
+        self._quotas.release(current.creator, BYTES, current.buffered_bytes)
+        lost = sum(len(found) for found, _ in current.release())
+        self._counters.count("dropped", reason, lost)
+
+    def _end_reader(self, reader: Reader, reason: str) -> None:
+        incarnation = reader.incarnation
+        self._quotas.release(reader.identity, BYTES, reader.held_bytes)
+        self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)
+        self._counters.count("dropped", reason, reader.end())
+        del self._readers[reader.id]
+        del incarnation.readers[reader.id]
+        self._unowned.pop(reader, None)
+        topic = self._topics[incarnation.name]
+        if topic.current is incarnation:
+            self._follow(topic)
+        else:
+            self._settle(topic, incarnation)
+        reader.wake()
+
+    def _expire(self, topic: Topic, one: Incarnation) -> None:
+        """Time is up: for the readers of a marked incarnation, or for a buffer nobody came for."""
+        self._set_deadline(one, None)
+        if one is topic.current:
+            self._drop_buffer(one, "no_subscriber")
+            self._follow(topic)
+            return
+        for reader in list(one.readers.values()):
+            self._end_reader(reader, "deletion_timeout")
+
+    def _set_deadline(self, one: Incarnation, deadline_s: float | None) -> None:
+        one.deadline_s = deadline_s
+        if deadline_s is None:
+            self._timed.pop(one, None)
+        else:
+            self._timed[one] = None
+
+    def _follow(self, topic: Topic) -> None:
+        """Tells the fan-out what the topic wants of it now."""
+        current = topic.current
+        buffering = topic.state in (State.RECREATING, State.AWAITING)
+        collect = current is not None and (bool(current.readers) or buffering)
+        if current is not None:
+            self._fanout.set_hold(topic.name, True)
+        self._fanout.set_collect(topic.name, collect)
+        if current is None:
+            self._fanout.set_hold(topic.name, False)
+
+
+def _charged(taken: Range) -> int:
+    return 0 if taken.chunk.notice else taken.size

@@ -1,0 +1,115 @@
+"""The way out of a Freud connection: answers in order, messages consumed when they are sent.
+
+Answers are gathered while requests are carried out and written together. A
+message counts as consumed when its whole answer is in the socket. If the socket
+does not take all, what it has taken is confirmed at once, and the rest stays
+with us: confirmed when the socket has taken it, given back if the connection
+ends before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from polybus.bus.chunks import Range
+
+if TYPE_CHECKING:
+    from polybus.bus.party import Pipe
+    from polybus.bus.reader import Reader
+    from polybus.bus.topics import EphemeralTopics
+
+ANSWER_HEADER = 8
+RECORD_HEADER = 20
+
+
+class Handed(NamedTuple):
+    """Messages within the answers being written: where they start, and what frames each."""
+
+    reader: Reader
+    taken: Range
+    start: int
+    frame: int
+
+
+class Answers:
+    def __init__(self, pipe: Pipe, topics: EphemeralTopics) -> None:
+        self._pipe = pipe
+        self._topics = topics
+        self._parts: list[bytes] = []
+        self._handed: list[Handed] = []
+        self._discarding = False
+        self.size = 0
+        self.stalled = False
+
+    def add(self, answer: bytes) -> None:
+        if self._discarding:
+            return
+        self._parts.append(answer)
+        self.size += len(answer)
+
+    def add_messages(self, answer: bytes, reader: Reader, taken: Range, *, records: bool) -> None:
+        frame = ANSWER_HEADER + (RECORD_HEADER if records else 0)
+        self._handed.append(Handed(reader, taken, self.size, frame))
+        self.add(answer)
+
+    def flush(self) -> None:
+        """Writes what was gathered, and confirms what the socket has taken of it."""
+        if not self._parts:
+            return
+        size = self.size
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = []
+        self.size = 0
+        self._pipe.write(data)
+        if self._pipe.has_failed:
+            self._give_back()
+        elif self.stalled:
+            self._confirm_until(size - self._pipe.backlog())
+        else:
+            self._confirm_all()
+
+    def drained(self) -> None:
+        """The socket has taken everything."""
+        self.stalled = False
+        self._confirm_all()
+
+    def discard(self) -> None:
+        """The connection is gone: nothing is written any more."""
+        self._discarding = True
+        self.stalled = False
+        self._parts = []
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """What did not reach the socket was not read."""
+        handed, self._handed = self._handed, []
+        for reader, taken, _, _ in reversed(handed):
+            self._topics.give_back(reader, taken)
+
+    def _confirm_all(self) -> None:
+        handed, self._handed = self._handed, []
+        for reader, taken, _, _ in handed:
+            self._topics.confirm(reader, taken)
+
+    def _confirm_until(self, sent: int) -> None:
+        handed, self._handed = self._handed, []
+        for one in handed:
+            reached = _reached(one, sent)
+            if reached:
+                done = Range(one.taken.chunk, one.taken.start, one.taken.start + reached)
+                self._topics.confirm(one.reader, done)
+            if reached < len(one.taken):
+                rest = Range(one.taken.chunk, one.taken.start + reached, one.taken.end)
+                self._handed.append(Handed(one.reader, rest, one.start, one.frame))
+
+
+def _reached(one: Handed, sent: int) -> int:
+    """How many of these messages lie wholly within the first `sent` bytes."""
+    offsets = one.taken.chunk.offsets
+    first = offsets[one.taken.start]
+    count = len(one.taken)
+    for done in range(count):
+        bodies = offsets[one.taken.start + done + 1] - first
+        if one.start + (done + 1) * one.frame + bodies > sent:
+            return done
+    return count

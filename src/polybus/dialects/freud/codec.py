@@ -1,0 +1,265 @@
+"""Freud's frames: values to bytes and back. No I/O, no clock, no randomness.
+
+    request  =  type u32 | length u32 | payload                     (little-endian)
+    answer   =  code u32 | length u32 | payload
+
+Lengths count the payload alone. Answers come in the order of the requests and say
+nothing about which request they answer: whoever reads one knows what was asked.
+
+The loops over many requests and answers are in the kernel: `freud` reads requests,
+`freud_answers` writes answers, `freud_client` does both from the other side.
+The whole format, with its reasons, is docs/spec/freud.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from polybus.errors import BadFrame, TooLarge, UsageError
+from polybus.kernel import freud as requests
+from polybus.kernel.freud_client import Record, encode_gets, encode_produces
+from polybus.model import names
+from polybus.model.limits import FreudLimits, RqueueLimits
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class RequestType(IntEnum):
+    CREATE_TOPIC = 0
+    DELETE_TOPIC = 1
+    SUBSCRIBE = 2
+    UNSUBSCRIBE = 3
+    PRODUCE = 4
+    GET_MESSAGE = 5
+    LIST_TOPICS = 6
+    COUNT_SUBSCRIBERS = 7
+    GET_RECORD = 8
+
+
+class Code(IntEnum):
+    """What the bus said. `label` is the word for people."""
+
+    OK = 0
+    NOTHING_HAPPENED = 1
+    NO = 2
+    DOESNT_EXIST = 3
+    MALFORMED_REQUEST = 4
+    SERVER_ERROR = 5
+
+    @property
+    def label(self) -> str:
+        return LABELS[self]
+
+
+LABELS = {
+    Code.OK: "Ok",
+    Code.NOTHING_HAPPENED: "Nothing Happened",
+    Code.NO: "No",
+    Code.DOESNT_EXIST: "Doesn't Exist",
+    Code.MALFORMED_REQUEST: "Malformed Request",
+    Code.SERVER_ERROR: "Server Error",
+}
+
+# What a Malformed Request answer says, by the broken rule's stable name.
+MALFORMED_TEXTS: dict[str, str] = {
+    requests.TOO_LARGE: "the request is longer than max_frame_bytes allows",
+    requests.UNKNOWN_TYPE: "no request has this type",
+    requests.TRUNCATED: "the payload is shorter than the request needs",
+    requests.TRAILING_BYTES: "there are bytes behind the request's last field",
+    requests.RESERVED_BODY: "the body starts like a deletion notice, which only the bus sends",
+    requests.BAD_NAME: "no topic can have this name",
+}
+
+HEADER = struct.Struct("<II")
+U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
+RECORD_HEADER = struct.Struct("<QQI")  # message id, timestamp in ns, flags
+
+SUBSCRIBER_ID_BYTES = 16
+MAX_U32 = 0xFFFF_FFFF  # lengths have 32 bits
+MAX_BLOCKING_S = 0x7FFF_FFFF  # as does max_blocking_secs, with its sign
+
+NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
+NOTICE_FLAG = 1  # in a record: this is the notice, not a message
+
+DEFAULT_MAX_FRAME_BYTES = FreudLimits().max_frame_bytes
+# A Produce of one byte under the longest name must fit.
+MIN_MAX_FRAME_BYTES = U32.size + names.MAX_NAME_BYTES + 1
+# Places in the kernel's columns are 32 bits with a sign.
+MAX_MAX_FRAME_BYTES = 0x7FFF_FFFF
+# Answers may be longer than requests: the largest message of another dialect, in a record.
+DEFAULT_MAX_ANSWER_BYTES = RqueueLimits().max_message_bytes + RECORD_HEADER.size
+
+
+def check_max_frame_bytes(max_frame_bytes: int) -> int:
+    """The cap, or `UsageError` if no bus could work with it."""
+    if not MIN_MAX_FRAME_BYTES <= max_frame_bytes <= MAX_MAX_FRAME_BYTES:
+        raise UsageError(
+            f"max_frame_bytes is {MIN_MAX_FRAME_BYTES} to {MAX_MAX_FRAME_BYTES},"
+            f" not {max_frame_bytes}"
+        )
+    return max_frame_bytes
+
+
+def max_body(name: bytes, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> int:
+    """The largest body that one Produce to this topic carries."""
+    return max_frame_bytes - U32.size - len(name)
+
+
+def notice(name: bytes) -> bytes:
+    """The body that says that the topic was deleted."""
+    return NOTICE_PREFIX + name
+
+
+def is_notice(body: bytes) -> bool:
+    """Does it look like a notice? Only a record's flag is proof: other dialects may send such."""
+    return body.startswith(NOTICE_PREFIX)
+
+
+# --- requests ----------------------------------------------------------------
+# Names are bytes that passed `polybus.model.names.check`.
+
+
+def create_topic(name: bytes) -> bytes:
+    return _frame(RequestType.CREATE_TOPIC, _prefixed(name))
+
+
+def delete_topic(name: bytes) -> bytes:
+    return _frame(RequestType.DELETE_TOPIC, _prefixed(name))
+
+
+def subscribe(name: bytes) -> bytes:
+    return _frame(RequestType.SUBSCRIBE, _prefixed(name))
+
+
+def unsubscribe(subscriber: bytes) -> bytes:
+    return _frame(RequestType.UNSUBSCRIBE, _subscriber(subscriber))
+
+
+def produce(name: bytes, body: Buffer, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> bytes:
+    """One Produce request. `TooLarge` if the body does not fit."""
+    try:
+        return encode_produces(name, (body,), max_frame_bytes)
+    except OverflowError as error:
+        raise TooLarge(str(error)) from None
+
+
+def get_message(subscriber: bytes, max_blocking_s: int) -> bytes:
+    return encode_gets(_subscriber(subscriber), 1, _blocking(max_blocking_s), False)
+
+
+def get_record(subscriber: bytes, max_blocking_s: int) -> bytes:
+    return encode_gets(_subscriber(subscriber), 1, _blocking(max_blocking_s), True)
+
+
+def list_topics() -> bytes:
+    return _frame(RequestType.LIST_TOPICS, b"")
+
+
+def count_subscribers(name: bytes) -> bytes:
+    return _frame(RequestType.COUNT_SUBSCRIBERS, _prefixed(name))
+
+
+# --- answers -----------------------------------------------------------------
+# Those to Produce and Get come from kernel/freud_answers, many at once.
+
+
+def answer(code: Code, payload: bytes = b"") -> bytes:
+    return _frame(code, payload)
+
+
+def subscribed(subscriber: bytes) -> bytes:
+    return _frame(Code.OK, _subscriber(subscriber))
+
+
+def topics(found: Iterable[bytes]) -> bytes:
+    """The answer to List Topics."""
+    entries = [_prefixed(name) for name in found]
+    return _frame(Code.OK, b"".join((U32.pack(len(entries)), *entries)))
+
+
+def subscriber_count(count: int) -> bytes:
+    """The answer to Count Subscribers."""
+    return _frame(Code.OK, U32.pack(count))
+
+
+def malformed(reason: str) -> bytes:
+    """The answer to a request that breaks the rule of this name."""
+    return _frame(Code.MALFORMED_REQUEST, MALFORMED_TEXTS[reason].encode())
+
+
+def server_error(text: str) -> bytes:
+    return _frame(Code.SERVER_ERROR, text.encode())
+
+
+# --- what Ok answers hold ----------------------------------------------------
+# `BadFrame` if it is not what was asked for.
+
+
+def read_empty(payload: bytes) -> None:
+    if payload:
+        raise BadFrame("trailing_bytes")
+
+
+def read_subscriber(payload: bytes) -> bytes:
+    if len(payload) != SUBSCRIBER_ID_BYTES:
+        raise BadFrame("subscriber_id")
+    return payload
+
+
+def read_message_id(payload: bytes) -> int:
+    if len(payload) != U64.size:
+        raise BadFrame("message_id")
+    return int(U64.unpack(payload)[0])
+
+
+def read_count(payload: bytes) -> int:
+    if len(payload) != U32.size:
+        raise BadFrame("count")
+    return int(U32.unpack(payload)[0])
+
+
+def read_record(payload: bytes) -> Record:
+    if len(payload) < RECORD_HEADER.size:
+        raise BadFrame("record")
+    message_id, timestamp_ns, flags = RECORD_HEADER.unpack_from(payload)
+    return Record(message_id, timestamp_ns, flags, payload[RECORD_HEADER.size :])
+
+
+def read_topics(payload: bytes) -> list[bytes]:
+    try:
+        (count,) = U32.unpack_from(payload)
+        found, at = [], U32.size
+        for _ in range(count):
+            (size,) = U32.unpack_from(payload, at)
+            at += U32.size + size
+            found.append(payload[at - size : at])
+    except struct.error:
+        raise BadFrame("topics") from None
+    if at != len(payload):
+        raise BadFrame("topics")
+    return found
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def _prefixed(name: bytes) -> bytes:
+    return U32.pack(len(name)) + name
+
+
+def _subscriber(subscriber: bytes) -> bytes:
+    if len(subscriber) != SUBSCRIBER_ID_BYTES:
+        raise UsageError(f"a subscriber id has {SUBSCRIBER_ID_BYTES} bytes, not {len(subscriber)}")
+    return subscriber
+
+
+def _blocking(max_blocking_s: int) -> int:
+    if not -MAX_BLOCKING_S - 1 <= max_blocking_s <= MAX_BLOCKING_S:
+        raise UsageError(f"max_blocking_s is 32 bits with a sign, not {max_blocking_s}")
+    return max_blocking_s

@@ -1,0 +1,315 @@
+"""One Freud connection: requests are carried out one after another, answers keep their order.
+
+The kernel hands over groups of like requests. They are carried out until one of
+these stands in the way, and then the connection is *halted*:
+
+    waiting   a Get waits for a message
+    stalled   the client does not take its answers
+    blocked   a Produce waits for a full push reader
+
+Each ends by itself (a message or the time limit, the socket, the reader), and
+the session goes on where it stopped. While halted, what the client sends is left
+unread beyond a small amount, so a connection holds a bounded amount of memory.
+
+A client that hangs up is answered what it has sent, a waiting Get as if its time
+were up. What a client asked for before it vanished is carried out, Gets excepted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from polybus.bus.outcomes import Kind, Outcome
+from polybus.dialects.freud.answering import Answers
+from polybus.dialects.freud.codec import MALFORMED_TEXTS, NOTICE_FLAG, Code
+from polybus.dialects.freud.requests import OneProduce, Requests, split
+from polybus.kernel.framing import Encoding
+from polybus.kernel.freud import Gets, Malformed, Produces, Scanner
+from polybus.kernel.freud_answers import answers, messages, produced, records
+from polybus.model import names
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from polybus.bus.broker import Broker
+    from polybus.bus.party import Pipe
+    from polybus.bus.reader import Reader
+    from polybus.model.limits import FreudLimits
+
+# Answers are written when this much has been gathered: far fewer writes than requests.
+STEP_BYTES = 128 * 1024
+# What a client may send behind a waiting Get before it is no longer read from.
+BEHIND_BYTES = 64 * 1024
+
+CODES = {
+    Kind.OK: Code.OK,
+    Kind.NOTHING_HAPPENED: Code.NOTHING_HAPPENED,
+    Kind.NO: Code.NO,
+    Kind.DOES_NOT_EXIST: Code.DOESNT_EXIST,
+    Kind.OVER_QUOTA: Code.SERVER_ERROR,
+}
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """The part of an event loop that a session needs."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
+    def call_soon(self, callback: Callable[[], None], /) -> object: ...
+
+
+
+class FreudDialect:
+    """What all Freud connections of a bus share; called with a pipe it opens a session."""
+
+    def __init__(self, broker: Broker, limits: FreudLimits, timers: Timers) -> None:
+        self.broker = broker
+        self.timers = timers
+        self.encoding = Encoding(broker.new_encoding_number())
+        self.scanner = Scanner(limits.max_frame_bytes, names.is_shared)
+
+    def __call__(self, pipe: Pipe) -> FreudSession:
+        return FreudSession(self, pipe)
+
+
+class FreudSession:
+    def __init__(self, dialect: FreudDialect, pipe: Pipe) -> None:
+        self._broker = dialect.broker
+        self._topics = dialect.broker.topics
+        self._scan = dialect.scanner.scan
+        self._call_later = dialect.timers.call_later
+        self._call_soon = dialect.timers.call_soon
+        self._pipe = pipe
+        self._party = dialect.broker.join("freud", pipe, dialect.encoding)
+        self._party.resume = self._unblocked
+        self._requests = Requests(dialect.broker, self._party)
+        self._answers = Answers(pipe, self._topics)
+        self._todo: deque[Any] = deque()
+        self._gets_left: int | None = None  # of the group at the head, once it was begun
+        self._waiting_on: Reader | None = None
+        self._timer: Timer | None = None
+        self._blocked = False
+        self._hung_up = False  # the client has hung up, though not all it sent was read
+        self._finished = False  # the client sends no more
+        self._gone = False  # it does not read either
+        self._closing = False
+
+    # --- what the transport calls
+
+    def receive(self, buffer: Buffer, start: int, end: int) -> int:
+        at = start
+        while not self._is_halted and not self._todo and not self._closing:
+            scanned = self._scan(buffer, at, end)
+            at += scanned.consumed
+            self._todo.extend(scanned.groups)
+            self._run()
+            if not scanned.more:
+                return at - start
+        if self._closing:
+            return end - start
+        if end - at > BEHIND_BYTES:
+            self._pipe.pause_reading()
+        return at - start
+
+    def stalled(self) -> None:
+        self._answers.stalled = True
+        self._broker.watch_stall(self._party)
+
+    def writable(self) -> None:
+        self._answers.drained()
+        self._go_on()
+
+    def hung_up(self) -> None:
+        self._hung_up = True
+        if self._waiting_on is not None:
+            self._time_is_up()
+
+    def half_closed(self) -> bool:
+        self._finished = True
+        self.hung_up()
+        self._go_on()
+        return True
+
+    def ended(self) -> None:
+        self._gone = self._finished = True
+        self._answers.discard()
+        self._blocked = False
+        self._stop_waiting()
+        if not self._closing:
+            self._run()
+            self._pipe.offer_again()
+        self._topics.disown(self._requests.readers.values())
+        self._broker.leave(self._party)
+
+    # --- carrying requests out
+
+    @property
+    def _is_halted(self) -> bool:
+        return self._answers.stalled or self._blocked or self._waiting_on is not None
+
+    def _run(self) -> None:
+        while self._todo and not self._is_halted and not self._closing:
+            if self._carry_out(self._todo[0]):
+                self._todo.popleft()
+                self._gets_left = None
+            if self._answers.size >= STEP_BYTES:
+                self._answers.flush()
+        if not self._closing:
+            self._answers.flush()
+
+    def _go_on(self) -> None:
+        """After a halt: the rest of the requests, then what came behind them."""
+        if self._closing or self._gone:
+            return
+        self._run()
+        if self._is_halted or self._closing:
+            return
+        self._pipe.offer_again()
+        self._pipe.resume_reading()
+        if self._finished and not self._is_halted and not self._todo and not self._closing:
+            self._closing = True
+            self._broker.finish(self._party)
+
+    def _carry_out(self, group: Any) -> bool:
+        """True when the group is done; else it stays at the head, with what is left of it."""
+        if isinstance(group, Gets):
+            return self._gone or self._get(group)
+        if isinstance(group, Produces | OneProduce):
+            return self._produce(group)
+        if isinstance(group, Malformed):
+            text = MALFORMED_TEXTS[group.reason].encode()
+            self._answers.add(answers(Code.MALFORMED_REQUEST, 1, text))
+            self._broker.counters.count("refused", f"malformed_{group.reason}")
+            if group.closes:
+                self._close(group.reason)
+            return True
+        outcome, payload = self._requests.carry_out(group)
+        self._answer(outcome, 1, payload)
+        return True
+
+    def _answer(self, outcome: Outcome, count: int, payload: bytes = b"") -> None:
+        self._answers.add(answers(CODES[outcome.kind], count, payload or outcome.text.encode()))
+
+    def _produce(self, group: Any) -> bool:
+        result = self._topics.produce(
+            self._party, group.topic, group.offsets, group.bodies, group.count
+        )
+        kind = result.outcome.kind
+        if kind is Kind.WAIT:
+            self._blocked = not self._gone
+            return self._gone
+        if kind is Kind.OK:
+            self._answers.add(produced(result.first_id, group.count))
+        elif kind is Kind.OVER_QUOTA and group.count > 1:
+            # Together they are too much; one by one some of them may fit.
+            self._todo.popleft()
+            self._todo.extendleft(reversed(list(split(group))))
+            return False
+        else:
+            self._requests.note(result.outcome, "produce", group.topic, group.count)
+            self._answer(result.outcome, group.count)
+        return True
+
+    def _get(self, group: Gets) -> bool:
+        if self._gets_left is None:
+            self._gets_left = group.count
+        while self._gets_left > 0 and not self._answers.stalled:
+            reader = self._topics.reader(self._pipe.identity, group.subscriber)
+            if reader is None:
+                return self._answer_gets(Code.DOESNT_EXIST)
+            if not self._take(group, reader):
+                if group.max_blocking_s == 0 or self._hung_up:
+                    return self._answer_gets(Code.NOTHING_HAPPENED)
+                self._wait(reader, group.max_blocking_s)
+                return False
+            if self._answers.size >= STEP_BYTES:
+                self._answers.flush()
+        return self._gets_left == 0
+
+    def _take(self, group: Gets, reader: Reader, most: int | None = None) -> bool:
+        assert self._gets_left is not None
+        taken = reader.take(most or self._gets_left, STEP_BYTES)
+        if taken is None:
+            return False
+        chunk, count = taken.chunk, len(taken)
+        if group.records:
+            data = records(
+                chunk.first_id,
+                chunk.times,
+                NOTICE_FLAG if chunk.notice else 0,
+                chunk.offsets,
+                chunk.bodies,
+                taken.start,
+                count,
+            )
+        else:
+            data = messages(chunk.offsets, chunk.bodies, taken.start, count)
+        self._answers.add_messages(data, reader, taken, records=group.records)
+        self._gets_left -= count
+        if chunk.notice:
+            self._answers.flush()  # once it is sent, the id is gone
+        return True
+
+    def _answer_gets(self, code: int) -> bool:
+        assert self._gets_left is not None
+        self._answers.add(answers(code, self._gets_left))
+        self._gets_left = 0
+        return True
+
+    # --- waiting
+
+    def _wait(self, reader: Reader, max_blocking_s: int) -> None:
+        self._answers.flush()
+        if self._answers.stalled:
+            return
+        self._waiting_on = reader
+        reader.wait(self._woken)
+        if max_blocking_s > 0:
+            self._timer = self._call_later(max_blocking_s, self._time_is_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting_on is not None:
+            self._waiting_on.stop_waiting(self._woken)
+            self._waiting_on = None
+
+    def _woken(self) -> None:
+        """There is a message, or the subscription is gone. The rest of our requests comes later:
+
+        whoever wakes us is in the middle of its own.
+        """
+        reader = self._waiting_on
+        assert reader is not None
+        self._stop_waiting()
+        if reader.gone:
+            self._answer_one_get(Code.DOESNT_EXIST)
+        else:
+            self._take(self._todo[0], reader, most=1)
+        self._answers.flush()
+        self._call_soon(self._go_on)
+
+    def _time_is_up(self) -> None:
+        self._stop_waiting()
+        self._answer_one_get(Code.NOTHING_HAPPENED)
+        self._go_on()
+
+    def _answer_one_get(self, code: Code) -> None:
+        assert self._gets_left is not None
+        self._answers.add(answers(code, 1))
+        self._gets_left -= 1
+
+    def _unblocked(self) -> None:
+        self._blocked = False
+        self._go_on()
+
+    def _close(self, reason: str) -> None:
+        self._answers.flush()
+        self._closing = True
+        self._broker.close(self._party, reason)

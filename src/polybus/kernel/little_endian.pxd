@@ -1,0 +1,28 @@
+# Little-endian integers at any address, whatever the order and alignment of the host.
+# Spelt in bytes; the compiler makes one instruction of each where the host allows it.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+
+cdef inline uint32_t load_u32(const unsigned char* at) noexcept nogil:
+    return <uint32_t>at[0] | <uint32_t>at[1] << 8 | <uint32_t>at[2] << 16 | <uint32_t>at[3] << 24
+
+
+cdef inline int64_t load_length(const unsigned char* at) noexcept nogil:
+    # Wide enough to be added to and compared with sizes, on any host, without wrapping round.
+    return <int64_t>load_u32(at)
+
+
+cdef inline uint64_t load_u64(const unsigned char* at) noexcept nogil:
+    return load_u32(at) | <uint64_t>load_u32(at + 4) << 32
+
+
+cdef inline unsigned char* store_u32(unsigned char* out, uint32_t value) noexcept nogil:
+    out[0] = value & 0xFF
+    out[1] = value >> 8 & 0xFF
+    out[2] = value >> 16 & 0xFF
+    out[3] = value >> 24 & 0xFF
+    return out + 4
+
+
+cdef inline unsigned char* store_u64(unsigned char* out, uint64_t value) noexcept nogil:
+    return store_u32(store_u32(out, <uint32_t>value), <uint32_t>(value >> 32))

@@ -1,0 +1,115 @@
+"""The host's users and groups: which number a name stands for, and who is in what.
+
+The user database may be a file, or a server at the other end of a slow network,
+and asking it takes as long as it takes. So names in rules and settings are looked
+up where waiting hurts nobody (`uid_of`, `gid_of`: not on the event loop). What
+the loop itself must know goes through a `Directory`: one thread asks, the loop
+waits a moment at most, and what was learned is good for a minute.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import queue
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from polybus.model.identity import Identity
+
+# A local file answers within 0.1 ms. Longer than this and the loop goes on without.
+PATIENCE_S = 0.05
+FRESH_S = 60.0
+MAX_KNOWN = 65_536
+MAX_ASKED = 1024  # questions that wait behind one that hangs
+
+
+class Account(NamedTuple):
+    """What the database says of a uid: nothing, if it has none such."""
+
+    name: str | None
+    groups: frozenset[int]
+
+
+def uid_of(name: str) -> int | None:
+    """Waits as long as it takes."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return None
+
+
+def gid_of(name: str) -> int | None:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except (KeyError, ValueError):
+        return None
+
+
+def account_of(uid: int) -> Account:
+    try:
+        entry = pwd.getpwuid(uid)
+    except (KeyError, OverflowError):
+        return Account(None, frozenset())
+    return Account(entry.pw_name, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)))
+
+
+class Directory:
+    """What is known of uids, for the event loop."""
+
+    def __init__(
+        self, clock: Callable[[], float], look_up: Callable[[int], Account] = account_of
+    ) -> None:
+        self._clock = clock
+        self._look_up = look_up
+        self._known: dict[int, tuple[Account, float]] = {}
+        self._asked: dict[int, threading.Event] = {}
+        self._questions: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def groups_of(self, uid: int) -> frozenset[int] | None:
+        """The groups that the database gives a user; None if it has not answered yet."""
+        account = self._account(uid)
+        return None if account is None else account.groups
+
+    def describe(self, identity: Identity) -> str:
+        """A caller for the log: by name where there is one."""
+        if identity.key or identity.uid is None:
+            return identity.name
+        account = self._account(identity.uid)
+        return f"{account.name}({identity.uid})" if account and account.name else identity.name
+
+    def _account(self, uid: int) -> Account | None:
+        account, at_s = self._known.get(uid, (None, 0.0))
+        if account is None or self._clock() - at_s > FRESH_S:
+            self._ask(uid)
+            account, _ = self._known.get(uid, (account, 0.0))
+        return account
+
+    def _ask(self, uid: int) -> None:
+        if uid in self._asked or len(self._asked) >= MAX_ASKED:
+            return
+        nobody_waits = not self._asked
+        answered = self._asked[uid] = threading.Event()
+        self._questions.put(uid)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="directory", daemon=True)
+            self._thread.start()
+        if nobody_waits:  # else an earlier question hangs, and this one would wait behind it
+            answered.wait(PATIENCE_S)
+
+    def _work(self) -> None:
+        while True:
+            uid = self._questions.get()
+            try:
+                self._learn(uid, self._look_up(uid))
+            except OSError:
+                pass  # the database is ill: asked again next time
+            self._asked.pop(uid).set()
+
+    def _learn(self, uid: int, account: Account) -> None:
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[uid] = (account, self._clock())

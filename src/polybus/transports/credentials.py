@@ -1,0 +1,140 @@
+"""The process at the other end of a Unix socket, in the words of the host's kernel.
+
+All of it is as of the moment the peer connected, except the service, which is
+looked up when we accept: by then the process may have ended, and its pid may be
+another's. Linux 6.5 and later give a handle on the very process (SO_PEERPIDFD);
+with it, one that has ended has no service. Before that there is a small window.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+from typing import Protocol
+
+from polybus.model.identity import Identity
+
+CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+ID_BYTES = 4
+NO_ID = 0xFFFFFFFF
+# Python has no names for these. (Their numbers differ on sparc and parisc.)
+SO_PEERGROUPS = 59
+SO_PEERPIDFD = 77
+NOT_KNOWN_HERE = (errno.ENOPROTOOPT, errno.EOPNOTSUPP)
+USUAL_GROUPS = 64
+# The most that Python's getsockopt takes; beyond, libc is called itself.
+PYTHON_BYTES = 1024
+
+UNIT_SUFFIX = ".service"
+DELETED = " (deleted)"
+MAX_CGROUP_BYTES = 64 * 1024
+
+
+class Options(Protocol):
+    def fileno(self) -> int: ...
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+
+
+def of_unix_peer(sock: Options) -> Identity:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, gid = CREDENTIALS.unpack(raw)
+    uid, gid = uid & NO_ID, gid & NO_ID
+    return Identity(uid, gid, pid, groups=_groups(sock), service=_service(sock, pid))
+
+
+def _groups(sock: Options) -> frozenset[int] | None:
+    """The supplementary groups; None if this kernel (before 4.13) does not tell."""
+    size = USUAL_GROUPS * ID_BYTES
+    while True:
+        try:
+            raw = _option(sock, SO_PEERGROUPS, size)
+            return frozenset(struct.unpack(f"={len(raw) // ID_BYTES}I", raw))
+        except OSError as error:
+            if error.errno != errno.ERANGE:
+                return None
+        size *= 4
+
+
+def _option(sock: Options, option: int, size: int) -> bytes:
+    if size <= PYTHON_BYTES:
+        return sock.getsockopt(socket.SOL_SOCKET, option, size)
+    import ctypes  # for a peer in hundreds of groups, which is rare
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(size)
+    length = ctypes.c_uint32(size)
+    failed = libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, option, buffer, ctypes.byref(length))
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return buffer.raw[: length.value]
+
+
+def _service(sock: Options, pid: int) -> str:
+    if pid <= 0:  # in a pid namespace that we cannot see
+        return ""
+    try:
+        handle = struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4))[0]
+    except OSError as error:
+        return service_of(pid) if error.errno in NOT_KNOWN_HERE else ""
+    try:
+        service = service_of(pid)
+        return "" if _has_ended(handle) else service
+    finally:
+        os.close(handle)
+
+
+def _has_ended(handle: int) -> bool:
+    watch = select.poll()
+    watch.register(handle, select.POLLIN)
+    return bool(watch.poll(0))
+
+
+def service_of(pid: int, proc: str = "/proc") -> str:
+    """The unit a process runs in, else its executable, else nothing."""
+    try:
+        folder = os.open(f"{proc}/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return unit_of(_cgroups(folder)) or _executable(folder)
+    finally:
+        os.close(folder)
+
+
+def unit_of(cgroups: str) -> str:
+    """The innermost `.service` of a process's cgroup (cgroup v2, else v1's own of systemd)."""
+    paths: dict[str, str] = {}
+    for line in cgroups.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths[controllers if controllers or number != "0" else "v2"] = path.removesuffix(DELETED)
+    for controllers in ("v2", "name=systemd"):
+        for part in reversed(paths.get(controllers, "").split("/")):
+            if part.endswith(UNIT_SUFFIX) and part != UNIT_SUFFIX:
+                return part
+    return ""
+
+
+def _cgroups(folder: int) -> str:
+    try:
+        file = os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return ""
+    try:
+        return os.read(file, MAX_CGROUP_BYTES).decode("utf-8", errors="replace")
+    except OSError:  # it has just ended
+        return ""
+    finally:
+        os.close(file)
+
+
+def _executable(folder: int) -> str:
+    try:
+        path = os.readlink("exe", dir_fd=folder)
+    except OSError:
+        return ""  # another user's, or a thread of the kernel
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

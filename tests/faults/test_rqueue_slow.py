@@ -1,0 +1,278 @@
+"""Readers that are slow, and readers that do not read at all.
+
+The rule: whoever feeds a full reader waits, so nothing is lost and memory stays
+flat; whoever stays full and takes next to nothing is cut, and the rest go on.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from polybus.testing.process import BusProcess, rqueue, serve
+from polybus.testing.rqueue import Client, connect, frame, notification, publish, subscribe
+from polybus.testing.watch import (
+    check_unharmed,
+    connections,
+    count,
+    log_lines,
+    rss_bytes,
+    until,
+)
+
+MIB = 1 << 20
+MARK = 256 * 1024
+TIMEOUT_S = 1.0
+RATE = 16 * 1024
+QUICK_TO_CUT = {
+    "POLYBUS_LOG_FORMAT": "json",
+    "POLYBUS_LIMITS_OUTBOX_HIGH_WATER_BYTES": str(MARK),
+    "POLYBUS_LIMITS_SLOW_CONSUMER_TIMEOUT_S": str(TIMEOUT_S),
+    "POLYBUS_LIMITS_SLOW_CONSUMER_MIN_BYTES_PER_S": str(RATE),
+}
+# Enough to fill the queues of the host on both sides (some 6 MiB) and the outbox.
+COUNT = 24_000
+SIZE = 1000
+
+
+def message(at: int) -> bytes:
+    return b"%08d" % at + bytes(SIZE - 8)
+
+
+def stream(topic: bytes, numbers: range) -> bytes:
+    return b"".join(publish(topic, message(at)) for at in numbers)
+
+
+def expected(topic: bytes, numbers: range) -> bytes:
+    return b"".join(notification(topic, message(at)) for at in numbers)
+
+
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def sending(client: Client, data: bytes) -> threading.Thread:
+    return in_background(lambda: client.sock.sendall(data))
+
+
+def state(bus: BusProcess, client: Client) -> str | None:
+    return next((str(one["state"]) for one in connections(bus) if one["peer"] == client.name), None)
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[BusProcess]:
+    with rqueue("--admin", env=QUICK_TO_CUT) as running:
+        yield running
+        check_unharmed(running)
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[BusProcess]:
+    """Never cuts anybody within the time of a test."""
+    env = QUICK_TO_CUT | {"POLYBUS_LIMITS_SLOW_CONSUMER_TIMEOUT_S": "600"}
+    with serve(env=env) as running:
+        yield running
+        check_unharmed(running)
+
+
+# --- held back ---------------------------------------------------------------
+
+
+def test_publishers_wait_for_a_full_reader_and_nothing_is_lost(patient: BusProcess):
+    with (
+        connect(patient.address()) as reader,
+        connect(patient.address()) as writer,
+        connect(patient.address()) as other,
+    ):
+        reader.send(subscribe(b"t"))
+        reader.settle()
+        numbers = range(COUNT)
+        thread = sending(writer, stream(b"t", numbers))
+        until(lambda: state(patient, writer) == "waiting", "the publisher waits")
+        assert state(patient, reader) == "full"
+        assert state(patient, other) == "open"
+        other.send(subscribe(b"u"))
+        other.settle()  # those who do not feed it are served
+        assert reader.raw(len(expected(b"t", numbers))) == expected(b"t", numbers)
+        thread.join()
+        assert state(patient, reader) == "open"
+        assert count(patient, "dropped", "slow_consumer") == 0
+
+
+def test_memory_is_flat_while_many_publishers_wait(patient: BusProcess):
+    """Each may leave a buffer in the bus, and no more, however much they have to say."""
+    with connect(patient.address()) as reader:
+        reader.send(subscribe(b"flat"))
+        reader.settle()
+        before = rss_bytes(patient.pid)
+        writers = [connect(patient.address()) for _ in range(20)]
+        threads = [sending(one, stream(b"flat", range(8000))) for one in writers]
+        until(lambda: count(patient, "connections", "waiting") == 20, "all of them wait")
+        held = next(one for one in connections(patient) if one["peer"] == reader.name)
+        assert held["outbox_bytes"] < 4 * MARK
+        assert rss_bytes(patient.pid) - before < 20 * 0.75 * MIB
+        seen = [0] * 8000
+        for _ in range(20 * 8000 // 100):
+            for _, content in reader.messages(100):
+                seen[int(content[:8])] += 1
+        assert seen == [20] * 8000
+        for thread, writer in zip(threads, writers, strict=True):
+            thread.join()
+            writer.close()
+
+
+def test_a_publisher_that_hangs_up_while_it_waits_is_forgotten(patient: BusProcess):
+    with connect(patient.address()) as reader, connect(patient.address()) as healthy:
+        reader.send(subscribe(b"gone"))
+        reader.settle()
+        before = count(patient, "messages", "received")
+        writer = connect(patient.address())
+        thread = in_background(lambda: send_until_it_breaks(writer, stream(b"gone", range(100))))
+        until(lambda: state(patient, writer) == "waiting", "the publisher waits")
+        name = writer.name
+        writer.sock.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        writer.close()
+        received = count(patient, "messages", "received") - before
+        drained = in_background(reader.to_the_end)
+        until(
+            lambda: name not in {one["peer"] for one in connections(patient)},
+            "it is gone once the reader has read",
+        )
+        assert count(patient, "messages", "received") - before >= received
+        healthy.settle()
+        reader.sock.shutdown(socket.SHUT_RDWR)
+        drained.join()
+        assert count(patient, "connections", "waiting") == 0
+
+
+def send_until_it_breaks(client: Client, data: bytes) -> None:
+    try:
+        while True:
+            client.sock.sendall(data)
+    except OSError:
+        pass
+
+
+def test_a_bad_frame_behind_a_wait_is_found_when_the_wait_is_over(patient: BusProcess):
+    with connect(patient.address()) as reader, connect(patient.address()) as writer:
+        reader.send(subscribe(b"bad"))
+        reader.settle()
+        numbers = range(COUNT)
+        thread = sending(writer, stream(b"bad", numbers) + frame(99))
+        until(lambda: state(patient, writer) == "waiting", "the publisher waits")
+        assert reader.raw(len(expected(b"bad", numbers))) == expected(b"bad", numbers)
+        thread.join()
+        assert writer.to_the_end() == []
+        until(lambda: log_lines(patient, peer=writer.name, reason="unknown_type"), "it is closed")
+
+
+# --- cut ---------------------------------------------------------------------
+
+
+def test_a_reader_that_never_reads_is_cut_and_the_rest_go_on(bus: BusProcess):
+    cut = count(bus, "connections", "closed", "slow_consumer")
+    lost = count(bus, "dropped", "slow_consumer")
+    with (
+        connect(bus.address()) as stuck,
+        connect(bus.address()) as healthy,
+        connect(bus.address()) as writer,
+    ):
+        for one in (stuck, healthy):
+            one.send(subscribe(b"t"))
+            one.settle()
+        before = rss_bytes(bus.pid)
+        numbers = range(COUNT)
+        thread = sending(writer, stream(b"t", numbers))
+        assert healthy.raw(len(expected(b"t", numbers))) == expected(b"t", numbers)
+        thread.join()
+        assert count(bus, "connections", "closed", "slow_consumer") == cut + 1
+        line = log_lines(bus, event="connection cut", peer=stuck.name, reason="slow_consumer")[0]
+        assert line["messages_lost"] == count(bus, "dropped", "slow_consumer") - lost
+        # What it was owed was the outbox at its mark, and at most a buffer more.
+        assert MARK / (SIZE + 7) - 1 < line["messages_lost"] < (MARK + 512 * 1024) / (SIZE + 7)
+        assert rss_bytes(bus.pid) - before < 8 * MIB
+        writer.send(publish(b"t", b"go on"))
+        assert healthy.messages(1) == [(b"t", b"go on")]
+        got = stuck.to_the_end()  # what the host had for it, whole and in order, then the end
+        assert [int(payload[2:10]) for _, payload in got] == list(range(len(got)))
+
+
+def test_one_that_publishes_to_itself_without_reading_is_cut(bus: BusProcess):
+    cut = count(bus, "connections", "closed", "slow_consumer")
+    with connect(bus.address()) as client, connect(bus.address()) as bystander:
+        client.send(subscribe(b"self"))
+        client.settle()
+        in_background(lambda: send_until_it_breaks(client, stream(b"self", range(1000)))).join()
+        until(
+            lambda: log_lines(bus, event="connection cut", peer=client.name),
+            "it is said in the log",
+        )
+        assert count(bus, "connections", "closed", "slow_consumer") == cut + 1
+        assert count(bus, "connections", "waiting") == 0
+        assert bystander.settle() == []
+
+
+@pytest.mark.parametrize("receive_buffer", [None, 64 * 1024])
+def test_a_slow_reader_above_the_least_rate_is_never_cut(
+    bus: BusProcess, receive_buffer: int | None
+):
+    """The host's queue hides its progress for longer than the timeout: it counts all the same."""
+    with (
+        connect(bus.address(), receive_buffer=receive_buffer) as slow,
+        connect(bus.address()) as writer,
+    ):
+        slow.send(subscribe(b"slow"))
+        slow.settle()
+        numbers = range(COUNT)
+        thread = sending(writer, stream(b"slow", numbers))
+        until(lambda: state(bus, slow) == "full", "it is full")
+        whole = expected(b"slow", numbers)
+        got = read_slowly(slow, bytes_per_s=16 * RATE, seconds=2.5 * TIMEOUT_S)
+        assert log_lines(bus, peer=slow.name) == []
+        got += slow.raw(len(whole) - len(got))
+        assert got == whole
+        thread.join()
+
+
+def read_slowly(client: Client, bytes_per_s: int, seconds: float) -> bytes:
+    """Reads a little at a time, as much as is due."""
+    got = bytearray()
+    start = time.monotonic()
+    while (passed := time.monotonic() - start) < seconds:
+        due = int(passed * bytes_per_s) - len(got)
+        if due > 0:
+            got += client.sock.recv(min(due, 8192))
+        else:
+            time.sleep(0.005)
+    return bytes(got)
+
+
+# --- order -------------------------------------------------------------------
+
+
+def test_each_publisher_is_heard_in_its_order(bus: BusProcess):
+    publishers, each = 25, 2000
+    with connect(bus.address()) as reader:
+        reader.send(subscribe(b"order"))
+        reader.settle()
+        writers = [connect(bus.address()) for _ in range(publishers)]
+        streams = [
+            b"".join(publish(b"order", b"%d %d" % (who, at)) for at in range(each))
+            for who in range(publishers)
+        ]
+        threads = [sending(*pair) for pair in zip(writers, streams, strict=True)]
+        heard: list[list[int]] = [[] for _ in range(publishers)]
+        for _, content in reader.messages(publishers * each):
+            who, at = map(int, content.split())
+            heard[who].append(at)
+        assert heard == [list(range(each))] * publishers
+        for thread, writer in zip(threads, writers, strict=True):
+            thread.join()
+            writer.close()

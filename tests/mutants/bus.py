@@ -1,0 +1,437 @@
+"""Breaks the bus and its transport on purpose, and demands that their tests notice.
+
+    python tests/mutants/bus.py [--unit | --live] [part of a mutant's name ...]
+
+Each mutant is a small change that a tired programmer could make, applied to a copy of
+src in build/mutants-bus. Two suites are then run until their first failure: `unit`
+(in memory and on socket pairs) and `live` (a real server in a process of its own). A
+mutant that survives both is a hole in the tests, one whose text is not found exactly
+once is out of date: both fail the run. First the copy is tested as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TREE = ROOT / "build" / "mutants-bus"
+PACKAGE = TREE / "src" / "polybus"
+SUITES = {
+    "unit": ("tests/unit/bus", "tests/unit/transports"),
+    "live": (
+        "tests/interop/test_rqueue_semantics.py",
+        "tests/faults/test_rqueue_bad_input.py",
+        "tests/faults/test_rqueue_floods.py",
+        "tests/faults/test_rqueue_slow.py",
+        "tests/interop/test_rqueue_transports.py",
+    ),
+}
+PYTEST = ("-x", "-q", "--tb=line", "--timeout=60")
+PROFILE = ("-p", "tests.mutants.profile", "--hypothesis-profile", "mutants")
+HANG_S = 300.0
+
+GREEN = "survived"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str  # in src/polybus
+    name: str
+    old: str
+    new: str
+
+
+def mutants(file: str, *changes: tuple[str, str, str]) -> list[Mutant]:
+    return [Mutant(file, name, old, new) for name, old, new in changes]
+
+
+SESSION = mutants(
+    "dialects/rqueue/session.py",
+    (
+        "bad frame does not close",
+        "self._broker.close(self._party, REASONS[routed.code])",
+        "pass",
+    ),
+    ("every reason is the same", "REASONS[routed.code]", "REASONS[0]"),
+    ("REMOVE ignored", "self._broker.unsubscribe(self._party, routed.topic)", "pass"),
+    ("DEREGISTER ignored", "self._broker.unsubscribe_all(self._party)", "pass"),
+    ("limit does not close", "if result in LIMITS_REACHED:", "if False:"),
+    ("goes on after its end", "return not self._party.ended", "return True"),
+    ("acts after its end", "if self._party.ended:\n            return False", "pass"),
+    (
+        "end of input unheard",
+        "self._broker.finish(self._party)\n        return False",
+        "return True",
+    ),
+    ("end unheard", "self._broker.leave(self._party)", "pass"),
+)
+
+BROKER = mutants(
+    "bus/broker.py",
+    ("closed is not counted", 'self.counters.count("closed", reason)', "pass"),
+    (
+        "closed is not logged",
+        '"connection closed", dialect=party.dialect, peer=party.pipe.peer, reason=reason',
+        '"x"',
+    ),
+    ("cut is not counted", 'self.counters.count("dropped", reason, lost)', "pass"),
+    ("cut is not logged", "messages_lost=lost,\n        )", "messages_lost=0,\n        )"),
+    (
+        "what is lost is counted by chunk",
+        "sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())",
+        "len(party.outbox.unsent())",
+    ),
+    (
+        "closing drops what is owed",
+        "reason, send_held=True):\n            party",
+        "reason, send_held=False):\n            party",
+    ),
+    (
+        "closing is cutting",
+        "send_held=True):\n            party.pipe.close()\n            self",
+        "send_held=True):\n            party.pipe.abort()\n            self",
+    ),
+    (
+        "closing does not close",
+        "send_held=True):\n            party.pipe.close()\n            self",
+        "send_held=True):\n            self",
+    ),
+    (
+        "cutting does not cut",
+        "        party.pipe.abort()\n",
+        "",
+    ),
+    (
+        "finishing drops what is owed",
+        'self._leave(party, "peer", send_held=True)',
+        'self._leave(party, "peer", send_held=False)',
+    ),
+    (
+        "lost with the connection is not counted",
+        'self.counters.count("dropped", "disconnected", self._unsent_messages(party))',
+        "pass",
+    ),
+    (
+        "a stop drops what is owed",
+        "            if self._leave(party, reason, send_held=True):\n                party",
+        "            if self._leave(party, reason, send_held=False):\n                party",
+    ),
+    (
+        "the dead stay subscribed",
+        "self._subscriptions.clear(party)\n        self._fanout",
+        "self._fanout",
+    ),
+    ("the dead stay in the fan-out", "self._fanout.remove_subscriber(party.number)", "pass"),
+    ("the dead stay on the list", "del self._parties[party.id]", "pass"),
+    ("those who wait for the dead are left", "self._delivery.forget(party)", "pass"),
+    ("ends twice", "if party.ended:\n            return False\n        party", "party"),
+    ("time does not pass", "self._delivery.tick(self._clock())", "pass"),
+)
+
+DELIVERY = mutants(
+    "bus/delivery.py",
+    ("publishers do not wait", "party.pipe.pause_reading()", "pass"),
+    ("publishers never go on", "            party.resume()", "            pass"),
+    ("slow readers are never cut", 'self._cut(outbox.party, "slow_consumer")', "pass"),
+    ("cut at the least rate", "outbox.window_taken < self", "outbox.window_taken <= self"),
+    (
+        "cut without a window",
+        "return now_s - outbox.window_start_s >= self._limits.slow_consumer_timeout_s",
+        "return True",
+    ),
+    ("cut above the least rate", "_min_bytes_per_s * window_s", "_min_bytes_per_s * 50 * window_s"),
+    ("old windows count", "            outbox.window_taken = taken\n", "            pass\n"),
+    (
+        "windows do not begin",
+        "            outbox.window_start_s = now_s\n            outbox.window_taken = outbox",
+        "            outbox.window_taken = outbox",
+    ),
+    (
+        "fullness is not told",
+        "set_full(outbox.party.number, True)",
+        "set_full(outbox.party.number, False)",
+    ),
+    (
+        "room is not told",
+        "set_full(outbox.party.number, False)",
+        "set_full(outbox.party.number, True)",
+    ),
+    (
+        "room frees nobody",
+        "set_full(outbox.party.number, False)\n        self._release(outbox)",
+        "set_full(outbox.party.number, False)",
+    ),
+    (
+        "those who wait for the dead go on at once",
+        "self._turn.call_soon(partial(self._release, party.outbox))",
+        "self._release(party.outbox)",
+    ),
+    ("last come, first served", "next(iter(outbox.waiters))", "next(reversed(outbox.waiters))"),
+    (
+        "the dead wait on",
+        "            self._stop_waiting(party, party.waiting_for)",
+        "            pass",
+    ),
+    ("overflow is let be", 'self._cut(outbox.party, "outbox_overflow")', "pass"),
+    ("those who went on are counted as waiting", "self.waiting -= 1", "pass"),
+    (
+        "the ended wait",
+        "if routed.stop == BLOCKED and not party.ended:",
+        "if routed.stop == BLOCKED:",
+    ),
+    (
+        "first reader only",
+        "start, end)\n        for outbox, data in routed.outputs:",
+        "start, end)\n        for outbox, data in routed.outputs[:1]:",
+    ),
+)
+
+OUTBOX = mutants(
+    "bus/outbox.py",
+    (
+        "flush forgotten at the end of a turn",
+        "for outbox in gathered:\n            outbox.flush()",
+        "pass",
+    ),
+    ("a turn never ends", "self.call_soon(self.end)", "pass"),
+    (
+        "order swapped",
+        "chunks, self._held = self._held, []",
+        "chunks, self._held = self._held[::-1], []",
+    ),
+    ("stalls are not heeded", "        self._stalled = True\n", "        pass\n"),
+    (
+        "what is held is forgotten",
+        "        self._handed_bytes = 0\n        self.flush()",
+        "        self._handed_bytes = 0\n        self._held = []",
+    ),
+    ("never full", "elif owed > self._high_water and not self.full:", "elif False:"),
+    ("full at its mark", "elif owed > self._high_water", "elif owed >= self._high_water"),
+    ("full again and again", "self._high_water and not self.full:", "self._high_water:"),
+    (
+        "room too early",
+        "self.backlog() <= self._high_water // 2",
+        "self.backlog() <= self._high_water",
+    ),
+    ("never room", "self.backlog() <= self._high_water // 2", "self.backlog() < 0"),
+    ("no upper bound", "if owed > self._max_bytes:", "if False:"),
+    ("the host's queue counts as taken", " - self._pipe.unconfirmed()", ""),
+    ("the backlog counts as taken", "self._pushed_bytes - self.backlog()", "self._pushed_bytes"),
+    ("closed, and takes more", "        if self._closed:\n            return\n", ""),
+    ("closing loses what is held", "            self._pipe.write_many(self._held)\n", ""),
+    ("closing forgets what it owes", "            self._handed = self._handed + self._held\n", ""),
+    (
+        "given up, and still owed",
+        "        elif not send_held:\n            self._handed = []\n",
+        "",
+    ),
+    ("gathers without bound", "if self._held_bytes >= WORTH_A_WRITE_BYTES:", "if False:"),
+    ("never gathers", "elif self._written_in != self._turn.number:", "elif True:"),
+    ("what was half sent is not owed", "for chunk in reversed(self._handed):", "for chunk in ():"),
+)
+
+SUBSCRIPTIONS = mutants(
+    "bus/subscriptions.py",
+    ("one subscription too many", "counted >= self", "counted > self"),
+    ("one topic too many", "self.topics >= self", "self.topics > self"),
+    ("known topics are refused", " and not self._fanout.has_topic(topic)", ""),
+    ("probes are not free", "free = names.is_probe(topic) and", "free = False and"),
+    ("probes are endless", " and len(party.probes) < FREE_PROBES", ""),
+    ("shared probes count twice", "- len(self._probes)", "- self._probes.total()"),
+    ("ended probes stay", "            del self._probes[topic]", "            pass"),
+    ("removed ones are counted", "        self.count -= 1", "        pass"),
+    (
+        "ended ones are counted",
+        "self.count -= self._fanout.unsubscribe_all(party.number)",
+        "self._fanout.unsubscribe_all(party.number)",
+    ),
+    ("twice is two", "return Subscribed.ALREADY", "pass"),
+    ("denied is allowed", "return Subscribed.DENIED", "pass"),
+)
+
+INBOX = mutants(
+    "transports/inbox.py",
+    ("half a frame is dropped", "self._hold(self._shared.view[consumed:end])", 'self._held = b""'),
+    (
+        "what is held is not put in front",
+        "self._shared.data[: len(self._held)] = self._held",
+        "pass",
+    ),
+    ("offered again from the start", "self._held = self._held[consumed:]", "pass"),
+    ("one byte short", "end = len(self._held) + count", "end = len(self._held) + count - 1"),
+    ("a large frame has no room", "bytearray(2 * len(rest))", "bytearray(len(rest))"),
+    (
+        "room for what was never sent",
+        "bytearray(2 * len(rest))",
+        "bytearray(len(rest) + (1 << 26))",
+    ),
+    ("a large frame grows by bytes", "bytearray(2 * len(rest))", "bytearray(len(rest) + 1)"),
+    (
+        "the rest behind a large frame is lost",
+        "memoryview(own)[consumed : self._own_filled]",
+        "memoryview(own)[:0]",
+    ),
+    (
+        "large ones are not offered again",
+        "        if self._own is not None:\n            self._offer_own(receive)\n        elif",
+        "        if self._own is not None:\n            pass\n        elif",
+    ),
+)
+
+CONNECTION = mutants(
+    "transports/connection.py",
+    ("pausing does not reach the socket", "self._transport.pause_reading()", "pass"),
+    ("resuming does not reach the socket", "self._transport.resume_reading()", "pass"),
+    ("what is held is not offered again", "        self._offer_again()\n", ""),
+    (
+        "a second queue below",
+        "set_write_buffer_limits(high=0)",
+        "set_write_buffer_limits(high=1 << 40)",
+    ),
+    ("lingers for ever", "LINGER_S, self._transport.abort", "1e6, self._transport.abort"),
+    ("closes at once", "self._transport.close()", "self._transport.abort()"),
+    ("aborts politely", "self._closing = True\n        self._transport.abort()", "self.close()"),
+    ("places are not given back", "            self._lost(self)", "            pass"),
+    ("the session is not told", "            self._session.ended()", "            pass"),
+    (
+        "the host's queue is not looked at",
+        'return unsent_bytes(self._transport.get_extra_info("socket"))',
+        "return 0",
+    ),
+    ("writes one chunk of many", "writelines(chunks)", "writelines(chunks[:1])"),
+    (
+        "those refused are served",
+        "        else:\n            self.abort()\n        return self._admitted",
+        "        return True",
+    ),
+)
+
+STREAM = mutants(
+    "transports/stream.py",
+    ("one connection too many", "if self.open >= self._max:", "if self.open > self._max:"),
+    ("places are used up", "self.open -= 1", "pass"),
+    ("nobody is told of the refused", "self._refused(peer)", "pass"),
+    ("draining does not wait", "await asyncio.wait_for(self._empty.wait(), timeout_s)", "pass"),
+    ("those who stay are left", "            connection.abort()", "            pass"),
+)
+
+TLS = mutants(
+    "transports/tls.py",
+    (
+        "pausing does not stop decrypting",
+        "while not self._paused and not self._closing:",
+        "while not self._closing:",
+    ),
+    (
+        "closing does not stop decrypting",
+        "while not self._paused and not self._closing:",
+        "while not self._paused:",
+    ),
+    (
+        "the rest is lost after a pause",
+        "        super()._offer_again()\n        try:\n            self._decrypt()",
+        "        super()._offer_again()\n        try:\n            pass",
+    ),
+    ("no goodbye", "            self._say_goodbye()", "            pass"),
+    ("goodbyes are not heard", "                self._hear_goodbye()\n", ""),
+    (
+        "handshakes may take for ever",
+        "self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.abort)",
+        "pass",
+    ),
+    (
+        "a record at most",
+        "while rest:\n                rest = rest[self._tls.write(rest) :]",
+        "if rest:\n                rest = rest[self._tls.write(rest) :]",
+    ),
+)
+
+ALL = [*SESSION, *BROKER, *DELIVERY, *OUTBOX, *SUBSCRIPTIONS, *INBOX, *CONNECTION, *STREAM, *TLS]
+
+
+def copy_tree() -> None:
+    shutil.rmtree(TREE, ignore_errors=True)
+    shutil.copytree(
+        ROOT / "src",
+        TREE / "src",
+        ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+    )
+
+
+def test(suite: str) -> str:
+    """What the tests say, in a few words: GREEN, or how they failed first."""
+    profile = PROFILE if suite == "unit" else ()
+    command = [sys.executable, "-m", "pytest", *PYTEST, *profile, *SUITES[suite]]
+    env = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}{os.pathsep}{ROOT}"}
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=HANG_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"hung for {HANG_S:g} s"
+    if done.returncode == 0:
+        return GREEN
+    output = done.stdout + done.stderr
+    failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\S+)", output, re.MULTILINE)
+    return failed[1] if failed else f"exit code {done.returncode}: {output[-500:]}"
+
+
+def trial(mutant: Mutant, suites: list[str]) -> list[str]:
+    path = PACKAGE / mutant.file
+    original = path.read_text()
+    times = original.count(mutant.old)
+    if times != 1:
+        return [f"out of date: its text occurs {times} times"]
+    path.write_text(original.replace(mutant.old, mutant.new))
+    try:
+        return [test(suite) for suite in suites]
+    finally:
+        path.write_text(original)
+
+
+def caught(answers: list[str]) -> bool:
+    return any(said != GREEN and not said.startswith("out of date") for said in answers)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    suites = [suite for suite in SUITES if f"--{suite}" in sys.argv] or list(SUITES)
+    chosen = [one for one in ALL if not words or any(word in one.name for word in words)]
+    copy_tree()
+    for suite in suites:
+        if (said := test(suite)) != GREEN:
+            sys.exit(f"the {suite} tests fail without any mutant: {said}")
+    missed = 0
+    for mutant in chosen:
+        start_s = time.monotonic()
+        answers = trial(mutant, suites)
+        missed += not caught(answers)
+        took_s = time.monotonic() - start_s
+        mark = "" if caught(answers) else "MISSED"
+        say(f"{mutant.file:<28} {mutant.name:<42} {took_s:5.1f} s {mark:6} {' | '.join(answers)}")
+    say(f"{len(chosen) - missed} of {len(chosen)} mutants caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

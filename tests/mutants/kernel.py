@@ -1,0 +1,287 @@
+"""Ways to break the kernel, each of which its tests must notice.
+
+A mutant is a small change that a tired programmer could make: a bound off by one,
+a reset forgotten, two things swapped. `old` must occur exactly once in its file,
+so that a mutant whose code was rewritten is rewritten, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str  # in src/polybus/kernel
+    old: str
+    new: str
+
+
+def mutants(file: str, *changes: tuple[str, str, str]) -> list[Mutant]:
+    return [Mutant(name, file, old, new) for name, old, new in changes]
+
+
+FRAMING = mutants(
+    "rqueue.pyx",
+    ("cap is one short", "if length > self.max_payload:", "if length >= self.max_payload:"),
+    ("header of four bytes", "if left < HEADER:", "if left < HEADER - 1:"),
+    ("payload one byte short", "if left < HEADER + length:", "if left < HEADER + length - 1:"),
+    ("type 6 is known", "or kind == 4 or kind == 6:", "or kind == 4:"),
+    ("deregister may have a payload", "kind == DEREGISTER and length != 0", "False"),
+    ("inner length may be less", "read_u32(at) != inner:", "read_u32(at) > inner:"),
+    ("publish without a header", "if inner < 0 or", "if"),
+    ("any inner type", "if at[4] != NOTIFICATION and at[4] != PART:", "if at[4] < NOTIFICATION:"),
+    ("topic as long as the payload", "topic_size > inner - 1:", "topic_size > inner:"),
+    ("lone topic past the payload", "or at[0] > length - 1:", "or at[0] > length:"),
+    ("bytes after a lone topic", "if at[0] != length - 1:", "if False:"),
+    ("short part", "if frame.body_size < PART_HEADER:", "if frame.body_size < PART_HEADER - 1:"),
+    (
+        "index as large as count",
+        "read_u16(frame.body + 16) >= read_u16(frame.body + 18)",
+        "read_u16(frame.body + 16) > read_u16(frame.body + 18)",
+    ),
+    ("part taken for a message", "frame.kind = FRAGMENT\n", "frame.kind = MESSAGE\n"),
+)
+
+ENCODING = mutants(
+    "rqueue.pyx",
+    ("index and count swapped", "(out + 16, index), parts)", "(out + 16, parts), index)"),
+    ("chunk one byte too long", "frame.topic_size - PART_HEADER\n", "frame.topic_size - 19\n"),
+    (
+        "whole message one byte too long",
+        "frame.topic_size + frame.body_size > self.max_payload:",
+        "frame.topic_size + frame.body_size > self.max_payload + 1:",
+    ),
+    (
+        "one part too many",
+        "parts > MAX_PARTS:\n            return 0",
+        "False:\n            return 0",
+    ),
+    ("all parts have one id", "return self.random_state[1] + b", "return 1"),
+    ("last chunk as long as the others", "min(chunk, frame.body_size - index * chunk)", "chunk"),
+    ("sent frames are counted", "messages += at > sent", "messages += at >= sent"),
+    ("smallest cap", "HEADER + 1 + 255 + PART_HEADER + 1:", "HEADER + 1 + 255 + PART_HEADER:"),
+)
+
+TABLES = [
+    *mutants(
+        "topics.pyx",
+        ("verdicts outlive the policy", "topic.generation != generation or identity", "identity"),
+        (
+            "old verdicts are not cleared",
+            "memset(topic.verdicts, UNKNOWN, topic.verdict_count)",
+            "pass",
+        ),
+        ("identity classes read too far", "or identity >= topic.verdict_count:", "or False:"),
+        (
+            "gap is not closed",
+            "while self.slots[at] is not NULL:\n            home",
+            "while False:\n            home",
+        ),
+        ("wrong entries are moved", "& mask) >= ((at - hole)", "& mask) > ((at - hole)"),
+        (
+            "table grows too late",
+            "(self.count + 1) * 2 > self.capacity",
+            "self.count > self.capacity",
+        ),
+        ("growing forgets hashes", "at = self.slots[old].hash & (wider - 1)", "at = old"),
+        (
+            "sweep skips what moved",
+            "self.drop(topic)  # which",
+            "self.drop(topic)\n                at += 1  # which",
+        ),
+        ("topics are told apart by hash and size", " and same(topic.name, name, size):", ":"),
+        ("names of 256 bytes", "0 < size <= 255", "0 < size <= 256"),
+    ),
+    *mutants(
+        "topics.pxd",
+        ("collected topics are idle", " and not topic.collect", ""),
+        ("held topics are idle", " and not topic.hold", ""),
+    ),
+    *mutants(
+        "sets.pyx",
+        ("shared sets are counted once", "self.sets[number].references += 1\n", "pass\n"),
+        ("released sets stay known", "del self.numbers[key]", "pass"),
+        ("members out of order", "if members[middle] < member:", "if members[middle] > member:"),
+        (
+            "encodings of a grown set",
+            "old.encodings | (<uint32_t>1 << encoding)",
+            "<uint32_t>1 << encoding",
+        ),
+        ("wrong member leaves", "old.members + at + 1, (size", "old.members + at, (size"),
+    ),
+    *mutants(
+        "registry.pyx",
+        ("unsubscribing keeps the set", "self.sets.release(old)\n        return", "return"),
+        (
+            "subscribing keeps the old set",
+            "            self.sets.release(old)\n        finally",
+            "        finally",
+        ),
+        ("encodings of a shrunk set", "if member != number:", "if True:"),
+        ("idle entries are not booked", "self.table.idle += <int>idle - <int>was_idle", "pass"),
+        ("full twice counts twice", "<int>full - <int>subscriber.full", "1 if full else -1"),
+        ("a full reader leaves and blocks on", "        self.set_full(number, False)\n", ""),
+        ("numbers are given away twice", "return self.free.pop()", "return self.free[-1]"),
+        ("the dead may subscribe", "or not self.subscribers[number].alive:", "or False:"),
+        ("the table may change meanwhile", "        if self.routing:\n", "        if False:\n"),
+        ("two encodings with one number", "known is not None and known is not encoding", "False"),
+    ),
+]
+
+FANOUT = mutants(
+    "fanout.pyx",
+    ("window past the buffer", "0 <= start <= end <= view.len", "0 <= start <= end"),
+    ("window before the buffer", "0 <= start <= end <= view.len", "start <= end <= view.len"),
+    (
+        "verdicts are not remembered",
+        "self.table.remember(topic, source.identity, self.generation, verdict)",
+        "pass",
+    ),
+    ("trusted sources are judged", "if not source.trusted:", "if True:"),
+    (
+        "blocked messages are counted",
+        "if self.last_outcome == WAIT:\n            return WAIT\n",
+        "",
+    ),
+    (
+        "skipped readers block",
+        "if reader.full and reader.encoding != self.skip:",
+        "if reader.full:",
+    ),
+    ("skipped readers get it again", "encodings &= ~(<uint32_t>1 << self.skip)", "pass"),
+    ("own readers get it twice", "        encodings &= ~self.own_bit\n", ""),
+    (
+        "one run for all sets",
+        "self.run_count == 0 or self.runs[self.run_count - 1].subscribers != topic.subscribers",
+        "self.run_count == 0",
+    ),
+    ("one idle topic fewer", "MAX_IDLE_TOPICS = 4096", "MAX_IDLE_TOPICS = 4095"),
+    (
+        "streak takes any topic of its size",
+        "topic.name_size == frame.topic_size and same(topic.name, frame.topic, frame.topic_size)",
+        "topic.name_size == frame.topic_size",
+    ),
+    (
+        "streak takes fragments",
+        "if kind == MESSAGE and self.streak is not NULL",
+        "if kind <= FRAGMENT and kind >= MESSAGE and self.streak is not NULL",
+    ),
+    ("streak gives no ids", "self.streak.next_id += self.streak_count", "pass"),
+    ("streak is not booked", "run.count += self.streak_count", "pass"),
+    (
+        "streak where others listen",
+        "if not beyond:\n                    self.start_streak(topic)",
+        "if True:\n                    self.start_streak(topic)",
+    ),
+    (
+        "fragments have ids",
+        "if frame.kind == FRAGMENT:\n",
+        "if frame.kind == FRAGMENT:\n            topic.next_id += 1\n",
+    ),
+    (
+        "fragments of collected topics are lost",
+        "beyond = topic.collect or (encodings & ~self.own_bit)",
+        "beyond = encodings & ~self.own_bit",
+    ),
+    (
+        "batches start at id 0",
+        "Collecting(topic, topic.next_id, 0, 0, NULL, NULL)",
+        "Collecting(topic, 0, 0, 0, NULL, NULL)",
+    ),
+    ("batches of the last buffer", "self.collecting[at].topic.collected = -1", "pass"),
+    (
+        "collected in the wrong column",
+        "piece.collected = topic.collected",
+        "piece.collected = 0 if topic.collect else -1",
+    ),
+    (
+        "offsets start anew",
+        "column.offset[1] = column.offset[0] + <int32_t>piece",
+        "column.offset[1] = <int32_t>piece",
+    ),
+    (
+        "output for the wrong encoding",
+        "if self.subscribers[member].encoding == encoding:\n                routed",
+        "if True:\n                routed",
+    ),
+    (
+        "shares for the wrong encoding",
+        "if self.subscribers[member].encoding == encoding:\n                        self.touch",
+        "if True:\n                        self.touch",
+    ),
+    (
+        "pending bytes stay",
+        ".pending = 0\n        self.touched_count",
+        ".pending += 0\n        self.touched_count",
+    ),
+    ("pending messages stay", "            subscriber.pending_messages = 0\n", ""),
+    (
+        "denied is counted once",
+        "            source.denied += 1\n            self.denied += 1",
+        "            self.denied += 1",
+    ),
+    (
+        "unheard is counted once",
+        "            source.unheard += 1\n            self.unheard += 1",
+        "            source.unheard += 1",
+    ),
+    (
+        "frames are counted, not bodies",
+        "self.bytes += frame.body_size\n        if",
+        "self.bytes += frame.size\n        if",
+    ),
+    (
+        "delivered bytes are messages",
+        "self.delivered_bytes += size",
+        "self.delivered_bytes += count",
+    ),
+    ("too large counts as delivered", "run.count += out != before", "run.count += 1"),
+    (
+        "the buffer is kept",
+        "            PyBuffer_Release(&view)\n        return routed\n\n    def publish",
+        "            pass\n        return routed\n\n    def publish",
+    ),
+    ("outputs leak", "        Py_XDECREF(self.out)\n", ""),
+    (
+        "still routing after an error",
+        "finally:\n                self.tidy()\n        finally:",
+        "except MemoryError:\n                raise\n            self.tidy()\n        finally:",
+    ),
+    (
+        "offsets past the bodies",
+        "sizeof(int32_t) - 1] > limit:",
+        "sizeof(int32_t) - 1] > limit + 1:",
+    ),
+    ("offsets may go back", "if offsets[at] < offsets[at - 1]:", "if False:"),
+    (
+        "control frames are not consumed",
+        "if kind == CONTROL:\n            done += frame.size",
+        "if kind == CONTROL:\n            pass",
+    ),
+)
+
+COPYING = mutants(
+    "bytes_inline.h",
+    ("tail of 8 to 15 bytes", "memcpy(out + size - 8, in + size - 8, 8);", ""),
+    ("tail of 16 to 31 bytes", "memcpy(out + size - 16, in + size - 16, 16);", ""),
+    ("tail of 32 to 64 bytes", "memcpy(out + size - 32, in + size - 32, 32);", ""),
+    (
+        "names differ in the tail",
+        "return polybus_load8(a + size - 8) == polybus_load8(b + size - 8);",
+        "return 1;",
+    ),
+    (
+        "names differ in the middle",
+        "if (polybus_load8(a + at) != polybus_load8(b + at)) return 0;",
+        ";",
+    ),
+    (
+        "small copies one byte short",
+        "while (size--) *out++ = *in++;",
+        "while (size-- > 1) *out++ = *in++;",
+    ),
+)
+
+ALL = [*FRAMING, *ENCODING, *TABLES, *FANOUT, *COPYING]

@@ -1,0 +1,144 @@
+"""Breaks the kernel on purpose, in many small ways, and demands that its tests notice each.
+
+    python tests/mutants/run.py [part of a mutant's name ...]
+
+Each mutant of kernel.py is applied to a copy of the tree in build/mutants, which is
+then compiled (unoptimized: it is run once) and tested until the first failure. First
+the copy is tested as it is: it must be green. A mutant that survives is a hole in the
+tests, one that cannot be applied or compiled is out of date: both fail the run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants.kernel import ALL, Mutant  # noqa: E402
+
+TREE = ROOT / "build" / "mutants"
+KERNEL = TREE / "src" / "polybus" / "kernel"
+COPIED = ("src", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+# The quick ones first: most mutants get no further.
+TESTS = (
+    *(f"tests/unit/kernel/test_{name}.py" for name in ("rqueue_framing", "rqueue_encoding")),
+    *(f"tests/unit/kernel/test_{name}.py" for name in ("registry", "judging", "fanout", "memory")),
+    *(f"tests/property/kernel/test_{name}.py" for name in ("encoding", "framing", "tables")),
+    *(f"tests/property/kernel/test_{name}.py" for name in ("fanout_programs", "fuzz_targets")),
+)
+PYTEST = ("-x", "-q", "--tb=line", "--timeout=120")
+HANG_S = 180.0  # all tests take some 20 s
+
+GREEN = "survived"
+STALE = "out of date"
+
+
+def copy_tree() -> None:
+    for name in COPIED:
+        source, copy = ROOT / name, TREE / name
+        if source.is_dir():
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        else:
+            TREE.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, copy)
+
+
+def environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{TREE / 'src'}{os.pathsep}{TREE}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "POLYBUS_CFLAGS": "-O0 -w",
+    }
+
+
+def build() -> str | None:
+    """Compiles the copy; the compiler's words if it does not."""
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(
+        command, cwd=TREE, env=environment(), capture_output=True, text=True, check=False
+    )
+    return None if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test() -> str:
+    """What the tests say, in a few words: GREEN, or how they failed first."""
+    command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "tests.mutants.profile"]
+    command += ["--hypothesis-profile", "mutants", *TESTS]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=TREE,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=HANG_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"hung for {HANG_S:g} s"
+    if done.returncode == 0:
+        return GREEN
+    if done.returncode < 0:
+        where = re.search(r"(test_\w+\.py)\", line \d+ in (test_\w+)", done.stderr)
+        last = "::".join(where.groups()) if where else "?"
+        return f"{last} died of signal {-done.returncode}"
+    failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else f"exit code {done.returncode}: {done.stdout[-500:]}"
+
+
+def trial(mutant: Mutant) -> str:
+    path = KERNEL / mutant.file
+    original = path.read_text()
+    if original.count(mutant.old) != 1:
+        return f"{STALE}: its text occurs {original.count(mutant.old)} times"
+    try:
+        path.write_text(original.replace(mutant.old, mutant.new))
+        complaint = build()
+        return f"{STALE}: {complaint[-300:]}" if complaint else test()
+    finally:
+        path.write_text(original)
+
+
+def prepare() -> None:
+    copy_tree()
+    complaint = build()
+    if complaint:
+        sys.exit(f"the kernel does not compile: {complaint}")
+    said = test()
+    if said != GREEN:
+        sys.exit(f"the tests fail without any mutant: {said}")
+
+
+def wanted(words: list[str]) -> list[Mutant]:
+    return [one for one in ALL if not words or any(word in one.name for word in words)]
+
+
+def main() -> int:
+    prepare()
+    missed: list[str] = []
+    for mutant in wanted(sys.argv[1:]):
+        start_s = time.monotonic()
+        said = trial(mutant)
+        took_s = time.monotonic() - start_s
+        if said == GREEN or said.startswith(STALE):
+            missed.append(mutant.name)
+        line = f"{mutant.file:<14} {mutant.name:<42} {took_s:5.1f} s  {said}"
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    total = len(wanted(sys.argv[1:]))
+    sys.stdout.write(f"{total - len(missed)} of {total} mutants caught\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,393 @@
+"""The policy, line by line; against a plain reading of its rules; and on a bus in memory."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.bus import policy as policy_module
+from polybus.bus.policy import OVERFLOW, Policy
+from polybus.bus.ruletable import Placed
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.rules import VERBS, Rule
+from polybus.testing.memory import MemoryBus
+from polybus.testing.rqueue import notification, publish, subscribe
+
+ALICE = Identity(1, gid=10, pid=100, groups=frozenset({20}), service="alice.service")
+BOB = Identity(2, gid=10, pid=200, groups=frozenset(), service="/usr/bin/bob")
+ROOT = Identity(0, gid=0, groups=frozenset())
+OVER_TCP = Identity(2)
+KEYED = Identity(1, gid=10, groups=frozenset({20}), service="alice.service", key="k1")
+PROBE = b"_probe/" + bytes(16)
+
+
+def placed(*lines: str) -> list[Placed]:
+    rules = [Rule.parse(line) for line in lines]
+    return [Placed(rule, "test", rule.who.number) for rule in rules]
+
+
+def policy(*lines: str, **options: object) -> Policy:
+    made = Policy(**options)  # type: ignore[arg-type]
+    made.replace(placed(*lines))
+    return made
+
+
+def may(
+    one: Policy, who: Identity, verb: str, topic: bytes = b"t", creator: Identity | None = None
+) -> bool:
+    """Both ways to ask agree, and the words say what the verdict is based on."""
+    verdict = one.decide(who, verb, topic, creator)
+    assert verdict.allowed is one.allows(who, verb, topic, creator)
+    assert (verdict.by is not None) == verdict.why.startswith('rule "')
+    if verdict.by is not None:
+        assert str(verdict.by.rule) in verdict.why
+    return verdict.allowed
+
+
+# --- line by line
+
+
+@pytest.mark.parametrize("who", [ALICE, BOB, ROOT, OVER_TCP, KEYED, ANONYMOUS])
+@pytest.mark.parametrize("verb", VERBS)
+def test_defaults(who: Identity, verb: str):
+    allowed = verb in ("create", "produce", "subscribe", "call") or (
+        verb == "admin" and who is ROOT
+    )
+    assert may(Policy(), who, verb) is allowed
+
+
+def test_an_allow_rule_closes_the_verb_there_to_all_whom_no_rule_names():
+    one = policy("allow user:1 produce orders.*")
+    assert may(one, ALICE, "produce", b"orders.eu")
+    assert not may(one, BOB, "produce", b"orders.eu")
+    assert not may(one, ROOT, "produce", b"orders.eu")  # a uid like any other
+    assert not may(one, ANONYMOUS, "produce", b"orders.eu")
+    assert may(one, BOB, "produce", b"other")
+    assert may(one, BOB, "subscribe", b"orders.eu")
+
+
+def test_each_allow_rule_opens_to_those_it_names():
+    one = policy("allow user:1 produce orders.*", "allow user:2 produce *")
+    assert may(one, ALICE, "produce", b"orders.eu")
+    assert may(one, BOB, "produce", b"orders.eu")
+    assert may(one, BOB, "produce", b"x")
+    assert not may(one, ALICE, "produce", b"x")
+
+
+def test_everyone_opens_a_part_again():
+    one = policy("allow user:1 subscribe *", "allow everyone subscribe news.*")
+    assert may(one, ANONYMOUS, "subscribe", b"news.today")
+    assert not may(one, ANONYMOUS, "subscribe", b"salaries")
+
+
+def test_deny_wins_over_allow_whatever_the_order():
+    for lines in (("deny user:1 produce t", "allow everyone produce *"),) * 2:
+        assert not may(policy(*lines), ALICE, "produce")
+        assert not may(policy(*reversed(lines)), ALICE, "produce")
+        assert may(policy(*lines), BOB, "produce")
+
+
+def test_a_deny_rule_closes_nothing_to_others():
+    assert may(policy("deny user:1 produce *"), BOB, "produce")
+
+
+def test_the_creator_may_delete_and_nobody_else():
+    assert may(Policy(), ALICE, "delete", creator=ALICE)
+    assert not may(Policy(), BOB, "delete", creator=ALICE)
+    assert not may(Policy(), ROOT, "delete", creator=ALICE)
+    assert not may(Policy(), ANONYMOUS, "delete", creator=ANONYMOUS)
+
+
+def test_an_allow_rule_does_not_take_the_creators_right():
+    one = policy("allow user:2 delete *")
+    assert may(one, BOB, "delete", creator=ALICE)
+    assert may(one, ALICE, "delete", creator=ALICE)
+    assert not may(one, ROOT, "delete", creator=ALICE)
+
+
+def test_a_deny_rule_does():
+    assert not may(policy("deny user:1 delete t"), ALICE, "delete", creator=ALICE)
+    assert not may(policy("deny everyone delete *"), ALICE, "delete", creator=ALICE)
+
+
+def test_being_a_creator_gives_no_other_right():
+    one = policy("allow user:2 produce,subscribe t")
+    assert not may(one, ALICE, "produce", creator=ALICE)
+    assert not may(one, ALICE, "subscribe", creator=ALICE)
+
+
+def test_admins_delete_where_admin_rights_count():
+    one = policy("allow user:2 admin orders.*")
+    for who, topic, allowed in ((ROOT, b"t", True), (BOB, b"orders.x", True), (BOB, b"t", False)):
+        assert one.allows(who, "delete", topic, ALICE, as_admin=True) is allowed
+        assert not one.allows(who, "delete", topic, ALICE)
+    denied = policy("deny user:0 delete t")
+    assert not denied.allows(ROOT, "delete", b"t", ALICE, as_admin=True)
+
+
+def test_no_rule_locks_out_root_and_the_buss_own_user():
+    one = policy("deny everyone admin *", "allow user:1 admin *", admins=(0, 2))
+    assert may(one, ROOT, "admin", b"")
+    assert may(one, BOB, "admin", b"")
+    assert not may(one, ALICE, "admin", b"")
+    assert not may(one, Identity(0, key="k"), "admin", b"")  # who shows a key is that key
+
+
+def test_admin_of_the_whole_bus_is_given_by_a_bare_star():
+    assert may(policy("allow user:1 admin *"), ALICE, "admin", b"")
+    assert not may(policy("allow user:1 admin a*"), ALICE, "admin", b"")
+    assert may(policy("allow user:1 admin a*"), ALICE, "admin", b"abc")
+
+
+def test_probe_topics_are_never_denied():
+    one = policy("deny everyone produce,subscribe,create,call,delete *")
+    for verb in ("produce", "subscribe", "create"):
+        assert may(one, ANONYMOUS, verb, PROBE)
+        assert not may(one, ANONYMOUS, verb, PROBE[:-1])
+    number = one.classify(ANONYMOUS)
+    assert one.may_produce(number, PROBE)
+    assert one.may_subscribe(number, PROBE)
+    assert not one.may_subscribe(number, b"t")
+
+
+# --- whom a rule names
+
+
+@pytest.mark.parametrize(
+    ("who", "named"),
+    [
+        ("user:1", [ALICE]),
+        ("user:2", [BOB, OVER_TCP]),
+        ("group:10", [ALICE, BOB]),  # the main group of both
+        ("group:20", [ALICE]),  # a supplementary one
+        ("service:alice.service", [ALICE]),
+        ("service:/usr/bin/bob", [BOB]),
+        ("key:k1", [KEYED]),
+        ("key:k2", []),
+        ("anonymous", [ANONYMOUS]),
+        ("everyone", [ALICE, BOB, ROOT, OVER_TCP, KEYED, ANONYMOUS]),
+    ],
+)
+def test_whom_a_rule_names(who: str, named: list[Identity]):
+    one = policy(f"deny {who} produce t")
+    for caller in (ALICE, BOB, ROOT, OVER_TCP, KEYED, ANONYMOUS):
+        assert may(one, caller, "produce") is (caller not in named)
+
+
+def test_a_name_that_the_host_does_not_know_names_nobody_and_still_closes():
+    one = Policy()
+    rules = (Rule.parse("allow user:ghost produce t"), Rule.parse("deny group:ghosts subscribe t"))
+    one.replace(Placed(rule, "test", None) for rule in rules)
+    assert not may(one, ALICE, "produce")
+    assert may(one, ALICE, "subscribe")
+
+
+@pytest.mark.parametrize("groups", [frozenset({20}), frozenset(), None])
+def test_over_tcp_groups_are_those_of_the_hosts_database(groups: frozenset[int] | None):
+    lines = ("deny group:20 produce t", "allow group:20 subscribe t")
+    one = policy(*lines, groups_of=lambda uid: groups)
+    assert may(one, OVER_TCP, "produce") is (groups == frozenset())  # in doubt, a member
+    assert may(one, OVER_TCP, "subscribe") is (groups == frozenset({20}))  # in doubt, none
+    assert may(one, ALICE, "subscribe")
+
+
+def test_the_database_is_asked_only_for_group_rules_and_again_while_in_doubt():
+    asked: list[int] = []
+    answers: list[frozenset[int] | None] = [None, frozenset({20})]
+
+    def groups_of(uid: int) -> frozenset[int] | None:
+        asked.append(uid)
+        return answers[min(len(asked), len(answers)) - 1]
+
+    one = policy("deny user:9 produce t", groups_of=groups_of)
+    one.classify(OVER_TCP)
+    assert asked == []
+    one.replace(placed("allow group:20 produce t"))
+    assert [one.allows(OVER_TCP, "produce", b"t") for _ in range(3)] == [False, True, True]
+    assert asked == [2, 2]
+
+
+# --- classes
+
+
+def test_callers_whom_all_rules_treat_alike_share_a_class():
+    one = Policy()
+    everybody = [ALICE, BOB, ROOT, OVER_TCP, KEYED, ANONYMOUS]
+    assert len({one.classify(who) for who in everybody}) == 1
+    one.replace(placed("allow user:1 produce x", "deny group:10 subscribe y"))
+    assert len({one.classify(who) for who in everybody}) == 3
+    for number in range(500):
+        assert one.classify(Identity(5000 + number, service=f"s{number}")) == one.classify(ROOT)
+
+
+def test_the_overflow_gets_every_deny_and_no_allow(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(policy_module, "MAX_CLASSES", 3)
+    one = policy(
+        *(f"allow user:{n} produce t" for n in range(1, 9)),
+        "deny user:8 subscribe t",
+    )
+    numbers = [one.classify(Identity(uid)) for uid in range(1, 9)]
+    assert numbers == [1, 2, *[OVERFLOW] * 6]
+    assert one.may_produce(1, b"t")
+    assert not one.may_produce(OVERFLOW, b"t")
+    assert not one.may_subscribe(OVERFLOW, b"t")
+    assert one.may_subscribe(OVERFLOW, b"other")
+    assert one.class_count == 3
+
+
+def test_whoever_watches_is_told_of_a_change():
+    one, told = Policy(), []
+    one.watch(lambda: told.append(len(one.rules)))
+    one.replace(placed("deny user:1 produce x"))
+    one.replace([])
+    assert told == [1, 0]
+    assert not one.mentions("produce")
+
+
+# --- against a plain reading of the rules
+
+NAMES = ["a", "b", "ab", "ba", "aab"]
+PATTERNS = ["*", "a", "a*", "*b", "ab", "*a*", "a*b"]
+PEOPLE = [ALICE, BOB, ROOT, KEYED, ANONYMOUS]
+WHOS = ["user:1", "user:2", "user:0", "group:10", "group:20", "key:k1", "anonymous", "everyone"]
+WHOS += ["service:alice.service"]
+LINES = st.builds(
+    "{} {} {} {}".format,
+    st.sampled_from(["allow", "deny"]),
+    st.sampled_from(WHOS),
+    st.lists(st.sampled_from(VERBS[:4]), min_size=1, max_size=2).map(",".join),
+    st.sampled_from(PATTERNS),
+)
+NAMED: dict[str, Callable[[Identity], bool]] = {
+    "user:1": lambda who: who is ALICE,
+    "user:2": lambda who: who is BOB,
+    "user:0": lambda who: who is ROOT,
+    "group:10": lambda who: who in (ALICE, BOB),
+    "group:20": lambda who: who is ALICE,
+    "service:alice.service": lambda who: who is ALICE,
+    "key:k1": lambda who: who is KEYED,
+    "anonymous": lambda who: who is ANONYMOUS,
+    "everyone": lambda who: True,
+}
+
+
+def plainly(lines: list[str], who: Identity, verb: str, topic: str, creator: Identity) -> bool:
+    """The specification's sentences, one after another."""
+    words = [line.split() for line in lines]
+    about = [w for w in words if verb in w[2].split(",") and fnmatch.fnmatchcase(topic, w[3])]
+    naming = {w[0] for w in about if NAMED[w[1]](who)}
+    if "deny" in naming:
+        return False
+    if verb == "delete" and who is creator and who is not ANONYMOUS:
+        return True
+    if any(w[0] == "allow" for w in about):
+        return "allow" in naming
+    return verb != "delete"
+
+
+@given(
+    st.lists(LINES, max_size=6),
+    st.sampled_from(PEOPLE),
+    st.sampled_from(VERBS[:4]),
+    st.sampled_from(NAMES),
+    st.sampled_from(PEOPLE),
+)
+def test_the_policy_says_what_its_rules_say(
+    lines: list[str], who: Identity, verb: str, topic: str, creator: Identity
+):
+    one = policy(*lines)
+    expected = plainly(lines, who, verb, topic, creator)
+    assert may(one, who, verb, topic.encode(), creator=creator) is expected
+    number = one.classify(who)
+    if verb == "produce":
+        assert one.may_produce(number, topic.encode()) is expected
+    if verb == "subscribe":
+        assert one.may_subscribe(number, topic.encode()) is expected
+
+
+# --- on a bus
+
+
+def test_a_denied_publish_is_counted_and_said_once_per_topic():
+    bus = MemoryBus()
+    reader, writer = bus.connect(identity=BOB), bus.connect(identity=ALICE)
+    reader.deliver(subscribe(b"t"))
+    bus.broker.policy.replace(placed("deny user:1 produce t"))
+    writer.deliver(publish(b"t", b"1") * 3 + publish(b"u", b"2"))
+    reader.deliver(publish(b"t", b"mine"))
+    assert reader.taken == notification(b"t", b"mine")
+    assert bus.stats("dropped") == {"denied": 3, "no_subscriber": 1}
+    fields = {"dialect": "rqueue", "peer": writer.peer, "user": "uid:1", "topic": "t"}
+    assert bus.log.warnings() == [
+        ("refused", {"level": "warning", **fields, "reason": "produce_denied"})
+    ]
+    assert not writer.closed
+
+
+def test_a_denied_subscribe_is_counted_and_said():
+    bus = MemoryBus()
+    bus.broker.policy.replace(placed("allow user:2 subscribe *"))
+    reader, stranger, writer = bus.connect(identity=BOB), bus.connect(identity=ALICE), bus.connect()
+    for pipe in (reader, stranger):
+        pipe.deliver(subscribe(b"\xfft"))
+    writer.deliver(publish(b"\xfft", b"1"))
+    assert reader.taken == notification(b"\xfft", b"1")
+    assert stranger.taken == b""
+    assert not stranger.closed
+    assert bus.stats("refused") == {"subscribe_denied": 1}
+    assert [fields["topic"] for _, fields in bus.log.warnings()] == ["\\xfft"]
+
+
+def test_what_nobody_reads_is_denied_too_while_a_rule_speaks_of_produce():
+    bus = MemoryBus()
+    writer = bus.connect(identity=ALICE)
+    writer.deliver(publish(b"t", b"1"))
+    bus.broker.policy.replace(placed("deny user:1 produce t"))
+    writer.deliver(publish(b"t", b"1"))
+    bus.broker.policy.replace(placed("deny user:1 subscribe t"))
+    writer.deliver(publish(b"t", b"1"))
+    assert bus.stats("dropped") == {"denied": 1, "no_subscriber": 2}
+
+
+def test_a_change_holds_for_those_who_are_there():
+    bus = MemoryBus()
+    reader, writer = bus.connect(identity=BOB), bus.connect(identity=ALICE)
+    reader.deliver(subscribe(b"t"))
+    changes: tuple[list[str], ...] = (
+        [],
+        ["deny user:1 produce t"],
+        ["deny user:2 produce t"],
+        ["allow user:2 produce *"],
+    )
+    for lines in changes:
+        bus.broker.policy.replace(placed(*lines))
+        writer.deliver(publish(b"t", b"%d" % len(lines)))
+        bus.turn()
+    assert reader.taken == notification(b"t", b"0") + notification(b"t", b"1")
+    assert bus.broker.connections()[1]["received_messages"] == 4
+
+
+def test_who_loses_the_right_to_read_loses_the_subscription():
+    bus = MemoryBus()
+    alice, bob, writer = bus.connect(identity=ALICE), bus.connect(identity=BOB), bus.connect()
+    for pipe in (alice, bob):
+        pipe.deliver(subscribe(b"t") + subscribe(b"u") + subscribe(PROBE))
+    bus.broker.policy.replace(placed("allow user:2 subscribe t"))
+    writer.deliver(publish(b"t", b"1") + publish(b"u", b"2") + publish(PROBE, b"3"))
+    rest = notification(b"u", b"2") + notification(PROBE, b"3")
+    assert alice.taken == rest
+    assert bob.taken == notification(b"t", b"1") + rest
+    assert bus.stats("refused") == {"subscription_revoked": 1}
+    assert bus.stats("subscriptions") == 5
+    assert [event for event, _ in bus.log.warnings()] == ["subscriptions revoked"]
+    bus.broker.policy.replace([])  # it does not come back by itself
+    writer.deliver(publish(b"t", b"4"))
+    assert alice.taken == rest
+    alice.deliver(subscribe(b"t"))
+    writer.deliver(publish(b"t", b"5"))
+    bus.turn()
+    assert alice.taken == rest + notification(b"t", b"5")

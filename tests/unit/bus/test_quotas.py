@@ -1,0 +1,132 @@
+"""Quotas: exact to the last byte, per account, and said in the log."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.bus.quotas import BYTES, CONNECTIONS, QUOTAS, SUBSCRIPTIONS, TOPICS, Quotas
+from polybus.bus.stats import Counters
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.limits import MIB, QuotaLimits
+from polybus.testing.memory import RecordedLog
+
+ALICE, BOB, KEYED = Identity(1), Identity(2), Identity(1, key="k")
+SMALL = QuotaLimits(quota_bytes=10, quota_subscriptions=2, quota_topics=1, quota_connections=3)
+
+
+class Bench:
+    def __init__(self, limits: QuotaLimits = SMALL) -> None:
+        self.counters = Counters()
+        self.log = RecordedLog()
+        self.quotas = Quotas(limits, self.counters, self.log)
+
+
+def test_the_defaults():
+    quotas = Bench(QuotaLimits()).quotas
+    limits = [quotas.limit(None, quota) for quota in QUOTAS]
+    assert limits == [256 * MIB, 4096, 4096, 1024]
+
+
+def test_a_charge_fits_to_the_last_or_is_refused_whole():
+    quotas = Bench().quotas
+    assert quotas.charge(ALICE, BYTES, 9)
+    assert not quotas.charge(ALICE, BYTES, 2)
+    assert quotas.used(1, BYTES) == 9
+    assert quotas.charge(ALICE, BYTES, 1)
+    assert not quotas.charge(ALICE, BYTES, 1)
+    assert quotas.charge(ALICE, BYTES, 0)
+    quotas.release(ALICE, BYTES, 10)
+    assert quotas.charge(ALICE, BYTES, 10)
+
+
+def test_users_and_quotas_do_not_touch_each_other():
+    quotas = Bench().quotas
+    assert quotas.charge(ALICE, TOPICS)
+    assert not quotas.charge(ALICE, TOPICS)
+    assert quotas.charge(BOB, TOPICS)
+    assert quotas.charge(ALICE, SUBSCRIPTIONS, 2)
+    assert quotas.charge(KEYED, TOPICS)  # who shows a key has an account of its own
+
+
+def test_all_anonymous_callers_are_one():
+    quotas = Bench().quotas
+    assert quotas.charge(ANONYMOUS, TOPICS)
+    assert not quotas.charge(Identity(), TOPICS)
+    assert quotas.charge(Identity(0), TOPICS)  # and root is not one of them
+
+
+def test_overrides_are_per_user_and_per_quota():
+    quotas = Bench().quotas
+    quotas.configure(SMALL, {1: {TOPICS: 5}, 2: {CONNECTIONS: 0}})
+    assert quotas.charge(ALICE, TOPICS, 5)
+    assert not quotas.charge(ALICE, BYTES, 11)
+    assert not quotas.charge(BOB, CONNECTIONS)
+    assert quotas.limit(3, TOPICS) == 1
+    assert quotas.limit("k", TOPICS) == 1
+
+
+def test_who_holds_more_than_a_new_quota_keeps_it_and_gets_no_more():
+    quotas = Bench().quotas
+    assert quotas.charge(ALICE, BYTES, 10)
+    quotas.configure(QuotaLimits(quota_bytes=5), {})
+    assert not quotas.charge(ALICE, BYTES, 1)
+    quotas.release(ALICE, BYTES, 6)
+    assert quotas.charge(ALICE, BYTES, 1)
+    assert not quotas.charge(ALICE, BYTES, 1)
+
+
+def test_the_log_names_who_hit_which_quota():
+    bench = Bench()
+    bench.quotas.describe = lambda identity: f"somebody({identity.uid})"
+    bench.quotas.charge(ALICE, BYTES, 8)
+    bench.quotas.charge(ALICE, BYTES, 3)
+    fields = {"quota": "quota_bytes", "user": "somebody(1)", "used": 8, "asked": 3, "limit": 10}
+    assert bench.log.events == [("quota reached", {"level": "warning", **fields})]
+    assert bench.counters.family("refused") == {"quota_bytes": 1}
+
+
+@pytest.mark.parametrize("amount", [1, 11])
+def test_releasing_what_was_not_charged_is_a_mistake(amount: int):
+    quotas = Bench().quotas
+    with pytest.raises(ValueError, match="more than it holds"):
+        quotas.release(ALICE, BYTES, amount)
+    with pytest.raises(ValueError, match="at least 0"):
+        quotas.charge(ALICE, BYTES, -amount)
+    with pytest.raises(ValueError, match="at least 0"):
+        quotas.release(ALICE, BYTES, -amount)
+    assert quotas.accounts() == []
+
+
+STEPS = st.tuples(
+    st.sampled_from([ALICE, BOB, KEYED, ANONYMOUS]),
+    st.sampled_from(QUOTAS),
+    st.integers(0, 6),
+    st.booleans(),
+)
+
+
+@given(st.lists(STEPS, max_size=60), st.randoms(use_true_random=False))
+def test_random_charges_and_releases_end_at_zero(steps, random):
+    """A plain sum beside it agrees at every step; nothing is ever negative or over."""
+    bench = Bench()
+    held: list[tuple[Identity, str, int]] = []
+    for identity, quota, amount, release in steps:
+        if release and held:
+            bench.quotas.release(*held.pop(random.randrange(len(held))))
+            continue
+        sums = Counter({(who.account, what): 0 for who, what, _ in held})
+        for who, what, n in held:
+            sums[who.account, what] += n
+        fits = sums[identity.account, quota] + amount <= getattr(SMALL, quota)
+        assert bench.quotas.charge(identity, quota, amount) is fits
+        if fits:
+            held.append((identity, quota, amount))
+    for one in bench.quotas.accounts():
+        assert 0 < one["used"] <= one["limit"]
+    for charge in held:
+        bench.quotas.release(*charge)
+    assert bench.quotas.accounts() == []

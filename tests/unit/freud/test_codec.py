@@ -1,0 +1,323 @@
+"""Freud's frames: golden vectors in both directions, sizes at their bounds, and errors."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from polybus.dialects.freud import codec
+from polybus.dialects.freud.codec import Code, RequestType
+from polybus.errors import BadFrame, TooLarge, UsageError
+from polybus.kernel import freud_answers
+from polybus.kernel.freud import REASONS, Gets, Group, Malformed, Produces, Request, Scanner
+from polybus.kernel.freud_client import Answer, scan_answers
+from polybus.model import names
+from polybus.testing.oracle import freud as oracle
+from tests.vectors.freud import MAX_FRAME_BYTES, Vector, vectors
+
+ID = bytes(range(16))
+LIST = codec.list_topics()
+LISTED = {"type": "list topics"}
+
+REQUESTS = vectors("client")
+ANSWERS = vectors("server")
+
+
+def good(every: list[Vector]) -> list[Vector]:
+    return [one for one in every if one.value is not None]
+
+
+def bad(every: list[Vector]) -> list[Vector]:
+    return [one for one in every if one.bad is not None]
+
+
+# --- requests ----------------------------------------------------------------
+
+BUILDERS: dict[str, Callable[..., bytes]] = {
+    "create topic": codec.create_topic,
+    "delete topic": codec.delete_topic,
+    "subscribe": codec.subscribe,
+    "unsubscribe": codec.unsubscribe,
+    "produce": codec.produce,
+    "get message": codec.get_message,
+    "list topics": codec.list_topics,
+    "count subscribers": codec.count_subscribers,
+    "get record": codec.get_record,
+}
+TYPES = {kind.name.lower().replace("_", " "): kind for kind in RequestType}
+
+
+def scanned(data: bytes, piece_bytes: int) -> tuple[list[dict[str, Any]], int, bool]:
+    """What the server makes of `data`, fed in pieces; how much it took, and if it is the end."""
+    found: list[dict[str, Any]] = []
+    consumed = 0
+    scanner = Scanner(MAX_FRAME_BYTES, names.is_shared)
+    for end in [*range(piece_bytes, len(data), piece_bytes), len(data)]:
+        scan = scanner.scan(data, consumed, end)
+        consumed += scan.consumed
+        found += [value for group in scan.groups for value in values(group)]
+        if scan.bad:
+            return found, consumed, True
+    return found, consumed, False
+
+
+def values(group: Group) -> Iterator[dict[str, Any]]:
+    match group:
+        case Produces():
+            ends = array("i", group.offsets)
+            for start, end in pairwise(ends):
+                yield {"type": "produce", "topic": group.topic, "body": group.bodies[start:end]}
+        case Gets():
+            value = {"subscriber": group.subscriber, "max_blocking_s": group.max_blocking_s}
+            for _ in range(group.count):
+                yield {"type": "get record" if group.records else "get message", **value}
+        case Request():
+            kind = RequestType(group.type).name.lower().replace("_", " ")
+            subject = {"unsubscribe": "subscriber", "list topics": None}.get(kind, "topic")
+            yield {"type": kind, **({subject: group.subject} if subject else {})}
+        case Malformed():
+            yield {"bad": group.reason}
+
+
+class TestRequests:
+    @pytest.mark.parametrize("vector", good(REQUESTS), ids=str)
+    def test_values_become_the_golden_bytes(self, vector: Vector):
+        assert vector.value is not None
+        fields = dict(vector.value)
+        kind = fields.pop("type")
+        assert BUILDERS[kind](*fields.values()) == vector.frame
+        assert struct.unpack("<I", vector.frame[:4]) == (TYPES[kind],)
+
+    @pytest.mark.parametrize("piece_bytes", [10_000, 1])
+    @pytest.mark.parametrize("vector", good(REQUESTS), ids=str)
+    def test_golden_bytes_become_values(self, vector: Vector, piece_bytes: int):
+        found = scanned(vector.frame, piece_bytes)
+        assert found == ([vector.value], len(vector.frame), False)
+
+    @pytest.mark.parametrize("piece_bytes", [10_000, 1])
+    @pytest.mark.parametrize("vector", bad(REQUESTS), ids=str)
+    def test_bad_requests_are_named_and_only_oversized_ones_end_the_stream(
+        self, vector: Vector, piece_bytes: int
+    ):
+        """The next request is read as if nothing had been, unless there is no next one."""
+        data = LIST + vector.frame + LIST
+        found = [LISTED, {"bad": vector.bad}]
+        if vector.bad == "too_large":
+            assert scanned(data, piece_bytes) == (found, len(LIST), True)
+        else:
+            assert scanned(data, piece_bytes) == ([*found, LISTED], len(data), False)
+
+    @pytest.mark.parametrize("piece_bytes", [1_000_000, 7])
+    def test_all_of_them_on_one_connection(self, piece_bytes: int):
+        alive = [one for one in REQUESTS if one.bad != "too_large"]
+        data = b"".join(one.frame for one in alive)
+        expected = [one.value or {"bad": one.bad} for one in alive]
+        assert scanned(data, piece_bytes) == (expected, len(data), False)
+
+    @pytest.mark.parametrize("vector", REQUESTS, ids=str)
+    def test_the_oracle_agrees(self, vector: Vector):
+        _, (one, *rest) = oracle.scan(vector.frame, MAX_FRAME_BYTES)
+        assert rest == []
+        assert getattr(one, "reason", None) == vector.bad
+
+    def test_every_type_and_every_reason_has_a_vector(self):
+        assert {one.value["type"] for one in good(REQUESTS) if one.value} == set(TYPES)
+        assert {one.bad for one in bad(REQUESTS)} == set(REASONS)
+
+    @pytest.mark.parametrize("subscriber", [b"", ID[:15], ID + b"\0"])
+    def test_an_id_has_16_bytes(self, subscriber: bytes):
+        builds: list[Callable[[], bytes]] = [
+            lambda: codec.unsubscribe(subscriber),
+            lambda: codec.get_message(subscriber, 0),
+            lambda: codec.get_record(subscriber, 0),
+            lambda: codec.subscribed(subscriber),
+        ]
+        for build in builds:
+            with pytest.raises(UsageError, match="16 bytes"):
+                build()
+
+    @pytest.mark.parametrize("wait", [2**31, -(2**31) - 1])
+    def test_a_wait_has_32_bits(self, wait: int):
+        with pytest.raises(UsageError, match="32 bits"):
+            codec.get_message(ID, wait)
+        with pytest.raises(UsageError, match="32 bits"):
+            codec.get_record(ID, wait)
+
+
+class TestSizes:
+    @pytest.mark.parametrize("length", [1, 255])
+    def test_the_largest_body_fills_a_frame_exactly(self, length: int):
+        name = b"n" * length
+        most = codec.max_body(name, MAX_FRAME_BYTES)
+        frame = codec.produce(name, bytes(most), MAX_FRAME_BYTES)
+        assert struct.unpack("<I", frame[4:8]) == (MAX_FRAME_BYTES,)
+        with pytest.raises(TooLarge, match=str(most)):
+            codec.produce(name, bytes(most + 1), MAX_FRAME_BYTES)
+
+    def test_the_default_is_16_mib_of_payload(self):
+        name = b"news"
+        assert codec.max_body(name) == 16 * 1024 * 1024 - 8
+        assert len(codec.produce(name, bytes(codec.max_body(name)))) == 8 + 16 * 1024 * 1024
+        with pytest.raises(TooLarge):
+            codec.produce(name, bytes(codec.max_body(name) + 1))
+
+    @pytest.mark.parametrize("cap", [0, 259, 2**31])
+    def test_a_cap_that_cannot_work_is_refused(self, cap: int):
+        with pytest.raises(UsageError, match="max_frame_bytes"):
+            codec.check_max_frame_bytes(cap)
+
+    @pytest.mark.parametrize("cap", [260, 2**31 - 1])
+    def test_the_kernel_takes_every_cap_that_can(self, cap: int):
+        scanner = Scanner(codec.check_max_frame_bytes(cap), names.is_shared)
+        assert scanner.max_frame_bytes == cap
+
+
+# --- answers -----------------------------------------------------------------
+
+
+def build_answer(asked: str | None, value: dict[str, Any]) -> bytes:
+    match asked, value:
+        case _, {"code": code, "text": text}:
+            return codec.answer(Code(code), text.encode())
+        case "subscribe", {"subscriber": subscriber}:
+            return codec.subscribed(subscriber)
+        case "produce", {"message_id": message_id}:
+            return freud_answers.produced(message_id, 1)
+        case "get message", {"body": body}:
+            return freud_answers.messages(array("i", [0, len(body)]), body, 0, 1)
+        case "get record", {"message_id": first, "timestamp_ns": time, **rest}:
+            columns = array("i", [0, len(rest["body"])]), rest["body"]
+            return freud_answers.records(first, array("Q", [time]), rest["flags"], *columns, 0, 1)
+        case "list topics", {"topics": found}:
+            return codec.topics(found)
+        case "count subscribers", {"count": count}:
+            return codec.subscriber_count(count)
+    return codec.answer(Code(value["code"]))
+
+
+def read_answer(asked: str | None, answer: Answer) -> dict[str, Any]:
+    payload = answer.payload
+    value: dict[str, Any] = {"code": answer.code}
+    if asked == "subscribe":
+        value["subscriber"] = codec.read_subscriber(payload)
+    elif asked == "produce":
+        value["message_id"] = codec.read_message_id(payload)
+    elif asked == "get message":
+        value["body"] = payload
+    elif asked == "get record":
+        record = codec.read_record(payload)
+        fields = ("message_id", "timestamp_ns", "flags", "body")
+        value |= {field: getattr(record, field) for field in fields}
+    elif asked == "list topics":
+        value["topics"] = codec.read_topics(payload)
+    elif asked == "count subscribers":
+        value["count"] = codec.read_count(payload)
+    elif answer.code >= Code.MALFORMED_REQUEST:
+        value["text"] = payload.decode()
+    else:
+        codec.read_empty(payload)
+    return value
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("vector", good(ANSWERS), ids=str)
+    def test_values_become_the_golden_bytes(self, vector: Vector):
+        assert vector.value is not None
+        assert build_answer(vector.asked, vector.value) == vector.frame
+
+    @pytest.mark.parametrize("piece_bytes", [10_000, 1])
+    @pytest.mark.parametrize("vector", good(ANSWERS), ids=str)
+    def test_golden_bytes_become_values(self, vector: Vector, piece_bytes: int):
+        data, consumed, found = vector.frame + codec.answer(Code.NO), 0, []
+        for end in [*range(piece_bytes, len(data), piece_bytes), len(data)]:
+            took, batch, too_large = scan_answers(data, consumed, end, MAX_FRAME_BYTES)
+            assert not too_large
+            consumed += took
+            found += list(batch)
+        assert consumed == len(data)
+        assert [one.code for one in found[1:]] == [Code.NO]
+        assert read_answer(vector.asked, found[0]) == vector.value
+
+    @pytest.mark.parametrize("vector", bad(ANSWERS), ids=str)
+    def test_an_answer_over_the_cap_is_told_from_its_header(self, vector: Vector):
+        data = codec.answer(Code.NO) + vector.frame
+        for end in range(9, 16):
+            assert scan_answers(data, 8, end, MAX_FRAME_BYTES)[::2] == (0, False)
+        consumed, batch, too_large = scan_answers(data, 0, 16, MAX_FRAME_BYTES)
+        assert (consumed, list(batch), too_large) == (8, [Answer(Code.NO, b"")], True)
+
+    def test_every_code_and_every_type_has_a_vector(self):
+        assert {one.value["code"] for one in good(ANSWERS) if one.value} == set(Code)
+        assert {one.asked for one in ANSWERS} - {"anything"} == set(TYPES)
+
+    def test_codes_have_the_words_of_the_spec(self):
+        assert {int(code): code.label for code in Code} == {
+            0: "Ok",
+            1: "Nothing Happened",
+            2: "No",
+            3: "Doesn't Exist",
+            4: "Malformed Request",
+            5: "Server Error",
+        }
+
+    @pytest.mark.parametrize("reason", REASONS)
+    def test_every_broken_rule_is_explained(self, reason: str):
+        frame = codec.malformed(reason)
+        (answer,) = scan_answers(frame, 0, len(frame), MAX_FRAME_BYTES)[1]
+        assert answer.code == Code.MALFORMED_REQUEST
+        assert len(answer.payload.decode()) > 20
+
+    def test_a_server_error_carries_its_text(self):
+        assert codec.server_error("quota_bytes") == codec.answer(Code.SERVER_ERROR, b"quota_bytes")
+
+    @pytest.mark.parametrize(
+        ("read", "payload"),
+        [
+            (codec.read_empty, b"!"),
+            (codec.read_subscriber, ID[:15]),
+            (codec.read_subscriber, ID + b"\0"),
+            (codec.read_message_id, bytes(7)),
+            (codec.read_message_id, bytes(9)),
+            (codec.read_count, b""),
+            (codec.read_count, bytes(5)),
+            (codec.read_record, bytes(19)),
+            (codec.read_topics, b""),
+            (codec.read_topics, struct.pack("<I", 1)),
+            (codec.read_topics, struct.pack("<II", 1, 1)),
+            (codec.read_topics, struct.pack("<II", 2, 1) + b"n"),
+            (codec.read_topics, struct.pack("<II", 1, 1) + b"n!"),
+            (codec.read_topics, struct.pack("<I", 2**32 - 1)),
+            (codec.read_topics, struct.pack("<II", 1, 2**32 - 1) + b"n"),
+        ],
+    )
+    def test_an_ok_of_another_shape_is_the_peers_fault(
+        self, read: Callable[[bytes], object], payload: bytes
+    ):
+        with pytest.raises(BadFrame):
+            read(payload)
+
+
+class TestNotices:
+    def test_a_notice_names_the_topic(self):
+        assert codec.notice(b"news") == b"\x00FREUD\x00DELETED\x00news"
+        assert codec.is_notice(codec.notice(b"news"))
+        assert not codec.is_notice(codec.NOTICE_PREFIX[:-1])
+
+    def test_only_the_flag_makes_a_record_a_notice(self):
+        head = struct.Struct("<QQI").pack
+        assert codec.read_record(head(1, 2, codec.NOTICE_FLAG) + codec.notice(b"n")).is_notice
+        assert not codec.read_record(head(1, 2, 0) + codec.notice(b"n")).is_notice
+
+
+def test_the_public_names_are_there():
+    from polybus.dialects import freud
+
+    assert set(freud.__all__) <= set(dir(freud))
+    assert all(getattr(freud, name) is not None for name in freud.__all__)
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = freud.nothing_such

@@ -1,0 +1,76 @@
+"""Routes buffers that lie between two pages which may not be touched.
+
+One read before the start or past the end, even by a byte, ends this process with
+SIGSEGV. test_memory.py runs it as a process of its own for that reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from array import array
+
+from polybus.kernel.fanout import Fanout, Source
+from polybus.kernel.rqueue import RqueueEncoding, RqueueFraming
+from tests.property.kernel.frames import filler, frame, publish, publish_part, remove, subscribe
+
+PAGE = mmap.PAGESIZE
+PROT_NONE = 0
+TOPICS = (b"x", b"1234567", b"12345678", b"123456789", b"t" * 255)
+
+
+def fenced() -> memoryview:
+    """One page; the ones before and after it are forbidden."""
+    pages = mmap.mmap(-1, 3 * PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+    for at in (start, start + 2 * PAGE):
+        if mprotect(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), PROT_NONE):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    return memoryview(pages)[PAGE : 2 * PAGE]
+
+
+def prepared() -> Fanout:
+    fanout = Fanout(lambda identity, topic: True)
+    fanout.judge_unheard = True
+    for number in (0, 1):
+        encoding = RqueueEncoding(number, 282 + 100 * number)
+        reader = fanout.add_subscriber(number, encoding)
+        for topic in TOPICS[number:]:
+            fanout.subscribe(reader, topic)
+    fanout.set_collect(TOPICS[2], True)
+    return fanout
+
+
+def streams() -> list[bytes]:
+    frames = [publish(topic, filler(size)) for topic in TOPICS for size in (0, 1, 7, 8, 20)]
+    frames += [publish(b"unheard" + bytes(size), b"") for size in range(9)]
+    frames += [publish_part(topic, 0, 1, b"") for topic in TOPICS]
+    frames += [form(topic) for form in (subscribe, remove) for topic in TOPICS]
+    # Too short for what their headers promise, and right at the end.
+    frames += [frame(kind, bytes(size)) for kind in (0, 1, 2, 5) for size in range(8)]
+    frames += [
+        frame(0, frame(kind, b"\x01t" + bytes(size))) for kind in (7, 8) for size in range(21)
+    ]
+    return [*frames, *(one * 2 for one in frames[::7])]
+
+
+def main() -> None:
+    page = fenced()
+    fanout = prepared()
+    framing, source = RqueueFraming(RqueueEncoding(0, 282)), Source(0)
+    for stream in streams():
+        for size in range(len(stream) + 1):
+            page[:size] = stream[:size]
+            fanout.route(framing, source, page, 0, size)
+            page[PAGE - size :] = stream[:size]
+            fanout.route(framing, source, page, PAGE - size, PAGE)
+    for size in (0, 1, 8, 300, PAGE):
+        fanout.publish(source, TOPICS[2], array("i", [0, size]), page[PAGE - size :])
+        fanout.publish(source, TOPICS[1], array("i", [0, size]), page[:size])
+    sys.stdout.write("nothing outside was touched\n")
+
+
+if __name__ == "__main__":
+    main()

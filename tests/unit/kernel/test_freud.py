@@ -1,0 +1,288 @@
+"""Freud's requests: how they are grouped, what bounds a scan, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import tracemalloc
+import weakref
+from array import array
+
+import pytest
+
+from polybus.kernel.freud import (
+    MAX_GROUP_MESSAGES,
+    MAX_SCAN_BODY_BYTES,
+    MAX_SCAN_GROUPS,
+    REASONS,
+    Gets,
+    Group,
+    Malformed,
+    Produces,
+    Request,
+    Scanner,
+)
+from polybus.kernel.freud_client import encode_gets, encode_produces
+
+CAP = 2 * MAX_SCAN_BODY_BYTES
+ID = bytes(range(16))
+NOTICE = b"\0FREUD\0DELETED\0"
+LIST = struct.pack("<II", 6, 0)
+UNKNOWN = struct.pack("<II", 99, 0)
+TOO_LARGE = struct.pack("<II", 4, CAP + 1)
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack("<II", kind, len(payload)) + payload
+
+
+def named(kind: int, name: bytes) -> bytes:
+    return frame(kind, struct.pack("<I", len(name)) + name)
+
+
+def produce(name: bytes, *bodies: bytes) -> bytes:
+    return encode_produces(name, bodies, CAP)
+
+
+def everything_is_a_name(raw: bytes) -> bool:
+    return True
+
+
+def scanner() -> Scanner:
+    return Scanner(CAP, everything_is_a_name)
+
+
+def groups_of(data: bytes) -> list[Group]:
+    scanned = scanner().scan(data, 0, len(data))
+    assert (scanned.consumed, scanned.more, scanned.bad) == (len(data), False, False)
+    return scanned.groups
+
+
+def shape(groups: list[Group]) -> list[tuple[str, int]]:
+    return [(type(group).__name__, getattr(group, "count", 1)) for group in groups]
+
+
+class TestGroups:
+    def test_produces_to_one_topic_are_columns(self):
+        (group,) = groups_of(produce(b"t", b"one", b"", b"three"))
+        assert isinstance(group, Produces)
+        assert (group.topic, group.count, group.bodies) == (b"t", 3, b"onethree")
+        assert list(array("i", group.offsets)) == [0, 3, 3, 8]
+
+    def test_another_topic_is_another_group(self):
+        groups = groups_of(produce(b"a", b"1", b"2") + produce(b"b", b"3") + produce(b"a", b"4"))
+        assert shape(groups) == [("Produces", 2), ("Produces", 1), ("Produces", 1)]
+
+    @pytest.mark.parametrize("between", [LIST, UNKNOWN, produce(b"t", NOTICE), named(4, b"_")])
+    def test_whatever_comes_between_keeps_its_place(self, between):
+        groups = groups_of(produce(b"t", b"1") + between + produce(b"t", b"2"))
+        assert [type(group) for group in groups[::2]] == [Produces, Produces]
+        assert isinstance(groups[1], Request | Malformed)
+
+    def test_equal_gets_are_one_group(self):
+        (group,) = groups_of(encode_gets(ID, 1000, -1))
+        assert isinstance(group, Gets)
+        assert (group.subscriber, group.count, group.max_blocking_s) == (ID, 1000, -1)
+        assert group.records is False
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            encode_gets(ID[::-1], 1, 5),
+            encode_gets(ID, 1, 6),
+            encode_gets(ID, 1, 5 + (1 << 24)),
+            encode_gets(ID, 1, 5, True),
+        ],
+        ids=["id", "wait", "last byte of the wait", "type"],
+    )
+    def test_gets_that_differ_are_not(self, other):
+        groups = groups_of(encode_gets(ID, 2, 5) + other + encode_gets(ID, 3, 5))
+        assert shape(groups) == [("Gets", 2), ("Gets", 1), ("Gets", 3)]
+
+    @pytest.mark.parametrize("kind", [0, 1, 2, 7])
+    def test_requests_with_a_name(self, kind):
+        (group,) = groups_of(named(kind, b"news"))
+        assert isinstance(group, Request)
+        assert (group.type, group.subject) == (kind, b"news")
+
+    def test_a_name_is_the_same_object_while_it_repeats(self):
+        """Whoever looks topics up by name hashes it once."""
+        groups = groups_of(produce(b"news", b"1") + LIST + produce(b"news", b"2") + LIST)
+        assert groups[0].topic is groups[2].topic  # type: ignore[union-attr]
+
+    def test_groups_describe_themselves(self):
+        data = produce(b"t", b"1") + encode_gets(bytes(16), 2, 3, True) + LIST + UNKNOWN + TOO_LARGE
+        assert repr(scanner().scan(data, 0, len(data))) == (
+            "Scanned(77 bytes, [Produces(b't', 1 messages, 1 bytes),"
+            f" Gets({'0' * 32}, 2 records, 3 s), Request(6, b''), Malformed('unknown_type'),"
+            " Malformed('too_large', closes)], more=False, bad=True)"
+        ).replace("77", str(len(data) - len(TOO_LARGE)))
+
+
+class TestBounds:
+    def test_one_scan_gathers_so_many_bytes_and_goes_on(self):
+        body = bytes(100_000)
+        data = produce(b"t", *[body] * 25)
+        assert self.counts(data) == [[10], [10], [5]]
+
+    def test_a_larger_body_comes_alone(self):
+        large = bytes(MAX_SCAN_BODY_BYTES + 1)
+        data = produce(b"t", b"1", large, b"2", b"3")
+        assert self.counts(data) == [[1], [1], [2]]
+
+    def test_the_largest_body_fits_the_scan_exactly(self):
+        data = produce(b"t", bytes(MAX_SCAN_BODY_BYTES - 1), b"1", b"", b"2")
+        assert self.counts(data) == [[3], [1]]
+
+    def test_a_group_has_so_many_messages(self):
+        data = produce(b"t", *[b""] * (MAX_GROUP_MESSAGES + 1))
+        assert self.counts(data) == [[MAX_GROUP_MESSAGES, 1]]
+
+    @pytest.mark.parametrize("request_", [LIST, UNKNOWN], ids=["good", "malformed"])
+    def test_a_scan_has_so_many_groups(self, request_):
+        data = request_ * (MAX_SCAN_GROUPS + 1)
+        assert list(map(len, self.counts(data))) == [MAX_SCAN_GROUPS, 1]
+
+    def test_a_full_scan_ends_before_the_fault(self):
+        data = LIST * MAX_SCAN_GROUPS + TOO_LARGE
+        scanned = scanner().scan(data, 0, len(data))
+        assert (scanned.more, scanned.bad) == (True, False)
+        scanned = scanner().scan(data, scanned.consumed, len(data))
+        assert (scanned.consumed, scanned.more, scanned.bad) == (0, False, True)
+
+    def test_half_a_request_behind_a_full_scan_is_not_more(self):
+        data = LIST * MAX_SCAN_GROUPS + produce(b"t", b"body")[:-1]
+        scanned = scanner().scan(data, 0, len(data))
+        assert (scanned.consumed, scanned.more) == (8 * MAX_SCAN_GROUPS, False)
+
+    def counts(self, data: bytes) -> list[list[int]]:
+        """The sizes of the groups, scan by scan."""
+        found, at, more = [], 0, True
+        while more:
+            scanned = scanner().scan(data, at, len(data))
+            at += scanned.consumed
+            more = scanned.more
+            found.append([count for _, count in shape(scanned.groups)])
+        assert at == len(data)
+        return found
+
+
+class TestFaults:
+    @pytest.mark.parametrize("size", [8, len(TOO_LARGE) + 3, CAP + 100])
+    def test_a_frame_over_the_cap_is_the_last_whatever_came_of_it(self, size):
+        data = LIST + (TOO_LARGE + bytes(CAP))[:size]
+        scanned = scanner().scan(data, 0, len(data))
+        assert (scanned.consumed, scanned.bad) == (len(LIST), True)
+        assert isinstance(scanned.groups[-1], Malformed)
+        assert (scanned.groups[-1].reason, scanned.groups[-1].closes) == ("too_large", True)
+
+    def test_it_waits_for_the_whole_header(self):
+        scanned = scanner().scan(TOO_LARGE, 0, 7)
+        assert (scanned.consumed, scanned.groups, scanned.bad) == (0, [], False)
+
+    @pytest.mark.parametrize("max_frame_bytes", [len(LIST), 0x7FFFFFFF])
+    def test_nothing_is_allocated_for_a_length(self, max_frame_bytes):
+        header = struct.pack("<II", 4, 0x7FFFFFFF)
+        reader = Scanner(max_frame_bytes, everything_is_a_name)
+        tracemalloc.start()
+        try:
+            reader.scan(header, 0, len(header))
+            assert tracemalloc.get_traced_memory()[1] < 10_000
+        finally:
+            tracemalloc.stop()
+
+    def test_every_reason_has_a_frame(self):
+        data = b"".join(
+            (
+                UNKNOWN,
+                frame(3, bytes(15)),
+                frame(3, bytes(17)),
+                produce(b"t", NOTICE),
+                named(0, b"*"),
+                TOO_LARGE,
+            )
+        )
+        groups = scanner().scan(data, 0, len(data)).groups
+        assert {group.reason for group in groups} == set(REASONS)  # type: ignore[union-attr]
+        assert [group.closes for group in groups] == [False] * 5 + [True]  # type: ignore[union-attr]
+
+
+class TestNames:
+    def test_only_names_beyond_ascii_are_asked_about_and_once(self):
+        asked = []
+
+        def is_name(raw: bytes) -> bool:
+            asked.append(raw)
+            return raw != "ä".encode()
+
+        reader = Scanner(CAP, is_name)
+        names = (b"a", b"_", b"a,", "ü".encode(), "ü".encode(), "ä".encode(), "ä".encode(), b"a")
+        data = b"".join(named(0, name) for name in names) + produce("ä".encode(), b"1", b"2")
+        groups = reader.scan(data, 0, len(data)).groups
+        good = [isinstance(group, Request) for group in groups[: len(names)]]
+        assert good == [True, False, False, True, True, False, False, True]
+        assert asked == ["ü".encode(), "ä".encode(), "ä".encode()]
+
+    def test_what_is_no_ascii_name_is_none_with_more_behind(self):
+        (group,) = groups_of(named(0, "_ü".encode()))
+        assert isinstance(group, Malformed)
+
+    def test_a_judge_that_fails_changes_nothing(self):
+        def is_name(raw: bytes) -> bool:
+            raise LookupError(raw)
+
+        reader = Scanner(CAP, is_name)
+        data = bytearray(named(0, b"a") + named(0, "ü".encode()))
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                reader.scan(data, 0, len(data))
+        data.clear()  # no longer held
+        (group,) = reader.scan(named(1, b"a"), 0, 13).groups
+        assert group.subject == b"a"  # type: ignore[union-attr]
+
+    def test_a_judge_that_scans_is_told(self):
+        def is_name(raw: bytes) -> bool:
+            reader.scan(LIST, 0, len(LIST))
+            return True
+
+        reader = Scanner(CAP, is_name)
+        data = named(0, "ü".encode())
+        with pytest.raises(RuntimeError, match="already"):
+            reader.scan(data, 0, len(data))
+        assert reader.scan(LIST, 0, len(LIST)).consumed == len(LIST)
+
+    def test_a_scanner_that_is_its_own_judge_is_collected(self):
+        class Owner:
+            def __init__(self) -> None:
+                self.scanner = Scanner(CAP, self.is_name)
+
+            def is_name(self, raw: bytes) -> bool:
+                return True
+
+        seen = weakref.ref(Owner())
+        gc.collect()
+        assert seen() is None
+
+
+class TestArguments:
+    @pytest.mark.parametrize("region", [(-1, 0), (0, 9), (5, 4)])
+    def test_a_region_outside_the_buffer_is_refused(self, region):
+        start, end = region
+        with pytest.raises(ValueError, match="within the buffer"):
+            scanner().scan(LIST, start, end)
+
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    def test_any_contiguous_buffer_will_do(self, kind):
+        assert scanner().scan(kind(LIST), 0, 8).consumed == 8
+
+    @pytest.mark.parametrize("cap", [-1, 0, 1 << 31])
+    def test_a_cap_that_cannot_work_is_refused(self, cap):
+        with pytest.raises(ValueError, match="max_frame_bytes"):
+            Scanner(cap, everything_is_a_name)
+
+    def test_groups_keep_their_own_copy(self):
+        data = bytearray(produce(b"t", b"body") + encode_gets(ID, 1, 0))
+        groups = scanner().scan(data, 0, len(data)).groups
+        data[:] = bytes(len(data))
+        assert (groups[0].topic, groups[0].bodies) == (b"t", b"body")  # type: ignore[union-attr]
+        assert groups[1].subscriber == ID  # type: ignore[union-attr]

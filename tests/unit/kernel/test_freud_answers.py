@@ -1,0 +1,107 @@
+"""Freud's answers, written out of stored batches: bounds, and columns that are not believed."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+
+import pytest
+
+from polybus.kernel.freud_answers import (
+    answers,
+    fitting,
+    messages,
+    produced,
+    records,
+    whole_answers,
+)
+from polybus.kernel.freud_client import Record, scan_answers
+
+CAP = 1000
+OFFSETS = array("i", [0, 3, 3, 8])
+BODIES = b"onethree"
+TIMES = array("Q", [10, 11, 2**64 - 1])
+
+
+def test_a_part_of_a_batch():
+    expected = answers(0, 1) + answers(0, 1, b"three")
+    assert messages(OFFSETS, BODIES, 1, 2) == expected
+    assert messages(OFFSETS, bytearray(BODIES), 3, 0) == b""
+
+
+def test_ids_of_records_count_from_the_batch_and_not_from_the_part():
+    data = records(100, TIMES, 1, OFFSETS, BODIES, 1, 2)
+    batch = scan_answers(data, 0, len(data), CAP)[1]
+    assert batch.records(0, 2) == [
+        Record(101, 11, 1, b""),
+        Record(102, 2**64 - 1, 1, b"three"),
+    ]
+
+
+def test_columns_may_lie_anywhere():
+    shifted = memoryview(b"?" + OFFSETS.tobytes())[1:]
+    times = memoryview(b"?" + TIMES.tobytes())[1:]
+    assert messages(shifted, BODIES, 0, 1) == answers(0, 1, b"one")
+    assert len(records(0, times, 0, shifted, BODIES, 0, 3)) == 3 * 28 + 8
+
+
+@pytest.mark.parametrize(
+    ("offsets", "part"),
+    [
+        ([0, 3], (0, 2)),
+        ([0, 3], (2, 0)),
+        ([0, 3], (-1, 1)),
+        ([0, 3], (0, -1)),
+        ([0, 3], (1, sys.maxsize)),
+        ([0, 3], (sys.maxsize, 1)),
+        ([], (0, 0)),
+        ([0, 9], (0, 1)),
+        ([-1, 3], (0, 1)),
+        ([0, 3, 2, 8], (0, 3)),
+        ([0, 9, 8], (0, 2)),
+    ],
+)
+def test_columns_that_do_not_hold_what_is_asked_are_refused(offsets, part):
+    with pytest.raises(ValueError, match="offsets"):
+        messages(array("i", offsets), BODIES, *part)
+
+
+def test_every_record_needs_its_time():
+    with pytest.raises(ValueError, match="time"):
+        records(0, TIMES[:2], 0, OFFSETS, BODIES, 2, 1)
+
+
+@pytest.mark.parametrize("count", [-1, sys.maxsize])
+@pytest.mark.parametrize("make", [lambda n: answers(0, n), lambda n: produced(0, n)])
+def test_impossible_counts_are_refused(make, count):
+    with pytest.raises((ValueError, OverflowError)):
+        make(count)
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "records", "expected"),
+    [
+        *((0, False, 1), (18, False, 1), (19, False, 2), (31, False, 2), (32, False, 3)),
+        *((58, True, 1), (59, True, 2), (91, True, 2), (92, True, 3)),
+    ],
+)
+def test_as_many_as_fit_and_at_least_one(max_bytes, records, expected):
+    assert fitting(OFFSETS, 0, 3, max_bytes, records) == expected
+    assert fitting(OFFSETS, 3, 0, max_bytes, records) == 0
+
+
+@pytest.mark.parametrize("part", [(-1, 1), (0, 4), (4, 0), (0, -1), (1, sys.maxsize)])
+def test_fitting_stays_within_the_offsets(part):
+    start, count = part
+    with pytest.raises(ValueError, match="offsets"):
+        fitting(OFFSETS, start, count, 100)
+
+
+def test_whole_answers():
+    written = answers(0, 2, b"abc") + answers(1, 1)
+    counted = [whole_answers(written, sent) for sent in range(-1, len(written) + 2)]
+    assert counted == [0] * 12 + [1] * 11 + [2] * 8 + [3] * 2
+
+
+def test_bytes_that_are_no_answers_count_as_none():
+    assert whole_answers(b"\xff" * 100, 100) == 0

@@ -1,0 +1,174 @@
+"""Nothing leaks and nothing is touched that was not given."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import tracemalloc
+import weakref
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polybus.kernel.fanout import Fanout, Source
+from polybus.kernel.rqueue import RqueueEncoding, RqueueFraming
+from tests.property.kernel.frames import filler, publish, publish_part
+
+OWN, OTHER = RqueueEncoding(0, 2048), RqueueEncoding(1, 282)
+FRAMING = RqueueFraming(OWN)
+ROUNDS = 200
+SLACK_BYTES = (
+    4096  # counters that outgrow small integers, and the like; a leak is ROUNDS times more
+)
+
+STREAM = b"".join(
+    publish(topic, filler(200)) + publish_part(topic, 0, 2, b"half")
+    for topic in (b"x", b"y", b"z", b"unheard", b"denied")
+)
+
+
+class Outbox:
+    pass
+
+
+def judge(identity: int, topic: bytes) -> bool:
+    if topic == b"broken":
+        raise LookupError
+    return topic != b"denied"
+
+
+def prepared() -> tuple[Fanout, list[Outbox]]:
+    fanout, outboxes = Fanout(judge), [Outbox() for _ in range(4)]
+    fanout.judge_unheard = True
+    for outbox, encoding, topics in zip(
+        outboxes, (OWN, OWN, OTHER, OTHER), ("xyz", "xy", "xz", "z"), strict=True
+    ):
+        number = fanout.add_subscriber(outbox, encoding)
+        for topic in topics:
+            fanout.subscribe(number, topic.encode())
+    fanout.set_collect(b"y", True)
+    return fanout, outboxes
+
+
+def route(fanout: Fanout) -> None:
+    fanout.new_policy()
+    routed = fanout.route(FRAMING, Source(7), STREAM, 0, len(STREAM))
+    assert len(routed.outputs) >= 4
+
+
+def route_and_fail(fanout: Fanout) -> None:
+    stream = STREAM + publish(b"broken", b"")
+    fanout.subscribe(0, b"broken")
+    with pytest.raises(LookupError):
+        fanout.route(FRAMING, Source(7), stream, 0, len(stream))
+    fanout.unsubscribe(0, b"broken")
+
+
+def publish_one(fanout: Fanout) -> None:
+    fanout.publish(Source(0), b"z", array("i", [0, 300, 900]), bytes(900), OWN)
+
+
+def come_and_go(fanout: Fanout) -> None:
+    number = fanout.add_subscriber(Outbox(), OTHER)
+    for topic in (b"x", b"y", b"new", b"t" * 255):
+        fanout.subscribe(number, topic)
+    fanout.set_collect(b"t" * 255, True)
+    route(fanout)
+    fanout.remove_subscriber(number)
+    fanout.set_collect(b"t" * 255, False)
+
+
+def live_and_die(_: Fanout) -> None:
+    route(prepared()[0])
+
+
+def be_refused(fanout: Fanout) -> None:
+    with pytest.raises(ValueError, match="within"):
+        fanout.route(FRAMING, Source(0), b"", 0, 1)
+    with pytest.raises(ValueError, match="offsets"):
+        fanout.publish(Source(0), b"x", b"123", b"")
+    with pytest.raises(ValueError, match="topic"):
+        fanout.subscribe(0, b"")
+
+
+@pytest.mark.parametrize(
+    "act", [route, route_and_fail, publish_one, come_and_go, live_and_die, be_refused]
+)
+def test_nothing_leaks(act: Callable[[Fanout], None]) -> None:
+    fanout, outboxes = prepared()
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            act(fanout)
+        gc.collect()
+        references = [sys.getrefcount(outbox) for outbox in outboxes]
+        held, _ = tracemalloc.get_traced_memory()
+        for _ in range(ROUNDS):
+            act(fanout)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - held < SLACK_BYTES
+        assert [sys.getrefcount(outbox) for outbox in outboxes] == references
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_outbox_is_held_by_its_outputs_and_its_place_alone() -> None:
+    fanout, outboxes = prepared()
+    counts = [sys.getrefcount(outboxes[0])]
+    routed = fanout.route(FRAMING, Source(0), STREAM, 0, len(STREAM))
+    counts.append(sys.getrefcount(outboxes[0]))
+    del routed
+    counts.append(sys.getrefcount(outboxes[0]))
+    assert [count - counts[0] for count in counts] == [0, 1, 0]
+    seen = weakref.ref(outboxes.pop(0))
+    fanout.remove_subscriber(0)
+    assert seen() is None
+
+
+def test_a_shared_output_is_held_by_its_outputs_alone() -> None:
+    fanout = Fanout(judge)
+    for outbox in "ab":
+        fanout.subscribe(fanout.add_subscriber(outbox, OWN), b"x")
+    data = publish(b"x", b"1")
+    routed = fanout.route(FRAMING, Source(0), data, 0, len(data))
+    shared = routed.outputs[0][1]
+    counts = [sys.getrefcount(shared)]
+    del routed
+    counts.append(sys.getrefcount(shared))
+    assert counts[0] - counts[1] == 2
+
+
+def test_a_fanout_that_is_its_own_judge_is_collected() -> None:
+    """Reference cycles through the kernel's objects are seen by the collector."""
+
+    class Bus:
+        def __init__(self) -> None:
+            self.fanout = Fanout(self.judge)
+            self.fanout.subscribe(self.fanout.add_subscriber(self, OWN), b"x")
+
+        def judge(self, identity: int, topic: bytes) -> bool:
+            return True
+
+    bus = Bus()
+    route_once = publish(b"x", b"1")
+    bus.fanout.route(FRAMING, Source(0), route_once, 0, len(route_once))
+    seen = weakref.ref(bus)
+    del bus
+    gc.collect()
+    assert seen() is None
+
+
+def test_nothing_outside_the_buffer_is_touched() -> None:
+    """Buffers of every size between two forbidden pages, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.kernel.forbidden_pages"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr}"
+    assert done.stdout == "nothing outside was touched\n"

@@ -1,0 +1,157 @@
+"""`polybus rqueue sink` and `pusher`, as processes: what they print and how they end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from polybus.dialects.rqueue.measuring import Tally
+from polybus.testing.process import POLYBUS, BusProcess, rqueue, run
+
+PATIENCE_S = 50
+SUMMARY = re.compile(
+    r"(\w+) (\d+) messages, (\d+) bytes, [\d.]+ s: [\d,]+ messages/s, [\d,.]+ MB/s"
+)
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[BusProcess]:
+    with rqueue() as one:
+        yield one
+
+
+@contextmanager
+def sink(bus: BusProcess, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A sink that has subscribed: a first message has come through."""
+    command = [*POLYBUS, "rqueue", "sink", "--port", str(bus.address().port), *args]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def push(bus: BusProcess, *args: str) -> subprocess.CompletedProcess[str]:
+    return run("rqueue", "pusher", "--port", str(bus.address().port), *args, timeout_s=PATIENCE_S)
+
+
+def push_until_seen(bus: BusProcess, process: subprocess.Popen[str], topic: str) -> None:
+    """Push until the sink says that something came."""
+    assert process.stdout is not None
+    args = ["--topic", topic, "--rate", "1000", "--size", "8"]
+    pusher = subprocess.Popen(
+        [*POLYBUS, "rqueue", "pusher", "--port", str(bus.address().port), *args],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        assert "messages/s" in process.stdout.readline()
+    finally:
+        pusher.send_signal(signal.SIGINT)
+        assert pusher.wait(PATIENCE_S) == 0
+
+
+def totals(out: str) -> tuple[str, int, int]:
+    """Verb, messages and bytes of the summary, which is the last line."""
+    found = SUMMARY.fullmatch(out.splitlines()[-1])
+    assert found, out
+    return found[1], int(found[2]), int(found[3])
+
+
+def test_the_pusher_sends_what_it_is_told(bus, topic):
+    done = push(bus, "--topic", topic, "--count", "5000", "--size", "100")
+    assert (done.returncode, totals(done.stdout)) == (0, ("sent", 5000, 500_000))
+    done = push(bus, "--topic", topic, "--count", "20", "--size", "5000", "--rate", "1000")
+    assert (done.returncode, totals(done.stdout)) == (0, ("sent", 20, 100_000))
+
+
+def test_the_sink_stops_at_its_count(bus, topic):
+    with sink(bus, "--topic", topic, "--count", "3000", "--size", "64") as process:
+        while process.poll() is None:
+            push(bus, "--topic", topic, "--count", "1000", "--size", "64")
+        out, err = process.communicate()
+        assert (process.returncode, totals(out), err) == (0, ("received", 3000, 192_000), "")
+
+
+def test_the_sink_notices_a_wrong_size(bus, topic):
+    with sink(bus, "--topic", topic, "--count", "10", "--size", "64") as process:
+        while process.poll() is None:
+            push(bus, "--topic", topic, "--count", "10", "--size", "63")
+        out, _ = process.communicate()
+        assert process.returncode == 1
+        assert "not 64 bytes in each message" in out
+
+
+@pytest.mark.parametrize(("count", "code"), [("0", 0), ("1000000000", 130)])
+def test_ctrl_c_ends_with_a_summary(bus, topic, count, code):
+    with sink(bus, "--topic", topic, "--count", count) as process:
+        push_until_seen(bus, process, topic)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, err) == (code, "")
+        assert totals(out)[1] > 0
+
+
+def test_a_server_that_goes_away_is_said(topic):
+    with rqueue() as bus, sink(bus, "--topic", topic) as process:
+        push_until_seen(bus, process, topic)
+        bus.close()
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 3
+        assert totals(out)[0] == "received"
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["sink", "pusher"])
+def test_no_server_is_one_line(command):
+    done = run("rqueue", command, "--port", "1")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert re.fullmatch(r"polybus: cannot connect to tcp://127.0.0.1:1.*\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "args", [("--size", "x"), ("--port", "0"), ("--rate", "-1"), ("--topic", ""), ("--nope",)]
+)
+def test_wrong_flags_are_one_line(bus, args):
+    port = () if "--port" in args else ("--port", str(bus.address().port))
+    done = run("rqueue", "pusher", "--count", "1", *port, *args)
+    assert (done.returncode, done.stdout.count("\n")) == (2, 0 if "--topic" not in args else 1)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_nothing_heavy_is_loaded(bus, topic):
+    port = str(bus.address().port)
+    args = ["rqueue", "pusher", "--port", port, "--topic", topic, "--count", "1"]
+    text = f"""
+import sys
+from polybus.cli.main import run
+assert run({args!r}) == 0
+heavy = {{"pyarrow", "zmq", "lmdb", "google", "rich", "structlog"}} & set(sys.modules)
+sys.exit(f"loaded: {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class TestTally:
+    def test_rates_are_since_the_start_and_since_the_last_line(self):
+        now_s = 100.0
+        tally = Tally("sent", clock=lambda: now_s)
+        assert tally.interval() is None
+        tally.add(10, 1000)
+        now_s = 102.0
+        assert tally.interval() == "5 messages/s, 0.0 MB/s"
+        tally.add(100, 8_000_000)
+        now_s = 104.0
+        assert tally.interval() == "50 messages/s, 4.0 MB/s"
+        assert (
+            tally.summary() == "sent 110 messages, 8001000 bytes, 4.00 s: 28 messages/s, 2.0 MB/s"
+        )
+
+    def test_nothing_at_all(self):
+        assert Tally("sent").summary().endswith("0 messages, 0 bytes, 0.00 s: no time to measure")

@@ -1,0 +1,103 @@
+"""`acl.toml`: what is written can be read, what is broken is told, and a write is all or nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.errors import ConfigError
+from polybus.model.rules import Rule
+from polybus.server.aclfile import HEADING, Kept, read, write
+
+RULE = Rule.parse("allow user:alice produce,subscribe orders.*")
+OTHER = Rule.parse("deny service:'/opt/My \"App\"/x' delete 'naïve \\\\ topic'")
+WORD = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=9
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "acl.toml"
+
+
+def test_no_file_is_no_rules(path):
+    assert read(path) == ()
+
+
+def test_what_is_written_is_read(path):
+    kept = (Kept(RULE), Kept(OTHER, by=1000))
+    write(path, kept)
+    assert read(path) == kept
+    assert path.read_text().startswith(HEADING)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    write(path, ())
+    assert read(path) == ()
+    assert os.listdir(path.parent) == ["acl.toml"]
+
+
+@given(WORD, WORD.filter(lambda word: "," not in word))
+def test_any_rule_survives(tmp_path_factory, service: str, pattern: str):
+    path = tmp_path_factory.mktemp("acl") / "acl.toml"
+    kept = (Kept(Rule.of("allow", f"service:{service}", "produce", pattern)),)
+    write(path, kept)
+    assert read(path) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[acl", "not valid TOML"),
+        ("\xff", "not valid TOML"),
+        ("a = " + "[" * 5000, "not valid TOML"),
+        ("acl = 1", "a list of tables"),
+        ("acl = ['allow user:a produce x']", "[[acl]] 1: lacks rule"),
+        ("[[acl]]\nrule = 1", "[[acl]] 1: lacks rule"),
+        ("[[acl]]\nby = 1", "[[acl]] 1: lacks rule"),
+        ("[[rule]]\nrule = 'x'", "'rule', where only [[acl]] belongs"),
+        ("[[acl]]\nrule = 'allow user:a produce x'\nbye = 1", "no key 'bye'"),
+        ("[[acl]]\nrule = 'allow user:a produce x'\nby = -1", "by is the number of a user"),
+        ("[[acl]]\nrule = 'allow user:a produce x'\nby = true", "by is the number of a user"),
+        ("[[acl]]\nrule = 'allow user:a produce x'\n[[acl]]\nrule = 'no'", "[[acl]] 2: rule 'no'"),
+        ("[[acl]]\nrule = 'allow user:a produce x'\n" * 4097, "4096 are allowed"),
+    ],
+)
+def test_a_broken_file_is_told_in_one_line(path, text: str, says: str):
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["fsync", "rename"])
+def test_a_write_that_fails_leaves_the_old_file(path, step: str, monkeypatch: pytest.MonkeyPatch):
+    write(path, (Kept(RULE),))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os if step == "fsync" else Path, step, full)
+    with pytest.raises(OSError, match="No space"):
+        write(path, (Kept(OTHER),))
+    assert read(path) == (Kept(RULE),)
+    assert os.listdir(path.parent) == ["acl.toml"]
+
+
+def test_what_a_killed_write_left_behind_is_replaced(path):
+    path.with_name("acl.toml.new").write_text("half a fi")
+    write(path, (Kept(RULE),))
+    assert read(path) == (Kept(RULE),)
+    assert os.listdir(path.parent) == ["acl.toml"]

@@ -1,0 +1,109 @@
+"""Users and groups of the host; and a database that takes its time does not stop the loop."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import threading
+import time
+
+import pytest
+
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.server.directory import FRESH_S, Account, Directory, account_of, gid_of, uid_of
+from polybus.testing.watch import until
+
+NO_SUCH = "no-such-name-anywhere"
+
+
+class Database:
+    """One that a test can stop, and that counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.groups = frozenset({7})
+
+    def look_up(self, uid: int) -> Account:
+        self.asked.append(uid)
+        self.open.wait(20)
+        if uid == 13:
+            raise OSError("the server is down")
+        return Account(f"user{uid}", self.groups)
+
+
+@pytest.fixture
+def database() -> Database:
+    return Database()
+
+
+def test_names_and_numbers_of_this_host():
+    me = pwd.getpwuid(os.getuid())
+    assert uid_of(me.pw_name) == os.getuid()
+    assert gid_of(grp.getgrgid(me.pw_gid).gr_name) == me.pw_gid
+    assert account_of(os.getuid()) == Account(
+        me.pw_name, frozenset(os.getgrouplist(me.pw_name, me.pw_gid))
+    )
+
+
+@pytest.mark.parametrize("name", [NO_SUCH, "", "a\0b", "a:b", "é" * 300])
+def test_names_that_are_not_there(name: str):
+    assert uid_of(name) is None
+    assert gid_of(name) is None
+
+
+@pytest.mark.parametrize("uid", [54321, 2**32 - 2])
+def test_a_uid_without_an_entry_is_in_no_group(uid: int):
+    assert account_of(uid) == Account(None, frozenset())
+
+
+def test_it_is_asked_once_a_minute(database):
+    now = 0.0
+    directory = Directory(lambda: now, database.look_up)
+    assert directory.groups_of(5) == {7}
+    database.groups = frozenset({8})
+    now = FRESH_S
+    assert directory.groups_of(5) == {7}
+    now = FRESH_S + 1
+    assert directory.groups_of(5) == {8}
+    assert database.asked == [5, 5]
+
+
+def test_a_database_that_hangs_holds_nobody_up(database):
+    directory = Directory(time.monotonic, database.look_up)
+    database.open.clear()
+    begun = time.monotonic()
+    for uid in range(100, 200):
+        assert directory.groups_of(uid) is None
+    assert time.monotonic() - begun < 5  # a hundred waits would be more
+    database.open.set()
+    until(lambda: directory.groups_of(150) == {7}, "the answer")
+    assert len(database.asked) == len(set(database.asked))
+
+
+def test_an_old_answer_serves_while_a_new_one_is_awaited(database):
+    now = 0.0
+    directory = Directory(lambda: now, database.look_up)
+    directory.groups_of(5)
+    database.open.clear()
+    now = 2 * FRESH_S
+    assert directory.groups_of(5) == {7}
+    database.open.set()
+
+
+def test_a_database_that_fails_is_asked_again(database):
+    directory = Directory(time.monotonic, database.look_up)
+    assert directory.groups_of(13) is None
+    assert directory.groups_of(13) is None
+    assert database.asked == [13, 13]
+    assert directory.groups_of(5) == {7}
+
+
+def test_names_for_the_log(database):
+    directory = Directory(time.monotonic, database.look_up)
+    assert directory.describe(Identity(5)) == "user5(5)"
+    assert directory.describe(Identity(13)) == "uid:13"
+    assert directory.describe(ANONYMOUS) == "anonymous"
+    assert directory.describe(Identity(5, key="k")) == "key:k"

@@ -1,0 +1,45 @@
+"""The pages on configuration and running say what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from polybus.cli.outcome import EXIT_CODES
+from polybus.server.config import KEYS, load
+from polybus.server.dialects import DIALECTS
+
+DOCS = Path(__file__).parents[3] / "docs"
+DEFAULTS = {key.dotted: value for key, value, _ in load().rows()}
+
+
+def documented() -> dict[str, str]:
+    """Dotted key → its default, as the tables of the page have them."""
+    found, section = {}, ""
+    for line in (DOCS / "configuration.md").read_text().splitlines():
+        if heading := re.match(r"### (?:`\[(\w+)\]`)?", line):
+            section = heading[1] or ""
+        elif row := re.match(r"\| `(\w+)` \| ([^|]+) \|", line):
+            found[f"{section}.{row[1]}".lstrip(".")] = row[2].strip("` ")
+    return found
+
+
+def test_every_setting_is_on_the_page_and_no_other():
+    assert list(documented()) == list(KEYS)
+
+
+@pytest.mark.parametrize("dotted", sorted(set(KEYS) - {"data", "tls.certificate", "tls.key"}))
+def test_the_defaults_on_the_page_are_those_of_the_code(dotted):
+    assert json.loads(documented()[dotted]) == json.loads(json.dumps(DEFAULTS[dotted]))
+
+
+def test_dialects_and_exit_codes_are_on_the_page():
+    page = (DOCS / "guides" / "running.md").read_text()
+    for row in DIALECTS.values():
+        schemes = ", ".join(f"`{scheme}`" for scheme in row.schemes)
+        assert f"| `{row.name}` | `{row.defaults[0]}` | {schemes} |" in page
+    for code in {code for _, code in EXIT_CODES} | {0, 130}:
+        assert re.search(rf"^\| {code} \|", page, re.MULTILINE)

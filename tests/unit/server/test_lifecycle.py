@@ -1,0 +1,39 @@
+"""The timer of the bus goes on, whatever its steps do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import uvloop
+
+from polybus.server import lifecycle
+from polybus.server.lifecycle import Ticker
+
+
+def test_a_step_that_fails_stops_neither_the_others_nor_the_timer(monkeypatch):
+    monkeypatch.setattr(lifecycle, "TICK_S", 0.001)
+    failures: list[Exception] = []
+    rounds = 0
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        nonlocal rounds
+        enough = asyncio.Event()
+
+        def counting() -> None:
+            nonlocal rounds
+            rounds += 1
+            if rounds == 5:
+                enough.set()
+
+        ticker = Ticker((broken, counting), failures.append)
+        ticker.start()
+        await enough.wait()
+        ticker.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    assert rounds == 5
+    assert [type(failure) for failure in failures] == [ZeroDivisionError] * 5

@@ -1,0 +1,351 @@
+"""Names and numbers of the other end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.testing.watch import until
+from polybus.transports import credentials, peer
+from polybus.transports.credentials import service_of, unit_of
+from polybus.transports.peer import describe, identify, socket_table, unsent_bytes
+from polybus.transports.procnet import ProcNet, packed
+from polybus.transports.sockdiag import End, SockDiag, SocketTable
+
+OTHER_UID = 4242
+ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+V4, V6, MAPPED = "127.0.0.1", "::1", "::ffff:127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("peername", "name"),
+    [
+        (("127.0.0.1", 51234), "127.0.0.1:51234"),
+        (("::1", 51234, 0, 0), "[::1]:51234"),
+        (None, "gone"),
+    ],
+)
+def test_a_tcp_peer_is_its_address(peername: object, name: str):
+    assert describe(peername, ANONYMOUS) == name
+
+
+def test_a_unix_peer_is_its_process():
+    assert describe("", Identity(uid=5, gid=6, pid=7)) == "unix:pid=7,uid=5"
+
+
+# --- Unix sockets
+
+
+def test_the_kernel_vouches_for_a_unix_peer():
+    near, far = socket.socketpair()
+    with near, far:
+        found = identify(near)
+    assert (found.uid, found.gid, found.pid) == (os.getuid(), os.getgid(), os.getpid())
+    assert found.groups == frozenset(os.getgroups())
+    assert found.service in (
+        unit_of(Path("/proc/self/cgroup").read_text()),
+        str(Path("/proc/self/exe").readlink()),
+    )
+    assert found.service
+
+
+@contextlib.contextmanager
+def calling(path: Path, setup: str) -> Iterator[socket.socket]:
+    """The accepted end of a connection that another process, after `setup`, has made."""
+    program = (
+        f"import os, socket, sys\n{setup}\n"
+        f"link = socket.socket(socket.AF_UNIX)\nlink.connect({str(path)!r})\nsys.stdin.read()\n"
+    )
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        path.chmod(0o777)
+        server.listen()
+        server.settimeout(20)
+        with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as child:
+            try:
+                link, _ = server.accept()
+                with link:
+                    yield link
+            finally:
+                child.kill()
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("count", [0, 1, 64, 65, 256, 257, 3000])
+def test_any_number_of_supplementary_groups(count: int, short_path: Path):
+    setup = f"os.setgroups(range(70000, 70000 + {count})); os.setgid(4243); os.setuid({OTHER_UID})"
+    with calling(short_path, setup) as link:
+        found = identify(link)
+    assert (found.uid, found.gid) == (OTHER_UID, 4243)
+    assert found.groups == frozenset(range(70000, 70000 + count))
+
+
+@pytest.fixture
+def short_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = Path(f"/tmp/pb-peer-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    yield folder / "s"
+    (folder / "s").unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def test_a_process_that_has_ended_has_no_service(short_path: Path):
+    """Its pid may be another's by now."""
+    with calling(short_path, "") as link:
+        pid = identify(link).pid
+        assert pid is not None
+        assert identify(link).service
+        os.kill(pid, 9)
+        until(lambda: identify(link).service == "", "its service is forgotten")
+        assert identify(link).uid == os.getuid()
+
+
+def test_where_the_kernel_has_no_process_handles_the_pid_is_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(credentials, "SO_PEERPIDFD", 9999)
+    near, far = socket.socketpair()
+    with near, far:
+        assert identify(near).service == service_of(os.getpid()) != ""
+
+
+def test_where_the_kernel_tells_no_groups_nobody_knows_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(credentials, "SO_PEERGROUPS", 9999)
+    near, far = socket.socketpair()
+    with near, far:
+        assert identify(near).groups is None
+
+
+SYSTEM = "/system.slice/billing.service"
+USER = "/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.service"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "unit"),
+    [
+        ("", ""),
+        ("0::/\n", ""),
+        (f"0::{SYSTEM}\n", "billing.service"),
+        (f"0::{SYSTEM}/workers/7\n", "billing.service"),
+        (f"0::{USER}\n", "app-x.service"),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
+        (f"0::{SYSTEM} (deleted)\n", "billing.service"),
+        ("0::/system.slice/.service\n", ""),
+        ("0::/system.slice/my.service.d/x\n", ""),
+        (f"12:pids:/a.service\n1:name=systemd:{SYSTEM}\n0::/\n", "billing.service"),
+        (f"12:pids:{SYSTEM}\n1:name=systemd:/\n0::/\n", ""),
+        (f"0::{SYSTEM}\n1:name=systemd:/other.service\n", "billing.service"),
+        ("0::/a:b.service\n", "a:b.service"),
+        ("garbage\n:::\n", ""),
+    ],
+)
+def test_the_service_is_the_innermost_unit(cgroups: str, unit: str):
+    assert unit_of(cgroups) == unit
+
+
+def test_without_a_unit_the_service_is_the_executable(tmp_path: Path):
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "exe").symlink_to("/usr/bin/thing")
+    assert service_of(7, str(tmp_path)) == "/usr/bin/thing"
+    (folder / "cgroup").write_text(f"0::{SYSTEM}\n")
+    assert service_of(7, str(tmp_path)) == "billing.service"
+    (folder / "cgroup").write_bytes(b"0::/\xff\n")
+    (folder / "exe").unlink()
+    assert service_of(7, str(tmp_path)) == ""
+    assert service_of(8, str(tmp_path)) == ""
+
+
+# --- TCP
+
+
+@contextlib.contextmanager
+def connected(
+    host: str = V4, far_host: str | None = None
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection: ours, accepted, and the peer's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::") as server:
+        target = far_host or host
+        far = socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET)
+        far.connect((target, server.getsockname()[1]))
+        near, _ = server.accept()
+        with near, far:
+            yield near, far
+
+
+TABLES = [pytest.param(SockDiag, id="sockdiag"), pytest.param(ProcNet, id="procnet")]
+
+
+@pytest.fixture(params=TABLES)
+def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketTable]:
+    """Each way to the socket table, as the one in use."""
+    made = request.param()
+    monkeypatch.setattr(peer, "socket_table", lambda: made)
+    yield made
+    if isinstance(made, SockDiag):
+        made.close()
+
+
+def test_netlink_works_here():
+    assert isinstance(socket_table(), SockDiag)
+
+
+@pytest.mark.parametrize(
+    ("host", "far_host"),
+    [(V4, V4), ("127.1.2.3", "127.1.2.3"), (V6, V6), ("::", V4), ("::", V6), ("::", MAPPED)],
+)
+def test_the_socket_table_knows_the_uid_of_a_loopback_peer(table, host: str, far_host: str):
+    with connected(host, far_host) as (near, _):
+        assert identify(near) == Identity(uid=os.getuid())
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(("host", "far_host"), [(V4, V4), (V6, V6), ("::", MAPPED)])
+def test_a_socket_belongs_to_whom_the_kernel_says(table, host: str, far_host: str):
+    with connected(host, far_host) as (near, far):
+        os.fchown(far.fileno(), OTHER_UID, -1)  # as if another user had made it
+        assert identify(near) == Identity(uid=OTHER_UID)
+        os.fchown(near.fileno(), OTHER_UID + 1, -1)  # our own end does not matter
+        assert identify(near) == Identity(uid=OTHER_UID)
+
+
+def test_a_peer_that_has_closed_is_nobody_and_not_root(table):
+    """The table says uid 0 of a socket that no process holds."""
+    with connected() as (near, far):
+        far.close()
+        assert identify(near) == ANONYMOUS
+
+
+def test_a_peer_that_only_stopped_sending_is_still_known(table):
+    with connected() as (near, far):
+        far.shutdown(socket.SHUT_WR)
+        assert identify(near) == Identity(uid=os.getuid())
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def test_what_a_peer_sent_before_a_reset_is_not_its_successors(table):
+    """One process resets, and the next gets the same two addresses before we look."""
+    with socket.create_server((V4, 0)) as server:
+        first = socket.create_connection(server.getsockname())
+        place = first.getsockname()
+        first.send(b"forged")
+        reset(first)
+        second = socket.socket()
+        second.bind(place)
+        second.connect(server.getsockname())
+        near, far = server.accept()
+        with near, second:
+            assert far == place
+            assert near.recv(10) == b"forged"
+            assert identify(near) == ANONYMOUS
+            (other, _) = server.accept()
+            with other:
+                assert identify(other) == Identity(uid=os.getuid())
+
+
+def test_a_listener_at_the_peers_address_is_not_the_peer(table):
+    with socket.create_server((V4, 0)) as listener, connected() as (near, _):
+        far = End(packed(V4), listener.getsockname()[1])
+        assert table.owner(far, End(packed(V4), near.getsockname()[1])) is None
+
+
+def test_beyond_loopback_nobody_vouches(monkeypatch: pytest.MonkeyPatch):
+    def never(far: End, near: End) -> int:
+        raise AssertionError("the table was asked")
+
+    class Elsewhere:
+        family = socket.AF_INET
+
+        def getpeername(self) -> tuple[str, int]:
+            return ("192.0.2.1", 5)
+
+        def getsockname(self) -> tuple[str, int]:
+            return (V4, 5)
+
+    monkeypatch.setattr(peer, "socket_table", lambda: type("T", (), {"owner": staticmethod(never)}))
+    assert identify(Elsewhere()) == ANONYMOUS  # type: ignore[arg-type]
+
+
+def test_nobody_vouches_for_what_is_not_connected():
+    with socket.socket() as sock:
+        assert identify(sock) == ANONYMOUS
+    assert identify(None) == ANONYMOUS
+
+
+def test_answers_to_older_questions_are_not_taken_for_this_one():
+    table = SockDiag()
+    with connected() as (near, far):
+        ends = [End(packed(V4), one.getsockname()[1]) for one in (far, near)]
+        assert table.owner(*ends) == os.getuid()
+        for _ in range(3):
+            table._netlink.send(b"".join(_question(ends)))  # and nobody reads the answer
+        assert table.owner(*ends) == os.getuid()
+    table.close()
+
+
+def _question(ends: list[End]) -> list[bytes]:
+    from polybus.transports.sockdiag import _request
+
+    return [_request(999, *ends)]
+
+
+def test_a_closed_netlink_socket_knows_nobody():
+    table = SockDiag()
+    table.close()
+    assert table.owner(End(packed(V4), 1), End(packed(V4), 2)) is None
+
+
+def test_without_netlink_the_text_is_read(monkeypatch: pytest.MonkeyPatch):
+    class Closed:
+        def __init__(self) -> None:
+            raise PermissionError
+
+    class Ignorant:
+        def owner(self, far: End, near: End) -> None:
+            return None
+
+        def close(self) -> None:
+            pass
+
+    for broken in (Closed, Ignorant):
+        monkeypatch.setattr(peer, "SockDiag", broken)
+        assert isinstance(socket_table.__wrapped__(), ProcNet)
+
+
+def test_a_socket_table_that_cannot_be_read_knows_nobody(tmp_path: Path):
+    ends = End(packed(V4), 1), End(packed(V4), 2)
+    assert ProcNet(tmp_path).owner(*ends) is None
+    (tmp_path / "tcp").write_text("  sl  local_address\n   0: short\n")
+    assert ProcNet(tmp_path).owner(*ends) is None
+
+
+# --- how far along
+
+
+def test_unsent_bytes_are_those_that_nobody_has_read():
+    near, far = socket.socketpair()
+    with near, far:
+        assert unsent_bytes(near) == 0
+        near.send(bytes(1000))
+        assert unsent_bytes(near) >= 1000
+        far.recv(1000)
+        assert unsent_bytes(near) == 0
+
+
+def test_a_closed_socket_has_none():
+    with socket.socket() as sock:
+        pass
+    assert unsent_bytes(sock) == 0
+    assert unsent_bytes(None) == 0

@@ -1,0 +1,424 @@
+"""Listeners: TCP, Unix and TLS; the gate; and ends that come too early."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+import uvloop
+from typing_extensions import Buffer
+
+from polybus.errors import AddressError, AddressInUse
+from polybus.model.address import Address
+from polybus.testing.certificates import trusting, write_certificate
+from polybus.testing.watch import eventually
+from polybus.transports import tls as tls_module
+from polybus.transports.connection import StreamConnection
+from polybus.transports.inbox import SharedBuffer
+from polybus.transports.stream import Gate, Listener, ListenOptions, listen
+
+DEADLINE_S = 10.0
+ANY_PORT = Address.parse("tcp://127.0.0.1:0")
+ANY_TLS_PORT = Address.parse("tls://127.0.0.1:0")
+
+
+class Echo:
+    """Sends everything back; keeps what it was told."""
+
+    def __init__(self, pipe: StreamConnection) -> None:
+        self.pipe = pipe
+        self.events: list[str] = []
+        self.received = 0
+
+    def receive(self, buffer: Buffer, start: int, end: int) -> int:
+        self.pipe.write(bytes(memoryview(buffer)[start:end]))
+        self.received += end - start
+        return end - start
+
+    def stalled(self) -> None:
+        self.events.append("stalled")
+        self.pipe.pause_reading()
+
+    def writable(self) -> None:
+        self.events.append("writable")
+        self.pipe.resume_reading()
+
+    def half_closed(self) -> bool:
+        self.events.append("half_closed")
+        self.pipe.close()
+        return False
+
+    def ended(self) -> None:
+        self.events.append("ended")
+
+
+class House:
+    """A gate, sessions behind it, and those who call. Leaving the block ends them all.
+
+    Whatever a test leaves open would keep its loop from closing, and hang the run.
+    """
+
+    def __init__(self, places: int = 100, context: ssl.SSLContext | None = None) -> None:
+        self.refused: list[str] = []
+        self.gate = Gate(places, self.refused.append)
+        self.sessions: list[Echo] = []
+        self.options = ListenOptions(self.gate, SharedBuffer(), tls=context)
+        self._listeners: list[Listener] = []
+        self._callers: list[asyncio.StreamWriter] = []
+
+    def open(self, pipe: StreamConnection) -> Echo:
+        self.sessions.append(Echo(pipe))
+        return self.sessions[-1]
+
+    async def listen(self, address: Address = ANY_PORT) -> Listener:
+        self._listeners.append(await listen(address, self.open, self.options))
+        return self._listeners[-1]
+
+    async def call(
+        self, listener: Listener, context: ssl.SSLContext | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        address = listener.address
+        reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
+        self._callers.append(writer)
+        return reader, writer
+
+    async def call_unix(self, path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_unix_connection(path)
+        self._callers.append(writer)
+        return reader, writer
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for writer in self._callers:
+            writer.transport.abort()
+        for listener in self._listeners:
+            listener.close()
+            await asyncio.wait_for(listener.drain(0), DEADLINE_S)
+        if error is None:
+            assert self.gate.open == 0
+            assert all(one.events[-1:] == ["ended"] for one in self.sessions)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(2 * DEADLINE_S):
+            await test()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(limited())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await eventually(condition, "see the line of the test", DEADLINE_S)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What the server shows and what a client trusts."""
+    cert, key = write_certificate(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(cert, key)
+    return server, trusting(cert)
+
+
+Certificate = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+# --- addresses ---------------------------------------------------------------
+
+
+def test_a_free_port_is_picked_and_told():
+    async def test() -> None:
+        async with House() as house:
+            listener = await house.listen()
+            assert listener.address.port > 0
+            reader, writer = await house.call(listener)
+            writer.write(b"hello")
+            assert await reader.readexactly(5) == b"hello"
+
+    run(test)
+
+
+def test_a_taken_port_is_said_to_be_taken():
+    async def test() -> None:
+        async with House() as house:
+            first = await house.listen()
+            with pytest.raises(AddressInUse, match=str(first.address.port)):
+                await house.listen(first.address)
+
+    run(test)
+
+
+def test_an_address_of_somebody_else_is_an_error():
+    async def test() -> None:
+        async with House() as house:
+            with pytest.raises(AddressError, match="cannot be listened on"):
+                await house.listen(Address.parse("tcp://192.0.2.1:0"))
+
+    run(test)
+
+
+def test_an_encrypted_listener_without_a_certificate_never_opens():
+    async def test() -> None:
+        async with House() as house:
+            with pytest.raises(AddressError, match="certificate"):
+                await house.listen(ANY_TLS_PORT)
+
+    run(test)
+
+
+def test_a_unix_socket_has_its_mode_and_knows_its_peer(tmp_path: Path):
+    async def test() -> None:
+        path = tmp_path / "s"
+        async with House() as house:
+            await house.listen(Address.parse(f"unix:{path}"))
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            reader, writer = await house.call_unix(path)
+            writer.write(b"hello")
+            assert await reader.readexactly(5) == b"hello"
+            pipe = house.sessions[0].pipe
+            assert pipe.peer == f"unix:pid={os.getpid()},uid={os.getuid()}"
+            assert pipe.identity.uid == os.getuid()
+
+    run(test)
+
+
+def test_a_tcp_peer_is_named_by_where_it_calls_from():
+    async def test() -> None:
+        async with House() as house:
+            listener = await house.listen()
+            _, writer = await house.call(listener)
+            await until(lambda: house.sessions)
+            host, port = writer.get_extra_info("sockname")
+            assert house.sessions[0].pipe.peer == f"{host}:{port}"
+
+    run(test)
+
+
+# --- the gate ----------------------------------------------------------------
+
+
+def test_connections_end_exactly_at_the_limit():
+    async def test() -> None:
+        async with House(places=2) as house:
+            listener = await house.listen()
+            first, _second = await house.call(listener), await house.call(listener)
+            await until(lambda: house.gate.open == 2)
+            third_reader, third = await house.call(listener)
+            assert await third_reader.read() == b""
+            host, port = third.get_extra_info("sockname")
+            assert house.refused == [f"{host}:{port}"]
+            assert len(house.sessions) == 2
+            first[1].transport.abort()
+            await until(lambda: house.gate.open == 1)
+            reader, fourth = await house.call(listener)
+            fourth.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+
+    run(test)
+
+
+def test_one_gate_serves_several_listeners():
+    async def test() -> None:
+        async with House(places=1) as house:
+            listeners = [await house.listen(), await house.listen()]
+            _, _first = await house.call(listeners[0])
+            await until(lambda: house.gate.open == 1)
+            reader, _second = await house.call(listeners[1])
+            assert await reader.read() == b""
+
+    run(test)
+
+
+def test_those_who_hang_up_at_once_leave_nothing_behind():
+    async def test() -> None:
+        async with House() as house:
+            listener = await house.listen()
+            place = (listener.address.host, listener.address.port)
+            for _ in range(50):
+                with socket.create_connection(place) as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            reader, writer = await house.call(listener)
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+            await until(lambda: house.gate.open == 1)
+
+    run(test)
+
+
+def test_draining_waits_and_then_ends_those_who_stay():
+    async def test() -> None:
+        async with House() as house:
+            listener = await house.listen()
+            reader, writer = await house.call(listener)
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+            listener.close()
+            await listener.drain(0.05)
+            assert house.sessions[0].events == ["ended"]
+            assert listener.connections == 0
+            with pytest.raises(ConnectionRefusedError):
+                await house.call(listener)
+
+    run(test)
+
+
+# --- TLS ---------------------------------------------------------------------
+
+
+def test_tls_carries_the_same_traffic(certificate: Certificate):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            reader, writer = await house.call(listener, certificate[1])
+            for size in (1, 16_384, 16_385, 3_000_000):
+                data = os.urandom(size)
+                writer.write(data)
+                assert await reader.readexactly(size) == data
+            assert house.sessions[0].events[-1:] != ["stalled"]
+
+    run(test)
+
+
+def test_tls_a_peer_that_does_not_read_is_seen_to_be_slow(certificate: Certificate):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            reader, _writer = await house.call(listener, certificate[1])
+            await until(lambda: house.sessions)
+            session = house.sessions[0]
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            written = 0
+            while "stalled" not in session.events:
+                session.pipe.write(bytes(100_000))
+                written += 100_000
+            assert session.pipe.backlog() > 0
+            assert session.pipe.unconfirmed() > 0
+            reader._transport.resume_reading()  # type: ignore[attr-defined]
+            await reader.readexactly(written)
+            await until(lambda: session.events[-1] == "writable")
+            assert session.pipe.backlog() == 0
+
+    run(test)
+
+
+def test_tls_a_paused_session_gets_the_rest_when_it_resumes(certificate: Certificate):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            reader, writer = await house.call(listener, certificate[1])
+            await until(lambda: house.sessions)
+            session = house.sessions[0]
+            session.pipe.pause_reading()
+            data = os.urandom(1_000_000)
+            writer.write(data)
+            other_reader, other = await house.call(listener, certificate[1])
+            other.write(b"x")  # its echo proves that the loop has come round
+            assert await other_reader.readexactly(1) == b"x"
+            assert session.received == 0
+            session.pipe.resume_reading()
+            assert await reader.readexactly(len(data)) == data
+
+    run(test)
+
+
+def test_tls_an_end_is_told_apart_from_a_cut(certificate: Certificate):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            reader, _writer = await house.call(listener, certificate[1])
+            await until(lambda: house.sessions)
+            house.sessions[0].pipe.write(b"last words")
+            house.sessions[0].pipe.close()
+            assert await reader.read() == b"last words"
+            assert reader.exception() is None
+            await until(lambda: house.sessions[0].events[-1:] == ["ended"])
+
+    run(test)
+
+
+def test_tls_a_peer_that_says_goodbye_is_half_closed_once(certificate: Certificate):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            reader, writer = await house.call(listener, certificate[1])
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+            writer.close()
+            await until(lambda: house.sessions[0].events[-1:] == ["ended"])
+            assert house.sessions[0].events == ["half_closed", "ended"]
+
+    run(test)
+
+
+def test_tls_one_that_only_connects_holds_a_place_and_then_loses_it(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tls_module, "HANDSHAKE_TIMEOUT_S", 0.2)
+
+    async def test() -> None:
+        async with House(places=1, context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            reader, _writer = await house.call(listener)  # and says nothing
+            await until(lambda: house.gate.open == 1)
+            other_reader, _other = await house.call(listener)
+            assert await other_reader.read() == b""
+            assert len(house.refused) == 1
+            assert await reader.read() == b""
+            await until(lambda: house.gate.open == 0)
+            assert house.sessions == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("garbage", [b"\0\0\0\5\0hello", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000])
+def test_tls_one_that_speaks_plain_is_closed(certificate: Certificate, garbage: bytes):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            reader, writer = await house.call(listener)
+            writer.write(garbage)
+            await reader.read()  # perhaps an alert; then the end
+            await until(lambda: house.gate.open == 0)
+            assert house.sessions == []
+
+    run(test)
+
+
+def test_tls_garbage_in_the_middle_ends_the_connection(certificate: Certificate):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            sock = socket.create_connection((listener.address.host, listener.address.port))
+            loop = asyncio.get_running_loop()
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            client = certificate[1].wrap_bio(incoming, outgoing, server_hostname="localhost")
+            sock.setblocking(False)
+            while not house.sessions:
+                try:
+                    client.do_handshake()
+                except ssl.SSLWantReadError:
+                    pass
+                await loop.sock_sendall(sock, outgoing.read())
+                if not house.sessions:
+                    incoming.write(await loop.sock_recv(sock, 65536))
+            await loop.sock_sendall(sock, b"this is no record of TLS at all")
+            await until(lambda: house.sessions[0].events == ["ended"])
+            sock.close()
+
+    run(test)
