@@ -98,10 +98,14 @@ class Program:
                 )
             chunk = os.read(handle, 4096)
             if not chunk:
-                raise DidNotStart(f"{self.name} ended before it was ready; see {self.log}")
+                raise DidNotStart(f"{self.name} ended before it was ready: {self._last_words()}")
             self._said += chunk
         first, self._said = self._said.split(b"\n", 1)
         return first.decode()
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return f"{lines[-1]} ({self.log})" if lines else f"it said nothing in {self.log}"
 
     def wait_listening(self, port: int) -> None:
         """Returns when a connection to the port succeeds."""
@@ -114,4 +118,4 @@ class Program:
                 return
             except OSError:
                 time.sleep(POLL_S)
-        raise DidNotStart(f"{self.name} does not listen on port {port}; see {self.log}")
+        raise DidNotStart(f"{self.name} does not listen on port {port}: {self._last_words()}")

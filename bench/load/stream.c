@@ -17,7 +17,7 @@
 #include <sys/epoll.h>
 #include <time.h>
 
-#define CHUNK (64 * 1024)  /* received at once; stays in the nearest caches, measured as best */
+#define CHUNK (64 * 1024)  /* received at once; small enough for the nearest caches */
 #define PACE_NS 1000000    /* a paced subscriber wakes every millisecond */
 #define STALL_S 15         /* no byte for so long: the server has lost something */
 #define EPOLL_MS 50        /* how soon a reader notices that the publisher has settled the total */

@@ -39,7 +39,7 @@ class RedisWire:
         return Hello(_array(b"SUBSCRIBE", *topics) + _array(b"PING"), until=_array(b"pong", b""))
 
     def publisher(self, subscriptions: Sequence[Sequence[bytes]]) -> Hello:
-        # No answer to each PUBLISH: the other servers send none either, and it is faster so.
+        # No answer to each PUBLISH: the other servers send none either.
         return Hello(_array(b"PING") + _array(b"CLIENT", b"REPLY", b"OFF"), until=b"+PONG\r\n")
 
 

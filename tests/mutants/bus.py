@@ -24,7 +24,15 @@ ROOT = Path(__file__).parents[2]
 TREE = ROOT / "build" / "mutants-bus"
 PACKAGE = TREE / "src" / "polybus"
 SUITES = {
-    "unit": ("tests/unit/bus", "tests/unit/transports"),
+    "unit": (
+        "tests/unit/bus/test_outbox.py",
+        "tests/unit/bus/test_delivery.py",
+        "tests/unit/bus/test_subscriptions.py",
+        "tests/unit/bus/test_broker.py",
+        "tests/unit/transports/test_inbox.py",
+        "tests/unit/transports/test_connection.py",
+        "tests/unit/transports/test_stream.py",
+    ),
     "live": (
         "tests/interop/test_rqueue_semantics.py",
         "tests/faults/test_rqueue_bad_input.py",

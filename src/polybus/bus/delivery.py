@@ -51,7 +51,7 @@ class Delivery:
         )
 
     def route(self, party: Party, framing: Framing, buffer: Buffer, start: int, end: int) -> Routed:
-        """Routes received frames; a publisher that must wait is not read from until it may go on."""
+        """Routes received frames; a publisher that must wait is not read from meanwhile."""
         self.sender = party
         routed = self._fanout.route(framing, party.source, buffer, start, end)
         for outbox, data in routed.outputs:

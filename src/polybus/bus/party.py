@@ -34,9 +34,11 @@ class Pipe(Protocol):
 
     def offer_again(self) -> None:
         """Offers what was left unconsumed once more, without reading."""
+
     @property
     def has_failed(self) -> bool:
         """A write has found the connection broken; its end is about to be reported."""
+
     def close(self) -> None:
         """Ends the connection once what is written has gone out."""
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from polybus.bus.chunks import Chunk, Range
 from polybus.bus.incarnation import Incarnation
 from polybus.bus.lifecycle import TABLE, Action, State, Verb
+from polybus.bus.movement import Movement, Produced, Relay, put
 from polybus.bus.outcomes import (
     DOES_NOT_EXIST,
     NO,
     NOTHING_HAPPENED,
     OK,
-    WAIT,
     Outcome,
     over_quota,
 )
@@ -31,8 +31,6 @@ from polybus.bus.quotas import BYTES, SUBSCRIPTIONS, TOPICS
 from polybus.bus.reader import Reader
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from polybus.bus.party import Party
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
@@ -43,13 +41,6 @@ if TYPE_CHECKING:
 
 NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
 READER_ID_BYTES = 16
-
-
-class Produced(NamedTuple):
-    """What became of a batch, all of it: if it was accepted, from `first_id` on."""
-
-    outcome: Outcome
-    first_id: int = 0
 
 
 class Topic:
@@ -71,7 +62,7 @@ class EphemeralTopics:
     def __init__(
         self,
         fanout: Fanout,
-        relay: Callable[[Party | None, bytes, Buffer, Buffer], bool],
+        relay: Relay,
         policy: Policy,
         quotas: Quotas,
         counters: Counters,
@@ -80,7 +71,7 @@ class EphemeralTopics:
         wall_ns: Callable[[], int],
     ) -> None:
         self._fanout = fanout
-        self._relay = relay
+        self._movement = Movement(fanout, relay, quotas, counters, limits, wall_ns)
         self._policy = policy
         self._quotas = quotas
         self._counters = counters
@@ -147,8 +138,8 @@ class EphemeralTopics:
         self.received += count
         self.received_bytes += len(bodies)
         if TABLE[Verb.PRODUCE, topic.state] is Action.BUFFER:
-            return self._buffer(current, offsets, bodies, count)
-        return self._deliver(party, current, offsets, bodies, count)
+            return self._movement.buffer(current, offsets, bodies, count)
+        return self._movement.deliver(party, current, offsets, bodies, count)
 
     def count(self, caller: Identity, name: bytes) -> Outcome | int:
         topic = self._topics.get(name)
@@ -214,19 +205,12 @@ class EphemeralTopics:
     # --- what the rest of the bus does
 
     def collected(self, batch: Collected) -> None:
-        """Messages of a push dialect for a name that is collected. Nobody waits, so some may lose."""
+        """Messages of a push dialect for a name that is collected; whoever has no room loses."""
         topic = self._topics.get(batch.topic)
         if topic is None or topic.current is None:
             return
-        current = topic.current
-        found = current.writer.write(batch.first_id, batch.offsets, batch.bodies, self._wall_ns())
-        if TABLE[Verb.COLLECT, topic.state] is Action.BUFFER:
-            if self._quotas.charge(current.creator, BYTES, found.size):
-                current.hold_back(found, relayed=True)
-            else:
-                self._counters.count("dropped", BYTES, len(found))
-            return
-        self._put(current, self._those_with_room(current, found), found)
+        buffering = TABLE[Verb.COLLECT, topic.state] is Action.BUFFER
+        self._movement.take_in(topic.current, batch, buffering=buffering)
 
     def heard(self, name: bytes) -> None:
         """A push reader has come: a buffer that waited for its first reader goes to it."""
@@ -262,80 +246,8 @@ class EphemeralTopics:
             self._go_live(topic)
         return reader
 
-    def _deliver(
-        self, party: Party, current: Incarnation, offsets: bytes, bodies: bytes, count: int
-    ) -> Produced:
-        pushed = self._fanout.subscriber_count(current.name)
-        if not current.readers and not pushed:
-            return Produced(NOTHING_HAPPENED)
-        if not self._charge_all(current, len(bodies), count):
-            return Produced(over_quota(BYTES))
-        first_id = self._fanout.next_id(current.name)
-        if pushed and (blocked := self._push(party, current, offsets, bodies)):
-            return blocked
-        self._fanout.set_next_id(current.name, first_id + count)
-        if current.readers:
-            found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
-            self._put(current, list(current.readers.values()), found)
-        return Produced(OK, first_id)
-
-    def _push(
-        self, party: Party, current: Incarnation, offsets: bytes, bodies: bytes
-    ) -> Produced | None:
-        """Sends to push readers; a full one makes the producer wait."""
-        if self._relay(party, current.name, offsets, bodies):
-            return None
-        for reader in current.readers.values():
-            self._quotas.release(reader.identity, BYTES, len(bodies))
-        return Produced(WAIT)
-
-    def _charge_all(self, current: Incarnation, size: int, count: int) -> bool:
-        """Charges every reader, or none."""
-        charged: list[Reader] = []
-        for reader in current.readers.values():
-            if not self._has_room(reader, count) or not self._quotas.charge(
-                reader.identity, BYTES, size
-            ):
-                for other in charged:
-                    self._quotas.release(other.identity, BYTES, size)
-                return False
-            charged.append(reader)
-        return True
-
-    def _those_with_room(self, current: Incarnation, found: Range) -> list[Reader]:
-        """Charges readers for a message nobody can take back; who has no room loses it."""
-        charged = []
-        for reader in current.readers.values():
-            if self._has_room(reader, len(found)) and self._quotas.charge(
-                reader.identity, BYTES, found.size
-            ):
-                charged.append(reader)
-            else:
-                self._counters.count("dropped", BYTES, len(found))
-        return charged
-
-    def _has_room(self, reader: Reader, count: int) -> bool:
-        return reader.held_messages + count <= self._limits.max_unread_messages
-
-    def _buffer(
-        self, current: Incarnation, offsets: bytes, bodies: bytes, count: int
-    ) -> Produced:
-        if not self._quotas.charge(current.creator, BYTES, len(bodies)):
-            return Produced(over_quota(BYTES))
-        first_id = self._fanout.next_id(current.name)
-        self._fanout.set_next_id(current.name, first_id + count)
-        found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
-        current.hold_back(found, relayed=False)
-        return Produced(OK, first_id)
-
-    def _put(self, current: Incarnation, readers: list[Reader], found: Range) -> None:
-        for reader in readers:
-            reader.put(found)
-        for reader in readers:
-            reader.wake()
-
     def _mark(self, topic: Topic, current: Incarnation) -> None:
-        self._drop_buffer(current, "topic_deleted")
+        self._movement.drop_buffer(current, "topic_deleted")
         notice = Chunk.of_notice(
             self._fanout.next_id(topic.name),
             NOTICE_PREFIX + topic.name,
@@ -345,7 +257,7 @@ class EphemeralTopics:
         topic.marked.append(current)
         self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
         self._follow(topic)
-        self._put(current, list(current.readers.values()), Range(notice, 0, 1))
+        put(current.readers.values(), Range(notice, 0, 1))
         self._settle(topic, current)
 
     def _settle(self, topic: Topic, marked: Incarnation) -> None:
@@ -374,25 +286,8 @@ class EphemeralTopics:
         current = topic.current
         assert current is not None
         self._set_deadline(current, None)
-        self._quotas.release(current.creator, BYTES, current.buffered_bytes)
-        for found, relayed in current.release():
-            if not relayed:
-                self._push_buffered(current, found)
-            self._put(current, self._those_with_room(current, found), found)
+        self._movement.let_out(current)
         self._follow(topic)
-
-    def _push_buffered(self, current: Incarnation, found: Range) -> None:
-        """Push readers get what was buffered before them. Nobody can be made to wait for them now."""
-        next_id = self._fanout.next_id(current.name)
-        offsets = found.chunk.offsets[found.start : found.end + 1]
-        if not self._relay(None, current.name, offsets, found.chunk.bodies):
-            self._counters.count("dropped", "slow_consumer", len(found))
-        self._fanout.set_next_id(current.name, next_id)
-
-    def _drop_buffer(self, current: Incarnation, reason: str) -> None:
-        self._quotas.release(current.creator, BYTES, current.buffered_bytes)
-        lost = sum(len(found) for found, _ in current.release())
-        self._counters.count("dropped", reason, lost)
 
     def _end_reader(self, reader: Reader, reason: str) -> None:
         incarnation = reader.incarnation
@@ -413,7 +308,7 @@ class EphemeralTopics:
         """Time is up: for the readers of a marked incarnation, or for a buffer nobody came for."""
         self._set_deadline(one, None)
         if one is topic.current:
-            self._drop_buffer(one, "no_subscriber")
+            self._movement.drop_buffer(one, "no_subscriber")
             self._follow(topic)
             return
         for reader in list(one.readers.values()):

@@ -6,6 +6,7 @@ of theirs is opened, so that a bus pays only for what it serves.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,9 +42,18 @@ def _rqueue(broker: Broker, settings: Settings) -> OpenSession:
     return RqueueDialect(broker, settings.rqueue)
 
 
+def _freud(broker: Broker, settings: Settings) -> OpenSession:
+    from polybus.dialects.freud.session import FreudDialect
+
+    return FreudDialect(broker, settings.freud, asyncio.get_running_loop())
+
+
 DIALECTS = {
     row.name: row
-    for row in (Dialect("rqueue", ("tcp://127.0.0.1:6567",), ("tcp", "tls", "unix"), _rqueue),)
+    for row in (
+        Dialect("rqueue", ("tcp://127.0.0.1:6567",), ("tcp", "tls", "unix"), _rqueue),
+        Dialect("freud", (f"unix:{RUNTIME}/freud.sock",), ("unix",), _freud),
+    )
 }
 
 ADMIN_DEFAULT = f"unix:{RUNTIME}/admin.sock"

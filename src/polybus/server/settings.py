@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from polybus.model.limits import KIB, MIB, Limits, QuotaLimits, RqueueLimits
+from polybus.model.limits import KIB, MIB, FreudLimits, Limits, QuotaLimits, RqueueLimits
 from polybus.model.rules import Rule
 
 
@@ -69,6 +69,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
     rqueue: RqueueLimits = field(default_factory=RqueueLimits)
+    freud: FreudLimits = field(default_factory=FreudLimits)
 
 
 UNBOUNDED = float("inf")

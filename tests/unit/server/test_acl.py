@@ -373,7 +373,7 @@ def test_a_broken_reload_changes_nothing(bench, which: str):
     ],
 )
 def test_a_config_that_names_nobody_is_refused(tmp_path, config: str, says: str):
-    with pytest.raises(ConfigError, match="bus.toml") as caught:
+    with pytest.raises(ConfigError, match=r"bus\.toml") as caught:
         Bench(tmp_path, config).start()
     assert says in str(caught.value)
 

@@ -14,6 +14,7 @@ from polybus.model.identity import ANONYMOUS, Identity
 from polybus.server.directory import FRESH_S, Account, Directory, account_of, gid_of, uid_of
 from polybus.testing.watch import until
 
+SEVEN, EIGHT = frozenset({7}), frozenset({8})
 NO_SUCH = "no-such-name-anywhere"
 
 
@@ -24,7 +25,7 @@ class Database:
         self.asked: list[int] = []
         self.open = threading.Event()
         self.open.set()
-        self.groups = frozenset({7})
+        self.groups = SEVEN
 
     def look_up(self, uid: int) -> Account:
         self.asked.append(uid)
@@ -62,12 +63,12 @@ def test_a_uid_without_an_entry_is_in_no_group(uid: int):
 def test_it_is_asked_once_a_minute(database):
     now = 0.0
     directory = Directory(lambda: now, database.look_up)
-    assert directory.groups_of(5) == {7}
-    database.groups = frozenset({8})
+    assert directory.groups_of(5) == SEVEN
+    database.groups = EIGHT
     now = FRESH_S
-    assert directory.groups_of(5) == {7}
+    assert directory.groups_of(5) == SEVEN
     now = FRESH_S + 1
-    assert directory.groups_of(5) == {8}
+    assert directory.groups_of(5) == EIGHT
     assert database.asked == [5, 5]
 
 
@@ -79,7 +80,7 @@ def test_a_database_that_hangs_holds_nobody_up(database):
         assert directory.groups_of(uid) is None
     assert time.monotonic() - begun < 5  # a hundred waits would be more
     database.open.set()
-    until(lambda: directory.groups_of(150) == {7}, "the answer")
+    until(lambda: directory.groups_of(150) == SEVEN, "the answer")
     assert len(database.asked) == len(set(database.asked))
 
 
@@ -89,7 +90,7 @@ def test_an_old_answer_serves_while_a_new_one_is_awaited(database):
     directory.groups_of(5)
     database.open.clear()
     now = 2 * FRESH_S
-    assert directory.groups_of(5) == {7}
+    assert directory.groups_of(5) == SEVEN
     database.open.set()
 
 
@@ -98,7 +99,7 @@ def test_a_database_that_fails_is_asked_again(database):
     assert directory.groups_of(13) is None
     assert directory.groups_of(13) is None
     assert database.asked == [13, 13]
-    assert directory.groups_of(5) == {7}
+    assert directory.groups_of(5) == SEVEN
 
 
 def test_names_for_the_log(database):

@@ -111,6 +111,9 @@ class End:
         self.sock.close()
 
 
+Pair = Callable[[], tuple[socket.socket, socket.socket]]
+
+
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname())
@@ -119,8 +122,26 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 @asynccontextmanager
+async def accepted(
+    open_session: Callable[[StreamConnection], Recorder], desk: Desk, pair: Pair
+) -> AsyncIterator[End]:
+    """A connection and its far end. Left open, it would keep the loop from closing."""
+    near, far = pair()
+    far.setblocking(False)
+    transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: StreamConnection(open_session, SharedBuffer(), desk.admit, desk.lost), near
+    )
+    try:
+        yield End(far)
+    finally:
+        far.close()
+        transport.abort()
+        await eventually(lambda: desk.left == desk.entered, "the connection is lost")
+
+
+@asynccontextmanager
 async def connected(
-    desk: Desk | None = None, pair: Callable[[], tuple[socket.socket, socket.socket]] = tcp_pair
+    desk: Desk | None = None, pair: Pair = tcp_pair
 ) -> AsyncIterator[tuple[Recorder, End]]:
     desk = desk or Desk()
     opened: list[Recorder] = []
@@ -129,18 +150,8 @@ async def connected(
         opened.append(Recorder(pipe))
         return opened[-1]
 
-    near, far = pair()
-    far.setblocking(False)
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_accepted_socket(
-        lambda: StreamConnection(open_session, SharedBuffer(), desk.admit, desk.lost), near
-    )
-    try:
-        yield opened[0], End(far)
-    finally:
-        far.close()
-        transport.abort()
-        await eventually(lambda: desk.left, "the connection is lost")
+    async with accepted(open_session, desk, pair) as far:
+        yield opened[0], far
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -156,7 +167,7 @@ PAIRS = pytest.mark.parametrize("pair", [tcp_pair, socket.socketpair], ids=["tcp
 
 
 @PAIRS
-def test_bytes_go_both_ways(pair: Callable[[], tuple[socket.socket, socket.socket]]):
+def test_bytes_go_both_ways(pair: Pair):
     async def test() -> None:
         async with connected(pair=pair) as (session, far):
             await far.send(b"hello")
@@ -216,7 +227,7 @@ def test_a_session_may_pause_again_while_it_resumes():
 
 @PAIRS
 def test_a_peer_that_does_not_read_stalls_the_session(
-    pair: Callable[[], tuple[socket.socket, socket.socket]],
+    pair: Pair,
 ):
     async def test() -> None:
         async with connected(pair=pair) as (session, far):
@@ -370,17 +381,12 @@ def test_nothing_breaks_between_a_failed_write_and_its_news():
 def test_one_too_many_is_closed_without_a_session():
     async def test() -> None:
         desk = Desk(admits=False)
-        near, far = tcp_pair()
-        far.setblocking(False)
 
         def open_session(pipe: StreamConnection) -> Recorder:
             raise AssertionError("no session for one that is not let in")
 
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: StreamConnection(open_session, SharedBuffer(), desk.admit, desk.lost), near
-        )
-        assert await End(far).to_the_end() == b""
-        far.close()
+        async with accepted(open_session, desk, tcp_pair) as far:
+            assert await far.to_the_end() == b""
         assert desk.left == []
 
     run(test)
@@ -389,8 +395,6 @@ def test_one_too_many_is_closed_without_a_session():
 def test_a_session_that_cannot_open_ends_its_connection():
     async def test() -> None:
         desk = Desk()
-        near, far = tcp_pair()
-        far.setblocking(False)
         loop = asyncio.get_running_loop()
         faults: list[object] = []
         loop.set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
@@ -398,12 +402,9 @@ def test_a_session_that_cannot_open_ends_its_connection():
         def open_session(pipe: StreamConnection) -> Recorder:
             raise RuntimeError("no")
 
-        await loop.connect_accepted_socket(
-            lambda: StreamConnection(open_session, SharedBuffer(), desk.admit, desk.lost), near
-        )
-        assert await End(far).to_the_end() == b""
-        far.close()
-        await eventually(lambda: desk.left == desk.entered, "its place is free again")
+        async with accepted(open_session, desk, tcp_pair) as far:
+            assert await far.to_the_end() == b""
+            await eventually(lambda: desk.left == desk.entered, "its place is free again")
         assert [str(fault) for fault in faults] == ["no"]
 
     run(test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from array import array
 from collections.abc import Iterator
@@ -111,5 +112,7 @@ class OneProduce:
 def split(group: Produces) -> Iterator[OneProduce]:
     ends = array("i")
     ends.frombytes(group.offsets)
-    for start, end in zip(ends, ends[1:], strict=False):
-        yield OneProduce(group.topic, array("i", [0, end - start]).tobytes(), group.bodies[start:end])
+    for start, end in itertools.pairwise(ends):
+        yield OneProduce(
+            group.topic, array("i", [0, end - start]).tobytes(), group.bodies[start:end]
+        )

@@ -63,7 +63,6 @@ class Timers(Protocol):
     def call_soon(self, callback: Callable[[], None], /) -> object: ...
 
 
-
 class FreudDialect:
     """What all Freud connections of a bus share; called with a pipe it opens a session."""
 
@@ -171,9 +170,14 @@ class FreudSession:
             return
         self._pipe.offer_again()
         self._pipe.resume_reading()
-        if self._finished and not self._is_halted and not self._todo and not self._closing:
+        if self._is_done():
             self._closing = True
             self._broker.finish(self._party)
+
+    def _is_done(self) -> bool:
+        """Everything that the client will ever send has been answered."""
+        halted = self._is_halted or bool(self._todo) or self._closing
+        return self._finished and not halted
 
     def _carry_out(self, group: Any) -> bool:
         """True when the group is done; else it stays at the head, with what is left of it."""

@@ -1,0 +1,158 @@
+"""How messages move within an ephemeral topic: to readers, into a buffer, out of it.
+
+Bytes are charged before they are kept: to each reader's account, or, while they
+are buffered for readers still to come, to the account of the topic's creator. A
+producer that can be told no is told; a message that came from a push dialect
+cannot be refused, so a reader without room loses it, counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from polybus.bus.outcomes import NOTHING_HAPPENED, OK, WAIT, Outcome, over_quota
+from polybus.bus.quotas import BYTES
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from polybus.bus.chunks import Range
+    from polybus.bus.incarnation import Incarnation
+    from polybus.bus.party import Party
+    from polybus.bus.quotas import Quotas
+    from polybus.bus.reader import Reader
+    from polybus.bus.stats import Counters
+    from polybus.kernel.fanout import Collected, Fanout
+    from polybus.model.limits import FreudLimits
+
+UNREAD = "max_unread_messages"
+
+# Sends to push readers: all or nothing; False if one of them is full.
+Relay = Callable[["Party | None", bytes, "Buffer", "Buffer"], bool]
+
+
+class Produced(NamedTuple):
+    """What became of a batch, all of it: if it was accepted, from `first_id` on."""
+
+    outcome: Outcome
+    first_id: int = 0
+
+
+class Movement:
+    def __init__(
+        self,
+        fanout: Fanout,
+        relay: Relay,
+        quotas: Quotas,
+        counters: Counters,
+        limits: FreudLimits,
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self._fanout = fanout
+        self._relay = relay
+        self._quotas = quotas
+        self._counters = counters
+        self._limits = limits
+        self._wall_ns = wall_ns
+
+    def deliver(
+        self, party: Party, current: Incarnation, offsets: bytes, bodies: bytes, count: int
+    ) -> Produced:
+        """A batch from a producer, to all readers of a live topic."""
+        pushed = self._fanout.subscriber_count(current.name)
+        if not current.readers and not pushed:
+            return Produced(NOTHING_HAPPENED)
+        reached = self._charge_all(current, len(bodies), count)
+        if reached:
+            return Produced(over_quota(reached))
+        first_id = self._fanout.next_id(current.name)
+        if pushed and not self._relay(party, current.name, offsets, bodies):
+            self._release_all(current.readers.values(), len(bodies))
+            return Produced(WAIT)
+        self._fanout.set_next_id(current.name, first_id + count)
+        if current.readers:
+            found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
+            put(current.readers.values(), found)
+        return Produced(OK, first_id)
+
+    def buffer(self, current: Incarnation, offsets: bytes, bodies: bytes, count: int) -> Produced:
+        """A batch for readers who are still to come."""
+        if not self._quotas.charge(current.creator, BYTES, len(bodies)):
+            return Produced(over_quota(BYTES))
+        first_id = self._fanout.next_id(current.name)
+        self._fanout.set_next_id(current.name, first_id + count)
+        found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
+        current.hold_back(found, relayed=False)
+        return Produced(OK, first_id)
+
+    def take_in(self, current: Incarnation, batch: Collected, *, buffering: bool) -> None:
+        """A batch that a push dialect has published, and its readers have had."""
+        found = current.writer.write(batch.first_id, batch.offsets, batch.bodies, self._wall_ns())
+        if not buffering:
+            put(self._those_with_room(current, found), found)
+        elif self._quotas.charge(current.creator, BYTES, found.size):
+            current.hold_back(found, relayed=True)
+        else:
+            self._counters.count("dropped", BYTES, len(found))
+
+    def let_out(self, current: Incarnation) -> None:
+        """What was buffered goes to those who are there by now."""
+        self._quotas.release(current.creator, BYTES, current.buffered_bytes)
+        for found, relayed in current.release():
+            if not relayed:
+                self._push_late(current, found)
+            put(self._those_with_room(current, found), found)
+
+    def drop_buffer(self, current: Incarnation, reason: str) -> None:
+        self._quotas.release(current.creator, BYTES, current.buffered_bytes)
+        lost = sum(len(found) for found, _ in current.release())
+        self._counters.count("dropped", reason, lost)
+
+    def _push_late(self, current: Incarnation, found: Range) -> None:
+        """To push readers, from the buffer: nobody can be made to wait for them now."""
+        next_id = self._fanout.next_id(current.name)
+        offsets = found.chunk.offsets[found.start : found.end + 1]
+        if not self._relay(None, current.name, offsets, found.chunk.bodies):
+            self._counters.count("dropped", "slow_consumer", len(found))
+        self._fanout.set_next_id(current.name, next_id)
+
+    def _charge_all(self, current: Incarnation, size: int, count: int) -> str | None:
+        """Charges every reader, or none: then the name of what was reached."""
+        charged: list[Reader] = []
+        for reader in current.readers.values():
+            reached = self._reached(reader, size, count)
+            if reached:
+                self._release_all(charged, size)
+                return reached
+            charged.append(reader)
+        return None
+
+    def _those_with_room(self, current: Incarnation, found: Range) -> list[Reader]:
+        """Charges readers for a message nobody can take back; who has no room loses it."""
+        charged = []
+        for reader in current.readers.values():
+            reached = self._reached(reader, found.size, len(found))
+            if reached:
+                self._counters.count("dropped", reached, len(found))
+            else:
+                charged.append(reader)
+        return charged
+
+    def _reached(self, reader: Reader, size: int, count: int) -> str | None:
+        if reader.held_messages + count > self._limits.max_unread_messages:
+            return UNREAD
+        return None if self._quotas.charge(reader.identity, BYTES, size) else BYTES
+
+    def _release_all(self, readers: Iterable[Reader], size: int) -> None:
+        for reader in readers:
+            self._quotas.release(reader.identity, BYTES, size)
+
+
+def put(readers: Iterable[Reader], found: Range) -> None:
+    """To all of them first, then those who wait are woken: none sees another's turn half done."""
+    those = list(readers)
+    for reader in those:
+        reader.put(found)
+    for reader in those:
+        reader.wake()
