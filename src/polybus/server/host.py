@@ -8,6 +8,7 @@ import resource
 import sys
 from dataclasses import dataclass, replace
 
+from polybus.kernel.memory import keep_freed_buffers
 from polybus.model.limits import Limits
 
 # Other threads work per batch, inside calls that release the GIL. At Python's default
@@ -29,6 +30,7 @@ def tune() -> Descriptors:
     """Set up the process; call once, before anything is opened."""
     _open_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_buffers()
     return _raise_descriptor_limit()
 
 

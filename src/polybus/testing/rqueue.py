@@ -126,7 +126,7 @@ class Client:
 
     def messages(self, count: int) -> list[tuple[bytes, bytes]]:
         """The next `count` NOTIFICATIONs as (topic, content)."""
-        return [_message(one) for one in self.frames(count)]
+        return [message(one) for one in self.frames(count)]
 
     def raw(self, count: int) -> bytes:
         """Exactly the next `count` bytes, for streams too long to look at frame by frame."""
@@ -202,7 +202,7 @@ class Client:
         return found
 
 
-def _message(one: Frame) -> tuple[bytes, bytes]:
+def message(one: Frame) -> tuple[bytes, bytes]:
     kind, payload = one
     if kind != NOTIFICATION:
         raise ValueError(f"frame of type {kind} where a NOTIFICATION should be")
