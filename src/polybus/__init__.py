@@ -18,14 +18,15 @@ from polybus.errors import PolybusError
 # True for type checkers only. `typing` itself would be most of this import's cost.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from polybus.dialects import rqueue
+    from polybus.dialects import freud, rqueue
 
-__all__ = ["PolybusError", "__version__", "rqueue"]
+__all__ = ["PolybusError", "__version__", "freud", "rqueue"]
 
 __version__ = "0.1.0"
 
 # Public name → the module that its first use imports.
 _LAZY = {
+    "freud": "polybus.dialects.freud",
     "rqueue": "polybus.dialects.rqueue",
 }
 

@@ -7,11 +7,14 @@
     │   ├── InvalidTopic          a topic name that breaks the rules
     │   ├── InvalidRule           a line that is no rule of the policy
     │   ├── TooLarge              a message over a limit that was set
+    │   ├── MalformedRequest      the bus cannot make sense of a request
     │   └── MissingExtra          an optional part is not installed
     ├── PeerError             the other side broke the protocol
     │   └── BadFrame              bytes that are no frame of the dialect
     ├── Refused               the bus understood, and said no
     │   ├── Denied                the policy does not allow it
+    │   ├── DoesNotExist          there is no such topic, or no such subscription
+    │   │   └── TopicDeleted          there was, and somebody deleted it
     │   └── LimitReached          a named limit or quota is used up
     └── Unavailable           nobody is to blame yet: try again, or start something
         ├── AddressInUse          something else listens there
@@ -57,6 +60,10 @@ class TooLarge(UsageError):
     code = "too_large"
 
 
+class MalformedRequest(UsageError):
+    code = "malformed_request"
+
+
 class MissingExtra(UsageError):
     """An optional part is not installed; the text says which command brings it."""
 
@@ -86,6 +93,14 @@ class Refused(PolybusError):
 
 class Denied(Refused):
     code = "denied"
+
+
+class DoesNotExist(Refused):
+    code = "does_not_exist"
+
+
+class TopicDeleted(DoesNotExist):
+    code = "topic_deleted"
 
 
 class LimitReached(Refused):

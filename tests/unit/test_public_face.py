@@ -15,7 +15,7 @@ import pytest
 import polybus
 from polybus import errors
 
-PUBLIC_NAMES = ["PolybusError", "__version__", "rqueue"]
+PUBLIC_NAMES = ["PolybusError", "__version__", "freud", "rqueue"]
 
 # Name → (stable code, who is to blame: the class it descends from).
 ERRORS = {
@@ -26,11 +26,14 @@ ERRORS = {
     "InvalidTopic": ("invalid_topic", "UsageError"),
     "InvalidRule": ("invalid_rule", "UsageError"),
     "TooLarge": ("too_large", "UsageError"),
+    "MalformedRequest": ("malformed_request", "UsageError"),
     "MissingExtra": ("missing_extra", "UsageError"),
     "PeerError": ("peer", "PolybusError"),
     "BadFrame": ("bad_frame", "PeerError"),
     "Refused": ("refused", "PolybusError"),
     "Denied": ("denied", "Refused"),
+    "DoesNotExist": ("does_not_exist", "Refused"),
+    "TopicDeleted": ("topic_deleted", "DoesNotExist"),
     "LimitReached": ("limit_reached", "Refused"),
     "Unavailable": ("unavailable", "PolybusError"),
     "AddressInUse": ("address_in_use", "Unavailable"),

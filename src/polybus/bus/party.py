@@ -29,6 +29,8 @@ class Pipe(Protocol):
         """Bytes in the host's own queue that the peer's host has not confirmed."""
 
     def pause_reading(self) -> None: ...
+    def watch_hangup(self, hung_up: Callable[[], None]) -> None:
+        """While it is not read from: calls `hung_up` once if the peer hangs up."""
     def resume_reading(self) -> None:
         """Offers what was left unconsumed first, then reads on."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +20,7 @@ from polybus.errors import (
     Unavailable,
     UsageError,
 )
-from polybus.server import runtime
-from polybus.server.runtime import runtime_folder
+from polybus.model.places import find_socket
 
 # The bus answers within one turn of its loop; a machine that is swapping gets some more.
 TIMEOUT_S = 10.0
@@ -43,9 +41,7 @@ ERRORS: Mapping[str, type[PolybusError]] = {
 
 def default_path(environ: Mapping[str, str]) -> Path:
     """The admin socket of this user's bus; if there is none, that of the machine's, root's."""
-    own = runtime_folder(environ, os.getuid()) / "admin.sock"
-    shared = runtime.ROOT_RUNTIME / "admin.sock"
-    return shared if not own.exists() and shared.exists() else own
+    return find_socket("admin.sock", environ)
 
 
 def ask(path: Path, verb: str, timeout_s: float = TIMEOUT_S, **keys: Any) -> Any:

@@ -39,6 +39,7 @@ from polybus.server.logs import Logs
 from polybus.server.notify import Notifier
 from polybus.server.program import Program
 from polybus.server.tls import Certificates
+from polybus.transports.hangups import Hangups
 from polybus.transports.inbox import SharedBuffer
 from polybus.transports.stream import Gate, Listener, ListenOptions, OpenSession, listen
 
@@ -77,6 +78,7 @@ class App:
         places = self._settings.server.max_admin_connections
         self._admin_gate = Gate(places, self._refuse("max_admin_connections"))
         self._shared = SharedBuffer()
+        self._hangups = Hangups()
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -118,6 +120,7 @@ class App:
         ticker = Ticker((self._broker.tick, self._desk.tick, self._logs.tick), self._on_tick_error)
         ticker.start()
         stack.callback(ticker.stop)
+        stack.callback(self._hangups.close)
 
     async def _open(self, stack: AsyncExitStack, wanted: Wanted, opener: OpenSession) -> None:
         options = self._options(wanted)
@@ -145,6 +148,7 @@ class App:
             shared=self._shared,
             tls=self._certificates.context if self._certificates else None,
             unix_mode=runtime.socket_mode(self._program.uid),
+            hangups=self._hangups,
         )
 
     def _refuse(self, setting: str) -> Callable[[str], None]:

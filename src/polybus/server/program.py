@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polybus.errors import ConfigError
+from polybus.model.places import runtime_folder
 from polybus.server.config import DEFAULT, Flag, Loaded
 from polybus.server.listening import Wanted, plan
-from polybus.server.runtime import data_folder, runtime_folder
+from polybus.server.runtime import data_folder
 
 # Those of the store; they come with it.
 ENGINES = ("memory", "lmdb", "nats")

@@ -1,7 +1,6 @@
 """The folders of a bus: where its sockets are, and where its data is.
 
-    <runtime>   $XDG_RUNTIME_DIR/polybus; without it /run/polybus for root,
-                else polybus-<uid> in the temp folder
+    <runtime>   as in model/places.py, where clients look, too
     data        --data; else $XDG_STATE_HOME/polybus, ~/.local/state/polybus,
                 or /var/lib/polybus for root
 
@@ -16,29 +15,17 @@ from __future__ import annotations
 
 import errno
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from polybus.errors import ConfigError
+from polybus.model.places import ROOT_UID
 
 PRIVATE = 0o700
 SHARED = 0o755
 OTHERS_MAY_WRITE = 0o022
 
-ROOT_UID = 0
-ROOT_RUNTIME = Path("/run/polybus")
 ROOT_DATA = Path("/var/lib/polybus")
-
-
-def runtime_folder(environ: Mapping[str, str], uid: int) -> Path:
-    """Where the sockets are, for a bus of this user. Clients look in the same place."""
-    given = environ.get("XDG_RUNTIME_DIR")
-    if given:
-        return Path(given) / "polybus"
-    if uid == ROOT_UID:
-        return ROOT_RUNTIME
-    return Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"polybus-{uid}"
 
 
 def data_folder(environ: Mapping[str, str], uid: int) -> Path:

@@ -14,6 +14,7 @@ would tell it: `stalled` when bytes stay behind, `writable` when all have gone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from polybus.model.identity import ANONYMOUS, Identity
@@ -70,6 +71,9 @@ class MemoryPipe:
             return
         self.reading = True
         self._offer()
+
+    def watch_hangup(self, hung_up: Callable[[], None]) -> None:
+        self.hung_up = hung_up
 
     def offer_again(self) -> None:
         self._offer()

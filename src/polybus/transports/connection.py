@@ -11,6 +11,7 @@ from polybus.transports.peer import describe, identify, keep_alive, unsent_bytes
 
 if TYPE_CHECKING:
     from polybus.model.identity import Identity
+    from polybus.transports.hangups import Hangups
     from polybus.transports.session import Session
 
 # What a closing connection is still owed goes out within this time, or not at all.
@@ -22,6 +23,7 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     peer: str
     identity: Identity
+    hangups: Hangups | None = None  # set by the listener
     _session: Session
     _transport: asyncio.Transport
 
@@ -42,6 +44,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._paused = False  # what the session asked for
         self._reading = True  # what the transport was told
         self._closing = False
+        self._watched: int | None = None  # the descriptor whose hang-up is watched
         self._linger: asyncio.TimerHandle | None = None
 
     # What a session may do with it (bus.party.Pipe).
@@ -64,15 +67,26 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._reading = False
             self._transport.pause_reading()
 
+    def watch_hangup(self, hung_up: Callable[[], None]) -> None:
+        if self.hangups is not None and self._watched is None and not self._closing:
+            self._watched = self._transport.get_extra_info("socket").fileno()
+            self.hangups.watch(self._watched, hung_up)
+
     def resume_reading(self) -> None:
         if not self._paused or self._closing:
             return
+        self._stop_watching()
         self._paused = False
         self._offer_again()
         # Offering may have paused us again, or closed us.
         if not self._paused and not self._closing:
             self._reading = True
             self._transport.resume_reading()
+
+    def _stop_watching(self) -> None:
+        if self.hangups is not None and self._watched is not None:
+            self.hangups.forget(self._watched)
+            self._watched = None
 
     def offer_again(self) -> None:
         if self._opened:
@@ -86,11 +100,13 @@ class StreamConnection(asyncio.BufferedProtocol):
         if self._closing:
             return
         self._closing = True
+        self._stop_watching()
         self._transport.close()
         self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
 
     def abort(self) -> None:
         self._closing = True
+        self._stop_watching()
         self._transport.abort()
 
     # What the event loop calls.
@@ -108,6 +124,7 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        self._stop_watching()
         if self._linger is not None:
             self._linger.cancel()
         if self._opened:

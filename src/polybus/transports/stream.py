@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from polybus.errors import AddressError, AddressInUse
 from polybus.model.address import Address
 from polybus.transports.connection import StreamConnection
+from polybus.transports.hangups import Hangups
 from polybus.transports.inbox import SharedBuffer
 from polybus.transports.session import Session
 from polybus.transports.tls import TlsConnection
@@ -54,6 +55,7 @@ class ListenOptions:
     shared: SharedBuffer
     tls: ssl.SSLContext | None = None
     unix_mode: int = 0o600
+    hangups: Hangups | None = None
 
 
 class Listener:
@@ -85,7 +87,11 @@ class Listener:
         await self._empty.wait()
 
     def _make(self) -> StreamConnection:
-        return StreamConnection(self._open_session, self._options.shared, self._admit, self._lost)
+        connection = StreamConnection(
+            self._open_session, self._options.shared, self._admit, self._lost
+        )
+        connection.hangups = self._options.hangups
+        return connection
 
     def _makes_encrypted(self, context: ssl.SSLContext) -> Callable[[], StreamConnection]:
         sealed = SharedBuffer(SEALED_BYTES)

@@ -168,6 +168,7 @@ def test_a_peer_that_sends_no_more_gets_what_it_is_owed():
     reader.eat()
     assert reader.taken == notification(b"t", b"1") + notification(b"t", b"2")
     bus.connect().deliver(publish(b"t", b"3"))
+    bus.turn()
     assert reader.taken == notification(b"t", b"1") + notification(b"t", b"2")
 
 

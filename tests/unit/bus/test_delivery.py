@@ -76,6 +76,7 @@ def test_what_came_before_the_held_message_is_delivered(bus: MemoryBus):
     other = reader_of(bus, b"u")
     writer = bus.connect()
     writer.deliver(publish(b"u", b"1") + publish(b"t", b"2") + publish(b"u", b"3"))
+    bus.turn()
     assert other.taken == notification(b"u", b"1")
 
 
@@ -83,6 +84,7 @@ def test_a_held_message_reaches_nobody_in_the_meantime(bus: MemoryBus):
     full_reader(bus, b"t")
     healthy = reader_of(bus, b"t")
     bus.connect().deliver(publish(b"t", b"x"))
+    bus.turn()
     assert healthy.taken == b""
 
 

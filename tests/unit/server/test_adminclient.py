@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from polybus import errors
-from polybus.server import adminclient, runtime
+from polybus.model import places
+from polybus.server import adminclient
 from polybus.server.adminclient import ask, default_path
 
 
@@ -93,7 +94,7 @@ def test_nobody_there(path):
 
 
 def test_a_user_without_a_bus_finds_the_machines(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "ROOT_RUNTIME", tmp_path / "system")
+    monkeypatch.setattr(places, "ROOT_RUNTIME", tmp_path / "system")
     own = tmp_path / "own" / "polybus"
     environ = {"XDG_RUNTIME_DIR": str(tmp_path / "own")}
     assert default_path(environ) == own / "admin.sock"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polybus.errors import ConfigError
+from polybus.model import places
 from polybus.server import runtime
 
 ME = os.getuid()
@@ -28,15 +29,15 @@ def sticky(tmp_path: Path) -> Path:
 
 
 def test_where_the_sockets_are(tmp_path):
-    assert runtime.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == Path(
+    assert places.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == Path(
         "/run/user/7/polybus"
     )
-    assert runtime.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/0"}, 0) == Path(
+    assert places.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/0"}, 0) == Path(
         "/run/user/0/polybus"
     )
-    assert runtime.runtime_folder({}, 0) == Path("/run/polybus")
-    assert runtime.runtime_folder({"TMPDIR": str(tmp_path)}, 7) == tmp_path / "polybus-7"
-    assert runtime.runtime_folder({"XDG_RUNTIME_DIR": ""}, 0) == Path("/run/polybus")
+    assert places.runtime_folder({}, 0) == Path("/run/polybus")
+    assert places.runtime_folder({"TMPDIR": str(tmp_path)}, 7) == tmp_path / "polybus-7"
+    assert places.runtime_folder({"XDG_RUNTIME_DIR": ""}, 0) == Path("/run/polybus")
 
 
 def test_where_the_data_is():

@@ -366,19 +366,30 @@ def test_tls_a_peer_that_says_goodbye_is_half_closed_once(certificate: Certifica
     run(test)
 
 
-def test_tls_one_that_only_connects_holds_a_place_and_then_loses_it(
-    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tls_module, "HANDSHAKE_TIMEOUT_S", 0.2)
-
+def test_tls_one_that_only_connects_holds_a_place(certificate: Certificate):
     async def test() -> None:
         async with House(places=1, context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
-            reader, _writer = await house.call(listener)  # and says nothing
+            await house.call(listener)  # and says nothing
             await until(lambda: house.gate.open == 1)
-            other_reader, _other = await house.call(listener)
-            assert await other_reader.read() == b""
+            reader, _writer = await house.call(listener)
+            assert await reader.read() == b""
             assert len(house.refused) == 1
+            assert house.sessions == []
+
+    run(test)
+
+
+def test_tls_one_that_never_shakes_hands_loses_its_place(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tls_module, "HANDSHAKE_TIMEOUT_S", 0.05)
+
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            reader, writer = await house.call(listener)
+            writer.write(b"\x16\x03\x01")  # the beginning of a record, and no more
             assert await reader.read() == b""
             await until(lambda: house.gate.open == 0)
             assert house.sessions == []

@@ -113,6 +113,7 @@ class FreudSession:
             return end - start
         if end - at > BEHIND_BYTES:
             self._pipe.pause_reading()
+            self._pipe.watch_hangup(self.hung_up)
         return at - start
 
     def stalled(self) -> None:
