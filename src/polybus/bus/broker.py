@@ -68,6 +68,7 @@ class Broker:
         )
         self._delivery.collected = self.topics.collected
         self._stalls = Stalls(limits, self.cut)
+        self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
         self._parties: dict[int, Party] = {}
         self._joined = 0
         self._encodings = 0
@@ -173,12 +174,17 @@ class Broker:
         """The party does not take its answers: it is cut if that goes on."""
         self._stalls.add(party, self._clock())
 
+    def now_s(self) -> float:
+        return self._clock()
+
     def tick(self) -> None:
         """To be called a few times a second: everything that depends on time passing."""
         now_s = self._clock()
         self._delivery.tick(now_s)
         self._stalls.tick(now_s)
         self.topics.tick()
+        for step in self.on_tick:
+            step(now_s)
 
     def stats(self) -> dict[str, Any]:
         fanout = self._fanout

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polybus.bus.quotas import Quotas
     from polybus.bus.reader import Reader
     from polybus.bus.stats import Counters
-    from polybus.kernel.fanout import Collected, Fanout
+    from polybus.kernel.fanout import Fanout
     from polybus.model.limits import FreudLimits
 
 UNREAD = "max_unread_messages"
@@ -86,9 +86,11 @@ class Movement:
         current.hold_back(found, relayed=False)
         return Produced(OK, first_id)
 
-    def take_in(self, current: Incarnation, batch: Collected, *, buffering: bool) -> None:
+    def take_in(
+        self, current: Incarnation, first_id: int, offsets: bytes, bodies: bytes, *, buffering: bool
+    ) -> None:
         """A batch that a push dialect has published, and its readers have had."""
-        found = current.writer.write(batch.first_id, batch.offsets, batch.bodies, self._wall_ns())
+        found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
         if not buffering:
             put(self._those_with_room(current, found), found)
         elif self._quotas.charge(current.creator, BYTES, found.size):

@@ -31,6 +31,7 @@ class Pipe(Protocol):
     def pause_reading(self) -> None: ...
     def watch_hangup(self, hung_up: Callable[[], None]) -> None:
         """While it is not read from: calls `hung_up` once if the peer hangs up."""
+
     def resume_reading(self) -> None:
         """Offers what was left unconsumed first, then reads on."""
 

@@ -12,6 +12,7 @@ incarnation exists, so that its ids go on, and collected while somebody pulls.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -210,7 +211,20 @@ class EphemeralTopics:
         if topic is None or topic.current is None:
             return
         buffering = TABLE[Verb.COLLECT, topic.state] is Action.BUFFER
-        self._movement.take_in(topic.current, batch, buffering=buffering)
+        self._movement.take_in(
+            topic.current, batch.first_id, batch.offsets, batch.bodies, buffering=buffering
+        )
+
+    def put_together(self, name: bytes, body: bytes) -> None:
+        """A message of a push dialect that came in pieces: push readers have had those."""
+        topic = self._topics.get(name)
+        if topic is None or topic.current is None:
+            return
+        first_id = self._fanout.next_id(name)
+        self._fanout.set_next_id(name, first_id + 1)
+        offsets = array("i", [0, len(body)]).tobytes()
+        buffering = TABLE[Verb.COLLECT, topic.state] is Action.BUFFER
+        self._movement.take_in(topic.current, first_id, offsets, body, buffering=buffering)
 
     def heard(self, name: bytes) -> None:
         """A push reader has come: a buffer that waited for its first reader goes to it."""

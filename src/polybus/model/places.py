@@ -1,7 +1,7 @@
 """Where the sockets of a bus are: the server makes them there, clients look there.
 
-    <runtime>   $XDG_RUNTIME_DIR/polybus; without it /run/polybus for root,
-                else polybus-<uid> in the temp folder
+<runtime>   $XDG_RUNTIME_DIR/polybus; without it /run/polybus for root,
+            else polybus-<uid> in the temp folder
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from polybus.bus.subscriptions import Subscribed
 from polybus.dialects.rqueue import codec
+from polybus.dialects.rqueue.assembly import Assembly
 from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME
 from polybus.kernel.rqueue import REASONS, RqueueEncoding, RqueueFraming
 
@@ -33,6 +34,7 @@ class RqueueDialect:
         self.broker = broker
         self.encoding = RqueueEncoding(broker.new_encoding_number(), limits.max_payload)
         self.framing = RqueueFraming(self.encoding)
+        self.assembly = Assembly(broker, limits)
 
     def __call__(self, pipe: Pipe) -> RqueueSession:
         return RqueueSession(self, pipe)
@@ -43,6 +45,7 @@ class RqueueSession:
         self._broker = dialect.broker
         self._framing = dialect.framing
         self._route = dialect.broker.route
+        self._assembly = dialect.assembly
         self._party = dialect.broker.join("rqueue", pipe, dialect.encoding)
         self.stalled = self._party.outbox.stalled
         self.writable = self._party.outbox.writable
@@ -53,6 +56,8 @@ class RqueueSession:
         while True:
             routed = self._route(self._party, self._framing, buffer, at, end)
             at += routed.consumed
+            if routed.fragments:
+                self._assembly.add(self._party, routed.fragments)
             if routed.stop == CONTROL_FRAME and self._control(routed):
                 continue
             if routed.stop == BAD_FRAME:
@@ -65,6 +70,7 @@ class RqueueSession:
         return False
 
     def ended(self) -> None:
+        self._assembly.forget(self._party)
         self._broker.leave(self._party)
 
     def _control(self, routed: Routed) -> bool:

@@ -1,0 +1,212 @@
+"""One connection of a client to Freud's socket, from dialling to its end.
+
+`send` writes requests and says who expects their answers; `buffer_updated` deals
+the answers that come. Any number of requests may be on their way, within bounds:
+whoever sends many calls `room` first. A link never comes back: when it has ended,
+everybody who expected something is told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import cast
+
+from polybus.dialects.freud.expecting import Expecting
+from polybus.errors import (
+    AddressError,
+    BadFrame,
+    ConnectionLost,
+    Denied,
+    NotConnected,
+    PolybusError,
+)
+from polybus.kernel.freud_client import AnswerBatch, scan_answers
+from polybus.model.address import Address
+from polybus.model.limits import KIB, MIB
+
+# One system call brings this much; the buffer grows for a larger answer, and shrinks again.
+READ_BUFFER_BYTES = 256 * KIB
+# Over this, senders wait: enough to keep the socket busy while the next buffer is encoded.
+WRITE_HIGH_WATER_BYTES = 1 * MIB
+# So do they with this many requests unanswered: far more than a round trip needs.
+MAX_EXPECTED = 65_536
+# A bus that is busy starting has not accepted those before us yet; we ask again.
+BACKLOG_RETRY_S = 0.01
+
+CLOSED_BY_BUS = (
+    "the bus closed the connection; it does so when it stops, at quota_connections, to a client"
+    " that does not take its answers, and after a request over its max_frame_bytes. Topics live"
+    " in its memory: after a restart topics, subscriptions and unread messages are gone"
+)
+
+
+class Link(asyncio.BufferedProtocol):
+    """See the top of the file. `error` is why it ended, None if we closed it ourselves."""
+
+    def __init__(self, address: Address, max_answer_bytes: int) -> None:
+        self.address = address
+        self.ended = asyncio.Event()
+        self.error: PolybusError | None = None
+        self._max_answer_bytes = max_answer_bytes
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray(READ_BUFFER_BYTES)
+        self._filled = 0
+        self._queue: deque[Expecting] = deque()
+        self._expected = 0  # answers that all in the queue expect together
+        self._writable = True
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closing = False
+
+    # --- what the client does with it
+
+    @property
+    def is_up(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, requests: bytes, expecting: Expecting) -> None:
+        """Hand over requests, and who expects their answers; `ConnectionLost` if it has ended."""
+        if self._transport is None or not self.is_up:
+            raise self.lost()
+        self._queue.append(expecting)
+        self._expected += expecting.left
+        self._transport.write(requests)
+        self._regulate()
+
+    async def room(self) -> None:
+        """Wait until more may be sent; `ConnectionLost` if the link ends first."""
+        while not self._room.is_set():
+            await self._room.wait()
+        if self.ended.is_set():
+            raise self.lost()
+
+    def close(self) -> None:
+        """End it once everything written has gone out."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End it at once."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def lost(self) -> PolybusError:
+        """The error for whoever waited on this link."""
+        if isinstance(self.error, BadFrame):
+            return self.error
+        return ConnectionLost(str(self.error or f"the connection to {self.address} is closed"))
+
+    # --- what the event loop does with it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = stream = cast(asyncio.Transport, transport)
+        stream.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        end = self._filled + nbytes
+        consumed, batch, too_large = scan_answers(self._buffer, 0, end, self._max_answer_bytes)
+        self._keep(consumed, end)
+        try:
+            self._deal(batch)
+        except BadFrame as error:
+            self._refuse(error)
+        except ValueError:  # of the kernel: an Ok that does not hold what was asked for
+            self._refuse(BadFrame("payload"))
+        if too_large:
+            self._refuse(BadFrame("too_large"))
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._regulate()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.error is None and not self._closing:
+            reason = f" ({exc})" if exc else ""
+            self.error = ConnectionLost(f"{self.address}: {CLOSED_BY_BUS}{reason}")
+        self.ended.set()
+        self._room.set()
+        while self._queue:
+            self._queue.popleft().fail(self.lost())
+
+    # --- inside
+
+    def _keep(self, consumed: int, end: int) -> None:
+        """What is left of the buffer moves to its front; a full one is doubled."""
+        rest = end - consumed
+        if rest == len(self._buffer):
+            self._buffer = self._buffer + bytes(rest)
+        elif consumed and rest <= READ_BUFFER_BYTES // 2 < READ_BUFFER_BYTES < len(self._buffer):
+            self._buffer = self._buffer[consumed:end] + bytes(READ_BUFFER_BYTES - rest)
+        elif consumed and rest:
+            self._buffer[:rest] = self._buffer[consumed:end]
+        self._filled = rest
+
+    def _deal(self, batch: AnswerBatch) -> None:
+        at, count = 0, len(batch)
+        while at < count:
+            if not self._queue:
+                raise BadFrame("unasked_answer")
+            first = self._queue[0]
+            taken = min(first.left, count - at)
+            first.left -= taken
+            self._expected -= taken
+            if not first.left:
+                self._queue.popleft()
+            first.take(batch, at, at + taken)
+            at += taken
+        self._regulate()
+
+    def _regulate(self) -> None:
+        if self._writable and self._expected < MAX_EXPECTED:
+            self._room.set()
+        elif self.is_up:
+            self._room.clear()
+
+    def _refuse(self, error: BadFrame) -> None:
+        self.error = self.error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def dial(address: Address, max_answer_bytes: int) -> Link:
+    """A link to Freud's socket; `NotConnected` if nobody answers there."""
+    if address.scheme != "unix":
+        raise AddressError(f"freud is reached by unix:, not {address}")
+    link = Link(address, max_answer_bytes)
+    try:
+        sock = await _connected(address.path)
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)
+    except PermissionError:
+        raise Denied(f"{address} is not for this user") from None
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        raise NotConnected(f"no bus answers at {address}: start one with 'polybus serve'") from None
+    except OSError as error:
+        raise NotConnected(f"cannot connect to {address}: {error.strerror or error}") from None
+    return link
+
+
+async def _connected(path: str) -> socket.socket:
+    """Connecting to a Unix socket never waits: it is done, or the bus's backlog is full."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        while True:
+            try:
+                sock.connect(path)
+                return sock
+            except BlockingIOError:
+                await asyncio.sleep(BACKLOG_RETRY_S)
+    except BaseException:
+        sock.close()
+        raise
