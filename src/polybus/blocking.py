@@ -6,6 +6,7 @@ process. A blocking twin holds the async object and runs each call there:
     class BlockingClient(Blocking[Client], of=Client):
         publish = called(Client.publish)          # a coroutine     → a plain method
         batches = iterated(Client.batches)        # async iterator  → iterator
+        subscribe = called_for(Client.subscribe, BlockingSubscription)  # result → its twin
         reconnects = read(Client.reconnects)      # property        → property
 
     connect = opened(client.connect, BlockingClient)
@@ -217,6 +218,21 @@ def called(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Met
         return self._background.run(method(self._async, *args, **kwargs))
 
     return cast(Method[P, R], _like(method, call))
+
+
+def called_for(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, C]],
+    twin: Callable[[Callable[[], C]], B],
+) -> Method[P, B]:
+    """A coroutine method whose result is async, too, as a plain one that gives its twin."""
+
+    def call(self: Blocking[Any], *args: P.args, **kwargs: P.kwargs) -> B:
+        made = self._background.run(method(self._async, *args, **kwargs))
+        return twin(lambda: made)
+
+    same = _like(method, call)
+    vars(same)["__signature__"] = inspect.signature(method).replace(return_annotation=twin)
+    return cast(Method[P, B], same)
 
 
 def iterated(method: Callable[Concatenate[Any, P], AsyncIterator[R]]) -> Method[P, Iterator[R]]:

@@ -317,3 +317,74 @@ def test_a_bus_with_broken_rules_does_not_start(folder, where, text, says):
     assert says in caught.value.stderr
     assert caught.value.stderr.count("\n") == 1
     assert caught.value.stdout == ""
+
+
+# --- quotas
+
+
+def freud_bus(folder: Path, config: str) -> BusProcess:
+    file = folder / "bus.toml"
+    file.write_text(config)
+    listen = (f"freud=unix:{folder}/freud.sock", f"admin=unix:{folder}/admin.sock")
+    flags = ("--config", str(file), "--log-format", "json")
+    return process.serve(*flags, listen=listen, folder=folder)
+
+
+LIST = bytes([6, 0, 0, 0, 0, 0, 0, 0])  # a Freud request with an empty answer
+EMPTY_LIST = bytes([0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0])
+
+
+def is_served(user: User, bus: BusProcess) -> bool:
+    """Connects, asks, and keeps the connection; False if it was closed at once."""
+    try:
+        link = user.connect(bus.address("freud"))
+        link.send(LIST)
+        return link.receive(len(EMPTY_LIST)) == EMPTY_LIST
+    except ConnectionError:
+        return False
+
+
+def test_each_user_has_places_of_its_own(folder, bob):
+    config = f"[quotas]\nquota_connections = 2\n[quotas.users.{BOB}]\nquota_connections = 3\n"
+    with freud_bus(folder, config) as bus, User(ALICE) as alice:
+        assert [is_served(alice, bus) for _ in range(4)] == [True, True, False, False]
+        assert [is_served(bob, bus) for _ in range(4)] == [True, True, True, False]
+        assert count(bus, "refused", "quota_connections") == 3
+        (line, *_) = log_lines(bus, event="quota reached", quota="quota_connections")
+        assert (line["user"], line["limit"]) == (f"uid:{ALICE}", 2)
+        alice.ask("close", 0)
+        until(lambda: len(connections(bus)) == 4, "the place is free again")
+        assert [is_served(alice, bus) for _ in range(2)] == [True, False]
+        check_unharmed(bus)
+
+
+def test_a_creator_sets_rules_for_its_own_topic(folder, alice, bob):
+    def request(kind: int, name: bytes) -> bytes:
+        payload = len(name).to_bytes(4, "little") + name
+        return kind.to_bytes(4, "little") + len(payload).to_bytes(4, "little") + payload
+
+    create, delete, subscribe_to = 0, 1, 2
+    ok, no = bytes(8), bytes([2, 0, 0, 0, 0, 0, 0, 0])
+    with freud_bus(folder, "") as bus:
+        hers, his = (user.connect(bus.address("freud")) for user in (alice, bob))
+        hers.send(request(create, b"hers"))
+        assert hers.receive(8) == ok
+        his.send(request(delete, b"hers"))
+        assert his.receive(8) == no
+        admin = ("--admin", str(bus.admin_path))
+        rule = f"deny user:{BOB} subscribe hers"
+        assert bob.polybus("acl", "add", rule, *admin).code == 4
+        assert alice.polybus("acl", "add", rule, *admin) == (0, f"added: {rule}\n", "")
+        his.send(request(subscribe_to, b"hers"))
+        assert his.receive(8) == no
+        assert bob.polybus("acl", "rm", rule, *admin).code == 4
+        assert alice.polybus("acl", "ls", "hers", *admin).code == 0
+        add(bus, f"deny user:{ALICE} delete *")
+        hers.send(request(delete, b"hers"))
+        assert hers.receive(8) == no  # deny wins over the creator's right
+        refused = alice.polybus("acl", "rm", f"deny user:{ALICE} delete *", *admin)
+        assert refused.code == 4
+        ask(bus.admin_path, "acl_rm", rule=f"deny user:{ALICE} delete *")
+        hers.send(request(delete, b"hers"))
+        assert hers.receive(8) == ok
+        check_unharmed(bus)

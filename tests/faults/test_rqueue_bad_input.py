@@ -186,11 +186,11 @@ def test_nothing_of_a_closed_connection_stays(bus: BusProcess):
 
     offend(500)  # caches and free lists find their size
     settled = rss_bytes(bus.pid)
-    offend(2500)
+    offend(1500)
     until(lambda: count(bus, "connections", "open") == 0, "all are gone")
     assert rss_bytes(bus.pid) - settled < 2_000_000
     after = stats(bus)
     assert after["topics"] == before["topics"] == 0
     assert after["subscriptions"] == 0
     closed = sum(after["connections"]["closed"].values())
-    assert closed - sum(before["connections"]["closed"].values()) == 3000
+    assert closed - sum(before["connections"]["closed"].values()) == 2000

@@ -120,7 +120,7 @@ def test_the_rqueue_server_does_not_load_what_it_does_not_need():
 def test_settings_from_file_environment_and_flags(tmp_path):
     file = tmp_path / "bus.toml"
     file.write_text(
-        'listen = ["rqueue=tcp://127.0.0.1:0"]\n[rqueue]\nmax_payload = 100\n'
+        'listen = ["rqueue=tcp://127.0.0.1:0"]\n[rqueue]\nmax_payload = 1000\n'
         '[log]\nlevel = "debug"\nformat = "human"\n'
     )
     env = {"POLYBUS_RQUEUE_MAX_PAYLOAD": "5000", "POLYBUS_PORT": "tcp://10.0.0.1:1"}

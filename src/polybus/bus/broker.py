@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -188,12 +189,14 @@ class Broker:
 
     def stats(self) -> dict[str, Any]:
         fanout = self._fanout
-        dropped = {"denied": fanout.denied, "no_subscriber": fanout.unheard}
+        relayed, relayed_bytes = self._delivery.relayed
+        dropped = Counter(self.counters.family("dropped"))
+        dropped.update(denied=fanout.denied, no_subscriber=fanout.unheard)
         return {
             "uptime_s": round(self._clock() - self._started_s, 3),
             "messages": {
-                "received": fanout.messages + self.topics.received,
-                "received_bytes": fanout.bytes + self.topics.received_bytes,
+                "received": fanout.messages - relayed + self.topics.received,
+                "received_bytes": fanout.bytes - relayed_bytes + self.topics.received_bytes,
                 "delivered": fanout.delivered + self.topics.delivered,
                 "delivered_bytes": fanout.delivered_bytes + self.topics.delivered_bytes,
             },
@@ -205,8 +208,7 @@ class Broker:
                 "waiting": self._delivery.waiting,
                 "closed": self.counters.family("closed"),
             },
-            "dropped": {reason: n for reason, n in dropped.items() if n}
-            | self.counters.family("dropped"),
+            "dropped": {reason: n for reason, n in sorted(dropped.items()) if n},
             "refused": self.counters.family("refused"),
             "faults": self.counters.family("faults"),
         }
@@ -261,9 +263,16 @@ class Broker:
         self._fanout.new_policy()
         for party in self._parties.values():
             party.source.reclassify(self.policy.classify(party.pipe.identity))
-            if self.policy.mentions(SUBSCRIBE) and (ended := self._subscriptions.enforce(party)):
-                self.counters.count("refused", "subscription_revoked", ended)
-                self._log.warning("subscriptions revoked", **_names(party), count=ended)
+        if self.policy.mentions(SUBSCRIBE):
+            self._revoke()
+
+    def _revoke(self) -> None:
+        ended = self.topics.enforce()
+        for party in list(self._parties.values()):
+            ended += self._subscriptions.enforce(party)
+        if ended:
+            self.counters.count("refused", "subscription_revoked", ended)
+            self._log.warning("subscriptions revoked", count=ended)
 
     def _unsent_messages(self, party: Party) -> int:
         return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())

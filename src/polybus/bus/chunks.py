@@ -11,7 +11,7 @@ costs a few bytes and not a few objects.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -86,6 +86,46 @@ class Range:
     @property
     def size(self) -> int:
         return self.chunk.body_bytes(self.start, self.end)
+
+    @property
+    def first_id(self) -> int:
+        return self.chunk.first_id + self.start
+
+    def extend(self, more: Range) -> bool:
+        """Takes in the messages right behind its own; False if these are others."""
+        if more.chunk is not self.chunk or more.start != self.end:
+            return False
+        self.end = more.end
+        return True
+
+
+class Fitting(NamedTuple):
+    """What of a range there is room for: the runs that fit, and how many do not, and why."""
+
+    runs: list[Range]
+    too_large: int
+    too_many: int
+
+
+def fitting(found: Range, room_bytes: int, room_messages: int) -> Fitting:
+    """One by one: a message fits if what fitted before it has left room for it."""
+    runs: list[Range] = []
+    too_large = 0
+    offsets = found.chunk.offsets
+    for place in range(found.start, found.end):
+        size = offsets[place + 1] - offsets[place]
+        if room_messages <= 0:
+            return Fitting(runs, too_large, found.end - place)
+        if size > room_bytes:
+            too_large += 1
+            continue
+        room_bytes -= size
+        room_messages -= 1
+        if runs and runs[-1].end == place:
+            runs[-1].end += 1
+        else:
+            runs.append(Range(found.chunk, place, place + 1))
+    return Fitting(runs, too_large, 0)
 
 
 class Writer:

@@ -74,6 +74,11 @@ class Delivery:
             self._wait(party, routed.blocker)
         return routed.stop != BLOCKED
 
+    @property
+    def relayed(self) -> tuple[int, int]:
+        """Messages and bytes that `relay` has taken: counted as received elsewhere, too."""
+        return self._trusted.messages, self._trusted.bytes
+
     def forget(self, party: Party) -> None:
         """The party has left the fan-out: it waits for nobody, and nobody waits for it.
 
@@ -111,6 +116,8 @@ class Delivery:
         self._cut(outbox.party, "outbox_overflow")
 
     def _wait(self, party: Party, blocker: Outbox) -> None:
+        if party.waiting_for is not None:
+            return  # it is leaving, and nothing makes it wait any more
         party.waiting_for = blocker
         blocker.waiters[party] = None
         self.waiting += 1

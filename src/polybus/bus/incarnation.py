@@ -30,13 +30,17 @@ class Incarnation:
         self.writer = Writer()
         self.buffer: list[Buffered] = []
         self.buffered_bytes = 0
+        self.buffered_messages = 0
         self.deadline_s: float | None = None  # of its end, or of its buffer
 
     def hold_back(self, found: Range, *, relayed: bool) -> None:
-        self.buffer.append(Buffered(found, relayed))
         self.buffered_bytes += found.size
+        self.buffered_messages += len(found)
+        last = self.buffer[-1] if self.buffer else None
+        if last is None or last.relayed != relayed or not last.found.extend(found):
+            self.buffer.append(Buffered(found, relayed))
 
     def release(self) -> list[Buffered]:
         buffered, self.buffer = self.buffer, []
-        self.buffered_bytes = 0
+        self.buffered_bytes = self.buffered_messages = 0
         return buffered

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from polybus.bus.chunks import fitting
 from polybus.bus.outcomes import NOTHING_HAPPENED, OK, WAIT, Outcome, over_quota
 from polybus.bus.quotas import BYTES
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from polybus.bus.reader import Reader
     from polybus.bus.stats import Counters
     from polybus.kernel.fanout import Fanout
+    from polybus.model.identity import Identity
     from polybus.model.limits import FreudLimits
 
 UNREAD = "max_unread_messages"
@@ -62,6 +64,7 @@ class Movement:
         """A batch from a producer, to all readers of a live topic."""
         pushed = self._fanout.subscriber_count(current.name)
         if not current.readers and not pushed:
+            self._counters.count("dropped", "no_subscriber", count)
             return Produced(NOTHING_HAPPENED)
         reached = self._charge_all(current, len(bodies), count)
         if reached:
@@ -78,7 +81,9 @@ class Movement:
 
     def buffer(self, current: Incarnation, offsets: bytes, bodies: bytes, count: int) -> Produced:
         """A batch for readers who are still to come."""
-        if not self._quotas.charge(current.creator, BYTES, len(bodies)):
+        if current.buffered_messages + count > self._limits.max_unread_messages:
+            return Produced(over_quota(UNREAD))
+        if not self._quotas.charge(current.creator, BYTES, len(bodies), trial=count > 1):
             return Produced(over_quota(BYTES))
         first_id = self._fanout.next_id(current.name)
         self._fanout.set_next_id(current.name, first_id + count)
@@ -92,19 +97,20 @@ class Movement:
         """A batch that a push dialect has published, and its readers have had."""
         found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
         if not buffering:
-            put(self._those_with_room(current, found), found)
-        elif self._quotas.charge(current.creator, BYTES, found.size):
-            current.hold_back(found, relayed=True)
-        else:
-            self._counters.count("dropped", BYTES, len(found))
+            self._spread(current, [found])
+            return
+        room = self._limits.max_unread_messages - current.buffered_messages
+        for run in self._charged(current.creator, found, room):
+            current.hold_back(run, relayed=True)
 
     def let_out(self, current: Incarnation) -> None:
         """What was buffered goes to those who are there by now."""
         self._quotas.release(current.creator, BYTES, current.buffered_bytes)
-        for found, relayed in current.release():
+        buffered = current.release()
+        for found, relayed in buffered:
             if not relayed:
                 self._push_late(current, found)
-            put(self._those_with_room(current, found), found)
+        self._spread(current, [found for found, _ in buffered])
 
     def drop_buffer(self, current: Incarnation, reason: str) -> None:
         self._quotas.release(current.creator, BYTES, current.buffered_bytes)
@@ -130,21 +136,35 @@ class Movement:
             charged.append(reader)
         return None
 
-    def _those_with_room(self, current: Incarnation, found: Range) -> list[Reader]:
-        """Charges readers for a message nobody can take back; who has no room loses it."""
-        charged = []
-        for reader in current.readers.values():
-            reached = self._reached(reader, found.size, len(found))
-            if reached:
-                self._counters.count("dropped", reached, len(found))
-            else:
-                charged.append(reader)
-        return charged
-
     def _reached(self, reader: Reader, size: int, count: int) -> str | None:
+        """Charges a reader, or says what was reached. More than one may be tried one by one."""
         if reader.held_messages + count > self._limits.max_unread_messages:
             return UNREAD
-        return None if self._quotas.charge(reader.identity, BYTES, size) else BYTES
+        charged = self._quotas.charge(reader.identity, BYTES, size, trial=count > 1)
+        return None if charged else BYTES
+
+    def _spread(self, current: Incarnation, batch: list[Range]) -> None:
+        """To all readers, what nobody can take back: each gets as much as it has room for."""
+        readers = list(current.readers.values())
+        for reader in readers:
+            for found in batch:
+                room = self._limits.max_unread_messages - reader.held_messages
+                for run in self._charged(reader.identity, found, room):
+                    reader.put(run)
+        for reader in readers:
+            reader.wake()
+
+    def _charged(self, whom: Identity, found: Range, room_messages: int) -> list[Range]:
+        """What there is room for, charged; the rest is counted as dropped."""
+        if len(found) <= room_messages and self._quotas.charge(whom, BYTES, found.size, trial=True):
+            return [found]
+        fit = fitting(found, self._quotas.room(whom, BYTES), room_messages)
+        self._quotas.charge(whom, BYTES, sum(run.size for run in fit.runs), trial=True)
+        self._counters.count("dropped", UNREAD, fit.too_many)
+        self._counters.count("dropped", BYTES, fit.too_large)
+        if fit.too_large:
+            self._quotas.refuse(whom, BYTES, found.size)
+        return fit.runs
 
     def _release_all(self, readers: Iterable[Reader], size: int) -> None:
         for reader in readers:

@@ -54,13 +54,19 @@ class Quotas:
         self._defaults: dict[str, int] = {quota: getattr(limits, quota) for quota in QUOTAS}
         self._own = {(uid, quota): n for uid, its in by_uid.items() for quota, n in its.items()}
 
-    def charge(self, identity: Identity, quota: str, amount: int = 1) -> bool:
-        """False, with nothing charged, if that would be over the quota."""
+    def charge(
+        self, identity: Identity, quota: str, amount: int = 1, *, trial: bool = False
+    ) -> bool:
+        """False, with nothing charged, if that would be over the quota.
+
+        With `trial` nobody is told: whoever asks will ask again for less.
+        """
         _check(amount)
         key = (identity.account, quota)
         used = self._used.get(key, 0) + amount
         if used > self.limit(identity.account, quota):
-            self._refuse(identity, quota, amount)
+            if not trial:
+                self.refuse(identity, quota, amount)
             return False
         if used:
             self._used[key] = used
@@ -85,6 +91,10 @@ class Quotas:
             return own
         return self._defaults[quota]
 
+    def room(self, identity: Identity, quota: str) -> int:
+        """How much more it may have; negative if it holds more than a new, lower quota."""
+        return self.limit(identity.account, quota) - self.used(identity.account, quota)
+
     def accounts(self) -> list[dict[str, Any]]:
         """What everybody holds, for people: account, quota, used, limit."""
         return [
@@ -92,7 +102,8 @@ class Quotas:
             for (account, quota), n in self._used.items()
         ]
 
-    def _refuse(self, identity: Identity, quota: str, amount: int) -> None:
+    def refuse(self, identity: Identity, quota: str, amount: int) -> None:
+        """Somebody has asked for more than it may have: the log says who, and for what."""
         self._counters.count("refused", quota)
         self._log.warning(
             "quota reached",
@@ -102,6 +113,19 @@ class Quotas:
             asked=amount,
             limit=self.limit(identity.account, quota),
         )
+
+
+class Places:
+    """The connections of each user, as a listener counts them (`transports.stream.Places`)."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+
+    def take(self, identity: Identity) -> bool:
+        return self._quotas.charge(identity, CONNECTIONS)
+
+    def give_back(self, identity: Identity) -> None:
+        self._quotas.release(identity, CONNECTIONS)
 
 
 def _check(amount: int) -> None:

@@ -2,7 +2,7 @@
 
 Messages are taken in two steps. `take` hands out a range; `confirm` says that it
 is in the reader's socket, and only then it is consumed. A connection that ends
-in between gives its range back, to the front: whoever asks next gets it.
+in between gives its range back, to its old place: whoever asks next gets it.
 
 What is not consumed is charged to the reader's uid (`held_bytes`).
 """
@@ -41,10 +41,7 @@ class Reader:
 
     def put(self, found: Range) -> None:
         self._book(found, 1)
-        last = self._ranges[-1] if self._ranges else None
-        if last is not None and last.chunk is found.chunk and last.end == found.start:
-            last.end = found.end
-        else:
+        if not self._ranges or not self._ranges[-1].extend(found):
             self._ranges.append(Range(found.chunk, found.start, found.end))
 
     def take(self, count: int, max_bytes: int) -> Range | None:
@@ -62,8 +59,14 @@ class Reader:
         return taken
 
     def give_back(self, taken: Range) -> None:
-        """What was taken did not reach the reader: it is the next to be read again."""
-        self._ranges.appendleft(taken)
+        """What was taken did not reach the reader: it is unread again, in its old place.
+
+        That is the front, unless another connection has given back what came before it.
+        """
+        place = 0
+        while place < len(self._ranges) and self._ranges[place].first_id < taken.first_id:
+            place += 1
+        self._ranges.insert(place, taken)
 
     def confirm(self, taken: Range) -> None:
         self._book(taken, -1)

@@ -136,11 +136,14 @@ class EphemeralTopics:
         current = topic.current
         if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):
             return Produced(NO)
-        self.received += count
-        self.received_bytes += len(bodies)
         if TABLE[Verb.PRODUCE, topic.state] is Action.BUFFER:
-            return self._movement.buffer(current, offsets, bodies, count)
-        return self._movement.deliver(party, current, offsets, bodies, count)
+            produced = self._movement.buffer(current, offsets, bodies, count)
+        else:
+            produced = self._movement.deliver(party, current, offsets, bodies, count)
+        if produced.outcome in (OK, NOTHING_HAPPENED):
+            self.received += count
+            self.received_bytes += len(bodies)
+        return produced
 
     def count(self, caller: Identity, name: bytes) -> Outcome | int:
         topic = self._topics.get(name)
@@ -187,13 +190,20 @@ class EphemeralTopics:
         if taken.chunk.notice:
             self._end_reader(reader, "deleted")
 
-    def give_back(self, reader: Reader, taken: Range) -> None:
-        """The connection ended before what was taken reached its socket."""
-        if reader.gone:
-            self._counters.count("dropped", "disconnected", len(taken))
-            return
-        reader.give_back(taken)
-        reader.wake()
+    def give_back(self, taken: Iterable[tuple[Reader, Range]]) -> None:
+        """Their connection ended before these reached its socket.
+
+        All are back in their places before anybody who waits is served.
+        """
+        readers: dict[Reader, None] = {}
+        for reader, one in taken:
+            if reader.gone:
+                self._counters.count("dropped", "disconnected", _messages(one))
+            else:
+                reader.give_back(one)
+                readers[reader] = None
+        for reader in readers:
+            reader.wake()
 
     def disown(self, readers: Iterable[Reader]) -> None:
         """Their connection has closed; another may go on with them for a while."""
@@ -231,6 +241,18 @@ class EphemeralTopics:
         topic = self._topics.get(name)
         if topic is not None and topic.state is State.AWAITING:
             self._go_live(topic)
+
+    def enforce(self) -> int:
+        """Ends subscriptions that the policy allows no longer; says how many those were."""
+        lost = [
+            reader
+            for reader in self._readers.values()
+            if not self._policy.allows(reader.identity, "subscribe", reader.incarnation.name)
+        ]
+        for reader in lost:
+            if not reader.gone:  # whoever is woken by one of these may end another itself
+                self._end_reader(reader, "subscription_revoked")
+        return len(lost)
 
     def tick(self) -> None:
         now_s = self._clock()
@@ -345,6 +367,10 @@ class EphemeralTopics:
         self._fanout.set_collect(topic.name, collect)
         if current is None:
             self._fanout.set_hold(topic.name, False)
+
+
+def _messages(taken: Range) -> int:
+    return 0 if taken.chunk.notice else len(taken)
 
 
 def _charged(taken: Range) -> int:

@@ -23,6 +23,7 @@ from polybus.cli import outcome
 NOUNS = {
     "serve": ("serve", "Run the bus: every dialect at its address."),
     "rqueue": ("rqueue", "Run the rqueue server alone; its sink and pusher."),
+    "freud": ("freud", "Freud's topics: create, publish, subscribe."),
     "stats": ("stats", "Show the counters of the running bus."),
     "connections": ("connections", "List who is connected to the running bus."),
     "acl": ("acl", "List, change and test the rules: who may do what."),

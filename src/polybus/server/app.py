@@ -25,6 +25,7 @@ import uvloop
 from polybus import __version__
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
+from polybus.bus.quotas import Places
 from polybus.errors import ConfigError
 from polybus.server import host, runtime, sockets
 from polybus.server.acl import Acl
@@ -143,12 +144,14 @@ class App:
             runtime.prepare_runtime(folder, self._program.uid)
 
     def _options(self, wanted: Wanted) -> ListenOptions:
+        counted = wanted.dialect != ADMIN and DIALECTS[wanted.dialect].counts_places
         return ListenOptions(
             gate=self._admin_gate if wanted.dialect == ADMIN else self._gate,
             shared=self._shared,
             tls=self._certificates.context if self._certificates else None,
             unix_mode=runtime.socket_mode(self._program.uid),
             hangups=self._hangups,
+            places=Places(self._broker.quotas) if counted else None,
         )
 
     def _refuse(self, setting: str) -> Callable[[str], None]:

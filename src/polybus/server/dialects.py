@@ -28,12 +28,16 @@ RUNTIME = "<runtime>"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One row: `sessions` gives what opens a session on a new connection."""
+    """One row: `sessions` gives what opens a session on a new connection.
+
+    With `counts_places` each connection is charged to its user's quota_connections.
+    """
 
     name: str
     defaults: tuple[str, ...]
     schemes: tuple[str, ...]
     sessions: MakeOpener
+    counts_places: bool = False
 
 
 def _rqueue(broker: Broker, settings: Settings) -> OpenSession:
@@ -52,7 +56,7 @@ DIALECTS = {
     row.name: row
     for row in (
         Dialect("rqueue", ("tcp://127.0.0.1:6567",), ("tcp", "tls", "unix"), _rqueue),
-        Dialect("freud", (f"unix:{RUNTIME}/freud.sock",), ("unix",), _freud),
+        Dialect("freud", (f"unix:{RUNTIME}/freud.sock",), ("unix",), _freud, counts_places=True),
     )
 }
 

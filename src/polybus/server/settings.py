@@ -93,7 +93,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "quotas.quota_subscriptions": (0, UNBOUNDED),
     "quotas.quota_topics": (0, UNBOUNDED),
     "quotas.quota_connections": (0, UNBOUNDED),
-    # A client's probe (29 bytes) and the smallest useful PART must fit.
-    "rqueue.max_payload": (64, 64 * MIB),
+    # A PART of one byte under the longest topic must fit: the kernel insists on it.
+    "rqueue.max_payload": (282, 64 * MIB),
     "rqueue.max_message_bytes": (1, 64 * MIB),
 }

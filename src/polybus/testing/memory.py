@@ -9,17 +9,22 @@ that is not there:
     writer.deliver(publish(b"t", b"x"))
     bus.turn()                           # the loop comes round
     bus.pass_time(5)                     # and five seconds go by
+    bus.connect_freud(identity=ALICE)    # speaks Freud
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from polybus.bus.broker import Broker
+from polybus.bus.policy import Policy
+from polybus.dialects.freud.session import FreudDialect
 from polybus.dialects.rqueue.session import RqueueDialect
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.model.limits import Limits, RqueueLimits
+from polybus.model.limits import FreudLimits, Limits, QuotaLimits, RqueueLimits
 from polybus.testing.pipe import MemoryPipe
 
 TICK_S = 0.25
@@ -44,38 +49,86 @@ class RecordedLog:
         return [(event, fields) for event, fields in self.events if fields["level"] == "warning"]
 
 
+@dataclass(order=True)
+class MemoryTimer:
+    due_s: float
+    number: int
+    callback: Callable[[], None] = field(compare=False)
+    cancelled: bool = field(default=False, compare=False)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class MemoryBus:
-    def __init__(self, limits: Limits | None = None, rqueue: RqueueLimits | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        rqueue: RqueueLimits | None = None,
+        *,
+        freud: FreudLimits | None = None,
+        quotas: QuotaLimits | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         self.now_s = 1000.0
+        self.wall_ahead_ns = 0  # of the other clock: it may be set, and go back
         self.log = RecordedLog()
         self._soon: list[Callable[[], None]] = []
+        self._timers: list[MemoryTimer] = []
+        self._timers_made = 0
         self.broker = Broker(
             limits or Limits(),
             lambda: self.now_s,
             self._soon.append,
             self.log,
-            wall_ns=lambda: int(self.now_s * 1e9),
+            wall_ns=self.wall_ns,
+            freud=freud,
+            quotas=quotas,
+            policy=policy,
         )
-        self._dialect = RqueueDialect(self.broker, rqueue or RqueueLimits())
-        self._pipes = 0
+        self._rqueue = RqueueDialect(self.broker, rqueue or RqueueLimits())
+        self._freud = FreudDialect(self.broker, freud or FreudLimits(), self)
+        self._sessions: dict[object, int] = {}  # in the order of their connections
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
-        """A new connection; with an appetite it takes so many bytes and then no more."""
-        self._pipes += 1
-        pipe = MemoryPipe(f"memory:{self._pipes}", appetite, identity)
-        pipe.attach(self._dialect(pipe))
-        return pipe
+        """A new rqueue connection; with an appetite it takes so many bytes and then no more."""
+        return self._connect(self._rqueue, appetite, identity)
+
+    def connect_freud(
+        self, appetite: int | None = None, identity: Identity = ANONYMOUS
+    ) -> MemoryPipe:
+        return self._connect(self._freud, appetite, identity)
+
+    def wall_ns(self) -> int:
+        return int(self.now_s * 1e9) + self.wall_ahead_ns
+
+    # The part of an event loop that sessions use.
+
+    def call_soon(self, callback: Callable[[], None], /) -> None:
+        self._soon.append(callback)
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> MemoryTimer:
+        self._timers_made += 1
+        timer = MemoryTimer(self.now_s + delay, self._timers_made, callback)
+        heapq.heappush(self._timers, timer)
+        return timer
 
     def turn(self) -> None:
-        """Everything that was put off is done, until there is nothing more."""
+        """Everything that was put off is done, until there is nothing more.
+
+        Sessions go on in the order of their connections, whoever was woken first: no order
+        would be wrong, and this one is easy to foretell.
+        """
         while self._soon:
-            self._soon.pop(0)()
+            place = min(range(len(self._soon)), key=lambda at: self._rank(self._soon[at]))
+            self._soon.pop(place)()
 
     def pass_time(self, seconds: float) -> None:
         """The clock moves on, with a tick of the server's timer every quarter of a second."""
         end = self.now_s + seconds
         while self.now_s < end:
-            self.now_s = min(end, self.now_s + TICK_S)
+            tick_s = min(end, self.now_s + TICK_S)
+            self._fire_until(tick_s)
             self.broker.tick()
             self.turn()
 
@@ -84,3 +137,29 @@ class MemoryBus:
         for name in path:
             found = found.get(name, 0)
         return found
+
+    def _connect(
+        self,
+        dialect: RqueueDialect | FreudDialect,
+        appetite: int | None,
+        identity: Identity,
+    ) -> MemoryPipe:
+        number = len(self._sessions) + 1
+        pipe = MemoryPipe(f"memory:{number}", appetite, identity)
+        session = dialect(pipe)
+        self._sessions[session] = number
+        pipe.attach(session)
+        return pipe
+
+    def _rank(self, callback: Callable[[], None]) -> int:
+        return self._sessions.get(getattr(callback, "__self__", None), 0)
+
+    def _fire_until(self, end: float) -> None:
+        """The timers that are due by then, each at its time, with what follows from it."""
+        while self._timers and self._timers[0].due_s <= end:
+            timer = heapq.heappop(self._timers)
+            if not timer.cancelled:
+                self.now_s = max(self.now_s, timer.due_s)
+                timer.callback()
+                self.turn()
+        self.now_s = end

@@ -36,6 +36,7 @@ class MemoryPipe:
         self.reading = True
         self.closed = False
         self.aborted = False
+        self.broken = False  # the far end is gone, and only a write would find out
         self._backlog = bytearray()
         self._stalled = False
         self._unread = b""
@@ -51,7 +52,7 @@ class MemoryPipe:
         self.write_many([data])
 
     def write_many(self, chunks: list[bytes]) -> None:
-        if self.closed or self.aborted:
+        if self.closed or self.aborted or self.broken:
             return
         self.writes.append(list(chunks))
         self._backlog += b"".join(chunks)
@@ -80,7 +81,7 @@ class MemoryPipe:
 
     @property
     def has_failed(self) -> bool:
-        return False
+        return self.broken
 
     def close(self) -> None:
         self.closed = True

@@ -76,7 +76,8 @@ class User:
             raise EOFError(f"user {self.uid} has died")
         answer = json.loads(line)
         if "failed" in answer:
-            raise RuntimeError(f"user {self.uid}: {answer['failed']}")
+            kind = ConnectionError if answer["gone"] else RuntimeError
+            raise kind(f"user {self.uid}: {answer['failed']}")
         return answer["ok"]
 
     def close(self) -> None:
@@ -190,7 +191,8 @@ def _answer(act: Callable[..., Any], args: list[Any]) -> dict[str, Any]:
     try:
         return {"ok": act(*args)}
     except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}"}
+        gone = isinstance(error, ConnectionError)
+        return {"failed": f"{type(error).__name__}: {error}", "gone": gone}
 
 
 def _main(numbers: list[str]) -> None:

@@ -107,6 +107,8 @@ def service_of(pid: int, proc: str = "/proc") -> str:
 
 def unit_of(cgroups: str) -> str:
     """The innermost `.service` of a process's cgroup (cgroup v2, else v1's own of systemd)."""
+    if UNIT_SUFFIX not in cgroups:  # nobody pays for what most have not
+        return ""
     paths: dict[str, str] = {}
     for line in cgroups.splitlines():
         number, _, rest = line.partition(":")

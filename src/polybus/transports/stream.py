@@ -15,9 +15,11 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from polybus.errors import AddressError, AddressInUse
 from polybus.model.address import Address
+from polybus.model.identity import Identity
 from polybus.transports.connection import StreamConnection
 from polybus.transports.hangups import Hangups
 from polybus.transports.inbox import SharedBuffer
@@ -49,6 +51,15 @@ class Gate:
         self.open -= 1
 
 
+class Places(Protocol):
+    """Counts connections per caller, where the gate counts all of them."""
+
+    def take(self, identity: Identity) -> bool:
+        """False, and nothing counted, if this caller has too many already."""
+
+    def give_back(self, identity: Identity) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     gate: Gate
@@ -56,6 +67,7 @@ class ListenOptions:
     tls: ssl.SSLContext | None = None
     unix_mode: int = 0o600
     hangups: Hangups | None = None
+    places: Places | None = None
 
 
 class Listener:
@@ -99,7 +111,11 @@ class Listener:
         return lambda: TlsConnection(*common, context, sealed)
 
     def _admit(self, connection: StreamConnection) -> bool:
-        if not self._options.gate.enter(connection.peer):
+        gate, places = self._options.gate, self._options.places
+        if not gate.enter(connection.peer):
+            return False
+        if places is not None and not places.take(connection.identity):
+            gate.leave()
             return False
         self._connections.add(connection)
         self._empty.clear()
@@ -107,6 +123,8 @@ class Listener:
 
     def _lost(self, connection: StreamConnection) -> None:
         self._options.gate.leave()
+        if self._options.places is not None:
+            self._options.places.give_back(connection.identity)
         self._connections.discard(connection)
         if not self._connections:
             self._empty.set()

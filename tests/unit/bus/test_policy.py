@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from polybus.bus import policy as policy_module
 from polybus.bus.policy import OVERFLOW, Policy
+from polybus.bus.quotas import SUBSCRIPTIONS
+from polybus.bus.reader import Reader
 from polybus.bus.ruletable import Placed
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.rules import VERBS, Rule
@@ -391,3 +393,19 @@ def test_who_loses_the_right_to_read_loses_the_subscription():
     writer.deliver(publish(b"t", b"5"))
     bus.turn()
     assert alice.taken == rest + notification(b"t", b"5")
+
+
+def test_a_freud_subscription_ends_as_well_and_whoever_waits_is_told():
+    bus = MemoryBus()
+    topics = bus.broker.topics
+    topics.create(BOB, b"t")
+    readers = [topics.subscribe(who, b"t") for who in (ALICE, BOB)]
+    alice, bob = (reader for reader in readers if isinstance(reader, Reader))
+    told: list[bool] = []
+    alice.wait(lambda: told.append(alice.gone))
+    bus.broker.policy.replace(placed("deny user:1 subscribe t"))
+    assert told == [True]
+    assert topics.reader(ALICE, alice.id) is None
+    assert topics.reader(BOB, bob.id) is bob
+    assert bus.stats("refused") == {"subscription_revoked": 1}
+    assert bus.broker.quotas.used(1, SUBSCRIPTIONS) == 0

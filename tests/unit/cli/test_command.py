@@ -74,7 +74,7 @@ def test_every_command_has_its_help(name):
         (["rqueue", "--port", "-1"], "from 0 to 65535"),
         (["rqueue", "--host", "0.0.0.0"], "insecure = true"),
         (["rqueue", "--host", "a b"], "impossible host"),
-        (["rqueue", "--max-payload", "1"], "from 64 to"),
+        (["rqueue", "--max-payload", "1"], "from 282 to"),
         (["rqueue", "--threads", "2"], "comes later"),
         (["rqueue", "--port", "1", "sink"], "write it after"),
         (["rqueue", "frob"], "No such command 'frob'"),

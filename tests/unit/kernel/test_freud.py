@@ -69,6 +69,9 @@ class TestGroups:
         assert (group.topic, group.count, group.bodies) == (b"t", 3, b"onethree")
         assert list(array("i", group.offsets)) == [0, 3, 3, 8]
 
+    def test_an_empty_body_at_the_very_end_still_belongs_to_its_group(self):
+        assert shape(groups_of(produce(b"t", b"1", b"", b""))) == [("Produces", 3)]
+
     def test_another_topic_is_another_group(self):
         groups = groups_of(produce(b"a", b"1", b"2") + produce(b"b", b"3") + produce(b"a", b"4"))
         assert shape(groups) == [("Produces", 2), ("Produces", 1), ("Produces", 1)]
@@ -175,6 +178,15 @@ class TestFaults:
         assert (scanned.consumed, scanned.bad) == (len(LIST), True)
         assert isinstance(scanned.groups[-1], Malformed)
         assert (scanned.groups[-1].reason, scanned.groups[-1].closes) == ("too_large", True)
+
+    @pytest.mark.parametrize("extra", [0, 1])
+    def test_nor_is_it_let_through_behind_others_like_it(self, extra):
+        """The largest body is one of a run, the next larger one ends the stream."""
+        reader = Scanner(100, everything_is_a_name)
+        data = encode_produces(b"t", [b"1", bytes(95 + extra), b"2"], 101)
+        scanned = reader.scan(data, 0, len(data))
+        assert (len(scanned.groups), scanned.bad) == ((2, True) if extra else (1, False))
+        assert shape(scanned.groups)[0] == ("Produces", 1 if extra else 3)
 
     def test_it_waits_for_the_whole_header(self):
         scanned = scanner().scan(TOO_LARGE, 0, 7)

@@ -115,15 +115,16 @@ class TestLargeMessages:
                 got = await contents(reader, 4)
             assert sorted(got) == sorted(sent)
 
-    async def test_the_largest_message(self, address, topic):
-        content = os.urandom(64) * MIB
+    async def test_the_largest_message(self, address, topic, kind):
+        # The oracle would take seconds for all of it, and learn nothing new.
+        content = os.urandom(64) * (MIB if kind == "polybus" else MIB // 32)
         async with rqueue.connect(address) as client:
             await client.subscribe(topic)
             publishing = asyncio.create_task(client.publish(topic, content))
             assert await contents(client, 1) == [content]
             await publishing
             with pytest.raises(TooLarge):
-                await client.publish(topic, content + b"!")
+                await client.publish(topic, bytes(64 * MIB + 1))
             await client.publish(topic, b"still here")
             assert await contents(client, 1) == [b"still here"]
 

@@ -263,13 +263,13 @@ class TestReconnecting:
         address = bus.address()
         async with rqueue.connect(str(address), backoff_max_s=0.1) as client:
             await client.subscribe(topic)
-            for number in range(3):
+            for number in range(2):
                 bus.close()
                 await until(lambda: not client.is_connected)
                 bus = start(port=address.port)
                 await client.publish(topic, b"%d" % number)
                 assert await contents(client, 1) == [b"%d" % number]
-            assert client.reconnects == 3
+            assert client.reconnects == 2
 
     async def test_a_server_that_hangs_up_each_time_is_asked_ever_less_often(self, monkeypatch):
         oracle = OracleServer()
@@ -305,9 +305,8 @@ class TestReconnecting:
 class TestTelling:
     """What a server may do to us, and that it is not kept from the user."""
 
-    async def test_a_publish_over_the_servers_cap_shows_at_the_next_flush(self, start, topic):
-        bus = start()
-        async with rqueue.connect(str(bus.address()), max_payload=8192) as client:
+    async def test_a_publish_over_the_servers_cap_shows_at_the_next_flush(self, address, topic):
+        async with rqueue.connect(address, max_payload=8192) as client:
             await client.publish(topic, bytes(4000))
             with pytest.raises(ConnectionLost, match="max-payload"):
                 await client.flush()
@@ -316,18 +315,16 @@ class TestTelling:
             await client.publish(topic, b"fits")
             await client.flush()
 
-    async def test_or_when_the_client_is_closed(self, start, topic):
-        bus = start()
-        client = rqueue.connect(str(bus.address()), max_payload=8192)
+    async def test_or_when_the_client_is_closed(self, address, topic):
+        client = rqueue.connect(address, max_payload=8192)
         await client.open()
         await client.publish(topic, bytes(4000))
         with pytest.raises(ConnectionLost, match="may be lost"):
             await client.close()
         assert not client.is_connected
 
-    async def test_or_in_the_loop_that_reads_if_it_may_not_reconnect(self, start, topic):
-        bus = start()
-        client = rqueue.connect(str(bus.address()), max_payload=8192, reconnect=False)
+    async def test_or_in_the_loop_that_reads_if_it_may_not_reconnect(self, address, topic):
+        client = rqueue.connect(address, max_payload=8192, reconnect=False)
         await client.open()
         await client.publish(topic, bytes(4000))
         with pytest.raises(ConnectionLost, match="max-payload"):
@@ -335,9 +332,8 @@ class TestTelling:
         with pytest.raises(ConnectionLost):
             await client.close()
 
-    async def test_a_subscribe_survives_the_end_of_the_link(self, start, topic):
-        bus = start()
-        async with rqueue.connect(str(bus.address()), max_payload=8192) as client:
+    async def test_a_subscribe_survives_the_end_of_the_link(self, address, topic):
+        async with rqueue.connect(address, max_payload=8192) as client:
             (await client._lifeline.ready()).write(b"\0\0\0\0\xff")
             await client.subscribe(topic)
             assert client.reconnects == 1

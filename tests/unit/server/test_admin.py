@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -221,3 +222,110 @@ def test_strangers_cannot_take_the_owners_places(bench):
     again, _ = bench.connect(STRANGER)
     again.deliver(b'{"verb": "stats"}\n')
     assert codes(again) == ["ok"]
+
+
+# --- verbs that take their time
+
+
+class Slow:
+    """A desk whose verb `wait` answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.bench.desk._verbs = {
+            "wait": Verb(self._wait, for_everyone=True, keys=frozenset({"text"})),
+            "stats": Verb(lambda *_: {"n": 1}, for_everyone=True),
+            "who": Verb(lambda _, identity: identity.uid, for_everyone=True),
+        }
+        self.asked: list[asyncio.Future[Any]] = []
+
+    async def _wait(self, _request: dict[str, Any], _identity: Identity) -> Any:
+        self.asked.append(asyncio.get_running_loop().create_future())
+        return await self.asked[-1]
+
+    async def turn(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+WAIT, STATS = b'{"verb": "wait"}\n', b'{"verb": "stats"}\n'
+
+
+def test_a_verb_is_told_who_asks():
+    pipe, _ = Slow().bench.connect(STRANGER)
+    pipe.deliver(b'{"verb": "who"}\n')
+    assert answers(pipe) == [{"ok": 2000}]
+
+
+def test_answers_keep_their_order_also_when_one_takes_its_time():
+    async def scene() -> None:
+        slow = Slow()
+        pipe, _ = slow.bench.connect()
+        pipe.deliver(STATS + WAIT + STATS + WAIT + STATS)
+        await slow.turn()
+        assert codes(pipe) == ["ok"]
+        assert not pipe.reading
+        slow.asked[0].set_result("first")
+        await slow.turn()
+        assert [one["ok"] for one in answers(pipe)] == [{"n": 1}, "first", {"n": 1}]
+        slow.asked[1].set_exception(ZeroDivisionError())
+        await slow.turn()
+        assert codes(pipe) == ["ok", "ok", "ok", "internal", "ok"]
+        assert pipe.reading
+
+    asyncio.run(scene())
+
+
+def test_whoever_stops_sending_still_gets_the_answer():
+    async def scene() -> None:
+        slow = Slow()
+        pipe, session = slow.bench.connect()
+        pipe.deliver(WAIT)
+        await slow.turn()
+        assert session.half_closed() is True
+        slow.asked[0].set_result("done")
+        await slow.turn()
+        assert answers(pipe) == [{"ok": "done"}]
+        assert pipe.closed
+
+    asyncio.run(scene())
+
+
+def test_whoever_has_gone_gets_none():
+    async def scene() -> None:
+        slow = Slow()
+        pipe, _ = slow.bench.connect()
+        pipe.deliver(WAIT + WAIT)
+        await slow.turn()
+        pipe.hang_up()
+        slow.asked[0].set_result("done")
+        await slow.turn()
+        assert pipe.writes == []
+        assert len(slow.asked) == 1
+
+    asyncio.run(scene())
+
+
+def test_waiting_for_an_answer_is_not_silence():
+    async def scene() -> None:
+        slow = Slow()
+        pipe, _ = slow.bench.connect()
+        pipe.deliver(WAIT)
+        await slow.turn()
+        slow.bench.now = 1000
+        slow.bench.desk.tick()
+        assert not pipe.aborted
+        slow.asked[0].set_result("done")
+        await slow.turn()
+        slow.bench.now = 1029
+        slow.bench.desk.tick()
+        assert not pipe.aborted
+
+    asyncio.run(scene())
+
+
+def test_a_rule_can_make_an_admin(bench):
+    bench.desk._made_admin = lambda identity: identity == STRANGER
+    pipe, _ = bench.connect(STRANGER)
+    pipe.deliver(b'{"verb": "connections"}\n')
+    assert codes(pipe) == ["ok"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from polybus.errors import ConfigError
 from polybus.model.limits import Limits, RqueueLimits
+from polybus.model.rules import Rule
 from polybus.server.config import DEFAULT, KEYS, NOT_SETTINGS, Flag, load
 from polybus.server.settings import BOUNDS, Settings
 
@@ -103,6 +104,32 @@ def test_every_kind_of_value_from_the_environment():
     assert settings.log.format == "json"
 
 
+def test_rules_from_a_file_and_from_the_environment(tmp_path):
+    file = write(tmp_path, 'acl = ["deny user:1 produce a*", "allow everyone call,create b"]')
+    rules = (Rule.parse("deny user:1 produce a*"), Rule.parse("allow everyone create,call b"))
+    assert load(file).settings.acl == rules
+    environ = {"POLYBUS_ACL": "deny user:1 produce a* ; allow everyone call,create b;"}
+    assert load(None, environ).settings.acl == rules
+
+
+def test_quotas_of_users_from_a_file_and_from_the_environment(tmp_path):
+    file = write(tmp_path, "[quotas]\nquota_topics = 0\n[quotas.users.alice]\nquota_bytes = 5\n")
+    quotas = load(file).settings.quotas
+    assert quotas.quota_topics == 0
+    assert quotas.users == {"alice": {"quota_bytes": 5}}
+    environ = {"POLYBUS_QUOTAS_USERS": "{alice = {quota_bytes = 5}, 1000 = {}}"}
+    assert load(None, environ).settings.quotas.users == {"alice": {"quota_bytes": 5}, "1000": {}}
+
+
+def test_the_same_places_can_be_read_again(tmp_path):
+    file = write(tmp_path, "durability = 'fsync'")
+    loaded = load(None, {"POLYBUS_CONFIG": str(file)})
+    file.write_text("durability = 'interval'")
+    assert loaded.again is not None
+    assert loaded.again().settings.durability == "interval"
+    assert loaded.settings.durability == "fsync"
+
+
 def test_an_empty_variable_is_an_unset_one():
     assert load(None, {"POLYBUS_RQUEUE_MAX_PAYLOAD": "", "POLYBUS_DATA": ""}).settings == Settings()
 
@@ -115,6 +142,14 @@ def test_the_file_may_be_named_by_a_variable(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("acl = 'x'", "acl: expected a list of strings"),
+        ("acl = ['allow user:a x y']", "acl: 'allow user:a x y': unknown verb 'x'"),
+        ("[quotas]\nquota_bytes = -1", "expected a whole number of at least 0"),
+        ("[quotas]\nusers = 1", "[quotas] users: expected a table of users, each with some of"),
+        ("[quotas.users]\nalice = 1", "expected a table of users"),
+        ("[quotas.users.alice]\nbytes = 1", "for alice only quota_bytes"),
+        ("[quotas.users.alice]\nquota_bytes = -1", "for alice quota_bytes = a whole number"),
+        ("[quotas.users.alice]\nquota_bytes = true", "for alice quota_bytes = a whole number"),
         ("limit = 1", "no section or key is called 'limit': did you mean 'limits'?"),
         ("[rqueu]\nx = 1", "no section or key is called 'rqueu': did you mean 'rqueue'?"),
         ("[rqueue]\nmax_payloads = 1", "[rqueue] has no key 'max_payloads': did you mean 'max_pay"),
@@ -125,7 +160,7 @@ def test_the_file_may_be_named_by_a_variable(tmp_path):
         ),
         ("[rqueue]\nmax_payload = 4096.0", "expected a whole number, found 4096.0"),
         ("[rqueue]\nmax_payload = true", "expected a whole number, found True"),
-        ("[rqueue]\nmax_payload = 63", "expected a whole number from 64 to 67108864, found 63"),
+        ("[rqueue]\nmax_payload = 281", "expected a whole number from 282 to 67108864, found 281"),
         ("[rqueue]\npart_timeout_s = 0", "expected a number above 0, found 0"),
         ("[rqueue]\npart_timeout_s = inf", "expected a finite number"),
         ("[rqueue]\npart_timeout_s = nan", "expected a finite number"),
@@ -174,7 +209,7 @@ def test_files_that_cannot_be_read(tmp_path):
     ("name", "text", "says"),
     [
         ("POLYBUS_RQUEUE_MAX_PAYLOAD", "big", "expected a whole number, found 'big'"),
-        ("POLYBUS_RQUEUE_MAX_PAYLOAD", "1", "expected a whole number from 64 to"),
+        ("POLYBUS_RQUEUE_MAX_PAYLOAD", "1", "expected a whole number from 282 to"),
         ("POLYBUS_RQUEUE_PART_TIMEOUT_S", "nan", "expected a finite number"),
         ("POLYBUS_INSECURE", "maybe", "expected true or false, found 'maybe'"),
         ("POLYBUS_DURABILITY", "often", "expected one of fsync, interval"),

@@ -39,6 +39,7 @@ class Answers:
         self._handed: list[Handed] = []
         self._discarding = False
         self.size = 0
+        self._written = 0  # bytes of the last write
         self.stalled = False
 
     def add(self, answer: bytes) -> None:
@@ -56,7 +57,7 @@ class Answers:
         """Writes what was gathered, and confirms what the socket has taken of it."""
         if not self._parts:
             return
-        size = self.size
+        self._written = self.size
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts = []
         self.size = 0
@@ -64,7 +65,7 @@ class Answers:
         if self._pipe.has_failed:
             self._give_back()
         elif self.stalled:
-            self._confirm_until(size - self._pipe.backlog())
+            self._confirm_until(self._written - self._pipe.backlog())
         else:
             self._confirm_all()
 
@@ -76,6 +77,8 @@ class Answers:
     def discard(self) -> None:
         """The connection is gone: nothing is written any more."""
         self._discarding = True
+        if self.stalled:
+            self._confirm_until(self._written - self._pipe.backlog())
         self.stalled = False
         self._parts = []
         self._give_back()
@@ -83,8 +86,7 @@ class Answers:
     def _give_back(self) -> None:
         """What did not reach the socket was not read."""
         handed, self._handed = self._handed, []
-        for reader, taken, _, _ in reversed(handed):
-            self._topics.give_back(reader, taken)
+        self._topics.give_back((one.reader, one.taken) for one in handed)
 
     def _confirm_all(self) -> None:
         handed, self._handed = self._handed, []

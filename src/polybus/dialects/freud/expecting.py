@@ -1,4 +1,4 @@
-"""What was asked and not answered yet.
+"""Who expects an answer.
 
 Answers say nothing about which request they answer: they come in the order of
 the requests, and are dealt to those who expect them. A caller that has given up
@@ -16,9 +16,7 @@ from polybus.kernel.freud_client import Answer, AnswerBatch
 
 
 class Expecting(Protocol):
-    """Expects `left` more answers. `take` gets them, in one or several pieces."""
-
-    left: int
+    """`take` gets the answers, in one or several pieces; `fail` says that none will come."""
 
     def take(self, batch: AnswerBatch, start: int, end: int) -> None: ...
     def fail(self, error: PolybusError) -> None: ...
@@ -28,7 +26,6 @@ class OneAnswer:
     """Expects the answer to one request."""
 
     def __init__(self) -> None:
-        self.left = 1
         self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def take(self, batch: AnswerBatch, start: int, end: int) -> None:
@@ -36,19 +33,27 @@ class OneAnswer:
             self.answered.set_result(batch[start])
 
     def fail(self, error: PolybusError) -> None:
-        _fail(self.answered, error)
+        if not self.answered.done():
+            self.answered.set_exception(error)
+            self.answered.exception()  # who has given up need not be told that nobody looked
 
 
 class MessageIds:
-    """Expects the answers to many Produces: ids, None where nobody was there to read."""
+    """Expects the answers to many Produces: ids, and None where nobody was there to read."""
 
-    def __init__(self, count: int) -> None:
-        self.left = count
+    def __init__(self) -> None:
         self.ids: list[int | None] = []
         self.refused: Answer | None = None  # the first that was, if any
-        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.error: PolybusError | None = None
+        self._left = 0
+        self._progress = asyncio.Event()
+
+    def expect(self, count: int) -> None:
+        self._left += count
 
     def take(self, batch: AnswerBatch, start: int, end: int) -> None:
+        self._left -= end - start
+        self._progress.set()
         while start < end:
             after = batch.run_end(start, end)
             code = batch.code(start)
@@ -59,14 +64,16 @@ class MessageIds:
             elif self.refused is None:
                 self.refused = batch[start]
             start = after
-        if not self.left and not self.answered.done():
-            self.answered.set_result(None)
 
     def fail(self, error: PolybusError) -> None:
-        _fail(self.answered, error)
+        self.error = error
+        self._progress.set()
 
-
-def _fail(answered: asyncio.Future[Answer] | asyncio.Future[None], error: PolybusError) -> None:
-    if not answered.done():
-        answered.set_exception(error)
-        answered.exception()  # whoever has given up need not be told that it was not looked at
+    async def all(self, timeout_s: float) -> None:
+        """Return when every answer is here; TimeoutError if none came for so long."""
+        while self._left and self.error is None:
+            self._progress.clear()
+            async with asyncio.timeout(timeout_s):
+                await self._progress.wait()
+        if self.error is not None:
+            raise self.error

@@ -1,8 +1,8 @@
 """One connection of a client to Freud's socket, from dialling to its end.
 
 `send` writes requests and says who expects their answers; `buffer_updated` deals
-the answers that come. Any number of requests may be on their way, within bounds:
-whoever sends many calls `room` first. A link never comes back: when it has ended,
+out the answers that come. Many requests may be on their way, within bounds:
+whoever sends waits for `room` first. A link never comes back: when it has ended,
 everybody who expected something is told why.
 """
 
@@ -13,7 +13,7 @@ import socket
 from collections import deque
 from typing import cast
 
-from polybus.dialects.freud.expecting import Expecting
+from polybus.dialects.freud.expecting import Expecting, OneAnswer
 from polybus.errors import (
     AddressError,
     BadFrame,
@@ -22,7 +22,7 @@ from polybus.errors import (
     NotConnected,
     PolybusError,
 )
-from polybus.kernel.freud_client import AnswerBatch, scan_answers
+from polybus.kernel.freud_client import Answer, AnswerBatch, scan_answers
 from polybus.model.address import Address
 from polybus.model.limits import KIB, MIB
 
@@ -36,9 +36,9 @@ MAX_EXPECTED = 65_536
 BACKLOG_RETRY_S = 0.01
 
 CLOSED_BY_BUS = (
-    "the bus closed the connection; it does so when it stops, at quota_connections, to a client"
-    " that does not take its answers, and after a request over its max_frame_bytes. Topics live"
-    " in its memory: after a restart topics, subscriptions and unread messages are gone"
+    "the bus closed the connection: it stopped, or quota_connections or max_frame_bytes was"
+    " reached, or answers were not taken (its log says which); once it was restarted, topics,"
+    " subscriptions and unread messages are gone"
 )
 
 
@@ -54,7 +54,8 @@ class Link(asyncio.BufferedProtocol):
         self._buffer = bytearray(READ_BUFFER_BYTES)
         self._filled = 0
         self._queue: deque[Expecting] = deque()
-        self._expected = 0  # answers that all in the queue expect together
+        self._counts: deque[int] = deque()  # how many answers each in the queue expects
+        self._expected = 0  # all of them together
         self._writable = True
         self._room = asyncio.Event()
         self._room.set()
@@ -66,21 +67,32 @@ class Link(asyncio.BufferedProtocol):
     def is_up(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, requests: bytes, expecting: Expecting) -> None:
-        """Hand over requests, and who expects their answers; `ConnectionLost` if it has ended."""
-        if self._transport is None or not self.is_up:
-            raise self.lost()
-        self._queue.append(expecting)
-        self._expected += expecting.left
-        self._transport.write(requests)
-        self._regulate()
+    async def ask(self, request: bytes, timeout_s: float) -> Answer:
+        """The answer to one request; `NotConnected` if none comes in time."""
+        expecting = OneAnswer()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.room()
+                self.send(request, 1, expecting)
+                return await expecting.answered
+        except TimeoutError:
+            raise self.silent(timeout_s) from None
 
     async def room(self) -> None:
         """Wait until more may be sent; `ConnectionLost` if the link ends first."""
         while not self._room.is_set():
             await self._room.wait()
-        if self.ended.is_set():
+        if not self.is_up:
             raise self.lost()
+
+    def send(self, requests: bytes, count: int, expecting: Expecting) -> None:
+        """Hand over requests, and who expects their answers. The link must be up."""
+        assert self._transport is not None
+        self._queue.append(expecting)
+        self._counts.append(count)
+        self._expected += count
+        self._transport.write(requests)
+        self._regulate()
 
     def close(self) -> None:
         """End it once everything written has gone out."""
@@ -99,6 +111,10 @@ class Link(asyncio.BufferedProtocol):
         if isinstance(self.error, BadFrame):
             return self.error
         return ConnectionLost(str(self.error or f"the connection to {self.address} is closed"))
+
+    def silent(self, timeout_s: float) -> NotConnected:
+        """The error for whoever waited for so long in vain."""
+        return NotConnected(f"no answer from {self.address} within {timeout_s:g} s")
 
     # --- what the event loop does with it
 
@@ -136,6 +152,7 @@ class Link(asyncio.BufferedProtocol):
             self.error = ConnectionLost(f"{self.address}: {CLOSED_BY_BUS}{reason}")
         self.ended.set()
         self._room.set()
+        self._counts.clear()
         while self._queue:
             self._queue.popleft().fail(self.lost())
 
@@ -146,7 +163,7 @@ class Link(asyncio.BufferedProtocol):
         rest = end - consumed
         if rest == len(self._buffer):
             self._buffer = self._buffer + bytes(rest)
-        elif consumed and rest <= READ_BUFFER_BYTES // 2 < READ_BUFFER_BYTES < len(self._buffer):
+        elif len(self._buffer) > READ_BUFFER_BYTES and 2 * rest <= READ_BUFFER_BYTES:
             self._buffer = self._buffer[consumed:end] + bytes(READ_BUFFER_BYTES - rest)
         elif consumed and rest:
             self._buffer[:rest] = self._buffer[consumed:end]
@@ -158,11 +175,12 @@ class Link(asyncio.BufferedProtocol):
             if not self._queue:
                 raise BadFrame("unasked_answer")
             first = self._queue[0]
-            taken = min(first.left, count - at)
-            first.left -= taken
+            taken = min(self._counts[0], count - at)
+            self._counts[0] -= taken
             self._expected -= taken
-            if not first.left:
+            if not self._counts[0]:
                 self._queue.popleft()
+                self._counts.popleft()
             first.take(batch, at, at + taken)
             at += taken
         self._regulate()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from polybus.bus.outcomes import Kind, Outcome
 from polybus.dialects.freud.answering import Answers
 from polybus.dialects.freud.codec import MALFORMED_TEXTS, NOTICE_FLAG, Code
-from polybus.dialects.freud.requests import OneProduce, Requests, split
+from polybus.dialects.freud.requests import HalfProduces, Requests, halves
 from polybus.kernel.framing import Encoding
 from polybus.kernel.freud import Gets, Malformed, Produces, Scanner
 from polybus.kernel.freud_answers import answers, messages, produced, records
@@ -184,7 +184,7 @@ class FreudSession:
         """True when the group is done; else it stays at the head, with what is left of it."""
         if isinstance(group, Gets):
             return self._gone or self._get(group)
-        if isinstance(group, Produces | OneProduce):
+        if isinstance(group, Produces | HalfProduces):
             return self._produce(group)
         if isinstance(group, Malformed):
             text = MALFORMED_TEXTS[group.reason].encode()
@@ -207,13 +207,15 @@ class FreudSession:
         kind = result.outcome.kind
         if kind is Kind.WAIT:
             self._blocked = not self._gone
+            if self._gone:  # nobody is there who could wait
+                self._broker.counters.count("dropped", "slow_consumer", group.count)
             return self._gone
         if kind is Kind.OK:
             self._answers.add(produced(result.first_id, group.count))
         elif kind is Kind.OVER_QUOTA and group.count > 1:
-            # Together they are too much; one by one some of them may fit.
+            # Together they are too much; some of them may fit.
             self._todo.popleft()
-            self._todo.extendleft(reversed(list(split(group))))
+            self._todo.extendleft(reversed(halves(group)))
             return False
         else:
             self._requests.note(result.outcome, "produce", group.topic, group.count)

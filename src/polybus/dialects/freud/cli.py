@@ -1,0 +1,281 @@
+"""`polybus freud`: topics, publishing and subscribing from a shell.
+
+Results go to stdout, words about them to stderr. The exit code says what the bus
+said: 10 and its code, so that no other meaning is in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polybus import errors
+from polybus.model.limits import KIB, FreudLimits
+
+if TYPE_CHECKING:
+    from polybus.dialects.freud.blocking import BlockingClient, BlockingSubscription
+    from polybus.kernel.freud_client import Record
+
+OK = 0
+NOTHING_HAPPENED = 11
+# First match wins. All else is told as for any command: no bus, a wrong flag, Ctrl-C.
+SAID: tuple[tuple[type[errors.PolybusError], int | None], ...] = (
+    (errors.Denied, 12),
+    (errors.DoesNotExist, 13),
+    (errors.MalformedRequest, 14),
+    (errors.LimitReached, 15),
+    (errors.BadFrame, None),
+    (errors.PeerError, 15),
+    (errors.PolybusError, None),
+)
+EXIT_CODES = """\b
+Exit codes:
+  0   Ok
+  11  Nothing Happened: nobody reads it, or it was so already
+  12  No: the policy does not allow it
+  13  Doesn't Exist: no such topic, or it was deleted before COUNT
+  14  Malformed Request
+  15  Server Error: a quota is reached
+  2   a wrong argument      3  no bus answers, or it went away
+  1   a defect of polybus   5  what answers is no bus   130  Ctrl-C
+"""
+
+# Asked for together: enough to print fast, and cheap to ask for when nothing comes.
+BATCH = 64
+STDIN = 0
+READ_BYTES = 256 * KIB
+LONGEST = FreudLimits().max_frame_bytes
+TERMINATED = 128 + signal.SIGTERM
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Its name.")]
+Socket = Annotated[
+    str | None,
+    typer.Option("--socket", metavar="PATH", help="Freud's socket, if not at its default."),
+]
+Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+def group() -> typer.Typer:
+    """The tree of commands."""
+    freud, topic = typer.Typer(), typer.Typer()
+    commands: tuple[tuple[typer.Typer, str, Callable[..., int], str], ...] = (
+        (topic, "create", create, "Create a topic."),
+        (topic, "delete", delete, "Delete a topic; its readers get a notice."),
+        (topic, "ls", ls, "List the topics that you may use."),
+        (topic, "publish", publish, "Publish messages, and print the id of the message."),
+        (freud, "subscribe", subscribe, "Print what is published, as it comes."),
+        (freud, "subcount", subcount, "Count those who read a topic."),
+    )
+    for parent, name, command, help_line in commands:
+        parent.command(name, help=help_line, epilog=EXIT_CODES)(command)
+    freud.add_typer(topic, name="topic", help="Create, delete, list, publish.", epilog=EXIT_CODES)
+    return freud
+
+
+# --- the commands ------------------------------------------------------------
+
+
+def create(topic: Topic, socket: Socket = None) -> int:
+    with _Bus(socket) as bus:
+        if not bus.client.create_topic(topic):
+            return bus.nothing_happened(f"topic {topic!r} is there already")
+        print(f"created {_shown(topic)}")
+    return bus.code
+
+
+def delete(topic: Topic, socket: Socket = None) -> int:
+    with _Bus(socket) as bus:
+        if not bus.client.delete_topic(topic):
+            return bus.nothing_happened(f"there is no topic {topic!r}, or it is being deleted")
+        print(f"deleted {_shown(topic)}")
+    return bus.code
+
+
+def ls(as_json: Json = False, socket: Socket = None) -> int:
+    with _Bus(socket) as bus:
+        found = bus.client.list_topics()
+        for line in [json.dumps(found)] if as_json else map(_shown, found):
+            print(line)
+    return bus.code
+
+
+def subcount(topic: Topic, socket: Socket = None) -> int:
+    with _Bus(socket) as bus:
+        print(bus.client.count_subscribers(topic))
+    return bus.code
+
+
+def publish(
+    topic: Topic,
+    message: Annotated[
+        str | None, typer.Argument(metavar="MESSAGE", help="The message; -: all of stdin.")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is one.")] = False,
+    socket: Socket = None,
+) -> int:
+    if lines is (message is not None):
+        raise errors.UsageError("give a MESSAGE (- is stdin), or --lines for stdin line by line")
+    with _Bus(socket) as bus:
+        if message is None:
+            return _publish_lines(bus, topic)
+        body = _everything() if message == "-" else os.fsencode(message)
+        message_id = bus.client.produce(topic, body)
+        if message_id is None:
+            return bus.nothing_happened(f"nobody reads {topic!r}")
+        print(message_id)
+    return bus.code
+
+
+def subscribe(
+    topic: Topic,
+    as_json: Json = False,
+    count: Annotated[
+        int, typer.Option("-n", "--count", metavar="COUNT", min=0, help="End after so many.")
+    ] = 0,
+    socket: Socket = None,
+) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # time to unsubscribe
+    with _Bus(socket) as bus, bus.client.subscribe(topic) as subscription:
+        _say(f"subscribed to {topic!r}")
+        show = _as_json if as_json else _as_text
+        came = 0
+        for records in _batches(subscription, count):
+            sys.stdout.buffer.write(b"".join(map(show, records)))
+            sys.stdout.buffer.flush()
+            came += len(records)
+        if subscription.notice is not None and (came < count or not count):
+            return _deleted(subscription.notice, topic, as_json, OK if not count else 13)
+    return bus.code
+
+
+# --- what they share ---------------------------------------------------------
+
+
+class _Bus:
+    """A client in a `with`; what the bus refuses becomes a line and an exit code."""
+
+    client: BlockingClient
+
+    def __init__(self, socket: str | None) -> None:
+        self.code = OK
+        self._socket = socket
+
+    def __enter__(self) -> _Bus:
+        from polybus.dialects.freud import blocking
+
+        path = None if self._socket is None else self._socket.removeprefix("unix:")
+        self.client = blocking.connect(None if path is None else f"unix:{path}")
+        self.client.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
+        self.client.close()
+        if not isinstance(error, errors.PolybusError):
+            return False
+        code = next(code for kind, code in SAID if isinstance(error, kind))
+        if code is None:
+            return False
+        self.code = code
+        _say(str(error))
+        return True
+
+    def nothing_happened(self, why: str) -> int:
+        _say(f"nothing happened: {why}")
+        return NOTHING_HAPPENED
+
+
+def _batches(subscription: BlockingSubscription, count: int) -> Iterator[list[Record]]:
+    """What comes, until `count` messages have (0: until the topic is deleted)."""
+    left = count or sys.maxsize
+    while left:
+        try:
+            records = subscription.get_many(min(left, BATCH))
+        except errors.TopicDeleted:
+            return
+        left -= len(records)
+        yield records
+
+
+def _deleted(notice: Record, topic: str, as_json: bool, code: int) -> int:
+    if as_json:
+        line = {"id": notice.message_id, "timestamp_ns": notice.timestamp_ns, "deleted": topic}
+        print(json.dumps(line), flush=True)
+    _say(f"topic {topic!r} was deleted")
+    return code
+
+
+def _publish_lines(bus: _Bus, topic: str) -> int:
+    published = unheard = 0
+    try:
+        for bodies in _lines():
+            ids = bus.client.produce_many(topic, bodies)
+            unheard += ids.count(None)
+            published += len(ids) - ids.count(None)
+    finally:
+        print(f"published {published}", flush=True)
+    if unheard:
+        return bus.nothing_happened(f"nobody read {unheard} more messages to {topic!r}")
+    return OK
+
+
+def _lines() -> Iterator[list[bytes]]:
+    """The lines of stdin, as many as have come; the last one may lack its end."""
+    rest = b""
+    for data in _stdin():
+        *whole, rest = (rest + data).split(b"\n")
+        if len(rest) > LONGEST:
+            whole.append(rest)  # it will be refused: no need to read on
+        if whole:
+            yield whole
+    if rest:
+        yield [rest]
+
+
+def _everything() -> bytes:
+    """All of stdin, as far as the bus could take it."""
+    read = bytearray()
+    for data in _stdin():
+        read += data
+        if len(read) > LONGEST:
+            break
+    return bytes(read)
+
+
+def _stdin() -> Iterator[bytes]:
+    while data := os.read(STDIN, READ_BYTES):
+        yield data
+
+
+def _as_json(record: Record) -> bytes:
+    import base64
+
+    shown = {"id": record.message_id, "timestamp_ns": record.timestamp_ns}
+    try:
+        body = {"body": record.body.decode("utf-8")}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(record.body).decode()}
+    return json.dumps({**shown, **body}).encode() + b"\n"
+
+
+def _as_text(record: Record) -> bytes:
+    """As it is into a pipe; a terminal must not get control characters from a stranger."""
+    if not sys.stdout.isatty():
+        return record.body + b"\n"
+    return _shown(record.body.decode("utf-8", "backslashreplace")).encode() + b"\n"
+
+
+def _shown(text: str) -> str:
+    plain = (char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)
+    return "".join(plain)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print("polybus:", " ".join(text.split()), file=sys.stderr, flush=True)

@@ -1,0 +1,374 @@
+"""The async client at work: topics, producing, subscribing, reading at one's own pace."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+
+import pytest
+
+from polybus import freud
+from polybus.dialects.freud import codec, inbox
+from polybus.errors import (
+    DoesNotExist,
+    InvalidTopic,
+    MalformedRequest,
+    NotConnected,
+    TooLarge,
+    UsageError,
+)
+from polybus.model.limits import MIB
+
+
+def bodies(records: list[freud.Record]) -> list[bytes]:
+    return [record.body for record in records]
+
+
+async def read(subscription: freud.Subscription, count: int) -> list[bytes]:
+    """The next `count` bodies, by iteration."""
+    return [(await anext(subscription)).body for _ in range(count)]
+
+
+async def rest_of(subscription: freud.Subscription) -> list[bytes]:
+    return [record.body async for record in subscription]
+
+
+class TestTopics:
+    async def test_create_and_delete_say_whether_something_happened(self, address, topic):
+        async with freud.connect(address) as client:
+            assert await client.create_topic(topic) is True
+            assert await client.create_topic(topic) is False
+            assert topic in await client.list_topics()
+            assert await client.delete_topic(topic) is True
+            assert await client.delete_topic(topic) is False
+            assert topic not in await client.list_topics()
+
+    async def test_names_may_be_any_language(self, address, topic):
+        name = f"bücher/{topic}/読む"
+        async with freud.connect(address) as client:
+            await client.create_topic(name)
+            assert name in await client.list_topics()
+
+    @pytest.mark.parametrize("name", ["", "a,b", "a*", "_own", "a\nb", "x" * 256, b"bytes"])
+    async def test_names_that_cannot_be_are_not_sent(self, address, name):
+        async with freud.connect(address) as client:
+            with pytest.raises(InvalidTopic):
+                await client.create_topic(name)
+
+    async def test_subscribers_are_counted(self, address, topic):
+        async with freud.connect(address) as client:
+            with pytest.raises(DoesNotExist):
+                await client.count_subscribers(topic)
+            await client.create_topic(topic)
+            assert await client.count_subscribers(topic) == 0
+            async with await client.subscribe(topic), await client.subscribe(topic):
+                assert await client.count_subscribers(topic) == 2
+            assert await client.count_subscribers(topic) == 0
+
+    async def test_what_does_not_exist_is_said(self, address, topic):
+        async with freud.connect(address) as client:
+            for request in (client.produce(topic, b""), client.subscribe(topic)):
+                with pytest.raises(DoesNotExist, match=r"\[(asyncio|uvloop)\]'.*does not exist"):
+                    await request
+            assert client.is_connected
+
+
+class TestProducing:
+    async def test_nobody_there_is_none_and_takes_no_id(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            assert await client.produce(topic, b"unheard") is None
+            assert await client.produce_many(topic, [b"unheard"] * 3) == [None] * 3
+            async with await client.subscribe(topic) as subscription:
+                assert await client.produce(topic, b"heard") == 0
+                assert await client.produce_many(topic, [b"a", bytearray(b"b")]) == [1, 2]
+                assert bodies(await subscription.get_many(9)) == [b"heard", b"a", b"b"]
+
+    @pytest.mark.parametrize("shape", [list, tuple, iter], ids=["list", "tuple", "iterator"])
+    async def test_many_of_mixed_sizes_keep_their_order(self, address, topic, shape):
+        sizes = itertools.cycle([0, 1, 128, 5000])
+        sent = [b"%d" % n + bytes(size) for n, size in zip(range(5000), sizes, strict=False)]
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                assert await client.produce_many(topic, shape(sent)) == list(range(5000))
+                assert await read(subscription, 5000) == sent
+
+    async def test_the_largest_body(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            largest = os.urandom(16) * MIB
+            largest = largest[: codec.max_body(topic.encode())]
+            async with await client.subscribe(topic) as subscription:
+                await client.produce(topic, largest)
+                assert bodies(await subscription.get_many(1)) == [largest]
+                await client.produce_many(topic, [b"small", largest, b"small"])
+                assert await read(subscription, 3) == [b"small", largest, b"small"]
+                for request in (
+                    client.produce(topic, largest + b"!"),
+                    client.produce_many(topic, [b"before", largest + b"!", b"after"]),
+                ):
+                    with pytest.raises(TooLarge):
+                        await request
+                assert await read(subscription, 1) == [b"before"]
+
+    async def test_one_body_is_not_many(self, address, topic):
+        async with freud.connect(address) as client:
+            for wrong in (b"bytes", "text"):
+                with pytest.raises(TypeError, match="produce"):
+                    await client.produce_many(topic, wrong)  # type: ignore[arg-type]
+
+    async def test_a_refusal_in_the_middle_says_how_many_were_accepted(self, address, topic):
+        forged = codec.notice(b"x")
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                with pytest.raises(MalformedRequest, match="deletion notice") as caught:
+                    await client.produce_many(topic, [b"a", forged, b"b"])
+                assert caught.value.__notes__ == ["2 messages of this call were accepted"]
+                assert bodies(await subscription.get_many(9)) == [b"a", b"b"]
+                with pytest.raises(MalformedRequest):
+                    await client.produce(topic, forged)
+
+    async def test_after_a_refusal_no_more_are_sent(self, address, topic):
+        produced = itertools.count()
+        async with freud.connect(address) as client:
+            with pytest.raises(DoesNotExist):
+                await client.produce_many(topic, (bytes(1000) for _ in produced))
+        assert next(produced) < 1_000_000
+
+    async def test_many_tasks_at_once_each_get_their_own_answer(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                ids = await asyncio.gather(*(client.produce(topic, b"%d" % n) for n in range(500)))
+                assert sorted(ids, key=int) == list(range(500))
+                got = {r.message_id: r.body for r in await subscription.get_many(1000)}
+                assert [got[i] for i in ids] == [b"%d" % n for n in range(500)]
+
+    async def test_what_is_on_its_way_is_bounded(self, address, topic, monkeypatch):
+        monkeypatch.setattr("polybus.dialects.freud.link.MAX_EXPECTED", 10)
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            link = client._up()
+            most = 0
+
+            async def produce() -> None:
+                nonlocal most
+                await client.produce(topic, b"x")
+                most = max(most, link._expected)
+
+            await asyncio.gather(*(produce() for _ in range(200)))
+            assert 0 < most <= 10
+
+    async def test_a_call_given_up_does_not_shift_the_answers(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            for _ in range(20):
+                calls = [asyncio.create_task(client.list_topics()) for _ in range(3)]
+                await asyncio.sleep(0)
+                calls[1].cancel()
+                assert await client.count_subscribers(topic) == 0
+                assert topic in await calls[0]
+                assert topic in await calls[2]
+
+
+class TestReading:
+    async def test_records_have_ids_and_times(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            before = time.time_ns()
+            async with await client.subscribe(topic) as subscription:
+                assert len(subscription.id) == 16
+                assert subscription.topic == topic
+                for number in range(3):
+                    await client.produce(topic, b"%d" % number)
+                records = await subscription.get_many(10)
+            after = time.time_ns()
+            assert [record.message_id for record in records] == [0, 1, 2]
+            times = [record.timestamp_ns for record in records]
+            assert [before, *times, after] == sorted([before, *times, after])
+
+    async def test_each_subscription_reads_everything_from_its_start(self, address, topic):
+        async with freud.connect(address) as one, freud.connect(address) as two:
+            await one.create_topic(topic)
+            first = await one.subscribe(topic)
+            await one.produce(topic, b"a")
+            second, third = await one.subscribe(topic), await two.subscribe(topic)
+            await two.produce(topic, b"b")
+            assert bodies(await first.get_many(9)) == [b"a", b"b"]
+            assert bodies(await second.get_many(9)) == [b"b"]
+            assert bodies(await third.get_many(9)) == [b"b"]
+            assert len({first.id, second.id, third.id}) == 3
+
+    async def test_get_takes_one_and_waits_no_longer_than_told(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                for timeout_s in (0, 0.01, -1):
+                    assert await subscription.get(timeout_s) is None
+                await client.produce_many(topic, [b"a", b"b", b"c", b"d"])
+                got = [await subscription.get(timeout_s) for timeout_s in (0, 0.01, 5, None)]
+                assert [record.body for record in got if record] == [b"a", b"b", b"c", b"d"]
+
+    async def test_none_means_that_the_bus_had_nothing(self, address, topic):
+        """Also right after a wait that left a Get behind at the bus."""
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                for number in range(50):
+                    assert await subscription.get(0.001) is None
+                    await client.produce(topic, b"%d" % number)
+                    record = await subscription.get(0)
+                    assert record is not None
+                    assert record.body == b"%d" % number
+
+    async def test_a_waiting_get_is_woken(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                waiting = asyncio.create_task(subscription.get())
+                await asyncio.sleep(0.02)
+                await client.produce(topic, b"woken")
+                record = await waiting
+                assert record is not None
+                assert record.body == b"woken"
+
+    async def test_a_cancelled_get_loses_nothing(self, address, topic):
+        count = 300
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+
+                async def produce() -> None:
+                    for number in range(count):
+                        await client.produce(topic, b"%d" % number)
+
+                producing = asyncio.create_task(produce())
+                got: list[bytes] = []
+                while len(got) < count:
+                    task = asyncio.create_task(subscription.get())
+                    await asyncio.sleep(0.0002)
+                    if task.cancel():
+                        await asyncio.wait([task])
+                    if not task.cancelled() and (record := task.result()) is not None:
+                        got.append(record.body)
+                    if producing.done() and not task.cancelled():
+                        got += bodies(await subscription.get_many(count, 0))
+                await producing
+                assert got == [b"%d" % number for number in range(count)]
+
+    async def test_a_cancelled_iteration_goes_on_where_it_was(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                for number in range(5):
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(anext(subscription), 0.005)
+                    await client.produce(topic, b"%d" % number)
+                    assert (await asyncio.wait_for(anext(subscription), 20)).body == b"%d" % number
+
+    async def test_get_many_takes_at_most_what_is_asked(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                await client.produce_many(topic, [b"%d" % n for n in range(10_000)])
+                assert len(await subscription.get_many(3)) == 3
+                assert len(await subscription.get_many(100, 0)) == 100
+                rest: list[bytes] = []
+                while some := await subscription.get_many(10_000, 0):
+                    assert len(some) <= inbox.MAX_ROUND
+                    rest += bodies(some)
+                assert rest == [b"%d" % n for n in range(103, 10_000)]
+                with pytest.raises(UsageError, match="at least 1"):
+                    await subscription.get_many(0)
+
+    @pytest.mark.parametrize("prefetch", [1, 2, 256])
+    async def test_iteration_fetches_ahead_but_no_further_than_told(self, address, topic, prefetch):
+        sent = [b"%d" % number for number in range(1000)]
+        async with freud.connect(address, prefetch=prefetch) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                await client.produce_many(topic, sent)
+                got = []
+                async for record in subscription:
+                    got.append(record.body)
+                    assert len(subscription.inbox.records) < prefetch
+                    if len(got) == len(sent):
+                        break
+                assert got == sent
+
+    async def test_reading_holds_up_nothing_else(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            subscriptions = [await client.subscribe(topic) for _ in range(10)]
+            waiting = [asyncio.create_task(one.get()) for one in subscriptions]
+            await client.produce(topic, b"for all")
+            assert [record.body for record in await asyncio.gather(*waiting) if record] == [
+                b"for all"
+            ] * 10
+
+    async def test_one_task_at_a_time(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            async with await client.subscribe(topic) as subscription:
+                waiting = asyncio.create_task(subscription.get())
+                await asyncio.sleep(0)
+                with pytest.raises(UsageError, match="another task"):
+                    await subscription.get()
+                await client.produce(topic, b"x")
+                assert await waiting is not None
+
+
+class TestEnds:
+    async def test_unsubscribing_ends_those_who_wait(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            waiting, looping = await client.subscribe(topic), await client.subscribe(topic)
+            get = asyncio.create_task(waiting.get())
+            loop = asyncio.create_task(rest_of(looping))
+            await asyncio.sleep(0.02)
+            await waiting.unsubscribe()
+            await looping.unsubscribe()
+            with pytest.raises(DoesNotExist, match="unsubscribed"):
+                await get
+            with pytest.raises(StopAsyncIteration):
+                await anext(looping)
+            assert await loop == []
+            assert await client.count_subscribers(topic) == 0
+            await waiting.unsubscribe()  # once more changes nothing
+
+    async def test_what_was_not_read_is_gone_after_unsubscribe(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            subscription = await client.subscribe(topic)
+            await client.produce_many(topic, [b"x"] * 100)
+            await anext(subscription)
+            await anext(subscription)
+            await subscription.unsubscribe()
+            assert await rest_of(subscription) == []
+
+    async def test_close_unsubscribes(self, address, topic):
+        async with freud.connect(address) as other:
+            await other.create_topic(topic)
+            async with freud.connect(address) as client:
+                subscriptions = [await client.subscribe(topic) for _ in range(3)]
+                waiting = asyncio.create_task(subscriptions[0].get())
+                await asyncio.sleep(0.02)
+                assert await other.count_subscribers(topic) == 3
+            assert await other.count_subscribers(topic) == 0
+            with pytest.raises(DoesNotExist):
+                await waiting
+            with pytest.raises(NotConnected, match="closed"):
+                await client.list_topics()
+
+    async def test_ended_subscriptions_are_forgotten(self, address, topic):
+        async with freud.connect(address) as client:
+            await client.create_topic(topic)
+            left, deleted = await client.subscribe(topic), await client.subscribe(topic)
+            await left.unsubscribe()
+            await client.delete_topic(topic)
+            assert await rest_of(deleted) == []
+            assert client._subscriptions == {}
