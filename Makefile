@@ -26,7 +26,7 @@ KERNEL_FILES := $(wildcard src/polybus/kernel/*.pyx src/polybus/kernel/*.pxd src
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check bench soak asan fuzz sabotage demo clean
+.PHONY: help setup run test check bench soak asan fuzz sabotage mutants demo clean
 
 help: ## print this table
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,7 +49,7 @@ bench: setup ## the short benchmarks, beside their peers
 	@.ci/need command redis-server redis-server
 	@$(PYTHON_IN_VENV) -m bench $(ARGS)
 
-soak: asan fuzz sabotage ## the long tests: sanitizers, fuzzing, sabotage, everything marked soak
+soak: asan fuzz sabotage mutants ## the long tests: sanitizers, fuzzing, sabotage, everything marked soak
 	@$(PYTHON_IN_VENV) -m pytest -q -m soak --timeout 3600 $(ARGS) || [ $$? -eq $(NO_TESTS) ]
 
 asan: setup ## kernel tests under AddressSanitizer
@@ -60,6 +60,10 @@ fuzz: setup ## coverage-guided fuzzing of the kernel, FUZZ_SECONDS a target
 
 sabotage: setup ## fault tests with the thing they guard broken: each must turn red
 	@$(PYTHON_IN_VENV) -m pytest -q --sabotage $(ARGS) || [ $$? -eq $(NO_TESTS) ]
+
+mutants: setup ## break the code on purpose, in a hundred small ways: the tests must notice each
+	@$(PYTHON_IN_VENV) tests/mutants/run.py
+	@$(PYTHON_IN_VENV) tests/mutants/bus.py
 
 demo: setup ## a bus, a sink and a pusher for a few seconds
 	@$(PYTHON_IN_VENV) examples/demo.py

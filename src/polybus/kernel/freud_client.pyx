@@ -15,7 +15,9 @@ cimport cython
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
+from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -53,6 +55,11 @@ cdef struct Entry:
     uint32_t code
     uint32_t start  # of the payload, in the region
     uint32_t size
+
+
+cdef inline void put(list found, Py_ssize_t place, object item) noexcept:
+    Py_INCREF(item)  # the place takes over a reference
+    PyList_SET_ITEM(found, place, item)
 
 
 # --- answers -------------------------------------------------------------------
@@ -199,6 +206,11 @@ cdef class AnswerBatch:
             raise IndexError("answers out of range")
         return 0
 
+    cdef list places(self, Py_ssize_t start, Py_ssize_t end):
+        """A list with a place for each; `put` fills it. (It never grows: an append may fail.)"""
+        self.check(start, end)
+        return PyList_New(end - start)
+
     # The public face.
 
     def __len__(self):
@@ -244,25 +256,28 @@ cdef class AnswerBatch:
     def payloads(self, Py_ssize_t start, Py_ssize_t end):
         """The payloads, as a list of bytes: message bodies, where Gets were answered Ok."""
         cdef Py_ssize_t place
-        self.check(start, end)
-        return [self.payload(&self.entries[place]) for place in range(start, end)]
+        cdef list found = self.places(start, end)
+        for place in range(start, end):
+            put(found, place - start, self.payload(&self.entries[place]))
+        return found
 
     def message_ids(self, Py_ssize_t start, Py_ssize_t end):
         """The ids in Ok answers to Produce; ValueError if one is none."""
         cdef Py_ssize_t place
-        cdef list found = []
-        self.check(start, end)
+        cdef list found = self.places(start, end)
         for place in range(start, end):
             if self.entries[place].size != MESSAGE_ID:
                 raise ValueError("a message id has 8 bytes")
-            found.append(load_u64(self.payload_at(&self.entries[place])))
+            put(found, place - start, load_u64(self.payload_at(&self.entries[place])))
         return found
 
     def records(self, Py_ssize_t start, Py_ssize_t end):
         """The records in Ok answers to Get Record; ValueError if one is none."""
         cdef Py_ssize_t place
-        self.check(start, end)
-        return [self.record(&self.entries[place]) for place in range(start, end)]
+        cdef list found = self.places(start, end)
+        for place in range(start, end):
+            put(found, place - start, self.record(&self.entries[place]))
+        return found
 
 
 def scan_answers(

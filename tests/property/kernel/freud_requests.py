@@ -37,7 +37,8 @@ def named(name: bytes, rest: bytes = b"") -> bytes:
     return struct.pack("<I", len(name)) + name + rest
 
 
-names = st.sampled_from(NAMES) | st.text(min_size=1, max_size=9).map(lambda name: name.encode())
+alike = st.sampled_from((b"a", b"ab", b"abc"))
+names = alike | st.sampled_from(NAMES) | st.text(min_size=1, max_size=9).map(lambda name: name.encode())
 any_names = st.sampled_from(NAMES + BAD_NAMES) | names | st.binary(max_size=9)
 notices = st.builds(
     lambda size, rest: oracle.NOTICE[:size] + rest, st.integers(13, 15), st.binary(max_size=3)
@@ -47,7 +48,7 @@ produces = st.builds(lambda name, body: frame(4, named(name, body)), names, bodi
 # Runs, as they come from clients that pipeline.
 runs = st.builds(
     lambda name, contents: b"".join(frame(4, named(name, one)) for one in contents),
-    st.sampled_from(NAMES),
+    alike | st.sampled_from(NAMES),
     st.lists(bodies, max_size=6),
 )
 gets = st.builds(

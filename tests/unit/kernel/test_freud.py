@@ -76,6 +76,21 @@ class TestGroups:
         groups = groups_of(produce(b"a", b"1", b"2") + produce(b"b", b"3") + produce(b"a", b"4"))
         assert shape(groups) == [("Produces", 2), ("Produces", 1), ("Produces", 1)]
 
+    @pytest.mark.parametrize("pair", [(b"a", b"ab"), (b"ab", b"a"), (b"a", b"b"), (b"ab", b"ac")])
+    def test_also_where_the_names_are_alike(self, pair):
+        groups = groups_of(produce(pair[0], b"1") + produce(pair[1], b"2"))
+        assert [(one.topic, one.bodies) for one in groups] == [  # type: ignore[union-attr]
+            (pair[0], b"1"),
+            (pair[1], b"2"),
+        ]
+
+    @pytest.mark.parametrize("length", [0, 2, 0x0100_0001, 2**32 - 1])
+    def test_the_length_of_the_name_counts_not_its_bytes(self, length):
+        """The second request has the first one's bytes where its name would be."""
+        other = frame(4, struct.pack("<I", length) + b"a,")
+        groups = groups_of(produce(b"a", b",") + other)
+        assert shape(groups) == [("Produces", 1), ("Malformed", 1)]
+
     @pytest.mark.parametrize("between", [LIST, UNKNOWN, produce(b"t", NOTICE), named(4, b"_")])
     def test_whatever_comes_between_keeps_its_place(self, between):
         groups = groups_of(produce(b"t", b"1") + between + produce(b"t", b"2"))
