@@ -1,4 +1,4 @@
-"""`python -m bench [rqueue] [--short] [--check] [--only CASE …] [--rounds N] [--server HOST:PORT]`
+"""`python -m bench [rqueue|freud] [--short] [--check] [--only CASE …] [--rounds N] [--server …]`
 
 Without a name every benchmark runs in its short form; with one it runs in full, or `--short`.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from bench.freud import run as freud
 from bench.harness.load import LoadFailed
 from bench.harness.options import Options
 from bench.harness.places import OUTPUT, Unavailable
@@ -27,7 +28,10 @@ class Benchmark:
     run: Callable[[Options], Outcome]
 
 
-BENCHMARKS = {"rqueue": Benchmark(rqueue.NAMES, rqueue.run)}
+BENCHMARKS = {
+    "rqueue": Benchmark(rqueue.NAMES, rqueue.run),
+    "freud": Benchmark(freud.NAMES, freud.run),
+}
 LOOPBACK = ("127.0.0.1", "localhost")
 MISSED, FAILED = 1, 2  # exit codes
 
@@ -47,18 +51,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], metavar="CASE", help="repeatable")
     parser.add_argument("--rounds", type=int, metavar="N", help="interleaved rounds a case")
     parser.add_argument(
-        "--server", type=_loopback_port, metavar="HOST:PORT", help="already running"
+        "--server", type=_loopback_port, metavar="HOST:PORT", help="rqueue: already running"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; build/bench/NAME.json")
     return parser
 
 
-def _options(name: str, parser: argparse.ArgumentParser) -> Options:
+def _chosen(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+    """What was asked for, and the benchmarks to run: those that have one of the wanted cases."""
     chosen = parser.parse_args()
-    unknown = set(chosen.only) - set(BENCHMARKS[name].names)
+    names = [chosen.benchmark] if chosen.benchmark else list(BENCHMARKS)
+    known = [case for name in names for case in BENCHMARKS[name].names]
+    unknown = set(chosen.only) - set(known)
     if unknown:
-        known = ", ".join(BENCHMARKS[name].names)
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {known}")
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    if chosen.output and not chosen.benchmark:
+        parser.error("--output is one file: name one benchmark")
+    if chosen.server and chosen.benchmark not in (None, "rqueue"):
+        parser.error(f"--server is for rqueue; {chosen.benchmark} starts its own")
+    wanted = set(chosen.only or known)
+    return chosen, [name for name in names if wanted & set(BENCHMARKS[name].names)]
+
+
+def _options(name: str, chosen: argparse.Namespace) -> Options:
     return Options(
         short=chosen.short or chosen.benchmark is None,
         only=tuple(chosen.only),
@@ -68,14 +83,14 @@ def _options(name: str, parser: argparse.ArgumentParser) -> Options:
     )
 
 
-def _run(name: str, parser: argparse.ArgumentParser, check: bool) -> int:
+def _run(name: str, chosen: argparse.Namespace) -> int:
     """Runs one benchmark, tells its outcome, and returns the exit code."""
-    outcome = BENCHMARKS[name].run(_options(name, parser))
+    outcome = BENCHMARKS[name].run(_options(name, chosen))
     print(outcome.text())
     outcome.write()
     if outcome.failures:
         return FAILED
-    return MISSED if check and not outcome.holds else 0
+    return MISSED if chosen.check and not outcome.holds else 0
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -85,12 +100,10 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have us ignore SIGINT
         signal.signal(number, _stop)
-    parser = _parser()
-    chosen = parser.parse_args()
+    chosen, names = _chosen(_parser())
     started_s = time.monotonic()
-    names = [chosen.benchmark] if chosen.benchmark else list(BENCHMARKS)
     try:
-        codes = [_run(name, parser, chosen.check) for name in names]
+        codes = [_run(name, chosen) for name in names]
     except (DidNotStart, LoadFailed, Unavailable) as error:
         print(f"bench: {error}", file=sys.stderr)
         return FAILED

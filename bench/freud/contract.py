@@ -2,26 +2,26 @@
 
 The shapes of load, one dialogue of each for every server that can do it:
 
-  ROUND_TRIP   one message and its acknowledgement, one at a time, all parties in one thread
-  CALL         a request and its reply, one at a time, caller and service in a thread each
-  BURST, FLOW  pipelined, see bench/load/flow.c
+  ROUND_TRIP    one message and its acknowledgement, one at a time, one process plays all parties
+  METHOD_CALL   the same, but on D-Bus the service is a process of its own
+  REQUEST       a request and its reply, one at a time, between two processes
+  BURST, FLOW   pipelined, see bench/load/flow.c
 
 What is one round trip?
 
-  Freud    Produce and its answer, Get and its answer
-  echo     two requests and their answers, of the same sizes
-  D-Bus    a method call, from its caller to the bus to its service, and the return the same way
+  Freud   Produce and its answer, Get and its answer
+  echo    two requests and their answers, of the same sizes
+  D-Bus   a method call, from its caller to the bus to its service, and the return the same way
 
-In each, one message gets from one party to another by way of the server, and the sender learns of
-it. In each, the server's sockets are crossed four times, and the server is asked twice. On D-Bus
-the same thread is caller and service, with a connection each: a service in a process of its own
-would cost the buses another two switches of processes, which Freud's client does not need, as it
-has one connection. So this comparison is the one that favours the buses; and a bus does nothing
-more for the return than for the call (the service's own work is none).
+In each, one message gets from one party to another by way of the server, and its sender learns of
+that. In each, the server is asked twice, and sockets are crossed four times. So ROUND_TRIP compares
+the servers crossing by crossing: on D-Bus, too, one process sends and waits, sends and waits, on a
+connection for each party. That favours the buses, for a real service is another process, and waking
+it takes its time. METHOD_CALL is the call as programs make it; Freud's client is the same in both.
 
-CALL is the other comparison, of what a program would really do: there the service is a thread of
-its own, and over Freud the reply takes a second topic, a Produce and a Get each way, the Get sent
-together with the Produce before it. The sockets are crossed six times there, four on D-Bus.
+REQUEST is what a program would do that wants an answer: over Freud the reply takes a second topic,
+and so a Produce and a Get each way, where the next Get is sent together with the Produce before it.
+There sockets are crossed six times, on D-Bus four. It has no target; it tells what that costs.
 """
 
 from contextlib import AbstractContextManager
@@ -30,7 +30,8 @@ from typing import Protocol
 from bench.freud.dialogues import Dialogue
 from bench.harness.workloads import FILLER
 
-ROUND_TRIP, CALL, BURST, FLOW = "round-trip", "call", "burst", "flow"
+ROUND_TRIP, METHOD_CALL, REQUEST = "round-trip", "method-call", "request"
+BURST, FLOW = "burst", "flow"
 SIZE = 128  # bytes of a message
 NUMBER_BYTES = 8  # a message sent one at a time begins with its number, a counter
 BODY = bytes(NUMBER_BYTES) + FILLER[: SIZE - NUMBER_BYTES]

@@ -19,7 +19,7 @@ from bench.harness.places import compiled
 
 SOURCES = ("dialogue.c", "script.c", "turns.c", "flow.c", "party.c")
 STALL_S = 15  # no progress for so long is a fault; real pauses are far below
-WARMUP_TURNS = 500  # the first of a measurement, not counted
+WARMUP_TURNS = 200  # the first of a measurement, not counted
 
 
 def connected(path: str) -> socket.socket:
@@ -98,7 +98,7 @@ class Dialogue(Protocol):
 
 @dataclass(frozen=True)
 class Turns:
-    """One turn after another; each voice is a thread with steps of its own (turns.c)."""
+    """One turn after another; each voice is a process with steps of its own (turns.c)."""
 
     voices: tuple[tuple[Step, ...], ...]
 

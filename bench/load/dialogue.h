@@ -11,7 +11,7 @@
  *   count N                       turns: how many turns; burst and flow: how many messages
  *   warmup N                      turns: the first N are not counted
  *   ahead N                       burst: messages in one burst; flow: see flow.c
- *   voice                         turns: the steps that follow are done by a thread of their own
+ *   voice                         turns: the steps that follow are done by a process of its own
  *   send SOCKET SIZE COUNTERS     one step of a turn; the bytes follow
  *   expect SOCKET SIZE COUNTERS
  *   channel SOCKET MESSAGES REQUESTS ANSWERS COUNTERS

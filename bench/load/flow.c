@@ -57,6 +57,13 @@ static void send_some(Channel *channel, size_t size) {
     channel->sent += sent > 0 ? sent : 0;
 }
 
+static void refuse(const Channel *channel, const char *found, const char *right) {
+    size_t same = 0;
+    while (found[same] == right[same])
+        ++same;
+    fail("wrong byte after %lld right ones", channel->received + (long long)same);
+}
+
 static void check_answers(Channel *channel, const char *data, size_t size) {
     while (size) {
         size_t at = (size_t)channel->received % channel->answers.size;
@@ -65,8 +72,7 @@ static void check_answers(Channel *channel, const char *data, size_t size) {
         if (!at)
             begin_cycle(channel);
         if (memcmp(data, channel->answers.data + at, piece))
-            fail("a wrong answer among the %zu bytes after %lld right ones", piece,
-                 channel->received);
+            refuse(channel, data, channel->answers.data + at);
         channel->received += (long long)piece;
         data += piece;
         size -= piece;

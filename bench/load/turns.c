@@ -1,24 +1,21 @@
 /* Mode turns: one turn after another, each the same few steps of sending and expecting.
  *
- * A voice is a thread that takes its own steps in order, with blocking calls, as a program that
- * waits for an answer does. With one voice, that thread plays all the parties; with two, the second
- * answers the first. A turn is timed by the first voice, from before its first step to after its
- * last. Reported are all counted turns together, their median and their 99th percentile.
+ * A voice is a process that takes its own steps in order, with blocking calls, as a program that
+ * waits for an answer does. With one voice, that process plays all the parties; with two, the second
+ * answers the first. A turn is timed by the first voice, from the end of the turn before it to its
+ * own end. Reported are all counted turns together, their median and their 99th percentile.
  */
 #include "dialogue.h"
 
-#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define LARGEST (64 * 1024) /* what one step may expect */
-
-typedef struct {
-    Voice *voice;
-    long count;
-    double *ended_s; /* of each turn, if somebody wants to know */
-} Speaker;
 
 static void expect(const Step *step, long turn, char *buffer) {
     size_t have = 0, same = 0;
@@ -39,17 +36,32 @@ static void take(Step *step, long turn, char *buffer) {
         expect(step, turn, buffer);
 }
 
-static void *speak(void *argument) {
-    Speaker *speaker = argument;
+/* All turns of one voice; with `ended_s`, when each was done. */
+static void speak(Voice *voice, long count, double *ended_s) {
     char *buffer = malloc(LARGEST);
-    for (long turn = 0; turn < speaker->count; ++turn) {
-        for (int i = 0; i < speaker->voice->count; ++i)
-            take(&speaker->voice->steps[i], turn, buffer);
-        if (speaker->ended_s)
-            speaker->ended_s[turn] = now_s();
+    for (long turn = 0; turn < count; ++turn) {
+        for (int i = 0; i < voice->count; ++i)
+            take(&voice->steps[i], turn, buffer);
+        if (ended_s)
+            ended_s[turn] = now_s();
     }
     free(buffer);
-    return NULL;
+}
+
+static void start_others(Dialogue *dialogue) {
+    for (int i = 1; i < dialogue->voice_count; ++i) {
+        if (fork())
+            continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        speak(&dialogue->voices[i], dialogue->count, NULL);
+        _exit(0);
+    }
+}
+
+static void wait_for_others(const Dialogue *dialogue) {
+    for (int i = 1, status; i < dialogue->voice_count; ++i)
+        if (wait(&status) < 0 || status)
+            fail("another voice did not get to its end");
 }
 
 static int by_size(const void *left, const void *right) {
@@ -88,17 +100,11 @@ static void listen_for_more(const Dialogue *dialogue) {
 }
 
 void take_turns(Dialogue *dialogue) {
-    pthread_t threads[MAX_VOICES];
-    Speaker speakers[MAX_VOICES];
     check(dialogue);
-    for (int i = 0; i < dialogue->voice_count; ++i)
-        speakers[i] = (Speaker){.voice = &dialogue->voices[i], .count = dialogue->count};
-    speakers[0].ended_s = malloc((size_t)dialogue->count * sizeof(double));
-    for (int i = 1; i < dialogue->voice_count; ++i)
-        pthread_create(&threads[i], NULL, speak, &speakers[i]);
-    speak(&speakers[0]);
-    for (int i = 1; i < dialogue->voice_count; ++i)
-        pthread_join(threads[i], NULL);
+    double *ended_s = malloc((size_t)dialogue->count * sizeof *ended_s);
+    start_others(dialogue);
+    speak(&dialogue->voices[0], dialogue->count, ended_s);
+    wait_for_others(dialogue);
     listen_for_more(dialogue);
-    report(speakers[0].ended_s, dialogue->count, dialogue->warmup);
+    report(ended_s, dialogue->count, dialogue->warmup);
 }

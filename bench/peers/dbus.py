@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bench.freud.contract import BODY, CALL, NUMBER_BYTES, ROUND_TRIP, SIZE
+from bench.freud.contract import BODY, METHOD_CALL, NUMBER_BYTES, REQUEST, ROUND_TRIP, SIZE
 from bench.freud.dialogues import Counter, Dialogue, Turns, connected, expect, receive_exactly, send
 from bench.harness.load import LoadFailed
 from bench.peers import dbus_wire as wire
 from bench.peers.dbus_wire import Field
 
-SHAPES = frozenset({ROUND_TRIP, CALL})
+SHAPES = frozenset({ROUND_TRIP, METHOD_CALL, REQUEST})
 SERVICE = "org.polybus.Bench"
 OBJECT = "/org/polybus/Bench"
 MEMBER = "Take"
@@ -138,4 +138,4 @@ class RunningBus:
                 raise LoadFailed(f"{SERVICE} is taken")
             for client in (caller, service):
                 client.settle()
-            yield turns(caller, service, shape == CALL)
+            yield turns(caller, service, shape != ROUND_TRIP)

@@ -2,12 +2,13 @@
 
 dbus-broker listens to nothing by itself: a controller, the other end of a socket that it inherits,
 hands it the listening socket and the policy. Its own launcher is such a controller, but that one
-needs the journal and systemd. So run as a program, this file is a controller that allows everything:
+needs the journal and systemd. So this file, run as a program, is a controller too:
 
     python -m bench.peers.dbus_broker PROGRAM PATH
 
 It forks; the child is the controller, the process itself becomes dbus-broker, so that whoever
-started it has the broker's pid. Either ends when the other does. The controller prints `ready`.
+started it has the broker's pid. Either ends when the other does. The controller allows everything,
+and prints `ready`.
 """
 
 import os

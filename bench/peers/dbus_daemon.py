@@ -41,7 +41,7 @@ class DbusDaemon:
             path, config = f"{folder}/bus.sock", Path(folder) / "bus.conf"
             config.write_text(CONFIG.format(path=path))
             options = ("--nofork", "--nosyslog", "--print-address")
-            arguments = [binary, f"--config-file={config}", *options]
+            arguments: list[str | Path] = [binary, f"--config-file={config}", *options]
             with Program(self.name, arguments) as program:
                 program.line()  # its address: it listens
                 yield RunningBus(program.pid, version, path)

@@ -17,9 +17,10 @@ from pathlib import Path
 from bench.freud.contract import (
     BODY,
     BURST,
-    CALL,
     FLOW,
+    METHOD_CALL,
     NUMBER_BYTES,
+    REQUEST,
     ROUND_TRIP,
     SIZE,
     SOCKET_FOLDER,
@@ -83,8 +84,8 @@ NUMBER = Counter(HEADER_BYTES, NUMBER_BYTES)  # in the answer to a Get
 MESSAGE_ID = Counter(HEADER_BYTES, ID_BYTES)  # in the answer to a Produce
 
 
-def number_in(request: bytes) -> Counter:
-    return Counter(len(request) - SIZE, NUMBER_BYTES)
+def number_in(message: bytes) -> Counter:
+    return Counter(len(message) - SIZE, NUMBER_BYTES)
 
 
 class Admin:
@@ -123,9 +124,9 @@ Topic = tuple[bytes, bytes]
 def round_trip(connection: socket.socket, topic: Topic) -> Turns:
     """Produce, its answer, Get, its answer: all on one connection."""
     name, subscriber = topic
-    request = produce(name, BODY)
+    message = produce(name, BODY)
     steps = (
-        send(connection, request, number_in(request)),
+        send(connection, message, number_in(message)),
         expect(connection, produced(), MESSAGE_ID),
         send(connection, get(subscriber)),
         expect(connection, got(BODY), NUMBER),
@@ -133,13 +134,13 @@ def round_trip(connection: socket.socket, topic: Topic) -> Turns:
     return Turns((steps,))
 
 
-def call(caller: socket.socket, service: socket.socket, calls: Topic, replies: Topic) -> Turns:
+def request(caller: socket.socket, service: socket.socket, calls: Topic, replies: Topic) -> Turns:
     """The service's first Get waits already; each later one goes out with the reply before it."""
     service.sendall(get(calls[1]))
-    request, reply = produce(calls[0], BODY), produce(replies[0], BODY)
+    asked, reply = produce(calls[0], BODY), produce(replies[0], BODY)
     answer = Counter(len(produced()) + HEADER_BYTES, NUMBER_BYTES)
     asking = (
-        send(caller, request + get(replies[1]), number_in(request)),
+        send(caller, asked + get(replies[1]), number_in(asked)),
         expect(caller, produced() + got(BODY), MESSAGE_ID, answer),
     )
     serving = (
@@ -177,23 +178,22 @@ class RunningFreud:
     @contextmanager
     def dialogue(self, shape: str) -> Iterator[Dialogue]:
         with ExitStack() as stack:
-            topics = [stack.enter_context(self.admin.topic()) for _ in range(1 + (shape == CALL))]
+            topic = stack.enter_context(self.admin.topic())
             first = stack.enter_context(connected(self.path))
-            if shape == ROUND_TRIP:
-                yield round_trip(first, topics[0])
-                return
             second = stack.enter_context(connected(self.path))
-            if shape == CALL:
-                yield call(first, second, topics[0], topics[1])
+            if shape in (ROUND_TRIP, METHOD_CALL):
+                yield round_trip(first, topic)
+            elif shape == REQUEST:
+                yield request(first, second, topic, stack.enter_context(self.admin.topic()))
             else:
-                yield pipelined(shape, first, second, topics[0])
+                yield pipelined(shape, first, second, topic)
 
 
 class Freud:
     """`polybus serve` with Freud alone, its runtime and data folders in a temporary one."""
 
     name = OURS
-    shapes = frozenset({ROUND_TRIP, CALL, BURST, FLOW})
+    shapes = frozenset({ROUND_TRIP, METHOD_CALL, REQUEST, BURST, FLOW})
 
     @contextmanager
     def start(self) -> Iterator[RunningFreud]:
@@ -201,7 +201,7 @@ class Freud:
         with tempfile.TemporaryDirectory(prefix="pb-", dir=SOCKET_FOLDER) as folder:
             (Path(folder) / "run").mkdir(mode=0o700)
             path = f"{folder}/freud.sock"
-            arguments = [
+            arguments: list[str | Path] = [
                 *("env", f"XDG_RUNTIME_DIR={folder}/run", f"POLYBUS_DATA={folder}/data"),
                 *(binary, "serve", "--listen", f"freud=unix:{path}"),
             ]

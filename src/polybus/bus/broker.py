@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.bus.delivery import Delivery
 from polybus.bus.outbox import Turn
 from polybus.bus.party import Party
-from polybus.bus.policy import Policy
+from polybus.bus.policy import OVERFLOW, Policy
 from polybus.bus.quotas import Quotas
 from polybus.bus.stalls import Stalls
 from polybus.bus.stats import Counters
@@ -71,6 +71,7 @@ class Broker:
         self._stalls = Stalls(limits, self.cut)
         self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
         self._parties: dict[int, Party] = {}
+        self._in_doubt: list[Party] = []  # whose groups are not known yet
         self._joined = 0
         self._encodings = 0
         self._started_s = clock()
@@ -89,7 +90,7 @@ class Broker:
         self._joined += 1
         outbox = self._delivery.open_outbox(pipe)
         number = self._fanout.add_subscriber(outbox, encoding)
-        source = Source(self.policy.classify(pipe.identity))
+        source = Source(OVERFLOW)
         party = Party(
             id=self._joined,
             dialect=dialect,
@@ -103,6 +104,7 @@ class Broker:
         )
         outbox.party = party
         self._parties[party.id] = party
+        self._classify([party])
         self._log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
         return party
 
@@ -184,6 +186,8 @@ class Broker:
         self._delivery.tick(now_s)
         self._stalls.tick(now_s)
         self.topics.tick()
+        doubtful, self._in_doubt = self._in_doubt, []
+        self._classify(party for party in doubtful if not party.ended)
         for step in self.on_tick:
             step(now_s)
 
@@ -261,10 +265,17 @@ class Broker:
         """New rules: everybody is judged by them, and what they allow no longer ends."""
         self._fanout.judge_unheard = self.policy.mentions(PRODUCE)
         self._fanout.new_policy()
-        for party in self._parties.values():
-            party.source.reclassify(self.policy.classify(party.pipe.identity))
+        self._in_doubt = []
+        self._classify(self._parties.values())
         if self.policy.mentions(SUBSCRIBE):
             self._revoke()
+
+    def _classify(self, parties: Iterable[Party]) -> None:
+        for party in parties:
+            number = self.policy.classify(party.pipe.identity)
+            party.source.reclassify(number)
+            if self.policy.is_in_doubt(number):
+                self._in_doubt.append(party)
 
     def _revoke(self) -> None:
         ended = self.topics.enforce()

@@ -21,7 +21,7 @@ has room for, further callers are in it, and it gets every deny and no allow.
 
 Over TCP the kernel tells a uid and no groups. `groups_of` then asks the host's
 user database, which may not answer in time: until it does, such a caller is
-taken for a member where that denies, and for a stranger where that allows.
+*in doubt*: a member where that denies, and a stranger where that allows.
 """
 
 from __future__ import annotations
@@ -126,6 +126,11 @@ class Policy:
             number = self._numbers[named] = len(self._classes)
             self._classes.append(named)
         return number
+
+    def is_in_doubt(self, identity_class: int) -> bool:
+        """Could the class of these callers change, once their groups are known?"""
+        named = self._classes[identity_class]
+        return identity_class != OVERFLOW and named.surely != named.possibly
 
     def may_produce(self, identity_class: int, topic: bytes) -> bool:
         return self._class_may(identity_class, PRODUCE, topic)

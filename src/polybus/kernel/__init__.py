@@ -7,6 +7,10 @@ has an obvious twin in `polybus.testing.oracle`.
     framing        the two seams a dialect fills: Framing and Encoding
     rqueue         rqueue's framing and encoding
     notifications  rqueue as its clients read and write it, in batches
+    freud          Freud's requests, in groups of like ones
+    freud_answers  the answers to them
+    freud_client   Freud as its clients write and read it, in batches
+    memory         what the allocator keeps
     topics, sets   the topic table and the interned subscriber sets
     registry       who reads what
     fanout         the hot loop

@@ -6,7 +6,6 @@ of theirs is opened, so that a bus pays only for what it serves.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +46,8 @@ def _rqueue(broker: Broker, settings: Settings) -> OpenSession:
 
 
 def _freud(broker: Broker, settings: Settings) -> OpenSession:
+    import asyncio  # here: the commands that only read the table do without
+
     from polybus.dialects.freud.session import FreudDialect
 
     return FreudDialect(broker, settings.freud, asyncio.get_running_loop())

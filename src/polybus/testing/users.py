@@ -199,6 +199,7 @@ def _main(numbers: list[str]) -> None:
     child = _Child()
     for command in (["acl", "ls"], ["stats"], ["connections"]):
         child.polybus(*command, "--admin", "/nonexistent")  # loads what they need
+    child.polybus("freud", "topic", "ls", "--socket", "/nonexistent")
     _become(*map(int, numbers))
     for line in sys.stdin:
         what, *args = json.loads(line)

@@ -10,9 +10,15 @@ SMALL_CAP = 282  # the smallest there may be: bodies over it are cheap
 MIDDLE_CAP = 400
 LARGE_CAP = 2048
 
-# Alike where a table or a comparison could mistake one for another: prefixes, one last
-# byte, sizes around the eight bytes that the hash takes at a time, the longest.
-TOPICS = (b"a", b"b", b"ab", b"\x00\x00", b"12345678", b"123456789", b"t" * 255, b"t" * 254 + b"u")
+# Alike where a table or a comparison could mistake one for another: they differ in size,
+# in the first byte or in the last one, and have sizes around the four and eight bytes
+# that hashing and comparing take at a time.
+TOPICS = (
+    *(b"a", b"b", b"ab", b"\x00\x00"),
+    *(b"abcde", b"abcdX", b"Xbcde"),
+    *(b"12345678", b"123456789", b"X23456789"),
+    *(b"t" * 255, b"t" * 254 + b"X", b"X" + b"t" * 254),
+)
 
 # --- by hand -----------------------------------------------------------------
 

@@ -38,7 +38,9 @@ def named(name: bytes, rest: bytes = b"") -> bytes:
 
 
 alike = st.sampled_from((b"a", b"ab", b"abc"))
-names = alike | st.sampled_from(NAMES) | st.text(min_size=1, max_size=9).map(lambda name: name.encode())
+names = (
+    alike | st.sampled_from(NAMES) | st.text(min_size=1, max_size=9).map(lambda name: name.encode())
+)
 any_names = st.sampled_from(NAMES + BAD_NAMES) | names | st.binary(max_size=9)
 notices = st.builds(
     lambda size, rest: oracle.NOTICE[:size] + rest, st.integers(13, 15), st.binary(max_size=3)

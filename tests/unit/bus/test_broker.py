@@ -190,6 +190,7 @@ def test_numbers_are_used_again_and_belong_to_the_new_one():
     for round_number in range(100):
         pipe = bus.connect()
         pipe.deliver(subscribe(b"t"))
+        assert party_of(bus, pipe).number <= 1
         bus.connect().deliver(publish(b"t", b"%d" % round_number) + BAD)
         assert pipe.taken == notification(b"t", b"%d" % round_number)
         pipe.hang_up()

@@ -409,3 +409,19 @@ def test_a_freud_subscription_ends_as_well_and_whoever_waits_is_told():
     assert topics.reader(BOB, bob.id) is bob
     assert bus.stats("refused") == {"subscription_revoked": 1}
     assert bus.broker.quotas.used(1, SUBSCRIPTIONS) == 0
+
+
+def test_a_connection_in_doubt_is_judged_again_once_its_groups_are_known():
+    known: dict[int, frozenset[int]] = {}
+    bus = MemoryBus(policy=Policy(groups_of=known.get))
+    bus.broker.policy.replace(placed("deny group:20 produce t"))
+    reader, writer, gone = (bus.connect(identity=who) for who in (BOB, OVER_TCP, OVER_TCP))
+    reader.deliver(subscribe(b"t"))
+    gone.hang_up()
+    for text in (b"1", b"2", b"3", b"4"):
+        writer.deliver(publish(b"t", text))
+        if text == b"2":
+            known[2] = frozenset({10})
+        bus.pass_time(0.25)
+    assert reader.taken == notification(b"t", b"3") + notification(b"t", b"4")
+    assert bus.stats("dropped") == {"denied": 2}

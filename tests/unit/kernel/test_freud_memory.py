@@ -73,14 +73,23 @@ def test_nothing_leaks(act: Callable[[], None]) -> None:
         tracemalloc.stop()
 
 
-def test_nothing_outside_the_buffer_is_touched() -> None:
-    """Buffers of every size between two forbidden pages, in a process of its own."""
+def in_a_process_of_its_own(module: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.kernel.freud_forbidden_pages"],
+        [sys.executable, "-m", f"tests.unit.kernel.{module}"],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr}"
-    assert done.stdout == "nothing outside was touched\n"
+    return done.stdout
+
+
+def test_nothing_outside_the_buffer_is_touched() -> None:
+    """Buffers of every size between two forbidden pages."""
+    assert in_a_process_of_its_own("freud_forbidden_pages") == "nothing outside was touched\n"
+
+
+def test_memory_that_is_refused_breaks_nothing() -> None:
+    pytest.importorskip("_testcapi", reason="this Python has no allocator that fails on demand")
+    assert in_a_process_of_its_own("freud_no_memory") == "nothing was broken\n"

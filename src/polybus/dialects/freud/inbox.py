@@ -79,13 +79,8 @@ class Inbox:
 
     async def fill(self, count: int, timeout_s: float | None) -> None:
         """Return when there are records, or time is up; raise if the end has come instead."""
-        if self._filling:
-            raise UsageError(f"another task is reading from the subscription to {self._topic!r}")
-        self._filling = True
-        try:
-            await self._fill(min(count, MAX_ROUND), timeout_s)
-        finally:
-            self._filling = False
+        if self.end is None:
+            await self._fill_alone(min(count, MAX_ROUND), timeout_s)
         if not self.records and self.end is not None:
             raise self.end
 
@@ -150,6 +145,15 @@ class Inbox:
         self.records.extend(records)
         if self.notice is not None:
             self.finish(TopicDeleted(f"topic {self._topic!r} was deleted"))
+
+    async def _fill_alone(self, count: int, timeout_s: float | None) -> None:
+        if self._filling:
+            raise UsageError(f"another task is reading from the subscription to {self._topic!r}")
+        self._filling = True
+        try:
+            await self._fill(count, timeout_s)
+        finally:
+            self._filling = False
 
     async def _fill(self, count: int, timeout_s: float | None) -> None:
         clock = asyncio.get_running_loop().time

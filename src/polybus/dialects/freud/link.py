@@ -129,12 +129,7 @@ class Link(asyncio.BufferedProtocol):
         end = self._filled + nbytes
         consumed, batch, too_large = scan_answers(self._buffer, 0, end, self._max_answer_bytes)
         self._keep(consumed, end)
-        try:
-            self._deal(batch)
-        except BadFrame as error:
-            self._refuse(error)
-        except ValueError:  # of the kernel: an Ok that does not hold what was asked for
-            self._refuse(BadFrame("payload"))
+        self._deal(batch)
         if too_large:
             self._refuse(BadFrame("too_large"))
 
@@ -171,9 +166,9 @@ class Link(asyncio.BufferedProtocol):
 
     def _deal(self, batch: AnswerBatch) -> None:
         at, count = 0, len(batch)
-        while at < count:
+        while at < count and self.error is None:
             if not self._queue:
-                raise BadFrame("unasked_answer")
+                return self._refuse(BadFrame("unasked_answer"))
             first = self._queue[0]
             taken = min(self._counts[0], count - at)
             self._counts[0] -= taken
@@ -181,9 +176,16 @@ class Link(asyncio.BufferedProtocol):
             if not self._counts[0]:
                 self._queue.popleft()
                 self._counts.popleft()
-            first.take(batch, at, at + taken)
+            self._give(first, batch, at, at + taken)
             at += taken
-        self._regulate()
+        return self._regulate()
+
+    def _give(self, expecting: Expecting, batch: AnswerBatch, start: int, end: int) -> None:
+        try:
+            expecting.take(batch, start, end)
+        except (BadFrame, ValueError) as error:  # ValueError: the kernel's, of an Ok's payload
+            self._refuse(error if isinstance(error, BadFrame) else BadFrame("payload"))
+            expecting.fail(self.lost())
 
     def _regulate(self) -> None:
         if self._writable and self._expected < MAX_EXPECTED:

@@ -61,7 +61,7 @@ class Subscription:
     unread: list[Message] = field(default_factory=list)
     lent: list[Message] = field(default_factory=list)  # being sent: not yet consumed
     waiting: list[Waiter] = field(default_factory=list)
-    abandoned_s: float | None = None  # when its connection closed, or it was last used since
+    used_s: float = 0.0  # when last; of interest once its connection has closed
     gone: bool = False
 
     def holds(self) -> list[Message]:
@@ -106,6 +106,8 @@ class FreudBus:
         self.wall_ns = wall_ns
         self.lives: dict[bytes, list[Life]] = {}
         self.push_readers: list[PushReader] = []
+        self.abandoned: list[Subscription] = []  # their connections have closed, in this order
+        self.timed: list[Life] = []  # those with a deadline, in the order they got it
         self.dropped: Counter[str] = Counter()
 
     # --- looking
@@ -164,7 +166,7 @@ class FreudBus:
         self.dropped["topic_deleted"] += len(life.buffer)
         life.buffer = []
         life.marked = True
-        life.deadline_s = self.clock() + self.timeout_s
+        self.set_deadline(life, self.clock() + self.timeout_s)
         notice = self.new_message(life, NOTICE + name, notice=True)
         self.put(life.subscribers, notice)
         self.end_if_read(life)
@@ -265,7 +267,7 @@ class FreudBus:
             return
         subscription.lent.remove(message)
         if message.notice:
-            self.end(subscription, "")
+            self.end(subscription, "deleted")
 
     def given_back(self, lent: list[tuple[Subscription, Message]]) -> None:
         """These never reached the socket: they are unread again, each in its place."""
@@ -297,17 +299,14 @@ class FreudBus:
 
     def tick(self) -> None:
         now = self.clock()
-        for one in self.subscriptions():
-            if one.abandoned_s is None or one.gone:
-                continue
+        self.abandoned = [one for one in self.abandoned if not one.gone]
+        for one in self.abandoned:
             if one.waiting:
-                one.abandoned_s = now
-            elif now - one.abandoned_s >= self.timeout_s:
-                self.end(one, "abandoned")
-        for life in self.all_lives():
-            if life.deadline_s is None or life.deadline_s > now:
-                continue
-            life.deadline_s = None
+                one.used_s = now
+        for one in [one for one in self.abandoned if now - one.used_s >= self.timeout_s]:
+            self.end(one, "abandoned")
+        for life in [life for life in self.timed if life.deadline_s and life.deadline_s <= now]:
+            self.set_deadline(life, None)
             if life.marked:
                 for one in list(life.subscribers):
                     self.end(one, "deletion_timeout")
@@ -377,10 +376,11 @@ class FreudBus:
             self.go_live(self.lives[name][-1])
 
     def end_if_read(self, life: Life) -> None:
-        lives = self.lives[life.name]
+        lives = self.lives.get(life.name, [])
         if not life.marked or life.subscribers or life not in lives:
             return
         lives.remove(life)
+        self.set_deadline(life, None)
         if not lives:
             del self.lives[life.name]
         elif not lives[0].marked:
@@ -390,10 +390,16 @@ class FreudBus:
         if life.subscribers or self.pushed_to(life.name):
             self.go_live(life)
         elif life.buffer:
-            life.deadline_s = self.clock() + self.timeout_s
+            self.set_deadline(life, self.clock() + self.timeout_s)
+
+    def set_deadline(self, life: Life, deadline_s: float | None) -> None:
+        life.deadline_s = deadline_s
+        self.timed = [one for one in self.timed if one is not life]
+        if deadline_s is not None:
+            self.timed.append(life)
 
     def go_live(self, life: Life) -> None:
-        life.deadline_s = None
+        self.set_deadline(life, None)
         buffer, life.buffer = life.buffer, []
         late = [(life.name, message.body) for message, pushed in buffer if not pushed]
         for reader in self.pushed_to(life.name):

@@ -93,11 +93,7 @@ class Talk:
         if one.closing or one.gone:
             return
         one.held += data
-        consumed, found = scan(one.held, self.max_frame_bytes)
-        one.held = one.held[consumed:]
-        one.todo += found
-        if not one.halted and one not in self.ready:
-            self.run(one)
+        self.look(one)
         self.settle()
 
     def half_close(self, one: Connection) -> None:
@@ -123,9 +119,11 @@ class Talk:
         self.stop_waiting(one)
         if not one.closing:
             self.run(one)
+            self.look(one)
         for made in one.made:
             if not made.gone:
-                made.abandoned_s = self.now_s
+                made.used_s = self.now_s
+                self.bus.abandoned.append(made)
         self.settle()
 
     def pass_time(self, seconds: float) -> None:
@@ -149,8 +147,17 @@ class Talk:
         if one.closing or one.gone:
             return
         self.run(one)
+        self.look(one)
         if one.no_more and not one.halted and not one.todo:
             one.closing = True
+
+    def look(self, one: Connection) -> None:
+        """At what has come; while there is something to do, nobody looks."""
+        if one.todo or one.halted or one.closing:
+            return
+        consumed, one.todo = scan(one.held, self.max_frame_bytes)
+        one.held = one.held[consumed:]
+        self.run(one)
 
     def settle(self) -> None:
         while self.ready:
@@ -198,8 +205,7 @@ class Talk:
         found = self.ids.get(key)
         if found is None or found.gone or found.caller.uid != one.caller.uid:
             return None
-        if found.abandoned_s is not None:
-            found.abandoned_s = self.now_s
+        found.used_s = self.now_s
         return found
 
     # --- Gets
@@ -282,6 +288,8 @@ class Talk:
             one.gathered.append(Sent(reply, size, lent))
 
     def flush(self, one: Connection) -> None:
+        if not one.gathered:
+            return
         one.written += one.gathered
         one.gathered = []
         if one.broken:

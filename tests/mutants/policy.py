@@ -1,0 +1,160 @@
+"""Breaks identity, policy and quotas on purpose, and demands that their tests notice.
+
+    python tests/mutants/policy.py [part of a mutant's name ...]
+
+The same procedure as in bus.py, with unit tests alone: each of these would let
+somebody do what a rule forbids, or keep somebody from what is theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": (
+        "tests/unit/model/test_rules.py",
+        "tests/unit/bus/test_policy.py",
+        "tests/unit/bus/test_quotas.py",
+        "tests/unit/server/test_aclfile.py",
+        "tests/unit/server/test_acl.py",
+        "tests/unit/server/test_admin.py",
+        "tests/unit/server/test_directory.py",
+        "tests/unit/transports/test_peer.py",
+    ),
+}
+
+POLICY = mutants(
+    "bus/policy.py",
+    ("probes are judged", "if names.is_probe(topic):\n            return _PROBE", "pass"),
+    ("classes judge probes", "if table is None or names.is_probe(topic):", "if table is None:"),
+    ("root can be locked out", "identity.uid in self._admins", "False"),
+    ("a key of root's is root", "verb == ADMIN and not identity.key and", "verb == ADMIN and"),
+    ("creators win over deny", "if by_rule and by_rule.by and by_rule.by.denies:", "if False:"),
+    ("creators have no rights", "if verb == DELETE and identity.owns(creator):", "if False:"),
+    ("creators have all rights", "if verb == DELETE and identity.owns", "if identity.owns"),
+    ("admins delete anywhere", "if verb == DELETE and as_admin and", "if verb == DELETE and"),
+    ("overflow is allowed", "[Named(0, (1 << len(bits)) - 1)]", "[Named((1 << len(bits)) - 1, 0)]"),
+    ("classes without end", "if len(self._classes) >= MAX_CLASSES:", "if False:"),
+    ("doubt does not deny", "speaking.bit & named.possibly", "speaking.bit & named.surely"),
+    ("doubt allows", "speaking.bit & named.surely", "speaking.bit & named.possibly"),
+    ("doubt is remembered", "if found.surely == found.possibly:", "if True:"),
+    ("the main group does not count", "identity.groups | {identity.gid}", "identity.groups"),
+    ("a key keeps its user's rules", "if who.kind == rules.KEY or identity.key:", "if False:"),
+    ("no service is a service", "bool(identity.service) and who.name", "who.name"),
+    ("unknown names name all", "if number is None or identity.uid is None:", "if False:"),
+    ("an allow rule closes nothing", "return Ground(False, _CLOSED, closing)", "return None"),
+    ("nobody is told of a change", "            changed()", "            pass"),
+)
+
+RULETABLE = mutants(
+    "bus/ruletable.py",
+    ("patterns are not looked at", "if speaking.pattern.matches(topic):", "if True:"),
+    ("exact rules are lost", "yield from self._exact.get(topic, ())", "yield from ()"),
+    ("one rule a prefix", "setdefault(pattern.prefix, []).append", "setdefault(b'', []).append"),
+)
+
+PATTERNS = mutants(
+    "model/patterns.py",
+    ("ends may overlap", "if len(name) < self._least_bytes:", "if False:"),
+    ("pieces may overlap", "at = found + len(piece)", "at = found"),
+    ("pieces reach into the end", "name.find(piece, at, end)", "name.find(piece, at)"),
+)
+
+IDENTITY = mutants(
+    "model/identity.py",
+    ("anonymous owns", "self.is_anonymous or self.key", "self.key"),
+    ("services do not matter", "(self.uid, self.service) ==", "(self.uid, creator.service) =="),
+    ("keys do not matter", " or self.key != creator.key", ""),
+)
+
+BROKER = mutants(
+    "bus/broker.py",
+    ("old verdicts stay", "self._fanout.new_policy()", "pass"),
+    ("nobody is reclassified", "party.source.reclassify(", "str("),
+    ("what nobody reads is not judged", "= self.policy.mentions(PRODUCE)", "= False"),
+    ("subscriptions stay", "ended += self._subscriptions.enforce(party)", "pass"),
+    ("Freud's subscriptions stay", "ended = self.topics.enforce()", "ended = 0"),
+)
+
+QUOTAS = mutants(
+    "bus/quotas.py",
+    ("one too many", "if used > self.limit", "if used > 1 + self.limit"),
+    ("one too few", "if used > self.limit", "if used >= self.limit"),
+    ("a refused charge is kept", "self._refuse(identity, quota, amount)", "self._used[key] = used"),
+    ("releases too much", "        else:\n            raise", "        elif 0:\n            raise"),
+    ("nobody is named", "user=self.describe(identity),", ""),
+    ("overrides are nobody's", "self._own.get((account, quota))", "None"),
+)
+
+PEER = mutants(
+    "transports/peer.py",
+    ("a successor is taken for the peer", "if state in (ESTABLISHED, CLOSE_WAIT) else None", ""),
+    ("asked beyond loopback", "if not (_is_loopback(far) and _is_loopback(near)):", "if False:"),
+    ("netlink is trusted blindly", "if _knows_itself(diag):", "if True:"),
+)
+
+SOCKDIAG = mutants(
+    "transports/sockdiag.py",
+    ("orphans are root's", "if inode and state", "if state"),
+    ("listeners are peers", "inode and state in CONNECTED", "inode"),
+    ("any answer will do", "sender == 0 and sequence == self._sequence", "sender == 0"),
+    (
+        "the ends are swapped",
+        "far.port, near.port, far.ip, near.ip",
+        "near.port, far.port, near.ip, far.ip",
+    ),
+)
+
+CREDENTIALS = mutants(
+    "transports/credentials.py",
+    ("many groups are none", "if error.errno != errno.ERANGE:", "if True:"),
+    ("the dead keep their service", '"" if _has_ended(handle) else service', "service"),
+    ("the outermost unit", "in reversed(paths.get", "in iter(paths.get"),
+)
+
+ACL = mutants(
+    "server/acl.py",
+    ("strangers set rules", "not rule.is_exact or not identity.owns", "False and identity.owns"),
+    ("creators set patterns", "if not rule.is_exact or not", "if not"),
+    ("creators set any verb", "if not CREATORS_VERBS.issuperset(rule.verbs):", "if False:"),
+    ("creators remove admins' rules", "if by is not None and there.by is None:", "if False:"),
+    ("partial admins make admins", "if ADMIN not in rule.verbs and", "if"),
+    (
+        "in force before it is kept",
+        "        if self._path is not None:\n            try:",
+        "        self._put_in_force(book)\n        if self._path is not None:\n            try:",
+    ),
+    ("strangers list", "if not self._may_list(identity, topic):", "if False:"),
+    ("changes race", "self._turn = asyncio.Lock()", "self._turn = asyncio.Semaphore(99)"),
+)
+
+ACLFILE = mutants(
+    "server/aclfile.py",
+    ("written in place", "new = path.with_name(path.name + NEW_SUFFIX)", "new = path"),
+    ("who set it is forgotten", 'by = "" if kept.by is None else f"by = {kept.by}\\n"', 'by = ""'),
+)
+
+ADMIN = mutants(
+    "server/admin.py",
+    ("answers overtake", "or self._pending is not None or", "or"),
+    ("a late answer is lost", "self._finishing = self._pending is not None", "pass"),
+    ("waiting is silence", "self._pending is None and self._last_whole_s", "self._last_whole_s"),
+)
+
+ALL = [
+    *(POLICY + RULETABLE + PATTERNS + IDENTITY + BROKER + QUOTAS),
+    *(PEER + SOCKDIAG + CREDENTIALS + ACL + ACLFILE + ADMIN),
+]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-policy"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())

@@ -1,0 +1,351 @@
+"""A bus in memory and its model side by side: each action is done to both, then compared.
+
+Several clients of several users, all requests, pipelined and cut anywhere,
+clients that wait, stop reading, hang up and vanish, rqueue on the same names,
+quotas and rules, and time. `check` compares every byte that anybody has received,
+what everybody holds of each quota, every drop by its reason, and each topic's state.
+
+An action is a method and plain arguments, and fits whatever there is: a number that
+stands for a client or a subscription is taken modulo how many there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from polybus.bus.lifecycle import State, Verb
+from polybus.bus.policy import Policy
+from polybus.bus.ruletable import Placed
+from polybus.dialects.freud.codec import MALFORMED_TEXTS
+from polybus.model.identity import Identity
+from polybus.model.limits import FreudLimits, Limits, QuotaLimits
+from polybus.model.rules import Rule
+from polybus.testing import freud, rqueue
+from polybus.testing.drip import cut
+from polybus.testing.memory import MemoryBus
+from polybus.testing.oracle.freud import One, Produce, Request, scan
+from polybus.testing.oracle.freud_bus import (
+    BYTES,
+    SUBSCRIPTIONS,
+    TOPICS,
+    Caller,
+    FreudBus,
+    PushReader,
+    Reply,
+)
+from polybus.testing.oracle.freud_talk import Connection, Talk
+from polybus.testing.pipe import MemoryPipe
+
+MAX_FRAME_BYTES = 300
+TIMEOUT_S = 30.0
+MAX_UNREAD = 6
+CALLERS = (Caller(1, "a"), Caller(1, "b"), Caller(2, "a"), Caller(3, ""))
+PUSHER = Identity(9)
+DENIED = {(3, "create", b"a"), (3, "produce", b"b"), (2, "subscribe", b"b")}
+QUOTAS = {BYTES: 60, SUBSCRIPTIONS: 5, TOPICS: 3}
+OWN_QUOTAS = {2: {BYTES: 25, SUBSCRIPTIONS: 2}, 3: {TOPICS: 1}}
+NAMES = (b"a", b"b", "\u00fc/x".encode())
+BODIES = (b"", b"0123456789", b"x" * 20, b"y" * 40)
+PUSHED_BODIES = (*BODIES, freud.NOTICE + b"a", freud.NOTICE)
+ODD = (
+    freud.list_topics(),
+    freud.frame(99),
+    freud.frame(6, b"x"),
+    freud.frame(0, b"\x05\0\0\0a"),
+    freud.create(b"_a"),
+    freud.create(b"a,b"),
+    freud.produce(b"a", freud.NOTICE + b"a"),
+    freud.frame(3, bytes(15)),
+)
+TOO_LARGE = freud.frame(4, bytes(MAX_FRAME_BYTES + 1))
+FORGED = 12  # the place of an id that nobody has
+
+VERBS = {0: Verb.CREATE, 1: Verb.DELETE, 2: Verb.SUBSCRIBE, 7: Verb.COUNT}
+Ask = Callable[["World"], bytes]
+
+
+class Pair:
+    """One connection, in the bus and in the model."""
+
+    def __init__(self, pipe: MemoryPipe, model: Connection) -> None:
+        self.pipe = pipe
+        self.model = model
+        self.compared = 0
+
+    @property
+    def is_open(self) -> bool:
+        return not self.model.gone
+
+    @property
+    def may_send(self) -> bool:
+        return not (self.model.gone or self.model.no_more or self.model.closing)
+
+
+class World:
+    """`visited` counts the cells of the bus's table that were met."""
+
+    def __init__(self, visited: Counter[tuple[Verb, State]]) -> None:
+        quotas = QuotaLimits(QUOTAS[BYTES], QUOTAS[SUBSCRIPTIONS], QUOTAS[TOPICS])
+        self.bus = MemoryBus(
+            Limits(slow_consumer_timeout_s=1e9),
+            freud=FreudLimits(MAX_FRAME_BYTES, TIMEOUT_S, MAX_UNREAD),
+            quotas=quotas,
+            policy=policy(),
+        )
+        self.bus.broker.quotas.configure(quotas, OWN_QUOTAS)
+        self.model = FreudBus(
+            allows, limit, TIMEOUT_S, MAX_UNREAD, lambda: self.talk.now_s, self.wall_ns
+        )
+        self.talk = Talk(self.model, MAX_FRAME_BYTES, MALFORMED_TEXTS)
+        self.talk.now_s = self.bus.now_s
+        self.visited = visited
+        self.pairs: list[Pair] = []
+        self.pushers: list[tuple[MemoryPipe, PushReader]] = []
+        self.known: list[bytes] = []  # subscriber ids that clients have heard of
+
+    # --- clients
+
+    def begin(self, state: State, name: bytes) -> None:
+        """Three clients, and a topic in a state that chance alone would seldom reach."""
+        for caller in CALLERS[:3]:
+            self.new_client(caller)
+        if state is State.GONE:
+            return
+        self.say(freud.create(name), freud.subscribe(name))
+        if state is State.LIVE:
+            return
+        self.say(freud.delete(name))
+        if state is State.DELETING:
+            return
+        self.say(freud.create(name), freud.produce(name, b"0123456789"))
+        if state is State.AWAITING:
+            self.say(freud.get_record(self.known[0]))
+
+    def new_client(self, caller: Caller) -> None:
+        if sum(pair.is_open for pair in self.pairs) < 6:
+            identity = Identity(caller.uid, groups=frozenset(), service=caller.service)
+            pipe = self.bus.connect_freud(identity=identity)
+            self.pairs.append(Pair(pipe, self.talk.connect(caller)))
+
+    def send(self, place: int, asks: Sequence[Ask], cuts: Sequence[int] = ()) -> None:
+        pair = self.one(place, lambda pair: pair.may_send)
+        if pair is not None:
+            for piece in cut(b"".join(ask(self) for ask in asks), cuts):
+                self.deliver(pair, piece)
+
+    def send_too_much(self, place: int) -> None:
+        pair = self.one(place, lambda pair: pair.may_send)
+        if pair is not None and self.several():
+            self.deliver(pair, TOO_LARGE + freud.list_topics())
+
+    def half_close(self, place: int) -> None:
+        pair = self.one(place, lambda pair: pair.may_send)
+        if pair is not None and self.several():
+            pair.pipe.shut_down()
+            self.bus.turn()
+            self.talk.half_close(pair.model)
+
+    def vanish(self, place: int, says_so: bool) -> None:
+        """Its end is read, and then a write fails; or nothing but the end is reported."""
+        pair = self.one(place, lambda pair: pair.is_open)
+        if pair is None or not self.several():
+            return
+        if says_so and pair.may_send:
+            pair.pipe.broken = pair.model.broken = True
+            pair.pipe.shut_down()
+            self.bus.turn()
+            self.talk.half_close(pair.model)
+        self.end(pair)
+
+    def stop_reading(self, place: int, room: int) -> None:
+        pair = self.one(place, lambda pair: pair.is_open and pair.model.room is None)
+        if pair is not None:
+            pair.pipe.appetite = pair.model.room = room
+
+    def read_on(self, place: int, amount: int | None) -> None:
+        pair = self.one(place, lambda pair: pair.is_open and pair.model.room is not None)
+        if pair is not None:
+            pair.pipe.eat(amount)
+            self.bus.turn()
+            self.talk.eat(pair.model, amount)
+
+    def pass_time(self, seconds: float) -> None:
+        self.bus.pass_time(seconds)
+        self.talk.pass_time(seconds)
+
+    def set_wall_clock(self, seconds: int) -> None:
+        self.bus.wall_ahead_ns += seconds * 10**9
+
+    # --- rqueue on the same names
+
+    def new_pusher(self) -> None:
+        if len(self.pushers) < 2:
+            reader = PushReader()
+            self.pushers.append((self.bus.connect(identity=PUSHER), reader))
+            self.model.push_readers.append(reader)
+
+    def push_subscribe(self, place: int, name: bytes) -> None:
+        if self.pushers:
+            pipe, reader = self.pushers[place % len(self.pushers)]
+            pipe.deliver(rqueue.subscribe(name))
+            self.bus.turn()
+            self.model.push_subscribe(reader, name)
+            self.talk.settle()
+
+    def push_unsubscribe(self, place: int, name: bytes) -> None:
+        if self.pushers:
+            pipe, reader = self.pushers[place % len(self.pushers)]
+            pipe.deliver(rqueue.remove(name))
+            self.bus.turn()
+            reader.topics.discard(name)
+
+    def publish(self, place: int, messages: Sequence[tuple[bytes, bytes]]) -> None:
+        if not self.pushers:
+            return
+        pipe, _ = self.pushers[place % len(self.pushers)]
+        pipe.deliver(b"".join(rqueue.publish(*one) for one in messages))
+        self.bus.turn()
+        together: dict[bytes, list[bytes]] = {}
+        for name, body in messages:
+            together.setdefault(name, []).append(body)
+        for name, bodies in together.items():
+            self.visit(Verb.COLLECT, name)
+            self.model.publish(name, bodies)
+        self.talk.settle()
+
+    def push_end(self, place: int) -> None:
+        if self.pushers:
+            pipe, reader = self.pushers.pop(place % len(self.pushers))
+            pipe.hang_up()
+            self.bus.turn()
+            compare_push(pipe, reader)
+            self.model.push_readers.remove(reader)
+
+    # --- what must hold
+
+    def check(self) -> None:
+        for pair in self.pairs:
+            if pair.model.closing and not pair.model.gone:
+                assert pair.pipe.closed
+                if not pair.model.written:
+                    self.end(pair)
+            self.compare(pair)
+        for pipe, reader in self.pushers:
+            compare_push(pipe, reader)
+        self.check_quotas()
+        dropped = {reason: n for reason, n in self.model.dropped.items() if n}
+        assert self.bus.stats("dropped") == dropped, (self.bus.stats("dropped"), dropped)
+        topics = self.bus.broker.topics._topics
+        for name in NAMES:
+            state = topics[name].state if name in topics else State.GONE
+            assert state.value == self.model.state(name), name
+
+    def check_quotas(self) -> None:
+        for uid in {caller.uid for caller in CALLERS}:
+            for quota in QUOTAS:
+                used = self.bus.broker.quotas.used(uid, quota)
+                assert used == self.model.used(uid, quota), (uid, quota)
+        pushed = sum(len(reader.topics) for _, reader in self.pushers)
+        assert self.bus.stats("subscriptions") == len(self.model.subscriptions()) + pushed
+
+    def leave(self) -> None:
+        """Everybody goes; after a while nothing is left, and nothing is charged."""
+        for pair in self.pairs:
+            if pair.is_open:
+                self.end(pair)
+        while self.pushers:
+            self.push_end(0)
+        self.check()
+        self.pass_time(2 * TIMEOUT_S)
+        self.check()
+        left = [one for one in self.bus.broker.quotas.accounts() if one["quota"] != TOPICS]
+        assert left == []
+        assert self.bus.stats("subscriptions") == 0
+        assert self.bus.stats("connections", "open") == 0
+
+    # --- inside
+
+    def wall_ns(self) -> int:
+        """The model's own clock: time passes for the bus first."""
+        return int(self.talk.now_s * 1e9) + self.bus.wall_ahead_ns
+
+    def several(self) -> bool:
+        """Somebody may leave, and something still goes on."""
+        return sum(pair.may_send for pair in self.pairs) > 2
+
+    def one(self, place: int, suits: Callable[[Pair], bool]) -> Pair | None:
+        found = [pair for pair in self.pairs if suits(pair)]
+        return found[place % len(found)] if found else None
+
+    def key(self, place: int) -> bytes:
+        """A subscriber id, the latest first."""
+        if not self.known or place == FORGED:
+            return freud.FORGED_SUBSCRIBER
+        return self.known[-1 - place % len(self.known)]
+
+    def say(self, *requests: bytes) -> None:
+        self.deliver(self.pairs[0], b"".join(requests))
+        self.compare(self.pairs[0])
+
+    def deliver(self, pair: Pair, data: bytes) -> None:
+        for asked in scan(pair.model.held + data, MAX_FRAME_BYTES)[1]:
+            self.foresee(asked)
+        pair.pipe.deliver(data)
+        self.bus.turn()
+        self.talk.deliver(pair.model, data)
+
+    def foresee(self, asked: One) -> None:
+        if isinstance(asked, Produce):
+            self.visit(Verb.PRODUCE, asked.topic)
+        elif isinstance(asked, Request) and asked.type in VERBS:
+            self.visit(VERBS[asked.type], asked.subject)
+
+    def visit(self, verb: Verb, name: bytes) -> None:
+        self.visited[verb, State(self.model.state(name))] += 1
+
+    def end(self, pair: Pair) -> None:
+        pair.pipe.hang_up()
+        self.bus.turn()
+        self.talk.end(pair.model)
+
+    def compare(self, pair: Pair) -> None:
+        found, size = freud.answers_in(pair.pipe.taken)
+        expected = pair.model.heard[pair.compared :]
+        assert len(found) - pair.compared == len(expected), (found, pair.model.heard)
+        for answer, reply in zip(found[pair.compared :], expected, strict=True):
+            wanted = freud.Answer(reply.code, self.payload(reply, answer.payload))
+            assert answer == wanted, (pair.pipe.peer, answer, wanted)
+        pair.compared = len(found)
+        assert len(pair.pipe.taken) - size == pair.model.started + pair.model.torn
+
+    def payload(self, reply: Reply, got: bytes) -> bytes:
+        """What it must be; a new subscriber id may be anything new."""
+        if reply.found is None:
+            return reply.payload
+        assert len(got) == 16
+        assert got not in self.talk.ids
+        self.talk.ids[got] = reply.found
+        self.known.append(got)
+        return got
+
+
+def compare_push(pipe: MemoryPipe, reader: PushReader) -> None:
+    assert bytes(pipe.taken) == b"".join(rqueue.notification(*one) for one in reader.got)
+
+
+def policy() -> Policy:
+    rules = [Rule.parse(f"deny user:{uid} {verb} {name.decode()}") for uid, verb, name in DENIED]
+    made = Policy()
+    made.replace([Placed(one, "test", one.who.number) for one in rules])
+    return made
+
+
+def allows(caller: Caller, verb: str, name: bytes, creator: Caller | None) -> bool:
+    if (caller.uid, verb, name) in DENIED:
+        return False
+    return verb != "delete" or caller == creator
+
+
+def limit(uid: int, quota: str) -> int:
+    return OWN_QUOTAS.get(uid, {}).get(quota, QUOTAS[quota])

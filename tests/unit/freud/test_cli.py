@@ -1,0 +1,296 @@
+"""`polybus freud`: what it prints, and that its exit code says what the bus said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from polybus import freud
+from polybus.cli import main
+from polybus.dialects.freud import cli, codec
+from polybus.testing.process import POLYBUS, BusProcess
+from polybus.testing.users import User
+from tests.unit.freud.conftest import running
+
+PATIENCE_S = 40
+
+
+@pytest.fixture
+def polybus(address, capsys, topic):
+    """Runs a command in this process; (exit code, stdout, stderr)."""
+
+    def polybus(*args: str) -> tuple[int, str, str]:
+        code = main.run(["freud", *args, "--socket", address])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return polybus
+
+
+@pytest.fixture
+def client(address) -> Iterator[freud.blocking.BlockingClient]:
+    with freud.blocking.connect(address) as one:
+        yield one
+
+
+@contextmanager
+def subscriber(bus: BusProcess, topic: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """`polybus freud subscribe`, subscribed."""
+    command = [*POLYBUS, "freud", "subscribe", topic, "--socket", bus.address("freud").path, *args]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"polybus: subscribed to {topic!r}\n"
+        yield process
+        process.kill()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out.splitlines(), err
+
+
+class TestTopics:
+    def test_create_list_count_delete(self, polybus, topic):
+        assert polybus("topic", "create", topic) == (0, f"created {topic}\n", "")
+        assert topic in polybus("topic", "ls")[1].splitlines()
+        assert topic in json.loads(polybus("topic", "ls", "--json")[1])
+        assert polybus("subcount", topic) == (0, "0\n", "")
+        assert polybus("topic", "delete", topic) == (0, f"deleted {topic}\n", "")
+        assert topic not in polybus("topic", "ls")[1].splitlines()
+
+    def test_what_was_so_already_is_11(self, polybus, topic):
+        polybus("topic", "create", topic)
+        code, out, err = polybus("topic", "create", topic)
+        assert (code, out) == (11, "")
+        assert err == f"polybus: nothing happened: topic {topic!r} is there already\n"
+        polybus("topic", "delete", topic)
+        assert polybus("topic", "delete", topic)[0] == 11
+
+    @pytest.mark.parametrize("command", [("subcount",), ("subscribe",), ("topic", "publish")])
+    def test_what_does_not_exist_is_13(self, polybus, topic, command):
+        body = ("x",) if command[-1] == "publish" else ()
+        code, out, err = polybus(*command, topic, *body)
+        assert (code, out) == (13, "")
+        assert err.startswith("polybus: cannot ")
+        assert err.endswith("it does not exist\n")
+
+    @pytest.mark.parametrize("args", [("topic", "create", "a,b"), ("topic", "frob"), ("subcount",)])
+    def test_mistakes_are_2(self, polybus, args):
+        code, out, err = polybus(*args)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+
+    def test_no_bus_is_3(self, capsys, tmp_path):
+        assert main.run(["freud", "topic", "ls", "--socket", f"{tmp_path}/none"]) == 3
+        assert "no bus answers" in capsys.readouterr().err
+
+    def test_every_command_has_the_table_of_exit_codes(self, capsys):
+        for words in ([], ["topic"], ["topic", "publish"], ["subscribe"], ["subcount"]):
+            assert main.run(["freud", *words, "--help"]) == 0
+            shown = capsys.readouterr().out
+            for code in codec.Code:
+                number = code + 10 if code else 0
+                assert f"\n    {number:<3} {code.label}" in shown
+
+    def test_the_codes_are_the_buss(self):
+        assert cli.NOTHING_HAPPENED == 10 + codec.Code.NOTHING_HAPPENED
+        said = {code for _, code in cli.SAID} - {None}
+        assert said == {10 + code for code in codec.Code if code > 1}
+
+
+class TestPublish:
+    def test_an_argument_is_one_message_and_its_id_is_printed(self, polybus, client, topic):
+        client.create_topic(topic)
+        with client.subscribe(topic) as reader:
+            for number, text in enumerate(["hello", "", "grüße", "a\nb"]):
+                assert polybus("topic", "publish", topic, text) == (0, f"{number}\n", "")
+            got = [record.body.decode() for record in reader.get_many(9)]
+            assert got == ["hello", "", "grüße", "a\nb"]
+
+    def test_nobody_reads_is_11(self, polybus, client, topic):
+        client.create_topic(topic)
+        code, out, err = polybus("topic", "publish", topic, "x")
+        assert (code, out) == (11, "")
+        assert err == f"polybus: nothing happened: nobody reads {topic!r}\n"
+
+    def test_a_body_that_only_the_bus_may_send_is_14(self, bus, client, topic):
+        client.create_topic(topic)
+        done = publish(bus, topic, "-", stdin=codec.notice(b"x"))
+        assert (done.returncode, done.stdout) == (14, b"")
+        assert b"deletion notice" in done.stderr
+
+    def test_stdin_whole_or_by_lines(self, bus, client, topic):
+        client.create_topic(topic)
+        with client.subscribe(topic) as reader:
+            whole = b"two\nlines \xff\n"
+            done = publish(bus, topic, "-", stdin=whole)
+            assert (done.returncode, done.stdout, done.stderr) == (0, b"0\n", b"")
+            lines = b"".join(b"%d\n" % n for n in range(50_000))
+            done = publish(bus, topic, "--lines", stdin=lines + b"\nlast")
+            assert (done.returncode, done.stdout, done.stderr) == (0, b"published 50002\n", b"")
+            got = [next(reader).body for _ in range(50_003)]
+            assert got == [whole, *(b"%d" % n for n in range(50_000)), b"", b"last"]
+        done = publish(bus, topic, "--lines", stdin=b"a\nb\n")
+        assert (done.returncode, done.stdout) == (11, b"published 0\n")
+
+    def test_lines_go_out_as_they_come(self, bus, client, topic):
+        client.create_topic(topic)
+        command = [*POLYBUS, "freud", "topic", "publish", topic, "--lines"]
+        command += ["--socket", bus.address("freud").path]
+        with (
+            client.subscribe(topic) as reader,
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        ):
+            assert process.stdin is not None
+            for line in (b"one", b"two"):
+                process.stdin.write(line + b"\n")
+                process.stdin.flush()
+                assert next(reader).body == line
+            client.delete_topic(topic)
+            process.stdin.write(b"three\n")
+            out, _ = process.communicate(timeout=PATIENCE_S)
+            assert (process.returncode, out) == (13, b"published 2\n")
+
+    @pytest.mark.parametrize("args", [(), ("x", "--lines"), ("-", "--lines")])
+    def test_it_is_either_a_message_or_lines(self, polybus, topic, args):
+        assert polybus("topic", "publish", topic, *args)[0] == 2
+
+
+def publish(
+    bus: BusProcess, topic: str, *args: str, stdin: bytes
+) -> subprocess.CompletedProcess[bytes]:
+    command = [*POLYBUS, "freud", "topic", "publish", topic, *args]
+    return subprocess.run(
+        [*command, "--socket", bus.address("freud").path],
+        input=stdin,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+class TestSubscribe:
+    def test_two_subscribers_the_notices_and_recreation(self, bus, polybus, topic):
+        """The life of a topic, by hand."""
+        polybus("topic", "create", topic)
+        with subscriber(bus, topic) as plain, subscriber(bus, topic, "--json") as as_json:
+            assert polybus("subcount", topic) == (0, "2\n", "")
+            assert plain.stdout is not None
+            polybus("topic", "publish", topic, "hello")
+            assert plain.stdout.readline() == "hello\n"  # at once, also into a pipe
+            as_json.send_signal(signal.SIGSTOP)
+            polybus("topic", "publish", topic, "while one is stopped")
+            polybus("topic", "publish", topic, "x")
+            assert polybus("topic", "delete", topic)[0] == 0
+            assert polybus("topic", "delete", topic)[0] == 11
+            assert polybus("topic", "create", topic)[0] == 0
+            assert polybus("topic", "publish", topic, "for the next")[1] == "0\n"
+            assert end(plain) == (
+                0,
+                ["while one is stopped", "x"],
+                f"polybus: topic {topic!r} was deleted\n",
+            )
+            as_json.send_signal(signal.SIGCONT)
+            code, out, err = end(as_json)
+            records = [json.loads(line) for line in out]
+            assert (code, err) == (0, f"polybus: topic {topic!r} was deleted\n")
+            assert [one["id"] for one in records] == [0, 1, 2, 3]
+            assert [one.get("body") for one in records[:2]] == ["hello", "while one is stopped"]
+            assert records[3] == {"id": 3, "deleted": topic} | {
+                "timestamp_ns": records[3]["timestamp_ns"]
+            }
+        with subscriber(bus, topic, "-n", "1") as next_one:
+            assert end(next_one) == (0, ["for the next"], "")
+
+    def test_count_ends_it(self, bus, client, topic):
+        client.create_topic(topic)
+        with subscriber(bus, topic, "-n", "3", "--json") as process:
+            client.produce_many(topic, [b"a", b"\xff", "ü".encode(), b"unread"])
+            code, out, err = end(process)
+        assert (code, err) == (0, "")
+        shown = [{k: v for k, v in json.loads(line).items() if "body" in k} for line in out]
+        assert shown == [{"body": "a"}, {"body_base64": "/w=="}, {"body": "ü"}]
+        assert client.count_subscribers(topic) == 0
+
+    def test_deleted_before_the_count_is_13(self, bus, client, topic):
+        client.create_topic(topic)
+        with subscriber(bus, topic, "--count", "3") as process:
+            client.produce(topic, b"a")
+            client.delete_topic(topic)
+            assert end(process) == (13, ["a"], f"polybus: topic {topic!r} was deleted\n")
+
+    @pytest.mark.parametrize(
+        ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
+    )
+    def test_signals_end_it_and_it_unsubscribes(self, bus, client, topic, number, code):
+        client.create_topic(topic)
+        with subscriber(bus, topic) as process:
+            process.send_signal(number)
+            assert end(process) == (code, [], "")
+        assert client.count_subscribers(topic) == 0
+
+    def test_a_bus_that_goes_away_is_3(self):
+        with running() as bus:
+            assert bus.run("freud", "topic", "create", "t", "--socket", path(bus)).returncode == 0
+            with subscriber(bus, "t") as process:
+                bus.stop()
+                code, out, err = end(process)
+        assert (code, out, err.count("\n")) == (3, [], 1)
+        assert "closed the connection" in err
+
+    def test_a_reader_that_leaves_is_no_fault_of_ours(self, bus, client, topic):
+        client.create_topic(topic)
+        with subscriber(bus, topic) as process:
+            assert process.stdout is not None
+            process.stdout.close()
+            while process.poll() is None:
+                client.produce_many(topic, [bytes(1000)] * 100)
+            assert process.stderr is not None
+            assert (process.returncode, process.stderr.read()) == (1, "")
+
+
+def path(bus: BusProcess) -> str:
+    return bus.address("freud").path
+
+
+@pytest.fixture(scope="module")
+def open_bus() -> Iterator[BusProcess]:
+    with running(acl="allow user:4242 produce,subscribe private.*") as bus:
+        bus.folder.chmod(0o755)
+        yield bus
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+class TestTwoUsers:
+    """A bus of root's serves everyone, and its policy decides."""
+
+    def test_one_is_allowed_and_one_refused(self, open_bus):
+        socket = ("--socket", path(open_bus))
+        with User(4242) as alice, User(4343) as bob:
+            assert alice.polybus("freud", "topic", "create", "private.a", *socket).code == 0
+            assert alice.polybus("freud", "topic", "publish", "private.a", "x", *socket).code == 11
+            for command in (("topic", "publish", "private.a", "x"), ("subscribe", "private.a")):
+                refused = bob.polybus("freud", *command, *socket)
+                assert (refused.code, refused.stdout) == (12, "")
+                assert "not allowed to" in refused.stderr
+            told = open_bus.run("acl", "test", "user:4343", "produce", "private.a")
+            assert (told.returncode, told.stdout.split(":")[0]) == (4, "denied")
+            assert "allow user:4242 produce,subscribe private.*" in told.stdout
+            assert bob.polybus("freud", "topic", "delete", "private.a", *socket).code == 12
+            assert "private.a" not in bob.polybus("freud", "topic", "ls", *socket).stdout
+            assert alice.polybus("freud", "topic", "delete", "private.a", *socket).code == 0
+
+    def test_a_socket_that_is_not_for_this_user_is_4(self, open_bus):
+        Path(path(open_bus)).chmod(0o600)
+        with User(4343) as bob:
+            refused = bob.polybus("freud", "topic", "ls", "--socket", path(open_bus))
+            assert (refused.code, refused.stdout) == (4, "")
+            assert "not for this user" in refused.stderr

@@ -1,0 +1,275 @@
+"""Connections that fail and end, and what the client's user is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from polybus import freud
+from polybus.dialects.freud import codec
+from polybus.dialects.freud.options import default_address
+from polybus.errors import (
+    AddressError,
+    BadFrame,
+    ConnectionLost,
+    NotConnected,
+    PeerError,
+    UsageError,
+)
+from polybus.model import places
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+DOESNT_EXIST = codec.answer(codec.Code.DOESNT_EXIST)
+TOPIC = "news"
+
+
+@asynccontextmanager
+async def listening(folder: Path, serve: Serve) -> AsyncIterator[str]:
+    """A server of the test's own on this loop; its address."""
+    served: set[asyncio.Task[None]] = set()
+
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        served.add(task)
+        try:
+            await serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.transport.abort()
+            served.discard(task)
+
+    path = folder / "fake.sock"
+    server = await asyncio.start_unix_server(serve_and_close, path)
+    try:
+        yield f"unix:{path}"
+    finally:
+        server.close()
+        while served:
+            await asyncio.wait(served)
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the next turn
+
+
+def answering(*answers: bytes) -> Serve:
+    """Greets as a bus does, then answers each request with the next of these."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in (DOESNT_EXIST, *answers):
+            _type, length = struct.unpack("<II", await reader.readexactly(8))
+            await reader.readexactly(length)
+            writer.write(answer)
+        await reader.read()
+
+    return serve
+
+
+class TestConnecting:
+    async def test_nobody_there_is_said_at_once(self, tmp_path):
+        for path in (tmp_path / "none.sock", tmp_path / "no" / "folder.sock"):
+            with pytest.raises(NotConnected, match=r"no bus answers at unix:.*polybus serve"):
+                await freud.connect(f"unix:{path}").open()
+        (tmp_path / "file").write_text("no socket")
+        with pytest.raises(NotConnected):
+            await freud.connect(f"unix:{tmp_path}/file").open()
+
+    async def test_a_dead_socket_file_is_nobody(self, tmp_path):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(tmp_path / "dead.sock"))
+        with pytest.raises(NotConnected, match="no bus answers"):
+            await freud.connect(f"unix:{tmp_path}/dead.sock").open()
+
+    async def test_a_server_that_says_nothing_is_given_up(self, tmp_path):
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+
+        async with listening(tmp_path, silent) as address:
+            with pytest.raises(NotConnected, match="no answer"):
+                await freud.connect(address, connect_timeout_s=0.05).open()
+
+    async def test_a_full_backlog_is_waited_for(self, tmp_path):
+        path = tmp_path / "busy.sock"
+        with socket.socket(socket.AF_UNIX) as busy:
+            busy.bind(str(path))
+            busy.listen(0)
+            clients = [freud.connect(f"unix:{path}", connect_timeout_s=0.2) for _ in range(5)]
+            done = await asyncio.gather(*(c.open() for c in clients), return_exceptions=True)
+        assert all(isinstance(error, NotConnected) for error in done), done
+        assert any("too busy" in str(error) for error in done), done
+
+    async def test_a_server_that_hangs_up_is_no_connection(self, tmp_path):
+        async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        async with listening(tmp_path, rude) as address:
+            with pytest.raises(NotConnected, match="closed the connection"):
+                await freud.connect(address).open()
+
+    async def test_another_language_is_named_bad(self, tmp_path):
+        async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await reader.read()
+
+        async with listening(tmp_path, web) as address:
+            with pytest.raises(BadFrame, match="too_large"):
+                await freud.connect(address).open()
+
+    @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "ipc:///tmp/x"])
+    async def test_other_schemes_are_refused(self, address):
+        with pytest.raises(AddressError, match="unix:"):
+            await freud.connect(address).open()
+
+    async def test_nonsense_is_refused_before_connecting(self):
+        with pytest.raises(AddressError):
+            freud.connect("/tmp/no-scheme")
+        for wrong in ({"prefetch": 0}, {"answer_timeout_s": 0.0}, {"max_frame_bytes": 1}):
+            with pytest.raises(UsageError):
+                freud.connect("unix:/tmp/x", **wrong)
+
+    async def test_a_client_is_opened_once_and_before_use(self, address):
+        client = freud.connect(address)
+        with pytest.raises(UsageError, match="not open"):
+            await client.list_topics()
+        await client.open()
+        with pytest.raises(UsageError, match="once"):
+            await client.open()
+        await client.close()
+        await client.close()
+        with pytest.raises(NotConnected, match="closed"):
+            await client.list_topics()
+
+
+class TestDefaultAddress:
+    def test_the_users_own_bus_then_the_machines(self, tmp_path, monkeypatch):
+        own, shared = tmp_path / "own", tmp_path / "shared"
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+        monkeypatch.setattr(places, "ROOT_RUNTIME", shared)
+        mine = own / "polybus" / "freud.sock"
+        assert default_address().path == str(mine)
+        shared.mkdir()
+        (shared / "freud.sock").touch()
+        assert default_address().path == str(shared / "freud.sock")
+        mine.parent.mkdir(parents=True)
+        mine.touch()
+        assert default_address().path == str(mine)
+        assert freud.connect().address == default_address()
+
+
+class TestBadAnswers:
+    @pytest.mark.parametrize(
+        ("answer", "reason"),
+        [
+            (struct.pack("<II", 0, 0xFFFF_FFFF), "too_large"),
+            (codec.answer(codec.Code.OK, b"1234567"), "message_id"),
+            (struct.pack("<II", 9, 0), "unexpected_code"),
+        ],
+    )
+    async def test_to_one_produce(self, tmp_path, answer, reason):
+        async with (
+            listening(tmp_path, answering(answer)) as address,
+            freud.connect(address) as client,
+        ):
+            with pytest.raises(BadFrame, match=reason):
+                await client.produce(TOPIC, b"x")
+
+    async def test_to_many_produces(self, tmp_path):
+        async with (
+            listening(tmp_path, answering(codec.answer(codec.Code.OK, b"1234567"))) as address,
+            freud.connect(address) as client,
+        ):
+            with pytest.raises(BadFrame, match="payload"):
+                await client.produce_many(TOPIC, [b"x"])
+            with pytest.raises(BadFrame):
+                await client.list_topics()
+
+    async def test_one_too_many(self, tmp_path):
+        async with (
+            listening(tmp_path, answering(2 * codec.answer(codec.Code.OK))) as address,
+            freud.connect(address) as client,
+        ):
+            assert await client.create_topic(TOPIC) is True
+            with pytest.raises(BadFrame, match="unasked_answer"):
+                await client.list_topics()
+
+    async def test_an_error_of_the_bus_is_not_taken_for_a_quota(self, tmp_path):
+        failed = codec.server_error("the dog ate it")
+        async with (
+            listening(tmp_path, answering(failed)) as address,
+            freud.connect(address) as client,
+        ):
+            with pytest.raises(PeerError, match="the dog ate it"):
+                await client.produce(TOPIC, b"x")
+            assert client.is_connected
+
+    async def test_silence_is_not_waited_for_ever(self, tmp_path):
+        async with (
+            listening(tmp_path, answering(b"")) as address,
+            freud.connect(address, answer_timeout_s=0.05) as client,
+        ):
+            for request in (client.produce(TOPIC, b"x"), client.produce_many(TOPIC, [b"x"])):
+                with pytest.raises(NotConnected, match="no answer"):
+                    await request
+
+
+class TestLosingTheBus:
+    async def test_a_restart_is_not_hidden(self, start, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("f", numbered=True)
+        with start(folder) as bus:
+            address = str(bus.address("freud"))
+            client = await freud.connect(address).__aenter__()
+            await client.create_topic(TOPIC)
+            idle, waiting, looping = [await client.subscribe(TOPIC) for _ in range(3)]
+            await client.produce_many(TOPIC, [b"a", b"b"])
+            assert await waiting.get_many(5) != []
+            assert await anext(looping) is not None
+            get = asyncio.create_task(waiting.get())
+            await asyncio.sleep(0.02)
+            bus.signal(signal.SIGKILL)
+            with pytest.raises(ConnectionLost, match=r"topics, subscriptions .* gone"):
+                await get
+        with start(folder):
+            for request in (client.list_topics(), client.subscribe(TOPIC), idle.get()):
+                with pytest.raises(ConnectionLost):
+                    await request
+            with pytest.raises(ConnectionLost):
+                assert [record async for record in looping] == []
+            assert not client.is_connected
+            await client.close()
+            async with freud.connect(address) as fresh:
+                assert await fresh.list_topics() == []
+
+    async def test_a_clean_stop_tells_those_who_wait(self, start):
+        with start() as bus:
+            async with freud.connect(str(bus.address("freud"))) as client:
+                await client.create_topic(TOPIC)
+                reader = await client.subscribe(TOPIC)
+                get = asyncio.create_task(reader.get())
+                await asyncio.sleep(0.02)
+                assert bus.stop() == 0
+                with pytest.raises(ConnectionLost):
+                    await get
+                with pytest.raises(ConnectionLost):
+                    await client.produce(TOPIC, b"x")
+                await reader.unsubscribe()
+
+    async def test_many_on_their_way_fail_together(self, start):
+        with start() as bus:
+            async with freud.connect(str(bus.address("freud"))) as client:
+                await client.create_topic(TOPIC)
+
+                def bodies() -> object:
+                    for number in range(10**9):
+                        if number == 200_000:
+                            bus.signal(signal.SIGKILL)
+                        yield b"%d" % number
+
+                with pytest.raises(ConnectionLost):
+                    await client.produce_many(TOPIC, bodies())  # type: ignore[arg-type]
