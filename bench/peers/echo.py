@@ -10,7 +10,7 @@ from bench.freud.dialogues import Counter, Dialogue, Step, Turns, connected, exp
 from bench.harness.places import compiled
 from bench.harness.programs import Program
 from bench.harness.workloads import FILLER
-from bench.peers.freud import get, got, produce, produced
+from bench.peers.freud_wire import get, got, produce, produced
 
 ECHO = "raw echo"
 # A request and its answer, in bytes: Produce, then Get.

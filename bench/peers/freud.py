@@ -1,8 +1,7 @@
-"""Our own server with Freud on a Unix socket, and Freud's frames, written out from its page.
+"""Our own server with Freud on a Unix socket, and what is said to it.
 
-The frames are not taken from polybus itself: a benchmark that checks every byte should not learn
-from the code it checks what the bytes are. Every dialogue has topics of its own, whose names are of
-one length, so that ids start at 0 and sizes are known beforehand.
+Every dialogue has topics of its own, whose names are of one length, so that ids start at 0 and
+sizes are known beforehand.
 """
 
 import itertools
@@ -41,51 +40,29 @@ from bench.harness.places import installed
 from bench.harness.programs import Program
 from bench.harness.results import OURS
 from bench.harness.workloads import content
-
-CREATE, DELETE, SUBSCRIBE, UNSUBSCRIBE, PRODUCE, GET = range(6)
-OK = 0
-HEADER_BYTES = 8
-ID_BYTES = 8
-FOR_EVER = -1
+from bench.peers.freud_wire import (
+    CREATE,
+    DELETE,
+    HEADER_BYTES,
+    MESSAGE_ID,
+    NUMBER,
+    OK,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    frame,
+    get,
+    got,
+    named,
+    number_in,
+    produce,
+    produced,
+)
 
 CYCLE_MESSAGES = 2048  # 256 KiB of content, as in the other benchmarks
 # Of one burst: 12.5 MiB, far below the quota of bytes, and far more than the sockets hold.
 BURST_MESSAGES = 100_000
 # How far the producer may be ahead of the reader: 8 MiB, so that neither waits for the other.
 AHEAD_MESSAGES = 65_536
-
-
-def _frame(number: int, payload: bytes = b"") -> bytes:
-    return struct.pack("<II", number, len(payload)) + payload
-
-
-def _named(topic: bytes) -> bytes:
-    return struct.pack("<I", len(topic)) + topic
-
-
-def produce(topic: bytes, body: bytes) -> bytes:
-    return _frame(PRODUCE, _named(topic) + body)
-
-
-def produced(message_id: int = 0) -> bytes:
-    return _frame(OK, struct.pack("<Q", message_id))
-
-
-def get(subscriber: bytes) -> bytes:
-    return _frame(GET, subscriber + struct.pack("<i", FOR_EVER))
-
-
-def got(body: bytes) -> bytes:
-    return _frame(OK, body)
-
-
-# Where the counters are: in a Produce from its end, as the name is in front of the body.
-NUMBER = Counter(HEADER_BYTES, NUMBER_BYTES)  # in the answer to a Get
-MESSAGE_ID = Counter(HEADER_BYTES, ID_BYTES)  # in the answer to a Produce
-
-
-def number_in(message: bytes) -> Counter:
-    return Counter(len(message) - SIZE, NUMBER_BYTES)
 
 
 class Admin:
@@ -99,7 +76,7 @@ class Admin:
         self._connection.close()
 
     def ask(self, number: int, payload: bytes) -> bytes:
-        self._connection.sendall(_frame(number, payload))
+        self._connection.sendall(frame(number, payload))
         header = receive_exactly(self._connection, HEADER_BYTES)
         code, size = struct.unpack("<II", header)
         answer = receive_exactly(self._connection, size)
@@ -111,11 +88,11 @@ class Admin:
     def topic(self) -> Iterator[tuple[bytes, bytes]]:
         """A new topic with one subscriber: its name, and the subscriber's id."""
         name = b"bench/%06d" % next(self._numbers)
-        self.ask(CREATE, _named(name))
-        subscriber = self.ask(SUBSCRIBE, _named(name))
+        self.ask(CREATE, named(name))
+        subscriber = self.ask(SUBSCRIBE, named(name))
         yield name, subscriber
         self.ask(UNSUBSCRIBE, subscriber)
-        self.ask(DELETE, _named(name))
+        self.ask(DELETE, named(name))
 
 
 Topic = tuple[bytes, bytes]

@@ -301,7 +301,7 @@ CONNECTION = mutants(
     (
         "a second queue below",
         "set_write_buffer_limits(high=0)",
-        "set_write_buffer_limits(high=1 << 40)",
+        "set_write_buffer_limits(high=1 << 26)",
     ),
     ("lingers for ever", "LINGER_S, self._transport.abort", "1e6, self._transport.abort"),
     ("closes at once", "self._transport.close()", "self._transport.abort()"),

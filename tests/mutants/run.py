@@ -36,7 +36,7 @@ TESTS = (
     *(f"tests/property/kernel/test_{name}.py" for name in ("fanout_programs", "fuzz_targets")),
 )
 PYTEST = ("-x", "-q", "--tb=line", "--timeout=0")
-HANG_CPU_S = 120  # all tests take some 20 s; of CPU, so that a busy machine proves nothing
+HANG_CPU_S = 60  # all tests take some 20 s; of CPU, so that a busy machine proves nothing
 
 GREEN = "survived"
 STALE = "out of date"

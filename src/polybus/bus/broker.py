@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.bus.delivery import Delivery
@@ -279,8 +280,9 @@ class Broker:
 
     def _revoke(self) -> None:
         ended = self.topics.enforce()
+        may = cache(self.policy.may_subscribe)  # many read the same topics
         for party in list(self._parties.values()):
-            ended += self._subscriptions.enforce(party)
+            ended += self._subscriptions.enforce(party, may)
         if ended:
             self.counters.count("refused", "subscription_revoked", ended)
             self._log.warning("subscriptions revoked", count=ended)

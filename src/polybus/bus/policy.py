@@ -246,7 +246,7 @@ def _names(who: Who, number: int | None, identity: Identity, groups: frozenset[i
     if who.kind == rules.KEY or identity.key:
         return who.kind == rules.KEY and who.name == identity.key
     if who.kind == rules.SERVICE:
-        return bool(identity.service) and who.name == identity.service
+        return who.name == identity.service  # a rule's name is never empty
     if number is None or identity.uid is None:
         return False
     return number == identity.uid if who.kind == rules.USER else number in groups

@@ -9,6 +9,7 @@ the limits.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -76,9 +77,9 @@ class Subscriptions:
         while party.probes:
             self._end_probe(party.probes.pop())
 
-    def enforce(self, party: Party) -> int:
-        """Ends what the policy allows no longer; says how many subscriptions that were."""
-        may, who = self._policy.may_subscribe, party.source.identity
+    def enforce(self, party: Party, may: Callable[[int, bytes], bool]) -> int:
+        """Ends what is allowed no longer; says how many subscriptions that were."""
+        who = party.source.identity
         lost = [topic for topic in self._fanout.topics_of(party.number) if not may(who, topic)]
         for topic in lost:
             self.remove(party, topic)

@@ -278,12 +278,19 @@ cdef class NotificationBatch:
     def contents(self):
         """The contents of all messages, as a list of bytes."""
         cdef Py_ssize_t position
-        return [self.content_of(&self.entries[position]) for position in range(self.count)]
+        # Filled, not comprehended: a list that cannot grow for lack of memory frees an item twice.
+        cdef list found = [None] * self.count
+        for position in range(self.count):
+            found[position] = self.content_of(&self.entries[position])
+        return found
 
     def parts(self):
         """The PARTs that came among the messages, as a list."""
         cdef Py_ssize_t number
-        return [self.part(number) for number in range(self.part_count)]
+        cdef list found = [None] * self.part_count
+        for number in range(self.part_count):
+            found[number] = self.part(number)
+        return found
 
     def without(self, bytes topic not None):
         """(a batch without the messages of `topic`, the contents of those taken out)."""

@@ -96,4 +96,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     # A PART of one byte under the longest topic must fit: the kernel insists on it.
     "rqueue.max_payload": (282, 64 * MIB),
     "rqueue.max_message_bytes": (1, 64 * MIB),
+    # A message of one byte under the longest name must fit, and no reader takes one over 64 MiB.
+    "freud.max_frame_bytes": (260, 64 * MIB),
 }

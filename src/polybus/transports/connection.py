@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -44,6 +45,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._paused = False  # what the session asked for
         self._reading = True  # what the transport was told
         self._closing = False
+        self._broken = False  # the peer has ended it, and may have sent more before
         self._watched: int | None = None  # the descriptor whose hang-up is watched
         self._linger: asyncio.TimerHandle | None = None
 
@@ -91,6 +93,8 @@ class StreamConnection(asyncio.BufferedProtocol):
     def offer_again(self) -> None:
         if self._opened:
             self._offer_again()
+        if self._broken:
+            self._read_rest()
 
     @property
     def has_failed(self) -> bool:
@@ -123,6 +127,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         return self._opened and not self._closing and self._session.half_closed()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._broken = not self._closing
         self._closing = True
         self._stop_watching()
         if self._linger is not None:
@@ -159,3 +164,12 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     def _offer_again(self) -> None:
         self._inbox.offer_again(self._session.receive)
+
+    def _read_rest(self) -> None:
+        """A write has found the connection broken: what came before the break is still there."""
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        try:
+            while count := os.readv(descriptor, [self._inbox.space()]):
+                self._inbox.filled(count, self._session.receive)
+        except OSError:
+            pass  # that was all

@@ -118,6 +118,9 @@ class TlsConnection(StreamConnection):
         except ssl.SSLError:
             self.abort()
 
+    def _read_rest(self) -> None:
+        """What is left is sealed, and the peer is not there to open it with."""
+
     def _sealed_space(self, sizehint: int) -> memoryview:
         return self._sealed.view
 

@@ -184,8 +184,11 @@ def test_a_name_that_the_host_does_not_know_names_nobody_and_still_closes():
     one = Policy()
     rules = (Rule.parse("allow user:ghost produce t"), Rule.parse("deny group:ghosts subscribe t"))
     one.replace(Placed(rule, "test", None) for rule in rules)
-    assert not may(one, ALICE, "produce")
-    assert may(one, ALICE, "subscribe")
+    for who in (ALICE, OVER_TCP, ANONYMOUS):
+        assert not may(one, who, "produce")
+        assert may(one, who, "subscribe")
+    one.replace([Placed(Rule.parse("allow user:ghost delete t"), "test", None)])
+    assert not may(one, ANONYMOUS, "delete")
 
 
 @pytest.mark.parametrize("groups", [frozenset({20}), frozenset(), None])

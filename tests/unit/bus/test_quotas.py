@@ -89,6 +89,16 @@ def test_the_log_names_who_hit_which_quota():
     assert bench.counters.family("refused") == {"quota_bytes": 1}
 
 
+def test_a_trial_is_charged_like_any_other_and_told_to_nobody():
+    bench = Bench()
+    assert bench.quotas.charge(ALICE, BYTES, 8, trial=True)
+    assert bench.quotas.room(ALICE, BYTES) == 2
+    assert not bench.quotas.charge(ALICE, BYTES, 3, trial=True)
+    assert bench.quotas.used(1, BYTES) == 8
+    assert bench.log.events == []
+    assert bench.counters.family("refused") == {}
+
+
 @pytest.mark.parametrize("amount", [1, 11])
 def test_releasing_what_was_not_charged_is_a_mistake(amount: int):
     quotas = Bench().quotas

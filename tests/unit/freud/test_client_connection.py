@@ -19,8 +19,10 @@ from polybus.errors import (
     AddressError,
     BadFrame,
     ConnectionLost,
+    MalformedRequest,
     NotConnected,
     PeerError,
+    TooLarge,
     UsageError,
 )
 from polybus.model import places
@@ -220,6 +222,25 @@ class TestBadAnswers:
 
 
 class TestLosingTheBus:
+    async def test_a_request_that_the_bus_finds_too_large_is_said_then_it_hangs_up(self, start):
+        with start(freud_max_frame_bytes="1000") as bus:
+            address = str(bus.address("freud"))
+            large = bytes(100_000)
+            for many in (False, True):
+                async with freud.connect(address) as client:
+                    await client.create_topic(TOPIC)
+                    with pytest.raises(MalformedRequest, match="max_frame_bytes"):
+                        await (
+                            client.produce_many(TOPIC, [b"a", large, b"b"])
+                            if many
+                            else client.produce(TOPIC, large)
+                        )
+                    with pytest.raises(ConnectionLost, match="max_frame_bytes"):
+                        await client.produce(TOPIC, b"small")
+            async with freud.connect(address, max_frame_bytes=1000) as client:
+                with pytest.raises(TooLarge):
+                    await client.produce(TOPIC, large)
+
     async def test_a_restart_is_not_hidden(self, start, tmp_path_factory):
         folder = tmp_path_factory.mktemp("f", numbered=True)
         with start(folder) as bus:

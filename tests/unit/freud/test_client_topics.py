@@ -23,7 +23,7 @@ from polybus.testing.watch import stats
 from tests.unit.freud.conftest import running
 
 PATIENCE_S = 20.0
-SUBSCRIBER_TIMEOUT_S = 0.5
+SUBSCRIBER_TIMEOUT_S = 0.3
 QUOTAS = {
     "quotas_quota_bytes": "1000",
     "quotas_quota_topics": "2",

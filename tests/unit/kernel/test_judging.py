@@ -81,6 +81,17 @@ def test_a_trusted_source_is_not_judged() -> None:
     assert bus.fanout.route(FRAMING, source, stream, 0, len(stream)).outputs
 
 
+def test_a_source_may_change_its_class() -> None:
+    bus, source = Bus(lambda identity, topic: identity == 9), Source(0)
+    assert not bus.fanout.route(FRAMING, source, STREAM, 0, len(STREAM)).outputs
+    source.reclassify(9)
+    assert source.identity == 9
+    assert bus.fanout.route(FRAMING, source, STREAM, 0, len(STREAM)).outputs
+    with pytest.raises(ValueError, match="too many"):
+        source.reclassify(65536)
+    assert (source.identity, source.messages) == (9, 6)
+
+
 def test_a_judge_that_fails_leaves_everything_usable() -> None:
     def broken(identity: int, topic: bytes) -> bool:
         raise LookupError("the policy is gone")

@@ -143,6 +143,8 @@ def test_numbers_of_users_and_groups():
         ("ab*bc", b"abc", False),
         ("*ab*ab*", b"ab", False),
         ("*ab*ab*", b"xabxabx", True),
+        ("*ab*ab*", b"xabx", False),  # one ab is not two
+        ("*ab*b", b"xab", False),  # nor is its b the last one
         ("a.b", b"axb", False),  # a dot is a dot
         ("a[bc]", b"ab", False),
         ("é*", "éa".encode(), True),

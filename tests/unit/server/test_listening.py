@@ -32,7 +32,11 @@ def refusal(*listen: str) -> str:
 
 
 def test_nothing_listed_is_everything_at_its_default():
-    assert planned() == ["rqueue tcp://127.0.0.1:6567", "admin unix:/run/polybus/admin.sock"]
+    assert planned() == [
+        "rqueue tcp://127.0.0.1:6567",
+        "freud unix:/run/polybus/freud.sock",
+        "admin unix:/run/polybus/admin.sock",
+    ]
 
 
 def test_only_what_is_listed_and_the_admin_socket():
@@ -53,10 +57,10 @@ def test_a_relative_socket_path_is_made_absolute(monkeypatch, tmp_path):
     assert planned("rqueue=unix:r.sock", admin=False) == [f"rqueue unix:{tmp_path}/r.sock"]
 
 
-@pytest.mark.parametrize("name", ["pirate", "gsb", "native", "freud", "console", "RQUEUE", "", "x"])
+@pytest.mark.parametrize("name", ["pirate", "gsb", "native", "console", "RQUEUE", "", "x"])
 def test_what_is_not_built_is_an_unknown_dialect(name):
     said = refusal(f"{name}=tcp://127.0.0.1:1")
-    assert said == f"--listen: unknown dialect {name!r}: this bus has rqueue, admin"
+    assert said == f"--listen: unknown dialect {name!r}: this bus has rqueue, freud, admin"
 
 
 @pytest.mark.parametrize(

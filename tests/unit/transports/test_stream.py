@@ -261,6 +261,23 @@ def test_those_who_hang_up_at_once_leave_nothing_behind():
     run(test)
 
 
+def test_draining_gives_those_who_are_there_time_to_end():
+    async def test() -> None:
+        async with House() as house:
+            listener = await house.listen()
+            reader, writer = await house.call(listener)
+            await until(lambda: house.sessions)
+            listener.close()
+            draining = asyncio.create_task(listener.drain(DEADLINE_S))
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+            writer.write_eof()
+            await draining
+            assert house.sessions[0].events == ["half_closed", "ended"]
+
+    run(test)
+
+
 def test_draining_waits_and_then_ends_those_who_stay():
     async def test() -> None:
         async with House() as house:

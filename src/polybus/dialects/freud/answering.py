@@ -39,7 +39,6 @@ class Answers:
         self._handed: list[Handed] = []
         self._discarding = False
         self.size = 0
-        self._written = 0  # bytes of the last write
         self.stalled = False
 
     def add(self, answer: bytes) -> None:
@@ -57,7 +56,7 @@ class Answers:
         """Writes what was gathered, and confirms what the socket has taken of it."""
         if not self._parts:
             return
-        self._written = self.size
+        size = self.size
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts = []
         self.size = 0
@@ -65,7 +64,7 @@ class Answers:
         if self._pipe.has_failed:
             self._give_back()
         elif self.stalled:
-            self._confirm_until(self._written - self._pipe.backlog())
+            self._confirm_until(size - self._pipe.backlog())
         else:
             self._confirm_all()
 
@@ -77,8 +76,6 @@ class Answers:
     def discard(self) -> None:
         """The connection is gone: nothing is written any more."""
         self._discarding = True
-        if self.stalled:
-            self._confirm_until(self._written - self._pipe.backlog())
         self.stalled = False
         self._parts = []
         self._give_back()

@@ -43,8 +43,12 @@ Exit codes:
   13  Doesn't Exist: no such topic, or it was deleted before COUNT
   14  Malformed Request
   15  Server Error: a quota is reached
-  2   a wrong argument      3  no bus answers, or it went away
-  1   a defect of polybus   5  what answers is no bus   130  Ctrl-C
+  2   a wrong argument
+  3   no bus answers, or it went away
+  4   the socket is not for this user
+  5   what answers there is no bus
+  1   a defect of polybus, or whoever read the output has left
+  130 Ctrl-C
 """
 
 # Asked for together: enough to print fast, and cheap to ask for when nothing comes.
@@ -69,7 +73,7 @@ def group() -> typer.Typer:
         (topic, "create", create, "Create a topic."),
         (topic, "delete", delete, "Delete a topic; its readers get a notice."),
         (topic, "ls", ls, "List the topics that you may use."),
-        (topic, "publish", publish, "Publish messages, and print the id of the message."),
+        (topic, "publish", publish, "Publish a message, and print its id."),
         (freud, "subscribe", subscribe, "Print what is published, as it comes."),
         (freud, "subcount", subcount, "Count those who read a topic."),
     )
@@ -218,8 +222,10 @@ def _publish_lines(bus: _Bus, topic: str) -> int:
             ids = bus.client.produce_many(topic, bodies)
             unheard += ids.count(None)
             published += len(ids) - ids.count(None)
-    finally:
-        print(f"published {published}", flush=True)
+    except errors.PolybusError:
+        print(f"published at least {published}", flush=True)
+        raise
+    print(f"published {published}")
     if unheard:
         return bus.nothing_happened(f"nobody read {unheard} more messages to {topic!r}")
     return OK

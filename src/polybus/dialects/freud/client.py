@@ -88,8 +88,9 @@ class Client:
                 await asyncio.gather(*left, return_exceptions=True)
         except TimeoutError:
             pass  # the bus reaps them
-        self._closed = True
-        self._link.close()
+        finally:
+            self._closed = True
+            self._link.close()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._link.ended.wait()

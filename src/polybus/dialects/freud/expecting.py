@@ -75,5 +75,5 @@ class MessageIds:
             self._progress.clear()
             async with asyncio.timeout(timeout_s):
                 await self._progress.wait()
-        if self.error is not None:
+        if self.error is not None and self.refused is None:  # a refusal says more
             raise self.error

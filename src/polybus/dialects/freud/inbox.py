@@ -84,6 +84,12 @@ class Inbox:
         if not self.records and self.end is not None:
             raise self.end
 
+    async def complete(self) -> None:
+        """Once the first of a round has come, the others are answered at once: wait for them."""
+        while self.left and self.records and self.end is None:
+            if not await self._news_within(self._answer_timeout_s):
+                return
+
     async def begin(self) -> bool:
         """Fetch what iteration reads next; False when it is over, as it should be."""
         asked = self._next_round

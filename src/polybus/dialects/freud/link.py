@@ -26,7 +26,10 @@ from polybus.kernel.freud_client import Answer, AnswerBatch, scan_answers
 from polybus.model.address import Address
 from polybus.model.limits import KIB, MIB
 
-# One system call brings this much; the buffer grows for a larger answer, and shrinks again.
+# A link that mostly waits needs little, and there may be a thousand of them.
+FIRST_BUFFER_BYTES = 8 * KIB
+# Once that was full: more than this in one system call gains nothing. Only a larger
+# answer makes it grow further, for its time.
 READ_BUFFER_BYTES = 256 * KIB
 # Over this, senders wait: enough to keep the socket busy while the next buffer is encoded.
 WRITE_HIGH_WATER_BYTES = 1 * MIB
@@ -51,7 +54,7 @@ class Link(asyncio.BufferedProtocol):
         self.error: PolybusError | None = None
         self._max_answer_bytes = max_answer_bytes
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray(READ_BUFFER_BYTES)
+        self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._filled = 0
         self._queue: deque[Expecting] = deque()
         self._counts: deque[int] = deque()  # how many answers each in the queue expects
@@ -110,7 +113,9 @@ class Link(asyncio.BufferedProtocol):
         """The error for whoever waited on this link."""
         if isinstance(self.error, BadFrame):
             return self.error
-        return ConnectionLost(str(self.error or f"the connection to {self.address} is closed"))
+        ours = f"the connection to {self.address} is closed"
+        theirs = f"{self.address}: {CLOSED_BY_BUS}"
+        return ConnectionLost(str(self.error or (ours if self._closing else theirs)))
 
     def silent(self, timeout_s: float) -> NotConnected:
         """The error for whoever waited for so long in vain."""
@@ -154,15 +159,23 @@ class Link(asyncio.BufferedProtocol):
     # --- inside
 
     def _keep(self, consumed: int, end: int) -> None:
-        """What is left of the buffer moves to its front; a full one is doubled."""
-        rest = end - consumed
-        if rest == len(self._buffer):
-            self._buffer = self._buffer + bytes(rest)
-        elif len(self._buffer) > READ_BUFFER_BYTES and 2 * rest <= READ_BUFFER_BYTES:
-            self._buffer = self._buffer[consumed:end] + bytes(READ_BUFFER_BYTES - rest)
+        """What is left of the buffer moves to its front, and there is room behind it."""
+        rest, size = end - consumed, self._fitting_size(consumed, end)
+        if size != len(self._buffer):
+            self._buffer = self._buffer[consumed:end] + bytes(size - rest)
         elif consumed and rest:
             self._buffer[:rest] = self._buffer[consumed:end]
         self._filled = rest
+
+    def _fitting_size(self, consumed: int, end: int) -> int:
+        size, rest = len(self._buffer), end - consumed
+        if rest == size:
+            return 2 * size  # one answer is larger than all of it
+        if end == size < READ_BUFFER_BYTES:
+            return READ_BUFFER_BYTES  # it was full: there is probably more
+        if size > READ_BUFFER_BYTES and 2 * rest <= READ_BUFFER_BYTES:
+            return READ_BUFFER_BYTES
+        return size
 
     def _deal(self, batch: AnswerBatch) -> None:
         at, count = 0, len(batch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from polybus.dialects.freud import codec
 from polybus.dialects.freud.expecting import MessageIds
 from polybus.dialects.freud.link import Link
-from polybus.errors import TooLarge
+from polybus.errors import ConnectionLost, TooLarge
 from polybus.kernel.freud_client import encode_run
 from polybus.model.limits import KIB
 
@@ -43,6 +43,9 @@ class Producing:
             await self.answers.all(self._timeout_s)
         except TimeoutError:
             raise self._link.silent(self._timeout_s) from None
+        except ConnectionLost:
+            if self.answers.refused is None:  # else it hung up because of that
+                raise
 
     async def _send(self, group: Sequence[Buffer]) -> bool:
         place = 0

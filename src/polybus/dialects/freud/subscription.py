@@ -64,15 +64,18 @@ class Subscription:
         return found[0] if found else None
 
     async def get_many(self, max_messages: int, timeout_s: float | None = None) -> list[Record]:
-        """At least one message, waiting for it, and at most so many; [] if none was in time.
+        """Wait for a message, and take what is there by then, at most so many; [] if none came.
 
-        With a `timeout_s` of 0 it takes what is there: so a topic is drained.
+        A `timeout_s` of 0 does not wait: so a topic is drained. One call brings at
+        most 4096.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is at least 1, not {max_messages}")
         records = self.inbox.records
         if not records:
             await self.inbox.fill(max_messages, timeout_s)
+        if len(records) < max_messages:
+            await self.inbox.complete()
         return [records.popleft() for _ in range(min(max_messages, len(records)))]
 
     def __aiter__(self) -> Self:

@@ -109,6 +109,7 @@ class FreudBus:
         self.abandoned: list[Subscription] = []  # their connections have closed, in this order
         self.timed: list[Life] = []  # those with a deadline, in the order they got it
         self.dropped: Counter[str] = Counter()
+        self.received = 0  # messages that were accepted, also if nobody was there to read them
 
     # --- looking
 
@@ -195,11 +196,13 @@ class FreudBus:
             return self.hold_back(life, body)
         pushed = self.pushed_to(name)
         if not life.subscribers and not pushed:
+            self.received += 1
             self.dropped["no_subscriber"] += 1
             return Reply(NOTHING_HAPPENED)
         reached = self.reached_by_all(life.subscribers, len(body))
         if reached:
             return Reply(SERVER_ERROR, reached.encode())
+        self.received += 1
         for reader in pushed:
             reader.got.append((name, body))
         message = self.new_message(life, body)
@@ -211,6 +214,7 @@ class FreudBus:
         reached = self.buffer_reached(life, len(body))
         if reached:
             return Reply(SERVER_ERROR, reached.encode())
+        self.received += 1
         message = self.new_message(life, body)
         life.buffer.append((message, False))
         return Reply(OK, message.id.to_bytes(8, "little"))
@@ -238,6 +242,7 @@ class FreudBus:
 
     def publish(self, name: bytes, bodies: list[bytes]) -> None:
         """Messages that came together. Nobody is asked: whoever has no room loses them."""
+        self.received += len(bodies)
         pushed = self.pushed_to(name)
         life = self.current(name)
         buffering = self.state(name) in ("recreating", "awaiting")

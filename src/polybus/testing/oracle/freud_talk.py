@@ -114,7 +114,6 @@ class Talk:
     def end(self, one: Connection) -> None:
         """Nothing of it is left. What it asked for is done, but nobody is there to get."""
         one.gone = True
-        self.book(one)
         self.give_back(one)
         self.stop_waiting(one)
         if not one.closing:
@@ -321,7 +320,9 @@ class Talk:
                 self.bus.consumed(*sent.lent)
 
     def give_back(self, one: Connection) -> None:
-        lost = [sent.lent for sent in one.written + one.gathered if sent.lent is not None]
+        """What a socket took since it was last asked is not known when it breaks."""
+        unsent = one.learned + one.written + one.gathered
+        lost = [sent.lent for sent in unsent if sent.lent is not None]
         one.torn += one.started
-        one.written, one.gathered, one.started = [], [], 0
+        one.learned, one.written, one.gathered, one.started = [], [], [], 0
         self.bus.given_back(lost)

@@ -1,0 +1,56 @@
+"""The pages on Freud say what the code does."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from polybus import freud
+from polybus.dialects.freud import cli
+from polybus.dialects.freud.codec import Code, RequestType
+from polybus.kernel.freud import REASONS
+from polybus.model.limits import MIB, FreudLimits, QuotaLimits
+
+DOCS = Path(__file__).parents[3] / "docs"
+SPEC = (DOCS / "spec" / "freud.md").read_text()
+GUIDE = (DOCS / "guides" / "freud.md").read_text()
+
+
+def rows(page: str) -> list[list[str]]:
+    """The first two cells of every row of every table."""
+    return [list(found) for found in re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", page, re.MULTILINE)]
+
+
+def test_every_request_and_code_has_its_row():
+    for kind in RequestType:
+        words = kind.name.replace("_", " ").title()
+        assert [str(int(kind)), words] in rows(SPEC)
+    for code in Code:
+        assert [str(int(code)), code.label] in rows(SPEC)
+
+
+def test_the_rules_are_in_the_order_in_which_they_are_checked():
+    names = [cells[0].strip("`") for cells in rows(SPEC)]
+    assert [name for name in names if name in REASONS] == list(REASONS)
+
+
+@pytest.mark.parametrize("limits", [FreudLimits, QuotaLimits])
+def test_every_limit_is_there(limits):
+    for field in dataclasses.fields(limits):
+        if field.name != "users":
+            assert re.search(rf"^\| `\[\w+\] {field.name}` \|", SPEC, re.MULTILINE), field.name
+
+
+def test_every_setting_of_the_client_is_there():
+    documented = {cells[0].strip("`"): cells[1] for cells in rows(GUIDE)}
+    for field in dataclasses.fields(freud.ClientOptions):
+        number, _, unit = documented[field.name].partition(" ")
+        assert float(number) * (MIB if unit == "MiB" else 1) == field.default
+
+
+def test_every_exit_code_is_there():
+    codes = {str(code) for _, code in cli.SAID if code} | {"0", str(cli.NOTHING_HAPPENED)}
+    assert codes <= {cells[0] for cells in rows(GUIDE)}
