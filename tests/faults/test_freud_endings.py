@@ -146,7 +146,7 @@ def test_messages_in_answers_that_were_never_sent_are_unread_again(
     before = connections(bus)
     stuck, waiting = connect(bus), connect(bus)
     stuck.send(*(get(key) for _ in range(total)))
-    until(lambda: client.ask(count(topic)) and stuck.has_answer(0.01), "it is served")
+    until(lambda: stuck.has_answer(0.01), "it is served")
     begin(waiting, *(get(key, FOR_EVER) for _ in range(total)))
     assert not waiting.has_answer(within_s=0.1)  # all are on their way to the other one
     stuck.sock.shutdown(socket.SHUT_RDWR)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polybus.testing.oracle.fanout import CONTROL_FRAME
+from polybus.testing.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST
 from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, ReaderPair, Twins
 
@@ -125,7 +125,7 @@ class Program:
         own = self.encodings[self.byte() % 2]
         source = self.sources[self.byte() % len(self.sources)]
         at, stop = 0, CONTROL_FRAME
-        while stop == CONTROL_FRAME:
+        while stop in (CONTROL_FRAME, FRAGMENTS_FIRST):
             routed = self.twins.route(own, source, stream, at, len(stream))
             at, stop = at + routed.consumed, routed.stop
 

@@ -358,11 +358,6 @@ TLS = mutants(
         "self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.abort)",
         "pass",
     ),
-    (
-        "a record at most",
-        "while rest:\n                rest = rest[self._tls.write(rest) :]",
-        "if rest:\n                rest = rest[self._tls.write(rest) :]",
-    ),
 )
 
 ALL = [*SESSION, *BROKER, *DELIVERY, *OUTBOX, *SUBSCRIPTIONS, *INBOX, *CONNECTION, *STREAM, *TLS]

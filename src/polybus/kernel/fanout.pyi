@@ -11,6 +11,7 @@ END: int
 CONTROL_FRAME: int
 BLOCKED: int
 BAD_FRAME: int
+FRAGMENTS_FIRST: int
 
 class Source:
     identity: int

@@ -52,11 +52,13 @@ cdef enum Stop:
     STOP_CONTROL  # a control frame was taken; act on it, then route the rest
     STOP_BLOCKED  # the next message would reach a full reader
     STOP_BAD  # the next bytes are not a frame
+    STOP_FRAGMENTS  # a whole message follows: it may not overtake what these complete
 
 END = STOP_END
 CONTROL_FRAME = STOP_CONTROL
 BLOCKED = STOP_BLOCKED
 BAD_FRAME = STOP_BAD
+FRAGMENTS_FIRST = STOP_FRAGMENTS
 
 NOTHING = ()  # most buffers have nothing to collect, and need no list for it
 
@@ -264,6 +266,9 @@ cdef class Fanout(Registry):
             if self.streak is not NULL:
                 self.end_streak(source)
             if kind != MESSAGE and kind != FRAGMENT:
+                break
+            if kind == MESSAGE and routed.fragments is not NOTHING:
+                routed.stop = STOP_FRAGMENTS
                 break
             if self.accept(source, &frame, routed) == WAIT:
                 routed.stop = STOP_BLOCKED

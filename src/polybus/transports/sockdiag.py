@@ -72,6 +72,11 @@ class SockDiag:
     def close(self) -> None:
         self._netlink.close()
 
+    def __del__(self) -> None:
+        """The process's own table is closed by nobody else."""
+        if hasattr(self, "_netlink"):  # where netlink is forbidden there is none
+            self.close()
+
     def _answer(self) -> tuple[int, int, int] | None:
         for _ in range(MAX_STRAY_ANSWERS):
             data, (sender, _groups) = self._netlink.recvfrom(MAX_ANSWER_BYTES)

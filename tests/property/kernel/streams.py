@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from typing_extensions import Buffer
 
-from polybus.testing.oracle.fanout import CONTROL_FRAME, Routed
+from polybus.testing.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST, Routed
 from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, SourcePair, Twins
 
@@ -55,7 +55,7 @@ class Connection:
             routed = self.route(buffer, at, len(buffer))
             at += routed.consumed
             self.story.add(routed)
-            if routed.stop != CONTROL_FRAME:
+            if routed.stop not in (CONTROL_FRAME, FRAGMENTS_FIRST):
                 break
         self._held = bytes(buffer[at:])
 

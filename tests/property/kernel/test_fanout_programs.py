@@ -14,7 +14,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from polybus.testing.oracle.fanout import CONTROL_FRAME
+from polybus.testing.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST
 from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, Twins
 
@@ -162,7 +162,7 @@ class Programs(RuleBasedStateMachine):
         buffer = container(before + stream + after)
         at, end = len(before), len(before) + len(stream)
         stop = CONTROL_FRAME
-        while stop == CONTROL_FRAME:
+        while stop in (CONTROL_FRAME, FRAGMENTS_FIRST):
             routed = self.twins.route(
                 self.encodings[own], self.sources[source % len(self.sources)], buffer, at, end
             )

@@ -22,6 +22,7 @@ STOPS = {
     kernel.END: oracle.END,
     kernel.CONTROL_FRAME: oracle.CONTROL_FRAME,
     kernel.BLOCKED: oracle.BLOCKED,
+    kernel.FRAGMENTS_FIRST: oracle.FRAGMENTS_FIRST,
     kernel.BAD_FRAME: oracle.BAD_FRAME,
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polybus.kernel.fanout import BLOCKED, CONTROL_FRAME, END, Fanout, Source
+from polybus.kernel.fanout import BLOCKED, CONTROL_FRAME, END, FRAGMENTS_FIRST, Fanout, Source
 from polybus.kernel.framing import Framing
 from polybus.kernel.rqueue import RqueueEncoding, RqueueFraming
 from tests.property.kernel.frames import notification, publish, publish_part, subscribe
@@ -78,6 +78,12 @@ def test_fragments_are_handed_up_where_somebody_needs_them_whole() -> None:
     collecting.set_collect(b"x", True)
     routed = route(collecting, fragment)
     assert routed.fragments == [(b"x", body)]
+
+    whole = publish(b"y", b"may not overtake it")
+    routed = route(collecting, whole + fragment + fragment + whole)
+    assert (routed.stop, routed.consumed) == (FRAGMENTS_FIRST, len(whole + fragment + fragment))
+    assert routed.fragments == [(b"x", body)] * 2
+    assert route(own_only, fragment + whole).stop == END
     assert list(routed.collected) == []
 
 

@@ -426,6 +426,9 @@ async def test_a_publisher_that_never_waits_lets_others_run(address, topic):
             turns += 1
 
     async with rqueue.connect(address) as client:
+        transport = (await client._lifeline.ready())._transport
+        assert transport is not None
+        transport.set_write_buffer_limits(high=2**30)  # never full, so it never has to wait
         task = asyncio.create_task(other())
         await client.publish_many(topic, [bytes(1000)] * 20_000)
         task.cancel()

@@ -7,7 +7,8 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,10 +38,12 @@ class Echo:
         self.pipe = pipe
         self.events: list[str] = []
         self.received = 0
+        self.on_receive: Callable[[], None] = lambda: None
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
         self.pipe.write(bytes(memoryview(buffer)[start:end]))
         self.received += end - start
+        self.on_receive()
         return end - start
 
     def stalled(self) -> None:
@@ -58,6 +61,63 @@ class Echo:
 
     def ended(self) -> None:
         self.events.append("ended")
+
+
+class Puppet:
+    """A TLS client whose every record is sent when we say so, and looked at when it comes."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        self._sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+
+    @classmethod
+    @asynccontextmanager
+    async def calling(cls, listener: Listener, context: ssl.SSLContext) -> AsyncIterator[Puppet]:
+        with socket.create_connection((listener.address.host, listener.address.port)) as sock:
+            sock.setblocking(False)
+            puppet = cls(sock, context)
+            await puppet._shake_hands()
+            yield puppet
+
+    async def send(self, *records: bytes) -> None:
+        """All of them in one packet."""
+        for record in records:
+            self._tls.write(record)
+        await self.send_raw(self._outgoing.read())
+
+    async def send_raw(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    async def to_the_end(self) -> bytes:
+        """Everything until the server says goodbye; an end without one is an error."""
+        data = bytearray()
+        while True:
+            try:
+                piece = self._tls.read(65536)
+            except ssl.SSLWantReadError:
+                await self._fill()
+                continue
+            if not piece:
+                return bytes(data)
+            data += piece
+
+    async def _shake_hands(self) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await self.send()
+                await self._fill()
+        await self.send()
+
+    async def _fill(self) -> None:
+        data = await asyncio.get_running_loop().sock_recv(self._sock, 65536)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
 
 
 class House:
@@ -137,6 +197,7 @@ def certificate(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 Certificate = tuple[ssl.SSLContext, ssl.SSLContext]
+RECORDS = [bytes(1000)] * 5
 
 
 # --- addresses ---------------------------------------------------------------
@@ -432,21 +493,60 @@ def test_tls_garbage_in_the_middle_ends_the_connection(certificate: Certificate)
     async def test() -> None:
         async with House(context=certificate[0]) as house:
             listener = await house.listen(ANY_TLS_PORT)
-            sock = socket.create_connection((listener.address.host, listener.address.port))
-            loop = asyncio.get_running_loop()
-            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-            client = certificate[1].wrap_bio(incoming, outgoing, server_hostname="localhost")
-            sock.setblocking(False)
-            while not house.sessions:
-                try:
-                    client.do_handshake()
-                except ssl.SSLWantReadError:
-                    pass
-                await loop.sock_sendall(sock, outgoing.read())
-                if not house.sessions:
-                    incoming.write(await loop.sock_recv(sock, 65536))
-            await loop.sock_sendall(sock, b"this is no record of TLS at all")
-            await until(lambda: house.sessions[0].events == ["ended"])
-            sock.close()
+            async with Puppet.calling(listener, certificate[1]) as puppet:
+                await until(lambda: house.sessions)
+                await puppet.send_raw(b"this is no record of TLS at all")
+                await until(lambda: house.sessions[0].events == ["ended"])
+
+    run(test)
+
+
+def test_tls_a_session_may_pause_in_the_middle_of_what_has_come(certificate: Certificate):
+    """Several records in one read: those behind the pause wait, and come when it is over."""
+
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            async with Puppet.calling(listener, certificate[1]) as puppet:
+                await until(lambda: house.sessions)
+                session = house.sessions[0]
+                session.on_receive = session.pipe.pause_reading
+                await puppet.send(*RECORDS)
+                await until(lambda: session.received)
+                for number in range(1, len(RECORDS)):
+                    assert session.received == number * 1000
+                    session.pipe.resume_reading()
+                assert session.received == len(RECORDS) * 1000
+
+    run(test)
+
+
+@pytest.mark.parametrize("way", ["close", "abort"])
+def test_tls_nothing_is_received_after_the_end(certificate: Certificate, way: str):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            async with Puppet.calling(listener, certificate[1]) as puppet:
+                await until(lambda: house.sessions)
+                session = house.sessions[0]
+                session.on_receive = getattr(session.pipe, way)
+                await puppet.send(*RECORDS)
+                await until(lambda: session.events == ["ended"])
+                assert session.received == 1000
+
+    run(test)
+
+
+def test_tls_closing_says_goodbye(certificate: Certificate):
+    """Without it the peer could not tell the end from an attacker's cut."""
+
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            async with Puppet.calling(listener, certificate[1]) as puppet:
+                await until(lambda: house.sessions)
+                house.sessions[0].pipe.write(b"last words")
+                house.sessions[0].pipe.close()
+                assert await puppet.to_the_end() == b"last words"
 
     run(test)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from polybus.bus.subscriptions import Subscribed
 from polybus.dialects.rqueue import codec
 from polybus.dialects.rqueue.assembly import Assembly
-from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME
+from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME, FRAGMENTS_FIRST
 from polybus.kernel.rqueue import REASONS, RqueueEncoding, RqueueFraming
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class RqueueSession:
             at += routed.consumed
             if routed.fragments:
                 self._assembly.add(self._party, routed.fragments)
+            if routed.stop == FRAGMENTS_FIRST and not self._party.ended:
+                continue
             if routed.stop == CONTROL_FRAME and self._control(routed):
                 continue
             if routed.stop == BAD_FRAME:

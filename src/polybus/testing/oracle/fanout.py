@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polybus.testing.oracle.rqueue import Encoding
 
 END, CONTROL_FRAME, BLOCKED, BAD_FRAME = "end", "control", "blocked", "bad"
+FRAGMENTS_FIRST = "fragments first"
 MAX_UNREAD = 4096  # names whose verdicts are kept though nobody reads them
 
 
@@ -93,6 +94,9 @@ class Fanout(Registry):
                 routed.stop, routed.reason = BAD_FRAME, str(bad)
                 break
             if found is None:
+                break
+            if isinstance(found, rqueue.Published) and not found.is_part and routed.fragments:
+                routed.stop = FRAGMENTS_FIRST  # the message may not overtake what they complete
                 break
             if isinstance(found, rqueue.Control):
                 routed.stop, routed.control = CONTROL_FRAME, (found.kind, found.topic)

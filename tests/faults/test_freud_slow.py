@@ -1,0 +1,264 @@
+"""Clients that do not take their answers, and readers that do not read. On a live server.
+
+A client that never reads its answers holds a bounded amount of memory, and is cut. A
+subscription that nobody reads fills up to its user's quota, and then a Freud producer is
+told so; an rqueue publisher is not, and does not wait: what does not fit is counted.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from polybus.testing import rqueue
+from polybus.testing.freud import (
+    FOR_EVER,
+    OK,
+    SERVER_ERROR,
+    Client,
+    create,
+    get,
+    list_topics,
+    number,
+    produce,
+    subscribe,
+    unsubscribe,
+)
+from polybus.testing.process import BusProcess
+from polybus.testing.watch import connections, log_lines, rss_bytes, until
+from polybus.testing.watch import count as counter
+from tests.faults.freud_live import begin, connect, serving
+
+KIB, MIB = 1 << 10, 1 << 20
+MARK = 256 * KIB
+QUOTA = 4 * MIB
+FLOODS = 4
+ENV = {
+    "POLYBUS_LIMITS_OUTBOX_HIGH_WATER_BYTES": str(MARK),
+    "POLYBUS_LIMITS_SLOW_CONSUMER_TIMEOUT_S": "1",
+    "POLYBUS_QUOTAS_QUOTA_BYTES": str(QUOTA),
+    "POLYBUS_FREUD_MAX_UNREAD_MESSAGES": "10000",
+}
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[BusProcess]:
+    with serving(env=ENV) as running:
+        yield running
+
+
+@pytest.fixture
+def client(bus: BusProcess) -> Iterator[Client]:
+    with connect(bus) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, client: Client) -> bytes:
+    name: bytes = request.node.name.encode()[-200:]
+    assert client.ask(create(name)).code == OK
+    return name
+
+
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def send_until_it_breaks(client: Client, data: bytes) -> None:
+    try:
+        while True:
+            client.sock.sendall(data)
+    except OSError:
+        pass
+
+
+# --- answers that nobody takes -----------------------------------------------
+
+
+def test_a_client_that_never_reads_its_answers_is_bounded_and_cut(bus: BusProcess, client: Client):
+    cut = counter(bus, "connections", "closed", "slow_consumer")
+    lines = len(log_lines(bus, event="connection cut", reason="slow_consumer"))
+    floods = [connect(bus) for _ in range(FLOODS)]
+    before = rss_bytes(bus.pid)
+    threads = [
+        in_background(lambda one=one: send_until_it_breaks(one, list_topics() * 4096))  # type: ignore[misc]
+        for one in floods
+    ]
+    while counter(bus, "connections", "closed", "slow_consumer") < cut + FLOODS:
+        assert rss_bytes(bus.pid) - before < FLOODS * 2 * MIB
+        assert client.ask(list_topics()).code == OK  # nobody else is held up
+    for thread, one in zip(threads, floods, strict=True):
+        thread.join()
+        one.close()
+    found = log_lines(bus, event="connection cut", dialect="freud", reason="slow_consumer")
+    assert len(found) == lines + FLOODS
+
+
+def test_a_client_that_reads_slowly_is_not_cut(bus: BusProcess, client: Client, topic: bytes):
+    """It takes all its answers well above the least rate, though never all at once."""
+    total = 3000
+    key = client.subscribe(topic)
+    client.send(*(produce(topic, bytes(KIB)) for _ in range(total)))
+    client.answers(total)
+    cut = counter(bus, "connections", "closed", "slow_consumer")
+    with connect(bus) as slow:
+        slow.send(*(get(key) for _ in range(total)))
+        for _ in range(total):
+            assert slow.answers(1)[0] == (OK, bytes(KIB))
+    assert counter(bus, "connections", "closed", "slow_consumer") == cut
+
+
+def test_a_cut_client_has_consumed_only_what_was_in_its_socket(
+    bus: BusProcess, client: Client, topic: bytes
+):
+    key = client.subscribe(topic)
+    total = 900
+    client.send(*(produce(topic, struct.pack("<I", at) + bytes(4 * KIB)) for at in range(total)))
+    client.answers(total)
+    cut = counter(bus, "connections", "closed", "slow_consumer")
+    with connect(bus) as stuck:
+        stuck.send(*(get(key) for _ in range(total)))
+        until(
+            lambda: counter(bus, "connections", "closed", "slow_consumer") == cut + 1, "it is cut"
+        )
+        had = [struct.unpack_from("<I", one.payload)[0] for one in stuck.to_the_end()]
+    client.send(*(get(key) for _ in range(total - len(had))))
+    rest = [struct.unpack_from("<I", one.payload)[0] for one in client.answers(total - len(had))]
+    assert had + rest == list(range(total))
+    assert client.ask(unsubscribe(key)).code == OK
+
+
+def test_memory_is_flat_while_a_client_sends_behind_a_wait(
+    bus: BusProcess, client: Client, topic: bytes
+):
+    key = client.subscribe(topic)
+    before, there = rss_bytes(bus.pid), len(connections(bus))
+    waiting = [connect(bus) for _ in range(FLOODS)]
+    for one in waiting:
+        begin(one, get(key, FOR_EVER))
+    threads = [
+        in_background(lambda one=one: send_until_it_breaks(one, create(b"behind") * 4096))  # type: ignore[misc]
+        for one in waiting
+    ]
+    until(lambda: all(not can_send(one) for one in waiting), "nothing more goes in")
+    assert rss_bytes(bus.pid) - before < FLOODS * MIB
+    for one, thread in zip(waiting, threads, strict=True):
+        one.sock.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        one.close()
+    until(lambda: len(connections(bus)) <= there, "all are gone")
+
+
+def can_send(client: Client) -> bool:
+    return bool(select.select([], [client.sock], [], 0)[1])
+
+
+# --- subscriptions that nobody reads -----------------------------------------
+
+
+def test_a_full_reader_makes_a_freud_produce_fail_exactly(client: Client, topic: bytes):
+    key = client.subscribe(topic)
+    size = 64 * KIB
+    fitting = QUOTA // size
+    client.send(*(produce(topic, bytes(size)) for _ in range(fitting + 5)))
+    found = client.answers(fitting + 5)
+    assert [number(one) for one in found[:fitting]] == list(range(fitting))
+    assert set(found[fitting:]) == {(SERVER_ERROR, b"quota_bytes")}
+    assert client.ask(produce(topic, b"")).code == OK  # what weighs nothing fits
+    assert client.ask(produce(topic, b"x")) == (SERVER_ERROR, b"quota_bytes")
+    assert client.ask(get(key)) == (OK, bytes(size))
+    assert client.ask(produce(topic, bytes(size))).code == OK
+    assert client.ask(produce(topic, b"x")) == (SERVER_ERROR, b"quota_bytes")
+    client.ask(unsubscribe(key))
+
+
+def test_of_a_pipelined_batch_as_much_is_taken_as_fits(client: Client, topic: bytes):
+    """As if each had come alone: a smaller one behind one that did not fit is taken."""
+    key = client.subscribe(topic)
+    client.send(produce(topic, bytes(QUOTA - 1000)))
+    assert client.answers(1)[0].code == OK
+    sizes = [400, 700, 500, 200, 100, 101, 1, 0]
+    client.send(*(produce(topic, bytes(size)) for size in sizes))
+    taken = [one.code == OK for one in client.answers(len(sizes))]
+    assert taken == [True, False, True, False, True, False, False, True]
+    client.ask(unsubscribe(key))
+
+
+def test_empty_messages_are_bounded_too(client: Client, topic: bytes):
+    key = client.subscribe(topic)
+    client.send(produce(topic) * 10_003)
+    found = client.answers(10_003)
+    assert [one.code for one in found] == [OK] * 10_000 + [SERVER_ERROR] * 3
+    assert found[-1].payload == b"max_unread_messages"
+    client.ask(unsubscribe(key))
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_a_full_freud_reader_never_stalls_an_rqueue_publisher(
+    bus: BusProcess, client: Client, topic: bytes, readers: int
+):
+    keys = [client.subscribe(topic) for _ in range(readers)]
+    size, total = 1000, 12_000
+    before = counter(bus, "dropped", "quota_bytes")
+    with rqueue.connect(bus.address("rqueue")) as writer:
+        writer.send(b"".join(rqueue.publish(topic, bytes(size)) for _ in range(total)))
+        writer.settle()  # all of it has been taken, and nothing waits
+        dropped = counter(bus, "dropped", "quota_bytes") - before
+        assert counter(bus, "connections", "waiting") == 0
+    kept = 0
+    for key in keys:
+        client.send(*(get(key) for _ in range(total + 1)))
+        kept += sum(one.code == OK for one in client.answers(total + 1))
+    assert kept == QUOTA // size
+    assert kept + dropped == readers * total
+    for key in keys:
+        client.ask(unsubscribe(key))
+    assert log_lines(bus, event="quota reached", quota="quota_bytes")
+
+
+def test_a_full_rqueue_reader_pauses_a_freud_producer_until_it_is_cut(
+    bus: BusProcess, client: Client, topic: bytes
+):
+    key = client.subscribe(topic)
+    with rqueue.connect(bus.address("rqueue")) as stuck, connect(bus) as producer:
+        stuck.send(rqueue.subscribe(topic))
+        stuck.settle()
+        total, size = 16, 512 * KIB
+        produced = in_background(
+            lambda: producer.send(*(produce(topic, bytes(size)) for _ in range(total)))
+        )
+        ids = []
+        for _ in range(total):  # the Freud reader keeps up, so nothing but the other one is full
+            ids.append(number(producer.answers(1)[0]))
+            assert client.ask(get(key, 10)) == (OK, bytes(size))
+        produced.join()
+        assert ids == list(range(total))
+        found = log_lines(bus, event="connection cut", peer=stuck.name, reason="slow_consumer")
+        assert len(found) == 1
+        assert counter(bus, "connections", "waiting") == 0
+    client.ask(unsubscribe(key))
+
+
+def test_a_freud_producer_that_hangs_up_while_it_waits_is_forgotten(
+    bus: BusProcess, client: Client, topic: bytes
+):
+    with rqueue.connect(bus.address("rqueue")) as stuck:
+        stuck.send(rqueue.subscribe(topic))
+        stuck.settle()
+        producer = connect(bus)
+        thread = in_background(
+            lambda: send_until_it_breaks(producer, produce(topic, bytes(64 * KIB)))
+        )
+        until(lambda: counter(bus, "connections", "waiting") == 1, "it waits")
+        producer.sock.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        producer.close()
+        until(lambda: counter(bus, "connections", "waiting") == 0, "nobody waits")
+        assert client.ask(subscribe(topic)).code == OK
