@@ -198,7 +198,11 @@ class Programs(RuleBasedStateMachine):
         words = [frames.publish(topic, topic[:5]) for topic in topics for _ in range(2)]
         words.insert(turn, frames.publish_part(topics[0], 0, 2, b"half"))
         stream = b"".join(words)
-        self.twins.route(self.encodings[self.steps % 2], source, stream, 0, len(stream))
+        at, stop = 0, FRAGMENTS_FIRST
+        while stop == FRAGMENTS_FIRST:
+            encoding = self.encodings[self.steps % 2]
+            routed = self.twins.route(encoding, source, stream, at, len(stream))
+            at, stop = at + routed.consumed, routed.stop
         skip = (None, *self.encodings)[self.steps % 4]
         self.twins.publish(source, topics[-1], [b"", frames.filler(300)], skip)
 

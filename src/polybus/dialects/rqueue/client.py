@@ -266,17 +266,22 @@ class Client:
 
     async def _put_in_force(self, frames: Callable[[Link], bytes]) -> None:
         """Send control frames and wait for an echo, on the next link if this one ends first."""
-        for tries_left in reversed(range(TRIES)):
-            link = await self._lifeline.ready()
-            try:
-                if link.write(frames(link)):
-                    await self._echo(link)
-            except ConnectionLost:
-                if not tries_left:
-                    raise
-            if link.is_up:
+        for _ in range(TRIES):
+            if await self._ask(await self._lifeline.ready(), frames):
                 return
-            await link.ended.wait()
+        raise ConnectionLost(f"asked {TRIES} times, {self.last_loss}")
+
+    async def _ask(self, link: Link, frames: Callable[[Link], bytes]) -> bool:
+        """True if the frames are in force on this link; False once it has ended."""
+        try:
+            if link.write(frames(link)):
+                await self._echo(link)
+        except ConnectionLost:
+            pass
+        if link.is_up:
+            return True
+        await link.ended.wait()
+        return False
 
     async def _echo(self, link: Link) -> None:
         published = self._published
