@@ -27,6 +27,7 @@ from polybus.testing.rqueue import (
     notification,
     part,
     publish,
+    remove,
     subscribe,
     with_topic,
 )
@@ -139,16 +140,19 @@ def test_bad_input_ends_one_connection_and_nothing_else(bus: BusProcess, name: s
         bystander.settle()
         offender.send(subscribe(topic))
         offender.settle()
-        stream = publish(topic, b"before") + bad
+        # Two runs in one read: the second is still with us when the bad frame comes.
+        stream = publish(topic, b"before") + remove(b"-") + publish(topic, b"too") + bad
         if way == "whole":
             offender.send(stream + publish(topic, b"after"))
         else:
             # It may be closed before the last byte: a bad header is bad by itself.
             drip(offender.sock, one_by_one(stream))
-        assert offender.to_the_end() == [(NOTIFICATION, with_topic(topic, b"before"))]
+        owed = [(NOTIFICATION, with_topic(topic, content)) for content in (b"before", b"too")]
+        assert offender.to_the_end() == owed
         assert offender.rest == b""
         bystander.send(publish(topic, b"still here"))
-        assert bystander.messages(2) == [(topic, b"before"), (topic, b"still here")]
+        heard = bystander.messages(3)
+        assert heard == [(topic, b"before"), (topic, b"too"), (topic, b"still here")]
         assert bystander.settle() == []
         closed = {"event": "connection closed", "dialect": "rqueue", "level": "warning"}
         until(

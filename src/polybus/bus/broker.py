@@ -178,6 +178,10 @@ class Broker:
         """The party does not take its answers: it is cut if that goes on."""
         self._stalls.add(party, self._clock())
 
+    def end_stall(self, party: Party) -> None:
+        """The party has taken all its answers, however soon there are more."""
+        self._stalls.forget(party)
+
     def now_s(self) -> float:
         return self._clock()
 

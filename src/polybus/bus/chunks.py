@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 GATHERED_BYTES = 64 * 1024  # past this a new chunk is begun: what is read can be freed soon
 GATHERED_MESSAGES = 4096
+BESIDE_BYTES = 12  # of each message: where it ends, and its time
+# A reader that has read all but this part of a large chunk keeps a copy of the rest
+# alone: what it holds of the bus's memory is in proportion to what it is charged for.
+SMALL_REST = 4
 WORTH_A_CHUNK = 64  # a batch of this many messages is kept as it came
 
 
@@ -59,6 +63,19 @@ class Chunk:
     def body_bytes(self, start: int, end: int) -> int:
         return self.offsets[end] - self.offsets[start]
 
+    def weight(self, start: int, end: int) -> int:
+        """What these messages take up here."""
+        return self.body_bytes(start, end) + BESIDE_BYTES * (end - start)
+
+    def part(self, start: int, end: int) -> Chunk:
+        """These messages in a chunk of their own, which takes no more."""
+        base, after = self.offsets[start], self.offsets[end]
+        part = Chunk(self.first_id + start, notice=self.notice)
+        part.bodies = bytes(memoryview(self.bodies)[base:after])
+        part.offsets = array("i", [place - base for place in self.offsets[start : end + 1]])
+        part.times = self.times[start:end]
+        return part
+
     @property
     def is_open(self) -> bool:
         """May more single messages be gathered here?"""
@@ -90,6 +107,14 @@ class Range:
     @property
     def first_id(self) -> int:
         return self.chunk.first_id + self.start
+
+    def shrink(self) -> None:
+        """Lets go of a large chunk of which this is but a small part."""
+        chunk = self.chunk
+        whole = chunk.weight(0, len(chunk))
+        if whole > GATHERED_BYTES and SMALL_REST * chunk.weight(self.start, self.end) < whole:
+            self.chunk = chunk.part(self.start, self.end)
+            self.start, self.end = 0, len(self.chunk)
 
     def extend(self, more: Range) -> bool:
         """Takes in the messages right behind its own; False if these are others."""

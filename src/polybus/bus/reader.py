@@ -54,7 +54,9 @@ class Reader:
             end = first.start + max(1, (end - first.start) // 2)
         taken = Range(first.chunk, first.start, end)
         first.start = end
-        if not first:
+        if first:
+            first.shrink()
+        else:
             self._ranges.popleft()
         return taken
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Window:
     start_s: float
-    backlog: int
+    owed: int
 
 
 class Stalls:
@@ -30,22 +30,30 @@ class Stalls:
         self._windows: dict[Party, Window] = {}
 
     def add(self, party: Party, now_s: float) -> None:
-        self._windows.setdefault(party, Window(now_s, party.pipe.backlog()))
+        self._windows.setdefault(party, Window(now_s, _owed(party)))
 
     def forget(self, party: Party) -> None:
         self._windows.pop(party, None)
 
     def tick(self, now_s: float) -> None:
         for party, window in list(self._windows.items()):
-            backlog = party.pipe.backlog()
-            if backlog == 0:
+            if party.pipe.backlog() == 0:
                 del self._windows[party]
             elif now_s - window.start_s >= self._limits.slow_consumer_timeout_s:
-                self._judge(party, window, backlog, now_s)
+                self._judge(party, window, now_s)
 
-    def _judge(self, party: Party, window: Window, backlog: int, now_s: float) -> None:
+    def _judge(self, party: Party, window: Window, now_s: float) -> None:
+        owed = _owed(party)
         wanted = self._limits.slow_consumer_min_bytes_per_s * (now_s - window.start_s)
-        if window.backlog - backlog < min(wanted, window.backlog):
+        if window.owed - owed < min(wanted, window.owed):
             self._cut(party, "slow_consumer")
         else:
-            self._windows[party] = Window(now_s, backlog)
+            self._windows[party] = Window(now_s, owed)
+
+
+def _owed(party: Party) -> int:
+    """What the client has not taken, be it with us or in our host's queue.
+
+    That queue empties first, and while it does, nothing moves here.
+    """
+    return party.pipe.backlog() + party.pipe.unconfirmed()

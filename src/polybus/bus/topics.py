@@ -230,6 +230,10 @@ class EphemeralTopics:
         topic = self._topics.get(name)
         if topic is None or topic.current is None:
             return
+        if topic.state is State.LIVE and not topic.current.readers:
+            if not self._fanout.subscriber_count(name):
+                self._counters.count("dropped", "no_subscriber")
+            return  # those who wanted it whole have gone meanwhile
         first_id = self._fanout.next_id(name)
         self._fanout.set_next_id(name, first_id + 1)
         offsets = array("i", [0, len(body)]).tobytes()

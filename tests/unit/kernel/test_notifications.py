@@ -18,6 +18,7 @@ from polybus.kernel.notifications import (
     encode_run,
     scan,
 )
+from tests.vectors.rqueue import vectors
 
 CAP = 2048
 
@@ -67,6 +68,11 @@ class TestScan:
         batch = scan(data, 0, len(data), CAP)[1]
         data[:] = bytes(len(data))
         assert batch[0] == Message(b"a", b"1")
+
+    @pytest.mark.parametrize("vector", [one for one in vectors("server") if one.bad], ids=str)
+    def test_each_bad_frame_has_its_reason(self, vector):
+        consumed, batch, bad = scan(vector.frame, 0, len(vector.frame), CAP)
+        assert (consumed, len(batch), batch.part_count, bad) == (0, 0, 0, vector.bad)
 
     def test_what_came_before_a_bad_frame_is_there(self):
         data = note(b"a", b"1") + frame(7, b"\x00")

@@ -121,6 +121,7 @@ class FreudSession:
         self._broker.watch_stall(self._party)
 
     def writable(self) -> None:
+        self._broker.end_stall(self._party)
         self._answers.drained()
         self._go_on()
 

@@ -1,0 +1,246 @@
+"""Freud's socket as a file, and that messages never become files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from polybus.testing import freud, rqueue
+from polybus.testing.freud import OK, create, delete, get, list_topics, produce, subscribe
+from polybus.testing.process import POLYBUS, BusProcess, StartFailed, serve
+from polybus.testing.watch import check_unharmed
+from tests.faults.freud_live import connect
+
+ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+MAX_PATH = 107  # bytes of a Unix socket's path
+STRANGER = 4242
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """With a short name, as every socket needs one."""
+    made = Path(tempfile.mkdtemp(prefix="pb-s-", dir="/tmp"))
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[BusProcess]:
+    """Listens at the longest path there is, in a new folder, and in one that was there."""
+    with short_folder() as folder:
+        there = folder / "there"
+        there.mkdir()
+        there.chmod(0o751)
+        longest = folder / ("s" * (MAX_PATH - len(str(folder)) - 1))
+        paths = (longest, folder / "new" / "freud.sock", there / "freud.sock")
+        listen = ["rqueue=tcp://127.0.0.1:0", *(f"freud=unix:{path}" for path in paths)]
+        with serve(listen=listen, folder=folder, env={"POLYBUS_LOG_LEVEL": "error"}) as running:
+            yield running
+            check_unharmed(running)
+
+
+def paths_of(bus: BusProcess) -> list[Path]:
+    return [Path(address.path) for dialect, address in bus.listeners if dialect == "freud"]
+
+
+def refused(path: Path, folder: Path) -> str:
+    """The one line with which a bus says that it cannot start."""
+    with pytest.raises(StartFailed) as caught:
+        serve(listen=(f"freud=unix:{path}",), folder=folder).close()
+    assert (caught.value.code, caught.value.stdout) == (2, "")
+    assert re.fullmatch(r"polybus: [^\n]+\n", caught.value.stderr), caught.value.stderr
+    return caught.value.stderr
+
+
+def speaks(bus: BusProcess, path: Path) -> bool:
+    place = next(address for _, address in bus.listeners if address.path == str(path))
+    with freud.connect(place) as client:
+        return client.ask(list_topics()).code == OK
+
+
+# --- the path ----------------------------------------------------------------
+
+
+def test_the_longest_path_and_one_byte_more(bus: BusProcess, folder: Path):
+    longest = paths_of(bus)[0]
+    assert len(str(longest)) == MAX_PATH
+    assert speaks(bus, longest)
+    said = refused(Path(f"{longest}s"), folder)
+    assert f"{longest}s" in said
+    assert "too long" in said
+    assert str(MAX_PATH) in said
+
+
+def test_a_path_held_by_a_living_bus(bus: BusProcess, folder: Path):
+    path = paths_of(bus)[1]
+    said = refused(path, folder)
+    assert str(path) in said
+    assert "running bus" in said
+    assert speaks(bus, path)  # and it was not disturbed
+
+
+def test_the_socket_of_a_dead_bus_is_replaced(folder: Path):
+    path = folder / "freud.sock"
+    listen = [f"freud=unix:{path}"]
+    with serve(listen=listen, folder=folder) as dead:
+        dead.signal(signal.SIGKILL)
+        dead.wait()
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    with serve(listen=listen, folder=folder) as bus:
+        assert speaks(bus, path)
+        assert bus.stop() == 0
+    assert not path.exists()
+
+
+def test_what_is_no_stream_socket_is_not_touched(folder: Path):
+    """Somebody's datagram socket: it answers nobody who connects, but it is not ours."""
+    path = folder / "freud.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        assert str(path) in refused(path, folder)
+    assert path.exists()
+
+
+# --- modes -------------------------------------------------------------------
+
+
+@ROOT_ONLY
+def test_roots_sockets_are_for_everyone_and_the_policy_decides(bus: BusProcess):
+    longest, new, there = paths_of(bus)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (longest, new, there)} == {0o666}
+    assert stat.S_IMODE(new.parent.stat().st_mode) == 0o755
+    assert stat.S_IMODE(there.parent.stat().st_mode) == 0o751  # left as it was
+    assert speaks(bus, there)
+
+
+@ROOT_ONLY
+def test_the_socket_of_another_users_bus_is_its_own(folder: Path):
+    os.chown(folder, STRANGER, STRANGER)
+    path = folder / "freud.sock"
+    env = {"POLYBUS_DATA": str(folder / "data"), "XDG_RUNTIME_DIR": "", "TMPDIR": str(folder)}
+    as_user = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"]
+    command = [*as_user, *POLYBUS, "serve", "--listen", f"freud=unix:{path}"]
+    with BusProcess(command, folder=folder, env=env) as bus:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.stat().st_uid == STRANGER
+        assert speaks(bus, path)
+
+
+# --- nothing on disk ---------------------------------------------------------
+
+MESSAGES, SIZE = 2000, 4096
+
+
+def traffic(bus: BusProcess) -> None:
+    """Everything that could tempt a bus to write something down."""
+    with connect(bus) as client, rqueue.connect(bus.address("rqueue")) as pusher:
+        client.send(create(b"t"), subscribe(b"t"))
+        key = client.answers(2)[1].payload
+        pusher.send(rqueue.subscribe(b"t"), *(rqueue.publish(b"t", b"x") for _ in range(10)))
+        assert pusher.messages(10)
+        client.send(*(produce(b"t", bytes(SIZE)) for _ in range(MESSAGES)))
+        client.answers(MESSAGES)
+        client.send(*(get(key) for _ in range(MESSAGES // 2)))
+        client.answers(MESSAGES // 2)
+        client.send(delete(b"t"), create(b"t"), produce(b"t", bytes(SIZE)), freud.frame(99))
+        client.answers(4)
+
+
+def everything(folder: Path) -> dict[str, tuple[int, int]]:
+    """Each file with its size and the time of its last change; the log aside."""
+    found = {str(path): path.lstat() for path in folder.rglob("*") if path.name != "stderr.log"}
+    return {path: (info.st_size, info.st_mtime_ns) for path, info in found.items()}
+
+
+def open_for_writing(pid: int) -> set[str]:
+    """Regular files that a process could write to."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        flags = re.search(r"flags:\s+(\d+)", Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text())
+        assert flags is not None
+        if entry.is_file() and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
+            found.add(str(entry.readlink()))
+    return found
+
+
+def test_nothing_is_written_to_disk(bus: BusProcess):
+    """Neither a file changes, nor is one open that could, nor does the kernel count a write."""
+    traffic(bus)  # whatever is done once is done
+    before, written = everything(bus.folder), bytes_written(bus.pid)
+    for _ in range(3):
+        traffic(bus)
+    assert everything(bus.folder) == before
+    assert bytes_written(bus.pid) == written
+    ours = {str(bus.log_path)} | {path for path in before if path.endswith("lock")}
+    assert open_for_writing(bus.pid) <= ours
+
+
+def bytes_written(pid: int) -> int:
+    """What a process has given to filesystems, as the kernel counts it."""
+    found = re.search(r"^write_bytes: (\d+)$", Path(f"/proc/{pid}/io").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+# What makes, changes or removes a file.
+CHANGING = "creat,mkdir,mkdirat,mknod,mknodat,rename,renameat,renameat2,link,linkat,symlink"
+CHANGING += ",symlinkat,truncate,ftruncate,fallocate,unlink,unlinkat,msync,fsync,fdatasync"
+WRITING = "write,writev,pwrite64,pwritev,pwritev2,sendfile,splice,copy_file_range"
+NO_FILE = r"<(socket|pipe|anon_inode|UNIX|TCP)[:\-]"
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_no_system_call_writes_a_file(bus: BusProcess, folder: Path):
+    traffic(bus)
+    with traced(bus.pid, folder / "trace") as trace:
+        traffic(bus)
+    calls = trace.read_text(errors="replace").splitlines()
+    assert any(" write" in call for call in calls), "the bus was watched"
+    assert [call for call in calls if changes_a_file(call)] == []
+
+
+@contextmanager
+def traced(pid: int, trace: Path) -> Iterator[Path]:
+    """While inside, what the process writes or changes is recorded."""
+    command = ["strace", "-f", "-y", "-o", str(trace), "-p", str(pid)]
+    command += ["-e", f"trace=open,openat,openat2,{CHANGING},{WRITING}"]
+    watching = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert watching.stderr is not None
+        assert "attached" in watching.stderr.readline()
+        yield trace
+    finally:
+        watching.terminate()
+        watching.communicate()
+
+
+def changes_a_file(call: str) -> bool:
+    name, _, arguments = call.partition(" ")[2].strip().partition("(")
+    if name in CHANGING.split(","):
+        return True
+    if name in WRITING.split(","):
+        return re.match(r"\d+" + NO_FILE, arguments) is None
+    return (
+        name.startswith("open")
+        and re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TMPFILE", call) is not None
+    )

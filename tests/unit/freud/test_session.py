@@ -1,0 +1,444 @@
+"""One Freud connection in memory: what halts it, what frees it, and what its end leaves behind.
+
+Requests one by one, states and quotas are in tests/property/bus, against a model.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from polybus.dialects.freud.session import BEHIND_BYTES, STEP_BYTES
+from polybus.model.identity import Identity
+from polybus.model.limits import FreudLimits, Limits
+from polybus.testing import freud, rqueue
+from polybus.testing.freud import (
+    DOESNT_EXIST,
+    FOR_EVER,
+    MALFORMED,
+    NOTHING_HAPPENED,
+    OK,
+    Answer,
+    create,
+    delete,
+    frame,
+    get,
+    list_topics,
+    produce,
+    subscribe,
+    unsubscribe,
+)
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+
+ALICE = Identity(1, groups=frozenset())
+MARK = 1000
+TIMEOUT_S = 5.0
+RATE = 100
+LIMITS = Limits(
+    outbox_high_water_bytes=MARK,
+    outbox_max_bytes=100 * MARK,
+    slow_consumer_min_bytes_per_s=RATE,
+    slow_consumer_timeout_s=TIMEOUT_S,
+)
+EMPTY = len(freud.frame(OK))
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(LIMITS, freud=FreudLimits(max_frame_bytes=1 << 20))
+
+
+class Speaker:
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self.pipe: MemoryPipe = bus.connect_freud(identity=ALICE)
+        self._read = 0
+
+    def send(self, *requests: bytes) -> None:
+        self.pipe.deliver(b"".join(requests))
+        self.bus.turn()
+
+    def answers(self) -> list[Answer]:
+        """Those that have come since last time."""
+        found, size = freud.answers_in(self.pipe.taken[self._read :])
+        self._read += size
+        return found
+
+    def codes(self) -> list[int]:
+        return [one.code for one in self.answers()]
+
+    def ask(self, *requests: bytes) -> list[Answer]:
+        self.send(*requests)
+        return self.answers()
+
+    def subscribe(self, name: bytes) -> bytes:
+        (answer,) = self.ask(subscribe(name))
+        assert answer.code == OK
+        return answer.payload
+
+    def end(self) -> None:
+        self.pipe.hang_up()
+        self.bus.turn()
+
+
+@pytest.fixture
+def owner(bus: MemoryBus) -> Speaker:
+    """Of the topics t and u."""
+    one = Speaker(bus)
+    assert one.ask(create(b"t"), create(b"u")) == [(OK, b""), (OK, b"")]
+    return one
+
+
+def full_push_reader(bus: MemoryBus, *topics: bytes) -> MemoryPipe:
+    """An rqueue reader that has stopped reading and is over its mark."""
+    reader = bus.connect(appetite=0)
+    reader.deliver(b"".join(rqueue.subscribe(topic) for topic in topics))
+    bus.connect().deliver(rqueue.publish(topics[0], bytes(MARK)) * 2)
+    bus.turn()
+    return reader
+
+
+def numbers(answers: list[Answer]) -> list[int]:
+    return [struct.unpack_from("<I", one.payload)[0] for one in answers if one.code == OK]
+
+
+# --- blocked by a full push reader -------------------------------------------
+
+
+def test_a_produce_waits_for_a_full_push_reader_and_nothing_overtakes_it(
+    bus: MemoryBus, owner: Speaker
+):
+    key = owner.subscribe(b"t")
+    reader = full_push_reader(bus, b"t")
+    producer = Speaker(bus)
+    owner.ask(*(get(key) for _ in range(2)))
+    assert producer.ask(produce(b"t", b"1"), produce(b"t", b"2"), list_topics()) == []
+    assert owner.ask(get(key)) == [(NOTHING_HAPPENED, b"")]
+    assert bus.stats("connections", "waiting") == 1
+    reader.eat()
+    bus.turn()
+    assert producer.codes() == [OK, OK, OK]
+    assert owner.ask(get(key), get(key)) == [(OK, b"1"), (OK, b"2")]
+    assert bus.stats("connections", "waiting") == 0
+    expected = rqueue.notification(b"t", bytes(MARK)) * 2
+    expected += rqueue.notification(b"t", b"1") + rqueue.notification(b"t", b"2")
+    assert bytes(reader.taken) == expected
+
+
+def test_a_blocked_produce_is_counted_once_when_it_goes_through(bus: MemoryBus, owner: Speaker):
+    other = bus.connect(appetite=0)
+    other.deliver(rqueue.subscribe(b"t"))
+    reader = full_push_reader(bus, b"t")
+    before = bus.stats("messages", "received")
+    owner.send(produce(b"t", b"x"))
+    for one in (reader, other):
+        one.eat()
+        bus.turn()
+    assert owner.codes() == [OK]
+    assert bus.stats("messages", "received") == before + 1
+
+
+def test_a_producer_that_ends_while_it_is_blocked_waits_for_nobody(bus: MemoryBus, owner: Speaker):
+    """What it had to say is dropped, and counted; what does not concern the reader is done."""
+    full_push_reader(bus, b"t", b"u")
+    producer = Speaker(bus)
+    producer.send(produce(b"t", b"1"), produce(b"u", b"2"), produce(b"t", b"3"), create(b"v"))
+    producer.end()
+    assert bus.stats("connections", "waiting") == 0
+    assert bus.stats("dropped", "slow_consumer") == 3
+    assert owner.ask(create(b"v")) == [(NOTHING_HAPPENED, b"")]
+
+
+def test_a_half_close_while_blocked_is_answered_in_its_time(bus: MemoryBus, owner: Speaker):
+    reader = full_push_reader(bus, b"t")
+    producer = Speaker(bus)
+    producer.send(produce(b"t", b"x"), list_topics())
+    producer.pipe.shut_down()
+    assert producer.codes() == []
+    assert not producer.pipe.closed
+    reader.eat()
+    bus.turn()
+    assert producer.codes() == [OK, OK]
+    assert producer.pipe.closed
+
+
+def test_a_cut_reader_frees_the_producer(bus: MemoryBus, owner: Speaker):
+    full_push_reader(bus, b"t")
+    owner.send(produce(b"t", b"x"))
+    bus.pass_time(2 * TIMEOUT_S)
+    assert owner.codes() == [NOTHING_HAPPENED]
+
+
+# --- stalled -----------------------------------------------------------------
+
+
+def test_while_answers_are_not_taken_nothing_more_is_done(bus: MemoryBus, owner: Speaker):
+    stuck = Speaker(bus)
+    stuck.pipe.appetite = 0
+    stuck.send(list_topics())
+    stuck.send(create(b"later"))
+    assert owner.ask(create(b"later")) == [(OK, b"")]
+    stuck.pipe.eat()
+    bus.turn()
+    assert stuck.codes() == [OK, NOTHING_HAPPENED]
+
+
+def is_read_from(speaker: Speaker) -> bool:
+    return speaker.pipe.reading
+
+
+def test_what_is_sent_behind_a_halt_is_left_unread(bus: MemoryBus, owner: Speaker):
+    key = owner.subscribe(b"t")
+    waiting = Speaker(bus)
+    waiting.send(get(key, FOR_EVER))
+    behind = list_topics() * (BEHIND_BYTES // len(list_topics()))
+    waiting.send(behind)
+    assert is_read_from(waiting)
+    waiting.send(list_topics())
+    assert not is_read_from(waiting)
+    owner.ask(produce(b"t", b"go on"))
+    assert is_read_from(waiting)
+    assert waiting.pipe.unread == 0
+    assert len(waiting.codes()) == 1 + len(behind) // len(list_topics()) + 1
+
+
+def test_a_wait_ends_when_the_client_hangs_up_though_it_is_not_read_from(
+    bus: MemoryBus, owner: Speaker
+):
+    key = owner.subscribe(b"t")
+    waiting = Speaker(bus)
+    waiting.send(get(key, FOR_EVER), list_topics() * BEHIND_BYTES, get(key, 99))
+    assert not waiting.pipe.reading
+    waiting.pipe.hung_up()
+    bus.turn()
+    codes = waiting.codes()
+    assert (codes[0], codes[-1]) == (NOTHING_HAPPENED, NOTHING_HAPPENED)
+    assert len(codes) == BEHIND_BYTES + 2
+
+
+def test_a_message_is_consumed_when_its_whole_answer_is_in_the_socket(
+    bus: MemoryBus, owner: Speaker
+):
+    key = owner.subscribe(b"t")
+    owner.ask(*(produce(b"t", b"%d" % at) for at in range(4)))
+    stuck = Speaker(bus)
+    stuck.pipe.appetite = 2 * (EMPTY + 1) + EMPTY  # two answers, and the third but its body
+    stuck.send(*(get(key) for _ in range(4)))
+    assert bus.broker.quotas.used(1, "quota_bytes") == 2
+    stuck.end()
+    assert owner.ask(get(key), get(key), get(key)) == [
+        (OK, b"2"),
+        (OK, b"3"),
+        (NOTHING_HAPPENED, b""),
+    ]
+
+
+def test_records_and_messages_are_told_apart_when_an_answer_is_cut(bus: MemoryBus, owner: Speaker):
+    key = owner.subscribe(b"t")
+    owner.ask(*(produce(b"t", b"%d" % at) for at in range(3)))
+    stuck = Speaker(bus)
+    stuck.pipe.appetite = (EMPTY + 1) + (EMPTY + 20 + 1) - 1
+    stuck.send(get(key), freud.get_record(key), get(key))
+    stuck.end()
+    assert owner.ask(get(key), get(key)) == [(OK, b"1"), (OK, b"2")]
+
+
+def test_a_stalled_client_goes_on_where_it_stopped(bus: MemoryBus, owner: Speaker):
+    key = owner.subscribe(b"t")
+    total, size = 100, STEP_BYTES // 20
+    for at in range(total):
+        owner.ask(produce(b"t", struct.pack("<I", at) + bytes(size)))
+    slow = Speaker(bus)
+    slow.pipe.appetite = 0
+    slow.send(*(get(key) for _ in range(total)), list_topics())
+    assert slow.pipe.backlog() < 2 * STEP_BYTES  # and not all at once
+    while slow.pipe.backlog():
+        slow.pipe.eat(STEP_BYTES // 3)
+        bus.turn()
+    assert numbers(slow.answers()[:total]) == list(range(total))
+
+
+# --- given back --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [1, 70])
+def test_what_is_given_back_is_read_in_its_order(bus: MemoryBus, owner: Speaker, together: int):
+    """Also by one who waits, and also if it was kept in many pieces."""
+    key = owner.subscribe(b"t")
+    total = 280
+    for start in range(0, total, together):
+        batch = range(start, start + together)
+        owner.ask(*(produce(b"t", struct.pack("<I", at) + bytes(400)) for at in batch))
+    stuck, waiting = Speaker(bus), Speaker(bus)
+    stuck.pipe.appetite = 0
+    stuck.send(*(get(key) for _ in range(total)))
+    waiting.send(*(get(key, FOR_EVER) for _ in range(total)))
+    assert waiting.answers() == []
+    stuck.end()
+    assert numbers(waiting.answers()) == list(range(total))
+
+
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_two_connections_give_back_to_one_subscription_in_any_order(
+    bus: MemoryBus, owner: Speaker, first_to_end: int
+):
+    key = owner.subscribe(b"t")
+    owner.ask(*(produce(b"t", b"%d" % at) for at in range(6)))
+    stuck = [Speaker(bus), Speaker(bus)]
+    for one in stuck:
+        one.pipe.appetite = 0
+        one.send(get(key), get(key))
+    stuck.pop(first_to_end).end()
+    stuck.pop().end()
+    expected = [(OK, b"%d" % at) for at in range(6)]
+    assert owner.ask(*(get(key) for _ in range(6))) == expected
+
+
+def test_a_broken_connection_consumes_nothing_of_what_wakes_it(bus: MemoryBus, owner: Speaker):
+    """A write finds it broken: whoever waits next gets the message."""
+    key = owner.subscribe(b"t")
+    dead, alive = Speaker(bus), Speaker(bus)
+    dead.send(get(key, FOR_EVER), get(key, FOR_EVER))
+    alive.send(get(key, FOR_EVER))
+    dead.pipe.broken = True
+    owner.ask(produce(b"t", b"x"))
+    assert alive.answers() == [(OK, b"x")]
+    dead.end()
+    assert bus.broker.quotas.used(1, "quota_bytes") == 0
+
+
+# --- the end -----------------------------------------------------------------
+
+
+def test_after_its_end_requests_are_done_and_gets_are_not(bus: MemoryBus, owner: Speaker):
+    key = owner.subscribe(b"t")
+    owner.ask(produce(b"t", b"kept"))
+    gone = Speaker(bus)
+    gone.send(get(owner.subscribe(b"u"), FOR_EVER))
+    gone.send(get(key), create(b"new"), produce(b"t", b"more"), subscribe(b"t"))
+    gone.end()
+    assert owner.ask(create(b"new")) == [(NOTHING_HAPPENED, b"")]
+    assert owner.ask(get(key), get(key)) == [(OK, b"kept"), (OK, b"more")]
+    assert freud.number(owner.ask(freud.count(b"t"))[0]) == 2
+    bus.pass_time(FreudLimits().subscriber_timeout_s + 1)
+    assert freud.number(owner.ask(freud.count(b"t"))[0]) == 1  # nobody else used it
+
+
+def test_behind_an_oversized_request_nothing_is_done(bus: MemoryBus, owner: Speaker):
+    offender = Speaker(bus)
+    offender.send(list_topics(), struct.pack("<II", 0, 1 << 21), create(b"after"))
+    assert offender.codes() == [OK, MALFORMED]
+    assert offender.pipe.closed
+    offender.send(create(b"after"))
+    offender.end()
+    assert owner.ask(create(b"after")) == [(OK, b"")]
+    assert bus.stats("connections", "closed", "too_large") == 1
+
+
+def test_an_answer_ends_its_timer(bus: MemoryBus, owner: Speaker):
+    key = owner.subscribe(b"t")
+    waiting = Speaker(bus)
+    waiting.send(get(key, 10), get(key, 10))
+    bus.pass_time(9)
+    owner.ask(produce(b"t", b"x"))
+    assert waiting.answers() == [(OK, b"x")]
+    bus.pass_time(9)  # the second began when the first was done
+    assert waiting.answers() == []
+    bus.pass_time(1)
+    assert waiting.answers() == [(NOTHING_HAPPENED, b"")]
+    waiting.send(get(key, 10))
+    waiting.end()
+    bus.pass_time(20)
+    assert waiting.answers() == []
+
+
+def test_a_woken_connection_goes_on_after_whoever_woke_it(bus: MemoryBus, owner: Speaker):
+    key = owner.subscribe(b"t")
+    waiting = Speaker(bus)
+    waiting.send(get(key, FOR_EVER), delete(b"u"))
+    assert [one.code for one in owner.ask(produce(b"t", b"x"), subscribe(b"u"))] == [OK, OK]
+    assert waiting.codes() == [OK, OK]
+
+
+def test_malformed_requests_are_counted_by_their_reason(bus: MemoryBus, owner: Speaker):
+    requests = [frame(99), create(b""), create(b"a,b"), frame(6, b"x"), frame(3)]
+    assert [one.code for one in owner.ask(*requests)] == [MALFORMED] * 5
+    refused = bus.stats("refused")
+    expected = {"unknown_type": 1, "bad_name": 2, "trailing_bytes": 1, "truncated": 1}
+    assert refused == {f"malformed_{reason}": n for reason, n in expected.items()}
+
+
+# --- clients that never read -------------------------------------------------
+
+
+def cuts(bus: MemoryBus) -> list[str]:
+    return [str(fields["reason"]) for event, fields in bus.log.warnings() if "cut" in event]
+
+
+def stalled(bus: MemoryBus, size: int) -> Speaker:
+    """One that has so much to take, and takes nothing."""
+    owner = Speaker(bus)
+    owner.ask(create(b"stall"))
+    key = owner.subscribe(b"stall")
+    owner.ask(produce(b"stall", bytes(size - EMPTY)))
+    stuck = Speaker(bus)
+    stuck.pipe.appetite = 0
+    stuck.send(get(key))
+    assert stuck.pipe.backlog() == size
+    return stuck
+
+
+def test_who_takes_nothing_is_cut_at_the_timeout(bus: MemoryBus):
+    stuck = stalled(bus, 10_000)
+    bus.pass_time(TIMEOUT_S - 0.25)
+    assert cuts(bus) == []
+    bus.pass_time(0.25)
+    assert cuts(bus) == ["slow_consumer"]
+    assert stuck.pipe.aborted
+    assert bus.stats("connections", "closed", "slow_consumer") == 1
+
+
+def test_who_takes_enough_is_not_cut(bus: MemoryBus):
+    stuck = stalled(bus, 10_000)
+    for _ in range(3):
+        stuck.pipe.eat(int(RATE * TIMEOUT_S))
+        bus.pass_time(TIMEOUT_S)
+    assert cuts(bus) == []
+    stuck.pipe.eat(int(RATE * TIMEOUT_S) - 1)
+    bus.pass_time(TIMEOUT_S)
+    assert cuts(bus) == ["slow_consumer"]
+
+
+def test_who_has_taken_all_begins_anew(bus: MemoryBus):
+    stuck = stalled(bus, 100)
+    bus.pass_time(TIMEOUT_S - 0.25)
+    stuck.pipe.eat(100)
+    stuck.send(list_topics())
+    assert stuck.pipe.backlog()
+    bus.pass_time(TIMEOUT_S - 0.25)
+    assert cuts(bus) == []
+    bus.pass_time(0.5)
+    assert cuts(bus) == ["slow_consumer"]
+
+
+def test_a_little_that_is_not_taken_in_time_is_too_slow_as_well(bus: MemoryBus):
+    stalled(bus, 20)
+    bus.pass_time(TIMEOUT_S)
+    assert cuts(bus) == ["slow_consumer"]
+
+
+def test_unsubscribing_what_another_connection_is_being_sent(bus: MemoryBus, owner: Speaker):
+    """Its quota is free at once, and nothing is booked twice when the other one ends."""
+    key = owner.subscribe(b"t")
+    owner.ask(produce(b"t", b"12345"), produce(b"t", b"67890"))
+    stuck = Speaker(bus)
+    stuck.pipe.appetite = 0
+    stuck.send(get(key))
+    assert owner.ask(unsubscribe(key)) == [(OK, b"")]
+    assert bus.broker.quotas.used(1, "quota_bytes") == 0
+    assert bus.stats("dropped") == {"unsubscribed": 1}
+    stuck.end()
+    assert bus.stats("dropped") == {"unsubscribed": 1, "disconnected": 1}
+    assert owner.ask(get(key)) == [(DOESNT_EXIST, b"")]
