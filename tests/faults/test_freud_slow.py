@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -38,10 +39,11 @@ KIB, MIB = 1 << 10, 1 << 20
 MARK = 256 * KIB
 QUOTA = 4 * MIB
 FLOODS = 4
+TIMEOUT_S = 1.0
 CUT = {"event": "connection cut", "dialect": "freud", "reason": "slow_consumer"}
 ENV = {
     "POLYBUS_LIMITS_OUTBOX_HIGH_WATER_BYTES": str(MARK),
-    "POLYBUS_LIMITS_SLOW_CONSUMER_TIMEOUT_S": "1",
+    "POLYBUS_LIMITS_SLOW_CONSUMER_TIMEOUT_S": str(TIMEOUT_S),
     "POLYBUS_QUOTAS_QUOTA_BYTES": str(QUOTA),
     "POLYBUS_FREUD_MAX_UNREAD_MESSAGES": "10000",
 }
@@ -110,7 +112,11 @@ def test_a_client_that_reads_slowly_is_not_cut(bus: BusProcess, client: Client, 
     cut = counter(bus, "connections", "closed", "slow_consumer")
     with connect(bus) as slow:
         slow.send(*(get(key) for _ in range(total)))
-        for _ in range(total):
+        pace = total / (2 * TIMEOUT_S)  # messages a second
+        start = time.monotonic()
+        for at in range(total):
+            while at > pace * (time.monotonic() - start):
+                time.sleep(0.005)
             assert slow.answers(1)[0] == (OK, bytes(KIB))
     assert counter(bus, "connections", "closed", "slow_consumer") == cut
 

@@ -18,7 +18,7 @@ from typing import Any
 
 TICK_S = 0.25
 # Callers count on 10 s; draining has its own, shorter limit within.
-HARD_STOP_S = 9.5
+HARD_STOP_S = 8.5
 STUCK_EXIT_CODE = 1
 
 

@@ -377,7 +377,7 @@ def cuts(bus: MemoryBus) -> list[str]:
     return [str(fields["reason"]) for event, fields in bus.log.warnings() if "cut" in event]
 
 
-def stalled(bus: MemoryBus, size: int) -> Speaker:
+def stalled(bus: MemoryBus, size: int, in_host: int = 0) -> Speaker:
     """One that has so much to take, and takes nothing."""
     owner = Speaker(bus)
     owner.ask(create(b"stall"))
@@ -385,6 +385,7 @@ def stalled(bus: MemoryBus, size: int) -> Speaker:
     owner.ask(produce(b"stall", bytes(size - EMPTY)))
     stuck = Speaker(bus)
     stuck.pipe.appetite = 0
+    stuck.pipe.in_host = in_host
     stuck.send(get(key))
     assert stuck.pipe.backlog() == size
     return stuck
@@ -407,6 +408,17 @@ def test_who_takes_enough_is_not_cut(bus: MemoryBus):
         bus.pass_time(TIMEOUT_S)
     assert cuts(bus) == []
     stuck.pipe.eat(int(RATE * TIMEOUT_S) - 1)
+    bus.pass_time(TIMEOUT_S)
+    assert cuts(bus) == ["slow_consumer"]
+
+
+def test_what_was_taken_from_the_hosts_queue_counts(bus: MemoryBus):
+    """The queue of the host empties first; until it has, nothing moves in the bus."""
+    stuck = stalled(bus, 10_000, in_host=1000)
+    for _ in range(2):
+        stuck.pipe.in_host -= int(RATE * TIMEOUT_S)
+        bus.pass_time(TIMEOUT_S)
+        assert cuts(bus) == []
     bus.pass_time(TIMEOUT_S)
     assert cuts(bus) == ["slow_consumer"]
 

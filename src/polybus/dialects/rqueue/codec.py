@@ -58,7 +58,12 @@ PARTS_BUFFER_BYTES = 256 * 1024
 
 def topic_bytes(topic: str | bytes) -> bytes:
     """The topic as it goes on the wire, or `InvalidTopic`. Text is UTF-8; bytes are any bytes."""
-    raw = topic.encode("utf-8", "surrogateescape") if isinstance(topic, str) else bytes(topic)
+    if isinstance(topic, str):
+        raw = topic.encode("utf-8", "surrogateescape")
+    elif isinstance(topic, bytes | bytearray | memoryview):
+        raw = bytes(topic)
+    else:  # bytes(5) would be five NUL bytes
+        raise TypeError(f"a topic is text or bytes, not {type(topic).__name__}")
     if not raw:
         raise InvalidTopic("a topic has at least 1 byte")
     if len(raw) > MAX_NAME_BYTES:

@@ -1,0 +1,342 @@
+"""Ephemeral topics in small: how messages are kept, who is charged, who is told.
+
+States and verbs are in tests/property/bus, against a model; here is what no answer shows.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.bus.chunks import (
+    GATHERED_BYTES,
+    GATHERED_MESSAGES,
+    WORTH_A_CHUNK,
+    Chunk,
+    Range,
+    Writer,
+    fitting,
+)
+from polybus.bus.incarnation import Incarnation
+from polybus.bus.policy import Policy
+from polybus.bus.reader import Reader
+from polybus.bus.ruletable import Placed
+from polybus.model.identity import Identity
+from polybus.model.limits import FreudLimits, QuotaLimits
+from polybus.model.rules import Rule
+from polybus.testing import freud, rqueue
+from polybus.testing.freud import OK, SERVER_ERROR, create, delete, get, produce, subscribe
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+
+ALICE = Identity(1, groups=frozenset(), service="a")
+BOB = Identity(2, groups=frozenset(), service="b")
+LIMITS = FreudLimits(max_frame_bytes=1 << 20, max_unread_messages=100)
+
+
+def offsets(bodies: list[bytes]) -> bytes:
+    ends = [0]
+    for body in bodies:
+        ends.append(ends[-1] + len(body))
+    return array("i", ends).tobytes()
+
+
+def write(writer: Writer, first_id: int, bodies: list[bytes], now_ns: int = 0) -> Range:
+    return writer.write(first_id, offsets(bodies), b"".join(bodies), now_ns)
+
+
+def bodies_of(found: Range) -> list[bytes]:
+    chunk = found.chunk
+    return [
+        bytes(chunk.bodies[chunk.offsets[at] : chunk.offsets[at + 1]])
+        for at in range(found.start, found.end)
+    ]
+
+
+def reader() -> Reader:
+    return Reader(bytes(16), ALICE, Incarnation(b"t", ALICE))
+
+
+# --- chunks ------------------------------------------------------------------
+
+
+def test_single_messages_are_gathered_and_batches_kept_as_they_came():
+    writer = Writer()
+    first, second = write(writer, 0, [b"a"]), write(writer, 1, [b"b", b"c"])
+    assert first.chunk is second.chunk
+    assert bodies_of(second) == [b"b", b"c"]
+    assert (first.first_id, second.first_id) == (0, 1)
+    batch = write(writer, 3, [b"x"] * WORTH_A_CHUNK)
+    assert batch.chunk is not first.chunk
+    assert len(batch) == WORTH_A_CHUNK
+    large = write(writer, 3 + WORTH_A_CHUNK, [bytes(GATHERED_BYTES)])
+    assert large.chunk is not first.chunk
+    after = write(writer, 4 + WORTH_A_CHUNK, [b"d"])  # ids are not in a row any more
+    assert after.chunk is not first.chunk
+
+
+def test_a_chunk_has_an_end():
+    writer = Writer()
+    first = write(writer, 0, [bytes(GATHERED_BYTES - 1)])
+    assert write(writer, 1, [b"x"]).chunk is first.chunk
+    assert write(writer, 2, [b"x"]).chunk is not first.chunk
+    writer = Writer()
+    chunks = {id(write(writer, at, [b""]).chunk) for at in range(GATHERED_MESSAGES + 1)}
+    assert len(chunks) == 2
+
+
+def test_times_never_go_back():
+    writer = Writer()
+    times = [5, 3, 9, 0]
+    found = [write(writer, at, [b"x"], now_ns) for at, now_ns in enumerate(times)]
+    assert list(found[0].chunk.times) == [5, 5, 9, 9]
+    assert writer.time(1) == 9
+
+
+SIZES = st.lists(st.integers(0, 8), max_size=12)
+
+
+@given(SIZES, st.integers(-2, 40), st.integers(-1, 14), st.integers(0, 3))
+def test_what_fits_is_what_fits_one_by_one(sizes, room_bytes, room_messages, start):
+    bodies = [bytes(size) for size in sizes]
+    whole = Range(Chunk.of_batch(0, offsets(bodies), b"".join(bodies), 0), 0, len(bodies))
+    start = min(start, len(bodies))
+    found = Range(whole.chunk, start, len(bodies))
+    kept: list[int] = []
+    large = many = 0
+    left = room_bytes
+    for place in range(start, len(bodies)):
+        if len(kept) >= room_messages:
+            many += 1
+        elif sizes[place] > left:
+            large += 1
+        else:
+            left -= sizes[place]
+            kept.append(place)
+    fit = fitting(found, room_bytes, room_messages)
+    assert [place for run in fit.runs for place in range(run.start, run.end)] == kept
+    assert (fit.too_large, fit.too_many) == (large, many)
+    assert all(a.end < b.start for a, b in zip(fit.runs, fit.runs[1:], strict=False))
+
+
+# --- readers -----------------------------------------------------------------
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=70), max_size=6),
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 200)), max_size=60),
+    st.randoms(use_true_random=False),
+)
+def test_a_reader_reads_each_message_once_and_in_order(batches, takes, chance):
+    """Whatever is given back meanwhile, in whatever order, comes again in its place."""
+    one, writer = reader(), Writer()
+    ids = 0
+    for batch in batches:
+        one.put(write(writer, ids, batch))
+        ids += len(batch)
+    expected = [body for batch in batches for body in batch]
+    unread = list(range(ids))
+    out: list[Range] = []
+    for count, max_bytes in takes:
+        if out and chance.random() < 0.3:
+            back = out.pop(chance.randrange(len(out)))
+            one.give_back(back)
+            unread = sorted([*unread, *range(back.first_id, back.first_id + len(back))])
+            continue
+        taken = one.take(count, max_bytes)
+        if taken is None:
+            assert unread == []
+            continue
+        assert 1 <= len(taken) <= count
+        assert len(taken) == 1 or taken.size <= max_bytes
+        assert unread[: len(taken)] == list(range(taken.first_id, taken.first_id + len(taken)))
+        assert bodies_of(taken) == expected[taken.first_id :][: len(taken)]
+        unread = unread[len(taken) :]
+        out.append(taken)
+    assert one.held_messages == ids
+
+
+def test_a_small_rest_lets_go_of_a_large_chunk():
+    """What a reader holds of the bus's memory is in proportion to what it is charged for."""
+    one = reader()
+    bodies = [b"%06d" % at + bytes(1000) for at in range(1000)]
+    batch = write(Writer(), 0, bodies)
+    one.put(batch)
+    one.take(700, 1 << 20)
+    rest = one.take(1, 1 << 20)
+    assert rest is not None
+    assert rest.chunk is batch.chunk  # still a good part of it
+    one.take(200, 1 << 20)
+    last = one.take(1000, 1 << 20)
+    assert last is not None
+    assert last.chunk is not batch.chunk
+    assert len(last.chunk.bodies) < len(batch.chunk.bodies) / 4
+    assert (last.first_id, bodies_of(last)) == (901, bodies[901:])
+
+
+def test_waiters_are_served_in_their_order_while_there_is_something():
+    one, writer = reader(), Writer()
+    heard: list[str] = []
+
+    def waiter(name: str) -> None:
+        def wake() -> None:
+            heard.append(name)
+            one.take(1, 100)
+
+        one.wait(wake)
+
+    for name in "abc":
+        waiter(name)
+    one.put(write(writer, 0, [b"1", b"2"]))
+    one.wake()
+    assert heard == ["a", "b"]
+    one.end()
+    one.wake()
+    assert heard == ["a", "b", "c"]
+
+
+# --- buffers -----------------------------------------------------------------
+
+
+class Bench:
+    """A bus with a speaker for each of two users."""
+
+    def __init__(self, quota_bytes: int = 1000, policy: Policy | None = None) -> None:
+        quotas = QuotaLimits(quota_bytes=quota_bytes)
+        self.bus = MemoryBus(freud=LIMITS, quotas=quotas, policy=policy)
+        self.alice = self.bus.connect_freud(identity=ALICE)
+        self.bob = self.bus.connect_freud(identity=BOB)
+
+    def ask(self, pipe: MemoryPipe, *requests: bytes) -> list[freud.Answer]:
+        before = len(pipe.taken)
+        pipe.deliver(b"".join(requests))
+        self.bus.turn()
+        return freud.answers_in(pipe.taken[before:])[0]
+
+    def used(self, identity: Identity) -> int:
+        return self.bus.broker.quotas.used(identity.account, "quota_bytes")
+
+    def warnings(self, event: str) -> list[dict[str, object]]:
+        return [fields for said, fields in self.bus.log.warnings() if said == event]
+
+
+def recreating(bench: Bench) -> bytes:
+    """A topic t whose next life only buffers; the id of whom it waits for."""
+    old = bench.ask(bench.alice, create(b"t"), subscribe(b"t"))[1].payload
+    bench.ask(bench.alice, delete(b"t"), create(b"t"))
+    return old
+
+
+def test_a_buffer_of_empty_messages_is_bounded():
+    bench = Bench()
+    recreating(bench)
+    found = bench.ask(bench.bob, *(produce(b"t") for _ in range(103)))
+    assert [one.code for one in found] == [OK] * 100 + [SERVER_ERROR] * 3
+    assert found[-1].payload == b"max_unread_messages"
+    pusher = bench.bus.connect()
+    pusher.deliver(rqueue.publish(b"t") * 2)
+    assert bench.bus.stats("dropped") == {"max_unread_messages": 2}
+
+
+def test_small_messages_in_a_buffer_are_kept_together():
+    bench = Bench()
+    recreating(bench)
+    for _ in range(50):
+        bench.ask(bench.bob, produce(b"t", b"x"))
+    current = bench.bus.broker.topics._topics[b"t"].current
+    assert current is not None
+    assert len(current.buffer) == 1
+
+
+def test_a_buffer_goes_from_its_creators_account_to_its_readers():
+    bench = Bench()
+    old = recreating(bench)
+    bench.ask(bench.bob, *(produce(b"t", bytes(100)) for _ in range(5)))
+    assert (bench.used(ALICE), bench.used(BOB)) == (500, 0)
+    new = bench.ask(bench.bob, subscribe(b"t"))[0].payload
+    assert (bench.used(ALICE), bench.used(BOB)) == (500, 0)
+    bench.ask(bench.alice, get(old))
+    assert (bench.used(ALICE), bench.used(BOB)) == (0, 500)
+    bench.ask(bench.bob, get(new), get(new))
+    assert bench.used(BOB) == 300
+    bench.bob.hang_up()
+    bench.bus.pass_time(LIMITS.subscriber_timeout_s)
+    assert bench.used(BOB) == 0
+    assert bench.bus.stats("dropped") == {"abandoned": 3}
+
+
+# --- who is told -------------------------------------------------------------
+
+
+def test_a_batch_that_does_not_fit_whole_is_said_once_for_each_that_does_not_fit():
+    """Trying it in halves is nobody's business."""
+    bench = Bench(quota_bytes=10)
+    bench.ask(bench.alice, create(b"t"), subscribe(b"t"))
+    found = bench.ask(bench.bob, *(produce(b"t", bytes(size)) for size in (4, 5, 9, 1, 9)))
+    assert [one.code for one in found] == [OK, OK, SERVER_ERROR, OK, SERVER_ERROR]
+    told = bench.warnings("quota reached")
+    assert [(one["user"], one["quota"], one["asked"]) for one in told] == [
+        ("uid:1", "quota_bytes", 9),
+        ("uid:1", "quota_bytes", 9),
+    ]
+    assert bench.bus.stats("refused") == {"quota_bytes": 2}
+
+
+def test_a_full_reader_is_said_once_for_all_that_came_together():
+    bench = Bench(quota_bytes=10)
+    bench.ask(bench.alice, create(b"t"), subscribe(b"t"))
+    bench.bus.connect().deliver(rqueue.publish(b"t", b"1234") * 50)
+    assert bench.bus.stats("dropped") == {"quota_bytes": 48}
+    assert len(bench.warnings("quota reached")) == 1
+
+
+@pytest.mark.parametrize("verb", ["create", "produce", "subscribe", "delete"])
+def test_refusals_are_counted_and_logged(verb: str):
+    policy = Policy()
+    rule = Rule.parse(f"deny user:2 {verb} t")
+    bench = Bench(policy=policy)
+    bench.ask(bench.alice, create(b"u"))
+    policy.replace([Placed(rule, "test", rule.who.number)])
+    if verb != "create":
+        bench.ask(bench.alice, create(b"t"))
+    request = {"create": create, "delete": delete, "subscribe": subscribe, "produce": produce}
+    assert bench.ask(bench.bob, request[verb](b"t")) == [(freud.NO, b"")]
+    assert bench.bus.stats("refused") == {f"{verb}_denied": 1}
+    (said,) = bench.warnings("refused")
+    assert (said["user"], said["topic"], said["reason"]) == ("uid:2", "t", f"{verb}_denied")
+
+
+def test_new_rules_end_subscriptions_that_they_do_not_allow():
+    policy = Policy()
+    bench = Bench(policy=policy)
+    bench.ask(bench.alice, create(b"t"), create(b"u"))
+    keys = [one.payload for one in bench.ask(bench.bob, subscribe(b"t"), subscribe(b"u"))]
+    bench.bob.deliver(get(keys[0], -1))
+    rule = Rule.parse("deny user:2 subscribe t")
+    policy.replace([Placed(rule, "test", rule.who.number)])
+    bench.bus.turn()
+    assert freud.answers_in(bench.bob.taken)[0][-1] == (freud.DOESNT_EXIST, b"")
+    assert bench.ask(bench.bob, get(keys[1])) == [(freud.NOTHING_HAPPENED, b"")]
+    assert bench.bus.broker.quotas.used(2, "quota_subscriptions") == 1
+
+
+# --- messages in pieces ------------------------------------------------------
+
+
+def test_pieces_that_come_whole_after_their_reader_has_gone_are_counted():
+    bench = Bench()
+    key = bench.ask(bench.alice, create(b"t"), subscribe(b"t"))[1].payload
+    pusher = bench.bus.connect()
+    pusher.deliver(rqueue.publish_part(b"t", bytes(16), 0, 2, b"half"))
+    other = bench.ask(bench.alice, subscribe(b"t"))[0].payload
+    bench.ask(bench.alice, freud.unsubscribe(key))
+    pusher.deliver(rqueue.publish_part(b"t", bytes(16), 1, 2, b" and half"))
+    assert bench.ask(bench.alice, get(other)) == [(OK, b"half and half")]
+    pusher.deliver(rqueue.publish_part(b"t", b"1" * 16, 0, 2, b"half"))
+    bench.bus.broker.topics.unsubscribe(bench.bus.broker.topics._readers[other])
+    bench.bus.broker.topics.put_together(b"t", b"nobody reads it")
+    assert bench.bus.stats("dropped") == {"no_subscriber": 1}
+    assert freud.number(bench.ask(bench.alice, subscribe(b"t"), freud.count(b"t"))[1]) == 1
