@@ -1,0 +1,696 @@
+"""Breaks ephemeral topics and Freud's session on purpose, and demands that their tests notice.
+
+    python tests/mutants/freud.py [--unit | --live] [part of a mutant's name ...]
+
+The same procedure as in bus.py: `unit` is in memory, with the model; `live` is a real
+server and plain sockets, and is asked only about what the first has let through.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": (
+        "tests/unit/bus/test_topics.py",
+        "tests/unit/freud/test_session.py",
+        "tests/property/bus/test_freud_model.py",
+    ),
+    "live": (
+        "tests/faults/test_freud_requests.py",
+        "tests/faults/test_freud_endings.py",
+        "tests/faults/test_freud_slow.py",
+        "tests/faults/test_freud_with_rqueue.py",
+        "tests/faults/test_freud_users.py",
+        "tests/faults/test_freud_socket.py",
+    ),
+}
+
+LIFECYCLE = mutants(
+    "bus/lifecycle.py",
+    (
+        "a marked topic cannot be created again",
+        "Verb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.OPEN, _A.NOTHING)",
+        "Verb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.NOTHING, _A.NOTHING)",
+    ),
+    (
+        "a recreation cannot be cancelled",
+        "Verb.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.MARK)",
+        "Verb.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.NOTHING)",
+    ),
+    (
+        "a recreation delivers at once",
+        "Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER)",
+        "Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.DELIVER)",
+    ),
+    (
+        "a waiting buffer is overtaken",
+        "Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER)",
+        "Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.DELIVER, _A.MISSING, _A.BUFFER)",
+    ),
+    (
+        "rqueue overtakes a waiting buffer",
+        "Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.BUFFER)",
+        "Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.DELIVER, _A.IGNORE, _A.BUFFER)",
+    ),
+    (
+        "rqueue overtakes a recreation",
+        "Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.BUFFER)",
+        "Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.DELIVER)",
+    ),
+)
+
+TOPICS = mutants(
+    "bus/topics.py",
+    (
+        "policy before existence",
+        "        if TABLE[Verb.CREATE, topic.state] is Action.NOTHING:\n"
+        "            return NOTHING_HAPPENED\n"
+        '        if not self._policy.allows(caller, "create", name):\n'
+        "            return NO\n",
+        '        if not self._policy.allows(caller, "create", name):\n'
+        "            return NO\n"
+        "        if TABLE[Verb.CREATE, topic.state] is Action.NOTHING:\n"
+        "            return NOTHING_HAPPENED\n",
+    ),
+    (
+        "quota before policy",
+        '        if not self._policy.allows(caller, "create", name):\n'
+        "            return NO\n"
+        "        if not self._quotas.charge(caller, TOPICS, 1):\n"
+        "            return over_quota(TOPICS)\n",
+        "        if not self._quotas.charge(caller, TOPICS, 1):\n"
+        "            return over_quota(TOPICS)\n"
+        '        if not self._policy.allows(caller, "create", name):\n'
+        "            return NO\n",
+    ),
+    ("ids go on in the next life", "self._fanout.set_next_id(name, 0)", "pass"),
+    (
+        "anybody may delete",
+        'if not self._policy.allows(caller, "delete", name, topic.current.creator):',
+        "if False:",
+    ),
+    (
+        "anybody may subscribe",
+        'if not self._policy.allows(caller, "subscribe", name, topic.current.creator):',
+        "if False:",
+    ),
+    (
+        "anybody may produce",
+        'if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):',
+        "if False:",
+    ),
+    (
+        "ids of others work",
+        "if reader is None or reader.identity.account != caller.account:",
+        "if reader is None:",
+    ),
+    (
+        "use is not noted",
+        "        reader.used_s = self._clock()\n        return reader",
+        "        return reader",
+    ),
+    ("topics are free", "if not self._quotas.charge(caller, TOPICS, 1):", "if False:"),
+    (
+        "subscriptions are free",
+        "if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):",
+        "if False:",
+    ),
+    (
+        "topics stay charged",
+        "        self._quotas.release(marked.creator, TOPICS, 1)\n",
+        "",
+    ),
+    (
+        "ended subscriptions stay charged",
+        "        self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)\n",
+        "",
+    ),
+    (
+        "ended subscriptions keep their bytes",
+        "        self._quotas.release(reader.identity, BYTES, reader.held_bytes)\n",
+        "",
+    ),
+    (
+        "what was read stays charged",
+        "        self._quotas.release(reader.identity, BYTES, _charged(taken))\n",
+        "",
+    ),
+    (
+        "a read notice ends nothing",
+        "        if taken.chunk.notice:\n            self._end",
+        "        if False:\n            self._end",
+    ),
+    (
+        "the notice has id 0",
+        "            self._fanout.next_id(topic.name),\n            NOTICE",
+        "            0,\n            NOTICE",
+    ),
+    ("the notice names nothing", "NOTICE_PREFIX + topic.name", "NOTICE_PREFIX"),
+    (
+        "a deletion keeps the buffer",
+        '        self._movement.drop_buffer(current, "topic_deleted")\n',
+        "",
+    ),
+    (
+        "a deletion has no end",
+        "        self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)\n"
+        "        self._follow(topic)\n        put",
+        "        self._follow(topic)\n        put",
+    ),
+    (
+        "a topic without readers stays",
+        "        put(current.readers.values(), Range(notice, 0, 1))\n"
+        "        self._settle(topic, current)\n",
+        "        put(current.readers.values(), Range(notice, 0, 1))\n",
+    ),
+    (
+        "the first of the marked makes way",
+        "        if topic.marked:\n            return\n        if topic.current is None:",
+        "        if topic.current is None and topic.marked:\n            return\n"
+        "        if topic.current is None:",
+    ),
+    (
+        "a buffer waits for ever",
+        "        elif current.buffer:\n"
+        "            self._set_deadline("
+        "current, self._clock() + self._limits.subscriber_timeout_s)\n",
+        "",
+    ),
+    (
+        "push readers do not count when it goes live",
+        "if current.readers or self._fanout.subscriber_count(topic.name):",
+        "if current.readers:",
+    ),
+    (
+        "a buffer does not go to the first reader",
+        "        if topic.state is State.AWAITING:\n"
+        "            self._go_live(topic)\n"
+        "        return reader",
+        "        return reader",
+    ),
+    (
+        "a buffer does not go to the first push reader",
+        "if topic is not None and topic.state is State.AWAITING:",
+        "if False:",
+    ),
+    (
+        "a late buffer is not dropped",
+        '            self._movement.drop_buffer(one, "no_subscriber")\n',
+        "",
+    ),
+    (
+        "the abandoned are not reaped",
+        '            self._end_reader(reader, "abandoned")',
+        "            pass",
+    ),
+    (
+        "the abandoned are reaped at once",
+        "if now_s - r.used_s >= timeout_s]",
+        "]",
+    ),
+    (
+        "a wait is no use",
+        "            reader.used_s = now_s\n",
+        "            pass\n",
+    ),
+    (
+        "connections that close abandon nothing",
+        "                self._unowned[reader] = None\n",
+        "                pass\n",
+    ),
+    (
+        "waiting Gets hear nothing of the end",
+        "            self._settle(topic, incarnation)\n        reader.wake()\n",
+        "            self._settle(topic, incarnation)\n",
+    ),
+    (
+        "the name is not collected",
+        "self._fanout.set_collect(topic.name, collect)",
+        "self._fanout.set_collect(topic.name, False)",
+    ),
+    (
+        "a buffer is not collected",
+        "(bool(current.readers) or buffering)",
+        "bool(current.readers)",
+    ),
+    (
+        "push readers are not counted",
+        "pushed = self._fanout.subscriber_count(name)\n        if topic.current is not None:",
+        "pushed = 0\n        if topic.current is not None:",
+    ),
+    (
+        "those of the old life are counted",
+        "        if topic.current is not None:\n"
+        "            return len(topic.current.readers) + pushed\n",
+        "",
+    ),
+    (
+        "everybody sees everything",
+        "any(self._policy.allows(caller, verb, topic.name, creator) for verb in verbs)",
+        "True",
+    ),
+    (
+        "served before all is back",
+        "                reader.give_back(one)\n                readers[reader] = None",
+        "                reader.give_back(one)\n                reader.wake()",
+    ),
+    (
+        "what is lost with a connection is not counted",
+        '                self._counters.count("dropped", "disconnected", _messages(one))\n',
+        "                pass\n",
+    ),
+    (
+        "PARTs make no message",
+        "self._movement.take_in(topic.current, first_id, offsets, body, buffering=buffering)",
+        "pass",
+    ),
+)
+
+MOVEMENT = mutants(
+    "bus/movement.py",
+    (
+        "heard by nobody, and Ok",
+        "if not current.readers and not pushed:",
+        "if False:",
+    ),
+    (
+        "unheard messages are not counted",
+        '            self._counters.count("dropped", "no_subscriber", count)\n',
+        "",
+    ),
+    (
+        "push readers hear nothing",
+        "if pushed and not self._relay(party, current.name, offsets, bodies):",
+        "if False:",
+    ),
+    (
+        "a blocked produce stays charged",
+        "            self._release_all(current.readers.values(), len(bodies))\n"
+        "            return Produced(WAIT)",
+        "            return Produced(WAIT)",
+    ),
+    (
+        "a batch takes one id",
+        "        self._fanout.set_next_id(current.name, first_id + count)\n"
+        "        if current.readers:",
+        "        self._fanout.set_next_id(current.name, first_id + 1)\n        if current.readers:",
+    ),
+    (
+        "buffers are free",
+        "if not self._quotas.charge(current.creator, BYTES, len(bodies), trial=count > 1):",
+        "if False:",
+    ),
+    (
+        "buffers of empty messages are endless",
+        "        if current.buffered_messages + count > self._limits.max_unread_messages:\n"
+        "            return Produced(over_quota(UNREAD))\n",
+        "",
+    ),
+    (
+        "a buffer that goes out stays charged",
+        "        self._quotas.release(current.creator, BYTES, current.buffered_bytes)\n"
+        "        buffered = current.release()\n",
+        "        buffered = current.release()\n",
+    ),
+    (
+        "a buffer is not pushed",
+        "            if not relayed:\n",
+        "            if False:\n",
+    ),
+    (
+        "rqueue's own messages are pushed again",
+        "            if not relayed:\n",
+        "            if True:\n",
+    ),
+    (
+        "a buffer goes to push readers only",
+        "        self._spread(current, [found for found, _ in buffered])\n",
+        "",
+    ),
+    (
+        "pushing late takes ids",
+        "        self._fanout.set_next_id(current.name, next_id)\n",
+        "",
+    ),
+    (
+        "those charged before stay charged",
+        "                self._release_all(charged, size)\n",
+        "",
+    ),
+    (
+        "unread messages are endless",
+        "if reader.held_messages + count > self._limits.max_unread_messages:",
+        "if False:",
+    ),
+    (
+        "one message too many",
+        "if reader.held_messages + count > self._limits.max_unread_messages:",
+        "if reader.held_messages + count > self._limits.max_unread_messages + 1:",
+    ),
+    (
+        "who lacks room for all gets nothing",
+        "        fit = fitting(found, self._quotas.room(whom, BYTES), room_messages)\n",
+        "        fit = fitting(found, -1, room_messages)\n",
+    ),
+    (
+        "what did not fit is not counted",
+        '        self._counters.count("dropped", BYTES, fit.too_large)\n',
+        "",
+    ),
+    (
+        "what were too many is not counted",
+        '        self._counters.count("dropped", UNREAD, fit.too_many)\n',
+        "",
+    ),
+    (
+        "what fits of a batch is free",
+        "        self._quotas.charge(whom, BYTES, sum(run.size for run in fit.runs), trial=True)\n",
+        "",
+    ),
+    (
+        "nobody is woken by rqueue",
+        "                    reader.put(run)\n"
+        "        for reader in readers:\n"
+        "            reader.wake()\n",
+        "                    reader.put(run)\n",
+    ),
+)
+
+READER = [
+    *mutants(
+        "bus/reader.py",
+        (
+            "given back to the end",
+            "self._ranges.insert(place, taken)",
+            "self._ranges.append(taken)",
+        ),
+        (
+            "given back to the front",
+            "self._ranges.insert(place, taken)",
+            "self._ranges.appendleft(taken)",
+        ),
+        ("last come, first served", "next(iter(self._waiters))", "next(reversed(self._waiters))"),
+        (
+            "one is served at a time",
+            "            first()\n",
+            "            first()\n            break\n",
+        ),
+        ("as many as there are", "end = min(first.end, first.start + count)", "end = first.end"),
+        ("as large as they are", " > max_bytes:", " > max_bytes * 1000:"),
+        (
+            "a read message is read again",
+            "        first.start = end\n",
+            "        first.start = end - 1\n",
+        ),
+        ("a notice is counted as lost", " if not one.chunk.notice)", ")"),
+        (
+            "a notice is charged",
+            "        if not found.chunk.notice:\n            self.held",
+            "        if True:\n            self.held",
+        ),
+    ),
+    *mutants(
+        "bus/chunks.py",
+        ("times go back", "self._last_ns = max(self._last_ns, now_ns)", "self._last_ns = now_ns"),
+        (
+            "gathered though ids are not in a row",
+            "if not chunk.is_open or chunk.first_id + len(chunk) != first_id:",
+            "if not chunk.is_open:",
+        ),
+        ("a part has its chunk's ids", "Chunk(self.first_id + start,", "Chunk(self.first_id,"),
+        ("a small rest keeps the chunk", "if whole > GATHERED_BYTES and", "if False and"),
+        ("what fits leaves room", "        room_bytes -= size\n", ""),
+        (
+            "one too large ends it",
+            "            too_large += 1\n            continue\n",
+            "            return Fitting(runs, found.end - place, 0)\n",
+        ),
+    ),
+    *mutants(
+        "bus/incarnation.py",
+        (
+            "a buffer swaps what came before it",
+            "self.buffer.append(Buffered(found, relayed))",
+            "self.buffer.insert(0, Buffered(found, relayed))",
+        ),
+        ("relayed or not is one", "last.relayed != relayed or ", ""),
+        (
+            "a released buffer is counted on",
+            "self.buffered_bytes = self.buffered_messages = 0\n        return",
+            "return",
+        ),
+    ),
+]
+
+SESSION = mutants(
+    "dialects/freud/session.py",
+    ("goes on while it waits", "or self._waiting_on is not None", ""),
+    ("goes on while it is stalled", "return self._answers.stalled or", "return"),
+    ("goes on while it is blocked", " or self._blocked or ", " or "),
+    (
+        "no wait ever ends",
+        "            self._timer = self._call_later(max_blocking_s, self._time_is_up)",
+        "            pass",
+    ),
+    ("negative is zero", "if group.max_blocking_s == 0 or", "if group.max_blocking_s <= 0 or"),
+    (
+        "a half-close leaves Gets waiting",
+        "if group.max_blocking_s == 0 or self._hung_up:",
+        "if group.max_blocking_s == 0:",
+    ),
+    (
+        "a half-close ends no wait",
+        "        self._finished = True\n        self.hung_up()\n",
+        "        self._finished = True\n",
+    ),
+    (
+        "a half-close never closes",
+        "            self._closing = True\n            self._broker.finish(self._party)",
+        "            pass",
+    ),
+    (
+        "a half-close closes at once",
+        "        self._finished = True\n        self.hung_up()\n",
+        "        self._broker.finish(self._party)\n        self.hung_up()\n",
+    ),
+    ("gone, and it still gets", "return self._gone or self._get(group)", "return self._get(group)"),
+    (
+        "requests of the gone are not done",
+        "        if not self._closing:\n"
+        "            self._run()\n"
+        "            self._pipe.offer_again()\n",
+        "",
+    ),
+    (
+        "what came behind is forgotten",
+        "            self._run()\n            self._pipe.offer_again()\n        self._topics",
+        "            self._run()\n        self._topics",
+    ),
+    (
+        "its subscriptions stay owned",
+        "        self._topics.disown(self._requests.readers.values())\n",
+        "",
+    ),
+    (
+        "its end is not told",
+        "        self._broker.leave(self._party)\n",
+        "",
+    ),
+    (
+        "the dead wait on",
+        "        self._blocked = False\n        self._stop_waiting()\n",
+        "        self._blocked = False\n",
+    ),
+    (
+        "a woken Get takes all there is",
+        "self._take(self._todo[0], reader, most=1)",
+        "self._take(self._todo[0], reader)",
+    ),
+    ("a woken connection stops", "        self._call_soon(self._go_on)\n", ""),
+    ("a woken connection pushes in", "self._call_soon(self._go_on)", "self._go_on()"),
+    (
+        "the end of a subscription is an empty message",
+        "            self._answer_one_get(Code.DOESNT_EXIST)\n",
+        "            self._answer_one_get(Code.OK)\n",
+    ),
+    ("records have no flags", "NOTICE_FLAG if chunk.notice else 0", "0"),
+    (
+        "after a notice it goes on",
+        "            self._answers.flush()  # once it is sent, the id is gone\n",
+        "            pass\n",
+    ),
+    (
+        "a batch over quota fails whole",
+        "elif kind is Kind.OVER_QUOTA and group.count > 1:",
+        "elif False:",
+    ),
+    (
+        "halves in the wrong order",
+        "self._todo.extendleft(reversed(halves(group)))",
+        "self._todo.extendleft(halves(group))",
+    ),
+    (
+        "a blocked produce is answered",
+        "            self._blocked = not self._gone\n",
+        "            self._answers.add(produced(0, group.count))\n            return True\n",
+    ),
+    (
+        "oversized does not close",
+        "            if group.closes:\n                self._close(group.reason)\n",
+        "",
+    ),
+    (
+        "malformed is not counted",
+        '            self._broker.counters.count("refused", f"malformed_{group.reason}")\n',
+        "",
+    ),
+    (
+        "closed, and it goes on",
+        "        self._closing = True\n        self._broker.close",
+        "        self._broker.close",
+    ),
+    (
+        "behind a wait it is read without end",
+        "        if end - at > BEHIND_BYTES:\n            self._pipe.pause_reading()\n",
+        "        if end - at > BEHIND_BYTES:\n",
+    ),
+    (
+        "hanging up is not noticed while paused",
+        "            self._pipe.watch_hangup(self.hung_up)\n",
+        "",
+    ),
+    ("it is never read from again", "        self._pipe.resume_reading()\n", ""),
+    ("a stall is not watched", "        self._broker.watch_stall(self._party)\n", ""),
+    (
+        "a stall that is over is held against it",
+        "        self._broker.end_stall(self._party)\n",
+        "",
+    ),
+    (
+        "answers are gathered without bound",
+        "            if self._answers.size >= STEP_BYTES:\n"
+        "                self._answers.flush()\n"
+        "        return",
+        "        return",
+    ),
+)
+
+ANSWERING = [
+    *mutants(
+        "dialects/freud/answering.py",
+        (
+            "sent is not consumed",
+            "            self._confirm_all()\n\n    def drained",
+            "            pass\n\n    def drained",
+        ),
+        (
+            "consumed when written",
+            "            self._confirm_until(size - self._pipe.backlog())",
+            "            self._confirm_all()",
+        ),
+        (
+            "half sent is consumed",
+            "self._confirm_until(size - self._pipe.backlog())",
+            "self._confirm_until(size)",
+        ),
+        ("nothing of it is consumed", "self._confirm_until(size - self._pipe.backlog())", "pass"),
+        (
+            "drained is not consumed",
+            "        self.stalled = False\n        self._confirm_all()\n",
+            "        self.stalled = False\n",
+        ),
+        (
+            "what failed is consumed",
+            "        if self._pipe.has_failed:\n            self._give_back()\n        elif",
+            "        if",
+        ),
+        (
+            "what was not sent is lost",
+            "        self._parts = []\n        self._give_back()\n",
+            "        self._parts = []\n",
+        ),
+        (
+            "records are as short as messages",
+            "ANSWER_HEADER + (RECORD_HEADER if records else 0)",
+            "ANSWER_HEADER",
+        ),
+        (
+            "the rest starts anew",
+            "rest = Range(one.taken.chunk, one.taken.start + reached, one.taken.end)",
+            "rest = one.taken",
+        ),
+        (
+            "answers before it do not count",
+            "one.start + (done + 1) * one.frame",
+            "(done + 1) * one.frame",
+        ),
+    ),
+    *mutants(
+        "dialects/freud/requests.py",
+        (
+            "halves lose their first",
+            "_part(group, ends[middle:])",
+            "_part(group, ends[middle + 1 :])",
+        ),
+        ("offsets of the whole", "[end - start for end in ends]", "list(ends)"),
+        ("unsubscribing frees nothing", "        self._topics.unsubscribe(reader)\n", ""),
+        ("refusals are not booked", "        if outcome.kind is Kind.NO:\n", "        if False:\n"),
+        ("quotas are booked twice", " and outcome.text not in QUOTAS:", ":"),
+    ),
+    *mutants(
+        "bus/stalls.py",
+        (
+            "who never reads is never cut",
+            '            self._cut(party, "slow_consumer")',
+            "            pass",
+        ),
+        ("cut without a window", ">= self._limits.slow_consumer_timeout_s:", ">= 0:"),
+        ("the host's queue is not looked at", " + party.pipe.unconfirmed()", ""),
+        (
+            "a window lasts for ever",
+            "            self._windows[party] = Window(now_s, owed)",
+            "            pass",
+        ),
+    ),
+    *mutants(
+        "bus/delivery.py",
+        (
+            "waits twice",
+            "        if party.waiting_for is not None:\n            return  #",
+            "        if False:\n            return  #",
+        ),
+    ),
+    *mutants(
+        "transports/connection.py",
+        (
+            "what came before a break is lost",
+            "        if self._broken:\n            self._read_rest()\n",
+            "",
+        ),
+    ),
+    *mutants(
+        "dialects/rqueue/session.py",
+        (
+            "whole messages overtake PARTs",
+            "            if routed.stop == FRAGMENTS_FIRST and not self._party.ended:\n"
+            "                continue\n",
+            "",
+        ),
+    ),
+]
+
+ALL = [*LIFECYCLE, *TOPICS, *MOVEMENT, *READER, *SESSION, *ANSWERING]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-freud"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
