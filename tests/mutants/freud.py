@@ -258,9 +258,9 @@ TOPICS = mutants(
         "True",
     ),
     (
-        "served before all is back",
-        "                reader.give_back(one)\n                readers[reader] = None",
-        "                reader.give_back(one)\n                reader.wake()",
+        "whoever waits is not served what is given back",
+        "        for reader in readers:\n            reader.wake()\n\n    def disown",
+        "\n    def disown",
     ),
     (
         "what is lost with a connection is not counted",

@@ -42,7 +42,13 @@ TIMEOUT_S = 30.0
 MAX_UNREAD = 6
 CALLERS = (Caller(1, "a"), Caller(1, "b"), Caller(2, "a"), Caller(3, ""))
 PUSHER = Identity(9)
-DENIED = {(3, "create", b"a"), (3, "produce", b"b"), (2, "subscribe", b"b")}
+# User 3 may do nothing with b, and so does not even see it.
+DENIED = {
+    (3, "create", b"a"),
+    (3, "produce", b"b"),
+    (3, "subscribe", b"b"),
+    (2, "subscribe", b"b"),
+}
 QUOTAS = {BYTES: 60, SUBSCRIPTIONS: 5, TOPICS: 3}
 OWN_QUOTAS = {2: {BYTES: 25, SUBSCRIPTIONS: 2}, 3: {TOPICS: 1}}
 NAMES = (b"a", b"b", "\u00fc/x".encode())

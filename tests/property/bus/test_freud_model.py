@@ -48,7 +48,7 @@ VISITED: Counter[tuple[Verb, State]] = Counter()
 A_NAME = (NAMES[0], *NAMES, NAMES[0])
 A_WAIT = (0, 0, 0, 1, 5, -1, -7, 40)
 A_WHILE = (0.25, 1, 1, 5, 29.75, 30)
-A_STATE = (*State, State.LIVE, State.RECREATING)
+A_STATE = (*State, State.LIVE, State.RECREATING, State.AWAITING)
 A_ROOM = (0, 0, 5, 20, 50)
 AN_AMOUNT = (1, 8, 30, None, None)
 PLACES = 12  # how far numbers go that stand for clients and subscriptions
@@ -219,8 +219,8 @@ def an_action(chance: Random) -> Action:
         "read_on": (6, (place, chance.choice(AN_AMOUNT))),
         "pass_time": (4, (chance.choice(A_WHILE),)),
         "set_wall_clock": (1, (chance.randint(-40, 40),)),
-        "new_pusher": (2, ()),
-        "push_subscribe": (2, (place, name)),
+        "new_pusher": (3, ()),
+        "push_subscribe": (4, (place, name)),
         "push_unsubscribe": (2, (place, name)),
         "publish": (6, (place, pushed[: chance.randint(1, 2)])),
         "push_end": (1, (place,)),

@@ -25,7 +25,7 @@ from polybus.bus.policy import Policy
 from polybus.bus.reader import Reader
 from polybus.bus.ruletable import Placed
 from polybus.model.identity import Identity
-from polybus.model.limits import FreudLimits, QuotaLimits
+from polybus.model.limits import FreudLimits, Limits, QuotaLimits
 from polybus.model.rules import Rule
 from polybus.testing import freud, rqueue
 from polybus.testing.freud import OK, SERVER_ERROR, create, delete, get, produce, subscribe
@@ -204,9 +204,14 @@ def test_waiters_are_served_in_their_order_while_there_is_something():
 class Bench:
     """A bus with a speaker for each of two users."""
 
-    def __init__(self, quota_bytes: int = 1000, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        quota_bytes: int = 1000,
+        policy: Policy | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         quotas = QuotaLimits(quota_bytes=quota_bytes)
-        self.bus = MemoryBus(freud=LIMITS, quotas=quotas, policy=policy)
+        self.bus = MemoryBus(limits, freud=LIMITS, quotas=quotas, policy=policy)
         self.alice = self.bus.connect_freud(identity=ALICE)
         self.bob = self.bus.connect_freud(identity=BOB)
 
@@ -266,6 +271,56 @@ def test_a_buffer_goes_from_its_creators_account_to_its_readers():
     bench.bus.pass_time(LIMITS.subscriber_timeout_s)
     assert bench.used(BOB) == 0
     assert bench.bus.stats("dropped") == {"abandoned": 3}
+
+
+def test_a_topic_goes_live_when_all_its_old_lives_have_gone():
+    bench = Bench()
+    first = recreating(bench)
+    second = bench.ask(bench.alice, subscribe(b"t"))[0].payload
+    bench.ask(bench.alice, delete(b"t"), create(b"t"), produce(b"t", b"third"))
+    third = bench.ask(bench.bob, subscribe(b"t"))[0].payload
+    for old in (second, first):
+        assert bench.ask(bench.bob, get(third)) == [(freud.NOTHING_HAPPENED, b"")]
+        assert bench.ask(bench.alice, get(old)) == [(OK, freud.NOTICE + b"t")]
+    assert bench.ask(bench.bob, get(third)) == [(OK, b"third")]
+
+
+def test_a_push_reader_who_is_there_gets_the_buffer_when_it_goes_out():
+    bench = Bench()
+    old = recreating(bench)
+    pusher = bench.bus.connect()
+    pusher.deliver(rqueue.subscribe(b"t"))
+    bench.ask(bench.bob, produce(b"t", b"buffered"))
+    assert bytes(pusher.taken) == b""
+    bench.ask(bench.alice, get(old))
+    assert bytes(pusher.taken) == rqueue.notification(b"t", b"buffered")
+    assert bench.used(ALICE) == 0
+
+
+def test_a_push_reader_who_comes_gets_the_buffer_that_waited():
+    bench = Bench()
+    old = recreating(bench)
+    bench.ask(bench.bob, produce(b"t", b"buffered"))
+    bench.ask(bench.alice, get(old))
+    pusher = bench.bus.connect()
+    pusher.deliver(rqueue.subscribe(b"t"))
+    bench.bus.turn()
+    assert bytes(pusher.taken) == rqueue.notification(b"t", b"buffered")
+    assert bench.ask(bench.bob, produce(b"t", b"live")) == [(OK, (1).to_bytes(8, "little"))]
+
+
+def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
+    """Nobody can be made to wait for it then."""
+    bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
+    old = recreating(bench)
+    stuck = bench.bus.connect(appetite=0)
+    stuck.deliver(rqueue.subscribe(b"t") + rqueue.subscribe(b"u"))
+    bench.bus.connect().deliver(rqueue.publish(b"u", bytes(1500)) * 2)
+    new = bench.ask(bench.bob, subscribe(b"t"))[0].payload
+    bench.ask(bench.bob, produce(b"t", b"1"), produce(b"t", b"2"))
+    bench.ask(bench.alice, get(old))
+    assert bench.bus.stats("dropped") == {"slow_consumer": 2}
+    assert bench.ask(bench.bob, get(new), get(new)) == [(OK, b"1"), (OK, b"2")]
 
 
 # --- who is told -------------------------------------------------------------

@@ -120,7 +120,9 @@ def test_a_produce_waits_for_a_full_push_reader_and_nothing_overtakes_it(
     reader.eat()
     bus.turn()
     assert producer.codes() == [OK, OK, OK]
+    assert bus.broker.quotas.used(1, "quota_bytes") == 2  # charged once, however often it tried
     assert owner.ask(get(key), get(key)) == [(OK, b"1"), (OK, b"2")]
+    assert bus.broker.quotas.used(1, "quota_bytes") == 0
     assert bus.stats("connections", "waiting") == 0
     expected = rqueue.notification(b"t", bytes(MARK)) * 2
     expected += rqueue.notification(b"t", b"1") + rqueue.notification(b"t", b"2")
