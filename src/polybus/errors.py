@@ -14,11 +14,25 @@
     ├── Refused               the bus understood, and said no
     │   ├── Denied                the policy does not allow it
     │   ├── DoesNotExist          there is no such topic, or no such subscription
-    │   │   └── TopicDeleted          there was, and somebody deleted it
+    │   │   ├── TopicDeleted          there was, and somebody deleted it
+    │   │   ├── UnknownProducer       nobody has opened a producer of this name
+    │   │   ├── StageGone             a stage that was published, discarded or collected
+    │   │   └── Trimmed               messages that the topic no longer keeps
+    │   ├── AlreadyExists         a topic of this name is there
+    │   ├── WrongKind             the topic is of the other kind: ephemeral, durable
+    │   ├── Conflict              a record is no longer as it was expected
+    │   ├── Fenced                somebody newer has taken over
+    │   ├── OutOfSequence         a stamp's counter leaves a gap
+    │   ├── Stale                 a stamp's counter was used, and for what is not known any more
     │   └── LimitReached          a named limit or quota is used up
+    ├── StoreFault            what is stored cannot be used as it is
+    │   ├── Damaged               bytes that are not what was written
+    │   └── WrongFormat           written by another version of polybus, or not by polybus
     └── Unavailable           nobody is to blame yet: try again, or start something
         ├── AddressInUse          something else listens there
         ├── DataFolderInUse       another bus owns the data folder
+        ├── StoreFull             the disk has no room; nothing was changed
+        ├── StoreClosed           the store was closed, or belongs to the parent of a fork
         ├── NotConnected          no bus answers at the address
         └── ConnectionLost        the connection ended while something waited on it
 
@@ -103,6 +117,48 @@ class TopicDeleted(DoesNotExist):
     code = "topic_deleted"
 
 
+class UnknownProducer(DoesNotExist):
+    code = "unknown_producer"
+
+
+class StageGone(DoesNotExist):
+    code = "stage_gone"
+
+
+class Trimmed(DoesNotExist):
+    """`start` is the first offset that the shard still has."""
+
+    code = "trimmed"
+
+    def __init__(self, text: str, start: int) -> None:
+        super().__init__(text)
+        self.start = start
+
+
+class AlreadyExists(Refused):
+    code = "already_exists"
+
+
+class WrongKind(Refused):
+    code = "wrong_kind"
+
+
+class Conflict(Refused):
+    code = "conflict"
+
+
+class Fenced(Refused):
+    code = "fenced"
+
+
+class OutOfSequence(Refused):
+    code = "out_of_sequence"
+
+
+class Stale(Refused):
+    code = "stale"
+
+
 class LimitReached(Refused):
     """`limit` is the name of the setting that was reached."""
 
@@ -111,6 +167,20 @@ class LimitReached(Refused):
     def __init__(self, limit: str, text: str | None = None) -> None:
         super().__init__(text or f"limit reached: {limit}")
         self.limit = limit
+
+
+class StoreFault(PolybusError):
+    code = "store_fault"
+
+
+class Damaged(StoreFault):
+    """The text names topic, shard and offset where they are known."""
+
+    code = "damaged"
+
+
+class WrongFormat(StoreFault):
+    code = "wrong_format"
 
 
 class Unavailable(PolybusError):
@@ -123,6 +193,14 @@ class AddressInUse(Unavailable):
 
 class DataFolderInUse(Unavailable):
     code = "data_folder_in_use"
+
+
+class StoreFull(Unavailable):
+    code = "store_full"
+
+
+class StoreClosed(Unavailable):
+    code = "store_closed"
 
 
 class NotConnected(Unavailable):

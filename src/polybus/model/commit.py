@@ -1,0 +1,86 @@
+"""The one write verb, as a value: what is to be done, and what became of it.
+
+A commit is atomic: all of it becomes visible at once and outlives a crash, or
+none. Appends over any topics, publishing of stages and changes of records may
+stand in one commit. Messages of one shard keep the order: the commit's appends
+in the order given, then its stages in the order given. Ids run topic by topic,
+shard by shard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from polybus.model.block import Block
+    from polybus.model.stamp import Stamp
+
+MAX_KEY_BYTES = 480  # LMDB's own limit is 511, and engines put a little before a key
+MAX_RECORD_BYTES = 1 << 20
+MAX_NOTE_BYTES = 1024
+MAX_APPENDS = 4096
+MAX_RECORD_CHANGES = 4096
+
+
+class Append(NamedTuple):
+    """A block for the end of a shard."""
+
+    topic: int
+    shard: int
+    block: Block
+
+
+class Change(NamedTuple):
+    """Sets a record, or removes it (`value` None).
+
+    `expected` is the version it must have: 0 if it must not exist, None if any will do.
+    Versions are given by the store, never repeat for one key while it exists, and say
+    nothing beyond being equal or not.
+    """
+
+    key: bytes
+    value: bytes | None
+    expected: int | None = None
+
+
+class Record(NamedTuple):
+    key: bytes
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """`note` is kept with the stamp, and comes back with the answer to a repeat."""
+
+    appends: tuple[Append, ...] = ()
+    stages: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    stamp: Stamp | None = None
+    note: bytes = b""
+
+
+class Span(NamedTuple):
+    """Where messages of one shard have come to stand: `count` offsets and ids from these on."""
+
+    topic: int
+    shard: int
+    first_offset: int
+    first_id: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """`spans` has one for each shard that got messages, by topic and shard.
+
+    `versions` are those of the commit's changes, 0 for a removed record; an answer to a
+    repeat carries the spans, time and note of the first time, and no versions.
+    """
+
+    spans: tuple[Span, ...] = ()
+    timestamp_ns: int = 0
+    versions: tuple[int, ...] = ()
+    note: bytes = b""
+    duplicate: bool = False

@@ -1,0 +1,50 @@
+"""Stamps: how a repeated request is known for what it is.
+
+A stamp is checked and used up in the same atomic step as what it stamps. The
+state of a producer is its epoch, the highest counter used and the results of
+the last few commits; it belongs to the producer and outlives topics.
+
+    epoch     below the producer's: somebody newer opened it            → Fenced
+              above it: nobody has opened such an epoch                 → Fenced
+    counter   next (dense), or any higher (gaps allowed)                → done
+              higher, but not the next, of a dense producer             → OutOfSequence
+              used, its result kept, the same digest                    → the first result again
+              used, and the result is not kept, or the digest differs   → Stale
+
+A commit that is refused for any other reason (a conflict, a stage that is gone,
+a full disk) uses up nothing: the same stamp may come again with better luck.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+KEPT_RESULTS = 16  # at most this many requests of one producer are in flight
+MAX_KEPT_RESULTS = 1024
+MAX_PRODUCER_BYTES = 255
+MAX_DIGEST_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Epochs and counters start at 1. The digest tells requests apart that use one counter."""
+
+    producer: str
+    epoch: int
+    counter: int
+    digest: bytes = b""
+
+
+class Habits(NamedTuple):
+    """What whoever opens a producer chooses for it; opening again may choose anew."""
+
+    dense: bool = True
+    kept_results: int = KEPT_RESULTS
+
+
+class Opened(NamedTuple):
+    """The epoch that the opener now holds, and the last counter used: 0 if none."""
+
+    epoch: int
+    last_counter: int

@@ -1,0 +1,1 @@
+"""The store: what durable topics stand on. `contract` says what, each engine how."""

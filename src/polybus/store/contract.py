@@ -1,0 +1,159 @@
+"""The contract that every engine keeps; `polybus.testing.conformance` checks each by it.
+
+What holds for all of it:
+
+- Every method may be called from any thread, and blocks until it is done; `commit`
+  and `stage` give a Future instead, so that many can be under way at once.
+- What a method answered is on disk (`durability="interval"`: queued; then a crash may
+  lose the last moments, whole commits only, the newest first).
+- Commits take effect in the order in which they were handed over by one thread.
+- Futures are resolved on the engine's own thread: a callback must be quick.
+- Errors are those of `polybus.errors`, and mean that nothing was changed.
+
+A topic is known by its number; a number that no topic has any more is
+`DoesNotExist`, also while its data is still being removed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from polybus.model.commit import Append, Commit, Committed, Record
+    from polybus.model.rows import Rows
+    from polybus.model.stamp import Habits, Opened
+    from polybus.model.topic import All, Bounds, Topic
+
+LEASE_S = 600.0
+MAX_ROWS = 65_536
+MAX_READ_BYTES = 16 << 20
+
+
+class News(NamedTuple):
+    """A shard has messages up to `end` (exclusive)."""
+
+    topic: int
+    shard: int
+    end: int
+
+
+# Called once for each group of commits that became visible, on the engine's own thread.
+Listener = Callable[[Sequence[News]], None]
+
+
+class Store(ABC):
+    """One namespace: topics, producers and records that one commit can change together."""
+
+    # --- topics
+
+    @abstractmethod
+    def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
+        """A new topic. `AlreadyExists` if it is there.
+
+        Ids and offsets of a name that was dropped before go on where they ended.
+        """
+
+    @abstractmethod
+    def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
+        """Replaces the settings; with `add_shards` seals all shards and opens so many new ones."""
+
+    @abstractmethod
+    def topics(self) -> list[Topic]:
+        """All topics there are, by name."""
+
+    @abstractmethod
+    def drop(self, name: str) -> None:
+        """Removes a topic and its messages. Its name's next id and offsets are kept."""
+
+    # --- writing
+
+    @abstractmethod
+    def commit(self, commit: Commit) -> Future[Committed]:
+        """Does all of it or nothing; a repeated stamp gives the first result again."""
+
+    @abstractmethod
+    def open_producer(self, name: str, habits: Habits) -> Opened:
+        """Makes the producer if need be, and raises its epoch: stamps of older ones are fenced."""
+
+    @abstractmethod
+    def close_producer(self, name: str, epoch: int) -> None:
+        """Forgets a producer for good. `Fenced` if somebody has opened it since."""
+
+    @abstractmethod
+    def open_stage(self, lease_s: float = LEASE_S) -> str:
+        """A new, empty stage. Unless renewed or published within its lease, it is collected."""
+
+    @abstractmethod
+    def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
+        """Stores blocks that nobody sees until the stage is published by a commit."""
+
+    @abstractmethod
+    def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
+        """The lease runs from now on. `StageGone` if it was collected."""
+
+    @abstractmethod
+    def discard(self, stage: str) -> None:
+        """Removes a stage; one that is gone already is left alone."""
+
+    @abstractmethod
+    def trim(self, topic: int, before: Mapping[int, int]) -> None:
+        """Removes the messages of each shard before an offset; never moves a start back."""
+
+    # --- reading
+
+    @abstractmethod
+    def bounds(self, topic: int) -> Bounds: ...
+
+    @abstractmethod
+    def read(
+        self,
+        topic: int,
+        shard: int | All,
+        start: int,
+        end: int | None = None,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        """Messages from `start` to `end` (exclusive): offsets of a shard, ids of `ALL`.
+
+        At least one if there is any, then as many as the bounds allow; an engine may give
+        fewer, and gives none only if there are none. A shard's messages that were trimmed
+        are `Trimmed`; `ALL` passes over them.
+        """
+
+    @abstractmethod
+    def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
+        """The first offset (id, of `ALL`) that came at this time or later; the end if none."""
+
+    @abstractmethod
+    def get(self, key: bytes) -> Record | None: ...
+
+    @abstractmethod
+    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
+        """Records whose keys begin so and come behind `after`, in order."""
+
+    @abstractmethod
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        """Calls the listener with what has become visible, until the answer is called."""
+
+    # --- the end
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finishes what was handed over, and lets go. Later calls are `StoreClosed`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
