@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.harness.places import compiled
 
-SOURCES = ("load.c", "plan.c", "party.c", "stream.c", "frames.c", "latency.c")
+SOURCES = ("load.c", "plan.c", "party.c", "stream.c", "frames.c", "latency.c", "answered.c")
 # The generator gives up by itself after 15 s without progress; this is for a generator gone wrong.
 RUN_TIMEOUT_S = 120.0
 

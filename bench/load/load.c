@@ -14,7 +14,8 @@ int main(void) {
     } modes[] = {{"stream", run_stream},
                  {"frames", run_frames},
                  {"turns", run_turns},
-                 {"latency", run_latency}};
+                 {"latency", run_latency},
+                 {"answered", run_answered}};
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* never outlive the harness */
     read_plan(&plan);
     for (size_t i = 0; i < sizeof modes / sizeof *modes; ++i) {

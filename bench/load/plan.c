@@ -51,6 +51,8 @@ static int read_setting(Plan *plan, const char *word) {
         return scanf("%lf", &plan->bytes_per_s) == 1;
     if (!strcmp(word, "frame"))
         return scanf("%zu %zu %zu", &plan->frame_out, &plan->frame_in, &plan->tag) == 3;
+    if (!strcmp(word, "answers"))
+        return scanf("%ld %15s %15s", &plan->answers, plan->good, plan->bad) == 3;
     return 0;
 }
 

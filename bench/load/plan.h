@@ -9,12 +9,13 @@
  * A plan is read from standard input, lines of a word and numbers, each followed by raw bytes
  * where the numbers are lengths:
  *
- *   mode stream|frames|turns|latency
+ *   mode stream|frames|turns|latency|answered
  *   cycles N                      how often each publisher sends its stream (stream) or its frames
  *   warmup N                      latency: the first N frames are sent but not counted
  *   seconds S                     stream: send until S seconds have passed, whole cycles only
  *   bytes_per_s N                 stream: each subscriber reads no faster than this
  *   frame OUT IN TAG              lengths of a frame sent and received; where its sender's number is
+ *   answers N GOOD BAD            answered: so many answers a turn; how good ones and refusals begin
  *   aside LEN                     bytes the server may put between messages (the PING of NATS)
  *   publisher PORT HELLO SKIP THEN UNTIL STREAM
  *   subscriber PORT HELLO SKIP THEN UNTIL STREAM
@@ -47,6 +48,8 @@ typedef struct {
     long cycles, warmup;
     double seconds, bytes_per_s;
     size_t frame_out, frame_in, tag;
+    long answers;
+    char good[16], bad[16];
     Bytes aside;
     Party publishers[MAX_PARTIES], subscribers[MAX_PARTIES];
     int publisher_count, subscriber_count;
@@ -59,6 +62,7 @@ void run_stream(Plan *plan);
 void run_frames(Plan *plan);
 void run_turns(Plan *plan);
 void run_latency(Plan *plan);
+void run_answered(Plan *plan);
 
 /* What one subscriber has received: `at` in its stream's cycle, `aside` inside an aside. */
 typedef struct {

@@ -20,7 +20,7 @@ OPTIONS = (
 )
 
 
-def _array(*items: bytes) -> bytes:
+def array(*items: bytes) -> bytes:
     return b"*%d\r\n" % len(items) + b"".join(b"$%d\r\n%s\r\n" % (len(i), i) for i in items)
 
 
@@ -30,17 +30,17 @@ class RedisWire:
     aside = b""
 
     def publish(self, topic: bytes, content: bytes) -> bytes:
-        return _array(b"PUBLISH", topic, content)
+        return array(b"PUBLISH", topic, content)
 
     def deliver(self, topic: bytes, number: int, content: bytes) -> bytes:
-        return _array(b"message", topic, content)
+        return array(b"message", topic, content)
 
     def subscriber(self, topics: Sequence[bytes]) -> Hello:
-        return Hello(_array(b"SUBSCRIBE", *topics) + _array(b"PING"), until=_array(b"pong", b""))
+        return Hello(array(b"SUBSCRIBE", *topics) + array(b"PING"), until=array(b"pong", b""))
 
     def publisher(self, subscriptions: Sequence[Sequence[bytes]]) -> Hello:
         # No answer to each PUBLISH: the other servers send none either.
-        return Hello(_array(b"PING") + _array(b"CLIENT", b"REPLY", b"OFF"), until=b"+PONG\r\n")
+        return Hello(array(b"PING") + array(b"CLIENT", b"REPLY", b"OFF"), until=b"+PONG\r\n")
 
 
 class Redis:
