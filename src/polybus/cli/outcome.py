@@ -2,7 +2,8 @@
 
 0    done
 1    a defect of ours, or something nobody foresaw
-2    you: a wrong flag, a bad config, a taken port, a data folder in use
+2    you: a wrong flag, a bad config, a taken port, a data folder in use, a full disk,
+     a folder that holds no store, or one of another version
 3    no bus answers, or it went away
 4    the bus understood and refused
 5    the other side does not speak the protocol
@@ -22,6 +23,8 @@ EXIT_CODES: tuple[tuple[type[errors.PolybusError], int], ...] = (
     (errors.UsageError, 2),
     (errors.AddressInUse, 2),
     (errors.DataFolderInUse, 2),
+    (errors.StoreFull, 2),
+    (errors.WrongFormat, 2),
     (errors.Unavailable, 3),
     (errors.Refused, 4),
     (errors.PeerError, 5),

@@ -58,6 +58,8 @@ class Settings:
     data: Path | None = None
     engine: str = ""
     durability: Literal["fsync", "interval"] = "fsync"
+    # With `interval`, what a crash may take: as long as a person takes for "at once".
+    commit_interval_ms: int = 50
     # Listeners beyond loopback without TLS must be asked for by name.
     insecure: bool = False
     # Rules of the policy. `polybus acl add` keeps its own in the data folder.
@@ -75,6 +77,8 @@ class Settings:
 UNBOUNDED = float("inf")
 
 BOUNDS: dict[str, tuple[float, float]] = {
+    # Longer than a minute is a mistake: nobody means to lose that much.
+    "commit_interval_ms": (1, 60_000),
     # With the flush of the logs and the closing of sockets it stays under 10 s.
     "server.drain_timeout_s": (0, 8),
     "server.max_admin_connections": (1, 4096),

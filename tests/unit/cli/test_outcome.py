@@ -16,7 +16,8 @@ def every_error() -> list[type[errors.PolybusError]]:
 
 
 def make(kind: type[errors.PolybusError]) -> errors.PolybusError:
-    return kind("part", "extra") if kind is errors.MissingExtra else kind("what went wrong")
+    more = {errors.MissingExtra: ("extra",), errors.Trimmed: (7,)}
+    return kind("what went wrong", *more.get(kind, ()))
 
 
 EXPECTED = {
@@ -25,6 +26,9 @@ EXPECTED = {
     errors.AddressError: 2,
     errors.AddressInUse: 2,
     errors.DataFolderInUse: 2,
+    errors.StoreFull: 2,
+    errors.WrongFormat: 2,
+    errors.Damaged: 1,
     errors.NotConnected: 3,
     errors.ConnectionLost: 3,
     errors.Denied: 4,
