@@ -1,0 +1,744 @@
+"""Blocks: many messages as columns in one checksummed piece of bytes; docs/spec/block.md.
+
+Making and cutting are one thing: slices of columns (a caller's, or those of other
+blocks) are measured, then written one behind the other. One set of messages has one
+form: a column that no message needs is left out, and so is a validity bitmap
+without nulls. `Layout` accepts that form alone, so what it accepts can be used
+without another look.
+
+Nothing is read before it was checked against the end of the bytes, nothing is
+allocated before its size was checked. Numbers that lead into data are read once,
+into a Slice, and checked there: somebody who changes the bytes meanwhile gets a
+wrong block, never a wrong address. The loops run without the GIL.
+"""
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport INT32_MAX, uint16_t, uint32_t
+from libc.string cimport memcmp, memcpy, memset
+
+cdef enum:
+    HEADER = 48
+    CHECKSUM_AT = 8
+    CHECKED_FROM = 16  # the checksum is of everything from here on
+    VERSION = 1
+    ALIGNMENT = 8
+
+cdef enum Flag:
+    KEYS = 1
+    NULL_KEYS = 2
+    HEADERS = 4
+    NULL_HEADERS = 8
+    ALL_FLAGS = 15
+
+cdef char* MAGIC_BYTES = b"\x89PBLOCK\n"
+
+MAGIC = MAGIC_BYTES[:8]
+HEADER_BYTES = HEADER
+# One message can be so large, offsets of a block always fit 32 bits, and a damaged size
+# makes nobody allocate more.
+MAX_BYTES = 256 * 1024 * 1024
+cdef int64_t LARGEST = MAX_BYTES
+
+
+class BadBlock(ValueError):
+    """Bytes that are no block, or not any more; the text is a stable reason."""
+
+
+class UnknownVersion(BadBlock):
+    """A whole block, of a version that this code does not know."""
+
+
+class BadColumns(ValueError):
+    """A caller's columns that cannot become a block; the text names the column."""
+
+
+cdef packed struct Header:
+    char[8] magic
+    uint64_t checksum
+    uint16_t version
+    uint16_t flags
+    uint32_t count
+    uint32_t size
+    uint32_t bodies
+    uint32_t keys
+    uint32_t entries
+    uint32_t names
+    uint32_t values
+
+
+def xxh64(data) -> int:
+    """XXH64 with seed 0 of any contiguous buffer."""
+    cdef Buffer held = Buffer(data)
+    cdef uint64_t hashed
+    with nogil:
+        hashed = hash_of(held.at(), held.view.len, 0)
+    return hashed
+
+
+def count_of(bytes data not None) -> int:
+    """How many messages a block has, by its header: of bytes that are known to be a block."""
+    cdef Header header
+    if len(data) < HEADER:
+        raise BadBlock("size")
+    memcpy(&header, PyBytes_AS_STRING(data), HEADER)
+    return header.count
+
+
+@cython.final
+cdef class Buffer:
+    """Somebody's bytes, held as long as this object lives."""
+
+    cdef Py_buffer view
+
+    def __cinit__(self, data):
+        PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+    cdef const unsigned char* at(self) noexcept nogil:
+        return <const unsigned char*>self.view.buf
+
+
+# --- slices: measured, then written ---------------------------------------------
+
+
+cdef bint stretch_of(
+    const Strings* strings, int64_t start, int64_t end, Stretch* found
+) noexcept nogil:
+    found.start = get_i32(strings.offsets, start)
+    found.end = get_i32(strings.offsets, end)
+    return 0 <= found.start <= found.end <= strings.size
+
+
+cdef bint measure_one(Slice* slice, Sizes* sizes) noexcept nogil:
+    """Adds one slice to the sizes. False if its numbers lead out of its data."""
+    cdef const Columns* columns = slice.columns
+    cdef int64_t start = slice.start, end = slice.end, count = end - start
+    if not stretch_of(&columns.bodies, start, end, &slice.bodies):
+        return False
+    sizes.count += count
+    sizes.bodies += slice.bodies.end - slice.bodies.start
+    if columns.keys.offsets is not NULL:
+        if not stretch_of(&columns.keys, start, end, &slice.keys):
+            return False
+        sizes.keys += slice.keys.end - slice.keys.start
+        sizes.with_key += count if columns.key_bits is NULL else bits_set(
+            columns.key_bits, columns.key_bit + start, count
+        )
+    if columns.header_offsets is not NULL:
+        return measure_headers(slice, sizes)
+    return True
+
+
+cdef bint measure_headers(Slice* slice, Sizes* sizes) noexcept nogil:
+    cdef const Columns* columns = slice.columns
+    cdef int64_t count = slice.end - slice.start
+    cdef Stretch entries
+    entries.start = get_i32(columns.header_offsets, slice.start)
+    entries.end = get_i32(columns.header_offsets, slice.end)
+    slice.entries = entries
+    if not 0 <= entries.start <= entries.end <= columns.entries:
+        return False
+    if not stretch_of(&columns.names, entries.start, entries.end, &slice.names):
+        return False
+    if not stretch_of(&columns.values, entries.start, entries.end, &slice.values):
+        return False
+    sizes.entries += entries.end - entries.start
+    sizes.names += slice.names.end - slice.names.start
+    sizes.values += slice.values.end - slice.values.start
+    sizes.with_headers += count if columns.header_bits is NULL else bits_set(
+        columns.header_bits, columns.header_bit + slice.start, count
+    )
+    return True
+
+
+cdef bint measure(Slice* slices, int64_t slice_count, Sizes* sizes) noexcept nogil:
+    cdef int64_t number
+    memset(sizes, 0, sizeof(Sizes))
+    for number in range(slice_count):
+        if not measure_one(&slices[number], sizes):
+            return False
+    return True
+
+
+cdef void write_strings(
+    unsigned char* offsets,
+    unsigned char* data,
+    int64_t place,
+    int64_t at,
+    const Strings* strings,
+    int64_t start,
+    int64_t end,
+    const Stretch* stretch,
+) noexcept nogil:
+    """Strings start…end become those from `place` on, their bytes those from `at` on."""
+    cdef int32_t shift = <int32_t>(at - stretch.start)
+    rebase(offsets + place * 4, strings.offsets + start * 4, end - start, shift)
+    if stretch.end > stretch.start:  # an empty column may have no address at all
+        memcpy(data + at, strings.data + stretch.start, stretch.end - stretch.start)
+
+
+cdef void write_keys(const Slice* slice, Target* target, Sizes* done) noexcept nogil:
+    cdef const Columns* columns = slice.columns
+    cdef int64_t count = slice.end - slice.start
+    if columns.keys.offsets is NULL:  # key_bits are zero already
+        repeat_i32(target.key_offsets + done.count * 4, count, <int32_t>done.keys)
+        return
+    write_strings(
+        target.key_offsets, target.keys, done.count, done.keys,
+        &columns.keys, slice.start, slice.end, &slice.keys,
+    )
+    if target.key_bits is not NULL:
+        copy_bits(
+            target.key_bits, done.count, columns.key_bits, columns.key_bit + slice.start, count
+        )
+    done.keys += slice.keys.end - slice.keys.start
+
+
+cdef void write_headers(const Slice* slice, Target* target, Sizes* done) noexcept nogil:
+    cdef const Columns* columns = slice.columns
+    cdef const Stretch* entries = &slice.entries
+    cdef int64_t count = slice.end - slice.start
+    if columns.header_offsets is NULL:
+        repeat_i32(target.header_offsets + done.count * 4, count, <int32_t>done.entries)
+        return
+    rebase(
+        target.header_offsets + done.count * 4, columns.header_offsets + slice.start * 4, count,
+        <int32_t>(done.entries - entries.start),
+    )
+    if target.header_bits is not NULL:
+        copy_bits(
+            target.header_bits, done.count,
+            columns.header_bits, columns.header_bit + slice.start, count,
+        )
+    write_strings(
+        target.name_offsets, target.names, done.entries, done.names,
+        &columns.names, entries.start, entries.end, &slice.names,
+    )
+    write_strings(
+        target.value_offsets, target.values, done.entries, done.values,
+        &columns.values, entries.start, entries.end, &slice.values,
+    )
+    done.entries += entries.end - entries.start
+    done.names += slice.names.end - slice.names.start
+    done.values += slice.values.end - slice.values.start
+
+
+cdef void write_slice(const Slice* slice, Target* target, Sizes* done) noexcept nogil:
+    cdef const Columns* columns = slice.columns
+    cdef int64_t count = slice.end - slice.start
+    if columns.insertion is NULL:
+        repeat_i64(target.insertion + done.count * 8, count, columns.insertion_ms)
+    else:
+        memcpy(target.insertion + done.count * 8, columns.insertion + slice.start * 8, count * 8)
+    write_strings(
+        target.body_offsets, target.bodies, done.count, done.bodies,
+        &columns.bodies, slice.start, slice.end, &slice.bodies,
+    )
+    if target.key_offsets is not NULL:
+        write_keys(slice, target, done)
+    if target.header_offsets is not NULL:
+        write_headers(slice, target, done)
+    done.bodies += slice.bodies.end - slice.bodies.start
+    done.count += count
+
+
+cdef void write_columns(const Slice* slices, int64_t slice_count, Target* target) noexcept nogil:
+    """Writes measured slices. Bitmaps must be zero, and all columns large enough for all."""
+    cdef Sizes done
+    cdef int64_t number
+    memset(&done, 0, sizeof(Sizes))
+    for number in range(slice_count):
+        write_slice(&slices[number], target, &done)
+    set_i32(target.body_offsets, done.count, <int32_t>done.bodies)
+    if target.key_offsets is not NULL:
+        set_i32(target.key_offsets, done.count, <int32_t>done.keys)
+    if target.header_offsets is not NULL:
+        set_i32(target.header_offsets, done.count, <int32_t>done.entries)
+        set_i32(target.name_offsets, done.entries, <int32_t>done.names)
+        set_i32(target.value_offsets, done.entries, <int32_t>done.values)
+
+
+# --- where the columns of a block lie -------------------------------------------
+
+
+cdef inline unsigned char* after(unsigned char** at, int64_t size) noexcept nogil:
+    """The place of the next column, which has so many bytes; `at` moves behind its padding."""
+    cdef unsigned char* found = at[0]
+    at[0] = found + (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return found
+
+
+cdef int64_t place_columns(
+    unsigned char* start, int flags, const Sizes* sizes, Target* places
+) noexcept nogil:
+    """Where the columns of a block at `start` lie. Returns the size of the whole block."""
+    cdef unsigned char* at = start + HEADER
+    cdef int64_t count = sizes.count, offsets = (sizes.count + 1) * 4
+    memset(places, 0, sizeof(Target))
+    places.insertion = after(&at, count * 8)
+    places.body_offsets = after(&at, offsets)
+    places.bodies = after(&at, sizes.bodies)
+    if flags & KEYS:
+        if flags & NULL_KEYS:
+            places.key_bits = after(&at, (count + 7) // 8)
+        places.key_offsets = after(&at, offsets)
+        places.keys = after(&at, sizes.keys)
+    if flags & HEADERS:
+        if flags & NULL_HEADERS:
+            places.header_bits = after(&at, (count + 7) // 8)
+        places.header_offsets = after(&at, offsets)
+        places.name_offsets = after(&at, (sizes.entries + 1) * 4)
+        places.names = after(&at, sizes.names)
+        places.value_offsets = after(&at, (sizes.entries + 1) * 4)
+        places.values = after(&at, sizes.values)
+    return at - start
+
+
+cdef int flags_for(const Sizes* sizes) noexcept nogil:
+    cdef int flags = 0
+    if sizes.with_key:
+        flags |= KEYS if sizes.with_key == sizes.count else KEYS | NULL_KEYS
+    if sizes.with_headers:
+        flags |= HEADERS if sizes.with_headers == sizes.count else HEADERS | NULL_HEADERS
+    return flags
+
+
+cdef void write_block(
+    unsigned char* out, int64_t size, int flags,
+    const Sizes* sizes, const Slice* slices, int64_t slice_count,
+) noexcept nogil:
+    cdef Target places
+    cdef Header header
+    place_columns(out, flags, sizes, &places)
+    clear_padding(sizes, &places)
+    write_columns(slices, slice_count, &places)
+    memcpy(header.magic, MAGIC_BYTES, 8)
+    header.version = VERSION
+    header.flags = <uint16_t>flags
+    header.count = <uint32_t>sizes.count
+    header.size = <uint32_t>size
+    header.bodies = <uint32_t>sizes.bodies
+    header.keys = <uint32_t>sizes.keys
+    header.entries = <uint32_t>sizes.entries
+    header.names = <uint32_t>sizes.names
+    header.values = <uint32_t>sizes.values
+    memcpy(out, &header, HEADER)
+    header.checksum = hash_of(out + CHECKED_FROM, size - CHECKED_FROM, 0)
+    memcpy(out + CHECKSUM_AT, &header.checksum, 8)
+
+
+cdef inline void clear_last(unsigned char* column, int64_t size) noexcept nogil:
+    """Zeroes the last eight bytes of a column with its padding: the column is written later."""
+    cdef int64_t padded = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    if column is not NULL and padded:
+        memset(column + padded - ALIGNMENT, 0, ALIGNMENT)
+
+
+cdef void clear_padding(const Sizes* sizes, const Target* places) noexcept nogil:
+    cdef int64_t offsets = (sizes.count + 1) * 4, bits = (sizes.count + 7) // 8
+    clear_last(places.body_offsets, offsets)
+    clear_last(places.bodies, sizes.bodies)
+    clear_last(places.key_offsets, offsets)
+    clear_last(places.keys, sizes.keys)
+    clear_last(places.header_offsets, offsets)
+    clear_last(places.name_offsets, (sizes.entries + 1) * 4)
+    clear_last(places.names, sizes.names)
+    clear_last(places.value_offsets, (sizes.entries + 1) * 4)
+    clear_last(places.values, sizes.values)
+    if places.key_bits is not NULL:
+        memset(places.key_bits, 0, (bits + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
+    if places.header_bits is not NULL:
+        memset(places.header_bits, 0, (bits + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
+
+
+cdef bytes block_of(Slice* slices, int64_t slice_count):
+    """The block of all these messages. OverflowError if it would be too large."""
+    cdef Sizes sizes
+    cdef Target unused
+    cdef int64_t size
+    cdef int flags
+    cdef bint sound
+    cdef bytes data
+    cdef unsigned char* out
+    with nogil:
+        sound = measure(slices, slice_count, &sizes)
+    if not sound:
+        raise BadBlock("changed while read")
+    if sizes.count == 0:
+        raise BadColumns("a block has at least one message")
+    flags = flags_for(&sizes)
+    size = place_columns(NULL, flags, &sizes, &unused)
+    if size > LARGEST:
+        raise OverflowError(f"a block of {size} bytes; at most {MAX_BYTES} are possible")
+    data = PyBytes_FromStringAndSize(NULL, size)
+    out = <unsigned char*>PyBytes_AS_STRING(data)
+    with nogil:
+        write_block(out, size, flags, &sizes, slices, slice_count)
+    return data
+
+
+# --- opening --------------------------------------------------------------------
+
+
+cdef bint is_clear(const unsigned char* column, int64_t size) noexcept nogil:
+    """Whether the padding of a column is zero."""
+    cdef int64_t at
+    for at in range(size, (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT):
+        if column[at]:
+            return False
+    return True
+
+
+cdef const char* check_strings(const Strings* strings, int64_t count) noexcept nogil:
+    if not is_clear(strings.offsets, (count + 1) * 4) or not is_clear(strings.data, strings.size):
+        return "padding"
+    if get_i32(strings.offsets, 0) != 0 or get_i32(strings.offsets, count) != strings.size:
+        return "offsets"
+    if not is_ordered(strings.offsets, count):
+        return "offsets"
+    return NULL
+
+
+cdef const char* check_bits(
+    const unsigned char* bits, const unsigned char* offsets, int64_t count
+) noexcept nogil:
+    """Some null and some not, no bit beyond the last message, and nulls without content."""
+    cdef int64_t size = (count + 7) // 8, found
+    if not is_clear(bits, size) or bits_set(bits, count, size * 8 - count):
+        return "padding"
+    found = bits_set(bits, 0, count)
+    if found == 0 or found == count or not nulls_are_empty(offsets, bits, 0, count):
+        return "validity"
+    return NULL
+
+
+cdef const char* check_text(const Strings* strings, int64_t count) noexcept nogil:
+    if not is_utf8(strings.data, 0, strings.size, strings.offsets, count):
+        return "utf8"
+    return NULL
+
+
+cdef const char* check_header_columns(const Columns* columns) noexcept nogil:
+    cdef int64_t count = columns.count
+    cdef const char* reason
+    if not is_clear(columns.header_offsets, (count + 1) * 4):
+        return "padding"
+    if get_i32(columns.header_offsets, 0) != 0:
+        return "offsets"
+    if get_i32(columns.header_offsets, count) != columns.entries:
+        return "offsets"
+    if not is_ordered(columns.header_offsets, count):
+        return "offsets"
+    reason = check_strings(&columns.names, columns.entries)
+    if reason is NULL:
+        reason = check_strings(&columns.values, columns.entries)
+    if reason is NULL and columns.header_bits is not NULL:
+        reason = check_bits(columns.header_bits, columns.header_offsets, count)
+    if reason is NULL:
+        reason = check_text(&columns.names, columns.entries)
+    return reason
+
+
+cdef const char* check_columns(const Columns* columns) noexcept nogil:
+    cdef const char* reason = check_strings(&columns.bodies, columns.count)
+    if reason is NULL and columns.keys.offsets is not NULL:
+        reason = check_strings(&columns.keys, columns.count)
+        if reason is NULL and columns.key_bits is not NULL:
+            reason = check_bits(columns.key_bits, columns.keys.offsets, columns.count)
+        if reason is NULL:
+            reason = check_text(&columns.keys, columns.count)
+    if reason is NULL and columns.header_offsets is not NULL:
+        reason = check_header_columns(columns)
+    return reason
+
+
+cdef const char* check_flags(const Header* header) noexcept nogil:
+    cdef int flags = header.flags
+    if flags & ~ALL_FLAGS:
+        return "flags"
+    if flags & NULL_KEYS and not flags & KEYS or flags & NULL_HEADERS and not flags & HEADERS:
+        return "flags"
+    if not flags & KEYS and header.keys:
+        return "sizes"
+    if not flags & HEADERS and (header.entries or header.names or header.values):
+        return "sizes"
+    return NULL
+
+
+cdef void columns_of(Columns* columns, const Sizes* sizes, const Target* places) noexcept nogil:
+    memset(columns, 0, sizeof(Columns))
+    columns.count = sizes.count
+    columns.insertion = places.insertion
+    columns.bodies = Strings(places.body_offsets, places.bodies, sizes.bodies)
+    columns.keys = Strings(places.key_offsets, places.keys, sizes.keys)
+    columns.key_bits = places.key_bits
+    columns.header_offsets = places.header_offsets
+    columns.header_bits = places.header_bits
+    columns.entries = sizes.entries
+    columns.names = Strings(places.name_offsets, places.names, sizes.names)
+    columns.values = Strings(places.value_offsets, places.values, sizes.values)
+
+
+cdef const char* parse(
+    const unsigned char* data, int64_t size, bint checksum, Columns* columns
+) noexcept nogil:
+    """Fills in the columns. Returns NULL, or the reason why this is no block."""
+    cdef Header header
+    cdef Sizes sizes
+    cdef Target places
+    cdef const char* reason
+    if size < HEADER or size > LARGEST:
+        return "size"
+    memcpy(&header, data, HEADER)
+    if memcmp(header.magic, MAGIC_BYTES, 8):
+        return "magic"
+    if header.size != size:
+        return "size"
+    if checksum and header.checksum != hash_of(data + CHECKED_FROM, size - CHECKED_FROM, 0):
+        return "checksum"
+    if header.version != VERSION:
+        return "version"
+    reason = check_flags(&header)
+    if reason is not NULL:
+        return reason
+    sizes = Sizes(
+        header.count, header.bodies, 0, header.keys, 0, header.entries, header.names, header.values
+    )
+    if header.count == 0:
+        return "sizes"
+    if place_columns(<unsigned char*>data, header.flags, &sizes, &places) != size:
+        return "sizes"
+    columns_of(columns, &sizes, &places)
+    return check_columns(columns)
+
+
+cdef class Layout:
+    """The columns of a block in somebody's bytes, checked; nothing is copied.
+
+    The bytes are held until `close`, or as long as this object lives. Whoever gives
+    bytes of a mapped file closes the layout before the file may change.
+    BadBlock if they are no block; without `checksum`, only their structure is looked at.
+    """
+
+    def __cinit__(self, data, *, bint checksum=True):
+        cdef const char* reason
+        PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
+        self.is_open = True
+        self.size_bytes = self.view.len
+        with nogil:
+            reason = parse(
+                <const unsigned char*>self.view.buf, self.view.len, checksum, &self.columns
+            )
+        if reason is not NULL:
+            self.close()
+            text = reason.decode()
+            raise (UnknownVersion if text == "version" else BadBlock)(text)
+
+    def __dealloc__(self):
+        if self.is_open:
+            PyBuffer_Release(&self.view)
+
+    @property
+    def count(self):
+        """How many messages there are."""
+        return self.columns.count
+
+    def close(self):
+        """Lets go of the bytes. The layout can no longer be read."""
+        if self.users:
+            raise BufferError("the layout is being read")
+        if self.is_open:
+            self.is_open = False
+            PyBuffer_Release(&self.view)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    cdef int hold(self) except -1:
+        if not self.is_open:
+            raise ValueError("the layout is closed")
+        self.users += 1
+        return 0
+
+    cdef void release(self) noexcept:
+        self.users -= 1
+
+
+# --- making ---------------------------------------------------------------------
+
+
+def concat(layouts) -> bytes:
+    """One block of all messages of some blocks, in their order."""
+    cdef list items = list(layouts)
+    cdef Py_ssize_t held = 0, number, count = len(items)
+    cdef Layout layout
+    cdef Slice* slices
+    for item in items:
+        if not isinstance(item, Layout):
+            raise TypeError("only layouts can be put together")
+    slices = <Slice*>PyMem_Malloc(max(1, count) * sizeof(Slice))
+    if slices is NULL:
+        raise MemoryError
+    try:
+        for number in range(count):
+            layout = items[number]
+            layout.hold()
+            held += 1
+            slices[number].columns = &layout.columns
+            slices[number].start = 0
+            slices[number].end = layout.columns.count
+        return block_of(slices, count)
+    finally:
+        for number in range(held):
+            (<Layout>items[number]).release()
+        PyMem_Free(slices)
+
+
+def cut(Layout layout not None, int64_t start, int64_t end) -> bytes:
+    """The block of messages `start` to `end` (exclusive), of which there is at least one."""
+    cdef Slice slice
+    if not 0 <= start < end <= layout.columns.count:
+        raise IndexError(f"messages {start} to {end} of {layout.columns.count}")
+    slice.columns = &layout.columns
+    slice.start = start
+    slice.end = end
+    layout.hold()
+    try:
+        return block_of(&slice, 1)
+    finally:
+        layout.release()
+
+
+cdef int use_strings(
+    Strings* strings, Buffer offsets, Buffer data, int64_t count, name
+) except -1:
+    """Takes a caller's strings, once their offsets are known to lie in the data, in order."""
+    cdef bint sound
+    if offsets.view.len != (count + 1) * 4:
+        raise BadColumns(f"{name}: {offsets.view.len} bytes of offsets for {count} values")
+    strings.offsets = offsets.at()
+    strings.data = data.at()
+    strings.size = min(data.view.len, INT32_MAX)
+    with nogil:
+        sound = (
+            get_i32(strings.offsets, 0) >= 0
+            and get_i32(strings.offsets, count) <= strings.size
+            and is_ordered(strings.offsets, count)
+        )
+    if not sound:
+        raise BadColumns(f"{name}: offsets go back, or beyond the data")
+    return 0
+
+
+cdef int require_text(const Strings* strings, int64_t count, name) except -1:
+    cdef int64_t start = get_i32(strings.offsets, 0), end = get_i32(strings.offsets, count)
+    cdef bint sound
+    if not 0 <= start <= end <= strings.size:
+        raise BadColumns(f"{name}: changed while read")
+    with nogil:
+        sound = is_utf8(strings.data, start, end, strings.offsets, count)
+    if not sound:
+        raise BadColumns(f"{name}: not UTF-8")
+    return 0
+
+
+cdef int require_bits(
+    Buffer bits, int64_t first, const unsigned char* offsets, int64_t count, name
+) except -1:
+    cdef bint sound
+    if first < 0 or first > bits.view.len * 8 - count:
+        raise BadColumns(f"{name}: {bits.view.len} bytes of validity for {count} values")
+    with nogil:
+        sound = nulls_are_empty(offsets, bits.at(), first, count)
+    if not sound:
+        raise BadColumns(f"{name}: a null has content")
+    return 0
+
+
+def build(insertion_ms, bodies, body_offsets, keys=None, headers=None) -> bytes:
+    """A block of a caller's columns, which are copied.
+
+    `insertion_ms` is a number for all or a column of int64. `keys` is (data, offsets,
+    validity or None, first bit); `headers` is (offsets, names, name_offsets, values,
+    value_offsets, validity or None, first bit). Offsets are int32, begin anywhere in
+    the data and end anywhere behind. BadColumns names what is wrong with which column.
+    """
+    cdef Columns columns
+    cdef Slice slice
+    cdef Buffer held_insertion, held_bodies = Buffer(bodies), offsets = Buffer(body_offsets)
+    memset(&columns, 0, sizeof(Columns))
+    columns.count = offsets.view.len // 4 - 1
+    if columns.count < 1:
+        raise BadColumns("body: a block has at least one message")
+    use_strings(&columns.bodies, offsets, held_bodies, columns.count, "body")
+    if isinstance(insertion_ms, int):
+        columns.insertion_ms = insertion_ms
+    else:
+        held_insertion = Buffer(insertion_ms)
+        if held_insertion.view.len != columns.count * 8:
+            raise BadColumns(
+                f"insertion_ms: {held_insertion.view.len} bytes for {columns.count} values"
+            )
+        columns.insertion = held_insertion.at()
+    held = use_keys(&columns, keys), use_headers(&columns, headers)
+    slice.columns = &columns
+    slice.start = 0
+    slice.end = columns.count
+    return block_of(&slice, 1)
+
+
+cdef tuple use_keys(Columns* columns, keys):
+    """Takes a caller's keys. Returns what must be held meanwhile."""
+    cdef Buffer data, offsets, bits = None
+    if keys is None:
+        return ()
+    given_data, given_offsets, validity, first_bit = keys
+    data, offsets = Buffer(given_data), Buffer(given_offsets)
+    use_strings(&columns.keys, offsets, data, columns.count, "shard_key")
+    require_text(&columns.keys, columns.count, "shard_key")
+    if validity is not None:
+        bits = Buffer(validity)
+        columns.key_bit = first_bit
+        require_bits(bits, columns.key_bit, columns.keys.offsets, columns.count, "shard_key")
+        columns.key_bits = bits.at()
+    return data, offsets, bits
+
+
+cdef tuple use_headers(Columns* columns, headers):
+    """Takes a caller's headers. Returns what must be held meanwhile."""
+    cdef Buffer offsets, names, name_offsets, values, value_offsets, bits = None
+    if headers is None:
+        return ()
+    offsets, names, name_offsets, values, value_offsets = [Buffer(part) for part in headers[:5]]
+    columns.entries = name_offsets.view.len // 4 - 1
+    if columns.entries < 0:
+        raise BadColumns("headers: no offsets of names")
+    use_strings(&columns.names, name_offsets, names, columns.entries, "headers' names")
+    use_strings(&columns.values, value_offsets, values, columns.entries, "headers' values")
+    require_text(&columns.names, columns.entries, "headers' names")
+    use_maps(columns, offsets)
+    validity, first_bit = headers[5:]
+    if validity is not None:
+        bits = Buffer(validity)
+        columns.header_bit = first_bit
+        require_bits(bits, columns.header_bit, offsets.at(), columns.count, "headers")
+        columns.header_bits = bits.at()
+    return offsets, names, name_offsets, values, value_offsets, bits
+
+
+cdef int use_maps(Columns* columns, Buffer offsets) except -1:
+    cdef const unsigned char* at = offsets.at()
+    cdef int64_t count = columns.count
+    if offsets.view.len != (count + 1) * 4:
+        raise BadColumns(f"headers: {offsets.view.len} bytes of offsets for {count} values")
+    if get_i32(at, 0) < 0 or get_i32(at, count) > columns.entries or not is_ordered(at, count):
+        raise BadColumns("headers: offsets go back, or beyond the entries")
+    columns.header_offsets = at
+    return 0

@@ -1,0 +1,145 @@
+"""Run tables: which ids and times the messages of a block have.
+
+A run is messages with continuing ids and one time, most often those of one commit.
+A table is the bytes of its runs, each three int64, little-endian: first id,
+timestamp in ns, count. A message's place is its number in the block, from 0. Ids
+and times never go back along a table, and a join that can go on with the last run
+does so.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from polybus.errors import Damaged
+
+RUN_BYTES = 24
+_RUN = struct.Struct("<qqq")
+
+
+class Run(NamedTuple):
+    first_id: int
+    timestamp_ns: int
+    count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
+
+
+def table(first_id: int, timestamp_ns: int, count: int) -> bytes:
+    """The table of one run."""
+    return _RUN.pack(first_id, timestamp_ns, count)
+
+
+def entries(runs: Buffer) -> list[Run]:
+    return [Run(*fields) for fields in _RUN.iter_unpack(_checked(runs))]
+
+
+def count(runs: Buffer) -> int:
+    """How many messages there are."""
+    return sum(_counts(runs))
+
+
+def join(*tables: Buffer) -> bytes:
+    """One table of all, in order; a run that continues the one before becomes one with it."""
+    joined = bytearray()
+    for one in tables:
+        added = bytes(_checked(one))
+        if joined and added and _continues(joined, added):
+            first = _RUN.unpack_from(added)
+            last = _RUN.unpack_from(joined, len(joined) - RUN_BYTES)
+            _RUN.pack_into(joined, len(joined) - RUN_BYTES, last[0], last[1], last[2] + first[2])
+            added = added[RUN_BYTES:]
+        joined += added
+    return bytes(joined)
+
+
+def cut_runs(runs: Buffer, start: int, end: int) -> bytes:
+    """The table of the messages at places `start` to `end` (exclusive)."""
+    ends = _ends(runs)
+    if not ends or not 0 <= start <= end <= ends[-1]:
+        raise IndexError(f"places {start} to {end} of {ends[-1] if ends else 0}")
+    if start == end:
+        return b""
+    first, last = bisect_right(ends, start), bisect_left(ends, end)
+    kept = bytearray(_checked(runs)[first * RUN_BYTES : (last + 1) * RUN_BYTES])
+    _shorten_last(kept, ends[last] - end)
+    begin = ends[first - 1] if first else 0
+    _shorten_first(kept, start - begin)
+    return bytes(kept)
+
+
+def id_at(runs: Buffer, place: int) -> int:
+    run, inside = _find(runs, place)
+    return run.first_id + inside
+
+
+def time_at(runs: Buffer, place: int) -> int:
+    return _find(runs, place)[0].timestamp_ns
+
+
+def place_of_id(runs: Buffer, wanted: int) -> int:
+    """The first place whose id is this or a later one; the count if there is none."""
+    numbers = _numbers(runs)
+    first_ids = numbers[0::3]
+    at = bisect_right(first_ids, wanted) - 1
+    if at < 0:
+        return 0
+    before = sum(numbers[2 : at * 3 : 3])
+    return before + min(wanted - first_ids[at], numbers[at * 3 + 2])
+
+
+def place_of_time(runs: Buffer, timestamp_ns: int) -> int:
+    """The first place with this time or a later one; the count if there is none."""
+    numbers = _numbers(runs)
+    at = bisect_left(numbers[1::3], timestamp_ns)
+    return sum(numbers[2 : at * 3 : 3])
+
+
+def _checked(runs: Buffer) -> memoryview:
+    view = memoryview(runs).cast("B")
+    if len(view) % RUN_BYTES:
+        raise Damaged(f"a run table has {len(view)} bytes, which is no multiple of {RUN_BYTES}")
+    return view
+
+
+def _numbers(runs: Buffer) -> array[int]:
+    return array("q", bytes(_checked(runs)))
+
+
+def _counts(runs: Buffer) -> array[int]:
+    return _numbers(runs)[2::3]
+
+
+def _ends(runs: Buffer) -> list[int]:
+    return list(accumulate(_counts(runs)))
+
+
+def _find(runs: Buffer, place: int) -> tuple[Run, int]:
+    ends = _ends(runs)
+    if not ends or not 0 <= place < ends[-1]:
+        raise IndexError(f"place {place} of {ends[-1] if ends else 0}")
+    number = bisect_right(ends, place)
+    run = Run(*_RUN.unpack_from(_checked(runs), number * RUN_BYTES))
+    return run, place - (ends[number] - run.count)
+
+
+def _continues(before: Buffer, after: Buffer) -> bool:
+    size = memoryview(before).nbytes
+    last_id, last_time, last_count = _RUN.unpack_from(before, size - RUN_BYTES)
+    first_id, first_time, _ = _RUN.unpack_from(after)
+    return bool(first_id == last_id + last_count and first_time == last_time)
+
+
+def _shorten_last(runs: bytearray, by: int) -> None:
+    at = len(runs) - RUN_BYTES
+    first_id, time, count = _RUN.unpack_from(runs, at)
+    _RUN.pack_into(runs, at, first_id, time, count - by)
+
+
+def _shorten_first(runs: bytearray, by: int) -> None:
+    first_id, time, count = _RUN.unpack_from(runs)
+    _RUN.pack_into(runs, 0, first_id + by, time, count - by)
