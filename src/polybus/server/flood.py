@@ -6,6 +6,9 @@ stands for them. Nothing is lost silently: the counters of the bus count every
 event anyway, this is only about the lines. Tracebacks are long, and a defect that
 repeats itself says nothing new: for them the second is a minute.
 
+Lines that differ in their reason, their quota or their user are not repeats of one
+another: whoever floods the log must not hide what another one does.
+
 It is the first step of the log, so that a suppressed line costs almost nothing.
 """
 
@@ -14,15 +17,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from structlog import DropEvent
 
 WINDOW_S = 1.0
 TRACEBACK_WINDOW_S = 60.0
-# Events are constants in the code; should one carry changing text, it must not grow the table.
-MAX_EVENTS = 1000
+# Events and reasons are constants in the code. Users are many only where one has many
+# uids (user namespaces give thousands): all kinds beyond this share one count.
+MAX_KINDS = 200
 SUMMARY = "repeated"
+# What tells two events of the same name apart.
+TELLING = ("reason", "quota", "user")
+
+
+class Kind(NamedTuple):
+    """Lines of one kind are repeats of each other. `facts` are those of `TELLING` it has."""
+
+    level: str
+    event: str
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+OTHERS = Kind("warning", "too many kinds of events")
 
 
 @dataclass(slots=True)
@@ -39,7 +56,7 @@ class FloodGate:
     def __init__(self, max_repeats_per_s: int, clock: Callable[[], float]) -> None:
         self._limit = max_repeats_per_s
         self._clock = clock
-        self._windows: dict[tuple[str, str], _Window] = {}
+        self._windows: dict[Kind, _Window] = {}
         self._mutex = threading.Lock()  # the store's threads log, too
 
     def __call__(
@@ -47,26 +64,27 @@ class FloodGate:
     ) -> MutableMapping[str, Any]:
         if SUMMARY not in event:
             length_s = TRACEBACK_WINDOW_S if event.get("exc_info") else WINDOW_S
-            if not self._admit((level, str(event.get("event"))), length_s):
+            facts = tuple((key, str(event[key])) for key in TELLING if key in event)
+            if not self._admit(Kind(level, str(event.get("event")), facts), length_s):
                 raise DropEvent
         return event
 
-    def summaries(self, final: bool = False) -> list[tuple[str, str, int]]:
-        """(level, event, lines held back) of each window that is over; `final` takes all."""
+    def summaries(self, final: bool = False) -> list[tuple[Kind, int]]:
+        """How many lines were held back in each window that is over; `final` takes all."""
         now = self._clock()
         with self._mutex:
             over = [k for k, w in self._windows.items() if final or now - w.start >= w.length_s]
-            closed = [(key, self._windows.pop(key)) for key in over]
-        return [(level, event, w.held_back) for (level, event), w in closed if w.held_back]
+            closed = [(kind, self._windows.pop(kind)) for kind in over]
+        return [(kind, window.held_back) for kind, window in closed if window.held_back]
 
-    def _admit(self, key: tuple[str, str], length_s: float) -> bool:
+    def _admit(self, kind: Kind, length_s: float) -> bool:
         now = self._clock()
         with self._mutex:
-            window = self._windows.get(key)
+            window = self._windows.get(kind)
             if window is None:
-                if len(self._windows) >= MAX_EVENTS:
-                    key = ("warning", "too many kinds of events")
-                window = self._windows.setdefault(key, _Window(now, length_s))
+                if len(self._windows) >= MAX_KINDS:
+                    kind = OTHERS
+                window = self._windows.setdefault(kind, _Window(now, length_s))
             if now - window.start >= window.length_s:
                 window.start, window.seen = now, 0
             window.seen += 1

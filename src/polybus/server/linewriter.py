@@ -3,8 +3,8 @@
 stderr may be a pipe that nobody reads, a full disk or a stopped terminal; a
 write to it can then block for ever, and the event loop must never block. So the
 loop only queues lines; a thread writes them. The queue is bounded: when it is
-full, lines are dropped and counted, and the first line that gets through again
-says how many.
+full, lines are dropped, as are those that a closed pipe or a full disk did not
+take. All are counted, and once lines get through again the last of them says how many.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections import deque
 MAX_QUEUED_LINES = 10_000
 # A traceback fits; a line with a whole message in it does not deserve more.
 MAX_LINE_CHARS = 64 * 1024
+# After a write that failed: a closed pipe must not make a busy thread.
+RETRY_S = 0.01
 # At the end: how long a reader of stderr may take for what is queued.
 CLOSE_TIMEOUT_S = 1.0
 
@@ -55,24 +57,40 @@ class LineWriter:
             with self._wake:
                 while not self._lines and not self._closing:
                     self._wake.wait()
-                lines = list(self._lines)
+                queued = list(self._lines)
                 self._lines.clear()
-                if not lines:
-                    return
-                lost = self.dropped - self._told
-                self._told = self.dropped
-            if lost:
-                lines.append(f"polybus: {lost} log lines lost: stderr was not read")
-            self._put("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+                untold = self.dropped - self._told
+            if not queued:
+                return
+            lines = [f"{line}\n".encode(errors="backslashreplace") for line in queued]
+            if untold:
+                text = f"polybus: {untold} log lines lost: stderr did not take them\n"
+                lines.append(text.encode())
+            lost = self._put(lines)
+            with self._wake:
+                if lost:  # among them the line about earlier ones, which is no loss itself
+                    self.dropped += lost - bool(untold)
+                else:
+                    self._told += untold
 
-    def _put(self, data: bytes) -> None:
-        while data:
+    def _put(self, lines: list[bytes]) -> int:
+        """How many of them did not get through: a closed pipe, a full disk; the bus goes on."""
+        rest = memoryview(b"".join(lines))
+        while rest:
             try:
-                data = data[os.write(self._fd, data) :]
+                rest = rest[os.write(self._fd, rest) :]
             except BlockingIOError:
                 select.select([], [self._fd], [], 1.0)
             except OSError:
-                time.sleep(
-                    0.01
-                )  # a closed pipe, a full disk: these lines are lost, the bus goes on
-                return
+                time.sleep(RETRY_S)
+                return _whole_or_part(lines, len(rest))
+        return 0
+
+
+def _whole_or_part(lines: list[bytes], size: int) -> int:
+    """How many lines from the end have a part in the last `size` bytes."""
+    count = 0
+    while size > 0:
+        count += 1
+        size -= len(lines[-count])
+    return count

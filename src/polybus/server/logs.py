@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
-from polybus.server.flood import FloodGate
+from polybus.server.flood import FloodGate, Kind
 from polybus.server.linewriter import LineWriter
 from polybus.server.settings import LogSettings
 
@@ -60,13 +60,15 @@ class Logs:
 
     def tick(self) -> None:
         """Say how many repeats of each flooding event were left out."""
-        for level, event, count in self._flood.summaries():
-            getattr(self.logger, level)(event, repeated=count)
+        self._tell(self._flood.summaries())
 
     def close(self) -> None:
-        for level, event, count in self._flood.summaries(final=True):
-            getattr(self.logger, level)(event, repeated=count)
+        self._tell(self._flood.summaries(final=True))
         self._writer.close()
+
+    def _tell(self, held_back: Iterable[tuple[Kind, int]]) -> None:
+        for (level, event, facts), count in held_back:
+            getattr(self.logger, level)(event, **dict(facts), repeated=count)
 
 
 class _Lines:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
 import os
 import pty
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -17,6 +19,7 @@ from polybus.server import linewriter
 from polybus.server.linewriter import LineWriter
 from polybus.server.logs import Logs
 from polybus.server.settings import LogSettings
+from polybus.testing.watch import until
 
 
 class Sink:
@@ -127,9 +130,10 @@ def test_libraries_log_to_the_same_place(sink):
 def test_a_flood_is_a_few_lines_and_a_count(sink):
     logs = Logs(LogSettings(format="json", max_repeats_per_s=3), lambda: 0.0, sink.writer)
     for _ in range(1000):
-        logs.logger.warning("connection refused", peer="x")
+        logs.logger.warning("connection refused", peer="x", reason="max_connections")
     said = [json.loads(line) for line in lines(sink, logs)]
     assert [fields.get("repeated") for fields in said] == [None, None, None, 997]
+    assert said[-1]["reason"] == "max_connections"
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
@@ -157,7 +161,7 @@ def test_a_stderr_that_nobody_reads_does_not_block(sink, monkeypatch):
     writer.close()  # gives up after its time: the pipe is still full
     # Now somebody reads: what was queued comes, and how much was not.
     seen = b""
-    while b"log lines lost: stderr was not read" not in seen:
+    while b"log lines lost: stderr did not take them" not in seen:
         seen += os.read(sink.reader, 1 << 20)
     assert seen.count(b"x" * 100 + b"\n") == 30_000 - writer.dropped
 
@@ -181,3 +185,32 @@ def test_a_closed_reader_costs_lines_not_the_bus(sink):
     for _ in range(100):
         writer.write("into the void")
     writer.close()
+    assert writer.dropped == 100
+
+
+def test_lines_that_a_full_disk_did_not_take_are_counted_and_told(sink, monkeypatch):
+    """Of what was written together the front may have got through: it is not lost."""
+    full, taken = threading.Event(), threading.Event()
+    full.set()
+    write = os.write
+
+    def sometimes(fd: int, data: bytes) -> int:
+        if not full.is_set():
+            return write(fd, data)
+        if taken.is_set():
+            raise OSError(errno.ENOSPC, "no space")
+        taken.set()
+        return write(fd, data[:7])
+
+    monkeypatch.setattr(os, "write", sometimes)
+    writer = LineWriter(sink.writer)
+    with writer._wake:  # so that all three are written at once
+        for line in ("first", "second", "third"):
+            writer._lines.append(line)
+        writer._wake.notify()
+    until(lambda: writer.dropped == 2, "the second, half of which is there, and the third")
+    full.clear()
+    writer.write("again")
+    writer.close()
+    said = os.read(sink.reader, 1000).decode().splitlines()
+    assert said == ["first", "sagain", "polybus: 2 log lines lost: stderr did not take them"]
