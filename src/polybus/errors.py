@@ -18,9 +18,11 @@
     │   │   ├── UnknownProducer       nobody has opened a producer of this name
     │   │   ├── StageGone             a stage that was published, discarded or collected
     │   │   └── Trimmed               messages that the topic no longer keeps
+    │   ├── NotSupported          nothing is wrong with it, but this bus cannot do it
     │   ├── AlreadyExists         a topic of this name is there
     │   ├── WrongKind             the topic is of the other kind: ephemeral, durable
     │   ├── Conflict              a record is no longer as it was expected
+    │   ├── ShardSealed           a shard that takes no more: newer ones are open
     │   ├── Fenced                somebody newer has taken over
     │   ├── OutOfSequence         a stamp's counter leaves a gap
     │   ├── Stale                 a stamp's counter was used, and for what is not known any more
@@ -135,6 +137,10 @@ class Trimmed(DoesNotExist):
         self.start = start
 
 
+class NotSupported(Refused):
+    code = "not_supported"
+
+
 class AlreadyExists(Refused):
     code = "already_exists"
 
@@ -145,6 +151,10 @@ class WrongKind(Refused):
 
 class Conflict(Refused):
     code = "conflict"
+
+
+class ShardSealed(Refused):
+    code = "shard_sealed"
 
 
 class Fenced(Refused):
@@ -209,3 +219,29 @@ class NotConnected(Unavailable):
 
 class ConnectionLost(Unavailable):
     code = "connection_lost"
+
+
+def from_code(code: str, text: str) -> PolybusError:
+    """The error that travelled as these two; one that is not known here is a plain one."""
+    kind = _by_code().get(code, PolybusError)
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    error.__dict__.update(_TRAVELS_WITHOUT.get(kind, {}))
+    return error
+
+
+def _by_code() -> dict[str, type[PolybusError]]:
+    found: dict[str, type[PolybusError]] = {}
+    kinds = [PolybusError]
+    for kind in kinds:  # grows while it is walked
+        found[kind.code] = kind
+        kinds += kind.__subclasses__()
+    return found
+
+
+# What an error knows beside its text does not travel.
+_TRAVELS_WITHOUT: dict[type[PolybusError], dict[str, object]] = {
+    BadFrame: {"reason": ""},
+    LimitReached: {"limit": ""},
+    Trimmed: {"start": -1},
+}

@@ -4,7 +4,7 @@ A commit is atomic: all of it becomes visible at once and outlives a crash, or
 none. Appends over any topics, publishing of stages and changes of records may
 stand in one commit. Messages of one shard keep the order: the commit's appends
 in the order given, then its stages in the order given. Ids run topic by topic,
-shard by shard.
+shard by shard, by their numbers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Change(NamedTuple):
     """Sets a record, or removes it (`value` None).
 
     `expected` is the version it must have: 0 if it must not exist, None if any will do.
-    Versions are given by the store, never repeat for one key while it exists, and say
-    nothing beyond being equal or not.
+    Versions are given by the store, never repeat for one key, also after it was removed,
+    and say nothing beyond being equal or not. To remove what is not there is no fault.
     """
 
     key: bytes
@@ -74,6 +74,9 @@ class Span(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Committed:
     """`spans` has one for each shard that got messages, by topic and shard.
+
+    `timestamp_ns` is the wall clock's or, where that is behind, the newest of the topics
+    that got messages: time never goes back within a topic.
 
     `versions` are those of the commit's changes, 0 for a removed record; an answer to a
     repeat carries the spans, time and note of the first time, and no versions.

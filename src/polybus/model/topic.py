@@ -38,7 +38,10 @@ class Topic:
 
 
 class ShardBounds(NamedTuple):
-    """Offsets `start` to `end` (exclusive) are there, and take up `size_bytes` of blocks."""
+    """Offsets `start` to `end` (exclusive) are there, and take up `size_bytes` of blocks.
+
+    Blocks count whole, also if only their last messages are still there.
+    """
 
     start: int
     end: int
@@ -46,7 +49,10 @@ class ShardBounds(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Where a topic begins and ends: ids `first_id` to `next_id` (exclusive) may be there."""
+    """Where a topic begins and ends: ids `first_id` to `next_id` (exclusive) may be there.
+
+    None below `first_id` is; it is `next_id` if there are no messages, and never goes back.
+    """
 
     first_id: int
     next_id: int

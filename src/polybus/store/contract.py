@@ -6,12 +6,16 @@ What holds for all of it:
   and `stage` give a Future instead, so that many can be under way at once.
 - What a method answered is on disk (`durability="interval"`: queued; then a crash may
   lose the last moments, whole commits only, the newest first).
-- Commits take effect in the order in which they were handed over by one thread.
-- Futures are resolved on the engine's own thread: a callback must be quick.
-- Errors are those of `polybus.errors`, and mean that nothing was changed.
+- What one thread hands over takes effect in that order.
+- Futures are resolved on the engine's own thread: a callback must be quick, and must
+  not wait for the store. One that was cancelled in time was not done.
+- Errors are those of `polybus.errors`, and mean that nothing was changed. Those of
+  `commit` and `stage` come by the Future, all of them.
 
 A topic is known by its number; a number that no topic has any more is
-`DoesNotExist`, also while its data is still being removed.
+`DoesNotExist`, also while its data is still being removed. A shard that the topic
+never had is a `UsageError`, as is all that breaks a limit or makes no sense in itself
+(`polybus.store.checks`); appending to a sealed one is `ShardSealed`.
 """
 
 from __future__ import annotations
@@ -54,12 +58,16 @@ class Store(ABC):
     def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
         """A new topic. `AlreadyExists` if it is there.
 
-        Ids and offsets of a name that was dropped before go on where they ended.
+        Ids and offsets of a name that was dropped before go on where they ended: each
+        shard at the highest offset that a shard of its number ever had.
         """
 
     @abstractmethod
     def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
-        """Replaces the settings; with `add_shards` seals all shards and opens so many new ones."""
+        """Replaces the settings; with `add_shards` seals all shards and opens so many new ones.
+
+        Sealed shards can be read and trimmed as before.
+        """
 
     @abstractmethod
     def topics(self) -> list[Topic]:
@@ -67,13 +75,22 @@ class Store(ABC):
 
     @abstractmethod
     def drop(self, name: str) -> None:
-        """Removes a topic and its messages. Its name's next id and offsets are kept."""
+        """Removes a topic and its messages. Its name's next id and offsets are kept.
+
+        A stage with blocks for it can no longer be published, only discarded.
+        """
 
     # --- writing
 
     @abstractmethod
     def commit(self, commit: Commit) -> Future[Committed]:
-        """Does all of it or nothing; a repeated stamp gives the first result again."""
+        """Does all of it or nothing; a repeated stamp gives the first result again.
+
+        The form is judged first, then the stamp, then all else: a repeat is known as one
+        also if its topic or stage is gone by now. The digest alone tells two requests of
+        one counter apart, their content is not compared. An empty commit uses its stamp
+        up. Which of several faults is named is the engine's choice.
+        """
 
     @abstractmethod
     def open_producer(self, name: str, habits: Habits) -> Opened:
@@ -81,15 +98,26 @@ class Store(ABC):
 
     @abstractmethod
     def close_producer(self, name: str, epoch: int) -> None:
-        """Forgets a producer for good. `Fenced` if somebody has opened it since."""
+        """Forgets a producer for good: opened again, it starts anew.
+
+        `Fenced` if somebody has opened it since; `UnknownProducer` if it is not there.
+        """
 
     @abstractmethod
     def open_stage(self, lease_s: float = LEASE_S) -> str:
-        """A new, empty stage. Unless renewed or published within its lease, it is collected."""
+        """A new, empty stage, which may be published as it is.
+
+        Once its lease has run out (0: at once), it is gone for everyone; its blocks are
+        collected some time later.
+        """
 
     @abstractmethod
     def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
-        """Stores blocks that nobody sees until the stage is published by a commit."""
+        """Stores blocks that nobody sees until the stage is published by a commit.
+
+        The shards must be open now, and again when it is published. `StageGone` if it
+        was published, discarded or its lease has run out.
+        """
 
     @abstractmethod
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
@@ -101,7 +129,10 @@ class Store(ABC):
 
     @abstractmethod
     def trim(self, topic: int, before: Mapping[int, int]) -> None:
-        """Removes the messages of each shard before an offset; never moves a start back."""
+        """Removes the messages of each shard before an offset, at most all there are.
+
+        Never moves a start back: an offset before it does nothing.
+        """
 
     # --- reading
 
@@ -122,30 +153,40 @@ class Store(ABC):
         """Messages from `start` to `end` (exclusive): offsets of a shard, ids of `ALL`.
 
         At least one if there is any, then as many as the bounds allow; an engine may give
-        fewer, and gives none only if there are none. A shard's messages that were trimmed
-        are `Trimmed`; `ALL` passes over them.
+        fewer, and gives none only if there are none: also from beyond the end, or if
+        `end` is not behind `start`. A shard's messages that were trimmed are `Trimmed`;
+        `ALL` passes over them.
         """
 
     @abstractmethod
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
-        """The first offset (id, of `ALL`) that came at this time or later; the end if none."""
+        """The first offset (id, of `ALL`) that came at this time or later; the end if none.
+
+        Only what is still there counts.
+        """
 
     @abstractmethod
     def get(self, key: bytes) -> Record | None: ...
 
     @abstractmethod
     def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
-        """Records whose keys begin so and come behind `after`, in order."""
+        """Records whose keys begin so and come behind `after`, in order; at most `limit`."""
 
     @abstractmethod
     def watch(self, listener: Listener) -> Callable[[], None]:
-        """Calls the listener with what has become visible, until the answer is called."""
+        """Calls the listener with what has become visible, until the answer is called.
+
+        The messages can be read by then. A listener that raises is logged, and stays.
+        """
 
     # --- the end
 
     @abstractmethod
     def close(self) -> None:
-        """Finishes what was handed over, and lets go. Later calls are `StoreClosed`."""
+        """Finishes what was handed over, and lets go. Later calls are `StoreClosed`.
+
+        Closing again does nothing, nor does ending a watch after that.
+        """
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,223 @@
+"""All that one commit can change together, as plain values; knows no threads.
+
+A commit is judged whole before anything is changed, and nothing that is changed
+after that can fail: so it is done whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from polybus.errors import AlreadyExists, Conflict, DoesNotExist, StageGone, Trimmed
+from polybus.model.block import gather
+from polybus.model.commit import Append, Change, Commit, Committed, Record, Span
+from polybus.model.rows import EMPTY, Rows
+from polybus.model.topic import ALL, All, Topic
+from polybus.store import checks
+from polybus.store.memory.log import Log, Shard
+from polybus.store.memory.producers import Producers
+
+
+@dataclass(slots=True)
+class Stage:
+    deadline_s: float
+    appends: list[Append] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Tombstone:
+    """Where the ids and offsets of a name that was dropped go on."""
+
+    next_id: int = 1
+    ends: list[int] = field(default_factory=list)
+
+    def end_of(self, shard: int) -> int:
+        return self.ends[shard] if shard < len(self.ends) else 0
+
+
+class Namespace:
+    def __init__(self, wall_ns: Callable[[], int], clock_s: Callable[[], float]) -> None:
+        self.producers = Producers()
+        self._wall_ns = wall_ns
+        self._clock_s = clock_s
+        self._names: dict[str, Log] = {}
+        self._logs: dict[int, Log] = {}
+        self._tombstones: dict[str, Tombstone] = {}
+        self._stages: dict[str, Stage] = {}
+        self._records: dict[bytes, Record] = {}
+        self._last_number = 0
+        self._last_version = 0
+
+    # --- topics
+
+    def create(self, name: str, shards: int, settings: dict[str, object]) -> Topic:
+        if name in self._names:
+            raise AlreadyExists(f"topic {name!r} is there already")
+        self._last_number += 1
+        topic = Topic(name, self._last_number, (shards,), settings)
+        grave = self._tombstones.get(name, Tombstone())
+        log = Log(topic, [], grave.next_id)
+        self._open_shards(log)
+        self._names[name] = self._logs[topic.number] = log
+        return topic
+
+    def configure(self, name: str, settings: dict[str, object], add_shards: int) -> Topic:
+        log = self._named(name)
+        generations = log.topic.generations + ((add_shards,) if add_shards else ())
+        log.topic = replace(log.topic, settings=settings, generations=generations)
+        self._open_shards(log)
+        return log.topic
+
+    def topics(self) -> list[Topic]:
+        return [self._names[name].topic for name in sorted(self._names)]
+
+    def drop(self, name: str) -> None:
+        log = self._named(name)
+        ends = [shard.end for shard in log.shards]
+        before = self._tombstones.get(name, Tombstone())
+        ends += before.ends[len(ends) :]
+        self._tombstones[name] = Tombstone(log.next_id, ends)
+        del self._names[name], self._logs[log.topic.number]
+
+    def log(self, number: int) -> Log:
+        log = self._logs.get(number)
+        if log is None:
+            raise DoesNotExist(f"there is no topic number {number}")
+        return log
+
+    def _named(self, name: str) -> Log:
+        log = self._names.get(name)
+        if log is None:
+            raise DoesNotExist(f"there is no topic {name!r}")
+        return log
+
+    def _open_shards(self, log: Log) -> None:
+        grave = self._tombstones.get(log.topic.name, Tombstone())
+        for number in log.topic.shards[len(log.shards) :]:
+            log.shards.append(Shard(number, grave.end_of(number), grave.end_of(number)))
+
+    # --- writing
+
+    def commit(self, commit: Commit) -> Committed:
+        first = self.producers.judge(commit.stamp) if commit.stamp else None
+        if first is not None:
+            return first
+        appends = self._judge_appends(commit)
+        self._judge_changes(commit.changes)
+        spans, timestamp_ns = self._append(appends)
+        for stage in commit.stages:
+            del self._stages[stage]
+        versions = tuple(self._change(change) for change in commit.changes)
+        done = Committed(spans, timestamp_ns, versions, commit.note)
+        if commit.stamp:
+            self.producers.use(commit.stamp, done)
+        return done
+
+    def _judge_appends(self, commit: Commit) -> list[Append]:
+        """All that is to be appended, by topic and shard, in the order of the commit."""
+        stages = [self._stage(stage) for stage in commit.stages]
+        appends = [*commit.appends, *(append for stage in stages for append in stage.appends)]
+        for append in appends:
+            checks.open_shard(self.log(append.topic).topic, append.shard)
+        return sorted(appends, key=lambda append: (append.topic, append.shard))
+
+    def _judge_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            record = self._records.get(change.key)
+            version = record.version if record else 0
+            if change.expected not in (None, version):
+                raise Conflict(f"record {change.key!r} is at another version than expected")
+
+    def _append(self, appends: Sequence[Append]) -> tuple[tuple[Span, ...], int]:
+        logs = [self.log(append.topic) for append in appends]
+        timestamp_ns = max([self._wall_ns(), *(log.timestamp_ns for log in logs)])
+        spans: dict[tuple[int, int], Span] = {}
+        for log, (topic, shard, block) in zip(logs, appends, strict=True):
+            here = Span(topic, shard, log.shards[shard].end, log.next_id, 0)
+            span = spans.get((topic, shard), here)
+            spans[topic, shard] = span._replace(count=span.count + block.count)
+            log.append(shard, block, timestamp_ns)
+        return tuple(spans.values()), timestamp_ns
+
+    def _change(self, change: Change) -> int:
+        if change.value is None:
+            self._records.pop(change.key, None)
+            return 0
+        self._last_version += 1
+        self._records[change.key] = Record(change.key, change.value, self._last_version)
+        return self._last_version
+
+    def trim(self, number: int, before: Mapping[int, int]) -> None:
+        log = self.log(number)
+        for shard, offset in checks.trims(log.topic, before).items():
+            log.shards[shard].trim(offset)
+
+    # --- stages
+
+    def open_stage(self, lease_s: float) -> str:
+        self._collect()
+        name = secrets.token_hex(16)
+        self._stages[name] = Stage(self._clock_s() + lease_s)
+        return name
+
+    def stage(self, name: str, appends: Sequence[Append]) -> None:
+        stage = self._stage(name)
+        for append in appends:
+            checks.open_shard(self.log(append.topic).topic, append.shard)
+        stage.appends += appends
+
+    def renew(self, name: str, lease_s: float) -> None:
+        self._stage(name).deadline_s = self._clock_s() + lease_s
+
+    def discard(self, name: str) -> None:
+        self._stages.pop(name, None)
+
+    def _stage(self, name: str) -> Stage:
+        self._collect()
+        stage = self._stages.get(name)
+        if stage is None:
+            raise StageGone(f"there is no stage {name!r}")
+        return stage
+
+    def _collect(self) -> None:
+        now_s = self._clock_s()
+        for name in [name for name, stage in self._stages.items() if stage.deadline_s <= now_s]:
+            del self._stages[name]
+
+    # --- reading
+
+    def read(
+        self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
+    ) -> Rows:
+        log = self.log(number)
+        checks.shard_of(log.topic, shard)
+        if end <= start:
+            return EMPTY
+        if shard != ALL:
+            source = log.shards[shard]
+            if start < source.start:
+                raise Trimmed(f"shard {shard} begins at {source.start}", source.start)
+            pieces = list(source.pieces(start, end, max_rows))
+            return gather(pieces, max_rows=max_rows, max_bytes=max_bytes)
+        pieces = [
+            piece
+            for source in log.shards
+            for piece in source.pieces(source.offset_of_id(start), source.end, max_rows)
+        ]
+        return gather(pieces, from_id=start, below_id=end, max_rows=max_rows, max_bytes=max_bytes)
+
+    def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
+        log = self.log(number)
+        checks.shard_of(log.topic, shard)
+        if shard == ALL:
+            return log.id_of_time(timestamp_ns)
+        return log.shards[shard].offset_of_time(timestamp_ns)
+
+    def get(self, key: bytes) -> Record | None:
+        return self._records.get(key)
+
+    def scan(self, prefix: bytes, after: bytes, limit: int) -> list[Record]:
+        keys = sorted(key for key in self._records if key.startswith(prefix) and key > after)
+        return [self._records[key] for key in keys[:limit]]

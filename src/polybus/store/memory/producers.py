@@ -1,0 +1,70 @@
+"""Producers: the table of `polybus.model.stamp`, as code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from polybus.errors import Fenced, OutOfSequence, Stale, UnknownProducer
+from polybus.model.commit import Committed
+from polybus.model.stamp import Habits, Opened, Stamp
+
+
+@dataclass(slots=True)
+class Producer:
+    habits: Habits
+    epoch: int = 0
+    last_counter: int = 0
+    # Counter → digest and result of the last commits, the oldest first.
+    results: dict[int, tuple[bytes, Committed]] = field(default_factory=dict)
+
+    def forget_old_results(self) -> None:
+        while len(self.results) > self.habits.kept_results:
+            del self.results[next(iter(self.results))]
+
+
+class Producers:
+    def __init__(self) -> None:
+        self._producers: dict[str, Producer] = {}
+
+    def open(self, name: str, habits: Habits) -> Opened:
+        producer = self._producers.setdefault(name, Producer(habits))
+        producer.habits = habits
+        producer.epoch += 1
+        producer.forget_old_results()
+        return Opened(producer.epoch, producer.last_counter)
+
+    def close(self, name: str, epoch: int) -> None:
+        self._of_epoch(name, epoch)
+        del self._producers[name]
+
+    def judge(self, stamp: Stamp) -> Committed | None:
+        """None if the stamp may be used; the first result if it was; else an error."""
+        producer = self._of_epoch(stamp.producer, stamp.epoch)
+        if stamp.counter <= producer.last_counter:
+            return self._first_result(producer, stamp)
+        if producer.habits.dense and stamp.counter != producer.last_counter + 1:
+            text = f"{stamp.producer!r}: {stamp.counter} after {producer.last_counter}"
+            raise OutOfSequence(f"counter of producer {text} leaves a gap")
+        return None
+
+    def use(self, stamp: Stamp, result: Committed) -> None:
+        """Remembers what became of a stamp that may be used."""
+        producer = self._producers[stamp.producer]
+        producer.last_counter = stamp.counter
+        producer.results[stamp.counter] = stamp.digest, result
+        producer.forget_old_results()
+
+    def _of_epoch(self, name: str, epoch: int) -> Producer:
+        producer = self._producers.get(name)
+        if producer is None:
+            raise UnknownProducer(f"nobody has opened producer {name!r}")
+        if epoch != producer.epoch:
+            raise Fenced(f"producer {name!r} has epoch {producer.epoch}, not {epoch}")
+        return producer
+
+    @staticmethod
+    def _first_result(producer: Producer, stamp: Stamp) -> Committed:
+        digest, result = producer.results.get(stamp.counter, (None, None))
+        if result is None or digest != stamp.digest:
+            raise Stale(f"counter {stamp.counter} of producer {stamp.producer!r} was used")
+        return replace(result, versions=(), duplicate=True)

@@ -1,0 +1,158 @@
+"""Watching: who wants to hear of new messages does, with no thread of his own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from polybus.errors import Conflict
+from polybus.model.commit import Change, Commit, Committed
+from polybus.store.contract import News, Store
+from polybus.testing.conformance.kit import (
+    TIMEOUT_S,
+    Engine,
+    append,
+    bodies,
+    producer,
+    put,
+    refused,
+    stage,
+)
+
+
+class _Heard:
+    """What a listener was told, in turn."""
+
+    def __init__(self, store: Store) -> None:
+        self._news: queue.SimpleQueue[Sequence[News]] = queue.SimpleQueue()
+        self.stop = store.watch(self._news.put)
+
+    def until(self, last: News) -> list[News]:
+        """All news up to this, which must come."""
+        found = list[News]()
+        while last not in found:
+            found += self._news.get(timeout=TIMEOUT_S)
+        return found
+
+
+def check_news_of_appends(engine: Engine) -> None:
+    with engine.fresh() as store:
+        one, other = store.create("t", 2, {}), store.create("u", 1, {})
+        heard = _Heard(store)
+        put(store, append(one, 1, b"a", b"b"), append(other, 0, b"c"))
+        put(store, append(one, 1, b"d"))
+        news = heard.until(News(one.number, 1, 3))
+        assert news == [(one.number, 1, 2), (other.number, 0, 1), (one.number, 1, 3)]
+
+
+def check_news_of_published_stages(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        heard = _Heard(store)
+        name = stage(store, append(topic, 0, b"a"))
+        put(store, append(topic, 0, b"b"))
+        put(store, stages=[name])
+        news = heard.until(News(topic.number, 0, 2))
+        assert news == [(topic.number, 0, 1), (topic.number, 0, 2)]
+
+
+def check_no_news_without_messages(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        stamp = producer(store)(1)
+        put(store, append(topic, 0, b"a"), stamp=stamp)
+        heard = _Heard(store)
+        put(store)
+        put(store, changes=[Change(b"k", b"v")])
+        put(store, append(topic, 0, b"a"), stamp=stamp)
+        with refused(Conflict):
+            put(store, append(topic, 0, b"x"), changes=[Change(b"k", b"v", 0)])
+        put(store, append(topic, 0, b"b"))
+        assert heard.until(News(topic.number, 0, 2)) == [(topic.number, 0, 2)]
+
+
+def check_messages_can_be_read_when_news_come(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        seen: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        store.watch(lambda _: seen.put(bodies(store, topic)))
+        put(store, append(topic, 0, b"a"))
+        assert seen.get(timeout=TIMEOUT_S) == [b"a"]
+
+
+def check_news_until_stopped(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        stopped, heard = _Heard(store), _Heard(store)
+        put(store, append(topic, 0, b"a"))
+        stopped.until(News(topic.number, 0, 1))
+        heard.until(News(topic.number, 0, 1))
+        stopped.stop()
+        stopped.stop()
+        put(store, append(topic, 0, b"b"))
+        heard.until(News(topic.number, 0, 2))
+        put(store)  # whatever the engine still had to tell has been told by now
+        assert stopped._news.empty()
+
+
+def check_one_listener_may_watch_twice(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        told: queue.SimpleQueue[Sequence[News]] = queue.SimpleQueue()
+        stop = store.watch(told.put)
+        store.watch(told.put)
+        stop()
+        put(store, append(topic, 0, b"a"))
+        assert list(told.get(timeout=TIMEOUT_S)) == [(topic.number, 0, 1)]
+        put(store, append(topic, 0, b"b"))
+        assert list(told.get(timeout=TIMEOUT_S)) == [(topic.number, 0, 2)]
+
+
+def check_a_listener_that_fails_harms_nobody(engine: Engine) -> None:
+    def fail(news: Sequence[News]) -> None:
+        calls.put(None)
+        raise _OnPurposeError
+
+    calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+    with _quiet("polybus.store"), engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        store.watch(fail)
+        heard = _Heard(store)
+        for end in (1, 2):
+            put(store, append(topic, 0, b"x"))
+            heard.until(News(topic.number, 0, end))
+            calls.get(timeout=TIMEOUT_S)
+
+
+def check_a_callback_that_fails_harms_nobody(engine: Engine) -> None:
+    def fail(future: Future[Committed]) -> None:
+        calls.put(future.result().spans[0].first_id)
+        raise _OnPurposeError
+
+    calls: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with _quiet("concurrent.futures"), engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        for first_id in range(1, 20):
+            store.commit(Commit((append(topic, 0, b"x"),))).add_done_callback(fail)
+            assert calls.get(timeout=TIMEOUT_S) == first_id
+
+
+class _OnPurposeError(Exception):
+    pass
+
+
+@contextmanager
+def _quiet(logger: str) -> Generator[None]:
+    """What fails on purpose is not shown to whoever runs the checks."""
+
+    def shown(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], _OnPurposeError))
+
+    logging.getLogger(logger).addFilter(shown)
+    try:
+        yield
+    finally:
+        logging.getLogger(logger).removeFilter(shown)

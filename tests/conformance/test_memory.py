@@ -1,0 +1,15 @@
+"""The reference engine keeps the store's contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.store.memory.engine import MemoryStore
+from polybus.testing.conformance import Check, Engine, checks, name_of
+
+MEMORY = Engine(lambda wall_ns: MemoryStore(wall_ns=wall_ns))
+
+
+@pytest.mark.parametrize("check", checks(MEMORY), ids=name_of)
+def test_memory(check: Check) -> None:
+    check(MEMORY)
