@@ -5,11 +5,15 @@ are listed. The admin socket is always there: at its default, or where it is
 listed. Everything is checked before anything is opened: the dialect, the
 address, the scheme, and that nobody beyond this machine is served in plain text
 without someone having asked for it.
+
+`localhost` stands for two addresses, and a client may try either first. So it is
+two listeners, on a host that has both; at port 0 each gets a port of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polybus.errors import AddressError, ConfigError
@@ -17,6 +21,9 @@ from polybus.model.address import Address
 from polybus.server.config import DEFAULT, Loaded
 from polybus.server.dialects import ADMIN, ADMIN_DEFAULT, ADMIN_SCHEMES, DIALECTS, RUNTIME
 from polybus.server.settings import Settings
+
+LOCALHOST = "localhost"
+LOOPBACKS = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class Wanted:
 def plan(loaded: Loaded, runtime: Path, admin: bool = True) -> tuple[Wanted, ...]:
     """The listeners to open, dialects first; `UsageError` if one cannot be."""
     source = loaded.sources.get("listen", DEFAULT)
-    listed = [_parse(item, source) for item in loaded.settings.listen]
+    listed = [one for item in loaded.settings.listen for one in _each(_parse(item, source))]
     wanted = listed or _defaults(runtime)
     if admin and not any(one.dialect == ADMIN for one in wanted):
         wanted.append(Wanted(ADMIN, _default(ADMIN_DEFAULT, runtime), listed=False))
@@ -67,6 +74,24 @@ def _parse(item: str, source: str) -> Wanted:
     except AddressError as error:
         raise AddressError(f"{source}: {name}: {error}") from None
     return Wanted(name, address, listed=True)
+
+
+def _each(one: Wanted) -> list[Wanted]:
+    if one.address.host != LOCALHOST:
+        return [one]
+    hosts = [host for host, family in LOOPBACKS.items() if _is_here(host, family)]
+    addresses = [replace(one.address, host=host) for host in hosts or [LOCALHOST]]
+    return [replace(one, address=address) for address in addresses]
+
+
+def _is_here(host: str, family: socket.AddressFamily) -> bool:
+    """Has this machine such an address? Containers often lack IPv6."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((host, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _check(one: Wanted, settings: Settings) -> None:
