@@ -123,6 +123,11 @@ class Child:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
+    def ended(self) -> bool:
+        """Dead, and not waited for."""
+        state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2]
+        return state.split()[0] == "Z"
+
     def wait(self) -> Ended:
         return self._nursery.reap()
 
