@@ -17,6 +17,8 @@ PLANTED = {
         ("kernel/framing.pyx", "polybus.errors"),
         ("kernel/registry.pxd", "polybus.model.names"),
         ("model/names.py", "polybus.bus.broker"),
+        ("model/topic.py", "polybus.store.contract"),
+        ("store/contract.py", "polybus.bus.broker"),
         ("bus/broker.py", "polybus.dialects.rqueue.codec"),
         ("bus/broker.py", "polybus.transports.stream"),
         ("transports/stream.py", "polybus.dialects.rqueue.session"),
@@ -46,6 +48,24 @@ PLANTED = {
     "The bus has no sockets": [
         ("bus/delivery.py", "time"),
         ("bus/delivery.py", "asyncio"),
+    ],
+    "The bus knows the store by its contract alone": [
+        ("bus/broker.py", "polybus.store.memory.engine"),
+        ("bus/topics.py", "polybus.store.lmdb"),
+        ("bus/delivery.py", "polybus.store.opening"),
+    ],
+    "The store's contract is values": [
+        ("store/contract.py", "polybus.kernel.blocks"),
+        ("store/contract.py", "polybus.store.memory.engine"),
+    ],
+    "Engines never import each other": [
+        ("store/memory/engine.py", "polybus.store.lmdb.keys"),
+        ("store/lmdb/keys.py", "polybus.store.memory.log"),
+    ],
+    "Engines know nobody who uses them": [
+        ("store/memory/engine.py", "polybus.store.waiting"),
+        ("store/lmdb/keys.py", "polybus.store.opening"),
+        ("store/checks.py", "polybus.bus.broker"),
     ],
     "Transports move bytes": [
         ("transports/stream.py", "polybus.kernel.fanout"),
@@ -79,7 +99,8 @@ def dotted(file: str) -> str:
 
 
 def broken_contracts(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.endswith("BROKEN")]
+    """Their lines; behind the word may stand how many imports were ignored."""
+    return [line for line in output.splitlines() if " BROKEN" in line]
 
 
 def test_the_tree_as_it_is_keeps_every_contract(script: ModuleType, tmp_path: Path) -> None:
