@@ -1,0 +1,231 @@
+"""Blocks and rows as Arrow's record batches: the only file here that needs pyarrow.
+
+Both ways are per column: `batch_of` wraps the columns of a read without copying;
+`block_of` hands the buffers of a batch to the kernel, which checks each offset, each
+null and each string. A batch may come from anybody, so nothing in it is believed:
+Arrow's own structural check comes first, since its accessors trust what they read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polybus.errors import MalformedRequest, TooLarge, UsageError
+from polybus.model.block import Block, Headers, Keys
+from polybus.model.rows import Column, Rows
+
+HEADERS_TYPE = pa.map_(pa.utf8(), pa.binary())
+
+PRODUCE_SCHEMA = pa.schema(
+    [
+        pa.field("shard_key", pa.utf8()),
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("insertion_ms", pa.int64()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+REQUIRED = ("shard_key", "body")
+
+READ_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp_ns", pa.int64(), nullable=False),
+        pa.field("insertion_ms", pa.int64(), nullable=False),
+        pa.field("shard_key", pa.utf8()),
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+
+
+# --- reading ------------------------------------------------------------------
+
+
+def batch_of(rows: Rows) -> pa.RecordBatch:
+    """The rows as a batch of READ_SCHEMA, which refers to the same memory."""
+    count = rows.count
+    columns = [
+        _plain(pa.int64(), count, rows.ids),
+        _plain(pa.int32(), count, rows.shards),
+        _plain(pa.int64(), count, rows.offsets),
+        _plain(pa.int64(), count, rows.timestamps_ns),
+        _plain(pa.int64(), count, rows.insertion_ms),
+        _strings(pa.utf8(), count, rows.key_validity, rows.key_offsets, rows.keys),
+        _strings(pa.binary(), count, None, rows.body_offsets, rows.bodies),
+        _maps(rows),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+
+
+def _plain(kind: pa.DataType, count: int, values: Column) -> pa.Array:
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
+
+
+def _strings(
+    kind: pa.DataType, count: int, validity: Column | None, offsets: Column | None, data: Any
+) -> pa.Array:
+    if offsets is None:
+        return pa.nulls(count, kind)
+    buffers = [_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, count, buffers)
+
+
+def _maps(rows: Rows) -> pa.Array:
+    if rows.header_offsets is None:
+        return pa.nulls(rows.count, HEADERS_TYPE)
+    assert rows.header_name_offsets is not None
+    entries = len(rows.header_name_offsets) // 4 - 1
+    names = _strings(pa.utf8(), entries, None, rows.header_name_offsets, rows.header_names)
+    values = _strings(pa.binary(), entries, None, rows.header_value_offsets, rows.header_values)
+    pairs = pa.StructArray.from_arrays(
+        [names, values], fields=[HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]
+    )
+    buffers = [_buffer(rows.header_validity), pa.py_buffer(rows.header_offsets)]
+    return pa.Array.from_buffers(HEADERS_TYPE, rows.count, buffers, children=[pairs])
+
+
+def _buffer(column: Column | None) -> pa.Buffer | None:
+    return None if column is None else pa.py_buffer(column)
+
+
+# --- producing ----------------------------------------------------------------
+
+
+def block_of(batch: pa.RecordBatch, now_ms: int) -> Block:
+    """The block of a batch of PRODUCE_SCHEMA; columns after `body` may be missing.
+
+    A missing insertion time is `now_ms`. `MalformedRequest` names the column that is
+    wrong, `TooLarge` says that it is all too much for one block.
+    """
+    check_schema(batch.schema)
+    if batch.num_rows == 0:
+        raise MalformedRequest("body: the batch has no rows")
+    try:
+        batch.validate()
+        return _block({name: batch.column(name) for name in batch.schema.names}, now_ms)
+    except TooLarge:
+        raise
+    except pa.ArrowInvalid as error:
+        raise MalformedRequest(f"the batch is malformed: {error}") from None
+    except UsageError as error:
+        raise MalformedRequest(str(error)) from None
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Can batches of this schema become blocks? `MalformedRequest` names the column if not."""
+    for name in schema.names:
+        if name not in PRODUCE_SCHEMA.names:
+            raise MalformedRequest(f"{name}: no such column; there are {_known()}")
+        if schema.names.count(name) > 1:
+            raise MalformedRequest(f"{name}: there are several columns of this name")
+        expected, given = PRODUCE_SCHEMA.field(name).type, schema.field(name).type
+        if not _is_type(given, expected):
+            raise MalformedRequest(f"{name}: the type is {given}, and must be {expected}")
+    for name in REQUIRED:
+        if name not in schema.names:
+            raise MalformedRequest(f"{name}: the column is missing")
+
+
+def _known() -> str:
+    return ", ".join(PRODUCE_SCHEMA.names)
+
+
+def _is_type(given: pa.DataType, expected: pa.DataType) -> bool:
+    """Maps are equal by what they map, whatever their entries are called."""
+    if not pa.types.is_map(expected) or not pa.types.is_map(given):
+        return bool(given == expected)
+    kinds = given.key_type, given.item_type
+    return bool(kinds == (expected.key_type, expected.item_type))
+
+
+def _block(columns: dict[str, pa.Array], now_ms: int) -> Block:
+    bodies = columns["body"]
+    if bodies.null_count:
+        raise MalformedRequest("body: a message has none")
+    headers = columns.get("headers")
+    _, offsets, data = _string_buffers(bodies)
+    return Block.from_columns(
+        data,
+        offsets,
+        insertion_ms=_times(columns.get("insertion_ms"), now_ms),
+        keys=_keys(columns["shard_key"]),
+        headers=None if headers is None else _headers(headers),
+    )
+
+
+def _times(column: pa.Array | None, now_ms: int) -> int | memoryview:
+    if column is None or column.null_count == len(column):
+        return now_ms
+    filled = pc.fill_null(column, now_ms) if column.null_count else column
+    start = filled.offset * 8
+    return _bytes(filled.buffers()[1])[start : start + len(filled) * 8]
+
+
+def _keys(column: pa.Array) -> Keys | None:
+    if column.null_count == len(column):
+        return None
+    column = _without_hidden_content(column)
+    validity, offsets, data = _string_buffers(column)
+    return Keys(data, offsets, validity, column.offset)
+
+
+def _headers(column: pa.Array) -> Headers | None:
+    if column.null_count == len(column):
+        return None
+    column = _without_hidden_content(column)
+    names, values = column.keys, column.items
+    if values.null_count:
+        raise MalformedRequest("headers: a value is null")
+    if names.null_count:
+        raise MalformedRequest("headers: a name is null")
+    _, name_offsets, name_data = _string_buffers(names)
+    _, value_offsets, value_data = _string_buffers(values)
+    return Headers(
+        _offsets(column),
+        name_data,
+        name_offsets,
+        value_data,
+        value_offsets,
+        _validity(column),
+        column.offset,
+    )
+
+
+def _without_hidden_content(column: pa.Array) -> pa.Array:
+    """Arrow lets a null have bytes that nobody sees, and blocks do not: then a copy without."""
+    if column.null_count and pc.any(pc.and_(column.is_null(), _has_content(column))).as_py():
+        column.validate(full=True)
+        return column.take(pa.array(range(len(column)), pa.int64()))
+    return column
+
+
+def _has_content(column: pa.Array) -> pa.Array:
+    cuts = pa.Array.from_buffers(
+        pa.int32(), len(column) + 1, [None, pa.py_buffer(_offsets(column))]
+    )
+    return pc.not_equal(cuts[1:], cuts[:-1])
+
+
+def _string_buffers(column: pa.Array) -> tuple[memoryview | None, memoryview, memoryview]:
+    """The validity (which begins at bit `column.offset`), the offsets, and the data."""
+    return _validity(column), _offsets(column), _bytes(column.buffers()[2])
+
+
+def _validity(column: pa.Array) -> memoryview | None:
+    return _bytes(column.buffers()[0]) if column.null_count else None
+
+
+def _offsets(column: pa.Array) -> memoryview:
+    if len(column) == 0:  # then there need not be any
+        return memoryview(bytes(4))
+    start = column.offset * 4
+    return _bytes(column.buffers()[1])[start : start + (len(column) + 1) * 4]
+
+
+def _bytes(buffer: pa.Buffer | None) -> memoryview:
+    return memoryview(b"") if buffer is None else memoryview(buffer).cast("B")
