@@ -175,6 +175,9 @@ def test_a_recreated_topic_belongs_to_whoever_recreated_it(guests: Guests):
     assert bob.ask(delete(b"again")) == (NOTHING_HAPPENED, b"")  # marked: nobody is asked
     assert bob.ask(create(b"again")) == (OK, b"")
     assert alice.ask(delete(b"again")) == (NO, b"")
+    listing = ("acl", "ls", "again", "--admin", str(guests.bus.admin_path))
+    listed = [guests.users[uid].polybus(*listing).code for uid in (ALICE, BOB)]
+    assert listed == [4, 0]  # its rules are his business, too
     assert bob.ask(delete(b"again")) == (OK, b"")
     assert alice.ask(get(key)) == (OK, NOTICE + b"again")
 

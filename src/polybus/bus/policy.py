@@ -80,7 +80,9 @@ _DEFAULTS = {
     verb: Ground(True, f"no rule speaks of it, and whoever reaches the bus may {verb}")
     for verb in OPEN_BY_DEFAULT
 } | {
-    DELETE: Ground(False, "no rule speaks of it, and delete is for the topic's creator"),
+    DELETE: Ground(
+        False, "no rule speaks of it, and delete is for the topic's creator: its user and service"
+    ),
     ADMIN: Ground(False, "no rule speaks of it, and admin is for root and the bus's own user"),
 }
 

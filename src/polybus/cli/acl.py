@@ -18,6 +18,7 @@ from polybus.errors import InvalidRule
 from polybus.model.rules import WORDS, Rule
 
 DENIED = 4  # as for any refusal
+TEST_HELP = f"Say whether WHO may do VERB (exit code 0, else {DENIED}), and which rule decides."
 
 Words = Annotated[
     list[str],
@@ -30,7 +31,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
     group.command("ls", help="List the rules in force.")(ls)
     group.command("add", help="Set a rule; it survives a restart.")(add)
     group.command("rm", help="Remove a rule that was added.")(rm)
-    group.command("test", help="Say whether WHO may do VERB, and which rule decides.")(explain)
+    group.command("test", help=TEST_HELP)(explain)
     root.add_typer(group, name=name, help=help_line)
 
 

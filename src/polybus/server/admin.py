@@ -144,7 +144,7 @@ class AdminDesk:
         if verb is None:
             raise Wrong("unknown_verb", f"unknown verb {name[:64]!r}: {', '.join(self._verbs)}")
         if not verb.for_everyone and not self.is_admin(identity):
-            self._log.warning("denied", dialect="admin", identity=identity.name, verb=name)
+            self._log.warning("denied", dialect="admin", user=identity.name, verb=name)
             who = "root, the user of the bus, and whom a rule makes an admin"
             raise Wrong("denied", f"{name} is for {who}")
         unknown = sorted(request.keys() - verb.keys - {"verb"})

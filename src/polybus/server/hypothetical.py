@@ -52,5 +52,5 @@ def _who(text: str) -> Who:
 def _number(who: Who) -> int:
     number = number_of(who)
     if number is None:
-        raise Wrong("not_found", no_such(who))
+        raise Wrong("bad_request", no_such(who))  # no refusal: that would be an answer
     return number

@@ -322,7 +322,7 @@ def test_the_creator_counts_in_a_test(bench):
         ({"who": "everyone", "action": "produce", "topic": "t"}, "bad_request"),
         ({"who": "anonymous,user:5", "action": "produce", "topic": "t"}, "bad_request"),
         ({"who": "user:5,user:6", "action": "produce", "topic": "t"}, "bad_request"),
-        ({"who": "user:no-such-user", "action": "produce", "topic": "t"}, "not_found"),
+        ({"who": "user:no-such-user", "action": "produce", "topic": "t"}, "bad_request"),
         ({"who": "user:5", "action": "write", "topic": "t"}, "bad_request"),
         ({"who": "user:5", "action": "produce", "topic": ""}, "bad_request"),
         ({"who": "user:5", "action": "produce"}, "bad_request"),

@@ -48,7 +48,7 @@ Exit codes:
   4   the socket is not for this user
   5   what answers there is no bus
   1   a defect of polybus, or whoever read the output has left
-  130 Ctrl-C
+  130 Ctrl-C; 143 SIGTERM
 """
 
 # Asked for together: enough to print fast, and cheap to ask for when nothing comes.
@@ -141,7 +141,8 @@ def subscribe(
     topic: Topic,
     as_json: Json = False,
     count: Annotated[
-        int, typer.Option("-n", "--count", metavar="COUNT", min=0, help="End after so many.")
+        int,
+        typer.Option("-n", "--count", metavar="COUNT", min=0, help="End after so many; 0: never."),
     ] = 0,
     socket: Socket = None,
 ) -> int:
