@@ -1,0 +1,1 @@
+"""`lmdb:PATH`: the engine on one machine's disk. `engine.py` is its face."""

@@ -1,0 +1,130 @@
+"""What one transaction will write: collected first, then written in few calls.
+
+Each call into LMDB gives other Python threads the turn, and getting it back may take
+a while, so a transaction is one `putmulti` of everything, in the order of the keys.
+Blocks for one shard become one entry while they stay below `MERGED_BYTES` together.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from polybus.model.block import Block
+from polybus.store.lmdb import entries, keys
+from polybus.store.lmdb.entries import Entry, Part
+
+if TYPE_CHECKING:
+    from polybus.store.lmdb.environment import Transaction
+
+MERGED_BYTES: Final = 1 << 20
+MERGED_MESSAGES: Final = 1 << 20  # so that tables stay small beside what they describe
+
+_RUN = Struct("<qqq")
+
+Target = tuple[int, int]  # topic and shard
+
+
+class Tail:
+    """Blocks for the end of a shard that will be one entry."""
+
+    __slots__ = ("blocks", "count", "first", "runs", "size")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.count = 0
+        self.size = 0
+        self.blocks: list[Block] = []
+        self.runs: list[list[int]] = []
+
+    def takes(self, block: Block) -> bool:
+        fits = self.size + block.size_bytes <= MERGED_BYTES
+        return fits and self.count + block.count <= MERGED_MESSAGES
+
+    def add(self, block: Block, first_id: int, timestamp_ns: int) -> None:
+        self.blocks.append(block)
+        self.count += block.count
+        self.size += block.size_bytes
+        last = self.runs[-1] if self.runs else None
+        if last and last[1] == timestamp_ns and last[0] + last[2] == first_id:
+            last[2] += block.count
+        else:
+            self.runs.append([first_id, timestamp_ns, block.count])
+
+    def encode(self, target: Target) -> bytes:
+        runs = b"".join([_RUN.pack(*run) for run in self.runs])
+        entry = Entry(entries.BLOCK, *target, self.first, self.count, self.size, runs)
+        blocks = self.blocks
+        block = blocks[0] if len(blocks) == 1 else Block.concat(blocks)
+        return entries.encode(entry, block.data)
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.puts: dict[bytes, bytes] = {}
+        self.deletes: set[bytes] = set()
+        self.size = 0  # bytes of blocks and records: what the memory of a batch is bounded by
+        self.ends: dict[Target, int] = {}  # of shards that got messages
+        self.topics: set[int] = set()  # that it changes
+        self.records = False  # whether it changes any
+        self.cleaning = False  # there is something new to be removed
+        self._tails: dict[Target, Tail] = {}
+        self._full: list[tuple[Target, Tail]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.deletes or self._tails or self._full)
+
+    def concerns(self, topic: int) -> bool:
+        """Whether it changes what can be read of a topic."""
+        return topic in self.topics
+
+    def changes_records(self) -> bool:
+        return self.records
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.deletes.discard(key)
+        self.puts[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self.puts.pop(key, None)
+        self.deletes.add(key)
+
+    def append(self, target: Target, offset: int, block: Block, run: tuple[int, int]) -> None:
+        """A block for a shard's end; `run` is its first id and its time."""
+        tail = self._tails.get(target)
+        if tail is None or not tail.takes(block):
+            if tail is not None:
+                self._full.append((target, tail))
+            tail = self._tails[target] = Tail(offset)
+        tail.add(block, *run)
+        self.size += block.size_bytes
+
+    def publish(self, target: Target, offset: int, parts: list[Part], run: tuple[int, int]) -> None:
+        """An extent for a shard's end: what the parts' stages hold for it."""
+        if target in self._tails:
+            self._full.append((target, self._tails.pop(target)))
+        count = sum(part.count for part in parts)
+        charged = sum(part.charged for part in parts)
+        runs = _RUN.pack(*run, count)
+        entry = Entry(entries.EXTENT, *target, offset, count, charged, runs, tuple(parts))
+        self.put(keys.log(*target, offset), entries.encode(entry))
+
+    def encode_blocks(self) -> None:
+        """Merges blocks and makes entries of them: the costly part, done outside of all locks."""
+        for target, tail in (*self._full, *self._tails.items()):
+            self.puts[keys.log(*target, tail.first)] = tail.encode(target)
+        self._full, self._tails = [], {}
+
+    def small_bytes(self) -> dict[Target, int]:
+        """Of each shard: bytes of the entries that the re-blocker may still merge."""
+        found: dict[Target, int] = {}
+        for target, tail in (*self._full, *self._tails.items()):
+            if tail.size < MERGED_BYTES // 2:
+                found[target] = found.get(target, 0) + tail.size
+        return found
+
+    def write(self, transaction: Transaction) -> None:
+        for key in self.deletes:
+            transaction.delete(key)
+        with transaction.cursor() as cursor:
+            cursor.putmulti(sorted(self.puts.items()))

@@ -1,0 +1,83 @@
+"""What the writer does besides: leases that ran out, removal, re-blocking, dead readers.
+
+Each is done in steps of a few milliseconds. While commits keep coming, chores take at
+most `SHARE` of the time, so that they hold up nobody and still get done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from polybus.store.lmdb import staging
+from polybus.store.lmdb.books import Books
+from polybus.store.lmdb.home import Home
+from polybus.store.lmdb.storing import Storing
+
+if TYPE_CHECKING:
+    from polybus.store.lmdb.batch import Batch
+    from polybus.store.lmdb.reblocking import Reblocker
+
+STEP_S: Final = 0.003
+SHARE: Final = 0.05
+PAUSE_S: Final = 1.0  # after a chore failed, say because the disk is full
+READERS_S: Final = 10.0  # dead readers keep pages from being used again
+
+
+class Chores:
+    def __init__(self, books: Books, home: Home, storing: Storing, reblocker: Reblocker) -> None:
+        self._books = books
+        self._home = home
+        self._storing = storing
+        self._reblocker = reblocker
+        self._readers_s = time.monotonic() + READERS_S
+        self._not_before_s = 0.0
+
+    def note(self, batch: Batch) -> None:
+        """What the batch brings for the re-blocker to do; before its blocks are encoded."""
+        self._reblocker.note(batch.small_bytes())
+
+    def wait_s(self) -> float:
+        """How long the writer may sleep: 0 if there is something to be done."""
+        now = time.monotonic()
+        if self._pending():
+            return max(0.0, self._not_before_s - now)
+        lease_s = self._books.leases.wait_s()
+        readers_s = max(0.0, self._readers_s - now)
+        if lease_s is None:
+            return readers_s
+        return min(max(lease_s, self._not_before_s - now), readers_s)
+
+    def expired(self) -> Callable[[Books, int], Any] | None:
+        """An operation that collects the stages whose leases ran out, if there are any."""
+        stages = self._books.leases.expired()
+        if not stages or time.monotonic() < self._not_before_s:
+            return None
+
+        def collect(books: Books, _now_ns: int) -> None:
+            for stage in stages:
+                staging.collect(books, stage)
+
+        return collect
+
+    def do(self, busy: bool) -> None:
+        """One step, if there is something to do and it is the time for it."""
+        now = time.monotonic()
+        if now >= self._readers_s:
+            self._readers_s = now + READERS_S
+            self._home.used.lmdb.reader_check()
+        if not self._pending() or now < self._not_before_s:
+            return
+        if self._storing.removing:
+            self._storing.remove(STEP_S)
+        else:
+            self._reblocker.step()
+        took = time.monotonic() - now
+        self._not_before_s = now + took / SHARE if busy else 0.0
+
+    def pause(self) -> None:
+        self._not_before_s = time.monotonic() + PAUSE_S
+
+    def _pending(self) -> bool:
+        return self._storing.removing or self._reblocker.due()

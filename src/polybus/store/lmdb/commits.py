@@ -1,0 +1,124 @@
+"""The one write verb: what a commit means for ids, offsets, records and stages.
+
+The stamp is judged first, then everything else is checked, then everything is
+changed. Ids run by topic and shard; within a shard the appends come first, in their
+order, then the stages, in theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polybus.errors import Conflict
+from polybus.model.block import Block
+from polybus.model.commit import Change, Commit, Committed, Span
+from polybus.store import checks
+from polybus.store.lmdb import keys, staging, stamps, values
+from polybus.store.lmdb.books import Books
+from polybus.store.lmdb.entries import Part
+from polybus.store.lmdb.known import Stage, TopicState
+
+
+@dataclass(slots=True)
+class Share:
+    """What a commit has for one shard."""
+
+    state: TopicState
+    count: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+
+Shares = dict[tuple[int, int], Share]
+
+
+def commit(books: Books, commit: Commit, now_ns: int) -> Committed:
+    if commit.stamp is not None:
+        repeated = stamps.judge(books, commit.stamp)
+        if repeated is not None:
+            return repeated
+    _check_versions(books, commit.changes)
+    stages = {staging.number_of(name): name for name in commit.stages}
+    found = {number: staging.find(books, number, name) for number, name in stages.items()}
+    shares = _shares(books, commit, found)
+
+    for number, stage in found.items():
+        staging.publish(books, number, stage)
+    time_ns = max([now_ns, *[share.state.time_ns for share in shares.values()]])
+    targets = sorted(shares) if len(shares) > 1 else shares
+    spans = tuple([_append(books, target, shares[target], time_ns) for target in targets])
+    versions = tuple([_change(books, change) for change in commit.changes])
+    committed = Committed(spans, time_ns, versions, commit.note)
+    if commit.stamp is not None:
+        stamps.use(books, commit.stamp, committed)
+    return committed
+
+
+def _check_versions(books: Books, changes: tuple[Change, ...]) -> None:
+    for change in changes:
+        if change.expected is not None and change.expected != books.known.version(change.key):
+            raise Conflict(
+                f"record {change.key!r} has version {books.known.version(change.key)}, "
+                f"not {change.expected}"
+            )
+
+
+def _shares(books: Books, commit: Commit, stages: dict[int, Stage]) -> Shares:
+    shares: Shares = {}
+    for topic, shard, block in commit.appends:
+        share = _share(books, shares, topic, shard)
+        share.blocks.append(block)
+        share.count += block.count
+    for number, stage in stages.items():
+        for target, part in staging.parts(number, stage).items():
+            share = _share(books, shares, *target)
+            share.parts.append(part)
+            share.count += part.count
+    return shares
+
+
+def _share(books: Books, shares: Shares, topic: int, shard: int) -> Share:
+    share = shares.get((topic, shard))
+    if share is None:
+        state = books.known.topic(topic)
+        if shard not in state.open:
+            checks.open_shard(state.topic, shard)
+        share = shares[topic, shard] = Share(state)
+    return share
+
+
+def _append(books: Books, target: tuple[int, int], share: Share, time_ns: int) -> Span:
+    topic, number = target
+    state = share.state
+    shard = books.known.shard(state, number)
+    span = Span(topic, number, shard.end, state.next_id, share.count)
+    for block in share.blocks:
+        books.batch.append(target, shard.end, block, (state.next_id, time_ns))
+        shard.end += block.count
+        state.next_id += block.count
+        shard.added += block.size_bytes
+    if share.parts:
+        count = sum(part.count for part in share.parts)
+        books.batch.publish(target, shard.end, share.parts, (state.next_id, time_ns))
+        shard.end += count
+        state.next_id += count
+        shard.added += sum(part.charged for part in share.parts)
+    state.time_ns = time_ns
+    books.batch.ends[target] = shard.end
+    books.touch(state)
+    books.touch_shard(topic, number, shard)
+    return span
+
+
+def _change(books: Books, change: Change) -> int:
+    key, value, _ = change
+    books.batch.records = True
+    if value is None:
+        books.known.versions[key] = 0
+        books.batch.delete(keys.record(key))
+        return 0
+    version = books.number("version")
+    books.known.versions[key] = version
+    books.batch.put(keys.record(key), values.record(value, version))
+    books.batch.size += len(value)
+    return version

@@ -1,0 +1,264 @@
+"""`lmdb:PATH` as a `Store`: each method is checked, then read, or handed to the writer.
+
+An engine belongs to the process that opened it. In a child of a fork every call is
+`StoreClosed`, and leaves the parent's store alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+from polybus.errors import PolybusError, StoreClosed, UsageError
+from polybus.model.commit import Append, Commit, Committed, Record
+from polybus.model.rows import Rows
+from polybus.model.stamp import Habits, Opened
+from polybus.model.topic import All, Bounds, Topic
+from polybus.store import checks
+from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Store
+from polybus.store.lmdb import catalog, commits, keys, staging, stamps, values
+from polybus.store.lmdb.batch import Batch
+from polybus.store.lmdb.books import Books
+from polybus.store.lmdb.chores import Chores
+from polybus.store.lmdb.home import Home
+from polybus.store.lmdb.known import prefixed
+from polybus.store.lmdb.reading import Reader
+from polybus.store.lmdb.reblocking import Reblocker
+from polybus.store.lmdb.storing import Storing
+from polybus.store.lmdb.watching import Listeners, Lookout
+from polybus.store.lmdb.writer import Operation, Writer
+
+DURABILITIES: Final = ("fsync", "interval")
+COMMIT_INTERVAL_MS: Final = 50
+
+
+class LmdbStore(Store):
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        read_only: bool = False,
+        durability: str = "fsync",
+        commit_interval_ms: int = COMMIT_INTERVAL_MS,
+        wall_ns: Callable[[], int] = time.time_ns,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        checks.require(durability in DURABILITIES, f"durability is one of {DURABILITIES}")
+        checks.require(commit_interval_ms >= 1, "commit_interval_ms is at least 1")
+        self.path = Path(path)
+        self.read_only = read_only
+        self._pid = os.getpid()
+        self._closed = False
+        self._home = Home(self.path, read_only=read_only)
+        self._reader = Reader(self._home)
+        self._listeners = Listeners()
+        self._lookout: Lookout | None = None
+        self._writer: Writer | None = None
+        if not read_only:
+            self._writer = self._open_writer(durability, commit_interval_ms, wall_ns, clock_s)
+
+    def _open_writer(
+        self,
+        durability: str,
+        interval_ms: int,
+        wall_ns: Callable[[], int],
+        clock_s: Callable[[], float],
+    ) -> Writer:
+        books = Books(self._home.reading, clock_s)
+        self._storing = Storing(self._home)
+        self._reblocker = Reblocker(self._home, self._storing)
+        try:
+            self._start_leases(books)
+            self._reblocker.load()
+            chores = Chores(books, self._home, self._storing, self._reblocker)
+            writer = Writer(books, self._storing, chores, wall_ns, self._tell)
+            writer.start()
+        except BaseException:
+            self._home.close()
+            raise
+        return writer
+
+    def _start_leases(self, books: Books) -> None:
+        with self._home.reading() as transaction:
+            for key, raw in prefixed(transaction, keys.STAGES):
+                if len(key) == len(keys.stage(0)):
+                    stage = int.from_bytes(key[1:], "big")
+                    books.leases.start(stage, *values.STAGE.unpack(raw))
+
+    # --- topics
+
+    def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
+        name, shards, settings = checks.new_topic(name, shards, settings)
+        topic: Topic = self._do(lambda books, _: catalog.create(books, name, shards, settings))
+        return topic
+
+    def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
+        settings, added = checks.topic_settings(settings), checks.new_shards(add_shards)
+        topic: Topic = self._do(lambda books, _: catalog.configure(books, name, settings, added))
+        return topic
+
+    def topics(self) -> list[Topic]:
+        self._settle(lambda _: True)
+        return self._reader.topics()
+
+    def drop(self, name: str) -> None:
+        self._do(lambda books, _: catalog.drop(books, name))
+
+    # --- writing
+
+    def commit(self, commit: Commit) -> Future[Committed]:
+        try:
+            checks.commit(commit)
+            size = sum([append.block.size_bytes for append in commit.appends])
+            return self._submit(lambda books, now_ns: commits.commit(books, commit, now_ns), size)
+        except PolybusError as error:
+            return _failed(error)
+
+    def open_producer(self, name: str, habits: Habits) -> Opened:
+        raw, habits = checks.producer(name), checks.habits(habits)
+        opened: Opened = self._do(lambda books, _: stamps.open_producer(books, raw, habits))
+        return opened
+
+    def close_producer(self, name: str, epoch: int) -> None:
+        raw = checks.producer(name)
+        self._do(lambda books, _: stamps.close_producer(books, raw, epoch))
+
+    def open_stage(self, lease_s: float = LEASE_S) -> str:
+        checks.lease(lease_s)
+        stage: str = self._do(lambda books, _: staging.open_stage(books, lease_s))
+        return stage
+
+    def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
+        try:
+            checks.appends(appends)
+            size = sum([append.block.size_bytes for append in appends])
+            return self._submit(lambda books, _: staging.stage(books, stage, appends), size)
+        except PolybusError as error:
+            return _failed(error)
+
+    def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
+        checks.lease(lease_s)
+        self._do(lambda books, _: staging.renew(books, stage, lease_s))
+
+    def discard(self, stage: str) -> None:
+        self._do(lambda books, _: staging.discard(books, stage))
+
+    def trim(self, topic: int, before: Mapping[int, int]) -> None:
+        before = dict(before)
+        self._do(lambda books, _: catalog.trim(books, topic, before))
+
+    # --- reading
+
+    def bounds(self, topic: int) -> Bounds:
+        self._settle(lambda batch: batch.concerns(topic))
+        return self._reader.bounds(topic)
+
+    def read(
+        self,
+        topic: int,
+        shard: int | All,
+        start: int,
+        end: int | None = None,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        self._check()
+        asked = checks.read(start, end, max_rows, max_bytes)
+        rows = self._reader.read(topic, shard, *asked)
+        if not rows.count and self._settle(lambda batch: batch.concerns(topic)):
+            rows = self._reader.read(topic, shard, *asked)
+        return rows
+
+    def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
+        checks.time_ns(timestamp_ns)
+        self._settle(lambda batch: batch.concerns(topic))
+        return self._reader.find(topic, shard, timestamp_ns)
+
+    def get(self, key: bytes) -> Record | None:
+        checks.key(key)
+        self._settle(Batch.changes_records)
+        with self._home.reading() as transaction:
+            raw = transaction.get(keys.record(key))
+            return None if raw is None else Record(key, *values.read_record(raw))
+
+    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
+        checks.scan(prefix, after, limit)
+        self._settle(Batch.changes_records)
+        found: list[Record] = []
+        with self._home.reading() as transaction, transaction.cursor() as cursor:
+            more = cursor.set_range(keys.record(max(prefix, after)))
+            while more and len(found) < limit and cursor.key()[: len(prefix) + 1] == b"r" + prefix:
+                key = bytes(cursor.key()[1:])
+                if key != after:
+                    found.append(Record(key, *values.read_record(cursor.value())))
+                more = cursor.next()
+        return found
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        self._check()
+        unwatch = self._listeners.add(listener)
+        if self.read_only and self._lookout is None:
+            self._lookout = Lookout(self._home, self._listeners)
+        return unwatch
+
+    # --- the end
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self._writer is not None:
+            self._writer.close()
+        if self._lookout is not None:
+            self._lookout.close()
+        self._listeners.clear()
+        self._home.close()
+
+    # --- more than the contract asks for
+
+    def reblock(self) -> int:
+        """Merges all small blocks that can be merged now; how many steps it took."""
+        return int(self._alone(lambda _books, _now: self._reblocker.all()))
+
+    # --- what they share
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreClosed(f"this store belongs to process {self._pid}, the parent of a fork")
+        if self._closed:
+            raise StoreClosed("the store was closed")
+
+    def _writing(self) -> Writer:
+        self._check()
+        if self._writer is None:
+            raise UsageError(f"{self.path} was opened to be read only")
+        return self._writer
+
+    def _submit(self, operation: Operation, size: int = 0) -> Future[Any]:
+        return self._writing().submit(operation, size)
+
+    def _do(self, operation: Operation) -> Any:
+        return self._submit(operation).result()
+
+    def _alone(self, operation: Operation) -> Any:
+        return self._writing().run_alone(operation)
+
+    def _settle(self, concerns: Callable[[Batch], bool]) -> bool:
+        """Whether something had to be waited for."""
+        self._check()
+        return self._writer is not None and self._writer.settle(concerns)
+
+    def _tell(self, batch: Batch) -> None:
+        if self._listeners:
+            self._listeners.tell([News(*target, end) for target, end in batch.ends.items()])
+
+
+def _failed(error: PolybusError) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future

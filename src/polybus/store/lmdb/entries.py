@@ -1,0 +1,91 @@
+"""What stands in the log and among staged blocks: a head, its tables, maybe a block.
+
+    head     magic, kind, topic, shard, first, count, charged bytes, sizes of the tables
+    checksum XXH64 of head and tables; the block behind them has its own
+    runs     (first id, timestamp, count) each, one a commit, joined where they go on
+    parts    (stage, count, charged bytes) each
+    block    of kinds BLOCK and STAGED
+
+    BLOCK    messages of a shard from offset `first` on, in the block
+    EXTENT   the same, but they stay where they were staged: all that each part's stage
+             holds for this shard, in order
+    STAGED   a block of a stage: `first` is the place of its first message in stage and
+             shard, its one part names the stage; it has no runs
+
+All that is needed to know what a block is stands beside it, so that salvage can put a
+store together from the raw file. `charged` is what a shard's size was raised by, and
+will be lowered by; it may differ a little from the block's length.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from polybus.errors import Damaged
+from polybus.kernel.blocks import xxh64
+from polybus.store.lmdb import sabotage
+
+MAGIC: Final = b"PBe1"
+BLOCK: Final = 1
+EXTENT: Final = 2
+STAGED: Final = 3
+
+Buffer = bytes | memoryview
+
+_HEAD = Struct("<4sB3xIIqqqII")
+_CHECKSUM = Struct("<Q")
+_PART = Struct("<Qqq")
+_RUN_BYTES = 24
+_TABLES_AT: Final = _HEAD.size + _CHECKSUM.size
+
+
+class Part(NamedTuple):
+    """All messages that a stage holds for one shard."""
+
+    stage: int
+    count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
+    charged: int
+
+
+class Entry(NamedTuple):
+    kind: int
+    topic: int
+    shard: int
+    first: int
+    count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
+    charged: int
+    runs: bytes = b""
+    parts: tuple[Part, ...] = ()
+    block_at: int = 0  # where in the value the block begins
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+def encode(entry: Entry, block: Buffer = b"") -> bytes:
+    tables = entry.runs + b"".join([_PART.pack(*part) for part in entry.parts])
+    kind, topic, shard, first, count, charged = entry[:6]
+    runs = len(entry.runs) // _RUN_BYTES
+    head = _HEAD.pack(MAGIC, kind, topic, shard, first, count, charged, runs, len(entry.parts))
+    checksum = _CHECKSUM.pack(xxh64(head + tables))
+    return b"".join((head, checksum, tables, block))
+
+
+def decode(value: Buffer) -> Entry:
+    """What a value says of itself; `Damaged` if it is not what was written."""
+    if len(value) < _TABLES_AT:
+        raise Damaged("an entry of the log is cut off")
+    magic, kind, topic, shard, first, count, charged, runs, parts = _HEAD.unpack_from(value)
+    parts_at = _TABLES_AT + runs * _RUN_BYTES
+    block_at = parts_at + parts * _PART.size
+    if magic != MAGIC or block_at > len(value):
+        raise Damaged("what stands in the log is no entry")
+    tables = bytes(value[_TABLES_AT:block_at])
+    (checksum,) = _CHECKSUM.unpack_from(value, _HEAD.size)
+    if xxh64(bytes(value[: _HEAD.size]) + tables) != checksum and not sabotage.CHECKSUM_OFF:
+        raise Damaged("an entry of the log does not match its checksum")
+    listed = tuple(map(Part._make, _PART.iter_unpack(tables[runs * _RUN_BYTES :]))) if parts else ()
+    table = tables[: runs * _RUN_BYTES]
+    return Entry(kind, topic, shard, first, count, charged, table, listed, block_at)

@@ -1,0 +1,114 @@
+"""LMDB environments: opened once a process, used in short transactions, never over a fork.
+
+LMDB forbids to open one environment twice in a process, so a table shares it: whoever
+reads in the process of the owner uses the owner's. A view of the mapped file is valid
+only within its transaction, so `reading` hands one out for the length of a `with`.
+A store that was compacted lives in a new environment; the old one is closed when the
+last transaction on it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from polybus.errors import DataFolderInUse
+from polybus.store.lmdb import sabotage
+from polybus.store.lmdb.faults import translated
+
+# Address space, not disk: more than any store will fill. It costs nothing.
+MAP_BYTES: Final = 1 << 40
+MAX_READERS: Final = 1024
+
+Transaction = Any  # lmdb.Transaction; its stubs know only newer releases
+Cursor = Any
+
+_guard = threading.Condition()
+_shared: dict[tuple[int, Path], Environment] = {}
+
+
+class Environment:
+    """One LMDB environment, shared within the process. Made by `acquire` only."""
+
+    def __init__(self, path: Path, read_only: bool) -> None:
+        self.path = path
+        self.resolved = path.resolve()
+        self.pid = os.getpid()
+        self.read_only = read_only
+        self.users = 0
+        self.closed = False
+        with translated():
+            self.lmdb = lmdb.open(
+                str(path),
+                map_size=MAP_BYTES,
+                max_readers=MAX_READERS,
+                readonly=read_only,
+                create=not read_only,
+                readahead=False,
+                meminit=False,
+                sync=not sabotage.SYNC_OFF,
+                metasync=not sabotage.SYNC_OFF,
+                mode=0o600,
+            )
+
+    def enter(self) -> bool:
+        """One more user, who will `release` it; False if it is closed already."""
+        with _guard:
+            self.users += not self.closed
+            return not self.closed
+
+    @contextmanager
+    def look(self) -> Iterator[Transaction]:
+        """A transaction for a short look, by one who has entered."""
+        with translated():
+            transaction = self.lmdb.begin(buffers=True)
+        try:
+            yield transaction
+        finally:
+            transaction.abort()
+
+    def writing(self) -> Transaction:
+        with translated():
+            return self.lmdb.begin(write=True, buffers=True)
+
+    @property
+    def last_transaction(self) -> int:
+        found: int = self.lmdb.info()["last_txnid"]
+        return found
+
+
+def acquire(path: Path, *, read_only: bool) -> Environment:
+    """The environment in this folder; goes with the last `release`."""
+    key = os.getpid(), path.resolve()
+    with _guard:
+        found = _shared.get(key)
+        if found is None:
+            found = _shared[key] = Environment(path, read_only)
+        elif found.read_only and not read_only:
+            raise DataFolderInUse(f"{path} is open for reading in this process (pid {key[0]})")
+        found.users += 1
+        return found
+
+
+def release(environment: Environment) -> None:
+    """In the child of a fork this closes nothing: the environment is the parent's."""
+    with _guard:
+        environment.users -= 1
+        if environment.users == 0 and environment.pid == os.getpid():
+            _shared.pop((environment.pid, environment.resolved), None)
+            environment.closed = True
+            environment.lmdb.close()
+            _guard.notify_all()
+
+
+def close(environment: Environment) -> None:
+    """Releases it, and waits until all others who use it have done so."""
+    release(environment)
+    with _guard:
+        _guard.wait_for(lambda: environment.closed)

@@ -1,0 +1,60 @@
+"""LMDB's errors in the words of `polybus.errors`: one border, crossed in one place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import lmdb
+
+from polybus.errors import (
+    Damaged,
+    DataFolderInUse,
+    PolybusError,
+    StoreFault,
+    StoreFull,
+    Unavailable,
+    WrongFormat,
+)
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+_DAMAGED: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
+_FOREIGN: Final = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.IncompatibleError)
+
+
+def translate(error: lmdb.Error | OSError) -> PolybusError:
+    code = error.errno if isinstance(error, OSError) else _code(error)
+    if isinstance(error, lmdb.MapFullError) or code in _FULL:
+        return StoreFull(f"the store has no room: {error}")
+    if code in _NO_DESCRIPTORS:
+        return Unavailable(f"the store needs one more open file than the process may have: {error}")
+    if isinstance(error, lmdb.ReadersFullError):
+        return Unavailable(f"more readers than the store has places for: {error}")
+    if "already open in this process" in str(error):
+        return DataFolderInUse(f"{error} A child of a fork cannot open what its parent has open.")
+    if isinstance(error, _DAMAGED):
+        return Damaged(f"pages of the store are damaged: {error}")
+    if isinstance(error, _FOREIGN):
+        return WrongFormat(f"this is no LMDB file, or of another version: {error}")
+    return StoreFault(f"the store failed: {error}")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    try:
+        yield
+    except (lmdb.Error, OSError) as error:
+        raise translate(error) from error
+
+
+def _code(error: lmdb.Error) -> int:
+    """The errno, also where py-lmdb puts it into the text only."""
+    code: int = getattr(error, "code", 0) or 0
+    if code:
+        return code
+    texts = {number: os.strerror(number) for number in (*_FULL, *_NO_DESCRIPTORS)}
+    return next((number for number, text in texts.items() if text in str(error)), 0)

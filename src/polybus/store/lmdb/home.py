@@ -1,0 +1,118 @@
+"""Where a store lives: its folder, its ownership, and the environment now in use.
+
+The owner changes the environment when it compacts, or when LMDB has given one up after
+a failed write. A reader looks at CURRENT before each read and follows.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from polybus.errors import WrongFormat
+from polybus.store.lmdb import environment, folder, keys, ownership, values
+from polybus.store.lmdb.environment import Environment, Transaction
+from polybus.store.lmdb.faults import translated
+
+
+class Home:
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._lock = threading.Lock()
+        if read_only:
+            self._open(folder.generation(path))
+        else:
+            self._own()
+
+    @property
+    def used(self) -> Environment:
+        return self._used
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        """A short look: views of what is stored must not outlive it."""
+        if self.read_only:
+            self._follow()
+        used = self._entered()
+        try:
+            with used.look() as transaction:
+                yield transaction
+        finally:
+            environment.release(used)
+
+    def move(self, generation: Path) -> None:
+        """A new generation, complete on disk, is the one in use from now on."""
+        folder.switch(self.path, generation)
+        with self._lock:
+            before = self._used
+            self._open(generation)
+        environment.release(before)
+        shutil.rmtree(before.path, ignore_errors=True)
+
+    def reopen(self) -> None:
+        """The same environment anew; waits for those who read in it."""
+        with self._lock:
+            environment.close(self._used)
+            self._open(self._used.path)
+
+    def close(self) -> None:
+        environment.release(self._used)
+        if not self.read_only:
+            ownership.release(self.path)
+
+    def _entered(self) -> Environment:
+        while not (used := self._used).enter():
+            with self._lock:  # it is being changed
+                pass
+        return used
+
+    def _own(self) -> None:
+        with translated():
+            folder.make(self.path)
+            ownership.take(self.path)
+        try:
+            with translated():
+                used = folder.prepare(self.path)
+            self._open(used)
+            self._used.lmdb.reader_check()
+        except BaseException:
+            ownership.release(self.path)
+            raise
+
+    def _open(self, generation: Path) -> None:
+        if self.read_only:
+            self._seen = folder.seen(self.path)
+        opened = environment.acquire(generation, read_only=self.read_only)
+        try:
+            self._check_format(opened)
+        except BaseException:
+            environment.release(opened)
+            raise
+        self._used = opened
+
+    def _check_format(self, opened: Environment) -> None:
+        with opened.look() as transaction:
+            found = transaction.get(keys.FORMAT)
+            version = None if found is None else values.read_number(found)
+            empty = not transaction.stat()["entries"]
+        if version is None and empty and not self.read_only:
+            with translated(), opened.lmdb.begin(write=True) as transaction:
+                transaction.put(keys.FORMAT, values.number(values.FORMAT_VERSION))
+        elif version != values.FORMAT_VERSION:
+            what = "no version" if version is None else f"format {version}"
+            raise WrongFormat(f"{self.path} has {what}, this polybus reads {values.FORMAT_VERSION}")
+
+    def _follow(self) -> None:
+        try:
+            same = folder.seen(self.path) == self._seen
+        except FileNotFoundError:
+            return
+        if not same:
+            with self._lock:
+                before = self._used
+                self._open(folder.generation(self.path))
+            environment.release(before)

@@ -1,0 +1,179 @@
+"""The keys of the one tree that a store is, by their first byte.
+
+    c                               counters: the next topic, producer, stage, version
+    f                               the format's version
+    g topic shard offset            the log: an entry, by its first offset
+    n name                          a topic's name: its number, or what a dropped one left
+    p producer                      a producer's number, epoch and habits
+    q producer slot                 the results of its last commits, in a ring
+    r key                           a record
+    s topic                         a topic's next id and newest time
+    s topic shard                   where a shard starts and ends, the bytes it ever got
+    t topic                         a topic: name, generations, settings
+    u topic shard                   upkeep: the bytes that went, how far it is re-blocked
+    v stage topic shard place       a staged block, by its first place in stage and shard
+    w stage                         a stage that can be published
+    w stage topic shard             what it holds for a shard
+    x kind …                        what is still to be removed
+
+Numbers are big-endian, so that keys sort as numbers do: topics and shards 4 bytes,
+offsets, places and stages 8, slots 2. One tree and not one a kind: a transaction then
+is one call into LMDB, and each call gives other threads the turn.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from polybus.errors import DoesNotExist
+
+MAX_TOPIC: Final = (1 << 32) - 1
+
+COUNTERS: Final = b"c"
+FORMAT: Final = b"f"
+LOG: Final = b"g"
+NAMES: Final = b"n"
+PRODUCERS: Final = b"p"
+RESULTS: Final = b"q"
+RECORDS: Final = b"r"
+STATE: Final = b"s"
+TOPICS: Final = b"t"
+UPKEEP: Final = b"u"
+STAGED: Final = b"v"
+STAGES: Final = b"w"
+TODO: Final = b"x"
+
+# Kinds of things to be removed.
+DROPPED: Final = b"xd"
+TRIMMED: Final = b"xt"
+UNSTAGED: Final = b"xu"
+
+_TOPIC = Struct(">cI")
+_SHARD = Struct(">cII")
+_LOG = Struct(">cIIQ")
+_RESULT = Struct(">cIH")
+_STAGE = Struct(">cQ")
+_STAGE_SHARD = Struct(">cQII")
+_STAGED = Struct(">cQIIQ")
+_TODO_TOPIC = Struct(">2sI")
+_TODO_SHARD = Struct(">2sII")
+_TODO_STAGE = Struct(">2sQ")
+
+
+def log(topic: int, shard: int, offset: int) -> bytes:
+    return _LOG.pack(LOG, topic, shard, offset)
+
+
+def place_in_log(key: bytes | memoryview) -> tuple[int, int, int]:
+    """Topic, shard and first offset of an entry's key."""
+    _, topic, shard, offset = _LOG.unpack(key)
+    return topic, shard, offset
+
+
+def log_of_shard(topic: int, shard: int) -> bytes:
+    """What all keys of a shard's log begin with."""
+    return _SHARD.pack(LOG, topic, shard)
+
+
+def log_of_topic(topic: int) -> bytes:
+    return _TOPIC.pack(LOG, topic)
+
+
+def name(raw: bytes) -> bytes:
+    return NAMES + raw
+
+
+def producer(raw: bytes) -> bytes:
+    return PRODUCERS + raw
+
+
+def result(producer: int, slot: int) -> bytes:
+    return _RESULT.pack(RESULTS, producer, slot)
+
+
+def slot(key: bytes | memoryview) -> int:
+    """Of a key that `result` made."""
+    found: int = _RESULT.unpack(key)[2]
+    return found
+
+
+def results(producer: int) -> bytes:
+    return _TOPIC.pack(RESULTS, producer)
+
+
+def record(key: bytes) -> bytes:
+    return RECORDS + key
+
+
+def topic(number: int) -> bytes:
+    """`DoesNotExist` of a number that no topic can have."""
+    if not 0 <= number <= MAX_TOPIC:
+        raise DoesNotExist(f"there is no topic number {number}")
+    return _TOPIC.pack(TOPICS, number)
+
+
+def state(topic: int) -> bytes:
+    return _TOPIC.pack(STATE, topic)
+
+
+def shard_state(topic: int, shard: int) -> bytes:
+    return _SHARD.pack(STATE, topic, shard)
+
+
+def upkeep(topic: int, shard: int) -> bytes:
+    return _SHARD.pack(UPKEEP, topic, shard)
+
+
+def upkeep_of_topic(topic: int) -> bytes:
+    return _TOPIC.pack(UPKEEP, topic)
+
+
+def shard_of_state(key: bytes | memoryview) -> tuple[int, int]:
+    """Topic and shard of a key that `shard_state` or `upkeep` made."""
+    _, topic, shard = _SHARD.unpack(key)
+    return topic, shard
+
+
+def stage(stage: int) -> bytes:
+    return _STAGE.pack(STAGES, stage)
+
+
+def stage_shard(stage: int, topic: int, shard: int) -> bytes:
+    return _STAGE_SHARD.pack(STAGES, stage, topic, shard)
+
+
+def target_of_stage(key: bytes | memoryview) -> tuple[int, int]:
+    """Topic and shard of a key that `stage_shard` made."""
+    _, _, topic, shard = _STAGE_SHARD.unpack(key)
+    return topic, shard
+
+
+def staged(stage: int, topic: int, shard: int, place: int) -> bytes:
+    return _STAGED.pack(STAGED, stage, topic, shard, place)
+
+
+def staged_of_shard(stage: int, topic: int, shard: int) -> bytes:
+    return _STAGE_SHARD.pack(STAGED, stage, topic, shard)
+
+
+def staged_of_stage(stage: int) -> bytes:
+    return _STAGE.pack(STAGED, stage)
+
+
+def dropped(topic: int) -> bytes:
+    return _TODO_TOPIC.pack(DROPPED, topic)
+
+
+def trimmed(topic: int, shard: int) -> bytes:
+    return _TODO_SHARD.pack(TRIMMED, topic, shard)
+
+
+def unstaged(stage: int) -> bytes:
+    return _TODO_STAGE.pack(UNSTAGED, stage)
+
+
+def number_of_todo(key: bytes | memoryview) -> tuple[int, ...]:
+    """What a key of things to be removed names: a topic; a topic and a shard; a stage."""
+    form = {DROPPED: _TODO_TOPIC, TRIMMED: _TODO_SHARD, UNSTAGED: _TODO_STAGE}[bytes(key[:2])]
+    return tuple(form.unpack(key)[1:])

@@ -1,0 +1,46 @@
+"""How long stages may still wait: by this process's monotonic clock, never the wall's.
+
+Leases are not stored, their lengths are: whoever opens the store gives every stage a
+fresh one, so a stop of the bus costs nobody their stage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Leases:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: dict[int, float] = {}
+        self._ended: dict[int, float] = {}  # by what is not on disk yet
+
+    def start(self, stage: int, lease_s: float) -> None:
+        self._ends[stage] = self._clock() + lease_s
+
+    def end(self, stage: int) -> None:
+        end = self._ends.pop(stage, None)
+        if end is not None:
+            self._ended[stage] = end
+
+    def keep(self) -> None:
+        """What ended leases is on disk."""
+        self._ended.clear()
+
+    def undo(self) -> None:
+        """What ended leases was not written: they go on as before."""
+        self._ends = self._ended | self._ends
+        self._ended = {}
+
+    def holds(self, stage: int) -> bool:
+        end = self._ends.get(stage)
+        return end is not None and self._clock() < end
+
+    def expired(self) -> list[int]:
+        now = self._clock()
+        return [stage for stage, end in self._ends.items() if end <= now]
+
+    def wait_s(self) -> float | None:
+        """Until the next one runs out; None if there is none."""
+        return max(0.0, min(self._ends.values()) - self._clock()) if self._ends else None

@@ -1,0 +1,92 @@
+"""One owner a folder: a lock that goes when its process goes, and says whose it is.
+
+A POSIX record lock: a child of a fork does not inherit it, so the folder is free once
+the owner is gone, whatever children live on. The price: it is per process, and any
+`close` of the file in this process would drop it. So a table in the process comes
+first, and nobody here opens a file that is listed in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from polybus.errors import DataFolderInUse
+
+LOCK: Final = "owner.lock"
+_FLOCK = Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+_guard = threading.Lock()
+_held: dict[Path, tuple[int, int]] = {}  # folder → (pid that locked it, descriptor)
+
+
+def take(folder: Path) -> None:
+    """This process owns the folder until `release`; `DataFolderInUse` names who has it."""
+    folder = folder.resolve()
+    with _guard:
+        _forget_parents()
+        if folder in _held:
+            raise _in_use(folder, os.getpid())
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = _holder(descriptor)
+            os.close(descriptor)
+            raise _in_use(folder, pid) from None
+        with suppress(OSError):  # a full disk: the kernel knows our pid all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        _held[folder] = os.getpid(), descriptor
+
+
+def release(folder: Path) -> None:
+    with _guard:
+        pid, descriptor = _held.pop(folder.resolve())
+        if pid == os.getpid():
+            os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+
+def owner(folder: Path) -> int | None:
+    """The process that owns a folder, if any."""
+    folder = folder.resolve()
+    with _guard:
+        _forget_parents()
+        if folder in _held:
+            return os.getpid()
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                return _holder(descriptor)
+            finally:
+                os.close(descriptor)
+    return None
+
+
+def _forget_parents() -> None:
+    """After a fork: what the parent holds is not ours; closing here does not unlock there."""
+    for folder, (pid, descriptor) in list(_held.items()):
+        if pid != os.getpid():
+            del _held[folder]
+            os.close(descriptor)
+
+
+def _holder(descriptor: int) -> int | None:
+    """Who holds the lock, by the kernel's word; what the file says if it cannot tell."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    if kind == fcntl.F_UNLCK:
+        return None
+    written = os.pread(descriptor, 20, 0).strip()
+    return pid or (int(written) if written.isdigit() else 0)
+
+
+def _in_use(folder: Path, pid: int | None) -> DataFolderInUse:
+    who = "this process" if pid == os.getpid() else "another process"
+    return DataFolderInUse(f"{folder} is in use by {who} (pid {pid or 'unknown'})")

@@ -1,0 +1,238 @@
+"""Reads: short transactions in which blocks are verified and copied out, as columns.
+
+A shard is read from the entry that holds the offset on. `ALL` is a merge of shards by
+id: entries are collected in the order of their first ids, until there are enough;
+what is given ends before the first id of the next entry that was not collected.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+from polybus.errors import DoesNotExist, Trimmed
+from polybus.model import runs
+from polybus.model.block import Piece, gather
+from polybus.model.rows import EMPTY, Rows
+from polybus.model.topic import ALL, All, Bounds, ShardBounds, Topic
+from polybus.store import checks
+from polybus.store.lmdb import keys, values
+from polybus.store.lmdb.environment import Transaction
+from polybus.store.lmdb.home import Home
+from polybus.store.lmdb.known import prefixed
+from polybus.store.lmdb.walking import Walk
+
+Before = Callable[[int, int], bool]  # of an entry's first id and time
+PlaceOf = Callable[[bytes], int]  # in a run table
+
+
+class Harvest:
+    """Pieces for one read: collected until there are enough, then copied out."""
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._rows = 0
+        self._bytes = 0
+        self._pieces: list[Piece] = []
+
+    @property
+    def enough(self) -> bool:
+        return self._rows >= self._max_rows or self._bytes >= self._max_bytes
+
+    def take(self, walk: Walk, start: int, end: int) -> int:
+        """The messages of the walk's entry between two offsets, as far as they are wanted.
+
+        How far they were taken.
+        """
+        entry = walk.entry
+        assert entry is not None
+        reached = start
+        for layout, table, first in walk.blocks(max(0, start - entry.first)):
+            low, high = max(0, start - first), min(layout.count, end - first)
+            if low < high:
+                self._pieces.append(Piece(layout, table, first, walk.shard, low, high))
+                self._rows += high - low
+                self._bytes += layout.size_bytes * (high - low) // layout.count
+            else:
+                layout.close()
+            reached = min(first + layout.count, end)
+            if self.enough or reached == end:
+                break
+        return reached
+
+    def rows(self, from_id: int = 0, below_id: int = checks.MAX_NUMBER) -> Rows:
+        if not self._pieces:
+            return EMPTY
+        bounds = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
+        return gather(self._pieces, from_id=from_id, below_id=below_id, **bounds)
+
+    def close(self) -> None:
+        for piece in self._pieces:
+            piece.layout.close()
+
+
+class Reader:
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._topics: dict[int, tuple[bytes, Topic]] = {}
+
+    def topics(self) -> list[Topic]:
+        with self._home.reading() as transaction:
+            found = [values.read_topic(raw)[0] for _, raw in prefixed(transaction, keys.TOPICS)]
+        return sorted(found, key=lambda topic: topic.name)
+
+    def bounds(self, number: int) -> Bounds:
+        with self._look(number) as look:
+            shards = look.bounds()
+            firsts = [
+                look.first_id(shard, at.start)
+                for shard, at in enumerate(shards)
+                if at.start < at.end
+            ]
+            return Bounds(min(firsts, default=look.next_id), look.next_id, look.time_ns, shards)
+
+    def read(
+        self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
+    ) -> Rows:
+        with self._look(number) as look, closing(Harvest(max_rows, max_bytes)) as harvest:
+            checks.shard_of(look.topic, shard)
+            if end <= start:
+                return EMPTY
+            if shard == ALL:
+                return look.read_all(harvest, start, end)
+            return look.read_shard(harvest, shard, start, end)
+
+    def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
+        with self._look(number) as look:
+            checks.shard_of(look.topic, shard)
+            if shard == ALL:
+                ids = [look.find_time(shard, timestamp_ns)[1] for shard in look.topic.shards]
+                return min(ids)
+            return look.find_time(shard, timestamp_ns)[0]
+
+    @contextmanager
+    def _look(self, number: int) -> Iterator[Look]:
+        with self._home.reading() as transaction:
+            raw = transaction.get(keys.topic(number))
+            state = transaction.get(keys.state(number))
+            if raw is None or state is None:
+                raise DoesNotExist(f"there is no topic number {number}")
+            with closing(Look(transaction, self._topic(number, bytes(raw)), state)) as look:
+                yield look
+
+    def _topic(self, number: int, raw: bytes) -> Topic:
+        """Decoded once, as long as it stays the same."""
+        known = self._topics.get(number)
+        if known is None or known[0] != raw:
+            known = self._topics[number] = raw, values.read_topic(raw)[0]
+        return known[1]
+
+
+class Look:
+    """One topic, within one transaction."""
+
+    def __init__(self, transaction: Transaction, topic: Topic, state: memoryview) -> None:
+        self._transaction = transaction
+        self._walks: list[Walk] = []
+        self.topic = topic
+        self.next_id, self.time_ns = values.TOPIC_STATE.unpack(state)
+
+    def range(self, shard: int) -> tuple[int, int]:
+        raw = self._transaction.get(keys.shard_state(self.topic.number, shard))
+        start, end, _ = values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
+        return start, end
+
+    def walk(self, shard: int) -> Walk:
+        walk = Walk(self._transaction, self.topic.number, shard, self.topic.name)
+        self._walks.append(walk)
+        return walk
+
+    def bounds(self) -> tuple[ShardBounds, ...]:
+        number = self.topic.number
+        removed = {
+            keys.shard_of_state(key)[1]: values.SHARD_UPKEEP.unpack(raw)[0]
+            for key, raw in prefixed(self._transaction, keys.upkeep_of_topic(number))
+        }
+        found = []
+        for shard in self.topic.shards:
+            raw = self._transaction.get(keys.shard_state(number, shard))
+            start, end, added = values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
+            size = added - removed.get(shard, 0) if start < end else 0
+            found.append(ShardBounds(start, end, size))
+        return tuple(found)
+
+    def first_id(self, shard: int, start: int) -> int:
+        entry = self.walk(shard).seek(start)
+        if entry is None:
+            return int(self.next_id)
+        return runs.id_at(entry.runs, max(0, start - entry.first))
+
+    def read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> Rows:
+        first, last = self.range(shard)
+        if start < first:
+            text = f"shard {shard} of {self.topic.name!r} starts at {first}, not at {start}"
+            raise Trimmed(text, first)
+        end = min(end, last)
+        walk = self.walk(shard)
+        entry = walk.seek(start) if start < end else None
+        while entry is not None and entry.first < end and not harvest.enough:
+            harvest.take(walk, start, end)
+            entry = walk.next()
+        return harvest.rows()
+
+    def read_all(self, harvest: Harvest, from_id: int, below_id: int) -> Rows:
+        streams = [
+            (first_id, offset, self._walks[-1])
+            for shard in self.topic.shards
+            for offset, first_id in [self.find_id(shard, from_id)]
+            if self._walks[-1].entry is not None and first_id < below_id
+        ]
+        # By their first id, which no two have.
+        heapq.heapify(streams)
+        while streams and not harvest.enough:
+            _, offset, walk = heapq.heappop(streams)
+            entry = walk.entry
+            assert entry is not None
+            reached = harvest.take(walk, offset, entry.end)
+            if reached == entry.end:
+                entry = walk.next()
+            if entry is not None:
+                reached = max(reached, entry.first)
+                first_id = runs.id_at(entry.runs, reached - entry.first)
+                heapq.heappush(streams, (first_id, reached, walk))
+        if streams:
+            below_id = min(below_id, streams[0][0])
+        return harvest.rows(from_id, below_id)
+
+    def find_id(self, shard: int, wanted: int) -> tuple[int, int]:
+        """The first offset that has this id or a later one, and its id; else the ends."""
+        return self._find(
+            shard,
+            lambda first_id, _: first_id <= wanted,
+            lambda table: runs.place_of_id(table, wanted),
+        )
+
+    def find_time(self, shard: int, timestamp_ns: int) -> tuple[int, int]:
+        """The first offset with this time or a later one, and its id; else the ends."""
+        return self._find(
+            shard,
+            lambda _, time_ns: time_ns < timestamp_ns,
+            lambda table: runs.place_of_time(table, timestamp_ns),
+        )
+
+    def _find(self, shard: int, before: Before, place_of: PlaceOf) -> tuple[int, int]:
+        start, end = self.range(shard)
+        walk = self.walk(shard)
+        entry = walk.seek_last(start, end, before) if start < end else None
+        while entry is not None:
+            place = max(place_of(entry.runs), start - entry.first)
+            if place < entry.count:
+                return entry.first + place, runs.id_at(entry.runs, place)
+            entry = walk.next()
+        return end, self.next_id
+
+    def close(self) -> None:
+        for walk in self._walks:
+            walk.close()

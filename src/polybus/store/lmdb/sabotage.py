@@ -1,0 +1,27 @@
+"""Ways to break this engine on purpose, so that tests of faults can be seen to fail.
+
+$POLYBUS_SABOTAGE lists names, separated by commas; it is read once, and is no setting:
+nobody but the tests of faults sets it.
+
+    stamps-off      a repeated request is done again
+    sync-off        nothing waits for the disk
+    checksum-off    bytes are taken for what was written, whatever they are
+    torn-commits    what one transaction should hold is spread over two
+    keep-nothing    commits are answered, and not written
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+VARIABLE: Final = "POLYBUS_SABOTAGE"
+NAMES: Final = ("stamps-off", "sync-off", "checksum-off", "torn-commits", "keep-nothing")
+
+_chosen = frozenset(filter(None, os.environ.get(VARIABLE, "").split(",")))
+
+STAMPS_OFF: Final = "stamps-off" in _chosen
+SYNC_OFF: Final = "sync-off" in _chosen
+CHECKSUM_OFF: Final = "checksum-off" in _chosen
+TORN_COMMITS: Final = "torn-commits" in _chosen
+KEEP_NOTHING: Final = "keep-nothing" in _chosen

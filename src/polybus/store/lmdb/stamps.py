@@ -1,0 +1,103 @@
+"""Producers and their stamps, by the table in `polybus.model.stamp`.
+
+The results of the last commits stand in a ring of `kept` slots, so that a stamped
+commit costs one write and nothing to delete. The last counter is the highest of the
+ring, or what the producer's record says if that is higher.
+"""
+
+from __future__ import annotations
+
+from polybus.errors import Fenced, OutOfSequence, Stale, UnknownProducer
+from polybus.model.commit import Committed
+from polybus.model.stamp import Habits, Opened, Stamp
+from polybus.store.lmdb import keys, sabotage, values
+from polybus.store.lmdb.books import Books
+from polybus.store.lmdb.known import Producer
+
+
+def open_producer(books: Books, name: bytes, habits: Habits) -> Opened:
+    producer = books.known.producer(name)
+    if producer is None:
+        producer = Producer(books.number("producer"), 0, 0, habits.dense, habits.kept_results)
+    elif producer.kept != habits.kept_results:
+        _resize(books, producer, habits.kept_results)
+    producer.epoch += 1
+    producer.dense = habits.dense
+    books.known.producers[name] = producer
+    _store(books, name, producer)
+    return Opened(producer.epoch, producer.counter)
+
+
+def close_producer(books: Books, name: bytes, epoch: int) -> None:
+    producer = _of_epoch(books, name, epoch)
+    books.known.producers[name] = None
+    books.batch.delete(keys.producer(name))
+    for slot in range(min(producer.slots, producer.kept)):
+        books.batch.delete(keys.result(producer.number, slot))
+
+
+def judge(books: Books, stamp: Stamp) -> Committed | None:
+    """The first result, if the stamp was used before; None if it may be used now."""
+    producer = _of_epoch(books, stamp.producer.encode(), stamp.epoch)
+    if sabotage.STAMPS_OFF:
+        return None
+    if stamp.counter <= producer.counter:
+        return _first_result(producer, stamp)
+    if producer.dense and stamp.counter != producer.counter + 1:
+        raise OutOfSequence(
+            f"producer {stamp.producer!r} is at {producer.counter}, not before {stamp.counter}"
+        )
+    return None
+
+
+def use(books: Books, stamp: Stamp, committed: Committed) -> None:
+    """The stamp is used up, and this is its result; `judge` has allowed it."""
+    producer = books.known.producer(stamp.producer.encode())
+    assert producer is not None
+    key = keys.result(producer.number, producer.slots % producer.kept)
+    books.batch.put(key, values.result(stamp.counter, stamp.digest, committed))
+    producer.slots += 1
+    producer.counter = max(producer.counter, stamp.counter)
+    again = Committed(committed.spans, committed.timestamp_ns, (), committed.note, True)
+    producer.results[stamp.counter] = stamp.digest, again
+    producer.order.append(stamp.counter)
+    if len(producer.order) > producer.kept:
+        producer.results.pop(producer.order.popleft(), None)
+
+
+def _of_epoch(books: Books, name: bytes, epoch: int) -> Producer:
+    producer = books.known.producer(name)
+    if producer is None:
+        raise UnknownProducer(f"nobody has opened a producer {name.decode()!r}")
+    if epoch != producer.epoch:
+        raise Fenced(f"producer {name.decode()!r} is at epoch {producer.epoch}, not {epoch}")
+    return producer
+
+
+def _first_result(producer: Producer, stamp: Stamp) -> Committed:
+    kept = producer.results.get(stamp.counter)
+    if kept is None:
+        raise Stale(f"the result of {stamp.producer!r} {stamp.counter} is not kept any more")
+    digest, committed = kept
+    if digest != stamp.digest:
+        raise Stale(f"{stamp.producer!r} used {stamp.counter} for another request")
+    return committed
+
+
+def _resize(books: Books, producer: Producer, kept: int) -> None:
+    """Lays the ring out anew, with as many of the newest results as it will hold."""
+    for slot in range(min(producer.slots, producer.kept)):
+        books.batch.delete(keys.result(producer.number, slot))
+    while len(producer.order) > kept:
+        producer.results.pop(producer.order.popleft(), None)
+    for slot, counter in enumerate(producer.order):
+        raw = values.result(counter, *producer.results[counter])
+        books.batch.put(keys.result(producer.number, slot), raw)
+    producer.kept, producer.slots = kept, len(producer.order)
+
+
+def _store(books: Books, name: bytes, producer: Producer) -> None:
+    raw = values.PRODUCER.pack(
+        producer.number, producer.epoch, producer.counter, producer.dense, producer.kept
+    )
+    books.batch.put(keys.producer(name), raw)
