@@ -66,6 +66,7 @@ class Batch:
         self.size = 0  # bytes of blocks and records: what the memory of a batch is bounded by
         self.ends: dict[Target, int] = {}  # of shards that got messages
         self.topics: set[int] = set()  # that it changes
+        self.altered: set[int] = set()  # of these, topics that get or lose more than messages
         self.records = False  # whether it changes any
         self.cleaning = False  # there is something new to be removed
         self._tails: dict[Target, Tail] = {}
@@ -77,6 +78,10 @@ class Batch:
     def concerns(self, topic: int) -> bool:
         """Whether it changes what can be read of a topic."""
         return topic in self.topics
+
+    def alters(self, topic: int) -> bool:
+        """Whether it changes more of a topic than that messages are added."""
+        return topic in self.altered
 
     def changes_records(self) -> bool:
         return self.records

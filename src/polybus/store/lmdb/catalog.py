@@ -56,6 +56,7 @@ def drop(books: Books, name: str) -> None:
     highest = tuple(max(pair) for pair in zip_longest(ends, floors, fillvalue=0))
     _remember(books, raw, Name(number, False, state.next_id, highest))
     books.forget_topic(number)
+    books.batch.altered.add(number)
     for target in [target for target in books.batch.ends if target[0] == number]:
         del books.batch.ends[target]
     books.batch.delete(keys.topic(number))
@@ -71,6 +72,7 @@ def trim(books: Books, topic: int, before: Mapping[int, int]) -> None:
         if start > shard.start:
             shard.start = start
             books.touch_shard(topic, number, shard)
+            books.batch.altered.add(topic)
             _remove_later(books, keys.trimmed(topic, number))
 
 
@@ -94,6 +96,7 @@ def _open_shards(books: Books, state: TopicState, ends: tuple[int, ...]) -> None
 
 
 def _store(books: Books, state: TopicState) -> None:
+    books.batch.altered.add(state.topic.number)
     revision = books.number("version")
     books.batch.put(keys.topic(state.topic.number), values.topic(state.topic, revision))
 

@@ -25,6 +25,7 @@ from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.books import Books
 from polybus.store.lmdb.chores import Chores
 from polybus.store.lmdb.home import Home
+from polybus.store.lmdb.interval import IntervalWriter
 from polybus.store.lmdb.known import prefixed
 from polybus.store.lmdb.reading import Reader
 from polybus.store.lmdb.reblocking import Reblocker
@@ -75,7 +76,12 @@ class LmdbStore(Store):
             self._start_leases(books)
             self._reblocker.load()
             chores = Chores(books, self._home, self._storing, self._reblocker)
-            writer = Writer(books, self._storing, chores, wall_ns, self._tell)
+            parts = books, self._storing, chores, wall_ns, self._tell
+            writer = (
+                Writer(*parts)
+                if durability == "fsync"
+                else IntervalWriter(*parts, interval_s=interval_ms / 1000)
+            )
             writer.start()
         except BaseException:
             self._home.close()
@@ -102,7 +108,7 @@ class LmdbStore(Store):
         return topic
 
     def topics(self) -> list[Topic]:
-        self._settle(lambda _: True)
+        self._settle(bool)
         return self._reader.topics()
 
     def drop(self, name: str) -> None:
@@ -167,8 +173,8 @@ class LmdbStore(Store):
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
-        self._check()
         asked = checks.read(start, end, max_rows, max_bytes)
+        self._settle(lambda batch: batch.alters(topic))
         rows = self._reader.read(topic, shard, *asked)
         if not rows.count and self._settle(lambda batch: batch.concerns(topic)):
             rows = self._reader.read(topic, shard, *asked)
@@ -212,12 +218,14 @@ class LmdbStore(Store):
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        if self._writer is not None:
-            self._writer.close()
-        if self._lookout is not None:
-            self._lookout.close()
-        self._listeners.clear()
-        self._home.close()
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            if self._lookout is not None:
+                self._lookout.close()
+            self._listeners.clear()
+            self._home.close()
 
     # --- more than the contract asks for
 

@@ -39,8 +39,9 @@ class Leases:
 
     def expired(self) -> list[int]:
         now = self._clock()
-        return [stage for stage, end in self._ends.items() if end <= now]
+        return [stage for stage, end in list(self._ends.items()) if end <= now]
 
     def wait_s(self) -> float | None:
         """Until the next one runs out; None if there is none."""
-        return max(0.0, min(self._ends.values()) - self._clock()) if self._ends else None
+        ends = list(self._ends.values())
+        return max(0.0, min(ends) - self._clock()) if ends else None

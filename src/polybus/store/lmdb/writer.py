@@ -148,7 +148,7 @@ class Writer:
             self.books.burn()
             _fail(group, error)
             return
-        _answer(done)
+        answer(done)
 
     def _do(self, waiting: Waiting, now_ns: int) -> Done | None:
         future = waiting.future
@@ -173,7 +173,7 @@ class Writer:
     def _serve_alone(self, waiting: Waiting) -> None:
         done = self._do(waiting, self._wall_ns())
         if done is not None:
-            _answer([done])
+            answer([done])
 
     def _finish(self) -> None:
         """The end: nothing is left to be done."""
@@ -191,8 +191,10 @@ class Writer:
             _log.warning("upkeep of the store failed, and will be tried again: %s", error)
 
 
-def _answer(done: list[Done]) -> None:
+def answer(done: list[Done]) -> None:
     for future, result, error in done:
+        if future.cancelled():
+            continue
         if error is None:
             future.set_result(result)
         else:

@@ -1,0 +1,189 @@
+"""Durability `interval`: answered when queued, on disk a little later, never torn.
+
+Ids are given and stamps checked on the caller's thread, under a lock, by the same
+books; the batch that gathers is written, with fsync, every interval. What is not
+written yet cannot be read: a read that would miss it waits until it is, so nobody
+ever sees what a crash may take back.
+
+A write that fails is tried again every interval, with all it holds, since that was
+answered; until it succeeds everything new is refused. What gathers is bounded: past
+`MAX_BYTES`, operations queue unanswered until there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
+
+from polybus.errors import PolybusError, StoreClosed, StoreFault
+from polybus.store.lmdb.batch import Batch
+from polybus.store.lmdb.writer import Done, Operation, Waiting, Writer, answer
+
+EARLY_BYTES: Final = 16 << 20  # so much is written without waiting for the interval's end
+MAX_BYTES: Final = 64 << 20
+LAST_TRIES: Final = 20  # on closing, before what was answered is given up
+
+_log = logging.getLogger("polybus.store")
+
+
+class IntervalWriter(Writer):
+    def __init__(self, *args: Any, interval_s: float) -> None:
+        super().__init__(*args)
+        self._interval_s = interval_s
+        self._changed = threading.Condition(threading.RLock())
+        self._writing: Batch | None = None  # on its way to the disk, or failed so far
+        self._failure: PolybusError | None = None
+        self._due_s: float | None = None
+        self._backlog: deque[Waiting] = deque()
+        self._pages = 0  # batches written
+        self._gathered_bytes = 0
+        self._writing_bytes = 0
+
+    def submit(self, operation: Operation, size: int = 0) -> Future[Any]:
+        waiting = Waiting(operation, Future(), size)
+        with self._changed:
+            done = self._enter(waiting)
+        answer(done)
+        return waiting.future
+
+    def settle(self, concerns: Callable[[Batch], bool]) -> bool:
+        with self._changed:
+            if concerns(self.books.batch):
+                page = self._pages + (2 if self._writing else 1)
+            elif self._writing is not None and concerns(self._writing):
+                page = self._pages + 1
+            else:
+                return False
+            self._hurry()
+            self._changed.wait_for(lambda: self._pages >= page or self._failure is not None)
+        return True
+
+    def close(self) -> None:
+        super().close()
+        if self._failure is not None:
+            raise self._failure
+
+    # --- under the lock
+
+    def _enter(self, waiting: Waiting) -> list[Done]:
+        """Does an operation now, if there is room; else it waits for some."""
+        refusal = StoreClosed("the store was closed") if self._closed else self._failure
+        if refusal is not None:
+            return [Done(waiting.future, None, refusal)]
+        full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
+        if self._backlog or full:
+            self._backlog.append(waiting)
+            self._hurry()
+            return []
+        return self._gather(waiting)
+
+    def _gather(self, waiting: Waiting) -> list[Done]:
+        done = self._do(waiting, self._wall_ns())
+        self._gathered_bytes += waiting.size
+        if self._gathered_bytes >= EARLY_BYTES:
+            self._hurry()
+        elif self._due_s is None:
+            self._due_s = time.monotonic() + self._interval_s
+            self._nudge()
+        return [] if done is None else [done]
+
+    def _hurry(self) -> None:
+        self._due_s = 0.0
+        self._nudge()
+
+    def _nudge(self) -> None:
+        self._queue.put(Waiting(lambda _books, _now: None, Future(), 0))
+
+    def _admit(self) -> list[Done]:
+        """Those who waited for room, as far as there is some."""
+        done: list[Done] = []
+        while self._backlog and self._gathered_bytes < MAX_BYTES:
+            done += self._gather(self._backlog.popleft())
+        return done
+
+    # --- on the thread
+
+    def _wait_s(self) -> float | None:
+        wait_s = super()._wait_s()
+        if self._due_s is None:
+            return wait_s
+        due_s = max(0.0, self._due_s - time.monotonic())
+        return due_s if wait_s is None else min(wait_s, due_s)
+
+    def _serve(self, group: list[Waiting]) -> None:
+        with self._changed:
+            done = [one for waiting in group if (one := self._do(waiting, self._wall_ns()))]
+        answer(done)
+
+    def _serve_alone(self, waiting: Waiting) -> None:
+        self._flush()
+        super()._serve_alone(waiting)
+
+    def _do_chores(self, busy: bool) -> None:
+        if self._due_s is not None and time.monotonic() >= self._due_s:
+            self._flush()
+        if self._failure is None:
+            super()._do_chores(busy)
+
+    def _finish(self) -> None:
+        tries = 0
+        while not self._flush() and tries < LAST_TRIES:
+            tries += 1
+            time.sleep(self._interval_s)
+        if self._failure is not None:
+            _log.error("what was answered last could not be written: %s", self._failure)
+
+    def _flush(self) -> bool:
+        """Writes what has gathered; whether that worked."""
+        while batch := self._turn():
+            try:
+                self._chores.note(batch)
+                self._storing.write(batch)
+            except Exception as error:
+                self._failed(error)
+                return False
+            answer(self._written(batch))
+        return True
+
+    def _turn(self) -> Batch | None:
+        """The batch to be written next."""
+        with self._changed:
+            self._due_s = None
+            if self._writing is None:
+                self._writing = self.books.turn_page() or None
+                self._writing_bytes, self._gathered_bytes = self._gathered_bytes, 0
+            if self._writing is None:
+                self._writing_bytes = 0
+                self._pages += 1
+                self._changed.notify_all()
+            return self._writing
+
+    def _written(self, batch: Batch) -> list[Done]:
+        with self._changed:
+            self._writing, self._failure, self._writing_bytes = None, None, 0
+            self._pages += 1
+            self.books.leases.keep()
+            if not self.books.batch:
+                self.books.known.shrink()
+            done = self._admit()
+            self._changed.notify_all()
+        if batch.ends:
+            self._tell(batch)
+        return done
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, PolybusError):
+            _log.error("a transaction failed", exc_info=error)
+            error = StoreFault(f"the store failed: {error!r}")
+        with self._changed:
+            self._failure = error
+            self._due_s = time.monotonic() + self._interval_s
+            done = [Done(waiting.future, None, error) for waiting in self._backlog]
+            self._backlog.clear()
+            self._changed.notify_all()
+        answer(done)
