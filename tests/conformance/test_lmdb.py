@@ -1,0 +1,35 @@
+"""The engine on LMDB keeps the store's contract, also over being closed and opened again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polybus.store.contract import Store
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.testing.conformance import Check, Engine, checks, name_of
+
+
+def lmdb(folder: Path) -> Engine:
+    """Stores in folders of their own under this one; reopened with the clock they had."""
+    opened: dict[int, tuple[Path, Callable[[], int]]] = {}
+    numbers = itertools.count()
+
+    def open_at(path: Path, wall_ns: Callable[[], int]) -> Store:
+        store = LmdbStore(path, wall_ns=wall_ns)
+        opened[id(store)] = path, wall_ns
+        return store
+
+    def reopen(store: Store) -> Store:
+        store.close()
+        return open_at(*opened[id(store)])
+
+    return Engine(lambda wall_ns: open_at(folder / str(next(numbers)), wall_ns), reopen)
+
+
+@pytest.mark.parametrize("check", checks(lmdb(Path())), ids=name_of)
+def test_lmdb(check: Check, tmp_path: Path) -> None:
+    check(lmdb(tmp_path))

@@ -1,0 +1,274 @@
+"""A model and some engines that are asked to do the same, and must come to the same.
+
+A step's small numbers are read as "one of those there are", so that whatever hypothesis
+draws or shrinks to is a program; each begins with a topic and a stage. After each step
+everything that can be seen of each engine is compared with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from polybus.errors import PolybusError, UsageError
+from polybus.model.stamp import Habits
+from polybus.model.topic import ALL, All
+from polybus.testing.conformance import Clock
+from polybus.testing.storemodel import (
+    Content,
+    Mark,
+    ModelTopic,
+    Put,
+    Refusal,
+    Request,
+    Result,
+    StoreModel,
+    Wish,
+)
+from tests.property.store.programs import (
+    DIGESTS,
+    KEYS,
+    NAMES,
+    PRODUCERS,
+    SEALED,
+    CommitDraw,
+    MarkDraw,
+    PutDraw,
+    Step,
+    WishDraw,
+)
+from tests.property.store.subject import Subject, compare_rows
+
+TIMEOUT_S = 60.0
+RECENT = 3  # a step means one of the last few stages
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+class Trial:
+    def __init__(self, clock: Clock, subjects: Sequence[Subject]) -> None:
+        self.clock = clock
+        self.subjects = subjects
+        self.model = StoreModel(clock)
+        self._sent = 0
+
+    def run(self, program: Iterable[Step]) -> None:
+        for verb, *arguments in program:
+            getattr(self, str(verb))(*arguments)
+            for subject in self.subjects:
+                subject.compare_all(self.model)
+
+    def _ask(
+        self, model: Callable[[], M], engine: Callable[[Subject], T]
+    ) -> list[tuple[Subject, M, T]]:
+        """What the model says and what each engine says; nothing if it is refused by all."""
+        try:
+            wanted = model()
+        except Refusal as refusal:
+            for subject in self.subjects:
+                _is_refused(subject, partial(engine, subject), refusal)
+            return []
+        return [(subject, wanted, engine(subject)) for subject in self.subjects]
+
+    # --- topics
+
+    def create(self, name: int, shards: int) -> None:
+        settings: dict[str, object] = {"made": len(self.model.topics)}
+        for subject, _, topic in self._ask(
+            lambda: self.model.create(NAMES[name], shards, settings),
+            lambda on: on.store.create(NAMES[name], shards, settings),
+        ):
+            assert topic.number not in subject.numbers
+            subject.numbers.append(topic.number)
+
+    def configure(self, name: int, more: int) -> None:
+        settings: dict[str, object] = {"added": more}
+        for subject, _, topic in self._ask(
+            lambda: self.model.configure(NAMES[name], settings, more),
+            lambda on: on.store.configure(NAMES[name], settings, add_shards=more),
+        ):
+            assert topic in subject.store.topics()
+
+    def drop(self, name: int) -> None:
+        self._ask(lambda: self.model.drop(NAMES[name]), lambda on: on.store.drop(NAMES[name]))
+
+    # --- writing
+
+    def tick(self, by_ns: int) -> None:
+        self.clock.ns = max(0, self.clock.ns + by_ns)
+
+    def commits(self, draws: Sequence[CommitDraw]) -> None:
+        """All are handed over before the first is waited for."""
+        requests = [self._request(draw) for draw in draws]
+        results = [self._result(request) for request in requests]
+        for subject in self.subjects:
+            futures = [subject.commit(request) for request in requests]
+            for wanted, future in zip(results, futures, strict=True):
+                if isinstance(wanted, Refusal):
+                    _is_refused(subject, partial(future.result, TIMEOUT_S), wanted)
+                else:
+                    subject.compare_result(wanted, future.result(TIMEOUT_S))
+
+    def _result(self, request: Request) -> Result | Refusal:
+        try:
+            return self.model.commit(request)
+        except Refusal as refusal:
+            return refusal
+
+    def open_producer(self, producer: int, dense: bool, kept: int) -> None:
+        name = PRODUCERS[producer]
+        for _, wanted, found in self._ask(
+            lambda: self.model.open_producer(name, dense, kept),
+            lambda on: on.store.open_producer(name, Habits(dense, kept)),
+        ):
+            assert found == wanted
+
+    def close_producer(self, producer: int, epoch: int) -> None:
+        name = PRODUCERS[producer]
+        known = self.model.producers.get(name)
+        epoch += known.epoch if known else 1
+        self._ask(
+            lambda: self.model.close_producer(name, epoch),
+            lambda on: on.store.close_producer(name, epoch),
+        )
+
+    def open_stage(self) -> None:
+        for subject, _, name in self._ask(self.model.open_stage, lambda on: on.store.open_stage()):
+            assert name not in subject.stages
+            subject.stages.append(name)
+
+    def stage(self, stage: int, draws: Sequence[PutDraw]) -> None:
+        puts, at = self._puts(draws), self._one_stage(stage)
+        self._ask(
+            lambda: self.model.stage(at, puts),
+            lambda on: on.store.stage(on.stages[at], on.appends(puts)).result(TIMEOUT_S),
+        )
+
+    def renew(self, stage: int) -> None:
+        at = self._one_stage(stage)
+        self._ask(lambda: self.model.renew(at), lambda on: on.store.renew(on.stages[at]))
+
+    def discard(self, stage: int) -> None:
+        at = self._one_stage(stage)
+        self._ask(lambda: self.model.discard(at), lambda on: on.store.discard(on.stages[at]))
+
+    def trim(self, topic: int, before: dict[int, int]) -> None:
+        at = self._one_topic(topic)
+        first = min(self.model.topics[at].starts)
+        offsets = {shard: offset + first for shard, offset in before.items()}
+        self._ask(
+            lambda: self.model.trim(at, offsets),
+            lambda on: on.store.trim(on.numbers[at], offsets),
+        )
+
+    # --- reading
+
+    def read(
+        self, topic: int, shard: int | None, start: int, end: int | None, rows: int, size: int
+    ) -> None:
+        at = self._one_topic(topic)
+        for _, wanted, found in self._ask(
+            lambda: self.model.read(at, shard, start, end, rows, size),
+            lambda on: on.store.read(
+                on.numbers[at], _of(shard), start, end, max_rows=rows, max_bytes=size
+            ),
+        ):
+            compare_rows(wanted, found, rows, size)
+
+    def find(self, topic: int, shard: int | None, beside_ns: int) -> None:
+        at, time_ns = self._one_topic(topic), self.clock.ns + beside_ns
+        for subject, wanted, found in self._ask(
+            lambda: self.model.find(at, shard, time_ns),
+            lambda on: on.store.find(on.numbers[at], _of(shard), time_ns),
+        ):
+            assert found == wanted, subject.name
+
+    def scan(self, prefix: bytes, after: bytes, limit: int) -> None:
+        for subject, wanted, found in self._ask(
+            lambda: self.model.scan(prefix, after, limit),
+            lambda on: on.store.scan(prefix, after, limit),
+        ):
+            assert [record.key for record in found] == wanted, subject.name
+
+    # --- what the model knows nothing of, for it changes nothing
+
+    def reopen(self) -> None:
+        for subject in self.subjects:
+            if subject.reopen:
+                subject.store = subject.reopen()
+
+    def tidy(self) -> None:
+        for subject in self.subjects:
+            if subject.tidy:
+                subject.tidy()
+
+    # --- from small numbers to what there is
+
+    def _one_topic(self, draw: int) -> int:
+        """A handle: mostly of a topic that is there, now and then of one that was."""
+        gone = [at for at, topic in enumerate(self.model.topics) if topic.dropped]
+        known = [*self.model.there() * 3, *gone[-1:]]
+        return known[draw % len(known)]
+
+    def _one_stage(self, draw: int) -> int:
+        count = len(self.model.stages)
+        return count - 1 - draw % min(RECENT, count)
+
+    def _puts(self, draws: Sequence[PutDraw]) -> tuple[Put, ...]:
+        places = [self._one_topic(draw.topic) for draw in draws]
+        return tuple(
+            Put(at, _shard(self.model.topics[at], draw.shard), self._contents(draw.shapes))
+            for at, draw in zip(places, draws, strict=True)
+        )
+
+    def _contents(self, shapes: Iterable[int]) -> tuple[Content, ...]:
+        return tuple(self._content(shape) for shape in shapes)
+
+    def _content(self, shape: int) -> Content:
+        self._sent += 1
+        mine = b"%d" % self._sent
+        key = (None, "", f"k{self._sent}")[shape % 3]
+        headers = (None, (), (("h", mine), ("", b"")))[shape // 3 % 3]
+        return self._sent, key, mine * shape, headers
+
+    def _request(self, draw: CommitDraw) -> Request:
+        stages = tuple(self._one_stage(stage) for stage in draw.stages)
+        wishes = tuple(self._wish(wish) for wish in draw.wishes)
+        mark = self._mark(draw.mark) if draw.mark else None
+        return Request(self._puts(draw.puts), stages, wishes, mark, b"%d" % self._sent)
+
+    def _wish(self, draw: WishDraw) -> Wish:
+        key = KEYS[draw.key]
+        current = self.model.records.get(key, (b"", 0))[1]
+        expected = (None, current, 0, max(0, current - 1))[draw.expected]
+        return Wish(key, draw.value, expected)
+
+    def _mark(self, draw: MarkDraw) -> Mark:
+        name = PRODUCERS[draw.producer]
+        known = self.model.producers.get(name)
+        epoch, last = (known.epoch, known.last) if known else (1, 0)
+        beside = max(1, epoch + draw.epoch), max(1, last + draw.counter)
+        return Mark(name, *beside, DIGESTS[draw.digest])
+
+
+def _is_refused(subject: Subject, call: Callable[[], object], refusal: Refusal) -> None:
+    try:
+        call()
+    except PolybusError as error:
+        found: PolybusError | None = error
+    else:
+        found = None
+    kind = UsageError if isinstance(found, UsageError) else type(found)
+    assert kind in refusal.errors, f"{subject.name}: {found!r}, not {refusal!r}"
+
+
+def _shard(topic: ModelTopic, draw: int) -> int:
+    if draw >= SEALED:
+        return 0 if draw == SEALED else len(topic.ends)
+    return topic.first_open + draw % topic.generations[-1]
+
+
+def _of(shard: int | None) -> int | All:
+    return ALL if shard is None else shard
