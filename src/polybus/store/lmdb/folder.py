@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -52,20 +53,38 @@ def seen(path: Path) -> Seen:
     return found.st_ino, found.st_mtime_ns
 
 
-def prepare(path: Path) -> Path:
-    """The sub-folder in use, made if there is none. Only the owner may call this."""
+def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
+    """The sub-folder in use, made if there is none. Only the owner may call this.
+
+    `fill` makes an environment in a folder. All names are on disk when this returns, also
+    those that an owner made who was killed before he could see to it.
+    """
     if not (path / CURRENT).exists():
         found = _generations(path)
         if len(found) > 1:
             raise Damaged(f"{path / CURRENT} is missing, and there are {len(found)} generations")
-        first = found[0] if found else path / "0001"
-        first.mkdir(exist_ok=True)
-        switch(path, first)
+        switch(path, found[0] if found else _first(path, fill))
     used = generation(path)
     for other in _generations(path):
         if other != used:
             shutil.rmtree(other, ignore_errors=True)
+    sync(used)
+    sync(path)
     return used
+
+
+def _first(path: Path, fill: Callable[[Path], None]) -> Path:
+    """The first generation: whole on disk before it goes by its name.
+
+    LMDB writes a new file's first pages without a sync, and never syncs its folder: a cut
+    of power would leave what is no LMDB file, or none, where CURRENT says there is one.
+    """
+    fresh, first = path / "0001.new", path / "0001"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    fill(fresh)
+    sync(fresh)
+    return fresh.rename(first)
 
 
 def following(used: Path) -> Path:
@@ -79,6 +98,7 @@ def following(used: Path) -> Path:
 def switch(path: Path, used: Path) -> None:
     """Makes a sub-folder, whose files are on disk already, the one in use."""
     sync(used)
+    sync(path)
     fresh = path / (CURRENT + ".new")
     with fresh.open("w") as file:
         file.write(f"{_TITLE} {FORMAT_VERSION}\n{used.name}\n")
@@ -99,9 +119,10 @@ def sync(folder: Path) -> None:
 
 def make(path: Path) -> None:
     """The folder itself, its name on disk as well."""
-    if not path.is_dir():
-        path.mkdir(parents=True, mode=0o700, exist_ok=True)
-        sync(path.parent)
+    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+    path.mkdir(parents=True, mode=0o700, exist_ok=True)
+    for one in reversed(missing):
+        sync(one.parent)
 
 
 def _generations(path: Path) -> list[Path]:

@@ -76,7 +76,7 @@ class Home:
             ownership.take(self.path)
         try:
             with translated():
-                used = folder.prepare(self.path)
+                used = folder.prepare(self.path, _fill)
             self._open(used)
             self._used.lmdb.reader_check()
         except BaseException:
@@ -98,11 +98,7 @@ class Home:
         with opened.look() as transaction:
             found = transaction.get(keys.FORMAT)
             version = None if found is None else values.read_number(found)
-            empty = not transaction.stat()["entries"]
-        if version is None and empty and not self.read_only:
-            with translated(), opened.lmdb.begin(write=True) as transaction:
-                transaction.put(keys.FORMAT, values.number(values.FORMAT_VERSION))
-        elif version != values.FORMAT_VERSION:
+        if version != values.FORMAT_VERSION:
             what = "no version" if version is None else f"format {version}"
             raise WrongFormat(f"{self.path} has {what}, this polybus reads {values.FORMAT_VERSION}")
 
@@ -116,3 +112,13 @@ class Home:
                 before = self._used
                 self._open(folder.generation(self.path))
             environment.release(before)
+
+
+def _fill(path: Path) -> None:
+    """A new environment, with its format written and on disk."""
+    opened = environment.acquire(path, read_only=False)
+    try:
+        with translated(), opened.lmdb.begin(write=True) as transaction:
+            transaction.put(keys.FORMAT, values.number(values.FORMAT_VERSION))
+    finally:
+        environment.release(opened)
