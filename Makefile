@@ -51,8 +51,9 @@ bench: setup ## the short benchmarks, beside their peers
 	@.ci/need command redis-server redis-server
 	@$(PYTHON_IN_VENV) -m bench $(ARGS)
 
-soak: asan fuzz sabotage mutants ## the long tests: sanitizers, fuzzing, sabotage, everything marked soak
+soak: asan fuzz sabotage mutants ## the long tests: sanitizers, fuzzing, sabotage, all marked soak, a grown store
 	@$(PYTHON_IN_VENV) -m pytest -q -m soak --timeout 3600 $(ARGS) || [ $$? -eq $(NO_TESTS) ]
+	@$(PYTHON_IN_VENV) -m bench store --soak --check
 
 asan: setup ## kernel tests under AddressSanitizer
 	@tests/asan.sh

@@ -1,6 +1,7 @@
-"""`python -m bench [rqueue|freud] [--short] [--check] [--only CASE …] [--rounds N] [--server …]`
+"""`python -m bench [rqueue|freud|store] [--short] [--check] [--only CASE …] [--rounds N] …`
 
 Without a name every benchmark runs in its short form; with one it runs in full, or `--short`.
+`store --soak` is another: what becomes of a store that has grown.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from bench.harness.places import OUTPUT, Unavailable
 from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
 from bench.rqueue import run as rqueue
+from bench.store import run as store
+from bench.store import soak
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class Benchmark:
 BENCHMARKS = {
     "rqueue": Benchmark(rqueue.NAMES, rqueue.run),
     "freud": Benchmark(freud.NAMES, freud.run),
+    "store": Benchmark(store.NAMES, store.run),
 }
+SOAKS = {"store": soak.run}
 LOOPBACK = ("127.0.0.1", "localhost")
 MISSED, FAILED = 1, 2  # exit codes
 
@@ -53,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--server", type=_loopback_port, metavar="HOST:PORT", help="rqueue: already running"
     )
+    parser.add_argument(
+        "--soak", action="store_true", help="store: grown to 100 M messages; 20 GB of disk"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; build/bench/NAME.json")
     return parser
 
@@ -69,6 +77,8 @@ def _chosen(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[s
         parser.error("--output is one file: name one benchmark")
     if chosen.server and chosen.benchmark not in (None, "rqueue"):
         parser.error(f"--server is for rqueue; {chosen.benchmark} starts its own")
+    if chosen.soak and (chosen.benchmark not in SOAKS or chosen.only):
+        parser.error(f"--soak is all of {', '.join(SOAKS)}: name that, without --only")
     wanted = set(chosen.only or known)
     return chosen, [name for name in names if wanted & set(BENCHMARKS[name].names)]
 
@@ -79,13 +89,14 @@ def _options(name: str, chosen: argparse.Namespace) -> Options:
         only=tuple(chosen.only),
         rounds=chosen.rounds,
         port=chosen.server,
-        output=chosen.output or OUTPUT / f"{name}.json",
+        output=chosen.output or OUTPUT / f"{name}{'-soak' if chosen.soak else ''}.json",
     )
 
 
 def _run(name: str, chosen: argparse.Namespace) -> int:
     """Runs one benchmark, tells its outcome, and returns the exit code."""
-    outcome = BENCHMARKS[name].run(_options(name, chosen))
+    run = SOAKS[name] if chosen.soak else BENCHMARKS[name].run
+    outcome = run(_options(name, chosen))
     print(outcome.text())
     outcome.write()
     if outcome.failures:

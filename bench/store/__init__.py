@@ -1,1 +1,1 @@
-"""The benchmark of the store: durable commits beside the disk and its peers, and reads into Arrow."""
+"""The benchmark of the store: durable commits beside the disk and its peers, reads into Arrow."""
