@@ -265,18 +265,25 @@ cdef void write_columns(const Slice* slices, int64_t slice_count, Target* target
 # --- where the columns of a block lie -------------------------------------------
 
 
-cdef inline unsigned char* after(unsigned char** at, int64_t size) noexcept nogil:
+cdef inline int64_t padded(int64_t size) noexcept nogil:
+    return (size + ALIGNMENT - 1) & ~<int64_t>(ALIGNMENT - 1)
+
+
+cdef inline unsigned char* after(size_t* at, int64_t size) noexcept nogil:
     """The place of the next column, which has so many bytes; `at` moves behind its padding."""
-    cdef unsigned char* found = at[0]
-    at[0] = found + (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    return found
+    cdef size_t found = at[0]
+    at[0] = found + padded(size)
+    return <unsigned char*>found
 
 
 cdef int64_t place_columns(
     unsigned char* start, int flags, const Sizes* sizes, Target* places
 ) noexcept nogil:
-    """Where the columns of a block at `start` lie. Returns the size of the whole block."""
-    cdef unsigned char* at = start + HEADER
+    """Where the columns of a block at `start` lie. Returns the size of the whole block.
+
+    Counted in numbers, since sizes that make no sense would lead beyond any address.
+    """
+    cdef size_t at = <size_t>start + HEADER
     cdef int64_t count = sizes.count, offsets = (sizes.count + 1) * 4
     memset(places, 0, sizeof(Target))
     places.insertion = after(&at, count * 8)
@@ -295,7 +302,7 @@ cdef int64_t place_columns(
         places.names = after(&at, sizes.names)
         places.value_offsets = after(&at, (sizes.entries + 1) * 4)
         places.values = after(&at, sizes.values)
-    return at - start
+    return at - <size_t>start
 
 
 cdef int flags_for(const Sizes* sizes) noexcept nogil:
@@ -333,9 +340,8 @@ cdef void write_block(
 
 cdef inline void clear_last(unsigned char* column, int64_t size) noexcept nogil:
     """Zeroes the last eight bytes of a column with its padding: the column is written later."""
-    cdef int64_t padded = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    if column is not NULL and padded:
-        memset(column + padded - ALIGNMENT, 0, ALIGNMENT)
+    if column is not NULL and size:
+        memset(column + padded(size) - ALIGNMENT, 0, ALIGNMENT)
 
 
 cdef void clear_padding(const Sizes* sizes, const Target* places) noexcept nogil:
@@ -350,9 +356,9 @@ cdef void clear_padding(const Sizes* sizes, const Target* places) noexcept nogil
     clear_last(places.value_offsets, (sizes.entries + 1) * 4)
     clear_last(places.values, sizes.values)
     if places.key_bits is not NULL:
-        memset(places.key_bits, 0, (bits + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
+        memset(places.key_bits, 0, padded(bits))
     if places.header_bits is not NULL:
-        memset(places.header_bits, 0, (bits + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
+        memset(places.header_bits, 0, padded(bits))
 
 
 cdef bytes block_of(Slice* slices, int64_t slice_count):
@@ -387,7 +393,7 @@ cdef bytes block_of(Slice* slices, int64_t slice_count):
 cdef bint is_clear(const unsigned char* column, int64_t size) noexcept nogil:
     """Whether the padding of a column is zero."""
     cdef int64_t at
-    for at in range(size, (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT):
+    for at in range(size, padded(size)):
         if column[at]:
             return False
     return True

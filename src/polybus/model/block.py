@@ -18,7 +18,7 @@ from typing_extensions import Buffer
 from polybus.errors import Damaged, TooLarge, UsageError, WrongFormat
 from polybus.kernel import blocks as kernel
 from polybus.kernel import gathering
-from polybus.kernel.blocks import Layout
+from polybus.kernel.blocks import Layout as Layout  # the engines know it by this face
 from polybus.model.rows import Rows
 
 MAX_BLOCK_BYTES = kernel.MAX_BYTES

@@ -1,0 +1,200 @@
+"""Golden blocks, layouts as holders of somebody's bytes, and bytes at the edge of a page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import xxhash
+
+from polybus.errors import Damaged, WrongFormat
+from polybus.kernel import blocks as kernel
+from polybus.kernel import gathering
+from polybus.model import runs
+from polybus.model.block import Block, open_layout
+from polybus.testing.blocks import block, contents
+from polybus.testing.oracle import blocks as oracle
+from tests.vectors.block import Vector, vectors
+
+GOOD = [one for one in vectors() if one.bad is None]
+BAD = [one for one in vectors() if one.bad is not None]
+
+
+@pytest.mark.parametrize("vector", GOOD, ids=str)
+def test_a_golden_block_is_built_and_opened(vector: Vector):
+    messages = vector.messages or []
+    made = block(
+        *(one["body"] for one in messages),
+        keys=[one["key"] for one in messages],
+        headers=[one["headers"] for one in messages],
+        insertion_ms=[one["insertion_ms"] for one in messages],
+    )
+    assert made.data == vector.data
+    assert contents(Block.open(vector.data)) == [
+        (one["insertion_ms"], one["key"], one["body"], one["headers"]) for one in messages
+    ]
+
+
+@pytest.mark.parametrize("vector", GOOD, ids=str)
+def test_every_flipped_bit_of_a_golden_block_is_noticed(vector: Vector):
+    for bit in range(len(vector.data) * 8):
+        broken = bytearray(vector.data)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged):
+            open_layout(broken)
+
+
+@pytest.mark.parametrize("vector", BAD, ids=str)
+def test_a_bad_block_is_bad_for_its_reason(vector: Vector):
+    with pytest.raises(kernel.BadBlock, match=f"^{vector.bad}$"):
+        kernel.Layout(vector.data)
+    with pytest.raises(WrongFormat if vector.bad == "version" else Damaged):
+        Block.open(vector.data)
+
+
+def test_the_vectors_know_every_reason():
+    reasons = {"size", "magic", "checksum", "version", "flags", "sizes"}
+    reasons |= {"padding", "offsets", "validity", "utf8"}
+    assert {one.bad for one in BAD} == reasons
+
+
+def test_without_the_checksum_only_the_structure_is_looked_at():
+    made = block(b"body")
+    body = made.data.index(b"body")
+    changed = made.data[:body] + b"B" + made.data[body + 1 :]
+    with pytest.raises(Damaged):
+        open_layout(changed)
+    with open_layout(changed, checksum=False) as layout:
+        assert layout.count == 1
+    with pytest.raises(Damaged):
+        open_layout(changed[:-8], checksum=False)
+
+
+@pytest.mark.parametrize("size", [*range(70), 1000, 4096, 100_003])
+def test_the_checksum_is_xxh64_at_every_length_and_alignment(size):
+    data = bytes(number * 37 & 0xFF for number in range(size + 8))
+    for skipped in range(8):
+        view = memoryview(data)[skipped : skipped + size]
+        assert kernel.xxh64(view) == xxhash.xxh64_intdigest(view)
+
+
+def test_a_layout_at_any_alignment_reads_the_same():
+    made = block(b"a", b"bc", keys=["k", None], headers=[None, {"n": b"v"}])
+    for skipped in range(8):
+        view = memoryview(bytes(skipped) + made.data)[skipped:]
+        with open_layout(view) as layout:
+            assert kernel.cut(layout, 0, 2) == made.data
+
+
+def test_a_layout_is_not_closed_under_its_reader():
+    """The second piece, when it is looked at, closes the layout of the first."""
+    layout, other = block(b"a").layout(), block(b"b").layout()
+
+    class Closing:
+        def __iter__(self) -> Iterator[object]:
+            layout.close()
+            return iter((other, runs.table(2, 0, 1), 1, 0, 0, 1))
+
+    pieces: list[Any] = [(layout, runs.table(1, 0, 1), 0, 0, 0, 1), Closing()]
+    with pytest.raises(BufferError):
+        gathering.gather(pieces, 0, 9, 9, 9)
+    layout.close()
+
+
+def test_a_layout_let_go_after_a_read_can_be_closed():
+    layout = block(b"a").layout()
+    gathering.gather([(layout, runs.table(1, 0, 1), 0, 0, 0, 1)], 0, 9, 9, 9)
+    kernel.concat([layout, layout])
+    kernel.cut(layout, 0, 1)
+    layout.close()
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        (0, 0, 0, 2),
+        (0, 0, -1, 1),
+        (0, 0, 1, 0),
+    ],
+)
+def test_a_piece_lies_in_its_block_and_a_refused_one_is_not_held(piece):
+    layout = block(b"a").layout()
+    table = bytearray(runs.table(1, 0, 1))
+    with pytest.raises(IndexError):
+        gathering.gather([(layout, table, *piece)], 0, 9, 9, 9)
+    layout.close()
+    table.append(0)  # a held buffer could not grow
+
+
+def test_a_refused_read_holds_nothing():
+    good, bad = block(b"a").layout(), block(b"b").layout()
+    table, torn = bytearray(runs.table(1, 0, 1)), bytearray(runs.table(2, 0, 2))
+    pieces = [(good, table, 0, 0, 0, 1), (bad, torn, 1, 0, 0, 1)]
+    with pytest.raises(gathering.BadPiece):
+        gathering.gather(pieces, 0, 9, 9, 9)
+    good.close()
+    bad.close()
+    table.append(0)
+    torn.append(0)
+
+
+def test_a_closed_layout_is_not_gathered():
+    open_one, closed = block(b"a").layout(), block(b"b").layout()
+    closed.close()
+    table = bytearray(runs.table(1, 0, 1))
+    pieces = [(one, table, 0, 0, 0, 1) for one in (open_one, closed)]
+    with pytest.raises(ValueError, match="closed"):
+        gathering.gather(pieces, 0, 9, 9, 9)
+    open_one.close()
+    table.append(0)
+
+
+@pytest.mark.parametrize(
+    "run", [(-1, 0, 1), (1, 0, 0), (1, 0, -1), (2**63 - 1, 0, 1), (1, 0, 2**63 - 1)]
+)
+def test_runs_that_make_no_sense_are_refused(run):
+    piece = (block(b"a").layout(), runs.table(*run), 0, 0, 0, 1)
+    with pytest.raises(gathering.BadPiece):
+        gathering.gather([piece], 0, 2**63 - 1, 9, 9)
+
+
+def test_the_largest_ids_and_offsets_are_read():
+    piece = (block(b"a", b"b").layout(), runs.table(2**63 - 3, 0, 2), 2**63 - 3, 0, 0, 2)
+    count, ids, _, offsets, *_ = gathering.gather([piece], 0, 2**63 - 1, 9, 9)
+    largest = (2**63 - 3).to_bytes(8, "little") + (2**63 - 2).to_bytes(8, "little")
+    assert (count, bytes(ids), bytes(offsets)) == (2, largest, largest)
+
+
+def test_bytes_between_forbidden_pages_are_read_within_their_ends():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.kernel.block_forbidden_pages"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("looked at ")
+
+
+def test_a_block_is_at_most_its_limit():
+    room = kernel.MAX_BYTES - kernel.HEADER_BYTES - 16
+    body = bytes(room + 1)
+    offsets = (0).to_bytes(4, "little") + room.to_bytes(4, "little")
+    largest = kernel.build(0, body, offsets)
+    assert len(largest) == kernel.MAX_BYTES
+    with pytest.raises(OverflowError):
+        kernel.build(0, body, offsets[:4] + (room + 1).to_bytes(4, "little"))
+    del body
+    with kernel.Layout(largest) as layout, pytest.raises(OverflowError):
+        kernel.concat([layout, layout])
+    with pytest.raises(kernel.BadBlock, match=r"^size$"):
+        kernel.Layout(largest + bytes(8))
+
+
+def test_the_oracle_s_limits_are_the_kernel_s():
+    assert (oracle.MAX_BYTES, oracle.MAGIC) == (kernel.MAX_BYTES, kernel.MAGIC)
+    assert oracle.HEADER.size == kernel.HEADER_BYTES
