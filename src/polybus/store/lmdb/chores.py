@@ -66,7 +66,7 @@ class Chores:
         now = time.monotonic()
         if now >= self._readers_s:
             self._readers_s = now + READERS_S
-            self._home.used.lmdb.reader_check()
+            self._home.used.clear_dead_readers()
         if not self._pending() or now < self._not_before_s:
             return
         if self._storing.removing:

@@ -7,8 +7,6 @@ order, then the stages, in theirs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from polybus.errors import Conflict
 from polybus.model.block import Block
 from polybus.model.commit import Change, Commit, Committed, Span
@@ -19,14 +17,16 @@ from polybus.store.lmdb.entries import Part
 from polybus.store.lmdb.known import Stage, TopicState
 
 
-@dataclass(slots=True)
 class Share:
     """What a commit has for one shard."""
 
-    state: TopicState
-    count: int = 0
-    blocks: list[Block] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    __slots__ = ("blocks", "count", "parts", "state")
+
+    def __init__(self, state: TopicState) -> None:
+        self.state = state
+        self.count = 0
+        self.blocks: list[Block] = []
+        self.parts: list[Part] = []
 
 
 Shares = dict[tuple[int, int], Share]
@@ -37,14 +37,16 @@ def commit(books: Books, commit: Commit, now_ns: int) -> Committed:
         repeated = stamps.judge(books, commit.stamp)
         if repeated is not None:
             return repeated
-    _check_versions(books, commit.changes)
-    stages = {staging.number_of(name): name for name in commit.stages}
-    found = {number: staging.find(books, number, name) for number, name in stages.items()}
-    shares = _shares(books, commit, found)
+    if commit.changes:
+        _check_versions(books, commit.changes)
+    stages = _stages(books, commit.stages) if commit.stages else {}
+    shares = _shares(books, commit, stages)
 
-    for number, stage in found.items():
+    for number, stage in stages.items():
         staging.publish(books, number, stage)
-    time_ns = max([now_ns, *[share.state.time_ns for share in shares.values()]])
+    time_ns = now_ns
+    for share in shares.values():
+        time_ns = max(time_ns, share.state.time_ns)
     targets = sorted(shares) if len(shares) > 1 else shares
     spans = tuple([_append(books, target, shares[target], time_ns) for target in targets])
     versions = tuple([_change(books, change) for change in commit.changes])
@@ -52,6 +54,11 @@ def commit(books: Books, commit: Commit, now_ns: int) -> Committed:
     if commit.stamp is not None:
         stamps.use(books, commit.stamp, committed)
     return committed
+
+
+def _stages(books: Books, names: tuple[str, ...]) -> dict[int, Stage]:
+    numbers = {staging.number_of(name): name for name in names}
+    return {number: staging.find(books, number, name) for number, name in numbers.items()}
 
 
 def _check_versions(books: Books, changes: tuple[Change, ...]) -> None:

@@ -43,6 +43,7 @@ class Environment:
         self.read_only = read_only
         self.users = 0
         self.closed = False
+        self._kept: Transaction = None  # only ever by sabotage
         with translated():
             self.lmdb = lmdb.open(
                 str(path),
@@ -63,24 +64,23 @@ class Environment:
             self.users += not self.closed
             return not self.closed
 
+    def clear_dead_readers(self) -> None:
+        """Places of killed readers are freed, so that pages they looked at can be used again."""
+        if not sabotage.READER_CHECK_OFF:
+            self.lmdb.reader_check()
+
     @contextmanager
     def look(self) -> Iterator[Transaction]:
         """A transaction for a short look, by one who has entered."""
         with translated():
-            transaction = self.lmdb.begin(buffers=True)
+            transaction = self._kept or self.lmdb.begin(buffers=True)
         try:
             yield transaction
         finally:
-            transaction.abort()
-
-    def writing(self) -> Transaction:
-        with translated():
-            return self.lmdb.begin(write=True, buffers=True)
-
-    @property
-    def last_transaction(self) -> int:
-        found: int = self.lmdb.info()["last_txnid"]
-        return found
+            if sabotage.LONG_READ_TRANSACTIONS:
+                self._kept = transaction
+            else:
+                transaction.abort()
 
 
 def acquire(path: Path, *, read_only: bool) -> Environment:

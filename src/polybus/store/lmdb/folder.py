@@ -4,6 +4,9 @@
     PATH/CURRENT        "polybus store <format>", and the name of a sub-folder
     PATH/0001/          an LMDB environment: data.mdb, lock.mdb
 
+Whatever is named is on disk first: LMDB syncs what it writes, but not the names of its
+files, nor the first pages of a new one.
+
 Compaction writes the next sub-folder and then replaces CURRENT, which is atomic:
 readers look at it before each read, and move over. Sub-folders that CURRENT does not
 name are left-overs of a compaction that did not finish, and removed by the next owner.

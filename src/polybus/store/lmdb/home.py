@@ -78,7 +78,7 @@ class Home:
             with translated():
                 used = folder.prepare(self.path, _fill)
             self._open(used)
-            self._used.lmdb.reader_check()
+            self._used.clear_dead_readers()
         except BaseException:
             ownership.release(self.path)
             raise
@@ -99,8 +99,7 @@ class Home:
             found = transaction.get(keys.FORMAT)
             version = None if found is None else values.read_number(found)
         if version != values.FORMAT_VERSION:
-            what = "no version" if version is None else f"format {version}"
-            raise WrongFormat(f"{self.path} has {what}, this polybus reads {values.FORMAT_VERSION}")
+            raise WrongFormat(f"{self.path} has format {version}, not {values.FORMAT_VERSION}")
 
     def _follow(self) -> None:
         try:

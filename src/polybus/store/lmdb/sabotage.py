@@ -8,6 +8,10 @@ nobody but the tests of faults sets it.
     checksum-off    bytes are taken for what was written, whatever they are
     torn-commits    what one transaction should hold is spread over two
     keep-nothing    commits are answered, and not written
+    caches-kept     what the writer knows is not dropped when a transaction fails
+    reader-check-off        dead readers are never cleared
+    long-read-transactions  a reader keeps its transaction open between reads
+    compact-sync-off        a compacted store is used before it is on disk
 """
 
 from __future__ import annotations
@@ -16,8 +20,6 @@ import os
 from typing import Final
 
 VARIABLE: Final = "POLYBUS_SABOTAGE"
-NAMES: Final = ("stamps-off", "sync-off", "checksum-off", "torn-commits", "keep-nothing")
-
 _chosen = frozenset(filter(None, os.environ.get(VARIABLE, "").split(",")))
 
 STAMPS_OFF: Final = "stamps-off" in _chosen
@@ -25,3 +27,7 @@ SYNC_OFF: Final = "sync-off" in _chosen
 CHECKSUM_OFF: Final = "checksum-off" in _chosen
 TORN_COMMITS: Final = "torn-commits" in _chosen
 KEEP_NOTHING: Final = "keep-nothing" in _chosen
+CACHES_KEPT: Final = "caches-kept" in _chosen
+READER_CHECK_OFF: Final = "reader-check-off" in _chosen
+LONG_READ_TRANSACTIONS: Final = "long-read-transactions" in _chosen
+COMPACT_SYNC_OFF: Final = "compact-sync-off" in _chosen

@@ -58,8 +58,7 @@ def use(books: Books, stamp: Stamp, committed: Committed) -> None:
     books.batch.put(key, values.result(stamp.counter, stamp.digest, committed))
     producer.slots += 1
     producer.counter = max(producer.counter, stamp.counter)
-    again = Committed(committed.spans, committed.timestamp_ns, (), committed.note, True)
-    producer.results[stamp.counter] = stamp.digest, again
+    producer.results[stamp.counter] = stamp.digest, committed
     producer.order.append(stamp.counter)
     if len(producer.order) > producer.kept:
         producer.results.pop(producer.order.popleft(), None)
@@ -81,7 +80,7 @@ def _first_result(producer: Producer, stamp: Stamp) -> Committed:
     digest, committed = kept
     if digest != stamp.digest:
         raise Stale(f"{stamp.producer!r} used {stamp.counter} for another request")
-    return committed
+    return Committed(committed.spans, committed.timestamp_ns, (), committed.note, True)
 
 
 def _resize(books: Books, producer: Producer, kept: int) -> None:

@@ -133,7 +133,7 @@ def read_result(raw: Buffer) -> tuple[int, bytes, Committed]:
     digest_at = _RESULT.size + spans * _SPAN.size
     note_at = digest_at + digest
     listed = tuple(map(Span._make, _SPAN.iter_unpack(raw[_RESULT.size : digest_at])))
-    committed = Committed(listed, time_ns, (), bytes(raw[note_at : note_at + note]), True)
+    committed = Committed(listed, time_ns, (), bytes(raw[note_at : note_at + note]))
     return counter, bytes(raw[digest_at:note_at]), committed
 
 
