@@ -49,6 +49,8 @@ check: setup ## lint, formatting, types, who imports whom
 
 bench: setup ## the short benchmarks, beside their peers
 	@.ci/need command redis-server redis-server
+	@.ci/need command dbus-daemon dbus-daemon
+	@.ci/need command dbus-broker dbus-broker
 	@$(PYTHON_IN_VENV) -m bench $(ARGS)
 
 soak: asan fuzz sabotage mutants ## the long tests: sanitizers, fuzzing, sabotage, all marked soak, a grown store

@@ -264,35 +264,6 @@ SUBSCRIPTIONS = mutants(
     ("denied is allowed", "return Subscribed.DENIED", "pass"),
 )
 
-INBOX = mutants(
-    "transports/inbox.py",
-    ("half a frame is dropped", "self._hold(self._shared.view[consumed:end])", 'self._held = b""'),
-    (
-        "what is held is not put in front",
-        "self._shared.data[: len(self._held)] = self._held",
-        "pass",
-    ),
-    ("offered again from the start", "self._held = self._held[consumed:]", "pass"),
-    ("one byte short", "end = len(self._held) + count", "end = len(self._held) + count - 1"),
-    ("a large frame has no room", "bytearray(2 * len(rest))", "bytearray(len(rest))"),
-    (
-        "room for what was never sent",
-        "bytearray(2 * len(rest))",
-        "bytearray(len(rest) + (1 << 26))",
-    ),
-    ("a large frame grows by bytes", "bytearray(2 * len(rest))", "bytearray(len(rest) + 1)"),
-    (
-        "the rest behind a large frame is lost",
-        "memoryview(own)[consumed : self._own_filled]",
-        "memoryview(own)[:0]",
-    ),
-    (
-        "large ones are not offered again",
-        "        if self._own is not None:\n            self._offer_own(receive)\n        elif",
-        "        if self._own is not None:\n            pass\n        elif",
-    ),
-)
-
 CONNECTION = mutants(
     "transports/connection.py",
     ("pausing does not reach the socket", "self._transport.pause_reading()", "pass"),
@@ -360,7 +331,7 @@ TLS = mutants(
     ),
 )
 
-ALL = [*SESSION, *BROKER, *DELIVERY, *OUTBOX, *SUBSCRIPTIONS, *INBOX, *CONNECTION, *STREAM, *TLS]
+ALL = [*SESSION, *BROKER, *DELIVERY, *OUTBOX, *SUBSCRIPTIONS, *CONNECTION, *STREAM, *TLS]
 
 
 def copy_tree() -> None:

@@ -286,4 +286,146 @@ COPYING = mutants(
     ),
 )
 
-ALL = [*FRAMING, *ENCODING, *TABLES, *FANOUT, *COPYING]
+INBOX = mutants(
+    "inbox.pyx",
+    ("half a frame is dropped", "self.hold(self.shared.view[consumed:end])", 'self.tail = b""'),
+    (
+        "what is held is not put in front",
+        "self.shared.data[: len(self.tail)] = self.tail",
+        "pass",
+    ),
+    ("offered again from the start", "self.tail = self.tail[consumed:]", "pass"),
+    ("one byte short", "end = len(self.tail) + nbytes", "end = len(self.tail) + nbytes - 1"),
+    ("a large frame has no room", "bytearray(2 * len(rest))", "bytearray(len(rest))"),
+    (
+        "room for what was never sent",
+        "bytearray(2 * len(rest))",
+        "bytearray(len(rest) + (1 << 26))",
+    ),
+    ("a large frame grows by bytes", "bytearray(2 * len(rest))", "bytearray(len(rest) + 1)"),
+    (
+        "the rest behind a large frame is lost",
+        "memoryview(own)[consumed : self.own_filled]",
+        "memoryview(own)[:0]",
+    ),
+    (
+        "large ones are not offered again",
+        "        if self.own is not None:\n            self.offer_own()\n        elif",
+        "        if self.own is not None:\n            pass\n        elif",
+    ),
+    ("received without a session", "if self.receive is None:", "if False:"),
+)
+
+OUTLET = mutants(
+    "outlet.pyx",
+    ("the queue is jumped", " and not self.queued_bytes()", ""),
+    ("closed, and it sends", "not self.is_closing() and ", ""),
+    ("the rest is lost", "if sent < size:", "if sent <= 0:"),
+    ("sent twice", "memoryview(data)[sent:] if sent > 0 else data", "data"),
+)
+
+UNREAD = mutants(
+    "unread.pyx",
+    ("given back to the end", "self.ranges.insert(place, taken)", "self.ranges.append(taken)"),
+    (
+        "given back to the front",
+        "self.ranges.insert(place, taken)",
+        "self.ranges.appendleft(taken)",
+    ),
+    ("as many as there are", "end = min(first.end, first.start + count)", "end = first.end"),
+    ("as large as they are", " > max_bytes:", " > max_bytes * 1000:"),
+    (
+        "a read message is read again",
+        "        first.start = end\n",
+        "        first.start = end - 1\n",
+    ),
+    ("a notice is counted as lost", " if not one.chunk.notice]", "]"),
+    (
+        "a notice is charged",
+        "        if not found.chunk.notice:\n            self.held",
+        "        if True:\n            self.held",
+    ),
+    ("times go back", "self.last_ns = max(self.last_ns, now_ns)", "self.last_ns = now_ns"),
+    (
+        "gathered though ids are not in a row",
+        "if not chunk.is_open() or chunk.first_id + <uint64_t>chunk.count() != first_id:",
+        "if not chunk.is_open():",
+    ),
+    (
+        "a part has its chunk's ids",
+        "Chunk(self.first_id + <uint64_t>start,",
+        "Chunk(self.first_id,",
+    ),
+    ("a small rest keeps the chunk", "if whole > GATHERED and", "if False and"),
+    ("any offsets will do", "    if ends[0] != 0 or ends[count] != size:", "    if False:"),
+    ("ranges anywhere", "if not 0 <= start <= end <= self.count():", "if False:"),
+    ("put beside what it touches", "last.end == found.start:", "last.end <= found.start:"),
+    ("what is read stays held", "self.book(taken, -1)", "pass"),
+)
+
+ACCOUNTS = mutants(
+    "accounts.pyx",
+    ("one too many", "return amount <= self.limits", "return amount - 1 <= self.limits"),
+    ("one too few", "return amount <= self.limits", "return amount < self.limits"),
+    ("releases too much", "if amount > self.used[quota]:", "if False:"),
+    ("less than nothing", "    if amount < 0:\n", "    if False:\n"),
+)
+
+EPHEMERAL = mutants(
+    "ephemeral.pyx",
+    ("to one of many", "len(life.readers) != 1", "len(life.readers) < 1"),
+    ("push readers hear nothing", "topic.subscribers != 0 or ", ""),
+    ("anybody may produce", " or not self.may_produce(source, topic):", ":"),
+    ("verdicts of old policies", "self.registry.generation) == ALLOW", "1) == ALLOW"),
+    ("unread messages are endless", "reader.held_messages >= self.max_unread_messages", "False"),
+    ("one message too many", "reader.held_messages >= self", "reader.held_messages > self"),
+    ("bytes are endless", "return reader.account.has_room(BYTES, size)", "return True"),
+    ("bytes are free", "        reader.account.take(BYTES, size)\n", ""),
+    ("what was read stays charged", "        reader.account.give(BYTES, size)\n", ""),
+    ("all have one id", "        topic.next_id += 1\n", ""),
+    ("nobody is woken", "        if reader.waiters:\n            (<object>reader).wake()\n", ""),
+    ("ids of others work", "reader.account.key != account or ", ""),
+    ("a use is not noted", " or not reader.is_owned", ""),
+    ("a notice is a message", " or (<Range?>reader.ranges[0]).chunk.notice", ""),
+    ("marked topics are live", " or topic.marked", ""),
+    ("a buffer is overtaken", " or topic.current.buffer", ""),
+    ("received is not counted", "        self.tally.received += 1\n", ""),
+    ("read is not counted", "        self.tally.delivered_bytes += <uint64_t>size\n", ""),
+)
+
+SHORT = mutants(
+    "freud_short.pyx",
+    ("past what waits", "self._waiting_on is not None or ", ""),
+    ("past what is left to do", " or self._todo:", ":"),
+    ("past a stall", "return not self._answers.stalled", "return True"),
+    ("for those who have gone", " or self._gone or self._closing", " or self._closing"),
+    ("the first of many", "length != size - HEADER or ", "length > size - HEADER or "),
+    ("any size", " or length > self.max_frame_bytes", ""),
+    ("anybody's notice", "if size >= NOTICE_SIZE and same(", "if False and same("),
+    (
+        "names of any length",
+        "        if name_size > length - NAME_LENGTH:\n",
+        "        if False:\n",
+    ),
+    ("consumed when written", "if self._answers.stalled or self._pipe.has_failed():", "if False:"),
+    (
+        "lost with the connection",
+        "self._answers.stalled or self._pipe.has_failed()",
+        "self._answers.stalled",
+    ),
+    ("a record is a message", "(RECORD_HEADER if record else 0)", "0"),
+)
+
+ALL = [
+    *FRAMING,
+    *ENCODING,
+    *TABLES,
+    *FANOUT,
+    *COPYING,
+    *INBOX,
+    *OUTLET,
+    *UNREAD,
+    *ACCOUNTS,
+    *EPHEMERAL,
+    *SHORT,
+]

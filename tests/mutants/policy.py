@@ -88,17 +88,20 @@ BROKER = mutants(
 
 QUOTAS = mutants(
     "bus/quotas.py",
-    ("one too many", "if used > self.limit", "if used > 1 + self.limit"),
-    ("one too few", "if used > self.limit", "if used >= self.limit"),
+    ("a trial is told", "if not charged and not trial:", "if not charged:"),
     (
-        "a refused charge is kept",
-        "            if not trial:",
-        "            self._used[key] = used\n            if 1:",
+        "new quotas are for new accounts",
+        "            self._limit(account)\n\n    def charge",
+        "            pass\n\n    def charge",
     ),
-    ("a trial is told", "if not trial:", "if True:"),
-    ("releases too much", "        else:\n            raise", "        elif 0:\n            raise"),
+    ("accounts stay for ever", "        if account.is_empty:\n", "        if False:\n"),
+    (
+        "each charge has a row of its own",
+        "account = self._accounts[identity.account] = Account(",
+        "account = Account(",
+    ),
     ("nobody is named", "user=self.describe(identity),", ""),
-    ("overrides are nobody's", "self._own.get((account, quota))", "None"),
+    ("overrides are nobody's", "self._own.get((key, quota))", "None"),
 )
 
 PEER = mutants(

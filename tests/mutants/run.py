@@ -34,6 +34,10 @@ TESTS = (
     *(f"tests/unit/kernel/test_{name}.py" for name in ("registry", "judging", "fanout", "memory")),
     *(f"tests/property/kernel/test_{name}.py" for name in ("encoding", "framing", "tables")),
     *(f"tests/property/kernel/test_{name}.py" for name in ("fanout_programs", "fuzz_targets")),
+    *(f"tests/property/kernel/test_{name}.py" for name in ("accounts", "inbox", "unread")),
+    *("tests/unit/kernel/test_outlet.py", "tests/unit/transports/test_inbox.py"),
+    *("tests/unit/freud/test_short_path.py", "tests/unit/bus/test_topics.py"),
+    "tests/property/bus/test_freud_model.py",
 )
 PYTEST = ("-x", "-q", "--tb=line", "--timeout=0")
 HANG_CPU_S = 60  # all tests take some 20 s; of CPU, so that a busy machine proves nothing

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from polybus.bus.chunks import Range, Writer
+from polybus.kernel.ephemeral import Life
 
 if TYPE_CHECKING:
     from polybus.bus.reader import Reader
+    from polybus.kernel.unread import Range
     from polybus.model.identity import Identity
 
 
@@ -22,13 +23,12 @@ class Buffered(NamedTuple):
     relayed: bool
 
 
-class Incarnation:
+class Incarnation(Life):
+    buffer: list[Buffered]
+    readers: dict[bytes, Reader]
+
     def __init__(self, name: bytes, creator: Identity) -> None:
-        self.name = name
         self.creator = creator
-        self.readers: dict[bytes, Reader] = {}
-        self.writer = Writer()
-        self.buffer: list[Buffered] = []
         self.buffered_bytes = 0
         self.buffered_messages = 0
         self.deadline_s: float | None = None  # of its end, or of its buffer

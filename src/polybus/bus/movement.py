@@ -18,13 +18,13 @@ from polybus.bus.quotas import BYTES
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.chunks import Range
     from polybus.bus.incarnation import Incarnation
     from polybus.bus.party import Party
     from polybus.bus.quotas import Quotas
     from polybus.bus.reader import Reader
     from polybus.bus.stats import Counters
     from polybus.kernel.fanout import Fanout
+    from polybus.kernel.unread import Range
     from polybus.model.identity import Identity
     from polybus.model.limits import FreudLimits
 

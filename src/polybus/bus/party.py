@@ -38,9 +38,8 @@ class Pipe(Protocol):
     def offer_again(self) -> None:
         """Offers what was left unconsumed once more, without reading."""
 
-    @property
     def has_failed(self) -> bool:
-        """A write has found the connection broken; its end is about to be reported."""
+        """The connection is broken or closing: what is written now does not reach the peer."""
 
     def close(self) -> None:
         """Ends the connection once what is written has gone out."""

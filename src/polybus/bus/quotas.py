@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from polybus.kernel.accounts import MAX_AMOUNT, Account
 from polybus.model.limits import QuotaLimits
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ TOPICS = "quota_topics"
 CONNECTIONS = "quota_connections"
 QUOTAS = (BYTES, SUBSCRIPTIONS, TOPICS, CONNECTIONS)
 
-Account = int | str | None
+PLACES = {quota: place for place, quota in enumerate(QUOTAS)}  # in the kernel's row
+
+Key = int | str | None
 
 
 class Quotas:
@@ -43,7 +46,7 @@ class Quotas:
         self._counters = counters
         self._log = log
         self.describe = describe
-        self._used: dict[tuple[Account, str], int] = {}
+        self._accounts: dict[Key, Account] = {}
         self.configure(limits, {})
 
     def configure(self, limits: QuotaLimits, by_uid: Mapping[int, Mapping[str, int]]) -> None:
@@ -53,6 +56,8 @@ class Quotas:
         """
         self._defaults: dict[str, int] = {quota: getattr(limits, quota) for quota in QUOTAS}
         self._own = {(uid, quota): n for uid, its in by_uid.items() for quota, n in its.items()}
+        for account in self._accounts.values():
+            self._limit(account)
 
     def charge(
         self, identity: Identity, quota: str, amount: int = 1, *, trial: bool = False
@@ -61,33 +66,34 @@ class Quotas:
 
         With `trial` nobody is told: whoever asks will ask again for less.
         """
-        _check(amount)
-        key = (identity.account, quota)
-        used = self._used.get(key, 0) + amount
-        if used > self.limit(identity.account, quota):
-            if not trial:
-                self.refuse(identity, quota, amount)
-            return False
-        if used:
-            self._used[key] = used
-        return True
+        account = self.account(identity)
+        charged = account.charge(PLACES[quota], amount)
+        if not charged and not trial:
+            self.refuse(identity, quota, amount)
+        self._settle(account)
+        return charged
 
     def release(self, identity: Identity, quota: str, amount: int = 1) -> None:
-        _check(amount)
-        key = (identity.account, quota)
-        left = self._used.get(key, 0) - amount
-        if left > 0:
-            self._used[key] = left
-        elif left == 0:
-            self._used.pop(key, None)
-        else:
-            raise ValueError(f"{identity.name} releases {amount} of {quota}: more than it holds")
+        account = self.account(identity)
+        try:
+            account.release(PLACES[quota], amount)
+        finally:
+            self._settle(account)
 
-    def used(self, account: Account, quota: str) -> int:
-        return self._used.get((account, quota), 0)
+    def account(self, identity: Identity) -> Account:
+        """The row of a caller. It is the same one while something is charged to it."""
+        account = self._accounts.get(identity.account)
+        if account is None:
+            account = self._accounts[identity.account] = Account(identity.account)
+            self._limit(account)
+        return account
 
-    def limit(self, account: Account, quota: str) -> int:
-        if isinstance(account, int) and (own := self._own.get((account, quota))) is not None:
+    def used(self, key: Key, quota: str) -> int:
+        account = self._accounts.get(key)
+        return 0 if account is None else account.held(PLACES[quota])
+
+    def limit(self, key: Key, quota: str) -> int:
+        if isinstance(key, int) and (own := self._own.get((key, quota))) is not None:
             return own
         return self._defaults[quota]
 
@@ -98,8 +104,10 @@ class Quotas:
     def accounts(self) -> list[dict[str, Any]]:
         """What everybody holds, for people: account, quota, used, limit."""
         return [
-            {"account": account, "quota": quota, "used": n, "limit": self.limit(account, quota)}
-            for (account, quota), n in self._used.items()
+            {"account": key, "quota": quota, "used": n, "limit": self.limit(key, quota)}
+            for key, account in self._accounts.items()
+            for quota, place in PLACES.items()
+            if (n := account.held(place))
         ]
 
     def refuse(self, identity: Identity, quota: str, amount: int) -> None:
@@ -114,6 +122,14 @@ class Quotas:
             limit=self.limit(identity.account, quota),
         )
 
+    def _limit(self, account: Account) -> None:
+        for quota, place in PLACES.items():
+            account.set_limit(place, min(self.limit(account.key, quota), MAX_AMOUNT))
+
+    def _settle(self, account: Account) -> None:
+        if account.is_empty:
+            self._accounts.pop(account.key, None)
+
 
 class Places:
     """The connections of each user, as a listener counts them (`transports.stream.Places`)."""
@@ -126,8 +142,3 @@ class Places:
 
     def give_back(self, identity: Identity) -> None:
         self._quotas.release(identity, CONNECTIONS)
-
-
-def _check(amount: int) -> None:
-    if amount < 0:
-        raise ValueError(f"an amount is at least 0, not {amount}")

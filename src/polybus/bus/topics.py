@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from polybus.bus.chunks import Chunk, Range
 from polybus.bus.incarnation import Incarnation
 from polybus.bus.lifecycle import TABLE, Action, State, Verb
 from polybus.bus.movement import Movement, Produced, Relay, put
@@ -30,13 +29,16 @@ from polybus.bus.outcomes import (
 )
 from polybus.bus.quotas import BYTES, SUBSCRIPTIONS, TOPICS
 from polybus.bus.reader import Reader
+from polybus.kernel.ephemeral import Lives, ShortPath, Tally
+from polybus.kernel.unread import Chunk, Range
+from polybus.model.rules import PRODUCE
 
 if TYPE_CHECKING:
     from polybus.bus.party import Party
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
     from polybus.bus.stats import Counters
-    from polybus.kernel.fanout import Collected, Fanout
+    from polybus.kernel.fanout import Collected, Fanout, Source
     from polybus.model.identity import Identity
     from polybus.model.limits import FreudLimits
 
@@ -44,11 +46,9 @@ NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
 READER_ID_BYTES = 16
 
 
-class Topic:
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.current: Incarnation | None = None
-        self.marked: list[Incarnation] = []
+class Topic(Lives):
+    current: Incarnation | None
+    marked: list[Incarnation]
 
     @property
     def state(self) -> State:
@@ -83,8 +83,10 @@ class EphemeralTopics:
         self._readers: dict[bytes, Reader] = {}
         self._unowned: dict[Reader, None] = {}
         self._timed: dict[Incarnation, None] = {}  # those with a deadline
-        self.received = self.received_bytes = 0  # beside what the fan-out counts
-        self.delivered = self.delivered_bytes = 0
+        self._tally = Tally()
+        self.short_path = ShortPath(
+            self._topics, self._readers, fanout, self._tally, limits.max_unread_messages, wall_ns
+        )
 
     # --- the verbs
 
@@ -136,13 +138,14 @@ class EphemeralTopics:
         current = topic.current
         if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):
             return Produced(NO)
+        self._remember(party.source, name)
         if TABLE[Verb.PRODUCE, topic.state] is Action.BUFFER:
             produced = self._movement.buffer(current, offsets, bodies, count)
         else:
             produced = self._movement.deliver(party, current, offsets, bodies, count)
         if produced.outcome in (OK, NOTHING_HAPPENED):
-            self.received += count
-            self.received_bytes += len(bodies)
+            self._tally.received += count
+            self._tally.received_bytes += len(bodies)
         return produced
 
     def count(self, caller: Identity, name: bytes) -> Outcome | int:
@@ -174,6 +177,23 @@ class EphemeralTopics:
         return (topic.current or topic.marked[-1]).creator
 
     @property
+    def received(self) -> int:
+        """Messages, beside those that the fan-out counts; so the other three."""
+        return self._tally.received
+
+    @property
+    def received_bytes(self) -> int:
+        return self._tally.received_bytes
+
+    @property
+    def delivered(self) -> int:
+        return self._tally.delivered
+
+    @property
+    def delivered_bytes(self) -> int:
+        return self._tally.delivered_bytes
+
+    @property
     def reader_count(self) -> int:
         return len(self._readers)
 
@@ -184,8 +204,8 @@ class EphemeralTopics:
         if reader.gone:
             return
         reader.confirm(taken)
-        self.delivered += len(taken)
-        self.delivered_bytes += taken.size
+        self._tally.delivered += len(taken)
+        self._tally.delivered_bytes += taken.size
         self._quotas.release(reader.identity, BYTES, _charged(taken))
         if taken.chunk.notice:
             self._end_reader(reader, "deleted")
@@ -270,6 +290,12 @@ class EphemeralTopics:
 
     # --- inside
 
+    def _remember(self, source: Source, name: bytes) -> None:
+        """Where rules speak of producing, the short path needs their verdict on the class."""
+        if self._policy.mentions(PRODUCE) and self._fanout.verdict(source.identity, name) is None:
+            allowed = self._policy.may_produce(source.identity, name)
+            self._fanout.remember(source.identity, name, allowed)
+
     def _sees(self, caller: Identity, topic: Topic) -> bool:
         creator = (topic.current or topic.marked[-1]).creator
         if caller.owns(creator):
@@ -279,6 +305,7 @@ class EphemeralTopics:
 
     def _add_reader(self, topic: Topic, current: Incarnation, caller: Identity) -> Reader:
         reader = Reader(os.urandom(READER_ID_BYTES), caller, current)
+        reader.account = self._quotas.account(caller)
         self._readers[reader.id] = reader
         current.readers[reader.id] = reader
         self._follow(topic)

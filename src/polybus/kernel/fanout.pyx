@@ -144,7 +144,6 @@ cdef class Routed:
 @cython.final
 cdef class Fanout(Registry):
     cdef object judge
-    cdef public bint judge_unheard
     cdef readonly uint64_t messages, bytes, delivered, delivered_bytes, denied, unheard
     # Scratch of one routing; the arrays are kept between routings.
     cdef Run* runs

@@ -22,6 +22,7 @@ cdef class Registry:
     cdef uint32_t full_count
     cdef uint64_t generation
     cdef bint routing
+    cdef public bint judge_unheard  # there are rules about producing: also what nobody reads is judged
     cdef list outboxes
     cdef list names
     cdef list free

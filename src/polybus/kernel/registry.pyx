@@ -8,7 +8,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 
 from polybus.kernel.framing cimport Encoding
 from polybus.kernel.sets cimport SetTable
-from polybus.kernel.topics cimport Topic, TopicTable, is_idle
+from polybus.kernel.topics cimport ALLOW, DENY, UNKNOWN, Topic, TopicTable, is_idle
 
 
 cdef class Registry:
@@ -148,6 +148,21 @@ cdef class Registry:
         """Forgets every verdict: the policy has changed."""
         self.check_still()
         self.generation += 1
+
+    def verdict(self, uint32_t identity, bytes topic) -> bool | None:
+        """The remembered answer of the policy to a class of callers; None if there is none."""
+        cdef Topic* entry = self.table.find(topic, len(topic))
+        if entry is NULL:
+            return None
+        known = self.table.verdict(entry, identity, self.generation)
+        return None if known == UNKNOWN else known == ALLOW
+
+    def remember(self, uint32_t identity, bytes topic, bint allowed) -> None:
+        """What the policy says; forgotten with the topic's entry and with the policy."""
+        cdef Topic* entry = self.table.find(topic, len(topic))
+        self.check_still()
+        if entry is not NULL:
+            self.table.remember(entry, identity, self.generation, ALLOW if allowed else DENY)
 
     @property
     def topic_count(self) -> int:

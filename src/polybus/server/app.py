@@ -27,6 +27,7 @@ from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Places
 from polybus.errors import ConfigError
+from polybus.kernel.inbox import SharedBuffer
 from polybus.server import host, runtime, sockets
 from polybus.server.acl import Acl
 from polybus.server.aclfile import ACL_NAME
@@ -41,7 +42,6 @@ from polybus.server.notify import Notifier
 from polybus.server.program import Program
 from polybus.server.tls import Certificates
 from polybus.transports.hangups import Hangups
-from polybus.transports.inbox import SharedBuffer
 from polybus.transports.stream import Gate, Listener, ListenOptions, OpenSession, listen
 
 SHUTDOWN = "shutdown"

@@ -79,7 +79,6 @@ class MemoryPipe:
     def offer_again(self) -> None:
         self._offer()
 
-    @property
     def has_failed(self) -> bool:
         return self.broken
 

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from polybus.transports.inbox import Inbox, SharedBuffer
+from polybus.kernel.inbox import Inbox, SharedBuffer
+from polybus.kernel.outlet import Outlet
 from polybus.transports.peer import describe, identify, keep_alive, unsent_bytes
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class StreamConnection(asyncio.BufferedProtocol):
     ) -> None:
         self._open_session = open_session
         self._inbox = Inbox(shared)
+        # Straight to the inbox: a client that waits for each answer pays for every step between.
         self.get_buffer = self._inbox.space  # type: ignore[method-assign]
+        self.buffer_updated = self._inbox.filled  # type: ignore[method-assign]
         self._admit = admit
         self._lost = lost
         self._admitted = False
@@ -96,9 +99,8 @@ class StreamConnection(asyncio.BufferedProtocol):
         if self._broken:
             self._read_rest()
 
-    @property
     def has_failed(self) -> bool:
-        return self._transport.is_closing() and not self._closing
+        return self._transport.is_closing()
 
     def close(self) -> None:
         if self._closing:
@@ -117,11 +119,10 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._enter(transport):
+            descriptor = transport.get_extra_info("socket").fileno()
+            self.write = Outlet(descriptor, self._transport).write  # type: ignore[method-assign]
+            self.has_failed = self._transport.is_closing  # type: ignore[method-assign]
             self._open()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._opened:
-            self._inbox.filled(nbytes, self._session.receive)
 
     def eof_received(self) -> bool:
         return self._opened and not self._closing and self._session.half_closed()
@@ -159,17 +160,18 @@ class StreamConnection(asyncio.BufferedProtocol):
             self.abort()
             raise
         self._opened = True
+        self._inbox.receive = self._session.receive
         self.pause_writing = self._session.stalled  # type: ignore[method-assign]
         self.resume_writing = self._session.writable  # type: ignore[method-assign]
 
     def _offer_again(self) -> None:
-        self._inbox.offer_again(self._session.receive)
+        self._inbox.offer_again()
 
     def _read_rest(self) -> None:
         """A write has found the connection broken: what came before the break is still there."""
         descriptor = self._transport.get_extra_info("socket").fileno()
         try:
             while count := os.readv(descriptor, [self._inbox.space()]):
-                self._inbox.filled(count, self._session.receive)
+                self._inbox.filled(count)
         except OSError:
             pass  # that was all

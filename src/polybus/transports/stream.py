@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polybus.errors import AddressError, AddressInUse
+from polybus.kernel.inbox import SharedBuffer
 from polybus.model.address import Address
 from polybus.model.identity import Identity
 from polybus.transports.connection import StreamConnection
 from polybus.transports.hangups import Hangups
-from polybus.transports.inbox import SharedBuffer
 from polybus.transports.session import Session
 from polybus.transports.tls import TlsConnection
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 from polybus.transports.connection import StreamConnection
 
 if TYPE_CHECKING:
-    from polybus.transports.inbox import SharedBuffer
+    from polybus.kernel.inbox import SharedBuffer
     from polybus.transports.session import Session
 
 HANDSHAKE_TIMEOUT_S = 10.0  # a peer that never finishes its handshake holds a descriptor
@@ -46,6 +46,7 @@ class TlsConnection(StreamConnection):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._timer: asyncio.TimerHandle | None = None
         self.get_buffer = self._sealed_space  # type: ignore[method-assign]
+        self.buffer_updated = self._sealed_filled  # type: ignore[method-assign]
 
     # What a session may do with it.
 
@@ -75,7 +76,7 @@ class TlsConnection(StreamConnection):
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.abort)
 
-    def buffer_updated(self, nbytes: int) -> None:
+    def _sealed_filled(self, nbytes: int) -> None:
         if not self._admitted or self._closing:
             return
         self._incoming.write(self._sealed.view[:nbytes])
@@ -107,7 +108,7 @@ class TlsConnection(StreamConnection):
             if not count:
                 self._hear_goodbye()
                 return
-            self._inbox.filled(count, self._session.receive)
+            self._inbox.filled(count)
 
     def _offer_again(self) -> None:
         super()._offer_again()

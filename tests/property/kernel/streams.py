@@ -1,7 +1,7 @@
 """A connection's received bytes, offered to the twins as a transport would.
 
 They come in cuts. What is not consumed is kept and put in front of what comes
-next, as transports/inbox does; a bad frame ends it all. The story is everything
+next, as kernel/inbox does; a bad frame ends it all. The story is everything
 that came out, in a form that does not show where the cuts were.
 """
 

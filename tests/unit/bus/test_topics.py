@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.chunks import (
+from polybus.bus.chunks import fitting
+from polybus.bus.incarnation import Incarnation
+from polybus.bus.policy import Policy
+from polybus.bus.reader import Reader
+from polybus.bus.ruletable import Placed
+from polybus.kernel.unread import (
     GATHERED_BYTES,
     GATHERED_MESSAGES,
     WORTH_A_CHUNK,
     Chunk,
     Range,
     Writer,
-    fitting,
 )
-from polybus.bus.incarnation import Incarnation
-from polybus.bus.policy import Policy
-from polybus.bus.reader import Reader
-from polybus.bus.ruletable import Placed
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, Limits, QuotaLimits
 from polybus.model.rules import Rule

@@ -12,10 +12,10 @@ import pytest
 import uvloop
 from typing_extensions import Buffer
 
+from polybus.kernel.inbox import SharedBuffer
 from polybus.testing.watch import eventually
 from polybus.transports import connection as module
 from polybus.transports.connection import StreamConnection
-from polybus.transports.inbox import SharedBuffer
 
 DEADLINE_S = 10.0
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
+from polybus.kernel.inbox import Inbox, SharedBuffer
 from polybus.testing.drip import cut, feed, one_by_one
-from polybus.transports.inbox import Inbox, SharedBuffer
 
 SHARED = 64  # tiny, so that frames are larger than it
 
@@ -49,7 +49,8 @@ def arrive(inbox: Inbox, session: Frames, data: bytes) -> None:
         assert len(space) > 0, "an inbox without space would spin for ever"
         count = min(len(space), len(data))
         space[:count] = data[:count]
-        inbox.filled(count, session.receive)
+        inbox.receive = session.receive
+        inbox.filled(count)
         data = data[count:]
 
 
@@ -91,9 +92,9 @@ def test_a_session_may_stop_anywhere_and_go_on(
         session.budget = budgets.pop() if budgets else None
         arrive(inbox, session, piece)
         session.budget = budgets.pop() if budgets else None
-        inbox.offer_again(session.receive)
+        inbox.offer_again()
     session.budget = None
-    inbox.offer_again(session.receive)
+    inbox.offer_again()
     assert session.bodies == bodies
     assert inbox.held == 0
 
@@ -110,7 +111,7 @@ def test_a_held_tail_stands_before_what_comes_next():
 
 def test_nothing_held_is_not_offered():
     inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
-    inbox.offer_again(session.receive)
+    inbox.offer_again()
     assert session.offers == []
 
 
@@ -150,7 +151,7 @@ def test_a_blocked_session_is_not_offered_more_and_more_memory():
     arrive(inbox, session, framed(b"x" * 40))
     before = len(inbox.space())
     for _ in range(100):
-        inbox.offer_again(session.receive)
+        inbox.offer_again()
     assert len(inbox.space()) == before
 
 

@@ -18,12 +18,12 @@ import uvloop
 from typing_extensions import Buffer
 
 from polybus.errors import AddressError, AddressInUse
+from polybus.kernel.inbox import SharedBuffer
 from polybus.model.address import Address
 from polybus.testing.certificates import trusting, write_certificate
 from polybus.testing.watch import eventually
 from polybus.transports import tls as tls_module
 from polybus.transports.connection import StreamConnection
-from polybus.transports.inbox import SharedBuffer
 from polybus.transports.stream import Gate, Listener, ListenOptions, listen
 
 DEADLINE_S = 10.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from polybus.bus.chunks import Range
+from polybus.kernel.unread import Range
 
 if TYPE_CHECKING:
     from polybus.bus.party import Pipe
@@ -48,8 +48,7 @@ class Answers:
         self.size += len(answer)
 
     def add_messages(self, answer: bytes, reader: Reader, taken: Range, *, records: bool) -> None:
-        frame = ANSWER_HEADER + (RECORD_HEADER if records else 0)
-        self._handed.append(Handed(reader, taken, self.size, frame))
+        self._handed.append(Handed(reader, taken, self.size, _frame(records)))
         self.add(answer)
 
     def flush(self) -> None:
@@ -61,7 +60,15 @@ class Answers:
         self._parts = []
         self.size = 0
         self._pipe.write(data)
-        if self._pipe.has_failed:
+        self._settle(size)
+
+    def handed_over(self, size: int, reader: Reader, taken: Range, *, records: bool) -> None:
+        """The short path has written an answer of this size, and the socket did not take it all."""
+        self._handed.append(Handed(reader, taken, 0, _frame(records)))
+        self._settle(size)
+
+    def _settle(self, size: int) -> None:
+        if self._pipe.has_failed():
             self._give_back()
         elif self.stalled:
             self._confirm_until(size - self._pipe.backlog())
@@ -104,11 +111,13 @@ class Answers:
 
 def _reached(one: Handed, sent: int) -> int:
     """How many of these messages lie wholly within the first `sent` bytes."""
-    offsets = one.taken.chunk.offsets
-    first = offsets[one.taken.start]
-    count = len(one.taken)
-    for done in range(count):
-        bodies = offsets[one.taken.start + done + 1] - first
+    bodies = 0
+    for done, size in enumerate(one.taken.sizes()):
+        bodies += size
         if one.start + (done + 1) * one.frame + bodies > sent:
             return done
-    return count
+    return len(one.taken)
+
+
+def _frame(records: bool) -> int:
+    return ANSWER_HEADER + (RECORD_HEADER if records else 0)

@@ -28,6 +28,7 @@ from polybus.dialects.freud.requests import HalfProduces, Requests, halves
 from polybus.kernel.framing import Encoding
 from polybus.kernel.freud import Gets, Malformed, Produces, Scanner
 from polybus.kernel.freud_answers import answers, messages, produced, records
+from polybus.kernel.freud_short import ShortSession
 from polybus.model import names
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class FreudDialect:
         return FreudSession(self, pipe)
 
 
-class FreudSession:
+class FreudSession(ShortSession):
     def __init__(self, dialect: FreudDialect, pipe: Pipe) -> None:
         self._broker = dialect.broker
         self._topics = dialect.broker.topics
@@ -97,10 +98,16 @@ class FreudSession:
         self._finished = False  # the client sends no more
         self._gone = False  # it does not read either
         self._closing = False
+        self.take_short_path(
+            self._topics.short_path,
+            self._party.source,
+            pipe.identity.account,
+            dialect.scanner.max_frame_bytes,
+        )
 
-    # --- what the transport calls
+    # --- what the transport calls (`receive` is the short path's, and calls this if need be)
 
-    def receive(self, buffer: Buffer, start: int, end: int) -> int:
+    def receive_groups(self, buffer: Buffer, start: int, end: int) -> int:
         at = start
         while not self._is_halted and not self._todo and not self._closing:
             scanned = self._scan(buffer, at, end)

@@ -1,0 +1,22 @@
+from typing import Any
+
+from typing_extensions import Buffer
+
+from polybus.kernel.ephemeral import ShortPath
+from polybus.kernel.fanout import Source
+
+class ShortSession:
+    _blocked: bool
+    _hung_up: bool
+    _finished: bool
+    _gone: bool
+    _closing: bool
+    # What these are is said where they are set, in dialects/freud/session.py.
+    _waiting_on: Any
+    _todo: Any
+    _answers: Any
+    _pipe: Any
+    def take_short_path(
+        self, path: ShortPath, source: Source, account: int | str | None, max_frame_bytes: int
+    ) -> None: ...
+    def receive(self, buffer: Buffer, start: int, end: int) -> int: ...

@@ -1,0 +1,7 @@
+from asyncio import WriteTransport
+from typing import final
+
+@final
+class Outlet:
+    def __init__(self, descriptor: int, transport: WriteTransport) -> None: ...
+    def write(self, data: bytes) -> None: ...

@@ -1,0 +1,54 @@
+"""The inbox against its oracle: the same bytes, offered as long as they are not taken."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import Buffer
+
+from polybus.kernel.inbox import Inbox, SharedBuffer
+from polybus.testing.oracle import inbox as oracle
+
+SHARED = 16
+
+
+class Picky:
+    """Takes what it is told to take of each offer."""
+
+    def __init__(self, appetites: list[int]) -> None:
+        self.appetites = list(appetites)
+        self.taken = b""
+
+    def receive(self, buffer: Buffer, start: int, end: int) -> int:
+        count = min(end - start, self.appetites.pop(0) if self.appetites else end)
+        self.taken += bytes(memoryview(buffer)[start : start + count])
+        return count
+
+
+@given(
+    st.lists(st.binary(max_size=3 * SHARED) | st.none(), max_size=20),
+    st.lists(st.integers(0, 2 * SHARED), max_size=40),
+)
+def test_programs(program: list[bytes | None], appetites: list[int]):
+    """None: what is held is offered again."""
+    kernel, plain = Inbox(SharedBuffer(SHARED)), oracle.Inbox()
+    sessions = Picky(appetites), Picky(appetites)
+    kernel.receive, plain.receive = sessions[0].receive, sessions[1].receive
+    for data in program:
+        if data is None:
+            kernel.offer_again()
+            plain.offer_again()
+        while data:
+            space = kernel.space()
+            piece, data = data[: len(space)], data[len(space) :]
+            space[: len(piece)] = piece
+            kernel.filled(len(piece))
+            plain.arrived(piece)
+        assert (sessions[0].taken, kernel.held) == (sessions[1].taken, plain.held)
+
+
+def test_without_a_session_bytes_are_thrown_away():
+    kernel = Inbox(SharedBuffer(SHARED))
+    kernel.space()[:3] = b"abc"
+    kernel.filled(3)
+    assert kernel.held == 0

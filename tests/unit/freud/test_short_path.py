@@ -1,0 +1,269 @@
+"""The short path beside the long one: which requests take it, and that nobody can tell.
+
+Two buses hear the same; on one of them every request goes the long way, through
+`receive_groups`. Answers, counters and what everybody holds must be equal.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from random import Random
+
+import pytest
+
+from polybus.bus.policy import Policy
+from polybus.bus.ruletable import Placed
+from polybus.dialects.freud.session import FreudSession
+from polybus.model.identity import Identity
+from polybus.model.limits import FreudLimits, QuotaLimits
+from polybus.model.rules import Rule
+from polybus.testing import freud, rqueue
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+
+ALICE = Identity(1, groups=frozenset(), service="a")
+BOB = Identity(2, groups=frozenset(), service="b")
+NAME = b"t"
+
+
+@pytest.fixture
+def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What went the long way."""
+    seen: list[bytes] = []
+    plain = FreudSession.receive_groups
+
+    def receive_groups(self: FreudSession, buffer: bytes, start: int, end: int) -> int:
+        seen.append(bytes(buffer[start:end]))
+        return plain(self, buffer, start, end)
+
+    monkeypatch.setattr(FreudSession, "receive_groups", receive_groups)
+    return seen
+
+
+def bus_with(**options: object) -> MemoryBus:
+    return MemoryBus(**options)  # type: ignore[arg-type]
+
+
+def say(pipe: MemoryPipe, *requests: bytes) -> list[freud.Answer]:
+    before = len(pipe.taken)
+    for one in requests:
+        pipe.deliver(one)
+    return freud.answers_in(pipe.taken[before:])[0]
+
+
+def subscribed(bus: MemoryBus, who: Identity = ALICE) -> tuple[MemoryPipe, bytes]:
+    pipe = bus.connect_freud(identity=who)
+    say(pipe, freud.create(NAME))
+    return pipe, say(pipe, freud.subscribe(NAME))[0].payload
+
+
+def test_one_message_there_and_back(long_ways: list[bytes]):
+    bus = bus_with()
+    pipe, key = subscribed(bus)
+    long_ways.clear()
+    assert freud.number(say(pipe, freud.produce(NAME, b"one"))[0]) == 0
+    assert freud.number(say(pipe, freud.produce(NAME, b""))[0]) == 1
+    assert bus.broker.quotas.used(1, "quota_bytes") == 3
+    assert say(pipe, freud.get(key))[0].payload == b"one"
+    found = freud.record(say(pipe, freud.get_record(key, -1))[0])
+    assert (found.id, found.timestamp_ns, found.flags, found.body) == (1, bus.wall_ns(), 0, b"")
+    assert long_ways == []
+    assert bus.broker.quotas.used(1, "quota_bytes") == 0
+    messages = bus.broker.stats()["messages"]
+    assert messages == {
+        "received": 2,
+        "received_bytes": 3,
+        "delivered": 2,
+        "delivered_bytes": 3,
+    }
+
+
+def test_whoever_waits_is_woken(long_ways: list[bytes]):
+    bus = bus_with()
+    pipe, key = subscribed(bus)
+    waiting = bus.connect_freud(identity=ALICE)
+    waiting.deliver(freud.get(key, -1))
+    long_ways.clear()
+    say(pipe, freud.produce(NAME, b"one"))
+    assert long_ways == []
+    assert freud.answers_in(waiting.taken)[0][0].payload == b"one"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        freud.produce(b"other", b"x"),
+        freud.produce(b"", b"x"),
+        freud.frame(4, b"\x09\0\0\0t"),
+        freud.frame(4, b"\x01\0"),
+        freud.produce(NAME, freud.NOTICE + NAME),
+        freud.produce(NAME, bytes(1 << 16)),
+        freud.produce(NAME, b"a") + freud.produce(NAME, b"b"),
+        freud.produce(NAME, b"a")[:-1],
+        freud.get(bytes(16)),
+        freud.frame(5, bytes(19)),
+        freud.frame(5, bytes(21)),
+        freud.list_topics(),
+        freud.frame(99),
+        freud.frame(99)[:7],
+    ],
+)
+def test_all_else_goes_the_long_way(long_ways: list[bytes], request_: bytes):
+    pipe, _ = subscribed(bus_with())
+    long_ways.clear()
+    pipe.deliver(request_)
+    assert long_ways == [request_]
+
+
+def test_a_frame_over_the_cap_goes_the_long_way(long_ways: list[bytes]):
+    pipe, _ = subscribed(bus_with(freud=FreudLimits(max_frame_bytes=40)))
+    long_ways.clear()
+    assert say(pipe, freud.produce(NAME, bytes(35)))[0].code == freud.OK
+    assert long_ways == []
+    assert say(pipe, freud.produce(NAME, bytes(36)))[0].code == freud.MALFORMED
+    assert long_ways != []
+
+
+@pytest.mark.parametrize("second", ["reader", "push reader", "no reader"])
+def test_others_than_one_reader_go_the_long_way(long_ways: list[bytes], second: str):
+    bus = bus_with()
+    pipe, key = subscribed(bus)
+    if second == "reader":
+        say(pipe, freud.subscribe(NAME))
+    elif second == "push reader":
+        bus.connect().deliver(rqueue.subscribe(NAME))
+    else:
+        say(pipe, freud.unsubscribe(key))
+    long_ways.clear()
+    say(pipe, freud.produce(NAME, b"x"))
+    assert len(long_ways) == 1
+
+
+def test_limits_are_told_by_the_long_way(long_ways: list[bytes]):
+    bus = bus_with(freud=FreudLimits(max_unread_messages=2), quotas=QuotaLimits(quota_bytes=10))
+    pipe, _ = subscribed(bus)
+    say(pipe, freud.produce(NAME, bytes(9)))
+    long_ways.clear()
+    assert say(pipe, freud.produce(NAME, bytes(2)))[0].payload == b"quota_bytes"
+    assert say(pipe, freud.produce(NAME, bytes(1)))[0].code == freud.OK
+    assert say(pipe, freud.produce(NAME, b""))[0].payload == b"max_unread_messages"
+    assert len(long_ways) == 2
+
+
+def test_ids_of_others_and_of_closed_connections_go_the_long_way(long_ways: list[bytes]):
+    bus = bus_with()
+    pipe, key = subscribed(bus)
+    other, same = bus.connect_freud(identity=BOB), bus.connect_freud(identity=ALICE)
+    say(pipe, freud.produce(NAME, b"1"), freud.produce(NAME, b"2"))
+    long_ways.clear()
+    assert say(other, freud.get(key))[0].code == freud.DOESNT_EXIST
+    assert len(long_ways) == 1
+    assert say(same, freud.get(key))[0].payload == b"1"
+    assert len(long_ways) == 1
+    pipe.hang_up()
+    long_ways.clear()
+    assert say(same, freud.get(key))[0].payload == b"2"  # a use, and that is noted
+    assert len(long_ways) == 1
+
+
+def rules(text: str) -> list[Placed]:
+    rule = Rule.parse(text)
+    return [Placed(rule, "test", rule.who.number)]
+
+
+def test_rules_are_asked_once_and_again_when_they_change(long_ways: list[bytes]):
+    policy = Policy()
+    policy.replace(rules("allow user:1 produce t"))
+    bus = bus_with(policy=policy)
+    pipe, _ = subscribed(bus)
+    bob = bus.connect_freud(identity=BOB)
+    assert say(pipe, freud.produce(NAME))[0].code == freud.OK
+    long_ways.clear()
+    assert say(pipe, freud.produce(NAME))[0].code == freud.OK
+    assert long_ways == []
+    assert say(bob, freud.produce(NAME), freud.produce(NAME))[1].code == freud.NO
+    policy.replace(rules("deny user:1 produce t"))
+    assert say(pipe, freud.produce(NAME))[0].code == freud.NO
+
+
+def test_a_message_that_did_not_fit_is_not_consumed(long_ways: list[bytes]):
+    bus = bus_with()
+    pipe, key = subscribed(bus)
+    slow = bus.connect_freud(identity=ALICE)
+    say(pipe, freud.produce(NAME, b"12345"), freud.produce(NAME, b"67890"))
+    slow.appetite = 12
+    long_ways.clear()
+    slow.deliver(freud.get(key))
+    assert long_ways == []
+    assert bus.broker.quotas.used(1, "quota_bytes") == 10
+    slow.hang_up()
+    assert say(pipe, freud.get(key))[0].payload == b"12345"
+    assert bus.broker.quotas.used(1, "quota_bytes") == 5
+
+
+def test_a_message_for_a_broken_connection_is_given_back():
+    bus = bus_with()
+    pipe, key = subscribed(bus)
+    broken = bus.connect_freud(identity=ALICE)
+    say(pipe, freud.produce(NAME, b"one"))
+    broken.broken = True
+    broken.deliver(freud.get(key))
+    assert say(pipe, freud.get(key))[0].payload == b"one"
+
+
+def test_nobody_can_tell(monkeypatch: pytest.MonkeyPatch):
+    """Two buses, the same requests, one at a time: one of them knows only the long way."""
+    for seed in range(60):
+        ids = count()
+        monkeypatch.setattr(os, "urandom", lambda size, ids=ids: next(ids).to_bytes(size, "big"))
+        first = story(Random(seed), FreudSession.receive)
+        ids = count()
+        monkeypatch.setattr(os, "urandom", lambda size, ids=ids: next(ids).to_bytes(size, "big"))
+        assert first == story(Random(seed), FreudSession.receive_groups)
+
+
+def story(chance: Random, receive: object) -> object:
+    limits = FreudLimits(max_unread_messages=5)
+    bus = bus_with(freud=limits, quotas=QuotaLimits(quota_bytes=60))
+    pipes = [bus.connect_freud(identity=who) for who in (ALICE, ALICE, BOB)]
+    for pipe in pipes:
+        session = pipe._session
+        pipe.attach(Detour(session, receive))  # type: ignore[arg-type]
+    for _ in range(150):
+        bus.now_s += 0.25
+        pipe = chance.choice(pipes)
+        pipe.deliver(request(chance))
+        bus.turn()
+    held = sorted(bus.broker.quotas.accounts(), key=repr)
+    return [bytes(pipe.taken) for pipe in pipes], bus.broker.stats(), held
+
+
+class Detour:
+    """A session whose bytes go the given way."""
+
+    def __init__(self, session: FreudSession, receive: object) -> None:
+        self._session = session
+        self._receive = receive
+
+    def receive(self, buffer: bytes, start: int, end: int) -> int:
+        return self._receive(self._session, buffer, start, end)  # type: ignore[operator,no-any-return]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._session, name)
+
+
+def request(chance: Random) -> bytes:
+    name = chance.choice((b"t", b"t", b"u"))
+    key = chance.randrange(4).to_bytes(16, "big")
+    return chance.choice(
+        (
+            freud.create(name),
+            freud.subscribe(name),
+            *[freud.produce(name, bytes(chance.choice((0, 1, 20))))] * 8,
+            *[freud.get(key), freud.get_record(key)] * 4,
+            freud.get(key, 1),
+            freud.unsubscribe(key) if chance.random() < 0.3 else freud.create(name),
+            freud.delete(name) if chance.random() < 0.3 else freud.create(name),
+        )
+    )
