@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from polybus.bus.binding import Binding
 from polybus.bus.delivery import Delivery
+from polybus.bus.durable import Durable
+from polybus.bus.following import Following, Readers
+from polybus.bus.keeping import Keeping, Soon
 from polybus.bus.outbox import Turn
 from polybus.bus.party import Party
 from polybus.bus.policy import OVERFLOW, Policy
@@ -24,9 +29,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.party import Pipe
-    from polybus.kernel.fanout import Routed
+    from polybus.kernel.fanout import Collected, Routed
     from polybus.kernel.framing import Encoding, Framing
     from polybus.model.limits import Limits
+    from polybus.store.contract import Store
 
 
 class Log(Protocol):
@@ -68,7 +74,14 @@ class Broker:
             clock,
             wall_ns,
         )
-        self._delivery.collected = self.topics.collected
+        self._delivery.collected = self._collected
+        self._limits = limits
+        self._wall_ns = wall_ns
+        # Of a bus with a store (see `keep`).
+        self.durable: Durable | None = None
+        self.binding: Binding | None = None
+        self.following: Following | None = None
+        self.keeping: Keeping | None = None
         self._stalls = Stalls(limits, self.cut)
         self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
         self._parties: dict[int, Party] = {}
@@ -80,6 +93,23 @@ class Broker:
         self._judge_again()
         # The hot path, without a step in between.
         self.route: Callable[[Party, Framing, Buffer, int, int], Routed] = self._delivery.route
+
+    def keep(self, store: Store, soon: Soon, readers: Readers) -> None:
+        """There are durable topics from now on; to be called before anybody is served.
+
+        `soon` brings a step to the loop from any thread, `readers` reads on others.
+        """
+        durable = self.durable = Durable(store)
+        self.binding = Binding(durable, self.policy, self.quotas, self.topics.exists)
+        following = self.following = Following(
+            durable, self._fanout, self._delivery.relay_kept, readers, self._log
+        )
+        limit = self._limits.max_uncommitted_bytes
+        self.keeping = Keeping(durable, self.counters, limit, soon, self._wall_ns, self._log)
+        self.binding.on_bound.append(following.bound)
+        self.binding.on_gone.append(following.gone)
+        self._delivery.relieved = following.has_room
+        store.watch(lambda news: soon(lambda: following.news(news)))
 
     def new_encoding_number(self) -> int:
         """A dialect asks once for the number under which its encoding is known."""
@@ -115,13 +145,28 @@ class Broker:
             self.refused(party, "subscribe_denied", topic)
         elif result is Subscribed.NEW:
             self.topics.heard(topic)
+            if self.following is not None:
+                self.following.subscribed(party, topic)
         return result
 
     def unsubscribe(self, party: Party, topic: bytes) -> bool:
-        return self._subscriptions.remove(party, topic)
+        removed = self._subscriptions.remove(party, topic)
+        if removed and self.following is not None:
+            self.following.unsubscribed(party, topic)
+        return removed
 
     def unsubscribe_all(self, party: Party) -> None:
         self._subscriptions.clear(party)
+        if self.following is not None:
+            self.following.left(party)
+
+    def put_together(self, party: Party, topic: bytes, body: bytes) -> None:
+        """A message that came in pieces, for readers who want it whole."""
+        if self._is_durable(topic):
+            assert self.keeping is not None
+            self.keeping.keep(party, topic, array("i", [0, len(body)]), body, 1)
+        else:
+            self.topics.put_together(topic, body)
 
     def close(self, party: Party, reason: str) -> None:
         """Ends a connection that did wrong, or that we end for our own reasons.
@@ -248,12 +293,22 @@ class Broker:
         party.ended = True
         self.counters.count("closed", reason)
         del self._parties[party.id]
-        self._subscriptions.clear(party)
+        self.unsubscribe_all(party)
         self._fanout.remove_subscriber(party.number)
         party.outbox.close(send_held=send_held)
         self._delivery.forget(party)
         self._stalls.forget(party)
         return True
+
+    def _collected(self, party: Party, batch: Collected) -> None:
+        if self._is_durable(batch.topic):
+            assert self.keeping is not None
+            self.keeping.keep(party, batch.topic, batch.offsets, batch.bodies, batch.count)
+        else:
+            self.topics.collected(batch)
+
+    def _is_durable(self, topic: bytes) -> bool:
+        return self.binding is not None and self.binding.is_durable(topic)
 
     def _say_refused(self, party: Party, reason: str, topic: bytes) -> None:
         name = topic.decode("utf-8", "backslashreplace")

@@ -40,7 +40,9 @@ class Delivery:
         self._fresh: list[Outbox] = []  # became full since the last tick: no clock was read then
         self._trusted = Source(0, trusted=True)
         # Who takes the batches of collected topics; set by the broker.
-        self.collected: Callable[[Collected], None] = lambda batch: None
+        self.collected: Callable[[Party, Collected], None] = lambda party, batch: None
+        # Who is told of a reader that was full and has room again.
+        self.relieved: Callable[[Party], None] = lambda party: None
         self.waiting = 0
         self.sender: Party | None = None  # whose buffer was routed last, for the judge's log
 
@@ -59,7 +61,7 @@ class Delivery:
         if routed.stop == BLOCKED and not party.ended:
             self._wait(party, routed.blocker)
         for batch in routed.collected:
-            self.collected(batch)
+            self.collected(party, batch)
         return routed
 
     def relay(self, party: Party | None, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
@@ -73,6 +75,13 @@ class Delivery:
         if routed.stop == BLOCKED and party is not None and not party.ended:
             self._wait(party, routed.blocker)
         return routed.stop != BLOCKED
+
+    def relay_kept(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> Routed:
+        """Sends what was committed to push readers, up to the first that is full."""
+        routed = self._fanout.publish(self._trusted, topic, offsets, bodies)
+        for outbox, data in routed.outputs:
+            outbox.push(data)
+        return routed
 
     @property
     def relayed(self) -> tuple[int, int]:
@@ -110,6 +119,7 @@ class Delivery:
     def has_room(self, outbox: Outbox) -> None:
         self._full.pop(outbox, None)
         self._fanout.set_full(outbox.party.number, False)
+        self.relieved(outbox.party)
         self._release(outbox)
 
     def overflowed(self, outbox: Outbox) -> None:
@@ -133,7 +143,8 @@ class Delivery:
         while outbox.waiters and not outbox.full:
             party = next(iter(outbox.waiters))
             self._stop_waiting(party, outbox)
-            party.resume()
+            if not party.is_committing:
+                party.resume()
 
     def _window_is_over(self, outbox: Outbox, now_s: float) -> bool:
         return now_s - outbox.window_start_s >= self._limits.slow_consumer_timeout_s

@@ -64,3 +64,5 @@ class Party:
     waiting_for: Outbox | None = None
     probes: set[bytes] = field(default_factory=set)
     ended: bool = False
+    uncommitted_bytes: int = 0  # on their way to the disk
+    is_committing: bool = False  # so much of it that it is not read from

@@ -88,6 +88,10 @@ class EphemeralTopics:
             self._topics, self._readers, fanout, self._tally, limits.max_unread_messages, wall_ns
         )
 
+    def exists(self, name: bytes) -> bool:
+        """Is the name taken: by a topic, or by what is left of one?"""
+        return name in self._topics
+
     # --- the verbs
 
     def create(self, caller: Identity, name: bytes) -> Outcome:

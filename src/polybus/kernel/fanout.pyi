@@ -60,3 +60,6 @@ class Fanout(Registry):
         bodies: Buffer,
         skip: Encoding | None = None,
     ) -> Routed: ...
+    def encode_for(
+        self, number: int, topic: builtins.bytes, offsets: Buffer, bodies: Buffer
+    ) -> builtins.bytes: ...

@@ -12,7 +12,8 @@ exactly that size. So a reader costs one write a buffer, however many topics.
 Readers of the sender's own dialect get the frames as they came (`raw`), copied
 during the scan. For any other encoding the run's messages are written once and
 handed out the same way. Topics with the *collect* flag are also gathered into
-one Arrow-shaped batch a topic for the bus.
+one Arrow-shaped batch a topic for the bus. So are *durable* ones, and nothing
+else is done with them: once kept, the bus publishes them from a trusted source.
 
 A message is judged once per (identity class, topic, policy generation); only
 unknown verdicts call Python. A full reader stops the scan at the first message
@@ -64,6 +65,7 @@ NOTHING = ()  # most buffers have nothing to collect, and need no list for it
 
 cdef enum Outcome:
     HEARD
+    KEPT  # for a durable topic: collected, and not relayed
     UNHEARD
     DENIED
     WAIT
@@ -220,6 +222,50 @@ cdef class Fanout(Registry):
             PyBuffer_Release(&index)
         return routed
 
+    def encode_for(self, uint32_t number, bytes topic not None, offsets, bodies) -> bytes:
+        """The messages for one reader alone, in its encoding: they count as sent to it."""
+        cdef Routed routed = Routed.__new__(Routed)
+        cdef Subscriber* reader = self.living(number)
+        cdef Encoding encoding = self.encodings[reader.encoding]
+        cdef Py_buffer index, view
+        cdef bytes blob
+        if not 0 < len(topic) <= 255:
+            raise ValueError("a topic is 1 to 255 bytes")
+        PyObject_GetBuffer(offsets, &index, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(bodies, &view, PyBUF_SIMPLE)
+            try:
+                check_offsets(<const int32_t*>index.buf, index.len, view.len)
+                self.begin(0, -1, 0)
+                try:
+                    self.start_run(0)
+                    self.note_all(topic, &index, &view)
+                    blob = self.encode(encoding)
+                    self.book(number, self.runs[0].count, len(blob))
+                finally:
+                    self.tidy()
+            finally:
+                PyBuffer_Release(&view)
+        finally:
+            PyBuffer_Release(&index)
+        return blob
+
+    cdef int note_all(self, bytes topic, const Py_buffer* index, const Py_buffer* view) except -1:
+        cdef const int32_t* offsets = <const int32_t*>index.buf
+        cdef Py_ssize_t at
+        cdef Piece* piece
+        for at in range(index.len // <Py_ssize_t>sizeof(int32_t) - 1):
+            self.pieces = <Piece*>with_room(
+                self.pieces, self.piece_count, &self.piece_capacity, sizeof(Piece)
+            )
+            piece = &self.pieces[self.piece_count]
+            piece.frame = message(topic, view, offsets[at], offsets[at + 1])
+            piece.run = 0
+            piece.collected = -1
+            piece.relayed = True
+            self.piece_count += 1
+        return 0
+
     cdef int begin(self, uint32_t own_bit, int skip, Py_ssize_t room) except -1:
         if self.routing:
             raise RuntimeError("a buffer is being routed already")
@@ -291,14 +337,8 @@ cdef class Fanout(Registry):
         cdef Py_ssize_t count = index.len // <Py_ssize_t>sizeof(int32_t) - 1
         cdef Py_ssize_t at
         cdef Frame frame
-        frame.kind = MESSAGE
-        frame.topic = topic
-        frame.topic_size = len(topic)
-        frame.raw = NULL
-        frame.raw_size = 0
         for at in range(count):
-            frame.body = <const unsigned char*>view.buf + offsets[at]
-            frame.body_size = offsets[at + 1] - offsets[at]
+            frame = message(topic, view, offsets[at], offsets[at + 1])
             if self.accept(source, &frame, routed) == WAIT:
                 routed.stop = STOP_BLOCKED
                 break
@@ -318,6 +358,8 @@ cdef class Fanout(Registry):
         self.bytes += frame.body_size
         if self.last_outcome == HEARD:
             self.pass_on(topic, frame, routed)
+        elif self.last_outcome == KEPT:
+            self.keep(topic, frame, routed)
         elif self.last_outcome == DENIED:
             source.denied += 1
             self.denied += 1
@@ -347,6 +389,8 @@ cdef class Fanout(Registry):
             self.table.remember(topic, source.identity, self.generation, verdict)
         if verdict == DENY:
             return DENIED
+        if topic.durable and not source.trusted:
+            return KEPT
         if topic.subscribers == 0 and not topic.collect:
             return UNHEARD
         if self.full_count and self.is_blocked(topic, routed):
@@ -387,6 +431,12 @@ cdef class Fanout(Registry):
             self.note(topic, frame, (encodings & ~self.own_bit) != 0)
         topic.next_id += 1
         return 0
+
+    cdef int keep(self, Topic* topic, const Frame* frame, Routed routed) except -1:
+        """Of a durable topic: readers see it once the bus has kept it, and not before."""
+        if frame.kind == FRAGMENT:
+            return self.hand_up(frame, routed)
+        return self.note(topic, frame, False)
 
     cdef int hand_up(self, const Frame* frame, Routed routed) except -1:
         """A fragment for readers of whole messages: the session puts them together."""
@@ -434,7 +484,7 @@ cdef class Fanout(Registry):
         cdef Collecting* column
         cdef Piece* piece
         self.pieces = <Piece*>with_room(self.pieces, self.piece_count, &self.piece_capacity, sizeof(Piece))
-        if topic.collect and topic.collected < 0:
+        if (topic.collect or topic.durable) and topic.collected < 0:
             self.collecting = <Collecting*>with_room(
                 self.collecting, self.collecting_count, &self.collecting_capacity, sizeof(Collecting)
             )
@@ -443,7 +493,7 @@ cdef class Fanout(Registry):
             self.collecting_count += 1
         piece = &self.pieces[self.piece_count]
         piece.frame = frame[0]
-        piece.run = self.run_count - 1
+        piece.run = self.run_count - 1  # read of relayed ones alone, which have one
         piece.collected = topic.collected
         piece.relayed = relayed
         self.piece_count += 1
@@ -611,6 +661,21 @@ cdef class Fanout(Registry):
 
 cdef inline bint is_named(const Topic* topic, const Frame* frame) noexcept nogil:
     return topic.name_size == frame.topic_size and same(topic.name, frame.topic, frame.topic_size)
+
+
+cdef inline Frame message(bytes topic, const Py_buffer* view, int32_t start, int32_t end):
+    """A message that came in no dialect's frame."""
+    cdef Frame frame
+    frame.kind = MESSAGE
+    frame.size = 0
+    frame.code = 0
+    frame.topic = topic
+    frame.topic_size = len(topic)
+    frame.body = <const unsigned char*>view.buf + start
+    frame.body_size = end - start
+    frame.raw = NULL
+    frame.raw_size = 0
+    return frame
 
 
 cdef void* with_room(void* array, size_t used, size_t* capacity, size_t item) except NULL:

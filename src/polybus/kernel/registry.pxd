@@ -26,9 +26,11 @@ cdef class Registry:
     cdef list outboxes
     cdef list names
     cdef list free
+    cdef set detached
     cdef list encodings
     cdef uint32_t place(self) except? 0xFFFFFFFF
     cdef Subscriber* living(self, uint32_t number) except NULL
+    cdef int link(self, uint32_t number, bytes topic, uint32_t encoding) except -1
     cdef int unlink(self, uint32_t number, bytes topic) except -1
     cdef int settle(self, Topic* topic, bint was_idle) except -1
     cdef int check_still(self) except -1

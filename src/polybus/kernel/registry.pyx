@@ -20,6 +20,7 @@ cdef class Registry:
         self.outboxes = []
         self.names = []
         self.free = []
+        self.detached = set()  # of (number, topic): subscribed, and not among its readers
         self.encodings = [None] * 32
         self.subscribers = <Subscriber*>PyMem_Malloc(self.capacity * sizeof(Subscriber))
         if self.subscribers is NULL:
@@ -53,19 +54,9 @@ cdef class Registry:
     def subscribe(self, uint32_t number, bytes topic) -> bool:
         """False if it was subscribed already."""
         cdef Subscriber* subscriber = self.living(number)
-        cdef Topic* entry
-        cdef uint32_t old
-        cdef bint idle
         if topic in self.names[number]:
             return False
-        entry = self.entry(topic)
-        idle = is_idle(entry)
-        try:
-            old = entry.subscribers
-            entry.subscribers = self.sets.with_member(old, number, subscriber.encoding)
-            self.sets.release(old)
-        finally:
-            self.settle(entry, idle)
+        self.link(number, topic, subscriber.encoding)
         self.names[number].add(topic)
         return True
 
@@ -77,6 +68,22 @@ cdef class Registry:
         self.unlink(number, topic)
         self.names[number].discard(topic)
         return True
+
+    def detach(self, uint32_t number, bytes topic) -> None:
+        """Nothing more is relayed to it, and yet it stays subscribed: it is fed otherwise."""
+        self.living(number)
+        if topic not in self.names[number] or (number, topic) in self.detached:
+            raise KeyError(topic)
+        self.unlink(number, topic)
+        self.detached.add((number, topic))
+
+    def attach(self, uint32_t number, bytes topic) -> None:
+        """Messages are relayed to it again."""
+        cdef Subscriber* subscriber = self.living(number)
+        if (number, topic) not in self.detached:
+            raise KeyError(topic)
+        self.detached.discard((number, topic))
+        self.link(number, topic, subscriber.encoding)
 
     def unsubscribe_all(self, uint32_t number) -> int:
         self.living(number)
@@ -113,6 +120,13 @@ cdef class Registry:
         cdef Topic* entry = self.entry(topic)
         cdef bint idle = is_idle(entry)
         entry.collect = collect
+        self.settle(entry, idle)
+
+    def set_durable(self, bytes topic, bint durable) -> None:
+        """Hands the topic's messages to the bus alone; readers get what it publishes itself."""
+        cdef Topic* entry = self.entry(topic)
+        cdef bint idle = is_idle(entry)
+        entry.durable = durable
         self.settle(entry, idle)
 
     def set_hold(self, bytes topic, bint hold) -> None:
@@ -205,7 +219,22 @@ cdef class Registry:
         self.used += 1
         return self.used - 1
 
+    cdef int link(self, uint32_t number, bytes topic, uint32_t encoding) except -1:
+        cdef Topic* entry = self.entry(topic)
+        cdef bint idle = is_idle(entry)
+        cdef uint32_t old
+        try:
+            old = entry.subscribers
+            entry.subscribers = self.sets.with_member(old, number, encoding)
+            self.sets.release(old)
+        finally:
+            self.settle(entry, idle)
+        return 0
+
     cdef int unlink(self, uint32_t number, bytes topic) except -1:
+        if (number, topic) in self.detached:
+            self.detached.discard((number, topic))
+            return 0
         cdef Topic* entry = self.table.find(topic, len(topic))
         cdef uint32_t old = entry.subscribers
         cdef uint32_t encodings = 0

@@ -13,13 +13,14 @@ cdef struct Topic:
     uint32_t verdict_count
     uint32_t subscribers  # number of the interned set; 0 is nobody
     uint8_t collect
+    uint8_t durable  # kept by the bus first: readers get it from there, as from a trusted source
     uint8_t hold
     uint8_t name_size
     int collected  # scratch of one routing: its place among the collected topics, or -1
     unsigned char name[255]
 
 cdef inline bint is_idle(const Topic* topic) noexcept nogil:
-    return topic.subscribers == 0 and not topic.collect and not topic.hold
+    return topic.subscribers == 0 and not topic.collect and not topic.hold and not topic.durable
 
 cdef class TopicTable:
     cdef Topic** slots

@@ -29,6 +29,9 @@ class Limits:
     # Over this mark, those who feed a reader wait: enough for a burst of a few
     # milliseconds at full rate, and small enough that what is held is recent.
     outbox_high_water_bytes: int = 4 * MIB
+    # What one connection may have on its way to the disk: enough for several commits,
+    # so that its next batch travels while the last one is synced.
+    max_uncommitted_bytes: int = 8 * MIB
     # A reader over its mark that takes less than this...
     slow_consumer_min_bytes_per_s: int = 64 * KIB
     # ...over this long is cut, so that one stuck process cannot hold up its publishers.
@@ -79,3 +82,24 @@ class QuotaLimits:
     quota_connections: int = 1024
     # `[quotas.users.alice]`, each with some of the keys above.
     users: UserQuotas = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLimits:
+    """Bounds of the native port (`[native]`)."""
+
+    # One batch is one atomic produce, held in memory whole until it is on disk.
+    max_batch_bytes: int = 128 * MIB
+    # Requests and answers of actions are names and numbers; a list of many topics still fits.
+    max_action_bytes: int = 4 * MIB
+    # A stream's batches that are on their way to the disk: enough to fill the time of a
+    # commit, and few enough that a client learns of trouble soon.
+    max_batches_in_flight: int = 64
+    # The same over all streams, in bytes: what the bus holds for everybody at most.
+    max_uncommitted_bytes: int = 256 * MIB
+    # Each waits on a thread of its own.
+    max_waits: int = 1024
+    # So that a client that has vanished without a word frees its place soon.
+    max_wait_s: float = 30.0
+    # Shards of a topic that is made by producing to it.
+    default_shards: int = 16

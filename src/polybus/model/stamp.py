@@ -17,13 +17,17 @@ a full disk) uses up nothing: the same stamp may come again with better luck.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from polybus.errors import MalformedRequest
 
 KEPT_RESULTS = 16  # at most this many requests of one producer are in flight
 MAX_KEPT_RESULTS = 1024
 MAX_PRODUCER_BYTES = 255
 MAX_DIGEST_BYTES = 64
+MAX_COUNTER = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,16 @@ class Stamp:
     epoch: int
     counter: int
     digest: bytes = b""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> Self:
+        """The stamp that a request carries as JSON, or `MalformedRequest`."""
+        if set(given) != {"producer", "epoch", "counter"}:
+            raise MalformedRequest("a stamp has producer, epoch and counter, and nothing else")
+        producer, epoch, counter = given["producer"], given["epoch"], given["counter"]
+        if not isinstance(producer, str):
+            raise MalformedRequest("a stamp's producer is a string")
+        return cls(producer, _ordinal(epoch), _ordinal(counter))
 
 
 class Habits(NamedTuple):
@@ -48,3 +62,9 @@ class Opened(NamedTuple):
 
     epoch: int
     last_counter: int
+
+
+def _ordinal(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNTER:
+        raise MalformedRequest("a stamp's epoch and counter are integers from 1 on")
+    return value

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -28,21 +28,23 @@ from polybus.bus.policy import Policy
 from polybus.bus.quotas import Places
 from polybus.errors import ConfigError
 from polybus.kernel.inbox import SharedBuffer
+from polybus.model.address import Address
 from polybus.server import host, runtime, sockets
 from polybus.server.acl import Acl
 from polybus.server.aclfile import ACL_NAME
 from polybus.server.admin import ROOT_UID, AdminDesk, Verb
-from polybus.server.dialects import ADMIN, DIALECTS
+from polybus.server.dialects import ADMIN, DIALECTS, NATIVE
 from polybus.server.directory import Directory
 from polybus.server.lifecycle import Lifecycle, Ticker
 from polybus.server.listening import Wanted
 from polybus.server.lock import FolderLock
 from polybus.server.logs import Logs
 from polybus.server.notify import Notifier
+from polybus.server.port import DurableSide
 from polybus.server.program import Program
 from polybus.server.tls import Certificates
 from polybus.transports.hangups import Hangups
-from polybus.transports.stream import Gate, Listener, ListenOptions, OpenSession, listen
+from polybus.transports.stream import Gate, ListenOptions, OpenSession, listen
 
 SHUTDOWN = "shutdown"
 UNEXPECTED = "unexpected_error"
@@ -60,6 +62,15 @@ def run(program: Program) -> int:
     return 0
 
 
+class OpenListener(Protocol):
+    """What is common to the listeners of all dialects."""
+
+    address: Address
+
+    def close(self) -> None: ...
+    async def drain(self, timeout_s: float) -> None: ...
+
+
 class App:
     """One bus. `live` is its whole life."""
 
@@ -72,7 +83,7 @@ class App:
         self._limits = host.fit(self._settings.limits, descriptors)
         self._notifier = Notifier(os.environ, self._log)
         self._certificates = self._load_certificates()
-        self._listeners: list[tuple[str, Listener]] = []
+        self._listeners: list[tuple[str, OpenListener]] = []
         # One bound for all dialects together; the admin's places are apart, so that a
         # flood of clients cannot keep its owner from looking at it.
         self._gate = Gate(self._limits.max_connections, self._refuse("max_connections"))
@@ -97,6 +108,7 @@ class App:
         self._broker.quotas.describe = directory.describe
         self._acl = self._open_acl()
         self._desk = self._open_desk()
+        self._durable_side = DurableSide(self._broker, self._settings, self._log)
         lifecycle = Lifecycle(self._reload, self._log, self._logs.close)
         async with AsyncExitStack() as stack:
             lifecycle.watch()  # first: a SIGTERM while starting is a clean stop, too
@@ -111,17 +123,40 @@ class App:
         if self._program.data is not None:
             runtime.prepare_data(self._program.data, self._program.uid)
             stack.enter_context(FolderLock(self._program.data))
+        if self._program.engine is not None:
+            stack.push_async_callback(self._durable_side.close)
+            await self._durable_side.open(self._program.engine)
         self._acl.start(self._program.loaded)
-        openers: dict[str, OpenSession] = {ADMIN: self._desk.open}
-        for wanted in self._program.listeners:
-            if wanted.dialect not in openers:
-                sessions = DIALECTS[wanted.dialect].sessions
-                openers[wanted.dialect] = sessions(self._broker, self._settings)
-            await self._open(stack, wanted, openers[wanted.dialect])
-        ticker = Ticker((self._broker.tick, self._desk.tick, self._logs.tick), self._on_tick_error)
+        tickers = await self._start_listeners(stack)
+        steps = (self._broker.tick, self._desk.tick, self._logs.tick, *tickers)
+        ticker = Ticker(steps, self._on_tick_error)
         ticker.start()
         stack.callback(ticker.stop)
         stack.callback(self._hangups.close)
+
+    async def _start_listeners(self, stack: AsyncExitStack) -> list[Callable[[], None]]:
+        """Opens them all; what of them wants to be called a few times a second."""
+        tickers: list[Callable[[], None]] = []
+        openers: dict[str, OpenSession] = {ADMIN: self._desk.open}
+        for wanted in self._program.listeners:
+            if wanted.dialect == NATIVE:
+                tickers.append(await self._open_port(stack, wanted))
+                continue
+            if wanted.dialect not in openers:
+                sessions = DIALECTS[wanted.dialect].sessions
+                assert sessions is not None
+                openers[wanted.dialect] = sessions(self._broker, self._settings)
+            await self._open(stack, wanted, openers[wanted.dialect])
+        return tickers
+
+    async def _open_port(self, stack: AsyncExitStack, wanted: Wanted) -> Callable[[], None]:
+        side = self._durable_side
+        listener = await asyncio.to_thread(
+            side.listen, wanted.address, self._stats, self._on_port_fault
+        )
+        stack.push_async_callback(listener.drain, 0)
+        self._listeners.append((wanted.dialect, listener))
+        return listener.tick
 
     async def _open(self, stack: AsyncExitStack, wanted: Wanted, opener: OpenSession) -> None:
         options = self._options(wanted)
@@ -216,6 +251,7 @@ class App:
         """Accept no one, take nothing more, and give what is owed a bounded time to leave."""
         for _dialect, listener in self._listeners:
             listener.close()
+        self._durable_side.release()
         self._broker.close_all(SHUTDOWN)
         self._desk.close_all()
         timeout_s = self._settings.server.drain_timeout_s
@@ -229,6 +265,10 @@ class App:
             self._log.info("reloaded", what="policy", rules=rules)
         except ConfigError as error:
             self._log.error("reload failed", what="policy", reason=str(error))
+        try:
+            await asyncio.to_thread(self._durable_side.reload)
+        except ConfigError as error:
+            self._log.error("reload failed", what="tokens", reason=str(error))
         if self._certificates is not None:
             try:
                 await asyncio.to_thread(self._certificates.reload)
@@ -242,6 +282,11 @@ class App:
         self._log.error(
             "unexpected error", where=context.get("message"), exc_info=context.get("exception")
         )
+
+    def _on_port_fault(self, error: BaseException) -> None:
+        """On a thread of the port."""
+        self._broker.counters.count("faults", UNEXPECTED)
+        self._log.error("unexpected error", where="native", exc_info=error)
 
     def _on_tick_error(self, error: Exception) -> None:
         self._broker.counters.count("faults", UNEXPECTED)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # The admin socket is no dialect of messages, but it is listened on and listed like one.
 ADMIN = "admin"
+NATIVE = "native"
 RUNTIME = "<runtime>"
 
 
@@ -29,13 +30,14 @@ RUNTIME = "<runtime>"
 class Dialect:
     """One row: `sessions` gives what opens a session on a new connection.
 
-    With `counts_places` each connection is charged to its user's quota_connections.
+    With `counts_places` each connection is charged to its user's quota_connections. The
+    native port has no sessions: it brings its own threads and connections (`server.port`).
     """
 
     name: str
     defaults: tuple[str, ...]
     schemes: tuple[str, ...]
-    sessions: MakeOpener
+    sessions: MakeOpener | None
     counts_places: bool = False
 
 
@@ -58,6 +60,7 @@ DIALECTS = {
     for row in (
         Dialect("rqueue", ("tcp://127.0.0.1:6567",), ("tcp", "tls", "unix"), _rqueue),
         Dialect("freud", (f"unix:{RUNTIME}/freud.sock",), ("unix",), _freud, counts_places=True),
+        Dialect(NATIVE, ("grpc://127.0.0.1:6570",), ("grpc", "grpc+tls"), None),
     )
 }
 

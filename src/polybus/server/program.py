@@ -18,19 +18,23 @@ from polybus.server.config import DEFAULT, Flag, Loaded
 from polybus.server.listening import Wanted, plan
 from polybus.server.runtime import data_folder
 
-# Those of the store; they come with it.
 ENGINES = ("memory", "lmdb", "nats")
+STORE_NAME = "store"  # the folder in the data folder where durable topics are
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One run: settings, listeners, folders. `data` is None where nothing is kept."""
+    """One run: settings, listeners, folders. `data` is None where nothing is kept.
+
+    `engine` is the URL of the store; None: a bus without durable topics.
+    """
 
     loaded: Loaded
     listeners: tuple[Wanted, ...]
     runtime: Path
     data: Path | None
     uid: int
+    engine: str | None = None
 
 
 def serving(loaded: Loaded, environ: Mapping[str, str]) -> Program:
@@ -38,8 +42,9 @@ def serving(loaded: Loaded, environ: Mapping[str, str]) -> Program:
     _check_engine(loaded)
     uid = os.getuid()
     runtime = runtime_folder(environ, uid)
-    data = loaded.settings.data or data_folder(environ, uid)
-    return Program(loaded, plan(loaded, runtime), runtime, data.absolute(), uid)
+    data = (loaded.settings.data or data_folder(environ, uid)).absolute()
+    engine = loaded.settings.engine or f"lmdb:{data / STORE_NAME}"
+    return Program(loaded, plan(loaded, runtime), runtime, data, uid, engine)
 
 
 def rqueue_alone(loaded: Loaded, environ: Mapping[str, str], admin: bool) -> Program:
@@ -72,7 +77,8 @@ def _check_engine(loaded: Loaded) -> None:
         return
     source = loaded.sources.get("engine", DEFAULT)
     scheme = url.partition(":")[0]
-    if scheme in ENGINES:
-        raise ConfigError(f"{source}: engine {url!r} is not built yet: it comes with the store")
-    known = ", ".join(ENGINES)
-    raise ConfigError(f"{source}: unknown engine {url!r}: the engines are {known}")
+    if scheme not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise ConfigError(f"{source}: unknown engine {url!r}: the engines are {known}")
+    if scheme == "nats":
+        raise ConfigError(f"{source}: engine {url!r} is still to come")

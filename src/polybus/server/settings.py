@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from polybus.model.limits import KIB, MIB, FreudLimits, Limits, QuotaLimits, RqueueLimits
+from polybus.model.limits import (
+    KIB,
+    MIB,
+    FreudLimits,
+    Limits,
+    NativeLimits,
+    QuotaLimits,
+    RqueueLimits,
+)
 from polybus.model.rules import Rule
 
 
@@ -49,6 +57,16 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeSettings(NativeLimits):
+    """The native port: its bounds, and who its callers are (`[native]`)."""
+
+    # Lines of NAME TOKEN [EXPIRES], mode 0600; read again on SIGHUP.
+    tokens: Path | None = None
+    # Clients of grpc+tls must show a certificate that one of these has signed.
+    client_authorities: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole configuration: the top-level keys, then one field a section."""
 
@@ -72,6 +90,7 @@ class Settings:
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
     rqueue: RqueueLimits = field(default_factory=RqueueLimits)
     freud: FreudLimits = field(default_factory=FreudLimits)
+    native: NativeSettings = field(default_factory=NativeSettings)
 
 
 UNBOUNDED = float("inf")
@@ -100,6 +119,15 @@ BOUNDS: dict[str, tuple[float, float]] = {
     # A PART of one byte under the longest topic must fit: the kernel insists on it.
     "rqueue.max_payload": (282, 64 * MIB),
     "rqueue.max_message_bytes": (1, 64 * MIB),
+    # A message of 64 MiB must fit, and a block holds no more.
+    "native.max_batch_bytes": (65 * MIB, 255 * MIB),
+    "native.max_uncommitted_bytes": (65 * MIB, UNBOUNDED),
+    "native.max_action_bytes": (64 * KIB, 64 * MIB),
+    # A batch must be answered again as long as its producer may send it again.
+    "native.max_batches_in_flight": (1, 1024),
+    "native.max_waits": (1, 65_536),
+    "native.max_wait_s": (0, 3600),
+    "native.default_shards": (1, 4096),
     # A message of one byte under the longest name must fit, and no reader takes one over 64 MiB.
     "freud.max_frame_bytes": (260, 64 * MIB),
 }

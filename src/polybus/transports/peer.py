@@ -53,7 +53,12 @@ def identify(sock: SocketLike | None) -> Identity:
 
 @functools.cache
 def socket_table() -> SocketTable:
-    """The way to the kernel's socket table that works here. One per process."""
+    """The loop's own way to the kernel's socket table. One per process."""
+    return open_socket_table()
+
+
+def open_socket_table() -> SocketTable:
+    """The way to the kernel's socket table that works here; not to be shared by threads."""
     try:
         diag = SockDiag()
     except OSError:
@@ -66,7 +71,7 @@ def socket_table() -> SocketTable:
 
 def _tcp_owner(sock: SocketLike, table: SocketTable) -> int | None:
     far, near = _end(sock.getpeername()), _end(sock.getsockname())
-    if not (_is_loopback(far) and _is_loopback(near)):
+    if not (is_loopback(far) and is_loopback(near)):
         return None
     uid = table.owner(far, near)
     # Had the peer reset the connection, another process could by now have the same two
@@ -79,7 +84,7 @@ def _end(name: tuple[str, int] | tuple[str, int, int, int]) -> End:
     return End(packed(name[0]), name[1])
 
 
-def _is_loopback(end: End) -> bool:
+def is_loopback(end: End) -> bool:
     return end.ip[0] == IPV4_LOOPBACK if len(end.ip) == 4 else end.ip == IPV6_LOOPBACK
 
 

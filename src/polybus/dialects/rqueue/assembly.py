@@ -41,7 +41,7 @@ class Assembly:
             part = Part(topic, message_id, index, count, body[PART_HEADER.size :])
             whole = parts.add(part, self._broker.now_s())
             if whole is not None:
-                self._broker.topics.put_together(topic, whole)
+                self._broker.put_together(party, topic, whole)
         self._count(parts.lost_messages - before)
 
     def expire(self, now_s: float) -> None:

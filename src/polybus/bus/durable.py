@@ -1,0 +1,121 @@
+"""Durable topics as the whole bus sees them: by name, and written to by batches.
+
+Everything here may be called from any thread: the loop's sessions and the native
+port's threads share it. Only `known` and `forget`, which change what a name is,
+are the loop's (see `binding.py`).
+
+Where a topic's ids have got to is known here, from what was committed, so that
+the loop never has to ask the store for it.
+
+A batch is cut over the topic's open shards by the hash of its keys; what has no
+key goes to one shard a batch, round robin. A topic with `max_bytes` refuses what
+would take it over that; its size is counted up here and read from the store only
+when it seems to be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from itertools import count
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from polybus.errors import DoesNotExist, LimitReached
+from polybus.model.commit import Append, Commit
+
+if TYPE_CHECKING:
+    from polybus.model.block import Block
+    from polybus.model.commit import Committed
+    from polybus.model.stamp import Stamp
+    from polybus.model.topic import Topic
+    from polybus.store.contract import Store
+
+MAX_BYTES = "max_bytes"  # a topic's setting; absent or 0: as much as the disk holds
+
+
+class Durable:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._by_name: dict[str, Topic] = {}
+        self._by_number: dict[int, Topic] = {}
+        self._sizes: dict[int, int] = {}
+        self._next_ids: dict[int, int] = {}
+        self._lock = Lock()
+        self._turn = count()
+        for topic in store.topics():
+            self.known(topic, store.bounds(topic.number).next_id)
+
+    def known(self, topic: Topic, next_id: int = 0) -> None:
+        """The topic is there, or is now as given."""
+        self._by_name[topic.name] = topic
+        self._by_number[topic.number] = topic
+        self._reach(topic.number, next_id)
+
+    def forget(self, topic: Topic) -> None:
+        self._by_name.pop(topic.name, None)
+        self._by_number.pop(topic.number, None)
+        self._sizes.pop(topic.number, None)
+        self._next_ids.pop(topic.number, None)
+
+    def next_id(self, topic: Topic) -> int:
+        """All messages with lower ids are there for readers."""
+        return self._next_ids.get(topic.number, 1)
+
+    def find(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def get(self, name: str) -> Topic:
+        topic = self._by_name.get(name)
+        if topic is None:
+            raise DoesNotExist(f"there is no durable topic {name!r}")
+        return topic
+
+    def numbered(self, number: int) -> Topic | None:
+        return self._by_number.get(number)
+
+    def topics(self) -> list[Topic]:
+        return sorted(self._by_name.copy().values(), key=lambda topic: topic.name)
+
+    def produce(self, topic: Topic, block: Block, stamp: Stamp | None = None) -> Future[Committed]:
+        """Hands a batch to the store: all of it becomes visible at once, or none."""
+        return self.commit(Commit(appends=self.appends(topic, block), stamp=stamp))
+
+    def commit(self, commit: Commit) -> Future[Committed]:
+        future = self.store.commit(commit)
+        future.add_done_callback(self._committed)
+        return future
+
+    def appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
+        """The batch cut over the topic's open shards. `LimitReached` if it is too much."""
+        self.charge(topic, block.size_bytes)
+        shards = topic.open_shards
+        parts: Iterable[tuple[int, Block]] = ((0, block),)
+        if len(shards) > 1:
+            parts = block.split(len(shards), next(self._turn) % len(shards))
+        return tuple(Append(topic.number, shards[index], part) for index, part in parts)
+
+    def charge(self, topic: Topic, size: int) -> None:
+        limit = topic.settings.get(MAX_BYTES)
+        if not isinstance(limit, int) or limit <= 0:
+            return
+        known = self._sizes.get(topic.number)
+        if known is None or known + size > limit:
+            known = sum(shard.size_bytes for shard in self.store.bounds(topic.number).shards)
+        self._sizes[topic.number] = known + size
+        if known + size > limit:
+            self._sizes[topic.number] = known
+            text = f"topic {topic.name} holds {known} bytes, and may hold {limit}"
+            raise LimitReached(MAX_BYTES, text)
+
+    def _committed(self, future: Future[Committed]) -> None:
+        """On the store's thread."""
+        if future.cancelled() or future.exception() is not None:
+            return
+        for span in future.result().spans:
+            self._reach(span.topic, span.first_id + span.count)
+
+    def _reach(self, number: int, next_id: int) -> None:
+        with self._lock:
+            if number in self._by_number:
+                self._next_ids[number] = max(self._next_ids.get(number, 1), next_id)

@@ -1,0 +1,278 @@
+"""Push readers of durable topics: each gets what was committed, at its own pace.
+
+A topic with push readers has a *tail*: a position in its log that moves on as
+commits become visible. What it reads there is relayed to all readers at once, by
+the fan-out, as if somebody had just published it. Three kinds of reader are not
+among them for the moment:
+
+    joining   it came while the tail was behind: it begins at the end as of then
+    behind    its outbox was full when the tail went on: it has a position of its
+              own, and is fed from the log as it has room, until it has caught up
+    leaving   it has unsubscribed or gone
+
+So a slow reader holds up nobody, and loses nothing until it is cut as slow.
+Reading is done by `readers`, on other threads; everything else is the loop's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from polybus.errors import PolybusError
+from polybus.kernel.fanout import BLOCKED
+from polybus.model.topic import ALL
+
+if TYPE_CHECKING:
+    from polybus.bus.broker import Log
+    from polybus.bus.durable import Durable
+    from polybus.bus.party import Party
+    from polybus.kernel.fanout import Fanout, Routed
+    from polybus.model.rows import Rows
+    from polybus.model.topic import Topic
+    from polybus.store.contract import News
+
+T = TypeVar("T")
+# Of one read: small enough that a reader's outbox stays near its mark.
+CHUNK_ROWS = 16_384
+CHUNK_BYTES = 512 * 1024
+INT32_BYTES = 4
+INT64_BYTES = 8
+
+
+class Readers(Protocol):
+    """Runs work on another thread, then hands its outcome to the loop."""
+
+    def __call__(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None: ...
+
+
+# Sends messages of a topic to all push readers; what was published, and who is full.
+Relay = Callable[[bytes, memoryview, "bytes | memoryview"], "Routed"]
+
+
+class Cursor:
+    """A position in a topic's log that is read from, one read at a time."""
+
+    def __init__(self, following: Following, topic: Topic, at_id: int) -> None:
+        self._following = following
+        self.topic = topic
+        self.name = topic.name.encode()
+        self.at_id = at_id
+        self._reading = False
+        self._again = False
+
+    def read_on(self) -> None:
+        if self._reading:
+            self._again = True
+            return
+        until = self.until()
+        if until is not None and until <= self.at_id:
+            return
+        self._reading = True
+        self._again = False
+        self._following.read(self.topic, self.at_id, until, self._got)
+
+    def until(self) -> int | None:
+        """The id to stop at; None: none."""
+        return None
+
+    def take(self, rows: Rows) -> None:
+        raise NotImplementedError
+
+    def wants_more(self) -> bool:
+        raise NotImplementedError
+
+    def _got(self, future: Future[Rows]) -> None:
+        self._reading = False
+        try:
+            rows = future.result()
+        except PolybusError as error:
+            self._following.failed(self.topic, error)
+            return
+        if rows.count:
+            self.take(rows)
+        if (rows.count or self._again) and self.wants_more():
+            self.read_on()
+
+
+class Tail(Cursor):
+    """Where all readers are that keep up."""
+
+    def __init__(self, following: Following, topic: Topic, at_id: int) -> None:
+        super().__init__(following, topic, at_id)
+        self.joining: deque[tuple[int, Party]] = deque()
+        self.behind: dict[Party, Straggler] = {}
+
+    def until(self) -> int | None:
+        return self.joining[0][0] if self.joining else None
+
+    def wants_more(self) -> bool:
+        return self._following.is_followed(self)
+
+    def take(self, rows: Rows) -> None:
+        self._following.relay(self, rows)
+        self.at_id = _last_id(rows) + 1
+        self.admit()
+
+    def admit(self) -> None:
+        while self.joining and self.joining[0][0] <= self.at_id:
+            _, party = self.joining.popleft()
+            self._following.attach(self, party)
+
+
+class Straggler(Cursor):
+    """A reader on its own, behind the tail."""
+
+    def __init__(self, following: Following, tail: Tail, party: Party, at_id: int) -> None:
+        super().__init__(following, tail.topic, at_id)
+        self._tail = tail
+        self.party = party
+
+    def until(self) -> int | None:
+        return self._tail.at_id
+
+    def wants_more(self) -> bool:
+        return self._is_there() and not self.party.outbox.full
+
+    def take(self, rows: Rows) -> None:
+        if not self._is_there():
+            return
+        self._following.feed(self.party, self.name, rows)
+        self.at_id = _last_id(rows) + 1
+        if self.at_id >= self._tail.at_id and self._is_there():
+            del self._tail.behind[self.party]
+            self._following.attach(self._tail, self.party)
+
+    def _is_there(self) -> bool:
+        return self._tail.behind.get(self.party) is self
+
+
+class Following:
+    def __init__(
+        self, durable: Durable, fanout: Fanout, relay: Relay, readers: Readers, log: Log
+    ) -> None:
+        self._durable = durable
+        self._fanout = fanout
+        self._relay = relay
+        self._readers = readers
+        self._log = log
+        self._tails: dict[int, Tail] = {}
+        for topic in durable.topics():
+            self.bound(topic)
+
+    # --- what the broker reports
+
+    def bound(self, topic: Topic) -> None:
+        """The name is durable now; whoever reads it already follows from here on."""
+        name = topic.name.encode()
+        self._fanout.set_durable(name, True)
+        if self._fanout.subscriber_count(name):
+            self._tails[topic.number] = Tail(self, topic, self._durable.next_id(topic))
+
+    def gone(self, topic: Topic) -> None:
+        """It was dropped: its readers stay subscribed to the name, and hear nothing."""
+        name = topic.name.encode()
+        tail = self._tails.pop(topic.number, None)
+        if tail is not None:
+            for party in [party for _, party in tail.joining] + list(tail.behind):
+                self._fanout.attach(party.number, name)
+            tail.joining.clear()
+            tail.behind.clear()
+        self._fanout.set_durable(name, False)
+
+    def subscribed(self, party: Party, name: bytes) -> None:
+        topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
+        if topic is None:
+            return
+        start = self._durable.next_id(topic)
+        tail = self._tails.get(topic.number)
+        if tail is None or not self.is_followed(tail):
+            self._tails[topic.number] = Tail(self, topic, start)
+        elif tail.at_id < start:
+            self._fanout.detach(party.number, name)
+            tail.joining.append((start, party))
+            tail.read_on()
+
+    def unsubscribed(self, party: Party, name: bytes) -> None:
+        topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
+        if topic is not None and topic.number in self._tails:
+            self._leave(self._tails[topic.number], party)
+
+    def left(self, party: Party) -> None:
+        """The party reads nothing any more."""
+        for tail in list(self._tails.values()):
+            self._leave(tail, party)
+
+    def has_room(self, party: Party) -> None:
+        """What it missed can be sent now."""
+        for tail in self._tails.values():
+            straggler = tail.behind.get(party)
+            if straggler is not None:
+                straggler.read_on()
+
+    def news(self, news: Sequence[News]) -> None:
+        for number in {one.topic for one in news}:
+            tail = self._tails.get(number)
+            if tail is not None and self.is_followed(tail):
+                tail.read_on()
+
+    # --- what cursors ask for
+
+    def read(
+        self, topic: Topic, at_id: int, until: int | None, then: Callable[[Future[Rows]], None]
+    ) -> None:
+        store = self._durable.store
+        self._readers(
+            lambda: store.read(
+                topic.number, ALL, at_id, until, max_rows=CHUNK_ROWS, max_bytes=CHUNK_BYTES
+            ),
+            then,
+        )
+
+    def is_followed(self, tail: Tail) -> bool:
+        """Does anybody read the topic by push? A tail that nobody follows is let go."""
+        is_current = self._tails.get(tail.topic.number) is tail
+        if is_current and not (
+            tail.joining or tail.behind or self._fanout.subscriber_count(tail.name)
+        ):
+            del self._tails[tail.topic.number]
+            return False
+        return is_current
+
+    def relay(self, tail: Tail, rows: Rows) -> None:
+        """To all who keep up; who is full falls behind, and the others go on."""
+        offsets = memoryview(rows.body_offsets)
+        done = 0
+        while True:
+            routed = self._relay(tail.name, offsets[done * INT32_BYTES :], rows.bodies)
+            done += routed.consumed
+            if routed.stop != BLOCKED:
+                return
+            party: Party = routed.blocker.party
+            self._fanout.detach(party.number, tail.name)
+            at_id = int.from_bytes(rows.ids[done * INT64_BYTES :][:INT64_BYTES], "little")
+            tail.behind[party] = Straggler(self, tail, party, at_id)
+
+    def feed(self, party: Party, name: bytes, rows: Rows) -> None:
+        data = self._fanout.encode_for(party.number, name, rows.body_offsets, rows.bodies)
+        if data:
+            party.outbox.push(data)
+
+    def attach(self, tail: Tail, party: Party) -> None:
+        self._fanout.attach(party.number, tail.name)
+
+    def failed(self, topic: Topic, error: PolybusError) -> None:
+        """Its readers hear nothing more until the next commit, when it is tried again."""
+        self._log.warning("following failed", topic=topic.name, reason=str(error))
+
+    def _leave(self, tail: Tail, party: Party) -> None:
+        tail.behind.pop(party, None)
+        if any(one is party for _, one in tail.joining):
+            tail.joining = deque(pair for pair in tail.joining if pair[1] is not party)
+        self.is_followed(tail)
+
+
+def _last_id(rows: Rows) -> int:
+    return int.from_bytes(rows.ids[-INT64_BYTES:], "little")

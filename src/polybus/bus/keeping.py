@@ -1,0 +1,94 @@
+"""What push dialects publish to durable topics: committed, and waited for.
+
+They get no answers, so what cannot be kept is counted and logged. What one
+connection has on its way to the disk is bounded: over that it is not read from
+until half of it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from polybus.errors import PolybusError
+from polybus.model.block import Block
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from polybus.bus.broker import Log
+    from polybus.bus.durable import Durable
+    from polybus.bus.party import Party
+    from polybus.bus.stats import Counters
+    from polybus.model.commit import Committed
+
+NS_PER_MS = 1_000_000
+# Brings a step to the loop, from any thread.
+Soon = Callable[[Callable[[], None]], None]
+
+
+class Keeping:
+    def __init__(
+        self,
+        durable: Durable,
+        counters: Counters,
+        max_uncommitted_bytes: int,
+        soon: Soon,
+        wall_ns: Callable[[], int],
+        log: Log,
+    ) -> None:
+        self._durable = durable
+        self._counters = counters
+        self._max_bytes = max_uncommitted_bytes
+        self._soon = soon
+        self._wall_ns = wall_ns
+        self._log = log
+
+    def keep(self, party: Party, name: bytes, offsets: Buffer, bodies: bytes, count: int) -> None:
+        """Hands a batch to the store, without an answer for whoever sent it."""
+        try:
+            future = self.commit(name, offsets, bodies)
+        except PolybusError as error:
+            self._lost(party, name, count, error)
+            return
+        size = len(bodies)
+        party.uncommitted_bytes += size
+        if party.uncommitted_bytes > self._max_bytes and not party.is_committing:
+            party.is_committing = True
+            party.pipe.pause_reading()
+        future.add_done_callback(
+            lambda done: self._soon(lambda: self._kept(party, name, size, count, done))
+        )
+
+    def commit(self, name: bytes, offsets: Buffer, bodies: bytes) -> Future[Committed]:
+        topic = self._durable.get(name.decode())
+        now_ms = self._wall_ns() // NS_PER_MS
+        return self._durable.produce(
+            topic, Block.from_columns(bodies, offsets, insertion_ms=now_ms)
+        )
+
+    def _kept(
+        self, party: Party, name: bytes, size: int, count: int, done: Future[Committed]
+    ) -> None:
+        error = done.exception()
+        if error is not None:
+            self._lost(party, name, count, error)
+        party.uncommitted_bytes -= size
+        if party.is_committing and party.uncommitted_bytes <= self._max_bytes // 2:
+            party.is_committing = False
+            if not party.ended and party.waiting_for is None:
+                party.resume()
+
+    def _lost(self, party: Party, name: bytes, count: int, error: BaseException) -> None:
+        reason = error.code if isinstance(error, PolybusError) else "internal"
+        self._counters.count("dropped", reason, count)
+        self._log.warning(
+            "not kept",
+            dialect=party.dialect,
+            peer=party.pipe.peer,
+            topic=name.decode("utf-8", "backslashreplace"),
+            reason=reason,
+            text=str(error),
+            messages=count,
+        )

@@ -1,0 +1,95 @@
+"""The table of actions. A new one is a row in one of the files named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from polybus.bus.port import producers, stages, topics
+from polybus.bus.port.fields import Action, Answer, Arguments, Field
+from polybus.errors import LimitReached, MalformedRequest, NotSupported
+from polybus.model.rules import SUBSCRIBE
+
+if TYPE_CHECKING:
+    from polybus.bus.port.verbs import Caller, Port
+
+Perform = Callable[["Port", "Caller", Arguments], Answer]
+MAX_PLACES = 65_536  # of one wait
+
+# Named by the protocol, and not there in this version.
+LATER = (
+    *(f"group.{verb}" for verb in ("join", "heartbeat", "fetch", "ack", "commit")),
+    *(f"group.{verb}" for verb in ("leave", "reset", "list", "info", "rm")),
+    "query.progress",
+)
+
+
+def _wait(port: Port, caller: Caller, given: Arguments) -> Answer:
+    places = given["positions"]
+    if not 1 <= len(places) <= MAX_PLACES:
+        raise LimitReached("max_places", f"a wait is for 1 to {MAX_PLACES} shards")
+    wanted: dict[tuple[int, int], int] = {}
+    topics_by_name = {
+        name: port.access.topic(caller.identity, SUBSCRIBE, name) for name in _names(places)
+    }
+    for place in places:
+        topic = topics_by_name[place["topic"]]
+        if place["shard"] not in topic.shards:
+            raise MalformedRequest(f"topic {topic.name} has no shard {place['shard']}")
+        wanted[topic.number, place["shard"]] = place["offset"]
+    timeout_s = min(given["timeout_ms"] / 1000, port.limits.max_wait_s)
+    found = port.waits.wait(wanted, timeout_s, caller.is_gone)
+    names = {topic.number: name for name, topic in topics_by_name.items()}
+    news = [
+        {"topic": names[number], "shard": shard, "end": end}
+        for (number, shard), end in found.items()
+    ]
+    return {"news": news}
+
+
+def _names(places: list[dict[str, object]]) -> set[str]:
+    for place in places:
+        whole = set(place) == {"topic", "shard", "offset"}
+        if not whole or not isinstance(place["topic"], str):
+            raise MalformedRequest("a position has topic, shard and offset, and nothing else")
+        for key in ("shard", "offset"):
+            if not isinstance(place[key], int) or isinstance(place[key], bool):
+                raise MalformedRequest(f"of a position, {key} is an integer")
+    return {str(place["topic"]) for place in places}
+
+
+def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
+    return port.stats()
+
+
+def _later(port: Port, caller: Caller, given: Arguments) -> Answer:
+    raise NotSupported("this bus cannot do that yet")
+
+
+ACTIONS: dict[str, tuple[Action, Perform]] = {
+    action.name: (action, perform)
+    for table in (producers.ACTIONS, topics.ACTIONS, stages.ACTIONS)
+    for action, perform in table.items()
+}
+ACTIONS["wait"] = (
+    Action(
+        "wait",
+        "Waits until a shard reaches beyond an offset, or time is up",
+        (
+            Field("positions", "objects", "topic, shard, offset each"),
+            Field("timeout_ms", "count", "at most 30000", 30_000),
+        ),
+        "news: topic, shard, end each; empty if time is up",
+    ),
+    _wait,
+)
+ACTIONS["stats"] = (Action("stats", "The bus's counters", (), "as polybus stats --json"), _stats)
+
+
+def find(name: str) -> tuple[Action, Perform]:
+    if name in LATER:
+        return Action(name, "", (), ""), _later
+    found = ACTIONS.get(name)
+    if found is None:
+        raise MalformedRequest(f"unknown action {name[:64]!r}: {', '.join(sorted(ACTIONS))}")
+    return found

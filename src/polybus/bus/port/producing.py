@@ -1,0 +1,108 @@
+"""Batches that come in on a stream: produced to a topic, or put into a stage.
+
+A stream may have many batches on their way to the disk. What all streams have on
+their way together is bounded: over that, whoever brings more waits its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Condition
+from typing import TYPE_CHECKING, TypeVar
+
+from polybus.bus.port.producers import check_owner
+from polybus.errors import StoreClosed, TooLarge
+from polybus.model.rules import PRODUCE
+
+if TYPE_CHECKING:
+    from polybus.bus.port.access import Access
+    from polybus.model.block import Block
+    from polybus.model.commit import Committed
+    from polybus.model.identity import Identity
+    from polybus.model.stamp import Stamp
+    from polybus.model.topic import Topic
+
+T = TypeVar("T")
+
+
+class Budget:
+    """Bytes that may be on their way to the disk at once."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._used = 0
+        self._closed = False
+        self._changed = Condition()
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    def spend(self, size: int, hand_over: Callable[[], Future[T]]) -> Future[T]:
+        """Hands over once there is room; gives the room back when it is done."""
+        self._take(size)
+        try:
+            future = hand_over()
+        except BaseException:
+            self._give(size)
+            raise
+        future.add_done_callback(lambda _: self._give(size))
+        return future
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _take(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise TooLarge(f"a batch of {size} bytes: at most {self._max_bytes} are taken at once")
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._used + size <= self._max_bytes)
+            if self._closed:
+                raise StoreClosed("the bus is stopping")
+            self._used += size
+
+    def _give(self, size: int) -> None:
+        with self._changed:
+            self._used -= size
+            self._changed.notify_all()
+
+
+class Stream:
+    """One topic that one caller brings batches for."""
+
+    def __init__(
+        self, access: Access, budget: Budget, caller: Identity, name: str, shards: int
+    ) -> None:
+        self._access = access
+        self._budget = budget
+        self._caller = caller
+        self._name = name
+        self._shards = shards
+        self._owned: set[str] = set()  # producers that were found to be the caller's
+        self._generation = -1
+
+    def open(self) -> Topic:
+        """The topic, which is made if need be; `Denied` if the caller may not write to it."""
+        if self._generation != self._access.generation:
+            generation = self._access.generation
+            self._access.judge(self._caller, PRODUCE, self._name)
+            self._generation = generation
+        topic = self._access.durable.find(self._name)
+        return topic or self._access.bind(self._caller, self._name, self._shards, {})[0]
+
+    def produce(self, block: Block, stamp: Stamp | None) -> Future[Committed]:
+        topic = self.open()
+        if stamp is not None and stamp.producer not in self._owned:
+            check_owner(self._access.durable.store, self._caller, stamp.producer)
+            self._owned.add(stamp.producer)
+        durable = self._access.durable
+        return self._budget.spend(block.size_bytes, lambda: durable.produce(topic, block, stamp))
+
+    def stage(self, stage: str, block: Block) -> Future[None]:
+        durable, topic = self._access.durable, self.open()
+        return self._budget.spend(
+            block.size_bytes, lambda: durable.store.stage(stage, durable.appends(topic, block))
+        )

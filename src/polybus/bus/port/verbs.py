@@ -1,0 +1,82 @@
+"""What a connection to the native port can ask for; each verb runs on the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polybus.bus.port import actions
+from polybus.bus.port.access import Access
+from polybus.bus.port.fields import Action, Answer
+from polybus.bus.port.producing import Budget, Stream
+from polybus.bus.port.reading import Reading
+from polybus.bus.port.waits import Waits
+from polybus.errors import DoesNotExist
+
+if TYPE_CHECKING:
+    from polybus.model.identity import Identity
+    from polybus.model.limits import NativeLimits
+    from polybus.model.rows import Rows
+    from polybus.model.topic import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and whether it is still there to be answered."""
+
+    identity: Identity
+    is_gone: Callable[[], bool]
+
+
+class Port:
+    def __init__(
+        self,
+        access: Access,
+        limits: NativeLimits,
+        clock: Callable[[], float],
+        stats: Callable[[], Answer],
+    ) -> None:
+        self.access = access
+        self.store = access.durable.store
+        self.limits = limits
+        self.waits = Waits(self.store, limits.max_waits, clock)
+        self._budget = Budget(limits.max_uncommitted_bytes)
+        self._stats = stats
+
+    def caller(self, identity: Identity, is_gone: Callable[[], bool]) -> Caller:
+        return Caller(identity, is_gone)
+
+    def produce(self, caller: Caller, topic: str) -> Stream:
+        """A stream of batches to a topic, which is made if need be; `Denied` at once if not."""
+        limits = self.limits
+        stream = Stream(self.access, self._budget, caller.identity, topic, limits.default_shards)
+        stream.open()
+        return stream
+
+    def read(self, caller: Caller, ticket: Mapping[str, object]) -> Iterable[Rows]:
+        return Reading(self, caller, dict(ticket))
+
+    def act(self, caller: Caller, name: str, request: Mapping[str, object]) -> Answer:
+        action, perform = actions.find(name)
+        if name in actions.LATER:
+            return perform(self, caller, {})
+        return perform(self, caller, action.read(request))
+
+    def actions(self) -> list[Action]:
+        return [action for action, _ in actions.ACTIONS.values()]
+
+    def seen(self, caller: Caller, name: str) -> Topic:
+        """A topic that the caller may know of."""
+        topic = self.access.durable.get(name)
+        if not self.access.is_visible(caller.identity, topic):
+            raise DoesNotExist(f"there is no durable topic {name!r}")
+        return topic
+
+    def stats(self) -> Answer:
+        return self.access.on_loop(self._stats)
+
+    def close(self) -> None:
+        """Lets go of all that wait: the bus stops."""
+        self.waits.close()
+        self._budget.close()

@@ -1,0 +1,146 @@
+"""A running bus, as a program sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from polybus.native.connection import Connection
+from polybus.native.options import DEFAULT_URL, ClientOptions
+from polybus.native.producing import Producer
+from polybus.native.reading import NO_BOUND, Read, read
+from polybus.native.staging import Stage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_WAIT_S = 30.0  # of one call; a longer wait is several
+
+
+class Client:
+    """Connects when it is first asked for something."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        options: ClientOptions | None = None,
+        *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._connection = Connection(url, options or ClientOptions())
+        self._now_ms = now_ms
+
+    # --- producing
+
+    def producer(self, name: str | None = None) -> Producer:
+        """A producer of this name, which fences an older one; without a name a new one."""
+        opened = self.act("producer.open", producer=name or "")
+        return Producer(
+            self._connection,
+            opened["producer"],
+            opened["epoch"],
+            opened["last_counter"],
+            self._now_ms,
+        )
+
+    def stage(self, lease_s: float = 600.0) -> Stage:
+        """A place for batches that become visible all at once, by `publish`."""
+        return Stage(self._connection, self.act("stage.new", lease_s=lease_s)["stage"])
+
+    def publish(
+        self, stages: Sequence[str], stamp: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        return self.act("stage.publish", stages=list(stages), stamp=stamp and dict(stamp))
+
+    # --- reading
+
+    def read(
+        self,
+        topic: str,
+        shard: int | str = "all",
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        max_rows: int = NO_BOUND,
+        wait_s: float = 0.0,
+    ) -> Iterator[pa.RecordBatch]:
+        """Arrow batches from `start` to `end` (exclusive): offsets of a shard, ids of "all".
+
+        Without `start` from the first there is. It ends there, or at `max_rows`, or when
+        nothing came for `wait_s`.
+        """
+        return read(self._connection, Read(topic, shard, start, end, max_rows, wait_s))
+
+    def wait(
+        self, positions: Iterable[tuple[str, int, int]], timeout_s: float
+    ) -> list[dict[str, Any]]:
+        """Waits until one of (topic, shard, offset) has more; what has. Empty if time is up."""
+        wanted = [dict(zip(("topic", "shard", "offset"), one, strict=True)) for one in positions]
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, min(deadline_s - time.monotonic(), MAX_WAIT_S))
+            answer = self.act("wait", positions=wanted, timeout_ms=round(left_s * 1000))
+            if answer["news"] or time.monotonic() >= deadline_s:
+                news: list[dict[str, Any]] = answer["news"]
+                return news
+
+    def bounds(self, topic: str) -> dict[str, Any]:
+        return self.act("bounds", topic=topic)
+
+    def find(self, topic: str, timestamp_ns: int, shard: int | str = "all") -> int:
+        """The first position that came at this time or later; the end if none did."""
+        found = self.act("find", topic=topic, shard=shard, timestamp_ns=timestamp_ns)
+        return int(found["position"])
+
+    # --- topics
+
+    def create_topic(
+        self, topic: str, shards: int = 0, settings: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        return self.act(
+            "topic.create", topic=topic, shards=shards, settings=settings and dict(settings)
+        )
+
+    def topics(self, pattern: str = "*") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.act("topic.list", pattern=pattern)["topics"]
+        return found
+
+    def topic(self, topic: str) -> dict[str, Any]:
+        return self.act("topic.info", topic=topic)
+
+    def drop_topic(self, topic: str) -> None:
+        self.act("topic.drop", topic=topic)
+
+    def trim(self, topic: str, before: Mapping[int, int]) -> dict[str, Any]:
+        offsets = {str(shard): offset for shard, offset in before.items()}
+        return self.act("topic.trim", topic=topic, before=offsets)
+
+    def topic_stats(self, topic: str) -> dict[str, Any]:
+        return self.act("topic.stats", topic=topic)
+
+    def stats(self) -> dict[str, Any]:
+        return self.act("stats")
+
+    # --- the rest
+
+    def act(self, name: str, **request: Any) -> dict[str, Any]:
+        """Any action of the port, by its name; what is None is left out."""
+        return self._connection.act(
+            name, {key: value for key, value in request.items() if value is not None}
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,104 @@
+"""One connection to a bus, made when it is first needed and made again when it was lost."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from threading import Event, Lock
+from typing import Any, TypeVar
+
+import pyarrow.flight as flight
+
+from polybus.errors import ConnectionLost, NotConnected, StoreClosed, Unavailable
+from polybus.native.faults import translating
+from polybus.native.options import ClientOptions, location, read
+
+T = TypeVar("T")
+# What a later try may mend; everything else is the bus's answer.
+PASSING = (ConnectionLost, NotConnected, StoreClosed)
+
+
+class Connection:
+    def __init__(self, url: str, options: ClientOptions) -> None:
+        self.url = url
+        self.options = options
+        self.closed = Event()
+        self._location = location(url)
+        self._lock = Lock()
+        self._flight: flight.FlightClient | None = None
+
+    def flight(self) -> flight.FlightClient:
+        with self._lock:
+            if self.closed.is_set():
+                raise ConnectionLost("this client was closed")
+            if self._flight is None:
+                with translating(self.url):
+                    self._flight = flight.connect(self._location, **self._tls())
+            return self._flight
+
+    def call_options(self, timeout_s: float | None = None) -> Any:
+        token = self.options.token_file
+        headers = []
+        if token is not None:
+            headers.append((b"authorization", b"Bearer " + read(token, "token").strip()))
+        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+    def act(self, name: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One action, tried again while no bus answers, as long as the options say."""
+        return self.patiently(lambda: self._act(name, request or {}))
+
+    def patiently(self, step: Callable[[], T]) -> T:
+        """Tries again what failed for want of a bus, until `connect_timeout_s` have passed."""
+        deadline_s = time.monotonic() + self.options.connect_timeout_s
+        for pause_s in self.pauses():
+            try:
+                return step()
+            except PASSING:
+                if time.monotonic() + pause_s > deadline_s or self.closed.is_set():
+                    raise
+            self.closed.wait(pause_s)
+        raise Unavailable("pauses have no end")  # pragma: no cover
+
+    def pauses(self) -> Pauses:
+        return Pauses(self.options.first_backoff_s, self.options.last_backoff_s)
+
+    def close(self) -> None:
+        with self._lock:
+            self.closed.set()
+            if self._flight is not None:
+                self._flight.close()
+                self._flight = None
+
+    def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        action = flight.Action(name, json.dumps(request).encode())
+        with translating(self.url):
+            results = list(self.flight().do_action(action, self.call_options()))
+        found: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+        return found
+
+    def _tls(self) -> dict[str, Any]:
+        options, found = self.options, {}
+        if options.authorities is not None:
+            found["tls_root_certs"] = read(options.authorities, "authorities")
+        if options.certificate is not None and options.key is not None:
+            found["cert_chain"] = read(options.certificate, "certificate")
+            found["private_key"] = read(options.key, "key")
+        return found
+
+
+class Pauses:
+    """How long to wait before each next try: doubling, and never two clients in step."""
+
+    def __init__(self, first_s: float, last_s: float) -> None:
+        self._next_s = first_s
+        self._last_s = last_s
+
+    def __iter__(self) -> Pauses:
+        return self
+
+    def __next__(self) -> float:
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, self._last_s)
+        return pause_s * random.uniform(0.5, 1.0)

@@ -1,0 +1,63 @@
+"""Where the bus is, who calls, and how patient the caller is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from polybus.errors import AddressError, ConfigError
+
+DEFAULT_URL = "polybus://127.0.0.1:6570"
+URL_VARIABLE = "POLYBUS_URL"
+# scheme → Flight's
+SCHEMES = {"polybus": "grpc", "polybus+tls": "grpc+tls"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """`token_file` holds a token, and nothing else; `authorities` whom to trust over TLS."""
+
+    token_file: Path | None = None
+    authorities: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    # How long a call, or a first connection, tries to reach the bus before it gives up.
+    connect_timeout_s: float = 10.0
+    # Between tries: doubles from the first to the last, with jitter.
+    first_backoff_s: float = 0.05
+    last_backoff_s: float = 2.0
+    # Batches of a producer on their way at once; the bus keeps 16 answers for repeats.
+    max_in_flight: int = 16
+    # What waits is merged into batches of at most this much.
+    max_batch_rows: int = 16_384
+    max_batch_bytes: int = 4 << 20
+    # What may wait to be sent; beyond it `produce` blocks.
+    max_waiting_bytes: int = 64 << 20
+
+
+def bus_url(given: str | None, environ: Mapping[str, str]) -> str:
+    """The bus that a command means: the one given, else the environment's, else the default."""
+    return given or environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+def location(url: str) -> str:
+    """The URL as Flight wants it."""
+    parts = urlsplit(url)
+    scheme = SCHEMES.get(parts.scheme)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if scheme is None or not parts.hostname or port is None or parts.path not in ("", "/"):
+        raise AddressError(f"{url!r} is no bus: write for example {DEFAULT_URL}")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{scheme}://{host}:{port}"
+
+
+def read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what} {path}: cannot be read: {error.strerror}") from None

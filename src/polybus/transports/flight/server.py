@@ -1,0 +1,175 @@
+"""The Flight service itself: which call is which verb, and nothing of what verbs do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.flight as flight
+
+from polybus.errors import MalformedRequest, PolybusError, TooLarge
+from polybus.model import arrow
+from polybus.transports.flight.errors import as_flight
+from polybus.transports.flight.pace import Pace
+from polybus.transports.flight.putting import Answering, read_json, read_stamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from polybus.model.limits import NativeLimits
+    from polybus.model.rows import Rows
+    from polybus.transports.flight.verbs import Caller, Stream, Verbs
+
+PRODUCE, STAGE = "produce", "stage"
+MAX_TICKET_BYTES = 64 * 1024
+
+
+class Service(flight.FlightServerBase):  # type: ignore[misc]
+    def __init__(
+        self,
+        location: Any,
+        verbs: Verbs,
+        limits: NativeLimits,
+        identify: Callable[[Any, int], Any],
+        pace: Pace,
+        now_ms: Callable[[], int],
+        on_fault: Callable[[BaseException], None],
+        **security: Any,
+    ) -> None:
+        self._verbs = verbs
+        self._limits = limits
+        self._identify = identify
+        self._pace = pace
+        self._now_ms = now_ms
+        self._on_fault = on_fault
+        super().__init__(location, **security)
+
+    # --- what Flight calls, each on a thread of its own
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with Told(self._on_fault):
+            caller = self._caller(context)
+            verb, *names = _path(descriptor)
+            if verb == PRODUCE and len(names) == 1:
+                stream = self._verbs.produce(caller, names[0])
+                self._put(context, reader, writer, partial(_produce, stream), _told_ids)
+            elif verb == STAGE and len(names) == 2:
+                stream = self._verbs.produce(caller, names[1])
+                self._put(context, reader, writer, partial(_stage, stream, names[0]), _told_nothing)
+            else:
+                forms = '["produce", TOPIC] or ["stage", STAGE, TOPIC]'
+                raise MalformedRequest(f"the path of a put is {forms}")
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        with Told(self._on_fault):
+            request = read_json(ticket.ticket, MAX_TICKET_BYTES, "the ticket")
+            rows = self._verbs.read(self._caller(context), request)
+            batches = self._batches(iter(rows), context.peer())
+            return flight.GeneratorStream(arrow.READ_SCHEMA, batches)
+
+    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        with Told(self._on_fault):
+            body = action.body.to_pybytes() if action.body is not None else b""
+            request = read_json(body, self._limits.max_action_bytes, "the action's body")
+            answer = self._verbs.act(self._caller(context), action.type, request)
+        yield flight.Result(json.dumps(answer).encode())
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        return [(one.name, one.meaning) for one in self._verbs.actions()]
+
+    # --- inside
+
+    def _caller(self, context: Any) -> Caller:
+        identity = self._identify(context, self.port)
+        return self._verbs.caller(identity, context.is_cancelled)
+
+    def _put(
+        self, context: Any, reader: Any, writer: Any, hand_over: Callable[..., Any], tell: Any
+    ) -> None:
+        arrow.check_schema(reader.schema)
+        answering = Answering(
+            writer,
+            self._limits.max_batches_in_flight,
+            tell,
+            partial(self._pace.handing_over, context.peer()),
+            self._on_fault,
+        )
+        try:
+            while True:
+                chunk = reader.read_chunk()
+                self._take(answering, chunk.data, chunk.app_metadata, hand_over)
+        except StopIteration:  # all was read, or the connection ended
+            pass
+        finally:
+            answering.close()
+
+    def _take(
+        self, answering: Answering, data: Any, metadata: Any, hand_over: Callable[..., Any]
+    ) -> None:
+        counter = None
+        try:
+            stamp = read_stamp(metadata)
+            counter = stamp.counter if stamp else None
+            if data is None:
+                raise MalformedRequest("metadata without a batch")
+            if data.nbytes > self._limits.max_batch_bytes:
+                most = self._limits.max_batch_bytes
+                raise TooLarge(f"a batch of {data.nbytes} bytes: at most {most} are taken")
+            block = arrow.block_of(data, self._now_ms())
+        except PolybusError as error:
+            answering.refuse(error, counter)
+        else:
+            answering.add(partial(hand_over, block, stamp), counter)
+
+    def _batches(self, rows: Iterator[Rows], peer: str) -> Iterator[pa.RecordBatch]:
+        with Told(self._on_fault):
+            for one in rows:
+                with self._pace.handing_over(peer):
+                    yield arrow.batch_of(one)
+
+
+class Told:
+    """Turns what went wrong into what the client is told; a fault of ours is logged, too."""
+
+    def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
+        self._on_fault = on_fault
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, flight.FlightError | GeneratorExit):
+            return
+        if not isinstance(error, PolybusError):
+            self._on_fault(error)
+        raise as_flight(error) from None
+
+
+def _produce(stream: Stream, block: Any, stamp: Any) -> Any:
+    return stream.produce(block, stamp)
+
+
+def _stage(stream: Stream, stage: str, block: Any, stamp: Any) -> Any:
+    if stamp is not None:
+        raise MalformedRequest("what is staged has no stamp: stage.publish takes it")
+    return stream.stage(stage, block)
+
+
+def _told_ids(counter: int | None, done: Any) -> dict[str, Any]:
+    first = min(span.first_id for span in done.spans)
+    last = max(span.first_id + span.count - 1 for span in done.spans)
+    return {"counter": counter, "first_id": first, "last_id": last, "duplicate": done.duplicate}
+
+
+def _told_nothing(counter: int | None, done: Any) -> dict[str, Any]:
+    return {"counter": counter}
+
+
+def _path(descriptor: Any) -> list[str]:
+    try:
+        path = [part.decode("utf-8") for part in descriptor.path or ()]
+    except UnicodeDecodeError:
+        raise MalformedRequest("the path of a put is no UTF-8") from None
+    return path or [""]

@@ -1,0 +1,64 @@
+"""gRPC's own connections, found among this process's descriptors.
+
+gRPC gives no way to end a connection: a server that is told to stop waits for idle
+streams for ever, and a client that reads nothing holds its thread for ever. But
+its sockets are ours, too: shut down through a second descriptor, gRPC takes it
+for the peer's end, and everything that waits on it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+DESCRIPTORS = Path("/proc/self/fd")
+
+
+def end_all(port: int) -> int:
+    """Ends every connection to a port of ours; how many there were."""
+    ended = 0
+    for sock in _connected(port):
+        ended += _end(sock)
+    return ended
+
+
+def end_one(port: int, peer_port: int) -> bool:
+    """Ends the connection that comes from a port of the peer's."""
+    found = False
+    for sock in _connected(port):
+        if sock.getpeername()[1] == peer_port:
+            found = _end(sock)
+    return found
+
+
+def _end(sock: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+        return True
+    return False
+
+
+def _connected(port: int) -> Iterator[socket.socket]:
+    for entry in list(DESCRIPTORS.iterdir()):
+        sock = _open(int(entry.name))
+        if sock is None:
+            continue
+        with sock, contextlib.suppress(OSError):
+            is_ours = sock.family in (socket.AF_INET, socket.AF_INET6)
+            if is_ours and sock.getsockname()[1] == port and sock.getpeername():
+                yield sock
+
+
+def _open(descriptor: int) -> socket.socket | None:
+    try:
+        copy = os.dup(descriptor)
+    except OSError:  # closed since it was listed
+        return None
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:  # no socket
+        os.close(copy)
+        return None
