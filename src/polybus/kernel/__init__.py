@@ -11,6 +11,9 @@ has an obvious twin in `polybus.testing.oracle`.
     freud_answers  the answers to them
     freud_client   Freud as its clients write and read it, in batches
     memory         what the allocator keeps
+    blocks         messages as checksummed columns: made, opened, cut, put together
+    gathering      messages of many blocks as one batch, with their ids
+    slabs          memory for large columns, kept for the next read
     topics, sets   the topic table and the interned subscriber sets
     registry       who reads what
     fanout         the hot loop

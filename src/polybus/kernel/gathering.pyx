@@ -7,7 +7,6 @@ neighbours that lie together in one block are copied together, so that the work 
 per run for positions, and per piece for bodies.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memset
@@ -16,6 +15,7 @@ from polybus.kernel.blocks cimport (
     Columns, Layout, Sizes, Slice, Target, count_i64, get_i64, measure, measure_one, repeat_i32,
     repeat_i64, write_columns,
 )
+from polybus.kernel.slabs cimport new_column
 
 cdef enum:
     RUN_BYTES = 24
@@ -296,12 +296,7 @@ cdef int by_id(const void* one, const void* other) noexcept nogil:
 
 
 cdef object column(unsigned char** place, int64_t size, bint wanted):
-    cdef bytes data
-    if not wanted:
-        return None
-    data = PyBytes_FromStringAndSize(NULL, size)
-    place[0] = <unsigned char*>PyBytes_AS_STRING(data)
-    return data
+    return new_column(place, size) if wanted else None
 
 
 cdef object zeroes(unsigned char** place, int64_t size, bint wanted):
@@ -314,7 +309,7 @@ cdef object zeroes(unsigned char** place, int64_t size, bint wanted):
 def gather(
     pieces, int64_t from_id, int64_t below_id, int64_t max_rows, int64_t max_bytes
 ) -> tuple:
-    """The columns of a read, as fresh bytes, in the order of polybus.model.rows.Rows.
+    """The columns of a read, in memory of their own, in the order of polybus.model.rows.Rows.
 
     A piece is (layout, runs, first offset, shard, start, end); pieces of one shard come
     in its order. Given are messages with ids from `from_id` to `below_id` (exclusive), at

@@ -1,0 +1,84 @@
+"""Memory of large columns: used again, never while somebody looks at it, and bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.kernel import slabs
+from polybus.model import runs
+from polybus.model.block import gather
+from polybus.model.rows import Rows
+from polybus.testing.blocks import block
+
+LARGE = slabs.SLAB_FROM_BYTES
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    slabs.let_go()
+    yield
+    slabs.let_go()
+
+
+def read(fill: bytes, size: int) -> Rows:
+    piece = (block(fill * size).layout(), runs.table(1, 0, 1), 0, 0, 0, 1)
+    return gather([piece], max_rows=1, max_bytes=1)
+
+
+def test_small_columns_are_plain_bytes():
+    assert isinstance(read(b"a", LARGE - 1).bodies, bytes)
+    assert slabs.kept_bytes() == 0
+
+
+def test_large_columns_cannot_be_written_to():
+    rows = read(b"a", LARGE)
+    assert bytes(rows.bodies) == b"a" * LARGE
+    assert memoryview(rows.bodies).readonly
+
+
+def test_memory_is_used_again_once_nobody_looks_at_it():
+    rows = read(b"a", 3 * LARGE)
+    assert slabs.kept_bytes() == 0
+    del rows
+    kept = slabs.kept_bytes()
+    assert kept >= 3 * LARGE
+    rows = read(b"b", 3 * LARGE)
+    assert slabs.kept_bytes() == 0
+    assert bytes(rows.bodies) == b"b" * (3 * LARGE)
+
+
+def test_memory_that_is_looked_at_is_left_alone():
+    bodies = read(b"a", LARGE).bodies[5:9]
+    others = [read(b"b", LARGE) for _ in range(5)]
+    assert bytes(bodies) == b"aaaa"
+    assert all(bytes(one.bodies) == b"b" * LARGE for one in others)
+
+
+def test_a_small_column_does_not_take_the_memory_of_a_large_one():
+    read(b"a", 40 * LARGE)
+    kept = slabs.kept_bytes()
+    rows = read(b"b", LARGE)
+    assert slabs.kept_bytes() == kept
+    assert len(rows.bodies) == LARGE
+
+
+@pytest.mark.parametrize("size", [LARGE, 4 << 20, slabs.KEEP_BYTES])
+def test_what_is_kept_is_bounded(size):
+    reads = [read(b"a", size) for _ in range(max(2, min(100, 2 * slabs.KEEP_BYTES // size)))]
+    reads.clear()
+    assert 0 < slabs.kept_bytes() <= slabs.KEEP_BYTES
+
+
+def test_a_column_larger_than_all_that_is_kept_is_not_kept():
+    rows = read(b"a", slabs.KEEP_BYTES + 1)
+    assert len(rows.bodies) == slabs.KEEP_BYTES + 1
+    del rows
+    assert slabs.kept_bytes() == 0
+
+
+def test_memory_can_be_let_go():
+    reads = [read(b"a", LARGE) for _ in range(3)]
+    reads.clear()
+    assert slabs.kept_bytes() > 0
+    slabs.let_go()
+    assert slabs.kept_bytes() == 0
