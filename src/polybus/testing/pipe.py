@@ -87,6 +87,7 @@ class MemoryPipe:
 
     def abort(self) -> None:
         self.aborted = True
+        self._backlog.clear()
 
     # What the far end does.
 
