@@ -24,6 +24,7 @@ from polybus.store.lmdb import catalog, commits, keys, staging, stamps, values
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.books import Books
 from polybus.store.lmdb.chores import Chores
+from polybus.store.lmdb.copying import Progress, back_up, compact_home, no_progress
 from polybus.store.lmdb.home import Home
 from polybus.store.lmdb.interval import IntervalWriter
 from polybus.store.lmdb.known import prefixed
@@ -232,6 +233,19 @@ class LmdbStore(Store):
     def reblock(self) -> int:
         """Merges all small blocks that can be merged now; how many steps it took."""
         return int(self._alone(lambda _books, _now: self._reblocker.all()))
+
+    def compact(self, progress: Progress = no_progress) -> tuple[int, int]:
+        """Gives the room of what was removed back; nobody can write meanwhile.
+
+        Bytes of the file before and after.
+        """
+        sizes: tuple[int, int] = self._alone(lambda _b, _n: compact_home(self._home, progress))
+        return sizes
+
+    def backup(self, target: Path, progress: Progress = no_progress) -> int:
+        """A copy of the store as it is now, in a new folder, while others go on; its bytes."""
+        self._settle(bool)
+        return back_up(self._home.used, target, progress)
 
     # --- what they share
 

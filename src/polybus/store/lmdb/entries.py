@@ -1,6 +1,6 @@
 """What stands in the log and among staged blocks: a head, its tables, maybe a block.
 
-    head     magic, kind, topic, shard, first, count, charged bytes, sizes of the tables
+    head     magic, kind, topic, shard, first, count, charged bytes; sizes of what follows
     checksum XXH64 of head and tables; the block behind them has its own
     runs     (first id, timestamp, count) each, one a commit, joined where they go on
     parts    (stage, count, charged bytes) each
@@ -33,10 +33,10 @@ STAGED: Final = 3
 
 Buffer = bytes | memoryview
 
-_HEAD = Struct("<4sB3xIIqqqII")
+_HEAD = Struct("<4sB3xIIqqqqII")
 _CHECKSUM = Struct("<Q")
 _PART = Struct("<Qqq")
-_RUN_BYTES = 24
+_RUN_BYTES: Final = 24
 _TABLES_AT: Final = _HEAD.size + _CHECKSUM.size
 
 
@@ -58,17 +58,21 @@ class Entry(NamedTuple):
     runs: bytes = b""
     parts: tuple[Part, ...] = ()
     block_at: int = 0  # where in the value the block begins
+    block_bytes: int = 0
 
     @property
     def end(self) -> int:
         return self.first + self.count
 
+    def block(self, value: memoryview) -> memoryview:
+        """The block in the value that this was decoded from."""
+        return value[self.block_at : self.block_at + self.block_bytes]
+
 
 def encode(entry: Entry, block: Buffer = b"") -> bytes:
     tables = entry.runs + b"".join([_PART.pack(*part) for part in entry.parts])
-    kind, topic, shard, first, count, charged = entry[:6]
-    runs = len(entry.runs) // _RUN_BYTES
-    head = _HEAD.pack(MAGIC, kind, topic, shard, first, count, charged, runs, len(entry.parts))
+    sizes = len(block), len(entry.runs) // _RUN_BYTES, len(entry.parts)
+    head = _HEAD.pack(MAGIC, *entry[:6], *sizes)
     checksum = _CHECKSUM.pack(xxh64(head + tables))
     return b"".join((head, checksum, tables, block))
 
@@ -77,15 +81,15 @@ def decode(value: Buffer) -> Entry:
     """What a value says of itself; `Damaged` if it is not what was written."""
     if len(value) < _TABLES_AT:
         raise Damaged("an entry of the log is cut off")
-    magic, kind, topic, shard, first, count, charged, runs, parts = _HEAD.unpack_from(value)
+    magic, kind, topic, shard, first, count, charged, size, runs, parts = _HEAD.unpack_from(value)
     parts_at = _TABLES_AT + runs * _RUN_BYTES
     block_at = parts_at + parts * _PART.size
-    if magic != MAGIC or block_at > len(value):
+    if magic != MAGIC or size < 0 or block_at + size > len(value):
         raise Damaged("what stands in the log is no entry")
     tables = bytes(value[_TABLES_AT:block_at])
     (checksum,) = _CHECKSUM.unpack_from(value, _HEAD.size)
     if xxh64(bytes(value[: _HEAD.size]) + tables) != checksum and not sabotage.CHECKSUM_OFF:
         raise Damaged("an entry of the log does not match its checksum")
-    listed = tuple(map(Part._make, _PART.iter_unpack(tables[runs * _RUN_BYTES :]))) if parts else ()
-    table = tables[: runs * _RUN_BYTES]
-    return Entry(kind, topic, shard, first, count, charged, table, listed, block_at)
+    table, rest = tables[: runs * _RUN_BYTES], tables[runs * _RUN_BYTES :]
+    listed = tuple([Part(*part) for part in _PART.iter_unpack(rest)])
+    return Entry(kind, topic, shard, first, count, charged, table, listed, block_at, size)

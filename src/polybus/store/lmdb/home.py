@@ -39,7 +39,7 @@ class Home:
             self._follow()
         used = self._entered()
         try:
-            with used.look() as transaction:
+            with translated(), used.look() as transaction:
                 yield transaction
         finally:
             environment.release(used)

@@ -28,7 +28,7 @@ from polybus.store.lmdb.walking import Walk
 SMALL_BYTES: Final = 64 << 10  # an entry of this size is left as it is
 TARGET_BYTES: Final = 256 << 10
 MAX_BYTES: Final = 1 << 20
-MAX_ENTRIES: Final = 1024  # that one step looks at
+MAX_ENTRIES: Final = 512  # that one step looks at: a few milliseconds
 MAX_STAGED: Final = 64  # blocks of an extent that may be taken in
 
 Target = tuple[int, int]

@@ -9,15 +9,17 @@ block before it is used; a fault says topic, shard and offset. A range that has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
-from polybus.errors import Damaged, WrongFormat
+import lmdb
+
+from polybus.errors import Damaged, PolybusError, StoreFault
 from polybus.kernel.blocks import Layout
 from polybus.model import runs
 from polybus.model.block import open_layout
 from polybus.store.lmdb import entries, keys, sabotage
 from polybus.store.lmdb.entries import Entry
 from polybus.store.lmdb.environment import Transaction
+from polybus.store.lmdb.faults import translate
 
 
 class Walk:
@@ -34,19 +36,18 @@ class Walk:
 
     def seek(self, offset: int) -> Entry | None:
         """To the entry that holds the offset, or the first one behind it."""
-        key = keys.log(self.topic, self.shard, offset)
-        found = self._cursor.set_range(key)
-        if not (found and self._cursor.key() == key):
-            moved = self._cursor.prev() if found else self._cursor.last()
-            before = self._here() if moved else None
-            if before is not None and before.end > offset:
-                return before
-            self._cursor.set_range(key)
-        return self._here()
+        try:
+            return self._seek(offset)
+        except (StoreFault, lmdb.Error) as error:
+            raise self._named(error, offset) from error
 
     def next(self) -> Entry | None:
-        self._cursor.next()
-        return self._here()
+        offset = self.entry.end if self.entry else 0
+        try:
+            self._cursor.next()
+            return self._here()
+        except (StoreFault, lmdb.Error) as error:
+            raise self._named(error, offset) from error
 
     def seek_last(self, start: int, end: int, before: Callable[[int, int], bool]) -> Entry | None:
         """To the last entry in a range of offsets whose first id and time are `before`.
@@ -66,6 +67,13 @@ class Walk:
             middle = (low + high) // 2
         return self.seek(max(best, start))
 
+    def first_behind(self, offset: int) -> int | None:
+        """Where the next entry begins, whatever is in it."""
+        found = self._cursor.set_range(keys.log(self.topic, self.shard, offset + 1))
+        if not found or self._cursor.key()[: len(self._prefix)] != self._prefix:
+            return None
+        return keys.place_in_log(self._cursor.key())[2]
+
     def value(self) -> memoryview:
         found: memoryview = self._cursor.value()
         return found
@@ -74,21 +82,42 @@ class Walk:
         """Blocks of this entry from a place in it on: each with its runs and first offset."""
         entry = self.entry
         assert entry is not None
-        with self.naming(entry.first + start):
+        offset = entry.first + start
+        try:
             if entry.kind == entries.BLOCK:
-                yield _open(self.value()[entry.block_at :], entry.count), entry.runs, entry.first
-            else:
-                yield from self._extent(entry, start)
+                yield _open(entry.block(self.value()), entry.count), entry.runs, entry.first
+                return
+            for layout, table, first in self._extent(entry, start):
+                yield layout, table, first
+                offset = first + layout.count
+        except (StoreFault, lmdb.Error) as error:
+            raise self._named(error, offset) from error
+
+    def _seek(self, offset: int) -> Entry | None:
+        key = keys.log(self.topic, self.shard, offset)
+        found = self._cursor.set_range(key)
+        if not (found and self._cursor.key() == key):
+            moved = self._cursor.prev() if found else self._cursor.last()
+            before = self._here() if moved else None
+            if before is not None and before.end > offset:
+                return before
+            self._cursor.set_range(key)
+        return self._here()
 
     def _extent(self, entry: Entry, start: int) -> Iterator[tuple[Layout, bytes, int]]:
         place = 0  # of the part's first message in the extent
         for part in entry.parts:
             if place + part.count > start:
-                for staged, value in self._staged(part.stage, max(0, start - place)):
-                    first = place + staged.first
+                reached = max(0, start - place)
+                for staged, value in self._staged(part.stage, reached):
+                    if staged.first > reached:
+                        break
+                    first, reached = place + staged.first, staged.end
                     table = runs.cut_runs(entry.runs, first, first + staged.count)
-                    layout = _open(value[staged.block_at :], staged.count)
+                    layout = _open(staged.block(value), staged.count)
                     yield layout, table, entry.first + first
+                if reached < part.count:
+                    raise Damaged("a staged block is missing")
             place += part.count
 
     def _staged(self, stage: int, start: int) -> Iterator[tuple[Entry, memoryview]]:
@@ -104,25 +133,27 @@ class Walk:
                 yield staged, value
                 found = cursor.next()
 
-    @contextmanager
-    def naming(self, offset: int) -> Iterator[None]:
-        """Faults found within say where."""
-        try:
-            yield
-        except (Damaged, WrongFormat) as error:
-            where = f"topic {self._name!r}, shard {self.shard}, offset {offset}"
-            raise type(error)(f"{where}: {error}") from error
-
     def _here(self) -> Entry | None:
         self.entry = None
         key = self._cursor.key()
         if key[: len(self._prefix)] == self._prefix:
-            with self.naming(keys.place_in_log(key)[2]):
+            place = keys.place_in_log(key)
+            try:
                 entry = entries.decode(self._cursor.value())
-                if (entry.topic, entry.shard, entry.first) != keys.place_in_log(key):
+                if entry[1:4] != place:
                     raise Damaged("an entry of the log stands at another's place")
+            except Damaged as error:
+                raise self._named(error, place[2]) from error
             self.entry = entry
         return self.entry
+
+    def _named(self, error: StoreFault | lmdb.Error, offset: int) -> PolybusError:
+        """The fault, with where it was found; once."""
+        fault = error if isinstance(error, StoreFault) else translate(error)
+        if fault.__cause__ is not None and isinstance(fault.__cause__, StoreFault):
+            return fault
+        where = f"topic {self._name!r}, shard {self.shard}, offset {offset}"
+        return type(fault)(f"{where}: {fault}")
 
     def close(self) -> None:
         self._cursor.close()
