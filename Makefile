@@ -71,6 +71,7 @@ mutants: setup ## break the code on purpose, in a hundred small ways: the tests 
 	@$(PYTHON_IN_VENV) tests/mutants/bus.py
 	@$(PYTHON_IN_VENV) tests/mutants/policy.py
 	@$(PYTHON_IN_VENV) tests/mutants/freud.py
+	@$(PYTHON_IN_VENV) tests/mutants/store.py
 
 demo: setup ## a bus, a sink and a pusher for a few seconds
 	@$(PYTHON_IN_VENV) examples/demo.py

@@ -10,16 +10,17 @@ import pytest
 
 from polybus.store.contract import Store
 from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.opening import Durability
 from polybus.testing.conformance import Check, Engine, checks, name_of
 
 
-def lmdb(folder: Path) -> Engine:
+def lmdb(folder: Path, durability: Durability) -> Engine:
     """Stores in folders of their own under this one; reopened with the clock they had."""
     opened: dict[int, tuple[Path, Callable[[], int]]] = {}
     numbers = itertools.count()
 
     def open_at(path: Path, wall_ns: Callable[[], int]) -> Store:
-        store = LmdbStore(path, wall_ns=wall_ns)
+        store = LmdbStore(path, durability=durability, commit_interval_ms=1, wall_ns=wall_ns)
         opened[id(store)] = path, wall_ns
         return store
 
@@ -30,6 +31,14 @@ def lmdb(folder: Path) -> Engine:
     return Engine(lambda wall_ns: open_at(folder / str(next(numbers)), wall_ns), reopen)
 
 
-@pytest.mark.parametrize("check", checks(lmdb(Path())), ids=name_of)
+CHECKS = checks(lmdb(Path(), "fsync"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
 def test_lmdb(check: Check, tmp_path: Path) -> None:
-    check(lmdb(tmp_path))
+    check(lmdb(tmp_path, "fsync"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+def test_lmdb_that_answers_when_queued(check: Check, tmp_path: Path) -> None:
+    check(lmdb(tmp_path, "interval"))

@@ -63,7 +63,7 @@ positions = st.integers(-1, 30) | st.sampled_from([0, 1 << 40])
 puts = st.builds(
     PutDraw,
     st.integers(0, 20),
-    st.sampled_from([*range(6), *range(6), SEALED, UNKNOWN]),
+    st.sampled_from([*[*range(6)] * 6, SEALED, UNKNOWN]),
     _tuples(st.integers(0, 40), 4, least=1),
 )
 wishes = st.builds(
@@ -75,11 +75,11 @@ wishes = st.builds(
 marks = st.builds(
     MarkDraw,
     producers,
-    st.sampled_from([0, 0, 0, 0, 0, -1, 1]),
-    st.sampled_from([1, 1, 1, 1, 0, 0, 2, -1, -2]),
+    st.sampled_from([0, 0, 0, 0, 0, 0, 0, 0, -1, 1]),
+    st.sampled_from([1, 1, 1, 1, 1, 0, 0, 2, -1]),
     st.sampled_from([0, 0, 0, 1]),
 )
-plain_commits = _tuples(puts, 3, least=1).map(lambda some: CommitDraw(some))
+plain_commits = st.lists(puts, min_size=1, max_size=3).map(lambda some: CommitDraw(tuple(some)))
 commits = st.builds(
     CommitDraw,
     _tuples(puts, 4),
@@ -101,9 +101,11 @@ reads = _step(
     st.sampled_from([1, 10, 60, 1 << 24, 0]),
 )
 
-steps = st.one_of(
+# Drawn from a list, for `one_of` would count a strategy once that is named several times.
+verbs: list[Steps] = [
     *[creates] * 2,
-    *[writes] * 5,
+    *[writes] * 8,
+    *[_step("repeat", small)] * 2,
     *[stages] * 2,
     reads,
     _step("configure", names, st.integers(0, 2)),
@@ -124,5 +126,6 @@ steps = st.one_of(
     _step("tick", st.integers(-15, 20)),
     _step("reopen"),
     _step("tidy"),
-)
-programs = st.lists(steps, min_size=8, max_size=MOST_STEPS)
+]
+steps = st.sampled_from(verbs).flatmap(lambda verb: verb)
+programs = st.lists(steps, min_size=12, max_size=MOST_STEPS)

@@ -41,7 +41,7 @@ from tests.property.store.programs import (
 from tests.property.store.subject import Subject, compare_rows
 
 TIMEOUT_S = 60.0
-RECENT = 3  # a step means one of the last few stages
+RECENT = 3  # a step means one of the last few stages or stamped requests
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -53,6 +53,7 @@ class Trial:
         self.subjects = subjects
         self.model = StoreModel(clock)
         self._sent = 0
+        self._stamped: list[Request] = []
 
     def run(self, program: Iterable[Step]) -> None:
         for verb, *arguments in program:
@@ -101,7 +102,15 @@ class Trial:
 
     def commits(self, draws: Sequence[CommitDraw]) -> None:
         """All are handed over before the first is waited for."""
-        requests = [self._request(draw) for draw in draws]
+        self._commit([self._request(draw) for draw in draws])
+
+    def repeat(self, which: int) -> None:
+        """One of the last stamped requests comes again, as a client's that heard no answer."""
+        known = self._stamped[-RECENT:]
+        self._commit(known[which % len(known) :][:1] if known else [])
+
+    def _commit(self, requests: Sequence[Request]) -> None:
+        self._stamped += [request for request in requests if request.mark]
         results = [self._result(request) for request in requests]
         for subject in self.subjects:
             futures = [subject.commit(request) for request in requests]
@@ -234,8 +243,8 @@ class Trial:
         return self._sent, key, mine * shape, headers
 
     def _request(self, draw: CommitDraw) -> Request:
-        stages = tuple(self._one_stage(stage) for stage in draw.stages)
-        wishes = tuple(self._wish(wish) for wish in draw.wishes)
+        stages = tuple({self._one_stage(stage) for stage in draw.stages})
+        wishes = tuple({wish.key: self._wish(wish) for wish in draw.wishes}.values())
         mark = self._mark(draw.mark) if draw.mark else None
         return Request(self._puts(draw.puts), stages, wishes, mark, b"%d" % self._sent)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 
 from polybus.errors import StoreClosed
@@ -88,6 +89,9 @@ def check_a_fork_does_not_own_it(engine: Engine) -> None:
         topic, stage = store.create("t", 1, {}), store.open_stage()
         child = os.fork()
         if child == 0:
+            # An engine that hangs here must not leave a process behind.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(TIMEOUT_S))
             os._exit(_all_refused(_calls(store, topic, stage)))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         put(store, append(topic, 0, b"x"))

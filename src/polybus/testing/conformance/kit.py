@@ -18,7 +18,7 @@ from polybus.model.topic import ALL, Bounds, Topic
 from polybus.store.contract import Store
 from polybus.testing.blocks import Message, block, messages
 
-TIMEOUT_S = 60.0  # nothing here takes long: an engine that needs more has lost something
+TIMEOUT_S = 30.0  # nothing here takes long: an engine that needs more has lost something
 
 T = TypeVar("T")
 

@@ -45,7 +45,10 @@ def check_news_of_appends(engine: Engine) -> None:
         put(store, append(one, 1, b"a", b"b"), append(other, 0, b"c"))
         put(store, append(one, 1, b"d"))
         news = heard.until(News(one.number, 1, 3))
-        assert news == [(one.number, 1, 2), (other.number, 0, 1), (one.number, 1, 3)]
+        # Two commits may become visible at once: then the end of the first is not told.
+        of_one = [piece for piece in news if piece.topic == one.number]
+        assert of_one in ([(one.number, 1, 2), (one.number, 1, 3)], [(one.number, 1, 3)])
+        assert [piece for piece in news if piece not in of_one] == [(other.number, 0, 1)]
 
 
 def check_news_of_published_stages(engine: Engine) -> None:
@@ -56,7 +59,7 @@ def check_news_of_published_stages(engine: Engine) -> None:
         put(store, append(topic, 0, b"b"))
         put(store, stages=[name])
         news = heard.until(News(topic.number, 0, 2))
-        assert news == [(topic.number, 0, 1), (topic.number, 0, 2)]
+        assert news in ([(topic.number, 0, 1), (topic.number, 0, 2)], [(topic.number, 0, 2)])
 
 
 def check_no_news_without_messages(engine: Engine) -> None:

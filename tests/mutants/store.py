@@ -1,0 +1,349 @@
+"""Breaks the reference engine on purpose, and demands that the conformance suite notices.
+
+    python tests/mutants/store.py [part of a mutant's name ...]
+
+The suite is what a new engine is judged by, so it alone must see each of these: they
+are the mistakes that an engine could be made with. Each mutant is tried in a fork of its
+own, which runs the checks on the changed module until one fails; no file is written. A
+mutant that survives is a hole in the suite, one whose text is not found exactly once is
+out of date: both fail the run. First the engine is tried as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants.bus import GREEN, Mutant, mutants, say  # noqa: E402
+
+PACKAGE = ROOT / "src" / "polybus"
+HANG_S = 60
+MAX_WORDS = 200
+
+LOG = mutants(
+    "store/memory/log.py",
+    ("trims one too few", "max(self.start, min(before, self.end))", "min(before, self.end)"),
+    ("trims beyond the end", "max(self.start, min(before, self.end))", "max(self.start, before)"),
+    ("trims whole blocks", "bisect_right(self.entries, self.start, key=_end)", "len(self.entries)"),
+    ("keeps the size", "self.size_bytes -= sum(", "sum("),
+    (
+        "finds what was trimmed",
+        "return max(self.start, entry.first_offset + place)",
+        "return entry.first_offset + place",
+    ),
+    (
+        "finds one block late",
+        "bisect_left(self.entries, timestamp_ns, key=_last_time)",
+        "bisect_right(self.entries, timestamp_ns, key=_last_time)",
+    ),
+    (
+        "all shows what was trimmed",
+        "return max(self.start, entry.first_offset + runs.place_of_id(entry.table, wanted))",
+        "return entry.first_offset + runs.place_of_id(entry.table, wanted)",
+    ),
+    (
+        "reads one block early",
+        "at = bisect_right(self.entries, offset, key=_end)",
+        "at = bisect_left(self.entries, offset, key=_end)",
+    ),
+    ("ignores the end", "end = min(end, self.end, start + max_rows)", "end = self.end"),
+    ("sizes are forgotten", "self.size_bytes += block.size_bytes", "pass"),
+    ("ids leave gaps", "self.next_id += block.count", "self.next_id += block.count + 1"),
+    ("ids are offsets", "append(block, self.next_id,", "append(block, self.shards[shard].end + 1,"),
+    ("the newest time is forgotten", "        self.timestamp_ns = timestamp_ns\n", ""),
+    ("the first id stays 1", "default=self.next_id)\n        shards", "default=1)\n        shards"),
+    (
+        "nothing found is id 1",
+        "for one in found if one is not None), default=self.next_id",
+        "for one in found if one is not None), default=1",
+    ),
+)
+
+PRODUCERS = mutants(
+    "store/memory/producers.py",
+    ("stamps off", "return self._first_result(producer, stamp)", "return None"),
+    ("epochs do not rise", "producer.epoch += 1", "producer.epoch = 1"),
+    ("old epochs may write", "if epoch != producer.epoch:", "if epoch > producer.epoch:"),
+    ("future epochs may write", "if epoch != producer.epoch:", "if epoch < producer.epoch:"),
+    ("digests do not matter", "if result is None or digest != stamp.digest:", "if result is None:"),
+    ("gaps are let through", "if producer.habits.dense and stamp.counter", "if False and stamp"),
+    ("nobody may leave gaps", "if producer.habits.dense and stamp.counter", "if stamp.counter"),
+    (
+        "one result too many",
+        "len(self.results) > self.habits",
+        "len(self.results) - 1 > self.habits",
+    ),
+    ("one result too few", "len(self.results) > self.habits", "len(self.results) >= self.habits"),
+    ("a repeat looks new", "versions=(), duplicate=True", "versions=(), duplicate=False"),
+    ("a repeat has versions", "replace(result, versions=(), ", "replace(result, "),
+    ("habits stay", "        producer.habits = habits\n", ""),
+    (
+        "less is kept only later",
+        "        producer.epoch += 1\n        producer.forget_old_results()",
+        "        producer.epoch += 1",
+    ),
+    ("closing forgets nothing", "del self._producers[name]", "pass"),
+    (
+        "anybody may close",
+        "        self._of_epoch(name, epoch)\n        del",
+        "        self._of_epoch(name, getattr(self._producers.get(name), 'epoch', 0))\n        del",
+    ),
+    ("counters fall", "producer.last_counter = stamp.counter", "producer.last_counter = 0"),
+)
+
+NAMESPACE = mutants(
+    "store/memory/namespace.py",
+    ("topics are made again", "if name in self._names:", "if False:"),
+    ("numbers are used again", "self._last_number += 1", "self._last_number = len(self._logs) + 1"),
+    ("ids restart", "log = Log(topic, [], grave.next_id)", "log = Log(topic, [])"),
+    ("offsets restart", "grave.end_of(number), grave.end_of(number)", "0, 0"),
+    (
+        "dropped offsets seem to be there",
+        "Shard(number, grave.end_of(number), grave",
+        "Shard(number, 0, grave",
+    ),
+    ("narrow incarnations forget", "ends += before.ends[len(ends) :]", "pass"),
+    ("topics by age", "for name in sorted(self._names)]", "for name in self._names]"),
+    ("settings stay", "replace(log.topic, settings=settings, ", "replace(log.topic, "),
+    (
+        "shards are not sealed",
+        "log.topic.generations + ((add_shards,) if add_shards else ())",
+        "(sum(log.topic.generations) + add_shards,)",
+    ),
+    (
+        "dropped topics can be read",
+        "del self._names[name], self._logs[log.topic.number]",
+        "del self._names[name]",
+    ),
+    (
+        "stamps come last",
+        "first = self.producers.judge(commit.stamp) if commit.stamp else None",
+        "self._judge_appends(commit)\n        "
+        "first = self.producers.judge(commit.stamp) if commit.stamp else None",
+    ),
+    (
+        "changes are judged too late",
+        "self._judge_changes(commit.changes)\n        spans, timestamp_ns = self._append(appends)",
+        "spans, timestamp_ns = self._append(appends)\n        self._judge_changes(commit.changes)",
+    ),
+    (
+        "stages can be published again",
+        "            del self._stages[stage]\n        versions",
+        "            pass\n        versions",
+    ),
+    (
+        "stages come first",
+        "[*commit.appends, *(append for stage in stages for append in stage.appends)]",
+        "[*(append for stage in stages for append in stage.appends), *commit.appends]",
+    ),
+    (
+        "ids in the order of the appends",
+        "return sorted(appends, key=lambda append: (append.topic, append.shard))",
+        "return appends",
+    ),
+    (
+        "sealed shards take more",
+        "open_shard(self.log(append.topic).topic, append.shard)\n        return",
+        "single_shard(self.log(append.topic).topic, append.shard)\n        return",
+    ),
+    (
+        "anything may be staged",
+        "checks.open_shard(self.log(append.topic).topic, append.shard)\n        stage.appends",
+        "pass\n        stage.appends",
+    ),
+    ("conflicts are not seen", "if change.expected not in (None, version):", "if False:"),
+    ("0 means any version", "not in (None, version)", "not in (None, 0, version)"),
+    (
+        "time goes back",
+        "max([self._wall_ns(), *(log.timestamp_ns for log in logs)])",
+        "max([self._wall_ns(), 0 * len(logs)])",
+    ),
+    (
+        "time is everybody's",
+        "*(log.timestamp_ns for log in logs)",
+        "*(log.timestamp_ns for log in self._logs.values())",
+    ),
+    (
+        "a span for each append",
+        "spans[topic, shard] = span._replace",
+        "spans[topic, shard + 10**6 * len(spans)] = span._replace",
+    ),
+    ("removing removes nothing", "self._records.pop(change.key, None)", "pass"),
+    (
+        "versions restart",
+        "self._last_version += 1",
+        "self._last_version = getattr(self._records.get(change.key), 'version', 0) + 1",
+    ),
+    (
+        "removing what is not there fails",
+        "self._records.pop(change.key, None)",
+        "self._records.pop(change.key)",
+    ),
+    (
+        "a trim is not whole",
+        "checks.trims(log.topic, before).items():",
+        "before.items():\n            checks.trims(log.topic, {shard: offset})",
+    ),
+    ("leases do not matter", "if stage.deadline_s <= now_s]", "if False]"),
+    ("renewing does nothing", "self._stage(name).deadline_s = self._clock_s() + lease_s", "pass"),
+    ("discarding does nothing", "self._stages.pop(name, None)", "pass"),
+    ("discarding twice fails", "self._stages.pop(name, None)", "self._stages.pop(name)"),
+    ("staging replaces", "stage.appends += appends", "stage.appends = list(appends)"),
+    ("empty reads may be trimmed", "        if end <= start:\n            return EMPTY\n", ""),
+    ("what was trimmed is passed over", "if start < source.start:", "if False:"),
+    ("the end of all is not heeded", "below_id=end,", ""),
+    (
+        "the start of all is not heeded",
+        "source.pieces(source.offset_of_id(start), ",
+        "source.pieces(source.start, ",
+    ),
+    ("rows without end", "below_id=end, max_rows=max_rows", "below_id=end, max_rows=10**6"),
+    (
+        "bytes without end",
+        "pieces, max_rows=max_rows, max_bytes=max_bytes)\n        pieces",
+        "pieces, max_rows=max_rows, max_bytes=1 << 30)\n        pieces",
+    ),
+    ("scans from after", "and key > after)", "and key >= after)"),
+    ("scans unsorted", "keys = sorted(key for", "keys = list(key for"),
+    ("scans without limit", "for key in keys[:limit]]", "for key in keys]"),
+)
+
+ENGINE = mutants(
+    "store/memory/engine.py",
+    ("nobody is told", "        if done.spans and not done.duplicate:", "        if False:"),
+    ("repeats are told", "if done.spans and not done.duplicate:", "if done.spans:"),
+    (
+        "a failing listener breaks a commit",
+        "            except Exception:\n",
+        "            except ZeroDivisionError:\n",
+    ),
+    (
+        "told before it is there",
+        "        done = self.locked(self.namespace.commit, commit)\n        if",
+        "        self._tell([News(a.topic, a.shard, 0) for a in commit.appends])\n"
+        "        done = self.locked(self.namespace.commit, commit)\n        if",
+    ),
+    (
+        "watching never ends",
+        "        def end() -> None:\n            self._space.listeners.pop(token, None)",
+        "        def end() -> None:\n            pass",
+    ),
+    (
+        "errors are raised at once",
+        "            return self._hand_over(self._space.commit, checks.commit(commit))\n"
+        "        except PolybusError as error:",
+        "            return self._hand_over(self._space.commit, checks.commit(commit))\n"
+        "        except ZeroDivisionError as error:",
+    ),
+    (
+        "works when closed",
+        "        if self._closed:\n            raise",
+        "        if False:\n            raise",
+    ),
+    ("closing does not wait", "self._space.leave()", "pass"),
+    (
+        "works in a fork",
+        "        if self._pid != os.getpid():\n            raise",
+        "        if False:\n            raise",
+    ),
+    ("closing twice fails", "if self._closed or self._pid != os.getpid():", "if False:"),
+    ("two write at once", "ThreadPoolExecutor(1, ", "ThreadPoolExecutor(4, "),
+)
+
+CHECKS = mutants(
+    "store/checks.py",
+    ("any name will do", "    names.check(name)\n", ""),
+    ("settings are shared", "return {name: copy[name] for name in copy}", "return dict(settings)"),
+    ("a key twice", '_once([change.key for change in changes], "a commit', 'str("a commit'),
+    ("a stage twice", '_once(stages, "a commit publishes a stage once")', "pass"),
+    ("no rows are asked for", "require(max_rows >= 1,", "require(max_rows >= 0,"),
+    ("long keys", "_at_most(part, MAX_KEY_BYTES,", "_at_most(part, MAX_KEY_BYTES + 1,"),
+    ("long records", 'MAX_RECORD_BYTES, "a record"', 'MAX_RECORD_BYTES + 1, "a record"'),
+    ("long notes", 'MAX_NOTE_BYTES, "a note"', 'MAX_NOTE_BYTES + 1, "a note"'),
+    ("any lease", "math.isfinite(lease_s) and lease_s >= 0", "True"),
+)
+
+ALL = [*LOG, *PRODUCERS, *NAMESPACE, *ENGINE, *CHECKS]
+
+
+def trial(mutant: Mutant | None) -> str:
+    """What the suite says, in a few words: GREEN, or the first check that failed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(HANG_S)
+        said = until_caught(mutant)
+        os.write(writing, said.encode()[:MAX_WORDS])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said or f"hung for {HANG_S} s, or died"
+
+
+def until_caught(mutant: Mutant | None) -> str:
+    logging.disable()
+    try:
+        if mutant:
+            plant(mutant)
+        engine_module = importlib.import_module("polybus.store.memory.engine")
+        suite = importlib.import_module("polybus.testing.conformance")
+    except Exception as error:
+        return f"cannot be imported: {error!r}"
+    engine = suite.Engine(lambda wall_ns: engine_module.MemoryStore(wall_ns=wall_ns))
+    for check in suite.checks(engine):
+        try:
+            check(engine)
+        except BaseException as error:
+            return f"{suite.name_of(check)}: {type(error).__name__}"
+    return GREEN
+
+
+def plant(mutant: Mutant) -> None:
+    """Puts the changed module where imports will find it."""
+    path = PACKAGE / mutant.file
+    name = "polybus." + mutant.file.removesuffix(".py").replace("/", ".")
+    package = importlib.import_module(name.rpartition(".")[0])
+    module = sys.modules[name] = ModuleType(name)
+    source = path.read_text().replace(mutant.old, mutant.new)
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    setattr(package, name.rpartition(".")[2], module)
+
+
+def verdict(mutant: Mutant) -> tuple[bool, str]:
+    times = (PACKAGE / mutant.file).read_text().count(mutant.old)
+    if times != 1:
+        return False, f"out of date: its text occurs {times} times"
+    said = trial(mutant)
+    return said != GREEN and not said.startswith("cannot be imported"), said
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    chosen = [one for one in ALL if not words or any(word in one.name for word in words)]
+    if (said := trial(None)) != GREEN:
+        sys.exit(f"the suite fails without any mutant: {said}")
+    missed = 0
+    for mutant in chosen:
+        start_s = time.monotonic()
+        caught, said = verdict(mutant)
+        missed += not caught
+        mark = "" if caught else "MISSED"
+        took_s = time.monotonic() - start_s
+        say(f"{mutant.file:<28} {mutant.name:<36} {took_s:5.1f} s {mark:6} {said}")
+    say(f"{len(chosen) - missed} of {len(chosen)} mutants caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
