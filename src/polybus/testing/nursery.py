@@ -17,6 +17,7 @@ number cannot come to mean somebody else.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -137,6 +138,7 @@ class Child:
 
 def _main(module: str) -> None:
     acts = importlib.import_module(module)
+    gc.freeze()  # a child's collector would touch, and so copy, all that it shares
     for line in sys.stdin:
         answer, act, *args = json.loads(line)
         pid = os.fork()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from polybus.testing.storework import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from polybus.store.contract import Store
 
 Shard = tuple[str, int]
+Found = dict[Shard, list[tuple[int, int, bytes]]]  # offset, id, body
 
 
 @dataclass
@@ -84,8 +86,14 @@ def check(store: Store, reported: Reported, *, strict: bool = True) -> list[str]
     came = {number: count or 0 for number, count in far.items()}
     if strict:
         faults += missing(came, reported)
-    faults += check_shards(store, topics, came, reported if strict else Reported())
-    faults += check_ids(store, topics)
+    found = {
+        (name, shard): list(read_all(store, topics[name], shard))
+        for name, shards in TOPICS.items()
+        for shard in range(shards)
+    }
+    faults += check_shards(found, came)
+    faults += check_places(found, reported if strict else Reported())
+    faults += check_ids(store, topics, found)
     faults += check_ring(store, topics[RING], came[RING_PRODUCER], reported, strict)
     return faults
 
@@ -105,27 +113,23 @@ def missing(came: dict[int, int], reported: Reported) -> list[str]:
     ]
 
 
-def check_shards(
-    store: Store, topics: dict[str, Topic], came: dict[int, int], reported: Reported
-) -> list[str]:
-    found = {
-        (name, shard): list(read_all(store, topics[name], shard))
-        for name, shards in TOPICS.items()
-        for shard in range(shards)
-    }
+def check_shards(found: Found, came: dict[int, int]) -> list[str]:
     faults = []
     for where, rows in found.items():
         faults += dense(f"{where}: offsets", [offset for offset, _, _ in rows], 0)
-    wanted = expected(came)
-    for where, producer in sorted(wanted):
-        prefix = b"%d " % producer
+    for (where, number), wanted in expected(came).items():
+        prefix = b"%d " % number
         have = [body for _, _, body in found[where] if body.startswith(prefix)]
-        faults += compare(f"{where}, producer {producer}", have, wanted[where, producer])
+        faults += compare(f"{where}, producer {number}", have, wanted)
+    return faults
+
+
+def check_places(found: Found, reported: Reported) -> list[str]:
+    """What was acknowledged stands where it was said to."""
+    faults = []
     for (number, counter), (where, offset) in reported.places.items():
-        rows = found.get(where, [])
-        if where in found and not (
-            offset < len(rows) and rows[offset][2].startswith(b"%d %d " % (number, counter))
-        ):
+        here = found.get(where, [])[offset : offset + 1]
+        if where in found and not (here and here[0][2].startswith(b"%d %d " % (number, counter))):
             faults.append(f"{where}: commit {number}/{counter} is not at its offset {offset}")
     return faults
 
@@ -160,16 +164,14 @@ def dense(what: str, numbers: list[int], first: int) -> list[str]:
     return [f"{what} are not dense: {numbers[:5]} … {numbers[-5:]}"]
 
 
-def check_ids(store: Store, topics: dict[str, Topic]) -> list[str]:
+def check_ids(store: Store, topics: dict[str, Topic], found: Found) -> list[str]:
     """The topic read as one: every id once, and the same messages as in its shards."""
     faults = []
     for name in TOPICS:
         rows = list(read_all(store, topics[name], "all"))
         faults += dense(f"{name}: ids", [number for _, number, _ in rows], 1)
-        inside = [
-            row for shard in topics[name].shards for row in read_all(store, topics[name], shard)
-        ]
-        if sorted(inside, key=lambda row: row[1]) != rows:
+        shards = [rows for (topic, _), rows in found.items() if topic == name]
+        if sorted(chain(*shards), key=lambda row: row[1]) != rows:
             faults.append(f"{name}: read as a whole it is not what its shards hold")
     return faults
 

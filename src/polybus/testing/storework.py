@@ -53,7 +53,7 @@ def pieces(number: int, counter: int) -> list[Piece]:
     chosen = choices.sample(shards, choices.randint(1, len(shards)))
     place, found = 0, []
     for topic, shard in sorted(chosen):
-        count = choices.choice((1, 1, 2, 5, 20))
+        count = choices.choice((1, 1, 2, 3, 9))
         bodies = tuple(body(number, counter, place + i, choices) for i in range(count))
         found.append(Piece(topic, shard, bodies))
         place += count

@@ -1,0 +1,108 @@
+"""kill -9 of whoever writes a store, at random moments, over and over.
+
+One child at a time owns the store: it checks everything that the lives before it left,
+says so, and goes on producing until it is killed. What was acknowledged must be there,
+once, in order; a commit is whole or absent; what was not acknowledged is repeated with
+the same stamp, and is there once. `storework` and `storecheck` say what that means.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from polybus.testing.nursery import Child, Ended, Nursery
+from polybus.testing.storecheck import Reported
+from polybus.testing.storechild import VERIFIED, reports
+
+CHILD = "polybus.testing.storechild"
+ROUNDS = 200
+SOAK_ROUNDS = 4000
+LIVES = 10  # of one store: what is checked grows with each
+COMMITS = 100_000  # more than any life has time for
+LINES = (0, 1, 1, 2, 5, 10)  # of the report, that are waited for: the first says it has begun
+LONGEST_S = 0.02  # and then so long, before the kill
+LATEST = 8  # how many answers may be on their way: fewer than a producer's results are kept
+PATIENCE_S = 60.0
+
+
+class Tally:
+    """What a run has really put the store through."""
+
+    def __init__(self) -> None:
+        self.kills = self.commits = self.repeats = self.early = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills ({self.early} before the check was done), "
+            f"{self.commits} commits acknowledged, {self.repeats} there without it"
+        )
+
+
+def lives(
+    nursery: Nursery, folder: Path, durability: str, choices: random.Random, tally: Tally
+) -> None:
+    """A store from its making to its end, with a kill at the end of each life but the last."""
+    report = folder.with_suffix(".report")
+    for _ in range(LIVES):
+        before = len(reports(str(report)))
+        late = choices.choice((0, 0, LATEST))
+        child = nursery.start("live", str(folder), str(report), durability, COMMITS, late)
+        await_lines(report, before + choices.choice(LINES), child)
+        time.sleep(choices.uniform(0, LONGEST_S))
+        child.kill()
+        tally.kills += 1
+        tally.early += len(reports(str(report))) == before
+        demand_no_faults(child.wait())
+    demand_no_faults(nursery.run("live", str(folder), str(report), durability, 0))
+    said = Reported.of(line for line in reports(str(report)) if line != VERIFIED)
+    tally.commits += sum(said.acked.values())
+    tally.repeats += said.duplicates
+
+
+def await_lines(report: Path, count: int, child: Child) -> None:
+    """Until so much was reported, or the child has ended with faults."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len(reports(str(report))) < count and not child.ended():
+        assert time.monotonic() < deadline, "the child neither works nor ends"
+        time.sleep(0.001)
+
+
+def demand_no_faults(ended: Ended) -> None:
+    assert not ended.failure, ended.failure
+    assert not ended.answer, "\n".join(ended.answer)
+
+
+def kill_writers(tmp_path: Path, durability: str, rounds: int, sabotage: str | None) -> Tally:
+    seed = random.randrange(1 << 32)
+    choices, tally = random.Random(seed), Tally()
+    with Nursery(CHILD, {"POLYBUS_SABOTAGE": sabotage or ""}) as nursery:
+        for number in range(rounds // LIVES):
+            try:
+                lives(nursery, tmp_path / f"store{number}", durability, choices, tally)
+            except AssertionError as error:
+                error.add_note(f"seed {seed}, store {number}, after {tally}")
+                raise
+    return tally
+
+
+@pytest.mark.sabotage("stamps-off", "torn-commits", "keep-nothing")
+def test_what_was_acknowledged_survives_kills_once_and_whole(tmp_path, sabotage):
+    tally = kill_writers(tmp_path, "fsync", ROUNDS, sabotage)
+    assert tally.commits > tally.kills == ROUNDS, tally
+    assert tally.repeats > 0, "no kill ever came between a commit and its answer"
+
+
+@pytest.mark.sabotage("torn-commits")
+def test_with_intervals_a_kill_takes_whole_commits_from_the_end(tmp_path, sabotage):
+    tally = kill_writers(tmp_path, "interval", ROUNDS // 5, sabotage)
+    assert tally.commits > tally.kills == ROUNDS // 5
+
+
+@pytest.mark.soak
+def test_thousands_of_kills(tmp_path):
+    assert kill_writers(tmp_path, "fsync", SOAK_ROUNDS, None).kills == SOAK_ROUNDS
+    assert kill_writers(tmp_path, "interval", SOAK_ROUNDS // 4, None).kills == SOAK_ROUNDS // 4

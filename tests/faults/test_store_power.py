@@ -1,0 +1,108 @@
+"""The power goes: every disk that a store's writes and syncs may have left opens again.
+
+A child works under the recorder (`powercut`); of its record images are made, cut at
+random places, with whatever was not synced lost, kept, reordered or torn by chance
+(`powerimages`). Each must open as an owner opens it, hold everything acknowledged by
+then, and no part of a commit without the rest. kill -9 cannot see a missing sync: the
+system writes on after a process is dead. This can.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polybus.testing import powercut
+from polybus.testing.nursery import Nursery
+from polybus.testing.powerimages import Image, images
+
+CHILD = "polybus.testing.storechild"
+COMMITS = 100
+IMAGES = 100
+SOAK_IMAGES = 3000
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    return powercut.build_library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """For images: thousands of them need no disk of their own."""
+    where = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="pb-power-", dir=where) as name:
+        yield Path(name)
+
+
+def acknowledged(marks: list[bytes]) -> list[str]:
+    return [mark.decode() for mark in marks]
+
+
+def judge(nursery: Nursery, image: Image, folder: Path, strict: bool) -> list[str]:
+    """What is wrong with an image; a child that dies of it is wrong as well."""
+    image.write(folder)
+    ended = nursery.run("look", str(folder / "store"), acknowledged(image.marks), strict)
+    shutil.rmtree(folder)
+    if ended.signal:
+        return [f"whoever opened it was killed by signal {ended.signal}"]
+    return [ended.failure] if ended.failure else ended.answer
+
+
+class PowerCuts:
+    """Records one run, and looks at so many of the disks it may have left."""
+
+    def __init__(self, library: Path, tmp_path: Path, images_in: Path, sabotage: str | None):
+        self._watched, self._log = tmp_path / "watched", tmp_path / "log"
+        self._watched.mkdir()
+        self._images_in = images_in
+        self._env = {"POLYBUS_SABOTAGE": sabotage or ""}
+        self._recorder = self._env | powercut.recording(library, self._watched, self._log)
+        self.at_risk = self.lost = self.marked = 0
+
+    def record(self, act: str, *args: object) -> None:
+        with Nursery(CHILD, self._recorder) as nursery:
+            nursery.ask(act, str(self._watched / "store"), *args)
+
+    def look(self, count: int, *, strict: bool = True) -> None:
+        seed = random.randrange(1 << 32)
+        made = images(powercut.records(self._log), self._watched, random.Random(seed), count)
+        with Nursery(CHILD, self._env) as nursery:
+            for number, image in enumerate(made):
+                faults = judge(nursery, image, self._images_in / f"{number}", strict)
+                self.at_risk += image.at_risk
+                self.lost += image.lost
+                self.marked += bool(image.marks)
+                assert not faults, "\n".join([f"seed {seed}, image {number}: {image}", *faults])
+        assert self.lost > 0, "nothing was at risk in any image"
+        assert self.at_risk > self.lost, "nothing that was at risk was ever kept"
+        assert self.marked > count // 4, "hardly anything was acknowledged before the cuts"
+
+
+@pytest.fixture
+def cuts(library, tmp_path, memory_folder, sabotage) -> PowerCuts:
+    return PowerCuts(library, tmp_path, memory_folder, sabotage)
+
+
+@pytest.mark.sabotage("sync-off", "torn-commits")
+def test_every_disk_has_what_was_acknowledged_and_nothing_torn(cuts):
+    cuts.record("record", "fsync", COMMITS)
+    cuts.look(IMAGES)
+
+
+@pytest.mark.sabotage("sync-off", "torn-commits")
+def test_with_intervals_every_disk_has_a_whole_beginning(cuts):
+    cuts.record("record", "interval", COMMITS)
+    cuts.look(IMAGES // 2, strict=False)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("durability", ["fsync", "interval"])
+def test_thousands_of_disks(cuts, durability):
+    cuts.record("record", durability, 10 * COMMITS)
+    cuts.look(SOAK_IMAGES, strict=durability == "fsync")
