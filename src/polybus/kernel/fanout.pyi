@@ -41,7 +41,6 @@ class Routed:
     fragments: Sequence[tuple[bytes, bytes]]
 
 class Fanout(Registry):
-    judge_unheard: bool
     messages: int
     bytes: int
     delivered: int
