@@ -34,10 +34,10 @@ TRIMMED = 0.9
 TAIL = 1000  # messages from the end
 FILL_BATCH, FILL_PRODUCERS = 10_000, 8
 
-APPEND = Case("grown-append", "append, 16 × 100, at 100 M messages", (RATE,))
-READ = Case("grown-tail", "read the last 1000, at 100 M messages", (RATE,))
-TRIMMED_APPEND = Case("trimmed-append", "append, 16 × 100, after trimming 90 %", (RATE,))
-TRIMMED_READ = Case("trimmed-tail", "read the last 1000, after trimming 90 %", (RATE,))
+APPEND = Case("grown-append", "append, 16 × 100, grown", (RATE,))
+READ = Case("grown-tail", "read the last 1000, grown", (RATE,))
+TRIMMED_APPEND = Case("trimmed-append", "append, 16 × 100, grown and 90 % trimmed", (RATE,))
+TRIMMED_READ = Case("trimmed-tail", "read the last 1000, grown and 90 % trimmed", (RATE,))
 CASES = (APPEND, READ, TRIMMED_APPEND, TRIMMED_READ)
 REQUIREMENTS: tuple[Requirement, ...] = tuple(
     Target(case.name, RATE, (SMALL,), 1 / SLOWER) for case in CASES

@@ -27,6 +27,7 @@ NOUNS = {
     "stats": ("stats", "Show the counters of the running bus."),
     "connections": ("connections", "List who is connected to the running bus."),
     "acl": ("acl", "List, change and test the rules: who may do what."),
+    "store": ("store", "Look after a store's files: verify, back up, compact."),
     "config": ("config", "Check or show the configuration."),
 }
 

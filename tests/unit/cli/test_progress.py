@@ -1,0 +1,75 @@
+"""How far a long command has come, on a terminal and in a log."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from polybus.cli.progress import LINE_EVERY_S, _lines, size
+
+SHOWS = """
+from polybus.cli.progress import progress
+with progress("verifying") as told:
+    for done in range(0, 101, 50):
+        told(done * 1_000_000, 100_000_000)
+print("done")
+"""
+
+
+def test_a_line_now_and_then(capsys):
+    now_s = [0.0]
+    told = _lines("copying", clock=lambda: now_s[0])
+    for second in range(12):
+        now_s[0] = float(second)
+        told(second * 1_000_000, 12_000_000)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["copying: 5.0 MB of 12.0 MB", "copying: 10.0 MB of 12.0 MB"]
+    assert LINE_EVERY_S == 5.0
+
+
+def test_a_quick_command_says_nothing_in_a_pipe():
+    done = subprocess.run([sys.executable, "-c", SHOWS], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"done\n", b"")
+
+
+def test_a_bar_on_a_terminal():
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", SHOWS],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+    ) as child:
+        os.close(theirs)
+        shown = _read_all(ours)
+        out, _ = child.communicate()
+    assert out == b"done\n"
+    assert b"verifying" in shown
+    assert b"100.0/100.0 MB" in shown
+
+
+def _read_all(fd: int) -> bytes:
+    shown = b""
+    while True:
+        try:
+            data = os.read(fd, 65536)
+        except OSError:  # how a terminal without anyone at its other end ends
+            break
+        if not data:
+            break
+        shown += data
+    os.close(fd)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1234567, "1.2 MB"), (5 * 10**13, "50.0 TB")],
+)
+def test_sizes(count, shown):
+    assert size(count) == shown
