@@ -17,7 +17,7 @@ from tests.spikes.jetstream.relay import Relay
 from tests.spikes.jetstream.rig import append, assert_dense, bodies, put, until
 from tests.spikes.jetstream.server import NatsServer
 
-ANSWER_TIMEOUT_S = 0.5
+ANSWER_TIMEOUT_S = 1.5
 ROUNDS = 3
 COMMITS_BEFORE_KILL = 15
 
