@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 STEP_S: Final = 0.003
 SHARE: Final = 0.05
 PAUSE_S: Final = 1.0  # after a chore failed, say because the disk is full
-READERS_S: Final = 10.0  # dead readers keep pages from being used again
+# Dead readers keep pages from being used again: looked for so often, and whenever the file
+# has grown by so many pages, for it may be their fault.
+READERS_S: Final = 10.0
+GROWN_PAGES: Final = 2048
 
 
 class Chores:
@@ -32,6 +35,7 @@ class Chores:
         self._storing = storing
         self._reblocker = reblocker
         self._readers_s = time.monotonic() + READERS_S
+        self._pages = home.used.pages
         self._not_before_s = 0.0
 
     def note(self, batch: Batch) -> None:
@@ -64,9 +68,7 @@ class Chores:
     def do(self, busy: bool) -> None:
         """One step, if there is something to do and it is the time for it."""
         now = time.monotonic()
-        if now >= self._readers_s:
-            self._readers_s = now + READERS_S
-            self._home.used.clear_dead_readers()
+        self._look_at_readers(now)
         if not self._pending() or now < self._not_before_s:
             return
         if self._storing.removing:
@@ -78,6 +80,12 @@ class Chores:
 
     def pause(self) -> None:
         self._not_before_s = time.monotonic() + PAUSE_S
+
+    def _look_at_readers(self, now: float) -> None:
+        pages = self._home.used.pages
+        if now >= self._readers_s or pages > self._pages + GROWN_PAGES:
+            self._readers_s, self._pages = now + READERS_S, pages
+            self._home.used.clear_dead_readers()
 
     def _pending(self) -> bool:
         return self._storing.removing or self._reblocker.due()

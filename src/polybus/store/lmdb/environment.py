@@ -64,6 +64,12 @@ class Environment:
             self.users += not self.closed
             return not self.closed
 
+    @property
+    def pages(self) -> int:
+        """That the file has had to have so far."""
+        last: int = self.lmdb.info()["last_pgno"]
+        return last
+
     def clear_dead_readers(self) -> None:
         """Places of killed readers are freed, so that pages they looked at can be used again."""
         if not sabotage.READER_CHECK_OFF:

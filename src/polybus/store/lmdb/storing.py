@@ -6,17 +6,25 @@ gives an environment up when writing its root fails; it is then opened anew.
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
+
 import lmdb
 
-from polybus.errors import Damaged
+from polybus.errors import Damaged, StoreFull
 from polybus.store.lmdb import removal, sabotage
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.faults import translate
+from polybus.store.lmdb.folder import DATA
 from polybus.store.lmdb.home import Home
 
 # So long may a commit take to remove what it has trimmed; the rest is done later.
 REMOVAL_S = 0.005
+# LMDB calls a write that the disk had only half the room for an I/O error. With less room
+# than two of the largest blocks need it is taken for that.
+SHORT_OF_ROOM_BYTES = 512 << 20
 
 
 class Storing:
@@ -39,6 +47,14 @@ class Storing:
         """One step of what is left to be removed."""
         with self.transaction() as transaction:
             self.removing = removal.Step(transaction, time_s).run()
+
+    def remove_all(self) -> int:
+        """All that is left to be removed; how many steps that took."""
+        steps = 0
+        while self.removing:
+            self.remove(REMOVAL_S)
+            steps += 1
+        return steps
 
     def transaction(self) -> Writing:
         return Writing(self._home)
@@ -78,4 +94,14 @@ class Writing:
         if isinstance(error, lmdb.PanicError):
             self._home.reopen()
             return Damaged(f"LMDB gave up, and was opened anew: {error}")
+        if os.strerror(errno.EIO) in str(error) and self._room_bytes() < SHORT_OF_ROOM_BYTES:
+            return StoreFull(f"the store has no room, or its disk failed: {error}")
         return translate(error)
+
+    def _room_bytes(self) -> int:
+        """How far the file can grow: what the disk has, and the process may use."""
+        path = self._home.used.path
+        disk, size = os.statvfs(path), (path / DATA).stat().st_size
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        free = disk.f_bavail * disk.f_frsize
+        return free if limit == resource.RLIM_INFINITY else min(free, limit - size)

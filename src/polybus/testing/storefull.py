@@ -1,0 +1,143 @@
+"""A store that runs out of room, or of descriptors: acts for children of a `Nursery`.
+
+Commits go on until one is refused for want of room, and then some more. Nothing of what
+was refused may be there, everything else must be; and once there is room, the same
+commits, with the same stamps, are done.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polybus.errors import PolybusError, StoreFull
+from polybus.model.commit import Append, Change, Commit
+from polybus.model.stamp import Stamp
+from polybus.store.contract import Store
+from polybus.store.lmdb import engine as _loaded_once_for_all_children  # noqa: F401
+from polybus.store.opening import open_store
+from polybus.testing.storecheck import Reported, check
+from polybus.testing.storework import PRODUCERS, block_of, name_of, pieces, prepare, progress_keys
+
+REFUSALS = 20
+AFTERWARDS = 40  # commits, when there is room again
+MOST = 100_000
+
+
+class Filler:
+    """All producers in turns, one commit of each under way: a refused one is done again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._numbers = {topic.name: topic.number for topic in store.topics()}
+        self.done = dict.fromkeys(range(PRODUCERS), 0)
+        self.refused = 0
+
+    def round(self) -> None:
+        waiting = [(number, self._store.commit(self._commit(number))) for number in self.done]
+        for number, future in waiting:
+            try:
+                future.result()
+            except StoreFull:
+                self.refused += 1
+            else:
+                self.done[number] += 1
+
+    def _commit(self, number: int) -> Commit:
+        counter = self.done[number] + 1
+        appends = tuple(
+            Append(self._numbers[topic], shard, block_of(bodies))
+            for topic, shard, bodies in pieces(number, counter)
+        )
+        record = self._store.get(b"opened/%d" % number)
+        assert record is not None
+        stamp = Stamp(name_of(number), int(record.value), counter)
+        changes = tuple(Change(key, b"%d" % counter) for key in progress_keys(number))
+        return Commit(appends, changes=changes, stamp=stamp)
+
+    def reported(self) -> Reported:
+        return Reported(dict(self.done))
+
+
+def fill_disk(folder: str, ballast: str) -> dict[str, Any]:
+    """Until the disk is full; room comes by removing a file that lies there for that."""
+    return fill(folder, lambda: Path(ballast).unlink())
+
+
+def fill_limit(folder: str, limit: int) -> dict[str, Any]:
+    """The same with a largest size for files, which is then raised."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    return fill(folder, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard)))
+
+
+def fill(folder: str, make_room: Callable[[], None]) -> dict[str, Any]:
+    with open_store(f"lmdb:{folder}") as store:
+        prepare(store)
+        filler = Filler(store)
+        while filler.refused < REFUSALS and sum(filler.done.values()) < MOST:
+            filler.round()
+        before, faults = sum(filler.done.values()), check(store, filler.reported())
+        make_room()
+        refused = filler.refused
+        for _ in range(AFTERWARDS // PRODUCERS):
+            filler.round()
+        after = sum(filler.done.values())
+        faults += check(store, filler.reported())
+    with open_store(f"lmdb:{folder}") as store:
+        faults += check(store, filler.reported())
+    late = filler.refused - refused
+    return {"before": before, "after": after - before, "refused": refused, "late": late} | {
+        "faults": faults
+    }
+
+
+# --- descriptors
+
+
+def without_descriptors(folder: str, other: str) -> dict[str, Any]:
+    """A store at work when the process has no descriptor left; another one is then opened."""
+    with open_store(f"lmdb:{folder}") as store:
+        prepare(store)
+        filler = Filler(store)
+        filler.round()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest_descriptor() + 1, hard))
+        taken = exhaust()
+        for _ in range(10):
+            filler.round()
+        faults = check(store, filler.reported())
+        refusal = opening_fails(other)
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with open_store(f"lmdb:{other}") as second:
+            prepare(second)
+        faults += check(store, filler.reported())
+    return {"faults": faults, "done": sum(filler.done.values()), "refusal": refusal}
+
+
+def highest_descriptor() -> int:
+    return max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def exhaust() -> list[int]:
+    """Every descriptor that the limit still allows."""
+    taken = []
+    while True:
+        try:
+            taken.append(os.dup(0))
+        except OSError:
+            return taken
+
+
+def opening_fails(folder: str) -> str:
+    """How a store that cannot be opened says so; an error of ours, or nothing at all."""
+    try:
+        open_store(f"lmdb:{folder}").close()
+    except PolybusError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

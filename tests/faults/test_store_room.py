@@ -1,0 +1,68 @@
+"""No room on the disk, and no descriptor left: clear errors, nothing torn, and then it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polybus.testing.nursery import Ended, Nursery
+
+ACTS = "polybus.testing.storefull"
+DISK_BYTES = 6 << 20
+BALLAST_BYTES = 3 << 20
+LIMIT_BYTES = 2 << 20
+
+
+@pytest.fixture
+def nursery(sabotage) -> Iterator[Nursery]:
+    with Nursery(ACTS, {"POLYBUS_SABOTAGE": sabotage or ""}) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of its own; only root may make one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "polybus", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def demand_that_it_went_on(ended: Ended) -> None:
+    assert not ended.failure, ended.failure
+    found = ended.answer
+    assert not found["faults"], "\n".join(found["faults"])
+    assert found["before"] > 0
+    assert found["refused"] > 0, "there was always room"
+    assert found["after"] > 0, "nothing was done after there was room again"
+    assert found["late"] == 0, "refused although there was room"
+
+
+@pytest.mark.sabotage("caches-kept")
+def test_a_full_disk_refuses_whole_commits_and_goes_on_when_there_is_room(nursery, small_disk):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(BALLAST_BYTES))
+    demand_that_it_went_on(nursery.run("fill_disk", str(small_disk / "store"), str(ballast)))
+
+
+@pytest.mark.sabotage("caches-kept")
+def test_a_file_that_may_not_grow_refuses_whole_commits_and_goes_on(nursery, tmp_path):
+    demand_that_it_went_on(nursery.run("fill_limit", str(tmp_path / "store"), LIMIT_BYTES))
+
+
+def test_without_descriptors_a_store_works_on_and_another_is_refused_clearly(nursery, tmp_path):
+    stores = tmp_path / "first", tmp_path / "second"
+    found = nursery.ask("without_descriptors", *map(str, stores))
+    assert not found["faults"], "\n".join(found["faults"])
+    assert found["done"] > 0
+    assert os.strerror(24) in found["refusal"] or "open file" in found["refusal"]
