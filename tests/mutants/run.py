@@ -130,14 +130,15 @@ def prepare() -> None:
         sys.exit(f"the tests fail without any mutant: {said}")
 
 
-def wanted(words: list[str]) -> list[Mutant]:
-    return [one for one in ALL if not words or any(word in one.name for word in words)]
+def wanted(every: list[Mutant], words: list[str]) -> list[Mutant]:
+    return [one for one in every if not words or any(word in one.name for word in words)]
 
 
-def main() -> int:
+def main(every: list[Mutant] = ALL) -> int:
     prepare()
     missed: list[str] = []
-    for mutant in wanted(sys.argv[1:]):
+    chosen = wanted(every, sys.argv[1:])
+    for mutant in chosen:
         start_s = time.monotonic()
         said = trial(mutant)
         took_s = time.monotonic() - start_s
@@ -146,7 +147,7 @@ def main() -> int:
         line = f"{mutant.file:<14} {mutant.name:<42} {took_s:5.1f} s  {said}"
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
-    total = len(wanted(sys.argv[1:]))
+    total = len(chosen)
     sys.stdout.write(f"{total - len(missed)} of {total} mutants caught\n")
     return 1 if missed else 0
 

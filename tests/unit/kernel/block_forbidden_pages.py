@@ -13,7 +13,7 @@ from polybus.kernel import blocks as kernel
 from polybus.kernel import gathering
 from polybus.model import runs
 from polybus.testing.oracle import blocks as oracle
-from tests.unit.kernel.forbidden_pages import fenced
+from tests.unit.kernel.fence import fenced
 from tests.vectors.block import vectors
 
 

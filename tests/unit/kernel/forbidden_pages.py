@@ -6,29 +6,15 @@ SIGSEGV. test_memory.py runs it as a process of its own for that reason.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import sys
 from array import array
 
 from polybus.kernel.fanout import Fanout, Source
 from polybus.kernel.rqueue import RqueueEncoding, RqueueFraming
 from tests.property.kernel.frames import filler, frame, publish, publish_part, remove, subscribe
+from tests.unit.kernel.fence import PAGE, fenced
 
-PAGE = mmap.PAGESIZE
-PROT_NONE = 0
 TOPICS = (b"x", b"1234567", b"12345678", b"123456789", b"t" * 255)
-
-
-def fenced() -> memoryview:
-    """One page; the ones before and after it are forbidden."""
-    pages = mmap.mmap(-1, 3 * PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    mprotect = ctypes.CDLL(None, use_errno=True).mprotect
-    for at in (start, start + 2 * PAGE):
-        if mprotect(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), PROT_NONE):
-            raise OSError(ctypes.get_errno(), "mprotect")
-    return memoryview(pages)[PAGE : 2 * PAGE]
 
 
 def prepared() -> Fanout:

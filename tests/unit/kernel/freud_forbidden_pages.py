@@ -12,7 +12,7 @@ from polybus.kernel.freud import Scanner
 from polybus.kernel.freud_answers import messages, records
 from polybus.kernel.freud_client import scan_answers
 from polybus.testing.oracle.freud import is_name
-from tests.unit.kernel.forbidden_pages import PAGE, fenced
+from tests.unit.kernel.fence import PAGE, fenced
 from tests.vectors.freud import MAX_FRAME_BYTES, vectors
 
 
