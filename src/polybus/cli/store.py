@@ -94,7 +94,8 @@ def salvage(store: Store, target: Target, as_json: flags.Json = False) -> int:
         "lost": list(found.lost),
     }
     saved = f"{found.messages} messages of {found.topics} topics, {size(found.bytes)}"
-    _answer(answer, as_json, *found.lost, f"salvaged into {fresh}: {saved}")
+    lost = [f"lost: {line}" for line in found.lost]
+    _answer(answer, as_json, *lost, f"salvaged into {fresh}: {saved}")
     return DAMAGE_FOUND if found.lost else 0
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import json
+import resource
+import subprocess
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +17,12 @@ import pytest
 
 from polybus.cli import main
 from polybus.store.opening import open_store
-from polybus.testing.process import clean_environment, run
+from polybus.testing.process import POLYBUS, clean_environment, run
 from tests.unit.cli.stores import append, body, contents, damage, held, make_store, spoil_format
 
 ORDERS = [body("orders", number) for number in range(300)]
 EVENTS = [body("events", number) for number in range(4)]
+SMALL = 16 * 1024  # bytes
 ALL_OF_IT = {"events": EVENTS, "orders": ORDERS}
 
 
@@ -156,12 +159,12 @@ def test_verify_beside_the_owner(store):
 
 def test_salvage_keeps_what_is_whole(store, tmp_path):
     damage(store, body("orders", 142))
-    said = polybus("salvage", store, tmp_path / "saved", code=1)
-    assert "orders" in said
+    lost, saved = polybus("salvage", store, tmp_path / "saved", code=1).splitlines()
+    assert lost == "lost: topic 'orders', shard 0: offsets 100 to 199"
+    assert saved.startswith(f"salvaged into {tmp_path / 'saved'}: 204 messages of 2 topics, ")
     gap, _ = polybus("verify", tmp_path / "saved", code=1).splitlines()
     assert gap == "topic 'orders', shard 0, offset 100: nothing is there up to 200"
-    saved = contents(tmp_path / "saved")
-    assert saved == {"events": EVENTS, "orders": ORDERS[:100] + ORDERS[200:]}
+    assert contents(tmp_path / "saved") == {"events": EVENTS, "orders": ORDERS[:100] + ORDERS[200:]}
 
 
 def test_salvage_needs_nothing_but_the_data_file(store, tmp_path):
@@ -217,6 +220,24 @@ def test_where_a_copy_cannot_go(verb, store, tmp_path):
     assert f"there is no folder {nowhere.parent}" in complaint(verb, store, nowhere)
     assert complaint(verb, store, "/proc/copy").startswith("/proc/copy: ")
     assert [path.name for path in full.iterdir()] == ["something"]
+
+
+@pytest.mark.parametrize("verb", ["backup", "restore", "salvage", "compact"])
+def test_no_room_for_the_copy(verb, store, tmp_path):
+    """Stood in for by a limit on the size of files, which anyone may set for himself."""
+    to = [] if verb == "compact" else [str(tmp_path / "copy")]
+    done = subprocess.run(
+        [*POLYBUS, "store", verb, str(store), *to],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.startswith("polybus: the store has no room: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "copy").exists()
+    assert contents(store) == ALL_OF_IT
 
 
 def test_an_empty_folder_takes_a_backup(store, tmp_path):
