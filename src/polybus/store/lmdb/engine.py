@@ -231,8 +231,13 @@ class LmdbStore(Store):
     # --- more than the contract asks for
 
     def reblock(self) -> int:
-        """Merges all small blocks that can be merged now; how many steps it took."""
-        return int(self._alone(lambda _books, _now: self._reblocker.all()))
+        """Removes all that is to be removed, merges all small blocks that can be merged.
+
+        How many steps that took. It is done in the background as well, a step at a time.
+        """
+        return int(
+            self._alone(lambda _books, _now: self._storing.remove_all() + self._reblocker.all())
+        )
 
     def compact(self, progress: Progress = no_progress) -> tuple[int, int]:
         """Gives the room of what was removed back; nobody can write meanwhile.

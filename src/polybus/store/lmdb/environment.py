@@ -52,7 +52,9 @@ class Environment:
                 readonly=read_only,
                 create=not read_only,
                 readahead=False,
-                meminit=False,
+                # Else what the process had in memory fills the pages' gaps, and salvage and
+                # whoever gets a backup would find it there.
+                meminit=True,
                 sync=not sabotage.SYNC_OFF,
                 metasync=not sabotage.SYNC_OFF,
                 mode=0o600,

@@ -95,7 +95,7 @@ class Home:
         self._used = opened
 
     def _check_format(self, opened: Environment) -> None:
-        with opened.look() as transaction:
+        with translated(), opened.look() as transaction:
             found = transaction.get(keys.FORMAT)
             version = None if found is None else values.read_number(found)
         if version != values.FORMAT_VERSION:

@@ -51,13 +51,18 @@ class Inspection:
     def run(self) -> None:
         with closing(self._home):
             self._pages()
-            self._values()
-            with self._home.reading() as transaction:
-                topics = [bytes(raw) for _, raw in prefixed(transaction, keys.TOPICS)]
-            for raw in topics:
+            with self._noting("values"):
+                self._values()
+            for raw in self._topics():
                 with self._noting("a topic"):
                     self._topic(values.read_topic(raw)[0].number)
             self._tell.tell("the end")
+
+    def _topics(self) -> list[bytes]:
+        found: list[bytes] = []
+        with self._noting("topics"), self._home.reading() as transaction:
+            found += [bytes(raw) for _, raw in prefixed(transaction, keys.TOPICS)]
+        return found
 
     def _pages(self) -> None:
         """LMDB's own structure, free pages included, where py-lmdb can and nobody writes."""

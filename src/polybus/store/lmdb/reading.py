@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from polybus.errors import DoesNotExist, Trimmed
+from polybus.errors import DoesNotExist, StoreFault, Trimmed
 from polybus.model import runs
 from polybus.model.block import Piece, gather
 from polybus.model.rows import EMPTY, Rows
@@ -40,6 +40,10 @@ class Harvest:
     @property
     def enough(self) -> bool:
         return self._rows >= self._max_rows or self._bytes >= self._max_bytes
+
+    @property
+    def empty(self) -> bool:
+        return not self._pieces
 
     def take(self, walk: Walk, start: int, end: int) -> int:
         """The messages of the walk's entry between two offsets, as far as they are wanted.
@@ -175,12 +179,22 @@ class Look:
             text = f"shard {shard} of {self.topic.name!r} starts at {first}, not at {start}"
             raise Trimmed(text, first)
         end = min(end, last)
+        try:
+            self._read_shard(harvest, shard, start, end)
+        except StoreFault:
+            # What stands before the damage is given; whoever then comes to it hears of it.
+            if harvest.empty:
+                raise
+        return harvest.rows()
+
+    def _read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> None:
         walk = self.walk(shard)
         entry = walk.seek(start) if start < end else None
-        while entry is not None and entry.first < end and not harvest.enough:
+        while entry is not None and entry.first < end:
             harvest.take(walk, start, end)
+            if harvest.enough or entry.end >= end:
+                break
             entry = walk.next()
-        return harvest.rows()
 
     def read_all(self, harvest: Harvest, from_id: int, below_id: int) -> Rows:
         streams = [

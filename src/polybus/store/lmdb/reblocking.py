@@ -9,7 +9,6 @@ up once after opening. Small extents are taken in, and their stages' blocks free
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
@@ -71,14 +70,13 @@ class Reblocker:
         else:
             self._due[target] = None
 
-    def all(self, between: Callable[[], None] = lambda: None) -> int:
+    def all(self) -> int:
         """Everything that can be merged now is; how many steps it took."""
         self.load()
         steps = 0
         while self._due:
             self.step(whole=True)
             steps += 1
-            between()
         return steps
 
 

@@ -115,10 +115,12 @@ class _Salvage:
             entry = found.entry
             if entry.kind == entries.EXTENT:
                 extents.append(entry)
+            elif not self._whole(found):
+                continue  # an older copy, most often, whose end was overwritten
             elif entry.kind == entries.STAGED:
                 stage = entry.parts[0].stage
                 staged.setdefault((stage, entry.topic, entry.shard), {})[entry.first] = found
-            elif self._whole(found):
+            else:
                 self._add(entry, Piece(entry.first, entry.end, entry.runs, found))
         for extent in extents:
             self._extent(extent, staged)
@@ -130,7 +132,7 @@ class _Salvage:
             for first, found in held.items():
                 start = place + first
                 end = start + found.entry.count
-                if self._whole(found) and end <= extent.count:
+                if end <= extent.count:
                     table = runs.cut_runs(extent.runs, start, end)
                     at = extent.first
                     self._add(extent, Piece(at + start, at + end, table, found))

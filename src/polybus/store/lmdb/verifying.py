@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from polybus.errors import PolybusError
+from polybus.store.lmdb import folder
 from polybus.store.lmdb.copying import Progress, no_progress
-from polybus.store.lmdb.home import Home
 
 MAX_LISTED: Final = 1000
 
@@ -42,8 +42,8 @@ class Report:
 
 
 def verify(path: Path, progress: Progress = no_progress) -> Report:
-    """Walks through a store. Raises only what opening it would: damage is in the report."""
-    Home(path, read_only=True).close()
+    """Walks through a store: `DoesNotExist` or `WrongFormat`, or what is damaged in the report."""
+    folder.generation(path)  # it must be there, and of our format
     command = [sys.executable, "-m", __name__, str(path)]
     report, where = Report(), "the beginning"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -193,12 +193,13 @@ class Writer:
 
 def answer(done: list[Done]) -> None:
     for future, result, error in done:
-        if future.cancelled():
-            continue
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+        try:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        except InvalidStateError:
+            pass  # cancelled before it was taken up
 
 
 def _fail(group: list[Waiting], error: BaseException) -> None:

@@ -1,0 +1,55 @@
+"""What the tests of the LMDB engine are made with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from polybus.model.commit import Append, Commit, Committed
+from polybus.model.topic import Topic
+from polybus.store.lmdb import keys
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb.home import Home
+from polybus.store.lmdb.known import prefixed
+from polybus.testing.blocks import block
+
+TIMEOUT_S = 60.0
+
+
+def put(store: LmdbStore, topic: Topic, shard: int, *bodies: bytes) -> Committed:
+    commit = Commit((Append(topic.number, shard, block(*bodies)),))
+    return store.commit(commit).result(TIMEOUT_S)
+
+
+def stage(store: LmdbStore, topic: Topic, *blocks: tuple[bytes, ...]) -> str:
+    """A stage with these blocks for shard 0."""
+    name = store.open_stage()
+    appends = [Append(topic.number, 0, block(*bodies)) for bodies in blocks]
+    store.stage(name, appends).result(TIMEOUT_S)
+    return name
+
+
+def count(path: Path, prefix: bytes) -> int:
+    """Keys of a store that begin so, as a reader of the file sees them."""
+    home = Home(path, read_only=True)
+    try:
+        with home.reading() as transaction:
+            return sum(1 for _ in prefixed(transaction, prefix))
+    finally:
+        home.close()
+
+
+def entries(store: LmdbStore) -> int:
+    """Of the whole log."""
+    return count(store.path, keys.LOG)
+
+
+def elsewhere(source: str, *arguments: object) -> Any:
+    """What a program in another process prints, as JSON."""
+    command = [sys.executable, "-c", source, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)

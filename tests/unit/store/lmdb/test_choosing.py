@@ -1,0 +1,47 @@
+"""Where a raw file says different things of an offset, the later one is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.model import runs
+from polybus.store.lmdb import entries
+from polybus.store.lmdb.choosing import Piece, choose
+from polybus.store.lmdb.entries import Entry
+from polybus.store.lmdb.rawfile import Found
+
+
+def piece(first: int, end: int, time: int) -> Piece:
+    found = Found(Entry(entries.BLOCK, 1, 0, first, end - first, 0), at=0)
+    return Piece(first, end, runs.table(100 + first, time, end - first), found)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "chosen"),
+    [
+        ([], []),
+        ([(0, 5, 1)], [(0, 5, 1)]),
+        ([(0, 5, 1), (5, 7, 2)], [(0, 5, 1), (5, 7, 2)]),
+        ([(5, 7, 2), (0, 3, 1)], [(0, 3, 1), (5, 7, 2)]),
+        # merged and as it was before
+        ([(0, 2, 1), (2, 6, 1), (0, 6, 1)], [(0, 6, 1)]),
+        # what was not committed, and what came in its place
+        (
+            [(0, 4, 1), (4, 9, 2), (4, 6, 3), (6, 8, 4)],
+            [(0, 4, 1), (4, 6, 3), (6, 8, 4), (8, 9, 2)],
+        ),
+        ([(0, 9, 1), (3, 5, 2)], [(0, 3, 1), (3, 5, 2), (5, 9, 1)]),
+    ],
+)
+def test_pieces(pieces, chosen):
+    found = [
+        (one.first, one.end, one.time_at(one.first))
+        for one in choose([piece(*fields) for fields in pieces])
+    ]
+    assert found == chosen
+
+
+def test_a_cut_piece_knows_its_place_in_the_block():
+    cut = piece(10, 20, 1).cut(13, 15)
+    assert (cut.first, cut.end, cut.place) == (13, 15, 3)
+    assert runs.entries(cut.runs) == [(113, 1, 2)]

@@ -1,0 +1,204 @@
+"""One owner a folder, any number of readers, and what a fork leaves of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polybus.errors import DataFolderInUse, DoesNotExist, StoreClosed, UsageError
+from polybus.model.commit import Change, Commit
+from polybus.model.stamp import Habits
+from polybus.store.contract import News
+from polybus.store.lmdb import ownership
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.testing.conformance.kit import bodies
+from tests.unit.store.lmdb.made import TIMEOUT_S, elsewhere, put
+
+# Python warns of what is tried here: a fork while other threads run.
+FORKING = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+OWN = """
+import json, sys
+from polybus.errors import DataFolderInUse
+from polybus.store.lmdb.engine import LmdbStore
+try:
+    LmdbStore(sys.argv[1]).close()
+    print(json.dumps("free"))
+except DataFolderInUse as error:
+    print(json.dumps(str(error)))
+"""
+
+READ = """
+import json, sys
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.testing.conformance.kit import all_bodies
+with LmdbStore(sys.argv[1], read_only=True) as store:
+    print(json.dumps([body.decode() for topic in store.topics()
+                      for body in all_bodies(store, topic)]))
+"""
+
+
+def test_a_second_owner_hears_who_has_the_folder(tmp_path):
+    with LmdbStore(tmp_path):
+        assert f"(pid {os.getpid()})" in elsewhere(OWN, tmp_path)
+        with pytest.raises(DataFolderInUse, match=rf"this process \(pid {os.getpid()}\)"):
+            LmdbStore(tmp_path)
+        assert f"(pid {os.getpid()})" in elsewhere(OWN, tmp_path), "the lock was lost"
+    assert elsewhere(OWN, tmp_path) == "free"
+
+
+def test_the_owner_is_known_to_others(tmp_path):
+    assert ownership.owner(tmp_path) is None
+    with LmdbStore(tmp_path):
+        assert ownership.owner(tmp_path) == os.getpid()
+    assert ownership.owner(tmp_path) is None
+
+
+def test_readers_of_other_processes_come_and_go(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        put(store, topic, 0, b"a")
+        assert elsewhere(READ, tmp_path) == ["a"]
+        put(store, topic, 0, b"b")
+        assert elsewhere(READ, tmp_path) == ["a", "b"]
+    assert elsewhere(READ, tmp_path) == ["a", "b"]
+
+
+def test_a_reader_may_not_write(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        put(store, topic, 0, b"a")
+    with LmdbStore(tmp_path, read_only=True) as reader:
+        assert bodies(reader, topic) == [b"a"]
+        writes: list[Callable[[], object]] = [
+            lambda: reader.create("u", 1, {}),
+            lambda: reader.configure("t", {}),
+            lambda: reader.drop("t"),
+            lambda: reader.commit(Commit(changes=(Change(b"k", b"v"),))).result(),
+            lambda: reader.open_producer("p", Habits()),
+            lambda: reader.close_producer("p", 1),
+            lambda: reader.open_stage(),
+            lambda: reader.stage("0" * 16, []).result(),
+            lambda: reader.renew("0" * 16),
+            lambda: reader.discard("0" * 16),
+            lambda: reader.trim(topic.number, {0: 1}),
+            lambda: reader.compact(),
+            lambda: reader.reblock(),
+        ]
+        for write in writes:
+            with pytest.raises(UsageError, match="read only"):
+                write()
+
+
+def test_there_must_be_something_to_read(tmp_path):
+    with pytest.raises(DoesNotExist, match="no store"):
+        LmdbStore(tmp_path / "none", read_only=True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_owner_and_readers_share_a_process(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        with LmdbStore(tmp_path, read_only=True) as one, LmdbStore(tmp_path, read_only=True) as two:
+            put(store, topic, 0, b"a")
+            assert bodies(one, topic) == bodies(two, topic) == [b"a"]
+        put(store, topic, 0, b"b")
+        assert bodies(store, topic) == [b"a", b"b"]
+
+
+def test_a_folder_that_is_read_here_cannot_be_owned_here(tmp_path):
+    LmdbStore(tmp_path).close()
+    with LmdbStore(tmp_path, read_only=True):
+        with pytest.raises(DataFolderInUse, match="reading in this process"):
+            LmdbStore(tmp_path)
+        assert ownership.owner(tmp_path) is None
+    LmdbStore(tmp_path).close()
+
+
+def test_a_reader_hears_of_what_others_write(tmp_path):
+    heard: list[News] = []
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 2, {})
+        put(store, topic, 0, b"a")
+        with LmdbStore(tmp_path, read_only=True) as reader:
+            told = threading.Event()
+
+            def listener(news: Sequence[News]) -> None:
+                heard.extend(news)
+                told.set()
+
+            reader.watch(listener)
+            put(store, topic, 1, b"b", b"c")
+            assert told.wait(TIMEOUT_S)
+            assert heard == [(topic.number, 1, 2)]
+
+
+def _in_child(act: Callable[[], Any]) -> Any:
+    """What a forked child finds, as JSON."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, json.dumps(act()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        found = json.load(answer)
+    os.waitpid(pid, 0)
+    return found
+
+
+@FORKING
+def test_a_child_of_a_fork_is_refused_and_the_parent_goes_on(tmp_path: Path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        put(store, topic, 0, b"a")
+
+        def child() -> list[str]:
+            said = []
+            for use in (store.topics, lambda: store.bounds(1), lambda: put(store, topic, 0, b"x")):
+                try:
+                    use()
+                except StoreClosed as error:
+                    said.append(str(error))
+            store.close()
+            try:
+                LmdbStore(tmp_path)
+            except DataFolderInUse as error:
+                said.append(str(error))
+            return said
+
+        said = _in_child(child)
+        assert (
+            said[:3] == [f"this store belongs to process {os.getpid()}, the parent of a fork"] * 3
+        )
+        assert f"(pid {os.getpid()})" in said[3]
+        assert f"(pid {os.getpid()})" in elsewhere(OWN, tmp_path)
+        put(store, topic, 0, b"b")
+        assert bodies(store, topic) == [b"a", b"b"]
+
+
+@FORKING
+def test_a_child_does_not_inherit_the_lock(tmp_path):
+    """The parent lets go while the child lives on: the folder is free."""
+    store = LmdbStore(tmp_path)
+    asking, answering = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(asking, 1)
+        os._exit(0)
+    try:
+        store.close()
+        assert elsewhere(OWN, tmp_path) == "free"
+    finally:
+        os.write(answering, b"x")
+        os.waitpid(pid, 0)
+        os.close(asking)
+        os.close(answering)

@@ -1,0 +1,127 @@
+"""Small blocks become large ones; nothing that can be read changes by it."""
+
+from __future__ import annotations
+
+from polybus.model.commit import Append, Commit
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.testing.blocks import block
+from polybus.testing.conformance.kit import Clock, Contents, all_messages, contents
+from tests.unit.store.lmdb.made import TIMEOUT_S, entries, put, stage
+
+
+def same_but_sizes(before: Contents, after: Contents) -> bool:
+    return (before.topics, before.messages, before.records) == (
+        after.topics,
+        after.messages,
+        after.records,
+    )
+
+
+def test_neighbours_are_merged_and_their_runs_kept(tmp_path):
+    clock = Clock()
+    with LmdbStore(tmp_path, wall_ns=clock) as store:
+        topic = store.create("t", 2, {})
+        for number in range(300):
+            clock.ns += number % 3  # some commits have the same time
+            put(store, topic, number % 2, b"%d" % number, b"x" * number)
+        before, many = contents(store), entries(store)
+        assert store.reblock() > 0
+        assert entries(store) == 2 < many
+        after = contents(store)
+        assert same_but_sizes(before, after)
+        assert after.bounds[0].shards[0].size_bytes < before.bounds[0].shards[0].size_bytes
+
+
+def test_what_comes_later_is_merged_later(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        for _ in range(2):
+            for number in range(10):
+                put(store, topic, 0, b"%d" % number)
+            store.reblock()
+        assert entries(store) == 2
+        assert store.reblock() == 0 or entries(store) == 2
+        assert [message.offset for message in all_messages(store, topic)] == list(range(20))
+
+
+def test_large_blocks_are_left_alone(tmp_path):
+    large = b"x" * (100 << 10)
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        for bodies in ((large,), (large,), (b"a",), (b"b",), (large,), (b"c",)):
+            put(store, topic, 0, *bodies)
+        before = contents(store)
+        store.reblock()
+        assert same_but_sizes(before, contents(store))
+        # large, large, a+b+large+c: one that is small for its neighbours is filled up
+        assert entries(store) == 3
+
+
+def test_it_happens_by_itself(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        body = b"x" * 8192
+        for _ in range(200):
+            put(store, topic, 0, body)
+        store._alone(lambda _books, _now: None)
+        assert entries(store) < 100
+        assert len(all_messages(store, topic)) == 200
+
+
+def test_a_merge_goes_on_after_reopening(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        for number in range(50):
+            put(store, topic, 0, b"%d" % number)
+        before = contents(store)
+    with LmdbStore(tmp_path) as store:
+        store.reblock()
+        assert entries(store) == 1
+        assert same_but_sizes(before, contents(store))
+    with LmdbStore(tmp_path, read_only=True) as reader:
+        assert same_but_sizes(before, contents(reader))
+
+
+def test_small_extents_are_taken_in(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        put(store, topic, 0, b"first")
+        for number in range(5):
+            name = stage(store, topic, (b"%d" % number, b"y"), (b"z",))
+            store.commit(Commit(stages=(name,))).result(TIMEOUT_S)
+        before = contents(store)
+        store.reblock()
+        assert entries(store) == 1
+        assert same_but_sizes(before, contents(store))
+        store.trim(topic.number, {0: 16})
+        assert store.bounds(topic.number).shards[0] == (16, 16, 0)
+
+
+def test_trimmed_entries_are_no_trouble(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        for number in range(40):
+            put(store, topic, 0, b"%d" % number)
+        store.trim(topic.number, {0: 17})
+        before = all_messages(store, topic)
+        store.reblock()
+        assert all_messages(store, topic) == before
+        store.trim(topic.number, {0: 40})
+        store.reblock()
+        assert entries(store) == 0
+
+
+def test_columns_that_only_some_have_survive(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        for made in (
+            block(b"a"),
+            block(b"b", b"c", keys=["k", None]),
+            block(b"d", headers=[{"h": b"v"}]),
+            block(b"e", keys=["ä"], headers=[None], insertion_ms=7),
+        ):
+            store.commit(Commit((Append(topic.number, 0, made),))).result(TIMEOUT_S)
+        before = all_messages(store, topic)
+        store.reblock()
+        assert entries(store) == 1
+        assert all_messages(store, topic) == before
