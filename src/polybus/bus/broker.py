@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from polybus.bus.keeping import Keeping, Soon
 from polybus.bus.outbox import Turn
 from polybus.bus.party import Party
 from polybus.bus.policy import OVERFLOW, Policy
+from polybus.bus.pulling import Pulling
 from polybus.bus.quotas import Quotas
 from polybus.bus.stalls import Stalls
 from polybus.bus.stats import Counters
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from polybus.kernel.fanout import Collected, Routed
     from polybus.kernel.framing import Encoding, Framing
     from polybus.model.limits import Limits
-    from polybus.store.contract import Store
+    from polybus.store.contract import News, Store
 
 
 class Log(Protocol):
@@ -108,8 +109,11 @@ class Broker:
         self.keeping = Keeping(durable, self.counters, limit, soon, self._wall_ns, self._log)
         self.binding.on_bound.append(following.bound)
         self.binding.on_gone.append(following.gone)
+        self.binding.on_gone.append(self.topics.log_gone)
+        self.topics.is_durable = self.binding.is_durable
+        pulling = self.topics.pulling = Pulling(durable, following, self.quotas)
         self._delivery.relieved = following.has_room
-        store.watch(lambda news: soon(lambda: following.news(news)))
+        store.watch(lambda news: soon(lambda: _tell(news, following, pulling)))
 
     def new_encoding_number(self) -> int:
         """A dialect asks once for the number under which its encoding is known."""
@@ -160,9 +164,12 @@ class Broker:
         if self.following is not None:
             self.following.left(party)
 
+    def is_durable(self, topic: bytes) -> bool:
+        return self.binding is not None and self.binding.is_durable(topic)
+
     def put_together(self, party: Party, topic: bytes, body: bytes) -> None:
         """A message that came in pieces, for readers who want it whole."""
-        if self._is_durable(topic):
+        if self.is_durable(topic):
             assert self.keeping is not None
             self.keeping.keep(party, topic, array("i", [0, len(body)]), body, 1)
         else:
@@ -301,14 +308,11 @@ class Broker:
         return True
 
     def _collected(self, party: Party, batch: Collected) -> None:
-        if self._is_durable(batch.topic):
+        if self.is_durable(batch.topic):
             assert self.keeping is not None
             self.keeping.keep(party, batch.topic, batch.offsets, batch.bodies, batch.count)
         else:
             self.topics.collected(batch)
-
-    def _is_durable(self, topic: bytes) -> bool:
-        return self.binding is not None and self.binding.is_durable(topic)
 
     def _say_refused(self, party: Party, reason: str, topic: bytes) -> None:
         name = topic.decode("utf-8", "backslashreplace")
@@ -348,6 +352,12 @@ class Broker:
 
     def _unsent_messages(self, party: Party) -> int:
         return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())
+
+
+def _tell(news: Sequence[News], following: Following, pulling: Pulling) -> None:
+    numbers = {one.topic for one in news}
+    following.news(numbers)
+    pulling.news(numbers)
 
 
 def _names(party: Party) -> dict[str, str]:

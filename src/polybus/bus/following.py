@@ -17,7 +17,7 @@ Reading is done by `readers`, on other threads; everything else is the loop's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from polybus.kernel.fanout import Fanout, Routed
     from polybus.model.rows import Rows
     from polybus.model.topic import Topic
-    from polybus.store.contract import News
 
 T = TypeVar("T")
 # Of one read: small enough that a reader's outbox stays near its mark.
@@ -72,7 +71,7 @@ class Cursor:
             return
         self._reading = True
         self._again = False
-        self._following.read(self.topic, self.at_id, until, self._got)
+        self._following.read(self.topic, self.at_id, until, lambda future: self._got(future, until))
 
     def until(self) -> int | None:
         """The id to stop at; None: none."""
@@ -84,7 +83,10 @@ class Cursor:
     def wants_more(self) -> bool:
         raise NotImplementedError
 
-    def _got(self, future: Future[Rows]) -> None:
+    def passed(self, until: int | None) -> None:
+        """There was nothing up to there."""
+
+    def _got(self, future: Future[Rows], until: int | None) -> None:
         self._reading = False
         try:
             rows = future.result()
@@ -93,6 +95,8 @@ class Cursor:
             return
         if rows.count:
             self.take(rows)
+        else:
+            self.passed(until)
         if (rows.count or self._again) and self.wants_more():
             self.read_on()
 
@@ -212,8 +216,9 @@ class Following:
             if straggler is not None:
                 straggler.read_on()
 
-    def news(self, news: Sequence[News]) -> None:
-        for number in {one.topic for one in news}:
+    def news(self, numbers: Iterable[int]) -> None:
+        """These topics have more."""
+        for number in numbers:
             tail = self._tails.get(number)
             if tail is not None and self.is_followed(tail):
                 tail.read_on()
@@ -243,6 +248,8 @@ class Following:
 
     def relay(self, tail: Tail, rows: Rows) -> None:
         """To all who keep up; who is full falls behind, and the others go on."""
+        if not self._fanout.subscriber_count(tail.name):
+            return  # all are behind, or joining
         offsets = memoryview(rows.body_offsets)
         done = 0
         while True:
@@ -254,6 +261,8 @@ class Following:
             self._fanout.detach(party.number, tail.name)
             at_id = int.from_bytes(rows.ids[done * INT64_BYTES :][:INT64_BYTES], "little")
             tail.behind[party] = Straggler(self, tail, party, at_id)
+            if not self._fanout.subscriber_count(tail.name):
+                return
 
     def feed(self, party: Party, name: bytes, rows: Rows) -> None:
         data = self._fanout.encode_for(party.number, name, rows.body_offsets, rows.bodies)
@@ -262,6 +271,12 @@ class Following:
 
     def attach(self, tail: Tail, party: Party) -> None:
         self._fanout.attach(party.number, tail.name)
+
+    def count(self, topic: Topic) -> int:
+        """How many read it by push."""
+        tail = self._tails.get(topic.number)
+        apart = len(tail.joining) + len(tail.behind) if tail else 0
+        return apart + self._fanout.subscriber_count(topic.name.encode())
 
     def failed(self, topic: Topic, error: PolybusError) -> None:
         """Its readers hear nothing more until the next commit, when it is tried again."""

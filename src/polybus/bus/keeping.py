@@ -11,7 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from polybus.errors import PolybusError
+from polybus.bus.outcomes import DOES_NOT_EXIST, NO, OK, Kind, Outcome
+from polybus.errors import Denied, DoesNotExist, LimitReached, PolybusError
 from polybus.model.block import Block
 
 if TYPE_CHECKING:
@@ -61,6 +62,22 @@ class Keeping:
             lambda done: self._soon(lambda: self._kept(party, name, size, count, done))
         )
 
+    def produce(
+        self,
+        name: bytes,
+        offsets: Buffer,
+        bodies: bytes,
+        then: Callable[[Outcome, int], None],
+    ) -> None:
+        """Hands a batch to the store; `then` is told, on the loop, its outcome and first id."""
+        try:
+            future = self.commit(name, offsets, bodies)
+        except PolybusError as error:
+            outcome = _outcome(error)
+            self._soon(lambda: then(outcome, 0))
+            return
+        future.add_done_callback(lambda done: self._soon(lambda: _tell(done, then)))
+
     def commit(self, name: bytes, offsets: Buffer, bodies: bytes) -> Future[Committed]:
         topic = self._durable.get(name.decode())
         now_ms = self._wall_ns() // NS_PER_MS
@@ -92,3 +109,22 @@ class Keeping:
             text=str(error),
             messages=count,
         )
+
+
+def _tell(done: Future[Committed], then: Callable[[Outcome, int], None]) -> None:
+    error = done.exception()
+    if error is not None:
+        then(_outcome(error), 0)
+    else:
+        then(OK, min(span.first_id for span in done.result().spans))
+
+
+def _outcome(error: BaseException) -> Outcome:
+    if isinstance(error, Denied):
+        return NO
+    if isinstance(error, DoesNotExist):
+        return DOES_NOT_EXIST
+    if isinstance(error, LimitReached):
+        return Outcome(Kind.OVER_QUOTA, error.limit)
+    code = error.code if isinstance(error, PolybusError) else "internal"
+    return Outcome(Kind.OVER_QUOTA, code)

@@ -18,11 +18,23 @@ if TYPE_CHECKING:
 class Reader(Unread):
     """`id` is the subscriber id; it works only for the uid that got it."""
 
-    def __init__(self, reader_id: bytes, identity: Identity, incarnation: Incarnation) -> None:
+    def __init__(
+        self, reader_id: bytes, identity: Identity, incarnation: Incarnation | None
+    ) -> None:
         self.id = reader_id
         self.identity = identity
         self.incarnation = incarnation
         self.used_s = 0.0  # when it was last used; of interest once it is not owned
+
+    @property
+    def is_behind(self) -> bool:
+        """Is there more for it than it was given? Only for those that read a log (pulling.py)."""
+        return False
+
+    @property
+    def topic_name(self) -> bytes:
+        assert self.incarnation is not None
+        return self.incarnation.name
 
     @property
     def has_waiters(self) -> bool:
@@ -41,3 +53,9 @@ class Reader(Unread):
             first = next(iter(self.waiters))
             del self.waiters[first]
             first()
+
+    def wake_all(self) -> None:
+        """Lets all who wait see for themselves, though there is nothing to take."""
+        for one in list(self.waiters):
+            if self.waiters.pop(one, one) is None:
+                one()

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from polybus.bus.binding import creator_of
 from polybus.bus.incarnation import Incarnation
 from polybus.bus.lifecycle import TABLE, Action, State, Verb
 from polybus.bus.movement import Movement, Produced, Relay, put
@@ -27,6 +28,7 @@ from polybus.bus.outcomes import (
     Outcome,
     over_quota,
 )
+from polybus.bus.pulling import LogReader, Pulling
 from polybus.bus.quotas import BYTES, SUBSCRIPTIONS, TOPICS
 from polybus.bus.reader import Reader
 from polybus.kernel.ephemeral import Lives, ShortPath, Tally
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from polybus.kernel.fanout import Collected, Fanout, Source
     from polybus.model.identity import Identity
     from polybus.model.limits import FreudLimits
+    from polybus.model.topic import Topic as DurableTopic
 
 NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
 READER_ID_BYTES = 16
@@ -84,6 +87,9 @@ class EphemeralTopics:
         self._unowned: dict[Reader, None] = {}
         self._timed: dict[Incarnation, None] = {}  # those with a deadline
         self._tally = Tally()
+        # Of a bus with durable topics, which are pulled from here, too.
+        self.pulling: Pulling | None = None
+        self.is_durable: Callable[[bytes], bool] = lambda name: False
         self.short_path = ShortPath(
             self._topics, self._readers, fanout, self._tally, limits.max_unread_messages, wall_ns
         )
@@ -96,6 +102,8 @@ class EphemeralTopics:
 
     def create(self, caller: Identity, name: bytes) -> Outcome:
         topic = self._topics.get(name) or Topic(name)
+        if self.is_durable(name):
+            return NOTHING_HAPPENED
         if TABLE[Verb.CREATE, topic.state] is Action.NOTHING:
             return NOTHING_HAPPENED
         if not self._policy.allows(caller, "create", name):
@@ -110,6 +118,8 @@ class EphemeralTopics:
 
     def delete(self, caller: Identity, name: bytes) -> Outcome:
         topic = self._topics.get(name)
+        if self.is_durable(name):
+            return NO
         if topic is None or TABLE[Verb.DELETE, topic.state] is Action.NOTHING:
             return NOTHING_HAPPENED
         assert topic.current is not None
@@ -120,6 +130,8 @@ class EphemeralTopics:
 
     def subscribe(self, caller: Identity, name: bytes) -> Outcome | Reader:
         topic = self._topics.get(name)
+        if topic is None and self.pulling is not None and (kept := self.pulling.find(name)):
+            return self._follow_log(self.pulling, caller, kept)
         if topic is None or TABLE[Verb.SUBSCRIBE, topic.state] is Action.MISSING:
             return DOES_NOT_EXIST
         assert topic.current is not None
@@ -154,6 +166,8 @@ class EphemeralTopics:
 
     def count(self, caller: Identity, name: bytes) -> Outcome | int:
         topic = self._topics.get(name)
+        if topic is None and self.pulling is not None and (kept := self.pulling.find(name)):
+            return self.pulling.count(kept) if self._sees_log(caller, kept) else NO
         if topic is None:
             return DOES_NOT_EXIST
         if not self._sees(caller, topic):
@@ -164,7 +178,12 @@ class EphemeralTopics:
         return sum(len(one.readers) for one in topic.marked) + pushed
 
     def names(self, caller: Identity) -> list[bytes]:
-        return sorted(topic.name for topic in self._topics.values() if self._sees(caller, topic))
+        """Of all topics that the caller may know of, durable ones included."""
+        seen = [topic.name for topic in self._topics.values() if self._sees(caller, topic)]
+        kept = self.pulling.topics() if self.pulling is not None else []
+        return sorted(
+            seen + [topic.name.encode() for topic in kept if self._sees_log(caller, topic)]
+        )
 
     def reader(self, caller: Identity, reader_id: bytes) -> Reader | None:
         """The subscription of this id, if it is the caller's."""
@@ -275,7 +294,7 @@ class EphemeralTopics:
         lost = [
             reader
             for reader in self._readers.values()
-            if not self._policy.allows(reader.identity, "subscribe", reader.incarnation.name)
+            if not self._policy.allows(reader.identity, "subscribe", reader.topic_name)
         ]
         for reader in lost:
             if not reader.gone:  # whoever is woken by one of these may end another itself
@@ -300,12 +319,41 @@ class EphemeralTopics:
             allowed = self._policy.may_produce(source.identity, name)
             self._fanout.remember(source.identity, name, allowed)
 
+    def log_gone(self, kept: DurableTopic) -> None:
+        """A durable topic was dropped: its readers are told as those of any deleted one."""
+        if self.pulling is None:
+            return
+        for reader in self.pulling.readers(kept):
+            self.pulling.remove(reader)
+            reader.has_more = lambda: False
+            name = reader.topic_name
+            notice = Chunk.of_notice(2**63 - 1, NOTICE_PREFIX + name, self._wall_ns())
+            put([reader], Range(notice, 0, 1))
+
+    def _follow_log(
+        self, pulling: Pulling, caller: Identity, kept: DurableTopic
+    ) -> Outcome | Reader:
+        creator = creator_of(kept)
+        if not self._policy.allows(caller, "subscribe", kept.name.encode(), creator):
+            return NO
+        if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
+            return over_quota(SUBSCRIPTIONS)
+        reader = pulling.add(os.urandom(READER_ID_BYTES), caller, kept)
+        reader.account = self._quotas.account(caller)
+        self._readers[reader.id] = reader
+        return reader
+
+    def _sees_log(self, caller: Identity, kept: DurableTopic) -> bool:
+        return self._may_know(caller, kept.name.encode(), creator_of(kept))
+
     def _sees(self, caller: Identity, topic: Topic) -> bool:
-        creator = (topic.current or topic.marked[-1]).creator
+        return self._may_know(caller, topic.name, (topic.current or topic.marked[-1]).creator)
+
+    def _may_know(self, caller: Identity, name: bytes, creator: Identity) -> bool:
         if caller.owns(creator):
             return True
         verbs = ("produce", "subscribe", "delete")
-        return any(self._policy.allows(caller, verb, topic.name, creator) for verb in verbs)
+        return any(self._policy.allows(caller, verb, name, creator) for verb in verbs)
 
     def _add_reader(self, topic: Topic, current: Incarnation, caller: Identity) -> Reader:
         reader = Reader(os.urandom(READER_ID_BYTES), caller, current)
@@ -364,10 +412,16 @@ class EphemeralTopics:
         incarnation = reader.incarnation
         self._quotas.release(reader.identity, BYTES, reader.held_bytes)
         self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)
-        self._counters.count("dropped", reason, reader.end())
+        lost = reader.end()
         del self._readers[reader.id]
-        del incarnation.readers[reader.id]
         self._unowned.pop(reader, None)
+        if incarnation is None:  # what it has not read stays in the log
+            if self.pulling is not None and isinstance(reader, LogReader):
+                self.pulling.remove(reader)
+            reader.wake()
+            return
+        self._counters.count("dropped", reason, lost)
+        del incarnation.readers[reader.id]
         topic = self._topics[incarnation.name]
         if topic.current is incarnation:
             self._follow(topic)

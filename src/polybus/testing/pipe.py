@@ -87,7 +87,6 @@ class MemoryPipe:
 
     def abort(self) -> None:
         self.aborted = True
-        self._backlog.clear()
 
     # What the far end does.
 
@@ -100,6 +99,8 @@ class MemoryPipe:
     def eat(self, count: int | None = None) -> None:
         """Takes `count` bytes more, or from now on everything."""
         self.appetite = None if count is None else (self.appetite or 0) + count
+        if self.aborted:  # what was not taken by then is lost
+            return
         self._pass_on()
         if self._stalled and not self._backlog:
             self._stalled = False

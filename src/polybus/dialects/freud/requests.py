@@ -11,6 +11,7 @@ from polybus.bus.outcomes import DOES_NOT_EXIST, OK, Kind, Outcome
 from polybus.bus.quotas import QUOTAS
 from polybus.bus.reader import Reader
 from polybus.dialects.freud.codec import RequestType
+from polybus.model.rules import PRODUCE
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
@@ -44,6 +45,11 @@ class Requests:
 
     def carry_out(self, request: Request) -> Answered:
         return self._table[RequestType(request.type)](request.subject)
+
+    def may_produce(self, name: bytes) -> bool:
+        broker = self._broker
+        creator = broker.binding.creator_of(name) if broker.binding else None
+        return broker.policy.allows(self._caller, PRODUCE, name, creator)
 
     def note(self, outcome: Outcome, verb: str, subject: bytes, count: int = 1) -> None:
         """Refusals are counted and logged, with who was refused what.

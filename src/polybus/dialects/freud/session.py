@@ -5,7 +5,7 @@ these stands in the way, and then the connection is *halted*:
 
     waiting   a Get waits for a message
     stalled   the client does not take its answers
-    blocked   a Produce waits for a full push reader
+    blocked   a Produce waits for a full push reader, or until it is on disk
 
 Each ends by itself (a message or the time limit, the socket, the reader), and
 the session goes on where it stopped. While halted, what the client sends is left
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polybus.bus.outcomes import Kind, Outcome
+from polybus.bus.outcomes import NO, Kind, Outcome
 from polybus.dialects.freud.answering import Answers
 from polybus.dialects.freud.codec import MALFORMED_TEXTS, NOTICE_FLAG, Code
 from polybus.dialects.freud.requests import HalfProduces, Requests, halves
@@ -94,6 +94,7 @@ class FreudSession(ShortSession):
         self._waiting_on: Reader | None = None
         self._timer: Timer | None = None
         self._blocked = False
+        self._committing = False  # blocked by a Produce that is on its way to the disk
         self._hung_up = False  # the client has hung up, though not all it sent was read
         self._finished = False  # the client sends no more
         self._gone = False  # it does not read either
@@ -147,6 +148,9 @@ class FreudSession(ShortSession):
         self._gone = self._finished = True
         self._answers.discard()
         self._blocked = False
+        if self._committing:  # it was carried out; nobody is there to be told
+            self._committing = False
+            self._todo.popleft()
         self._stop_waiting()
         if not self._closing:
             self._run()
@@ -209,6 +213,8 @@ class FreudSession(ShortSession):
         self._answers.add(answers(CODES[outcome.kind], count, payload or outcome.text.encode()))
 
     def _produce(self, group: Any) -> bool:
+        if self._broker.is_durable(group.topic):
+            return self._produce_durable(group)
         result = self._topics.produce(
             self._party, group.topic, group.offsets, group.bodies, group.count
         )
@@ -230,6 +236,34 @@ class FreudSession(ShortSession):
             self._answer(result.outcome, group.count)
         return True
 
+    def _produce_durable(self, group: Any) -> bool:
+        """Answered when it is on disk; what came behind it waits for that."""
+        assert self._broker.keeping is not None
+        if not self._requests.may_produce(group.topic):
+            self._requests.note(NO, "produce", group.topic, group.count)
+            self._answer(NO, group.count)
+            return True
+        keeping = self._broker.keeping
+        if self._gone:
+            keeping.keep(self._party, group.topic, group.offsets, group.bodies, group.count)
+            return True
+        self._answers.flush()
+        self._blocked = self._committing = True
+        keeping.produce(group.topic, group.offsets, group.bodies, self._kept)
+        return False
+
+    def _kept(self, outcome: Outcome, first_id: int) -> None:
+        if self._gone or not self._committing:
+            return
+        group = self._todo.popleft()
+        self._blocked = self._committing = False
+        if outcome.kind is Kind.OK:
+            self._answers.add(produced(first_id, group.count))
+        else:
+            self._requests.note(outcome, "produce", group.topic, group.count)
+            self._answer(outcome, group.count)
+        self._go_on()
+
     def _get(self, group: Gets) -> bool:
         if self._gets_left is None:
             self._gets_left = group.count
@@ -238,7 +272,8 @@ class FreudSession(ShortSession):
             if reader is None:
                 return self._answer_gets(Code.DOESNT_EXIST)
             if not self._take(group, reader):
-                if group.max_blocking_s == 0 or self._hung_up:
+                polls = group.max_blocking_s == 0 or self._hung_up
+                if polls and not reader.is_behind:
                     return self._answer_gets(Code.NOTHING_HAPPENED)
                 self._wait(reader, group.max_blocking_s)
                 return False
@@ -305,8 +340,8 @@ class FreudSession(ShortSession):
         self._stop_waiting()
         if reader.gone:
             self._answer_one_get(Code.DOESNT_EXIST)
-        else:
-            self._take(self._todo[0], reader, most=1)
+        elif not self._take(self._todo[0], reader, most=1) and self._todo[0].max_blocking_s == 0:
+            self._answer_one_get(Code.NOTHING_HAPPENED)
         self._answers.flush()
         self._call_soon(self._go_on)
 

@@ -1,0 +1,161 @@
+"""Pull readers of durable topics: subscriptions with a position in the log.
+
+Such a reader is an ordinary one whose unread messages are fetched from the log, a
+little ahead of what is asked for, so taking, confirming and giving back are those of
+every reader. What is fetched is charged to its user like any unread message; what
+is still in the log is not.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from polybus.bus.following import Cursor
+from polybus.bus.quotas import BYTES
+from polybus.bus.reader import Reader
+from polybus.kernel.unread import Chunk, Range
+
+if TYPE_CHECKING:
+    from polybus.bus.durable import Durable
+    from polybus.bus.following import Following
+    from polybus.bus.quotas import Quotas
+    from polybus.model.identity import Identity
+    from polybus.model.rows import Rows
+    from polybus.model.topic import Topic
+
+# Fetched ahead: so much that the next one is on its way before this is used up.
+AHEAD_MESSAGES = 1024
+AHEAD_BYTES = 128 * 1024
+
+
+class LogReader(Reader):
+    """A subscription that reads a log. `fetch` asks for more; `topic` is the one it reads."""
+
+    def __init__(self, reader_id: bytes, identity: Identity, topic: Topic) -> None:
+        super().__init__(reader_id, identity, None)
+        self.topic = topic
+        self.fetch: Callable[[], None] = lambda: None
+        self.has_more: Callable[[], bool] = lambda: False
+
+    @property
+    def topic_name(self) -> bytes:
+        return self.topic.name.encode()
+
+    @property
+    def is_behind(self) -> bool:
+        """Is there something for it that was not fetched yet?"""
+        return not self.gone and self.has_more()
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        super().wait(wake)
+        self.fetch()
+
+
+class Pull(Cursor):
+    """Fetches for one reader."""
+
+    def __init__(
+        self, following: Following, durable: Durable, quotas: Quotas, reader: LogReader
+    ) -> None:
+        super().__init__(following, reader.topic, durable.next_id(reader.topic))
+        self._durable = durable
+        self._quotas = quotas
+        self._reader = reader
+        reader.fetch = self.read_on
+        reader.has_more = self.has_more
+
+    def has_more(self) -> bool:
+        return self.at_id < self._durable.next_id(self.topic)
+
+    def until(self) -> int | None:
+        """What is committed by now, and no more than is fetched ahead."""
+        reader = self._reader
+        if (
+            reader.gone
+            or reader.held_messages >= AHEAD_MESSAGES
+            or reader.held_bytes >= AHEAD_BYTES
+        ):
+            return self.at_id
+        return min(self._durable.next_id(self.topic), self.at_id + AHEAD_MESSAGES)
+
+    def wants_more(self) -> bool:
+        return bool(self._reader.waiters)
+
+    def passed(self, until: int | None) -> None:
+        """Nothing is left of what was asked for: it was trimmed."""
+        self.at_id = max(self.at_id, until or 0)
+        self._reader.wake_all()
+
+    def take(self, rows: Rows) -> None:
+        for run in _runs(rows):
+            if self._reader.gone:
+                return
+            if not self._quotas.charge(self._reader.identity, BYTES, run.size):
+                break  # it is asked for again when some of it was read
+            self._reader.put(run)
+            self.at_id = run.first_id + len(run)
+        self._reader.wake()
+
+
+class Pulling:
+    """All of them, by topic."""
+
+    def __init__(self, durable: Durable, following: Following, quotas: Quotas) -> None:
+        self._durable = durable
+        self._following = following
+        self._quotas = quotas
+        self._readers: dict[int, dict[LogReader, Pull]] = {}
+
+    def find(self, name: bytes) -> Topic | None:
+        return self._durable.find(name.decode("utf-8", "surrogateescape"))
+
+    def topics(self) -> list[Topic]:
+        return self._durable.topics()
+
+    def add(self, reader_id: bytes, caller: Identity, topic: Topic) -> LogReader:
+        reader = LogReader(reader_id, caller, topic)
+        pull = Pull(self._following, self._durable, self._quotas, reader)
+        self._readers.setdefault(topic.number, {})[reader] = pull
+        return reader
+
+    def remove(self, reader: LogReader) -> None:
+        readers = self._readers.get(reader.topic.number, {})
+        readers.pop(reader, None)
+        if not readers:
+            self._readers.pop(reader.topic.number, None)
+
+    def count(self, topic: Topic) -> int:
+        """Readers of all kinds."""
+        pulling = len(self._readers.get(topic.number, ()))
+        return pulling + self._following.count(topic)
+
+    def readers(self, topic: Topic) -> list[LogReader]:
+        return list(self._readers.get(topic.number, ()))
+
+    def news(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            for reader, pull in list(self._readers.get(number, {}).items()):
+                if reader.waiters:
+                    pull.read_on()
+
+
+def _runs(rows: Rows) -> Iterator[Range]:
+    """The rows as chunks, each of continuing ids and one time."""
+    ids, times = array("q"), array("q")
+    ids.frombytes(rows.ids)
+    times.frombytes(rows.timestamps_ns)
+    offsets = array("i")
+    offsets.frombytes(rows.body_offsets)
+    bodies = memoryview(rows.bodies)
+    start = 0
+    for at in range(1, rows.count + 1):
+        if at < rows.count and ids[at] == ids[at - 1] + 1 and times[at] == times[at - 1]:
+            continue
+        base = offsets[start]
+        places = array("i", [place - base for place in offsets[start : at + 1]])
+        body = bytes(bodies[base : offsets[at]])
+        chunk = Chunk.of_batch(ids[start], places, body, times[start])
+        yield Range(chunk, 0, at - start)
+        start = at
