@@ -8,14 +8,13 @@ a read wants out of layouts, so that nothing refers to them afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from typing_extensions import Buffer
 
-from polybus.errors import Damaged, TooLarge, UsageError, WrongFormat
+from polybus.errors import Damaged, PolybusError, TooLarge, UsageError, WrongFormat
 from polybus.kernel import blocks as kernel
 from polybus.kernel import gathering
 from polybus.kernel.blocks import Layout as Layout  # the engines know it by this face
@@ -84,8 +83,10 @@ class Block:
         data. `insertion_ms` is one time for all, or a column of int64. `UsageError` names
         the column that is wrong; `TooLarge` if it all is over `MAX_BLOCK_BYTES`.
         """
-        with _usage_errors():
+        try:
             data = kernel.build(insertion_ms, bodies, body_offsets, keys, headers)
+        except _FAULTS as error:
+            raise _translated(error) from None
         return _made(data)
 
     @classmethod
@@ -123,13 +124,17 @@ def open_layout(data: Buffer, *, checksum: bool = True) -> Layout:
 
 
 def concat_layouts(layouts: Iterable[Layout]) -> Block:
-    with _usage_errors():
+    try:
         return _made(kernel.concat(layouts))
+    except _FAULTS as error:
+        raise _translated(error) from None
 
 
 def cut_layout(layout: Layout, start: int, end: int) -> Block:
-    with _usage_errors():
+    try:
         return _made(kernel.cut(layout, start, end))
+    except _FAULTS as error:
+        raise _translated(error) from None
 
 
 def gather(
@@ -156,15 +161,13 @@ def _made(data: bytes) -> Block:
     return Block(data, kernel.count_of(data))
 
 
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    try:
-        yield
-    except kernel.BadColumns as error:
-        raise UsageError(str(error)) from None
-    except OverflowError as error:
-        raise TooLarge(str(error)) from None
-    except IndexError as error:
-        raise UsageError(str(error)) from None
-    except kernel.BadBlock as error:
-        raise Damaged(f"a block is damaged: {error}") from None
+# By try and except where they are raised: a context manager would take longer than a block.
+_FAULTS = (kernel.BadColumns, kernel.BadBlock, OverflowError, IndexError)
+
+
+def _translated(error: Exception) -> PolybusError:
+    if isinstance(error, OverflowError):
+        return TooLarge(str(error))
+    if isinstance(error, kernel.BadBlock):
+        return Damaged(f"a block is damaged: {error}")
+    return UsageError(str(error))

@@ -12,13 +12,14 @@ import json
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
-from polybus.errors import ShardSealed, UsageError
+from polybus.errors import ShardSealed, TooLarge, UsageError
 from polybus.model import names
 from polybus.model.block import Block
 from polybus.model.commit import (
     MAX_APPENDS,
     MAX_KEY_BYTES,
     MAX_NOTE_BYTES,
+    MAX_PLACES,
     MAX_RECORD_BYTES,
     MAX_RECORD_CHANGES,
     Append,
@@ -102,18 +103,36 @@ def trims(topic: Topic, before: Mapping[int, int]) -> Mapping[int, int]:
 
 
 def commit(commit: Commit) -> Commit:
+    """Every commit comes by here, so what is empty is not looked at, nor is a text made."""
     appends(commit.appends)
-    stages(commit.stages)
-    changes(commit.changes)
+    if commit.stages:
+        stages(commit.stages)
+    if commit.changes:
+        changes(commit.changes)
     if commit.stamp is not None:
         stamp(commit.stamp)
-    _at_most(commit.note, MAX_NOTE_BYTES, "a note")
+    if commit.note:
+        _at_most(commit.note, MAX_NOTE_BYTES, "a note")
+    places(commit.appends, len(commit.stages) + len(commit.changes))
     return commit
 
 
+def places(appends: Sequence[Append], others: int = 0) -> None:
+    """`TooLarge` if one commit, or one call of `stage`, would touch too much."""
+    if 2 * len(appends) + others <= MAX_PLACES:
+        return  # however they are spread
+    shards = {(append.topic, append.shard) for append in appends}
+    touched = len(shards) + len({topic for topic, _ in shards}) + others
+    if touched > MAX_PLACES:
+        raise TooLarge(f"a commit touches at most {MAX_PLACES} places, not {touched}")
+
+
 def appends(appends: Sequence[Append]) -> Sequence[Append]:
-    require(len(appends) <= MAX_APPENDS, f"at most {MAX_APPENDS} appends at a time")
-    require(all(isinstance(append.block, Block) for append in appends), "appends carry blocks")
+    if len(appends) > MAX_APPENDS:
+        raise UsageError(f"at most {MAX_APPENDS} appends at a time")
+    for append in appends:
+        if not isinstance(append.block, Block):
+            raise UsageError("appends carry blocks")
     return appends
 
 
@@ -149,9 +168,12 @@ def part_of_key(part: bytes) -> bytes:
 
 def stamp(stamp: Stamp) -> Stamp:
     producer(stamp.producer)
-    require(1 <= stamp.epoch <= MAX_NUMBER, f"epochs start at 1, not {stamp.epoch}")
-    require(1 <= stamp.counter <= MAX_NUMBER, f"counters start at 1, not {stamp.counter}")
-    _at_most(stamp.digest, MAX_DIGEST_BYTES, "a digest")
+    if not 1 <= stamp.epoch <= MAX_NUMBER:
+        raise UsageError(f"epochs start at 1, not {stamp.epoch}")
+    if not 1 <= stamp.counter <= MAX_NUMBER:
+        raise UsageError(f"counters start at 1, not {stamp.counter}")
+    if stamp.digest:
+        _at_most(stamp.digest, MAX_DIGEST_BYTES, "a digest")
     return stamp
 
 
@@ -161,7 +183,8 @@ def producer(name: str) -> bytes:
         raw = name.encode()
     except UnicodeEncodeError:
         raise UsageError(f"a producer's name must be UTF-8, not {name!r}") from None
-    require(1 <= len(raw) <= MAX_PRODUCER_BYTES, f"a producer's name has 1 to 255 bytes: {name!r}")
+    if not 1 <= len(raw) <= MAX_PRODUCER_BYTES:
+        raise UsageError(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes: {name!r}")
     return raw
 
 
@@ -213,7 +236,8 @@ def number(value: int, what: str) -> int:
 
 
 def _at_most(data: bytes, limit: int, what: str) -> bytes:
-    require(len(data) <= limit, f"{what} has at most {limit} bytes, not {len(data)}")
+    if len(data) > limit:
+        raise UsageError(f"{what} has at most {limit} bytes, not {len(data)}")
     return data
 
 
