@@ -1,0 +1,89 @@
+"""Bits that flip on the disk: a read is right, or an error says where; tools always answer."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polybus.testing.nursery import Ended, Nursery
+
+ACTS = "polybus.testing.storeflips"
+COMMITS = 25
+ROUNDS = 60
+PAGE_ROUNDS = 12
+SOAK_ROUNDS = 5000
+SOAK_PAGE_ROUNDS = 500
+
+
+@pytest.fixture
+def nursery(sabotage) -> Iterator[Nursery]:
+    with Nursery(ACTS, {"POLYBUS_SABOTAGE": sabotage or ""}) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def filled(nursery, tmp_path) -> Path:
+    folder = tmp_path / "store"
+    nursery.ask("fill", str(folder), COMMITS)
+    return folder
+
+
+def flip_blocks(nursery: Nursery, folder: Path, rounds: int) -> None:
+    seed = random.randrange(1 << 32)
+    found = nursery.ask("flip_blocks", str(folder), seed, rounds)
+    assert not found["faults"], f"seed {seed}: {found['faults'][:10]}"
+    assert found["damaged"] > rounds / 4, "hardly any flip hit something that is read"
+    assert found["right"] > found["damaged"], "next to nothing was left to be read"
+
+
+@pytest.mark.sabotage("checksum-off")
+def test_a_flipped_bit_in_a_block_is_an_error_that_says_where(nursery, filled):
+    flip_blocks(nursery, filled, ROUNDS)
+
+
+def flip_pages(nursery: Nursery, source: Path, tmp_path: Path, rounds: int) -> int:
+    """How often a flip did harm. Whoever looks directly may be killed by it; tools may not."""
+    first, harmful = random.randrange(1 << 32), 0
+    for seed in range(first, first + rounds):
+        folder, rescued = tmp_path / f"flipped{seed}", tmp_path / f"rescued{seed}"
+        nursery.ask("flip_pages", str(source), str(folder), seed)
+        direct = nursery.run("compare", str(source), str(folder))
+        harmed = bool(direct.signal or direct.failure or direct.answer["harmed"])
+        found = answer(nursery.run("verify", str(folder)), seed)
+        assert found or not harmed, f"seed {seed}: verify has not seen {direct}"
+        saved = answer(nursery.run("salvage", str(source), str(folder), str(rescued)), seed)
+        assert not saved["wrong"], f"seed {seed}: {saved}"
+        readable = direct.answer["right"] if direct.answer else saved["written"] // 2
+        assert saved["kept"] >= readable, f"seed {seed}: {saved}, {direct}"
+        harmful += harmed
+        shutil.rmtree(folder)
+        shutil.rmtree(rescued)
+    return harmful
+
+
+def answer(ended: Ended, seed: int) -> Any:
+    assert not ended.signal, f"seed {seed}: killed by {ended.signal}"
+    assert not ended.failure, f"seed {seed}: {ended.failure}"
+    return ended.answer
+
+
+def test_the_tools_answer_whatever_page_is_damaged(nursery, filled, tmp_path):
+    assert flip_pages(nursery, filled, tmp_path, PAGE_ROUNDS) > 0, "no flip did any harm"
+
+
+def test_the_tools_find_nothing_wrong_with_a_whole_store(nursery, filled, tmp_path):
+    assert nursery.ask("verify", str(filled)) == []
+    saved = nursery.ask("salvage", str(filled), str(filled), str(tmp_path / "rescued"))
+    assert saved["kept"] == saved["written"] > 0
+    assert saved["wrong"] == 0
+
+
+@pytest.mark.soak
+def test_thousands_of_flips(nursery, filled, tmp_path):
+    flip_blocks(nursery, filled, SOAK_ROUNDS)
+    assert flip_pages(nursery, filled, tmp_path, SOAK_PAGE_ROUNDS) > 0
