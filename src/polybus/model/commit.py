@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from polybus.model.stamp import Stamp
 
 MAX_KEY_BYTES = 480  # LMDB's own limit is 511, and engines put a little before a key
-MAX_RECORD_BYTES = 1 << 20
+MAX_RECORD_BYTES = 1 << 19  # with its headers it fits a message of JetStream's default 1 MiB
 MAX_NOTE_BYTES = 1024
 MAX_APPENDS = 4096
-MAX_RECORD_CHANGES = 4096
+# Shards and their topics, records and stages that one commit touches, together: an atomic
+# batch of JetStream has 1000 messages, and a few are the engine's own.
+MAX_PLACES = 900
+MAX_RECORD_CHANGES = MAX_PLACES
 
 
 class Append(NamedTuple):

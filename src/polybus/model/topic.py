@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-MAX_SHARDS: Final = 4096  # of one generation: each costs an entry in every table of positions
+MAX_SHARDS: Final = 512  # of one generation, so that one commit can reach them all
 
 All = Literal["all"]
 ALL: Final = "all"  # the topic read in the order of its ids, over all shards

@@ -127,7 +127,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "native.max_batches_in_flight": (1, 1024),
     "native.max_waits": (1, 65_536),
     "native.max_wait_s": (0, 3600),
-    "native.default_shards": (1, 4096),
+    "native.default_shards": (1, 512),
     # A message of one byte under the longest name must fit, and no reader takes one over 64 MiB.
     "freud.max_frame_bytes": (260, 64 * MIB),
 }

@@ -133,6 +133,7 @@ def appends(appends: Sequence[Append]) -> Sequence[Append]:
     for append in appends:
         if not isinstance(append.block, Block):
             raise UsageError("appends carry blocks")
+    places(appends)
     return appends
 
 

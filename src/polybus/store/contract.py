@@ -9,7 +9,8 @@ What holds for all of it:
 - What one thread hands over takes effect in that order.
 - Futures are resolved on the engine's own thread: a callback must be quick, and must
   not wait for the store. One that was cancelled in time was not done.
-- Errors are those of `polybus.errors`, and mean that nothing was changed. Those of
+- Errors are those of `polybus.errors`, and mean that nothing was changed; but for
+  `ConnectionLost`, after which the same stamp tells what became of it. Those of
   `commit` and `stage` come by the Future, all of them.
 
 A topic is known by its number; a number that no topic has any more is

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from polybus.errors import Conflict, DoesNotExist, StageGone, UnknownProducer, UsageError
+from polybus.errors import (
+    Conflict,
+    DoesNotExist,
+    StageGone,
+    TooLarge,
+    UnknownProducer,
+    UsageError,
+)
 from polybus.model.block import Block
 from polybus.model.commit import (
     MAX_APPENDS,
     MAX_NOTE_BYTES,
+    MAX_PLACES,
     Append,
     Change,
     Commit,
     Committed,
 )
 from polybus.model.stamp import Stamp
-from polybus.model.topic import Topic
+from polybus.model.topic import MAX_SHARDS, Topic
 from polybus.store.contract import Store
 from polybus.testing.blocks import block
 from polybus.testing.conformance.kit import (
@@ -148,6 +156,22 @@ def check_commits_have_limits(engine: Engine) -> None:
             put(store, *[one] * (MAX_APPENDS + 1))
         assert put(store, *[one] * MAX_APPENDS).spans == ((topic.number, 0, 0, 1, MAX_APPENDS),)
         assert len(bodies(store, topic)) == MAX_APPENDS
+
+
+def check_a_commit_touches_a_bounded_number_of_places(engine: Engine) -> None:
+    """Shards, their topics, records and stages together: any engine can do that at once."""
+    with engine.fresh() as store:
+        topics = [store.create(name, MAX_SHARDS, {}) for name in ("a", "b")]
+        wide = [append(topics[0], shard, b"x") for shard in range(MAX_SHARDS)]
+        rest = MAX_PLACES - MAX_SHARDS - 1
+        changes = [Change(b"%d" % n, b"") for n in range(rest)]
+        with refused(TooLarge, store):
+            put(store, *wide, append(topics[1], 0, b"y"), changes=changes)
+        assert len(put(store, *wide, changes=changes).spans) == MAX_SHARDS
+        stage = store.open_stage()
+        with refused(TooLarge):
+            wider = wide + [append(topics[1], shard, b"x") for shard in range(MAX_SHARDS)]
+            store.stage(stage, wider).result(TIMEOUT_S)
 
 
 def check_time_never_goes_back_within_a_topic(engine: Engine) -> None:
