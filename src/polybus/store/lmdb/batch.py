@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from polybus.store.lmdb.environment import Transaction
 
 MERGED_BYTES: Final = 1 << 20
+SMALL_BYTES: Final = 64 << 10  # below this an entry is merged with its neighbours, later
 MERGED_MESSAGES: Final = 1 << 20  # so that tables stay small beside what they describe
 
 _RUN = Struct("<qqq")
@@ -37,19 +38,19 @@ class Tail:
         self.blocks: list[Block] = []
         self.runs: list[list[int]] = []
 
-    def takes(self, block: Block) -> bool:
-        fits = self.size + block.size_bytes <= MERGED_BYTES
-        return fits and self.count + block.count <= MERGED_MESSAGES
+    def takes(self, size: int, count: int) -> bool:
+        return self.size + size <= MERGED_BYTES and self.count + count <= MERGED_MESSAGES
 
-    def add(self, block: Block, first_id: int, timestamp_ns: int) -> None:
+    def add(self, block: Block, size: int, first_id: int, timestamp_ns: int) -> None:
+        count = block.count
         self.blocks.append(block)
-        self.count += block.count
-        self.size += block.size_bytes
+        self.count += count
+        self.size += size
         last = self.runs[-1] if self.runs else None
         if last and last[1] == timestamp_ns and last[0] + last[2] == first_id:
-            last[2] += block.count
+            last[2] += count
         else:
-            self.runs.append([first_id, timestamp_ns, block.count])
+            self.runs.append([first_id, timestamp_ns, count])
 
     def encode(self, target: Target) -> bytes:
         runs = b"".join([_RUN.pack(*run) for run in self.runs])
@@ -94,15 +95,18 @@ class Batch:
         self.puts.pop(key, None)
         self.deletes.add(key)
 
-    def append(self, target: Target, offset: int, block: Block, run: tuple[int, int]) -> None:
-        """A block for a shard's end; `run` is its first id and its time."""
+    def append(
+        self, target: Target, offset: int, block: Block, first_id: int, time_ns: int
+    ) -> None:
+        """A block for a shard's end, with its first id and its time."""
+        size = block.size_bytes
         tail = self._tails.get(target)
-        if tail is None or not tail.takes(block):
+        if tail is None or not tail.takes(size, block.count):
             if tail is not None:
                 self._full.append((target, tail))
             tail = self._tails[target] = Tail(offset)
-        tail.add(block, *run)
-        self.size += block.size_bytes
+        tail.add(block, size, first_id, time_ns)
+        self.size += size
 
     def publish(self, target: Target, offset: int, parts: list[Part], run: tuple[int, int]) -> None:
         """An extent for a shard's end: what the parts' stages hold for it."""
@@ -124,7 +128,7 @@ class Batch:
         """Of each shard: bytes of the entries that the re-blocker may still merge."""
         found: dict[Target, int] = {}
         for target, tail in (*self._full, *self._tails.items()):
-            if tail.size < MERGED_BYTES // 2:
+            if tail.size < SMALL_BYTES:
                 found[target] = found.get(target, 0) + tail.size
         return found
 

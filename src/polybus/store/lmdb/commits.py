@@ -14,7 +14,7 @@ from polybus.store import checks
 from polybus.store.lmdb import keys, staging, stamps, values
 from polybus.store.lmdb.books import Books
 from polybus.store.lmdb.entries import Part
-from polybus.store.lmdb.known import Stage, TopicState
+from polybus.store.lmdb.known import Shard, Stage, TopicState
 
 
 class Share:
@@ -33,10 +33,38 @@ Shares = dict[tuple[int, int], Share]
 
 
 def commit(books: Books, commit: Commit, now_ns: int) -> Committed:
-    if commit.stamp is not None:
-        repeated = stamps.judge(books, commit.stamp)
+    stamp, producer = commit.stamp, None
+    if stamp is not None:
+        producer = stamps.owner(books, stamp)
+        repeated = stamps.judge(producer, stamp)
         if repeated is not None:
             return repeated
+    if len(commit.appends) == 1 and not (commit.stages or commit.changes):
+        committed = _one_block(books, *commit.appends[0], commit.note, now_ns)
+    else:
+        committed = _all_of_it(books, commit, now_ns)
+    if producer is not None and stamp is not None:
+        stamps.use(books, producer, stamp, committed)
+    return committed
+
+
+def _one_block(
+    books: Books, topic: int, number: int, block: Block, note: bytes, now_ns: int
+) -> Committed:
+    """What nearly all commits are, by the shortest way."""
+    state = books.known.topic(topic)
+    if number not in state.open:
+        checks.open_shard(state.topic, number)
+    shard = books.known.shard(state, number)
+    time_ns = max(now_ns, state.time_ns)
+    span = Span(topic, number, shard.end, state.next_id, block.count)
+    target = topic, number
+    _add(books, target, state, shard, block, time_ns)
+    _mark(books, target, state, shard, time_ns)
+    return Committed((span,), time_ns, (), note)
+
+
+def _all_of_it(books: Books, commit: Commit, now_ns: int) -> Committed:
     if commit.changes:
         _check_versions(books, commit.changes)
     stages = _stages(books, commit.stages) if commit.stages else {}
@@ -50,10 +78,7 @@ def commit(books: Books, commit: Commit, now_ns: int) -> Committed:
     targets = sorted(shares) if len(shares) > 1 else shares
     spans = tuple([_append(books, target, shares[target], time_ns) for target in targets])
     versions = tuple([_change(books, change) for change in commit.changes])
-    committed = Committed(spans, time_ns, versions, commit.note)
-    if commit.stamp is not None:
-        stamps.use(books, commit.stamp, committed)
-    return committed
+    return Committed(spans, time_ns, versions, commit.note)
 
 
 def _stages(books: Books, names: tuple[str, ...]) -> dict[int, Stage]:
@@ -100,21 +125,41 @@ def _append(books: Books, target: tuple[int, int], share: Share, time_ns: int) -
     shard = books.known.shard(state, number)
     span = Span(topic, number, shard.end, state.next_id, share.count)
     for block in share.blocks:
-        books.batch.append(target, shard.end, block, (state.next_id, time_ns))
-        shard.end += block.count
-        state.next_id += block.count
-        shard.added += block.size_bytes
+        _add(books, target, state, shard, block, time_ns)
     if share.parts:
         count = sum(part.count for part in share.parts)
         books.batch.publish(target, shard.end, share.parts, (state.next_id, time_ns))
         shard.end += count
         state.next_id += count
         shard.added += sum(part.charged for part in share.parts)
-    state.time_ns = time_ns
-    books.batch.ends[target] = shard.end
-    books.touch(state)
-    books.touch_shard(topic, number, shard)
+    _mark(books, target, state, shard, time_ns)
     return span
+
+
+def _add(
+    books: Books,
+    target: tuple[int, int],
+    state: TopicState,
+    shard: Shard,
+    block: Block,
+    time_ns: int,
+) -> None:
+    books.batch.append(target, shard.end, block, state.next_id, time_ns)
+    shard.end += block.count
+    state.next_id += block.count
+    shard.added += block.size_bytes
+
+
+def _mark(
+    books: Books, target: tuple[int, int], state: TopicState, shard: Shard, time_ns: int
+) -> None:
+    """The shard got messages: its state will be written, once a batch."""
+    state.time_ns = time_ns
+    ends = books.batch.ends
+    if target not in ends:
+        books.touch(state)
+        books.touch_shard(*target, shard)
+    ends[target] = shard.end
 
 
 def _change(books: Books, change: Change) -> int:

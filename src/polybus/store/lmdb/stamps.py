@@ -36,9 +36,13 @@ def close_producer(books: Books, name: bytes, epoch: int) -> None:
         books.batch.delete(keys.result(producer.number, slot))
 
 
-def judge(books: Books, stamp: Stamp) -> Committed | None:
+def owner(books: Books, stamp: Stamp) -> Producer:
+    """The producer whose stamp it is; `Fenced` if it has another epoch by now."""
+    return _of_epoch(books, stamp.producer.encode(), stamp.epoch)
+
+
+def judge(producer: Producer, stamp: Stamp) -> Committed | None:
     """The first result, if the stamp was used before; None if it may be used now."""
-    producer = _of_epoch(books, stamp.producer.encode(), stamp.epoch)
     if sabotage.STAMPS_OFF:
         return None
     if stamp.counter <= producer.counter:
@@ -50,10 +54,8 @@ def judge(books: Books, stamp: Stamp) -> Committed | None:
     return None
 
 
-def use(books: Books, stamp: Stamp, committed: Committed) -> None:
+def use(books: Books, producer: Producer, stamp: Stamp, committed: Committed) -> None:
     """The stamp is used up, and this is its result; `judge` has allowed it."""
-    producer = books.known.producer(stamp.producer.encode())
-    assert producer is not None
     key = keys.result(producer.number, producer.slots % producer.kept)
     books.batch.put(key, values.result(stamp.counter, stamp.digest, committed))
     producer.slots += 1

@@ -124,8 +124,10 @@ _SPAN = Struct("<IIqqq")
 
 def result(counter: int, digest: bytes, committed: Committed) -> bytes:
     spans, note = committed.spans, committed.note
-    head = _RESULT.pack(counter, committed.timestamp_ns, len(spans), len(digest), len(note))
-    return b"".join((head, *[_SPAN.pack(*span) for span in spans], digest, note))
+    raw = _RESULT.pack(counter, committed.timestamp_ns, len(spans), len(digest), len(note))
+    for span in spans:
+        raw += _SPAN.pack(*span)
+    return raw + digest + note
 
 
 def read_result(raw: Buffer) -> tuple[int, bytes, Committed]:
