@@ -17,6 +17,7 @@ from polybus.kernel.blocks import Layout
 from polybus.model import runs
 from polybus.model.block import concat_layouts
 from polybus.store.lmdb import entries, keys, values
+from polybus.store.lmdb.batch import SMALL_BYTES
 from polybus.store.lmdb.entries import Entry
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.home import Home
@@ -24,7 +25,6 @@ from polybus.store.lmdb.known import prefixed
 from polybus.store.lmdb.storing import Storing
 from polybus.store.lmdb.walking import Walk
 
-SMALL_BYTES: Final = 64 << 10  # an entry of this size is left as it is
 TARGET_BYTES: Final = 256 << 10
 MAX_BYTES: Final = 1 << 20
 MAX_ENTRIES: Final = 512  # that one step looks at: a few milliseconds
