@@ -16,7 +16,7 @@ import pytest
 
 from polybus.testing.nursery import Child, Ended, Nursery
 from polybus.testing.storecheck import Reported
-from polybus.testing.storechild import VERIFIED, reports
+from polybus.testing.storechild import COMPACTED, reports
 
 CHILD = "polybus.testing.storechild"
 ROUNDS = 200
@@ -25,6 +25,7 @@ LIVES = 10  # of one store: what is checked grows with each
 COMMITS = 100_000  # more than any life has time for
 LINES = (0, 1, 1, 2, 5, 10)  # of the report, that are waited for: the first says it has begun
 LONGEST_S = 0.02  # and then so long, before the kill
+COMPACTED_LIVES = 0.2
 LATEST = 8  # how many answers may be on their way: fewer than a producer's results are kept
 PATIENCE_S = 60.0
 
@@ -33,12 +34,13 @@ class Tally:
     """What a run has really put the store through."""
 
     def __init__(self) -> None:
-        self.kills = self.commits = self.repeats = self.early = 0
+        self.kills = self.commits = self.repeats = self.early = self.compactions = 0
 
     def __str__(self) -> str:
         return (
             f"{self.kills} kills ({self.early} before the check was done), "
-            f"{self.commits} commits acknowledged, {self.repeats} there without it"
+            f"{self.commits} commits acknowledged, {self.repeats} there without it, "
+            f"{self.compactions} compactions"
         )
 
 
@@ -50,7 +52,9 @@ def lives(
     for _ in range(LIVES):
         before = len(reports(str(report)))
         late = choices.choice((0, 0, LATEST))
-        child = nursery.start("live", str(folder), str(report), durability, COMMITS, late)
+        compact = choices.random() < COMPACTED_LIVES
+        asked = (str(folder), str(report), durability, COMMITS, late, compact)
+        child = nursery.start("live", *asked)
         await_lines(report, before + choices.choice(LINES), child)
         time.sleep(choices.uniform(0, LONGEST_S))
         child.kill()
@@ -58,7 +62,9 @@ def lives(
         tally.early += len(reports(str(report))) == before
         demand_no_faults(child.wait())
     demand_no_faults(nursery.run("live", str(folder), str(report), durability, 0))
-    said = Reported.of(line for line in reports(str(report)) if line != VERIFIED)
+    lines = reports(str(report))
+    said = Reported.of(lines)
+    tally.compactions += lines.count(COMPACTED)
     tally.commits += sum(said.acked.values())
     tally.repeats += said.duplicates
 
@@ -94,6 +100,7 @@ def test_what_was_acknowledged_survives_kills_once_and_whole(tmp_path, sabotage)
     tally = kill_writers(tmp_path, "fsync", ROUNDS, sabotage)
     assert tally.commits > tally.kills == ROUNDS, tally
     assert tally.repeats > 0, "no kill ever came between a commit and its answer"
+    assert tally.compactions > 0
 
 
 @pytest.mark.sabotage("torn-commits")

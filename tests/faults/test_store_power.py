@@ -19,12 +19,13 @@ import pytest
 
 from polybus.testing import powercut
 from polybus.testing.nursery import Nursery
+from polybus.testing.powercut import Kind
 from polybus.testing.powerimages import Image, images
 
 CHILD = "polybus.testing.storechild"
 COMMITS = 100
 IMAGES = 100
-SOAK_IMAGES = 3000
+SOAK_IMAGES = 1000
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,10 @@ class PowerCuts:
         with Nursery(CHILD, self._recorder) as nursery:
             nursery.ask(act, str(self._watched / "store"), *args)
 
+    @property
+    def renames(self) -> int:
+        return sum(record.kind == Kind.RENAMED for record in powercut.records(self._log))
+
     def look(self, count: int, *, strict: bool = True) -> None:
         seed = random.randrange(1 << 32)
         made = images(powercut.records(self._log), self._watched, random.Random(seed), count)
@@ -101,8 +106,16 @@ def test_with_intervals_every_disk_has_a_whole_beginning(cuts):
     cuts.look(IMAGES // 2, strict=False)
 
 
+@pytest.mark.sabotage("compact-sync-off")
+def test_a_compaction_is_done_or_it_is_not(cuts):
+    cuts.record("record", "fsync", COMMITS, True)
+    assert cuts.renames > 2, "there was no compaction"
+    cuts.look(IMAGES // 2)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("durability", ["fsync", "interval"])
-def test_thousands_of_disks(cuts, durability):
-    cuts.record("record", durability, 10 * COMMITS)
+@pytest.mark.parametrize("compact", [False, True])
+def test_thousands_of_disks(cuts, durability, compact):
+    cuts.record("record", durability, 5 * COMMITS, compact)
     cuts.look(SOAK_IMAGES, strict=durability == "fsync")

@@ -6,18 +6,22 @@ The report of a child is a file: a line that was written before a kill is there 
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from polybus.store.contract import Store
-from polybus.store.lmdb import engine as _loaded_once_for_all_children  # noqa: F401
+from polybus.store.lmdb.engine import LmdbStore
 from polybus.store.opening import Durability, open_store
 from polybus.testing import powercut
 from polybus.testing.storecheck import Reported, check, progress
 from polybus.testing.storework import PRODUCERS, prepare, work
 
 VERIFIED = "v"
+COMPACTED = "c"
 
 
 def reports(path: str) -> list[str]:
@@ -41,18 +45,46 @@ def reporter(path: str, late: int) -> Callable[[str], None]:
 
 
 def live(
-    folder: str, report: str, durability: Durability, commits: int, late: int = 0
+    folder: str,
+    report: str,
+    durability: Durability,
+    commits: int,
+    late: int = 0,
+    compact: bool = False,
 ) -> list[str]:
     """A life: looks at what the lives before left, then works on. Answers with faults."""
-    said = Reported.of(line for line in reports(report) if line != VERIFIED)
+    said = Reported.of(reports(report))
     with open_store(f"lmdb:{folder}", durability=durability, commit_interval_ms=5) as store:
         faults = check(store, said, strict=durability == "fsync")
         if faults:
             return faults
         prepare(store)
         reporter(report, 0)(VERIFIED)
-        work(store, begin(store, said, durability), reporter(report, late), commits)
+        say = reporter(report, late)
+        with compacted(store, say, compact):
+            work(store, begin(store, said, durability), say, commits)
     return []
+
+
+@contextmanager
+def compacted(store: Store, say: Callable[[str], None], wanted: bool) -> Iterator[None]:
+    """The store is compacted over and over, meanwhile."""
+    over = threading.Event()
+    assert isinstance(store, LmdbStore)
+
+    def compact() -> None:
+        while wanted and not over.is_set():
+            store.compact()
+            say(COMPACTED)
+            over.wait(0.005)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(compact)
+        try:
+            yield
+        finally:
+            over.set()
+        done.result()
 
 
 def begin(store: Store, said: Reported, durability: Durability) -> dict[int, int]:
@@ -71,9 +103,14 @@ def look(folder: str, lines: list[str], strict: bool = True) -> list[str]:
         return check(store, Reported.of(lines), strict=strict)
 
 
-def record(folder: str, durability: Durability, commits: int) -> None:
+def record(folder: str, durability: Durability, commits: int, compact: bool = False) -> None:
     """Works in a new folder under the recorder; acknowledgements become marks."""
     marks = powercut.Marks()
+
+    def say(line: str) -> None:
+        marks(line.encode())
+
     with open_store(f"lmdb:{folder}", durability=durability, commit_interval_ms=5) as store:
         prepare(store)
-        work(store, {}, lambda line: marks(line.encode()), commits)
+        with compacted(store, say, compact):
+            work(store, {}, say, commits)
