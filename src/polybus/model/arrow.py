@@ -42,6 +42,10 @@ READ_SCHEMA = pa.schema(
     ]
 )
 
+# A column of nulls costs no memory in batches of up to this size: that of a usual read.
+MAX_SHARED_NULLS = 65_536
+_ZEROES = pa.py_buffer(bytes((MAX_SHARED_NULLS + 1) * 4))
+
 
 # --- reading ------------------------------------------------------------------
 
@@ -70,14 +74,16 @@ def _strings(
     kind: pa.DataType, count: int, validity: Column | None, offsets: Column | None, data: Any
 ) -> pa.Array:
     if offsets is None:
-        return pa.nulls(count, kind)
+        return pa.Array.from_buffers(kind, count, [*_nothing(count), pa.py_buffer(b"")])
     buffers = [_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(kind, count, buffers)
 
 
 def _maps(rows: Rows) -> pa.Array:
     if rows.header_offsets is None:
-        return pa.nulls(rows.count, HEADERS_TYPE)
+        none = pa.array([], pa.struct([HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]))
+        buffers = _nothing(rows.count)
+        return pa.Array.from_buffers(HEADERS_TYPE, rows.count, buffers, children=[none])
     assert rows.header_name_offsets is not None
     entries = len(rows.header_name_offsets) // 4 - 1
     names = _strings(pa.utf8(), entries, None, rows.header_name_offsets, rows.header_names)
@@ -87,6 +93,12 @@ def _maps(rows: Rows) -> pa.Array:
     )
     buffers = [_buffer(rows.header_validity), pa.py_buffer(rows.header_offsets)]
     return pa.Array.from_buffers(HEADERS_TYPE, rows.count, buffers, children=[pairs])
+
+
+def _nothing(count: int) -> list[pa.Buffer]:
+    """Validity and offsets of so many nulls: zeroes, the same ones for every batch."""
+    zeroes = _ZEROES if count <= MAX_SHARED_NULLS else pa.py_buffer(bytes((count + 1) * 4))
+    return [zeroes, zeroes]
 
 
 def _buffer(column: Column | None) -> pa.Buffer | None:

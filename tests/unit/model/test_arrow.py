@@ -9,8 +9,15 @@ import pytest
 
 from polybus.errors import MalformedRequest, TooLarge
 from polybus.model import runs
-from polybus.model.arrow import HEADERS_TYPE, PRODUCE_SCHEMA, READ_SCHEMA, batch_of, block_of
-from polybus.model.block import MAX_BLOCK_BYTES, Piece, gather
+from polybus.model.arrow import (
+    HEADERS_TYPE,
+    MAX_SHARED_NULLS,
+    PRODUCE_SCHEMA,
+    READ_SCHEMA,
+    batch_of,
+    block_of,
+)
+from polybus.model.block import MAX_BLOCK_BYTES, Block, Piece, gather
 from polybus.model.rows import EMPTY, Rows
 from polybus.testing.blocks import block, contents
 
@@ -202,6 +209,16 @@ def test_rows_without_keys_and_headers_become_a_batch_of_nulls():
     batch.validate(full=True)
     assert batch.column("shard_key").to_pylist() == [None, None]
     assert batch.column("headers").to_pylist() == [None, None]
+
+
+@pytest.mark.parametrize("count", [MAX_SHARED_NULLS, MAX_SHARED_NULLS + 1])
+def test_many_rows_without_keys_and_headers_are_sound(count):
+    made = Block.from_columns(b"", bytes((count + 1) * 4), insertion_ms=0)
+    piece = Piece(made.layout(), runs.table(1, 0, count), 0, 0, 0, count)
+    batch = batch_of(gather([piece], max_rows=count, max_bytes=1))
+    batch.validate(full=True)
+    for name in ("shard_key", "headers"):
+        assert batch.column(name).null_count == len(batch.column(name)) == count
 
 
 def test_no_rows_are_an_empty_batch():
