@@ -176,9 +176,12 @@ class LmdbStore(Store):
     ) -> Rows:
         asked = checks.read(start, end, max_rows, max_bytes)
         self._settle(lambda batch: batch.alters(topic))
+        pages = self._pages()
         rows = self._reader.read(topic, shard, *asked)
-        if not rows.count and self._settle(lambda batch: batch.concerns(topic)):
-            rows = self._reader.read(topic, shard, *asked)
+        if not rows.count:
+            waited = self._settle(lambda batch: batch.concerns(topic))
+            if waited or self._pages() != pages:  # it may have been written just after the look
+                rows = self._reader.read(topic, shard, *asked)
         return rows
 
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
@@ -250,7 +253,8 @@ class LmdbStore(Store):
     def backup(self, target: Path, progress: Progress = no_progress) -> int:
         """A copy of the store as it is now, in a new folder, while others go on; its bytes."""
         self._settle(bool)
-        return back_up(self._home.used, target, progress)
+        with self._home.using() as used:
+            return back_up(used, target, progress)
 
     # --- what they share
 
@@ -274,6 +278,9 @@ class LmdbStore(Store):
 
     def _alone(self, operation: Operation) -> Any:
         return self._writing().run_alone(operation)
+
+    def _pages(self) -> int:
+        return 0 if self._writer is None else self._writer.pages
 
     def _settle(self, concerns: Callable[[Batch], bool]) -> bool:
         """Whether something had to be waited for."""

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
 from polybus.store.lmdb.batch import Batch
-from polybus.store.lmdb.writer import Done, Operation, Waiting, Writer, answer
+from polybus.store.lmdb.writer import Done, Operation, Waiting, Writer, answer, fail
 
 EARLY_BYTES: Final = 16 << 20  # so much is written without waiting for the interval's end
 MAX_BYTES: Final = 64 << 20
@@ -40,7 +40,6 @@ class IntervalWriter(Writer):
         self._failure: PolybusError | None = None
         self._due_s: float | None = None
         self._backlog: deque[Waiting] = deque()
-        self._pages = 0  # batches written
         self._gathered_bytes = 0
         self._writing_bytes = 0
 
@@ -54,13 +53,13 @@ class IntervalWriter(Writer):
     def settle(self, concerns: Callable[[Batch], bool]) -> bool:
         with self._changed:
             if concerns(self.books.batch):
-                page = self._pages + (2 if self._writing else 1)
+                page = self.pages + (2 if self._writing else 1)
             elif self._writing is not None and concerns(self._writing):
-                page = self._pages + 1
+                page = self.pages + 1
             else:
                 return False
             self._hurry()
-            self._changed.wait_for(lambda: self._pages >= page or self._failure is not None)
+            self._changed.wait_for(lambda: self.pages >= page or self._failure is not None)
         return True
 
     def close(self) -> None:
@@ -83,7 +82,11 @@ class IntervalWriter(Writer):
         return self._gather(waiting)
 
     def _gather(self, waiting: Waiting) -> list[Done]:
-        done = self._do(waiting, self._wall_ns())
+        try:
+            done = self._do(waiting, self._wall_ns())
+        except Exception as error:
+            fail([waiting], error)
+            return []
         self._gathered_bytes += waiting.size
         if self._gathered_bytes >= EARLY_BYTES:
             self._hurry()
@@ -116,8 +119,11 @@ class IntervalWriter(Writer):
         return due_s if wait_s is None else min(wait_s, due_s)
 
     def _serve(self, group: list[Waiting]) -> None:
+        """Nudges, which do nothing, and chores."""
         with self._changed:
             done = [one for waiting in group if (one := self._do(waiting, self._wall_ns()))]
+            if self._due_s is None and self.books.batch:
+                self._due_s = time.monotonic() + self._interval_s
         answer(done)
 
     def _serve_alone(self, waiting: Waiting) -> None:
@@ -159,14 +165,14 @@ class IntervalWriter(Writer):
                 self._writing_bytes, self._gathered_bytes = self._gathered_bytes, 0
             if self._writing is None:
                 self._writing_bytes = 0
-                self._pages += 1
+                self.pages += 1
                 self._changed.notify_all()
             return self._writing
 
     def _written(self, batch: Batch) -> list[Done]:
         with self._changed:
             self._writing, self._failure, self._writing_bytes = None, None, 0
-            self._pages += 1
+            self.pages += 1
             self.books.leases.keep()
             if not self.books.batch:
                 self.books.known.shrink()

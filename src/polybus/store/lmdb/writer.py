@@ -62,6 +62,7 @@ class Writer:
         self._wall_ns = wall_ns
         self._tell = tell
         self._queue: SimpleQueue[Waiting] = SimpleQueue()
+        self.pages = 0  # written after they were answered: of interval durability alone
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="polybus-store", daemon=True)
@@ -146,7 +147,7 @@ class Writer:
             self._write(self.books.turn_page())
         except BaseException as error:
             self.books.burn()
-            _fail(group, error)
+            fail(group, error)
             return
         answer(done)
 
@@ -171,9 +172,12 @@ class Writer:
             self._tell(batch)
 
     def _serve_alone(self, waiting: Waiting) -> None:
-        done = self._do(waiting, self._wall_ns())
-        if done is not None:
-            answer([done])
+        try:
+            done = self._do(waiting, self._wall_ns())
+        except Exception as error:
+            fail([waiting], error)
+        else:
+            answer([] if done is None else [done])
 
     def _finish(self) -> None:
         """The end: nothing is left to be done."""
@@ -189,6 +193,9 @@ class Writer:
         except PolybusError as error:
             self._chores.pause()
             _log.warning("upkeep of the store failed, and will be tried again: %s", error)
+        except Exception:
+            self._chores.pause()
+            _log.exception("upkeep of the store failed, and will be tried again")
 
 
 def answer(done: list[Done]) -> None:
@@ -202,8 +209,8 @@ def answer(done: list[Done]) -> None:
             pass  # cancelled before it was taken up
 
 
-def _fail(group: list[Waiting], error: BaseException) -> None:
-    """Nothing of the group was done."""
+def fail(group: list[Waiting], error: BaseException) -> None:
+    """What became of a group that could not be done."""
     if not isinstance(error, PolybusError):
         _log.error("a transaction failed", exc_info=error)
         error = StoreFault(f"the store failed: {error!r}")
