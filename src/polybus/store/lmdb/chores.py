@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 STEP_S: Final = 0.003
 SHARE: Final = 0.05
-PAUSE_S: Final = 1.0  # after a chore failed, say because the disk is full
+# After a chore failed, say because the disk is full: so long, then twice as long each time.
+PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 60.0
 # Dead readers keep pages from being used again: looked for so often, and whenever the file
 # has grown by so many pages, for it may be their fault.
 READERS_S: Final = 10.0
@@ -37,6 +39,7 @@ class Chores:
         self._readers_s = time.monotonic() + READERS_S
         self._pages = home.used.pages
         self._not_before_s = 0.0
+        self._pause_s = PAUSE_S
 
     def note(self, batch: Batch) -> None:
         """What the batch brings for the re-blocker to do; before its blocks are encoded."""
@@ -75,11 +78,13 @@ class Chores:
             self._storing.remove(STEP_S)
         else:
             self._reblocker.step()
+        self._pause_s = PAUSE_S
         took = time.monotonic() - now
         self._not_before_s = now + took / SHARE if busy else 0.0
 
     def pause(self) -> None:
-        self._not_before_s = time.monotonic() + PAUSE_S
+        self._not_before_s = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
     def _look_at_readers(self, now: float) -> None:
         pages = self._home.used.pages

@@ -38,7 +38,8 @@ def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
     """
     home = Home(source, read_only=True)
     try:
-        return back_up(home.used, target, progress)
+        with home.using() as used:
+            return back_up(used, target, progress)
     finally:
         home.close()
 

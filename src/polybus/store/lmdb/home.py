@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from polybus.errors import WrongFormat
+from polybus.errors import PolybusError, WrongFormat
 from polybus.store.lmdb import environment, folder, keys, ownership, values
 from polybus.store.lmdb.environment import Environment, Transaction
 from polybus.store.lmdb.faults import translated
@@ -24,7 +24,8 @@ class Home:
         self.read_only = read_only
         self._lock = threading.Lock()
         if read_only:
-            self._open(folder.generation(path))
+            folder.generation(path)
+            self._open_current()
         else:
             self._own()
 
@@ -35,12 +36,17 @@ class Home:
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """A short look: views of what is stored must not outlive it."""
+        with self.using() as used, translated(), used.look() as transaction:
+            yield transaction
+
+    @contextmanager
+    def using(self) -> Iterator[Environment]:
+        """The environment in use, which stays open for the time."""
         if self.read_only:
             self._follow()
         used = self._entered()
         try:
-            with translated(), used.look() as transaction:
-                yield transaction
+            yield used
         finally:
             environment.release(used)
 
@@ -84,8 +90,6 @@ class Home:
             raise
 
     def _open(self, generation: Path) -> None:
-        if self.read_only:
-            self._seen = folder.seen(self.path)
         opened = environment.acquire(generation, read_only=self.read_only)
         try:
             self._check_format(opened)
@@ -93,6 +97,18 @@ class Home:
             environment.release(opened)
             raise
         self._used = opened
+
+    def _open_current(self) -> None:
+        """What CURRENT names; if that changes meanwhile, what it names then."""
+        with translated():
+            while True:
+                self._seen = folder.seen(self.path)
+                generation = folder.generation(self.path)
+                try:
+                    return self._open(generation)
+                except PolybusError:
+                    if folder.seen(self.path) == self._seen:
+                        raise
 
     def _check_format(self, opened: Environment) -> None:
         with translated(), opened.look() as transaction:
@@ -109,7 +125,7 @@ class Home:
         if not same:
             with self._lock:
                 before = self._used
-                self._open(folder.generation(self.path))
+                self._open_current()
             environment.release(before)
 
 

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from polybus.errors import DoesNotExist, StoreFault, Trimmed
+from polybus.errors import Damaged, DoesNotExist, StoreFault, Trimmed
 from polybus.model import runs
 from polybus.model.block import Piece, gather
 from polybus.model.rows import EMPTY, Rows
@@ -20,7 +20,7 @@ from polybus.store import checks
 from polybus.store.lmdb import keys, values
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.home import Home
-from polybus.store.lmdb.known import prefixed
+from polybus.store.lmdb.known import MAX_KNOWN, prefixed
 from polybus.store.lmdb.walking import Walk
 
 Before = Callable[[int, int], bool]  # of an entry's first id and time
@@ -66,11 +66,16 @@ class Harvest:
                 break
         return reached
 
-    def rows(self, from_id: int = 0, below_id: int = checks.MAX_NUMBER) -> Rows:
+    def rows(self, name: str, from_id: int = 0, below_id: int = checks.MAX_NUMBER) -> Rows:
         if not self._pieces:
             return EMPTY
         bounds = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
-        return gather(self._pieces, from_id=from_id, below_id=below_id, **bounds)
+        try:
+            return gather(self._pieces, from_id=from_id, below_id=below_id, **bounds)
+        except Damaged as error:
+            shard, offset = self._pieces[0].shard, self._pieces[0].first_offset
+            where = f"topic {name!r}, shard {shard}, offset {offset} or behind"
+            raise Damaged(f"{where}: {error}") from error
 
     def close(self) -> None:
         for piece in self._pieces:
@@ -130,6 +135,8 @@ class Reader:
         """Decoded once, as long as it stays the same."""
         known = self._topics.get(number)
         if known is None or known[0] != raw:
+            if len(self._topics) >= MAX_KNOWN:
+                self._topics.clear()
             known = self._topics[number] = raw, values.read_topic(raw)[0]
         return known[1]
 
@@ -185,7 +192,7 @@ class Look:
             # What stands before the damage is given; whoever then comes to it hears of it.
             if harvest.empty:
                 raise
-        return harvest.rows()
+        return harvest.rows(self.topic.name)
 
     def _read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> None:
         walk = self.walk(shard)
@@ -218,7 +225,7 @@ class Look:
                 heapq.heappush(streams, (first_id, reached, walk))
         if streams:
             below_id = min(below_id, streams[0][0])
-        return harvest.rows(from_id, below_id)
+        return harvest.rows(self.topic.name, from_id, below_id)
 
     def find_id(self, shard: int, wanted: int) -> tuple[int, int]:
         """The first offset that has this id or a later one, and its id; else the ends."""

@@ -62,8 +62,13 @@ class Reblocker:
     def step(self, *, whole: bool = False) -> None:
         """One step for the shard that has waited longest; `whole`: its rest as well."""
         target = next(iter(self._due))
-        with self._storing.transaction() as transaction:
-            done = _Step(transaction, target, whole).run()
+        try:
+            with self._storing.transaction() as transaction:
+                done = _Step(transaction, target, whole).run()
+        except Damaged:
+            # Readers will hear of it; nothing is built on what is damaged.
+            with self._storing.transaction() as transaction:
+                done = _Step(transaction, target, whole).pass_over()
         del self._due[target]
         if done:
             self._small.pop(target, None)
@@ -92,19 +97,30 @@ class _Step:
 
     def run(self) -> bool:
         """Whether the shard is done, for now."""
+        if self._transaction.get(keys.shard_state(*self._target)) is None:
+            return True  # dropped meanwhile
         done = _done(self._transaction, self._target)
         with closing(Walk(self._transaction, *self._target, f"number {self._target[0]}")) as walk:
-            try:
-                entry = walk.seek(done)
-                more = self._collect(walk, entry)
-            except Damaged:
-                return True  # readers will hear of it; nothing is built on what is damaged
+            more = self._collect(walk, self._first(walk, done))
             if len(self._group) > 1 and (more or self._whole or self._size >= SMALL_BYTES):
                 self._merge(walk)
             elif not more and not self._whole:
                 return True
             self._keep(self._group[-1].end if self._group else done)
         return not more
+
+    def pass_over(self) -> bool:
+        """Leaves the shard as it is, up to where it ends now."""
+        self._keep(_range(self._transaction, self._target)[1])
+        return True
+
+    def _first(self, walk: Walk, done: int) -> Entry | None:
+        """The first entry to be looked at; not one that is trimmed, be it in part."""
+        start, _ = _range(self._transaction, self._target)
+        entry = walk.seek(max(done, start))
+        if entry is not None and entry.first < start:
+            entry = walk.next()
+        return entry
 
     def _collect(self, walk: Walk, entry: Entry | None) -> bool:
         """Fills the group; whether there are entries behind it."""
@@ -163,6 +179,13 @@ class _Step:
         raw = self._transaction.get(key)
         removed = values.SHARD_UPKEEP.unpack(raw)[0] if raw else 0
         self._transaction.put(key, values.SHARD_UPKEEP.pack(removed + self._freed, done))
+
+
+def _range(transaction: Transaction, target: Target) -> tuple[int, int]:
+    """Where a shard starts and ends; nowhere, if its topic was dropped."""
+    raw = transaction.get(keys.shard_state(*target))
+    start, end, _ = values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
+    return start, end
 
 
 def _done(transaction: Transaction, target: Target) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from polybus.errors import Damaged
 from polybus.model.commit import Append, Commit
+from polybus.store.lmdb import keys
 from polybus.store.lmdb.engine import LmdbStore
-from polybus.testing.blocks import block
-from polybus.testing.conformance.kit import Clock, Contents, all_messages, contents
-from tests.unit.store.lmdb.made import TIMEOUT_S, entries, put, stage
+from polybus.testing.blocks import block, messages
+from polybus.testing.conformance.kit import Clock, Contents, all_bodies, all_messages, contents
+from tests.unit.store.lmdb.made import TIMEOUT_S, count, entries, put, stage
 
 
 def same_but_sizes(before: Contents, after: Contents) -> bool:
@@ -125,3 +129,46 @@ def test_columns_that_only_some_have_survive(tmp_path):
         store.reblock()
         assert entries(store) == 1
         assert all_messages(store, topic) == before
+
+
+def test_what_is_damaged_is_left_alone(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        for number in range(20):
+            put(store, topic, 0, b"body %02d" % number)
+    file = tmp_path / "0001" / "data.mdb"
+    file.write_bytes(file.read_bytes().replace(b"body 07", b"bodY 07"))
+    with LmdbStore(tmp_path) as store:
+        store.reblock()
+        assert entries(store) == 20
+        assert messages(store.read(topic.number, 0, 8))[-1].body == b"body 19"
+        with pytest.raises(Damaged, match="topic 't', shard 0, offset 7"):
+            store.read(topic.number, 0, 7)
+        for _ in range(20):
+            put(store, topic, 0, b"more")
+        store.reblock()
+        assert entries(store) == 21
+        assert len(messages(store.read(topic.number, 0, 8))) == 32
+
+
+def test_an_extent_that_is_trimmed_in_part_is_left_alone(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        name = stage(store, topic, (b"a",), (b"b",), (b"c",))
+        store.commit(Commit(stages=(name,))).result(TIMEOUT_S)
+        store.trim(topic.number, {0: 1})
+        for _ in range(3):
+            put(store, topic, 0, b"d")
+        store.reblock()
+        assert entries(store) == 2
+        assert all_bodies(store, topic) == [b"b", b"c", b"d", b"d", b"d"]
+
+
+def test_a_dropped_topic_leaves_nothing(tmp_path):
+    with LmdbStore(tmp_path) as store:
+        topic = store.create("t", 1, {})
+        for _ in range(5):
+            put(store, topic, 0, b"x" * 60_000)
+        store.drop("t")
+        store.reblock()
+        assert entries(store) == count(tmp_path, keys.UPKEEP) == count(tmp_path, keys.STATE) == 0

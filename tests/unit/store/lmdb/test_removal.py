@@ -142,9 +142,10 @@ def entry_size(store: LmdbStore, topic: Topic) -> int:
         return entry.charged
 
 
-def test_expired_stages_are_collected(tmp_path):
+@pytest.mark.parametrize("durability", ["fsync", "interval"])
+def test_expired_stages_are_collected(tmp_path, durability):
     now_s = [0.0]
-    with LmdbStore(tmp_path, clock_s=lambda: now_s[0]) as store:
+    with LmdbStore(tmp_path, durability=durability, clock_s=lambda: now_s[0]) as store:
         topic = store.create("t", 1, {})
         stage(store, topic, (b"a",))
         kept = store.open_stage(1e6)
