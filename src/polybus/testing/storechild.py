@@ -22,6 +22,7 @@ from polybus.testing.storework import PRODUCERS, prepare, work
 
 VERIFIED = "v"
 COMPACTED = "c"
+LOST = "l"  # and how many that were answered: with intervals that may be
 
 
 def reports(path: str) -> list[str]:
@@ -60,9 +61,11 @@ def live(
             return faults
         prepare(store)
         reporter(report, 0)(VERIFIED)
-        say = reporter(report, late)
+        begun, say = begin(store, said, durability), reporter(report, late)
+        if lost := sum(max(0, acked - begun[one]) for one, acked in said.acked.items()):
+            reporter(report, 0)(f"{LOST} {lost}")
         with compacted(store, say, compact):
-            work(store, begin(store, said, durability), say, commits)
+            work(store, begun, say, commits)
     return []
 
 
