@@ -16,5 +16,16 @@ from __future__ import annotations
 from polybus.native.client import Client
 from polybus.native.options import DEFAULT_URL, ClientOptions, bus_url
 from polybus.native.producing import Produced, Producer
+from polybus.native.reading import Reading
+from polybus.native.staging import Stage
 
-__all__ = ["DEFAULT_URL", "Client", "ClientOptions", "Produced", "Producer", "bus_url"]
+__all__ = [
+    "DEFAULT_URL",
+    "Client",
+    "ClientOptions",
+    "Produced",
+    "Producer",
+    "Reading",
+    "Stage",
+    "bus_url",
+]

@@ -1,30 +1,32 @@
 """What waits to be sent, merged into batches: one topic each, in the order it came.
 
-Messages are kept as they were given, as lists or Arrow batches, and become one
-Arrow batch when it is their turn. What was produced as one batch is never cut: it
-is atomic.
+What was produced as one batch is never cut, since it is atomic; but several that wait
+for the same topic travel as one, as long as they stay within the bounds.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-
-from polybus.errors import ConnectionLost
-from polybus.model.arrow import PRODUCE_SCHEMA
+from polybus.errors import ConnectionLost, PolybusError
+from polybus.native.messages import Bodies, Rows, merged
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from polybus.native.options import ClientOptions
 
 
 class Produced(NamedTuple):
-    """The ids that a batch has got. `duplicate`: an earlier try had arrived after all."""
+    """The ids that a batch has got. `duplicate`: an earlier try had arrived after all.
+
+    A batch with keys may have travelled with others, and a topic's shards number their
+    messages one shard after the other: then these are the ids of all that travelled.
+    """
 
     first_id: int
     last_id: int
@@ -36,70 +38,104 @@ class Waiting:
     """Messages that were handed over as one."""
 
     topic: str
-    rows: pa.RecordBatch
+    messages: Bodies | Rows
     future: Future[Produced] = field(default_factory=Future)
 
     @property
-    def size_bytes(self) -> int:
-        return int(self.rows.nbytes)
+    def schema(self) -> pa.Schema:
+        return self.messages.schema
 
 
 @dataclass(slots=True)
 class Batch:
-    """What goes out together. Its ids are told to each part by how many it has."""
+    """What goes out together. It gets its number when it is sent for the first time."""
 
     topic: str
     parts: list[Waiting]
     counter: int = 0
+    is_suspect: bool = False  # a half of one that was refused
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.parts[0].schema
 
     def rows(self) -> pa.RecordBatch:
-        if len(self.parts) == 1:
-            return self.parts[0].rows
-        whole = pa.Table.from_batches([part.rows for part in self.parts]).combine_chunks()
-        return whole.to_batches()[0]
+        return merged([part.messages for part in self.parts])
+
+    def halves(self) -> list[Batch]:
+        middle = len(self.parts) // 2
+        cut = (self.parts[:middle], self.parts[middle:])
+        return [Batch(self.topic, parts, is_suspect=True) for parts in cut]
+
+    def tell(self, whole: Produced) -> None:
+        at, (_, last_id, duplicate) = whole.first_id, whole
+        messages = [part.messages for part in self.parts]
+        count = sum(one.num_rows for one in messages)
+        in_order = last_id - at + 1 == count and not any(one.has_keys for one in messages)
+        for part in self.parts:
+            end = at + part.messages.num_rows
+            part.future.set_result(Produced(at, end - 1, duplicate) if in_order else whole)
+            at = end
+
+    def fail(self, error: PolybusError) -> None:
+        for part in self.parts:
+            part.future.set_exception(error)
 
 
 class Queue:
-    """Bounded: whoever hands over too much waits until there is room."""
+    """Bounded: whoever hands over too much waits until there is room.
 
-    def __init__(self, options: ClientOptions) -> None:
+    It shares the condition of its user, who holds it for `first`, `take` and `empty`.
+    """
+
+    def __init__(self, options: ClientOptions, changed: Condition) -> None:
         self._options = options
-        self._changed = Condition()
+        self._changed = changed
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
         self._taken = 0  # handed out and not settled
-        self._closed = False
+        self._closed_by: PolybusError | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed_by is not None
 
     def put(self, one: Waiting) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room(one))
-            if self._closed:
-                raise ConnectionLost("this producer was closed")
+            self._changed.wait_for(lambda: self._closed_by or self._has_room(one))
+            if self._closed_by is not None:
+                raise self._closed_by
             self._waiting.append(one)
-            self._bytes += one.size_bytes
+            self._bytes += one.messages.size_bytes
             self._changed.notify_all()
 
+    def first(self) -> Waiting | None:
+        """The next to be sent. Those that were cancelled meanwhile are never sent."""
+        while self._waiting and self._waiting[0].future.cancelled():
+            self._drop(self._waiting.popleft())
+        return self._waiting[0] if self._waiting else None
+
     def take(self) -> Batch | None:
-        """The next batch, once there is one; None when all is done and the queue is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._waiting)
-            if not self._waiting:
-                return None
-            first = self._waiting.popleft()
-            parts, rows, size = [first], first.rows.num_rows, first.size_bytes
-            while self._waiting and self._joins(self._waiting[0], first, rows, size):
-                part = self._waiting.popleft()
-                parts.append(part)
-                rows += part.rows.num_rows
-                size += part.size_bytes
-            self._taken += len(parts)
-            return Batch(first.topic, parts)
+        """The next batch; None if all of it was cancelled. It cannot be cancelled any more."""
+        first = self._waiting[0]
+        parts: list[Waiting] = []
+        rows = size = 0
+        while self._waiting and self._joins(self._waiting[0], first, rows, size):
+            part = self._waiting.popleft()
+            if not part.future.set_running_or_notify_cancel():
+                self._drop(part)
+                continue
+            parts.append(part)
+            rows += part.messages.num_rows
+            size += part.messages.size_bytes
+        self._taken += len(parts)
+        return Batch(first.topic, parts) if parts else None
 
     def settle(self, batch: Batch) -> None:
         """All of the batch's futures have their outcome."""
         with self._changed:
             self._taken -= len(batch.parts)
-            self._bytes -= sum(part.size_bytes for part in batch.parts)
+            self._bytes -= sum(part.messages.size_bytes for part in batch.parts)
             self._changed.notify_all()
 
     def flush(self, timeout_s: float | None) -> bool:
@@ -107,39 +143,34 @@ class Queue:
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._taken, timeout_s)
 
-    def close(self) -> None:
+    def close(self, error: PolybusError | None = None) -> None:
+        """Nothing more is taken; whoever tries, or waits for room, is told why."""
         with self._changed:
-            self._closed = True
+            self._closed_by = self._closed_by or error or ConnectionLost("this producer was closed")
             self._changed.notify_all()
 
     def empty(self) -> list[Waiting]:
-        """What was never sent, to be failed."""
-        with self._changed:
-            left = list(self._waiting)
-            self._waiting.clear()
-            self._changed.notify_all()
-            return left
+        """What was never sent and not cancelled, to be failed."""
+        left = [one for one in self._waiting if one.future.set_running_or_notify_cancel()]
+        self._waiting.clear()
+        self._changed.notify_all()
+        return left
+
+    def _drop(self, one: Waiting) -> None:
+        self._bytes -= one.messages.size_bytes
+        self._changed.notify_all()
 
     def _has_room(self, one: Waiting) -> bool:
-        return not self._bytes or self._bytes + one.size_bytes <= self._options.max_waiting_bytes
-
-    def _joins(self, one: Waiting, first: Waiting, rows: int, size: int) -> bool:
         return (
-            one.topic == first.topic
-            and one.rows.schema.equals(first.rows.schema)
-            and rows + one.rows.num_rows <= self._options.max_batch_rows
-            and size + one.size_bytes <= self._options.max_batch_bytes
+            not self._bytes
+            or self._bytes + one.messages.size_bytes <= self._options.max_waiting_bytes
         )
 
-
-def rows_of(
-    bodies: Sequence[bytes], keys: Sequence[str | None] | None, insertion_ms: int
-) -> pa.RecordBatch:
-    """A batch in the port's schema, without headers."""
-    count = len(bodies)
-    columns = [
-        pa.nulls(count, pa.utf8()) if keys is None else pa.array(keys, pa.utf8()),
-        pa.array(bodies, pa.binary()),
-        pa.repeat(pa.scalar(insertion_ms, pa.int64()), count),
-    ]
-    return pa.record_batch(columns, schema=pa.schema(list(PRODUCE_SCHEMA)[:3]))
+    def _joins(self, one: Waiting, first: Waiting, rows: int, size: int) -> bool:
+        return one is first or (
+            one.topic == first.topic
+            and type(one.messages) is type(first.messages)
+            and rows + one.messages.num_rows <= self._options.max_batch_rows
+            and size + one.messages.size_bytes <= self._options.max_batch_bytes
+            and (one.schema is first.schema or one.schema.equals(first.schema))
+        )

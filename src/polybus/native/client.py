@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from polybus.native.connection import Connection
 from polybus.native.options import DEFAULT_URL, ClientOptions
-from polybus.native.producing import Producer
-from polybus.native.reading import NO_BOUND, Read, read
+from polybus.native.producing import FAILING_CLOSE_S, Producer
+from polybus.native.reading import MAX_WAIT_S, NO_BOUND, Reading, Wanted
 from polybus.native.staging import Stage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-MAX_WAIT_S = 30.0  # of one call; a longer wait is several
 
 
 class Client:
@@ -31,28 +27,30 @@ class Client:
     ) -> None:
         self._connection = Connection(url, options or ClientOptions())
         self._now_ms = now_ms
+        self._lock = Lock()
+        self._producers: list[Producer] = []
 
     # --- producing
 
     def producer(self, name: str | None = None) -> Producer:
         """A producer of this name, which fences an older one; without a name a new one."""
         opened = self.act("producer.open", producer=name or "")
-        return Producer(
-            self._connection,
-            opened["producer"],
-            opened["epoch"],
-            opened["last_counter"],
-            self._now_ms,
-        )
+        producer = Producer(self._connection, opened, self._now_ms, is_named=bool(name))
+        with self._lock:
+            self._producers = [one for one in self._producers if not one.is_closed] + [producer]
+        return producer
 
     def stage(self, lease_s: float = 600.0) -> Stage:
         """A place for batches that become visible all at once, by `publish`."""
-        return Stage(self._connection, self.act("stage.new", lease_s=lease_s)["stage"])
+        opened = self.act("stage.new", lease_s=lease_s)
+        return Stage(self._connection, opened["stage"], self._now_ms)
 
     def publish(
-        self, stages: Sequence[str], stamp: Mapping[str, object] | None = None
+        self, stages: Sequence[Stage | str], stamp: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
-        return self.act("stage.publish", stages=list(stages), stamp=stamp and dict(stamp))
+        """All that is in the stages becomes visible, at once. They are gone then."""
+        names = [one if isinstance(one, str) else one.name for one in stages]
+        return self.act("stage.publish", stages=names, stamp=stamp and dict(stamp))
 
     # --- reading
 
@@ -65,13 +63,13 @@ class Client:
         *,
         max_rows: int = NO_BOUND,
         wait_s: float = 0.0,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Reading:
         """Arrow batches from `start` to `end` (exclusive): offsets of a shard, ids of "all".
 
         Without `start` from the first there is. It ends there, or at `max_rows`, or when
-        nothing came for `wait_s`.
+        nothing came for `wait_s`: `math.inf` follows for ever.
         """
-        return read(self._connection, Read(topic, shard, start, end, max_rows, wait_s))
+        return Reading(self._connection, Wanted(topic, shard, start, end, max_rows, wait_s))
 
     def wait(
         self, positions: Iterable[tuple[str, int, int]], timeout_s: float
@@ -131,7 +129,12 @@ class Client:
             name, {key: value for key, value in request.items() if value is not None}
         )
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
+        """Closes its producers, too, each as `Producer.close` says."""
+        with self._lock:
+            producers, self._producers = self._producers, []
+        for producer in producers:
+            producer.close(timeout_s)
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -143,4 +146,4 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(None if error is None else FAILING_CLOSE_S)

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Event, Lock
 from typing import Any, TypeVar
 
 import pyarrow.flight as flight
 
-from polybus.errors import ConnectionLost, NotConnected, StoreClosed, Unavailable
+from polybus.errors import (
+    ConnectionLost,
+    NotConnected,
+    PeerError,
+    StoreClosed,
+    Unavailable,
+)
 from polybus.native.faults import translating
 from polybus.native.options import ClientOptions, location, read
 
 T = TypeVar("T")
 # What a later try may mend; everything else is the bus's answer.
 PASSING = (ConnectionLost, NotConnected, StoreClosed)
+# gRPC waits before it connects again, up to two minutes, and does so for all channels of
+# a process to one place together. Ours have their own connections, and after one failed to
+# come about the next try is another channel's.
+CHANNEL = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class Connection:
@@ -29,13 +40,32 @@ class Connection:
         self._lock = Lock()
         self._flight: flight.FlightClient | None = None
 
-    def flight(self) -> flight.FlightClient:
+    @contextmanager
+    def using(self) -> Iterator[flight.FlightClient]:
+        """A client for some calls; what goes wrong meanwhile becomes ours."""
+        client = self._client()
+        try:
+            with translating(self.url):
+                yield client
+        except NotConnected:
+            self.renew(client)
+            raise
+
+    def renew(self, failed: flight.FlightClient) -> None:
+        """The next call is another client's. Calls that this one has under way go on."""
+        with self._lock:
+            if self._flight is failed:
+                self._flight = None
+
+    def _client(self) -> flight.FlightClient:
         with self._lock:
             if self.closed.is_set():
                 raise ConnectionLost("this client was closed")
             if self._flight is None:
                 with translating(self.url):
-                    self._flight = flight.connect(self._location, **self._tls())
+                    self._flight = flight.connect(
+                        self._location, generic_options=CHANNEL, **self._tls()
+                    )
             return self._flight
 
     def call_options(self, timeout_s: float | None = None) -> Any:
@@ -47,7 +77,7 @@ class Connection:
 
     def act(self, name: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """One action, tried again while no bus answers, as long as the options say."""
-        return self.patiently(lambda: self._act(name, request or {}))
+        return self.patiently(lambda: self.act_once(name, request or {}))
 
     def patiently(self, step: Callable[[], T]) -> T:
         """Tries again what failed for want of a bus, until `connect_timeout_s` have passed."""
@@ -71,11 +101,16 @@ class Connection:
                 self._flight.close()
                 self._flight = None
 
-    def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+    def act_once(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        """One action, tried once."""
         action = flight.Action(name, json.dumps(request).encode())
-        with translating(self.url):
-            results = list(self.flight().do_action(action, self.call_options()))
-        found: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+        options = self.call_options(self.options.call_timeout_s)
+        with self.using() as client:
+            results = list(client.do_action(action, options))
+        try:
+            found: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+        except (IndexError, ValueError):
+            raise PeerError(f"{self.url} has given no answer to {name}") from None
         return found
 
     def _tls(self) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from polybus.errors import AddressError, ConfigError
+from polybus.errors import AddressError, ConfigError, UsageError
+from polybus.model.stamp import KEPT_RESULTS
 
 DEFAULT_URL = "polybus://127.0.0.1:6570"
 URL_VARIABLE = "POLYBUS_URL"
@@ -25,6 +26,10 @@ class ClientOptions:
     key: Path | None = None
     # How long a call, or a first connection, tries to reach the bus before it gives up.
     connect_timeout_s: float = 10.0
+    # An action that was not answered for so long is given up; a wait is at most 30 s.
+    call_timeout_s: float = 60.0
+    # A producer that got no answer for so long is at its end; None: it goes on for ever.
+    produce_timeout_s: float | None = None
     # Between tries: doubles from the first to the last, with jitter.
     first_backoff_s: float = 0.05
     last_backoff_s: float = 2.0
@@ -35,6 +40,12 @@ class ClientOptions:
     max_batch_bytes: int = 4 << 20
     # What may wait to be sent; beyond it `produce` blocks.
     max_waiting_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_in_flight <= KEPT_RESULTS:
+            raise UsageError(f"max_in_flight is from 1 to {KEPT_RESULTS}")
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError("a certificate needs its key, and a key its certificate")
 
 
 def bus_url(given: str | None, environ: Mapping[str, str]) -> str:

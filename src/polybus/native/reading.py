@@ -1,4 +1,8 @@
-"""Reads as iterators of Arrow batches, which go on where they were after a restart of the bus."""
+"""Reads as iterators of Arrow batches, which go on where they were after a restart of the bus.
+
+The bus waits some seconds for news before it ends a read that asked it to; a longer
+wait is several reads.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.flight as flight
 
+from polybus.errors import ConnectionLost
 from polybus.native.connection import PASSING
-from polybus.native.faults import translating
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,11 +24,12 @@ if TYPE_CHECKING:
     from polybus.native.connection import Connection
 
 NO_BOUND = 0
+MAX_WAIT_S = 30.0  # of one call
 
 
 @dataclass(slots=True)
-class Read:
-    """What is wanted. `start` moves along with what was given."""
+class Wanted:
+    """What is to be read. `start` moves along with what was given."""
 
     topic: str
     shard: int | str
@@ -32,14 +38,14 @@ class Read:
     max_rows: int
     wait_s: float
 
-    def ticket(self) -> dict[str, Any]:
+    def ticket(self, wait_s: float) -> dict[str, Any]:
         return {
             "topic": self.topic,
             "shard": self.shard,
             "from": self.start,
             "to": self.end,
             "max_rows": self.max_rows,
-            "wait_ms": round(self.wait_s * 1000),
+            "wait_ms": round(min(wait_s, MAX_WAIT_S) * 1000),
         }
 
     def took(self, batch: pa.RecordBatch) -> bool:
@@ -48,41 +54,87 @@ class Read:
         self.start = batch.column(column)[-1].as_py() + 1
         if self.max_rows:
             self.max_rows -= batch.num_rows
-            return self.max_rows <= 0
+            if self.max_rows <= 0:
+                return True
         return self.end is not None and self.start >= self.end
 
 
-def read(connection: Connection, wanted: Read) -> Iterator[pa.RecordBatch]:
-    """Batches until the end of the range, or until nothing came for `wait_s`."""
-    deadline_s = time.monotonic() + connection.options.connect_timeout_s
-    pauses = connection.pauses()
-    while True:
-        try:
-            for batch in _once(connection, wanted):
-                pauses, deadline_s = connection.pauses(), float("inf")
-                yield batch
-                if wanted.took(batch):
-                    return
-            return
-        except PASSING:
-            pause_s = next(pauses)
-            if deadline_s == float("inf"):  # it was there: from now on it is missed
-                deadline_s = time.monotonic() + connection.options.connect_timeout_s
-            if time.monotonic() + pause_s > deadline_s or connection.closed.wait(pause_s):
-                raise
+class Reading:
+    """An iterator of batches, for one thread; `cancel` ends it from any other."""
 
+    def __init__(self, connection: Connection, wanted: Wanted) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        self._lock = Lock()
+        self._reader: Any = None
+        self._cancelled = False
+        self._batches = self._read()
 
-def _once(connection: Connection, wanted: Read) -> Iterator[pa.RecordBatch]:
-    ticket = flight.Ticket(json.dumps(wanted.ticket()).encode())
-    with translating(connection.url):
-        reader = connection.flight().do_get(ticket, connection.call_options())
-        try:
-            while True:
-                try:
-                    chunk = reader.read_chunk()
-                except StopIteration:
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """By the thread that iterates, if it does not go on to the end."""
+        self._batches.close()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._reader is not None:
+                self._reader.cancel()
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def _read(self) -> Any:  # a generator, which mypy would not let be closed
+        wanted, options = self._wanted, self._connection.options
+        pauses = self._connection.pauses()
+        lost_s: float | None = None
+        heard_s = time.monotonic()
+        while not self._is_cancelled():
+            try:
+                for batch in self._once(wanted.wait_s - (time.monotonic() - heard_s)):
+                    pauses, lost_s = self._connection.pauses(), None
+                    is_all = wanted.took(batch)
+                    yield batch
+                    heard_s = time.monotonic()
+                    if is_all:
+                        return
+                lost_s = None
+                if time.monotonic() - heard_s >= wanted.wait_s:
                     return
-                if chunk.data is not None and chunk.data.num_rows:
-                    yield chunk.data
-        finally:
-            reader.cancel()
+            except PASSING:
+                if self._is_cancelled():
+                    return
+                lost_s = lost_s or time.monotonic()
+                pause_s = next(pauses)
+                if time.monotonic() + pause_s > lost_s + options.connect_timeout_s:
+                    raise
+                self._connection.closed.wait(pause_s)
+
+    def _once(self, wait_s: float) -> Iterator[pa.RecordBatch]:
+        ticket = flight.Ticket(json.dumps(self._wanted.ticket(max(wait_s, 0.0))).encode())
+        with self._connection.using() as client:
+            reader = self._open(client, ticket)
+            try:
+                while True:
+                    try:
+                        chunk = reader.read_chunk()
+                    except StopIteration:
+                        return
+                    if chunk.data is not None and chunk.data.num_rows:
+                        yield chunk.data
+            finally:
+                reader.cancel()
+
+    def _open(self, client: flight.FlightClient, ticket: Any) -> Any:
+        reader = client.do_get(ticket, self._connection.call_options())
+        with self._lock:
+            self._reader = reader
+            if self._cancelled:
+                reader.cancel()
+                raise ConnectionLost("the read was cancelled")
+        return reader

@@ -1,0 +1,305 @@
+"""How batches get through: once, in order, whatever happens on the way.
+
+One thread sends, that of the session reads answers. A batch gets its number when it
+is first sent, and is kept until its outcome is known:
+
+    answered                      its futures are told
+    the connection is lost,       the outcome is not known: everything unanswered is sent
+    the bus is not able to        again with the same numbers, and the bus knows a repeat
+    refused by the bus            all numbers on their way are used up by commits of
+                                  nothing. Whatever still lies on the way with such a
+                                  number is then without effect; and if a number had been
+                                  used after all, the bus says so. What is left gets new
+                                  numbers: the refused one is told so (or is halved, if it
+                                  may be the fault of a part), the others are sent again
+    fenced, or forgotten          the producer is at its end: all are told so
+
+So one number never stands for two contents, however late an earlier try arrives.
+
+The bus keeps the answers to the last 16 numbers, and so many are on their way at
+most. All of them are for one topic: before another's turn the first are awaited,
+since numbers are the producer's, and streams could overtake each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import Any
+
+from polybus.errors import (
+    ConnectionLost,
+    Fenced,
+    LimitReached,
+    MalformedRequest,
+    OutOfSequence,
+    PeerError,
+    PolybusError,
+    Stale,
+    TooLarge,
+    Unavailable,
+    UnknownProducer,
+)
+from polybus.native.batching import Batch, Produced, Queue
+from polybus.native.connection import Connection
+from polybus.native.session import Session
+
+log = logging.getLogger("polybus.native")
+
+# After these no number of this producer will ever be taken again.
+FATAL = (Fenced, UnknownProducer, Stale, OutOfSequence)
+# These may be the fault of one part of a batch alone; others are about the topic.
+PARTIAL = (MalformedRequest, TooLarge, LimitReached)
+# A bus that fails at the same batch again and again fails because of it.
+MAX_TRIES = 4
+WARN_AFTER_S = 5.0
+
+
+class Sender:
+    """The thread of a producer. `changed` guards all that both threads touch."""
+
+    def __init__(self, connection: Connection, name: str, epoch: int, last_counter: int) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.dead: PolybusError | None = None
+        self.changed = Condition()
+        self.queue = Queue(connection.options, self.changed)
+        self._connection = connection
+        self._next = last_counter + 1
+        self._unanswered: deque[Batch] = deque()
+        self._session: Session | None = None
+        self._giving_up = False
+        self._pauses = connection.pauses()
+        self._tries = 0
+        self._progress_s = time.monotonic()
+        self._has_warned = False
+        self._thread = Thread(target=self._run, name=f"polybus-producer-{name}", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Whether the thread has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """All that has no outcome is failed, whatever the threads are waiting for."""
+        with self.changed:
+            self._giving_up = True
+            self.changed.notify_all()
+        self._fail_all(self.dead or ConnectionLost("closed before the bus had answered"))
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            while (duty := self._next_duty()) is not None:
+                duty()
+        except PolybusError as error:
+            self._die(error)
+        except Exception as error:  # a defect of ours: nobody may wait for ever for it
+            log.exception("producer %s has failed", self.name)
+            self._die(PolybusError(f"the producer has failed: {error!r}"))
+        self._fail_all(self.dead or ConnectionLost("closed before the bus had answered"))
+        if not self._giving_up:
+            self._end_session()
+
+    def _next_duty(self) -> Callable[[], None] | None:
+        """What is to be done, once there is something; None: nothing ever again."""
+        with self.changed:
+            while self.dead is None and not self._giving_up:
+                if self._session is not None and self._session.fault is not None:
+                    return self._recover
+                if (upcoming := self._upcoming()) is not None:
+                    if self._has_place(upcoming):
+                        return self._send
+                elif (first := self.queue.first()) is not None:
+                    if self._session is None or self._session.takes(first.topic, first.schema):
+                        if self._has_place(None):
+                            return self._send
+                    elif not self._unanswered:
+                        return self._end_session
+                elif not self._unanswered and self.queue.is_closed:
+                    return None
+                self.changed.wait()
+        return None
+
+    def _upcoming(self) -> Batch | None:
+        """What was taken, and has no number: those behind a refused one."""
+        return next((batch for batch in self._unanswered if not batch.counter), None)
+
+    def _has_place(self, upcoming: Batch | None) -> bool:
+        """A suspect travels alone: nothing behind it must be sent twice because of it."""
+        on_their_way = [batch for batch in self._unanswered if batch.counter]
+        if (upcoming and upcoming.is_suspect) or any(batch.is_suspect for batch in on_their_way):
+            return not on_their_way
+        return len(on_their_way) < self._connection.options.max_in_flight
+
+    def _send(self) -> None:
+        with self.changed:
+            batch = self._upcoming() or self._take()
+        if batch is not None:
+            self._transmit([batch])
+
+    def _take(self) -> Batch | None:
+        batch = self.queue.take() if self.queue.first() is not None else None
+        if batch is not None:
+            if not self._unanswered:
+                self._progress_s = time.monotonic()
+            self._unanswered.append(batch)
+        return batch
+
+    def _transmit(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            if self._session is None:
+                session = Session(self._connection, batch, self._answered, self._wake)
+                with self.changed:
+                    self._session = session
+            if not self._session.is_open:
+                return
+            with self.changed:
+                if not batch.counter:
+                    batch.counter = self._next
+                    self._next += 1
+            self._session.send(batch, self.name, self.epoch)
+
+    def _end_session(self) -> None:
+        session = self._session
+        if session is not None:
+            session.close()  # answers may still come: it is the session until then
+            with self.changed:
+                self._session = None
+
+    # --- when something breaks
+
+    def _recover(self) -> None:
+        assert self._session is not None
+        fault = self._session.fault
+        assert fault is not None
+        self._end_session()
+        with self.changed:
+            first = self._unanswered[0] if self._unanswered else None
+        self._tries += 1
+        if isinstance(fault, FATAL):
+            self._die(fault)
+        elif isinstance(fault, Unavailable) or (_is_open(fault) and self._tries < MAX_TRIES):
+            self._pause(fault)
+            self._resend()
+        elif first is not None:
+            self._tries = 0
+            self._refuse(first, fault)
+
+    def _resend(self) -> None:
+        with self.changed:
+            batches = [batch for batch in self._unanswered if batch.counter]
+            if self._giving_up or self.dead is not None:
+                return
+        self._transmit(batches)
+
+    def _refuse(self, first: Batch, error: PolybusError) -> None:
+        """Uses up all numbers on their way, then tells the first that it is refused."""
+        overtaken = False
+        for batch in [batch for batch in self._unanswered if batch.counter]:
+            spans = self._use_up(batch.counter)
+            if spans is None:
+                return
+            batch.counter = 0
+            if spans:
+                overtaken = overtaken or batch is not first
+                self._was_stored(batch, spans)
+        # With one behind it stored, the time of the first has passed: it is not tried again.
+        self._tell_refused(first, error, may_halve=not overtaken)
+
+    def _use_up(self, counter: int) -> list[dict[str, Any]] | None:
+        """What the number stands for: nothing from now on, or what was stored.
+
+        Takes as long as it may take; None if the producer ends before.
+        """
+        stamp = {"producer": self.name, "epoch": self.epoch, "counter": counter}
+        while self.dead is None and not self._giving_up:
+            try:
+                done = self._connection.act("stage.publish", {"stages": [], "stamp": stamp})
+                spans: list[dict[str, Any]] = done["spans"]
+                return spans
+            except PolybusError as fault:
+                if not _is_open(fault):
+                    raise
+                self._pause(fault)
+        return None
+
+    def _pause(self, fault: PolybusError) -> None:
+        silent_s = time.monotonic() - self._progress_s
+        limit_s = self._connection.options.produce_timeout_s
+        if self._connection.closed.is_set() or (limit_s is not None and silent_s > limit_s):
+            self._die(fault)
+            return
+        if silent_s > WARN_AFTER_S and not self._has_warned:
+            self._has_warned = True
+            log.warning("producer %s waits: %s", self.name, fault)
+        with self.changed:
+            self.changed.wait_for(lambda: self._giving_up, next(self._pauses))
+
+    def _was_stored(self, batch: Batch, spans: list[dict[str, Any]]) -> None:
+        first_id = min(span["first_id"] for span in spans)
+        last_id = max(span["first_id"] + span["count"] - 1 for span in spans)
+        with self.changed:
+            if batch not in self._unanswered:
+                return
+            self._unanswered.remove(batch)
+        batch.tell(Produced(first_id, last_id, True))
+        self.queue.settle(batch)
+
+    def _tell_refused(self, first: Batch, error: PolybusError, *, may_halve: bool) -> None:
+        with self.changed:
+            if not self._unanswered or self._unanswered[0] is not first:
+                return  # it was stored after all
+            self._unanswered.popleft()
+            if may_halve and len(first.parts) > 1 and isinstance(error, PARTIAL):
+                self._unanswered.extendleft(reversed(first.halves()))
+                return
+        first.fail(error)
+        self.queue.settle(first)
+
+    def _die(self, error: PolybusError) -> None:
+        with self.changed:
+            self.dead = self.dead or error
+            self.changed.notify_all()
+        self.queue.close(error)
+
+    def _fail_all(self, error: PolybusError) -> None:
+        self.queue.close(error)
+        with self.changed:
+            batches, never_sent = list(self._unanswered), self.queue.empty()
+            self._unanswered.clear()
+        for batch in batches:
+            batch.fail(error)
+            self.queue.settle(batch)
+        for one in never_sent:
+            one.future.set_exception(error)
+
+    # --- what a session reports, on its thread
+
+    def _answered(self, session: Session, answer: dict[str, Any]) -> None:
+        produced = Produced(answer["first_id"], answer["last_id"], answer["duplicate"])
+        with self.changed:
+            if self._giving_up or self.dead is not None:
+                return
+            if not self._unanswered or answer["counter"] != self._unanswered[0].counter:
+                raise PeerError(f"an answer to {answer['counter']}, which was not asked")
+            batch = self._unanswered.popleft()
+            self._pauses = self._connection.pauses()
+            self._progress_s = time.monotonic()
+            self._tries, self._has_warned = 0, False
+        batch.tell(produced)
+        self.queue.settle(batch)
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+
+def _is_open(error: PolybusError) -> bool:
+    """Nobody has said no: what the outcome is, another try will tell."""
+    return isinstance(error, Unavailable | PeerError) or type(error) is PolybusError

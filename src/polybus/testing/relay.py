@@ -1,0 +1,98 @@
+"""A TCP relay between a client and a bus that breaks connections when it is told to.
+
+with Relay(bus_port) as relay:
+    connect(relay.port)
+    relay.cut()        # both ends of every connection are reset
+    relay.hold()       # bytes go nowhere; `release` lets them go on
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Self
+
+PIECE = 65536
+# On close the kernel sends a reset, and throws away what was not sent yet.
+ABRUPTLY = struct.pack("ii", 1, 0)
+
+
+class Relay:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._target = (host, port)
+        self._lock = Lock()
+        self._open: set[socket.socket] = set()
+        self._flows = Event()
+        self._flows.set()
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        with self._lock:
+            ends, self._open = self._open, set()
+        for end in ends:
+            _reset(end)
+
+    def hold(self) -> None:
+        self._flows.clear()
+
+    def release(self) -> None:
+        self._flows.set()
+
+    def close(self) -> None:
+        _reset(self._listener)
+        self.release()
+        self.cut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:
+                _reset(near)
+                continue
+            with self._lock:
+                self._open |= {near, far}
+                self.connections += 1
+            for source, sink in ((near, far), (far, near)):
+                Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while piece := source.recv(PIECE):
+                self._flows.wait()
+                sink.sendall(piece)
+        except OSError:
+            pass
+        with self._lock:
+            self._open -= {source, sink}
+        _reset(source)
+        _reset(sink)
+
+
+def _reset(end: socket.socket) -> None:
+    try:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABRUPTLY)
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    end.close()

@@ -1,0 +1,236 @@
+"""The client on a real bus: what is written is read, and errors are what they are."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from polybus import errors
+from polybus.native import Client, ClientOptions, Produced
+from polybus.testing.nativebus import NativeBus
+
+LATER_NS = 2**62
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[NativeBus]:
+    with NativeBus() as running:
+        yield running
+
+
+@pytest.fixture
+def client(bus: NativeBus) -> Iterator[Client]:
+    with bus.client() as one:
+        yield one
+
+
+@pytest.fixture
+def topic(client: Client, request: pytest.FixtureRequest) -> str:
+    name = request.node.name[:200].replace("*", "")
+    client.create_topic(name, shards=1)
+    return str(name)
+
+
+def bodies(reading) -> list[bytes]:
+    return [body for batch in reading for body in batch.column("body").to_pylist()]
+
+
+def fill(client: Client, topic: str, *messages: bytes) -> Produced:
+    with client.producer() as producer:
+        return producer.produce(topic, messages).result(20)
+
+
+def test_what_is_produced_is_read(client, topic):
+    with client.producer() as producer:
+        assert producer.produce(topic, [b"a", b""]).result(20) == (1, 2, False)
+        assert producer.produce(topic, [b"c"], [None]).result(20) == (3, 3, False)
+    batch = next(client.read(topic))
+    assert batch.column("id").to_pylist() == [1, 2, 3]
+    assert batch.column("offset").to_pylist() == [0, 1, 2]
+    assert batch.column("body").to_pylist() == [b"a", b"", b"c"]
+
+
+def test_an_arrow_batch_is_taken_as_it_is(client, topic):
+    kind = pa.map_(pa.utf8(), pa.binary())
+    rows = pa.record_batch(
+        [["k", None], [b"one", b"two"], [5, None], pa.array([[("h", b"v")], None], kind)],
+        names=["shard_key", "body", "insertion_ms", "headers"],
+    )
+    rows = rows.cast(pa.schema(rows.schema).set(1, pa.field("body", pa.binary())))
+    with client.producer() as producer:
+        producer.produce_rows(topic, rows).result(20)
+    (read,) = client.read(topic)
+    assert read.column("shard_key").to_pylist() == ["k", None]
+    assert read.column("insertion_ms")[0].as_py() == 5
+    assert read.column("insertion_ms")[1].as_py() > 1_600_000_000_000
+    assert read.column("headers").to_pylist() == [[("h", b"v")], None]
+
+
+def test_ranges_are_ids_of_all_and_offsets_of_a_shard(client, topic):
+    fill(client, topic, b"0", b"1", b"2", b"3", b"4")
+    assert bodies(client.read(topic, start=2, end=4)) == [b"1", b"2"]
+    assert bodies(client.read(topic, 0, start=2, end=4)) == [b"2", b"3"]
+    assert bodies(client.read(topic, max_rows=2)) == [b"0", b"1"]
+    assert bodies(client.read(topic, start=4, end=100, max_rows=50)) == [b"3", b"4"]
+    assert bodies(client.read(topic, start=6)) == []
+
+
+def test_bounds_find_and_trim(client, topic):
+    fill(client, topic, b"old", b"new")
+    bounds = client.bounds(topic)
+    assert (bounds["first_id"], bounds["next_id"]) == (1, 3)
+    assert client.find(topic, bounds["timestamp_ns"]) == 1
+    assert client.find(topic, bounds["timestamp_ns"], shard=0) == 0
+    assert client.find(topic, LATER_NS) == 3
+    assert client.trim(topic, {0: 1})["first_id"] == 2
+    assert bodies(client.read(topic)) == [b"new"]
+    with pytest.raises(errors.Trimmed):
+        list(client.read(topic, 0, start=0))
+    assert client.topic_stats(topic)["all"]["trimmed"] == 1
+
+
+def test_a_wait_ends_with_news(client, topic):
+    assert client.wait([(topic, 0, 0)], 0.01) == []
+    with client.producer() as producer:
+        waiting = threading.Thread(target=lambda: news.append(client.wait([(topic, 0, 0)], 60)))
+        news: list[object] = []
+        waiting.start()
+        producer.produce(topic, [b"x"]).result(20)
+        waiting.join(30)
+    assert news == [[{"topic": topic, "shard": 0, "end": 1}]]
+
+
+def test_a_read_goes_on_to_what_comes_while_it_waits(client, topic):
+    with client.producer() as producer:
+        producer.produce(topic, [b"first"]).result(20)
+        reading = client.read(topic, wait_s=math.inf)
+        assert next(reading).column("body").to_pylist() == [b"first"]
+        producer.produce(topic, [b"second"])
+        assert next(reading).column("body").to_pylist() == [b"second"]
+        reading.close()
+
+
+def test_a_read_that_waits_can_be_cancelled(client, topic):
+    fill(client, topic, b"only")
+    reading, seen = client.read(topic, wait_s=math.inf), threading.Event()
+    found: list[bytes] = []
+
+    def follow() -> None:
+        for batch in reading:
+            found.extend(batch.column("body").to_pylist())
+            seen.set()
+
+    following = threading.Thread(target=follow)
+    following.start()
+    assert seen.wait(20)
+    reading.cancel()
+    following.join(20)
+    assert not following.is_alive()
+    assert found == [b"only"]
+
+
+def test_a_stage_is_seen_when_it_is_published(client, topic):
+    client.create_topic(topic + ".b", shards=1)
+    with client.stage() as stage:
+        stage.put(topic, [b"1", b"2"])
+        stage.put(topic + ".b", [b"3"], [None])
+        stage.put(topic, [b"4"])
+        assert bodies(client.read(topic)) == []
+        done = client.publish([stage])
+    assert {span["topic"]: span["count"] for span in done["spans"]} == {topic: 3, topic + ".b": 1}
+    assert bodies(client.read(topic)) == [b"1", b"2", b"4"]
+    assert bodies(client.read(topic + ".b")) == [b"3"]
+    with pytest.raises(errors.StageGone):
+        client.publish([stage.name])
+
+
+def test_a_stamped_publish_is_done_once(client, topic):
+    opened = client.act("producer.open", producer="publisher")
+    stamp = {"producer": "publisher", "epoch": opened["epoch"], "counter": 1}
+    with client.stage() as stage:
+        stage.put(topic, [b"once"])
+        first = client.publish([stage], stamp)
+        again = client.publish([stage], stamp)
+    assert (first["duplicate"], again["duplicate"]) == (False, True)
+    assert first["spans"] == again["spans"]
+    assert bodies(client.read(topic)) == [b"once"]
+
+
+def test_topics_are_made_listed_and_dropped(client, topic):
+    made = client.create_topic(topic + ".more", settings={"max_bytes": 1000})
+    assert made["settings"] == {"keep": "all", "max_bytes": 1000}
+    assert [one["topic"] for one in client.topics(topic + "*")] == [topic, topic + ".more"]
+    client.drop_topic(topic)
+    assert [one["topic"] for one in client.topics(topic + "*")] == [topic + ".more"]
+
+
+def test_producing_to_a_missing_topic_makes_it(bus):
+    with NativeBus("--config", str(one_shard(bus))) as other, other.client() as client:
+        assert fill(client, "made", b"x").first_id == 1
+        assert client.topic("made")["shards"] == 1
+
+
+def one_shard(bus: NativeBus):
+    path = bus.folder / "one_shard.toml"
+    path.write_text("[native]\ndefault_shards = 1\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [
+        (errors.DoesNotExist, lambda client, topic: client.topic("missing")),
+        (errors.DoesNotExist, lambda client, topic: client.bounds("missing")),
+        (errors.DoesNotExist, lambda client, topic: list(client.read("missing"))),
+        (errors.DoesNotExist, lambda client, topic: client.drop_topic("missing")),
+        (errors.AlreadyExists, lambda client, topic: client.create_topic(topic)),
+        (errors.InvalidTopic, lambda client, topic: client.create_topic("_hidden")),
+        (errors.MalformedRequest, lambda client, topic: client.act("topic.fly")),
+        (errors.MalformedRequest, lambda client, topic: list(client.read(topic, 7))),
+        (errors.MalformedRequest, lambda client, topic: client.trim(topic, {0: -1})),
+        (errors.NotSupported, lambda client, topic: client.act("group.join")),
+        (errors.StageGone, lambda client, topic: client.publish(["nothing"])),
+        (errors.UnknownProducer, lambda c, t: c.act("producer.close", producer="who", epoch=1)),
+    ],
+)
+def test_errors_come_as_their_classes(client, topic, error, call):
+    with pytest.raises(error) as caught:
+        call(client, topic)
+    assert type(caught.value) is error
+    assert "Detail" not in str(caught.value)
+
+
+def test_no_bus_is_not_connected(bus):
+    nobody = Client("polybus://127.0.0.1:1", ClientOptions(connect_timeout_s=0))
+    with nobody, pytest.raises(errors.NotConnected, match="no bus answers"):
+        nobody.topics()
+    reader = Client("polybus://127.0.0.1:1", ClientOptions(connect_timeout_s=0))
+    with reader, pytest.raises(errors.NotConnected):
+        list(reader.read("any"))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:6570", "http://a:1", "polybus://a", "polybus://a:x"])
+def test_what_is_no_bus_is_told(url):
+    with pytest.raises(errors.AddressError, match="is no bus"):
+        Client(url)
+
+
+def test_options_that_cannot_be(tmp_path):
+    with pytest.raises(errors.UsageError, match="max_in_flight"):
+        ClientOptions(max_in_flight=17)
+    with pytest.raises(errors.UsageError, match="its key"):
+        ClientOptions(certificate=tmp_path / "cert.pem")
+
+
+def test_a_closed_client_says_so(bus):
+    client = bus.client()
+    producer = client.producer()
+    client.close()
+    with pytest.raises(errors.ConnectionLost, match="closed"):
+        client.topics()
+    with pytest.raises(errors.ConnectionLost, match="closed"):
+        producer.produce("any", [b"x"])

@@ -1,0 +1,322 @@
+"""A producer on a real bus: merged, refused, cut off, fenced; nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+
+import pyarrow as pa
+import pytest
+
+from polybus import errors
+from polybus.native import Client, ClientOptions, Produced
+from polybus.testing.nativebus import QUICK, NativeBus
+from polybus.testing.relay import Relay
+
+PATIENCE_S = 60
+QUOTA = 100_000
+OVER_QUOTA = b"!" * 2 * QUOTA
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[NativeBus]:
+    with NativeBus() as running:
+        yield running
+
+
+@pytest.fixture
+def client(bus: NativeBus) -> Iterator[Client]:
+    with bus.client() as one:
+        yield one
+
+
+@pytest.fixture
+def topic(client: Client, request: pytest.FixtureRequest) -> str:
+    client.create_topic(request.node.name, shards=1, settings={"max_bytes": QUOTA})
+    return str(request.node.name)
+
+
+@pytest.fixture
+def relay(bus: NativeBus) -> Iterator[Relay]:
+    with Relay(bus.port) as running:
+        yield running
+
+
+@pytest.fixture
+def far(relay: Relay) -> Iterator[Client]:
+    """A client behind the relay."""
+    with Client(f"polybus://127.0.0.1:{relay.port}", ClientOptions(**QUICK)) as one:
+        yield one
+
+
+def stored(client: Client, topic: str) -> list[bytes]:
+    return [body for batch in client.read(topic) for body in batch.column("body").to_pylist()]
+
+
+def batches(client: Client, topic: str) -> int:
+    """How many commits there were: messages of one have one timestamp."""
+    found = pa.Table.from_batches(client.read(topic))
+    return len(set(found.column("timestamp_ns").to_pylist()))
+
+
+def outcomes(futures: list[Future[Produced]]) -> list[BaseException | None]:
+    wait(futures, PATIENCE_S)
+    return [future.exception(0) for future in futures]
+
+
+def test_many_small_produces_become_few_batches(client, topic):
+    with client.producer() as producer:
+        futures = [producer.produce(topic, [b"%d" % n]) for n in range(2000)]
+        ids = [future.result(PATIENCE_S).first_id for future in futures]
+    assert ids == list(range(1, 2001))
+    assert stored(client, topic) == [b"%d" % n for n in range(2000)]
+    assert batches(client, topic) < 400
+
+
+def test_batches_stay_within_their_bounds(bus, topic):
+    with bus.client(max_batch_rows=10, max_in_flight=1) as client:
+        with client.producer() as producer:
+            for n in range(100):
+                producer.produce(topic, [b"%d" % n] * 4)
+        assert stored(client, topic) == [b"%d" % n for n in range(100) for _ in range(4)]
+        assert batches(client, topic) >= 50  # two of four fit, three do not
+
+
+def test_a_refused_batch_takes_nothing_with_it(client, topic):
+    bodies = [OVER_QUOTA if n % 50 == 7 else b"%d" % n for n in range(500)]
+    with client.producer() as producer:
+        futures = [producer.produce(topic, [body]) for body in bodies]
+    is_refused = [isinstance(error, errors.LimitReached) for error in outcomes(futures)]
+    assert is_refused == [body is OVER_QUOTA for body in bodies]
+    assert stored(client, topic) == [body for body in bodies if body is not OVER_QUOTA]
+
+
+def test_refusals_on_a_connection_that_breaks(client, topic, relay, far):
+    """Late copies of what was refused or renumbered must not come in by the back door."""
+    bodies = [OVER_QUOTA if n % 40 == 7 else b"%d" % n for n in range(1000)]
+    futures: list[Future[Produced]] = []
+    with far.producer() as producer:
+        for n, body in enumerate(bodies):
+            futures.append(producer.produce(topic, [body]))
+            if n % 25 == 12:
+                wait(futures[-20:-10], PATIENCE_S)
+                relay.cut()
+        found = outcomes(futures)
+    assert relay.connections > 10
+    is_refused = [isinstance(error, errors.LimitReached) for error in found]
+    assert is_refused == [body is OVER_QUOTA for body in bodies]
+    assert stored(client, topic) == [body for body in bodies if body is not OVER_QUOTA]
+
+
+def test_a_lost_connection_is_mended_without_a_further_message(client, topic, relay, far):
+    with far.producer() as producer:
+        producer.produce(topic, [b"before"]).result(PATIENCE_S)
+        relay.hold()
+        future = producer.produce(topic, [b"alone"])
+        relay.cut()
+        relay.release()
+        assert future.result(PATIENCE_S).first_id == 2
+    assert stored(client, topic) == [b"before", b"alone"]
+
+
+def test_topics_alternate(client, topic):
+    names = [topic, f"{topic}.1", f"{topic}.2"]
+    for name in names[1:]:
+        client.create_topic(name, shards=1)
+    with client.producer() as producer:
+        futures = [producer.produce(names[n // 3 % 3], [b"%d" % n]) for n in range(90)]
+        assert outcomes(futures) == [None] * 90
+    for index, name in enumerate(names):
+        assert stored(client, name) == [b"%d" % n for n in range(90) if n // 3 % 3 == index]
+
+
+def test_a_forbidden_topic_does_not_stop_the_others(client, topic):
+    with client.producer() as producer:
+        good = [producer.produce(topic, [b"%d" % n]) for n in range(3)]
+        bad = producer.produce("_forbidden", [b"x"])
+        good += [producer.produce(topic, [b"%d" % n]) for n in range(3, 6)]
+        assert outcomes(good) == [None] * 6
+        with pytest.raises(errors.InvalidTopic):
+            bad.result(PATIENCE_S)
+    assert stored(client, topic) == [b"%d" % n for n in range(6)]
+
+
+def test_lists_and_arrow_batches_keep_their_order(client, topic):
+    schema = pa.schema([pa.field("shard_key", pa.utf8()), pa.field("body", pa.binary())])
+    with client.producer() as producer:
+        for n in range(40):
+            if n % 4 < 2:
+                producer.produce(topic, [b"%d" % n])
+            else:
+                rows = pa.record_batch([[None], [b"%d" % n]], schema=schema)
+                producer.produce_rows(topic, rows)
+    assert stored(client, topic) == [b"%d" % n for n in range(40)]
+
+
+def test_threads_share_a_producer(client, topic):
+    def work(who: int) -> None:
+        for n in range(300):
+            producer.produce(topic, [b"%d:%d" % (who, n)])
+
+    with client.producer() as producer:
+        threads = [threading.Thread(target=work, args=(who,)) for who in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert producer.flush(PATIENCE_S)
+        found = stored(client, topic)
+    for who in range(6):
+        mine = [body for body in found if body.startswith(b"%d:" % who)]
+        assert mine == [b"%d:%d" % (who, n) for n in range(300)]
+    assert len(found) == 1800
+
+
+def test_a_newer_producer_of_the_name_takes_over(client, topic):
+    old = client.producer("taken over")
+    old.produce(topic, [b"old"]).result(PATIENCE_S)
+    with client.producer("taken over") as new:
+        assert new.epoch == old.epoch + 1
+        new.produce(topic, [b"new"]).result(PATIENCE_S)
+        with pytest.raises(errors.Fenced):
+            old.produce(topic, [b"too late"]).result(PATIENCE_S)
+        with pytest.raises(errors.Fenced):
+            old.produce(topic, [b"too late"])
+        new.produce(topic, [b"goes on"]).result(PATIENCE_S)
+    old.close()
+    assert stored(client, topic) == [b"old", b"new", b"goes on"]
+
+
+def test_a_nameless_producer_is_forgotten_when_it_closes(client, topic):
+    with client.producer() as producer:
+        producer.produce(topic, [b"x"]).result(PATIENCE_S)
+    with pytest.raises(errors.UnknownProducer):
+        client.act("producer.close", producer=producer.name, epoch=producer.epoch)
+
+
+def test_closing_waits_for_all(client, topic):
+    producer = client.producer()
+    futures = [producer.produce(topic, [b"%d" % n]) for n in range(100)]
+    producer.close()
+    assert all(future.done() for future in futures)
+    assert len(stored(client, topic)) == 100
+    producer.close()
+    with pytest.raises(errors.ConnectionLost, match="closed"):
+        producer.produce(topic, [b"x"])
+
+
+def test_closing_does_not_wait_longer_than_told(topic, relay, far):
+    producer = far.producer()
+    producer.produce(topic, [b"x"]).result(PATIENCE_S)
+    relay.hold()
+    futures = [producer.produce(topic, [b"%d" % n] * 1000) for n in range(50)]
+    assert not producer.flush(0.01)
+    producer.close(0.01)
+    assert {type(error) for error in outcomes(futures)} == {errors.ConnectionLost}
+    relay.release()
+
+
+def test_what_waits_is_bounded(bus, topic, relay):
+    options = ClientOptions(**QUICK | {"max_waiting_bytes": 10_000})
+    with Client(f"polybus://127.0.0.1:{relay.port}", options) as client:
+        producer = client.producer()
+        relay.hold()
+        handed_over: list[Future[Produced]] = []
+
+        def work() -> None:
+            for _ in range(6):
+                handed_over.append(producer.produce(topic, [b"x" * 4000]))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+        assert len(handed_over) == 2
+        relay.release()
+        thread.join(PATIENCE_S)
+        assert outcomes(handed_over) == [None] * 6
+
+
+def test_one_who_waits_for_room_is_told_of_the_end(bus, topic, relay):
+    options = ClientOptions(**QUICK | {"max_waiting_bytes": 1000})
+    client = Client(f"polybus://127.0.0.1:{relay.port}", options)
+    producer, told = client.producer(), []
+    relay.hold()
+    producer.produce(topic, [b"x" * 2000])
+
+    def work() -> None:
+        try:
+            producer.produce(topic, [b"y" * 2000])
+        except errors.ConnectionLost as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    producer.close(0.2)
+    thread.join(PATIENCE_S)
+    assert told == ["this producer was closed"]
+
+
+def test_what_was_cancelled_in_time_is_never_sent(client, topic, relay, far):
+    with far.producer() as producer:
+        producer.produce(topic, [b"first"]).result(PATIENCE_S)
+        relay.hold()
+        futures = [producer.produce(topic, [b"%d" % n]) for n in range(200)]
+        cancelled = [future.cancel() for future in futures]
+        relay.release()
+    assert True in cancelled
+    kept = [b"%d" % n for n, was in enumerate(cancelled) if not was]
+    assert stored(client, topic) == [b"first", *kept]
+
+
+def test_a_callback_that_fails_harms_nobody(client, topic):
+    with client.producer() as producer:
+        future = producer.produce(topic, [b"x"])
+        future.add_done_callback(lambda _: 1 / 0)
+        future.result(PATIENCE_S)
+        assert producer.produce(topic, [b"y"]).result(PATIENCE_S).first_id == 2
+
+
+def test_a_producer_may_be_given_an_end(topic, relay):
+    options = ClientOptions(**QUICK | {"produce_timeout_s": 0.2})
+    with Client(f"polybus://127.0.0.1:{relay.port}", options) as client:
+        producer = client.producer()
+        producer.produce(topic, [b"x"]).result(PATIENCE_S)
+        relay.close()
+        with pytest.raises(errors.Unavailable):
+            producer.produce(topic, [b"y"]).result(PATIENCE_S)
+        with pytest.raises(errors.Unavailable):
+            producer.produce(topic, [b"z"])
+
+
+@pytest.mark.parametrize(
+    ("bodies", "keys", "says"),
+    [
+        ([], None, "no rows"),
+        (b"one", None, "put a single one into a list"),
+        (["text"], None, "a body is bytes, not str"),
+        ([None], None, "a body is bytes, not NoneType"),
+        ([b"x"], ["a", "b"], "2 keys for 1 bodies"),
+        ([b"x"], [b"a"], "a key is text or None"),
+        ([b"x"], ["\udc80"], "UTF-8"),
+    ],
+)
+def test_what_cannot_be_produced_is_told_at_once(client, bodies, keys, says):
+    with client.producer() as producer, pytest.raises(errors.MalformedRequest, match=says):
+        producer.produce("any", bodies, keys)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ({"body": pa.array([b"x"])}, "shard_key: the column is missing"),
+        ({"shard_key": pa.array(["a"]), "body": pa.array(["x"])}, "body: the type is string"),
+        ({"shard_key": pa.array(["a"]), "body": pa.array([None], pa.binary())}, "has none"),
+        ({"shard_key": pa.array([], pa.utf8()), "body": pa.array([], pa.binary())}, "no rows"),
+    ],
+)
+def test_rows_that_cannot_be_produced_are_told_at_once(client, rows, says):
+    batch = pa.record_batch(list(rows.values()), names=list(rows))
+    with client.producer() as producer, pytest.raises(errors.MalformedRequest, match=says):
+        producer.produce_rows("any", batch)
