@@ -748,3 +748,112 @@ cdef int use_maps(Columns* columns, Buffer offsets) except -1:
         raise BadColumns("headers: offsets go back, or beyond the entries")
     columns.header_offsets = at
     return 0
+
+
+# --- over shards ----------------------------------------------------------------
+
+
+cdef bint place_messages(
+    const Columns* columns, int32_t shards, int32_t keyless, int32_t* places
+) noexcept nogil:
+    """Each message's shard. False if a key's numbers lead out of its data."""
+    cdef int64_t number
+    cdef Stretch key
+    for number in range(columns.count):
+        places[number] = keyless
+        if columns.keys.offsets is NULL:
+            continue
+        if columns.key_bits is not NULL:
+            if not bits_set(columns.key_bits, columns.key_bit + number, 1):
+                continue
+        if not stretch_of(&columns.keys, number, number + 1, &key):
+            return False
+        places[number] = <int32_t>(
+            hash_of(columns.keys.data + key.start, key.end - key.start, 0) % <uint64_t>shards
+        )
+    return True
+
+
+cdef void order_messages(
+    const int32_t* places, int64_t count, int32_t shards, int64_t* ends, int32_t* order
+) noexcept nogil:
+    """The messages by shard, in their order within each; `ends` is where each shard's end."""
+    cdef int64_t number, at = 0
+    memset(ends, 0, shards * sizeof(int64_t))
+    for number in range(count):
+        ends[places[number]] += 1
+    for number in range(shards):
+        at += ends[number]
+        ends[number] = at - ends[number]
+    for number in range(count):
+        order[ends[places[number]]] = <int32_t>number
+        ends[places[number]] += 1
+
+
+cdef int64_t slices_of(
+    const Columns* columns, const int32_t* order, int64_t count, Slice* slices
+) noexcept nogil:
+    """Slices of these messages; those that follow one another share one."""
+    cdef int64_t number, found = 0
+    for number in range(count):
+        if found and slices[found - 1].end == order[number]:
+            slices[found - 1].end += 1
+        else:
+            slices[found].columns = columns
+            slices[found].start = order[number]
+            slices[found].end = order[number] + 1
+            found += 1
+    return found
+
+
+cdef bytes block_of_some(const Columns* columns, const int32_t* order, int64_t count):
+    cdef Slice* slices = <Slice*>PyMem_Malloc(count * sizeof(Slice))
+    cdef int64_t slice_count
+    if slices is NULL:
+        raise MemoryError
+    try:
+        with nogil:
+            slice_count = slices_of(columns, order, count, slices)
+        return block_of(slices, slice_count)
+    finally:
+        PyMem_Free(slices)
+
+
+def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
+    """A block's messages by shard: pairs of a shard and its block, which is None if it is all.
+
+    A key's shard is its XXH64 modulo `shards`; messages without a key are `keyless`'s.
+    """
+    cdef int64_t count = layout.columns.count, start = 0, number
+    cdef int64_t* ends = NULL
+    cdef int32_t* places = NULL
+    cdef int32_t* order
+    cdef bint sound
+    cdef list found = []
+    if not 0 <= keyless < shards:
+        raise IndexError(f"shard {keyless} of {shards}")
+    layout.hold()
+    try:
+        ends = <int64_t*>PyMem_Malloc(shards * sizeof(int64_t))
+        places = <int32_t*>PyMem_Malloc(2 * count * sizeof(int32_t))
+        if ends is NULL or places is NULL:
+            raise MemoryError
+        order = places + count
+        with nogil:
+            sound = place_messages(&layout.columns, shards, keyless, places)
+            if sound:
+                order_messages(places, count, shards, ends, order)
+        if not sound:
+            raise BadBlock("changed while read")
+        for number in range(shards):
+            if ends[number] == count and start == 0:
+                return [(number, None)]
+            if ends[number] > start:
+                part = block_of_some(&layout.columns, order + start, ends[number] - start)
+                found.append((number, part))
+                start = ends[number]
+        return found
+    finally:
+        layout.release()
+        PyMem_Free(ends)
+        PyMem_Free(places)

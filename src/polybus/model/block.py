@@ -105,6 +105,14 @@ class Block:
         """The block of messages `start` to `end` (exclusive): at least one."""
         return cut_layout(self.layout(), start, end)
 
+    def split(self, shards: int, keyless: int) -> list[tuple[int, Block]]:
+        """The messages by shard, in their order within each: pairs of a shard and its block.
+
+        A key's shard is its XXH64 modulo `shards`; messages without a key go to `keyless`.
+        """
+        parts = kernel.split(self.layout(), shards, keyless)
+        return [(shard, self if data is None else _made(data)) for shard, data in parts]
+
     def layout(self) -> Layout:
         """A look into this block, whose checksum was verified or made here already."""
         return open_layout(self.data, checksum=False)
