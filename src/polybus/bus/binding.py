@@ -3,17 +3,18 @@
 Making a topic takes a write to disk, for which the loop does not wait. So a name
 is reserved here first, then made by whoever asked, on its own thread, and then
 known to all, or free again. While reserved it counts as durable for everybody
-else; whoever asks for the same name meanwhile waits for the same outcome.
+else; whoever asks for the same name meanwhile waits for the same outcome. In the
+same way a topic is claimed by whoever changes or drops it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import TOPICS
-from polybus.errors import Denied, LimitReached, PolybusError, WrongKind
+from polybus.errors import Denied, LimitReached, Unavailable, WrongKind
 from polybus.model import names
 from polybus.model.identity import Identity
 from polybus.model.rules import CREATE, DELETE, PRODUCE, SUBSCRIBE
@@ -49,6 +50,7 @@ class Binding:
         self._quotas = quotas
         self._is_ephemeral = is_ephemeral
         self._reserved: dict[str, Reservation] = {}
+        self._claimed: set[int] = set()
         # Who is told of a topic that is there now, and of one that has gone.
         self.on_bound: list[Callable[[Topic], None]] = []
         self.on_gone: list[Callable[[Topic], None]] = []
@@ -73,6 +75,10 @@ class Binding:
         raw = names.check(name)
         if not self._policy.allows(caller, verb, raw, self.creator_of(raw), as_admin=True):
             raise Denied(f"the policy does not let {caller.name} {verb} {name}")
+
+    def judge_all(self, caller: Identity, verb: str, topics: Iterable[str]) -> None:
+        for name in topics:
+            self.judge(caller, verb, name)
 
     def sees(self, caller: Identity, topic: Topic) -> bool:
         creator = creator_of(topic)
@@ -103,14 +109,28 @@ class Binding:
         self._durable.known(topic, next_id)
         self._charged.add(topic.number)
         del self._reserved[reservation.name]
-        for told in self.on_bound:
-            told(topic)
-        reservation.outcome.set_result(topic)
+        try:
+            for told in self.on_bound:
+                told(topic)
+        finally:
+            reservation.outcome.set_result(topic)
 
-    def give_up(self, reservation: Reservation, error: PolybusError) -> None:
+    def give_up(self, reservation: Reservation, error: Exception) -> None:
         del self._reserved[reservation.name]
         self._quotas.release(reservation.caller, TOPICS, 1)
         reservation.outcome.set_exception(error)
+
+    def claim(self, caller: Identity, name: str) -> Topic:
+        """A topic for one who may delete it, and who alone changes it until `release`."""
+        self.judge(caller, DELETE, name)
+        topic = self._durable.get(name)
+        if topic.number in self._claimed:
+            raise Unavailable(f"topic {name} is being changed by another caller: try again")
+        self._claimed.add(topic.number)
+        return topic
+
+    def release(self, topic: Topic) -> None:
+        self._claimed.discard(topic.number)
 
     def changed(self, topic: Topic) -> None:
         """Its settings or shards are others now."""

@@ -9,8 +9,8 @@ the loop never has to ask the store for it.
 
 A batch is cut over the topic's open shards by the hash of its keys; what has no
 key goes to one shard a batch, round robin. A topic with `max_bytes` refuses what
-would take it over that; its size is counted up here and read from the store only
-when it seems to be reached.
+would take it over that, what is on its way to the disk included; its size is
+counted up here and read from the store only when it seems to be reached.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ class Durable:
         self._by_name: dict[str, Topic] = {}
         self._by_number: dict[int, Topic] = {}
         self._sizes: dict[int, int] = {}
+        self._on_their_way: dict[int, int] = {}  # bytes, of topics with max_bytes
         self._next_ids: dict[int, int] = {}
         self._lock = Lock()
+        # Another one, since the store is asked under it, and its thread takes the first.
+        self._charging = Lock()
         self._turn = count()
         for topic in store.topics():
             self.known(topic, store.bounds(topic.number).next_id)
@@ -74,12 +77,22 @@ class Durable:
     def numbered(self, number: int) -> Topic | None:
         return self._by_number.get(number)
 
+    @property
+    def count(self) -> int:
+        return len(self._by_name)
+
     def topics(self) -> list[Topic]:
         return sorted(self._by_name.copy().values(), key=lambda topic: topic.name)
 
     def produce(self, topic: Topic, block: Block, stamp: Stamp | None = None) -> Future[Committed]:
         """Hands a batch to the store: all of it becomes visible at once, or none."""
-        return self.commit(Commit(appends=self.appends(topic, block), stamp=stamp))
+        commit = Commit(appends=self.appends(topic, block), stamp=stamp)
+        if not topic.settings.get(MAX_BYTES):
+            return self.commit(commit)
+        self._depart(topic.number, block.size_bytes)
+        future = self.commit(commit)
+        future.add_done_callback(lambda _: self._depart(topic.number, -block.size_bytes))
+        return future
 
     def commit(self, commit: Commit) -> Future[Committed]:
         future = self.store.commit(commit)
@@ -99,14 +112,28 @@ class Durable:
         limit = topic.settings.get(MAX_BYTES)
         if not isinstance(limit, int) or limit <= 0:
             return
-        known = self._sizes.get(topic.number)
-        if known is None or known + size > limit:
-            known = sum(shard.size_bytes for shard in self.store.bounds(topic.number).shards)
-        self._sizes[topic.number] = known + size
-        if known + size > limit:
-            self._sizes[topic.number] = known
+        with self._charging:
+            known = self._sizes.get(topic.number)
+            if known is None or known + size > limit:
+                # In this order: what arrives in between counts twice rather than never.
+                known = self._on_their_way.get(topic.number, 0) + self._stored(topic.number)
+            fits = known + size <= limit
+            if topic.number in self._by_number:
+                self._sizes[topic.number] = known + size if fits else known
+        if not fits:
             text = f"topic {topic.name} holds {known} bytes, and may hold {limit}"
             raise LimitReached(MAX_BYTES, text)
+
+    def _stored(self, number: int) -> int:
+        return sum(shard.size_bytes for shard in self.store.bounds(number).shards)
+
+    def _depart(self, number: int, size: int) -> None:
+        with self._lock:
+            left = self._on_their_way.get(number, 0) + size
+            if left:
+                self._on_their_way[number] = left
+            else:
+                self._on_their_way.pop(number, None)
 
     def _committed(self, future: Future[Committed]) -> None:
         """On the store's thread."""

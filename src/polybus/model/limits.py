@@ -95,8 +95,13 @@ class NativeLimits:
     # A stream's batches that are on their way to the disk: enough to fill the time of a
     # commit, and few enough that a client learns of trouble soon.
     max_batches_in_flight: int = 64
+    # The same in bytes, so that one stream cannot take all of max_uncommitted_bytes; a
+    # larger batch travels alone.
+    max_bytes_in_flight: int = 32 * MIB
     # The same over all streams, in bytes: what the bus holds for everybody at most.
     max_uncommitted_bytes: int = 256 * MIB
+    # Streams, reads and actions under way at once: each has a thread, of some 100 kB.
+    max_calls: int = 4096
     # Each waits on a thread of its own.
     max_waits: int = 1024
     # So that a client that has vanished without a word frees its place soon.

@@ -186,6 +186,8 @@ class Acl:
         if not CREATORS_VERBS.issuperset(rule.verbs):
             verbs = ", ".join(sorted(CREATORS_VERBS))
             raise Wrong("denied", f"a topic's creator sets rules for {verbs} only")
+        if identity.uid is None:  # rules are kept by the uid of who set them
+            raise Wrong("not_supported", "only users of this host set rules for their topics")
         return identity.uid
 
     def _check_room(self, by: int | None) -> None:

@@ -29,10 +29,11 @@ from polybus.bus.quotas import Places
 from polybus.errors import ConfigError
 from polybus.kernel.inbox import SharedBuffer
 from polybus.model.address import Address
+from polybus.model.identity import Identity
 from polybus.server import host, runtime, sockets
 from polybus.server.acl import Acl
 from polybus.server.aclfile import ACL_NAME
-from polybus.server.admin import ROOT_UID, AdminDesk, Verb
+from polybus.server.admin import ROOT_UID, AdminDesk, Request, Verb, Wrong
 from polybus.server.dialects import ADMIN, DIALECTS, NATIVE
 from polybus.server.directory import Directory
 from polybus.server.lifecycle import Lifecycle, Ticker
@@ -127,36 +128,32 @@ class App:
             stack.push_async_callback(self._durable_side.close)
             await self._durable_side.open(self._program.engine)
         self._acl.start(self._program.loaded)
-        tickers = await self._start_listeners(stack)
-        steps = (self._broker.tick, self._desk.tick, self._logs.tick, *tickers)
+        await self._start_listeners(stack)
+        steps = (self._broker.tick, self._desk.tick, self._logs.tick)
         ticker = Ticker(steps, self._on_tick_error)
         ticker.start()
         stack.callback(ticker.stop)
         stack.callback(self._hangups.close)
 
-    async def _start_listeners(self, stack: AsyncExitStack) -> list[Callable[[], None]]:
-        """Opens them all; what of them wants to be called a few times a second."""
-        tickers: list[Callable[[], None]] = []
+    async def _start_listeners(self, stack: AsyncExitStack) -> None:
         openers: dict[str, OpenSession] = {ADMIN: self._desk.open}
         for wanted in self._program.listeners:
             if wanted.dialect == NATIVE:
-                tickers.append(await self._open_port(stack, wanted))
+                await self._open_port(stack, wanted)
                 continue
             if wanted.dialect not in openers:
                 sessions = DIALECTS[wanted.dialect].sessions
                 assert sessions is not None
                 openers[wanted.dialect] = sessions(self._broker, self._settings)
             await self._open(stack, wanted, openers[wanted.dialect])
-        return tickers
 
-    async def _open_port(self, stack: AsyncExitStack, wanted: Wanted) -> Callable[[], None]:
+    async def _open_port(self, stack: AsyncExitStack, wanted: Wanted) -> None:
         side = self._durable_side
         listener = await asyncio.to_thread(
-            side.listen, wanted.address, self._stats, self._on_port_fault
+            side.listen, wanted.address, self._stats, self._acl.verbs(), self._on_port_fault
         )
         stack.push_async_callback(listener.drain, 0)
         self._listeners.append((wanted.dialect, listener))
-        return listener.tick
 
     async def _open(self, stack: AsyncExitStack, wanted: Wanted, opener: OpenSession) -> None:
         options = self._options(wanted)
@@ -187,6 +184,7 @@ class App:
             unix_mode=runtime.socket_mode(self._program.uid),
             hangups=self._hangups,
             places=Places(self._broker.quotas) if counted else None,
+            unshaken=self._unshaken,
         )
 
     def _refuse(self, setting: str) -> Callable[[str], None]:
@@ -198,6 +196,10 @@ class App:
 
         return refused
 
+    def _unshaken(self, peer: str, reason: str) -> None:
+        self._broker.counters.count("refused", "tls_handshake")
+        self._log.warning("tls handshake failed", peer=peer, reason=reason)
+
     def _load_certificates(self) -> Certificates | None:
         if any(wanted.address.is_encrypted for wanted in self._program.listeners):
             return Certificates(self._settings.tls)
@@ -206,7 +208,12 @@ class App:
     def _open_acl(self) -> Acl:
         data, broker = self._program.data, self._broker
         path = None if data is None else data / ACL_NAME
-        return Acl(broker.policy, broker.quotas, broker.topics.creator_of, path, self._log)
+        return Acl(broker.policy, broker.quotas, self._creator_of, path, self._log)
+
+    def _creator_of(self, name: bytes) -> Identity | None:
+        binding = self._broker.binding
+        found = self._broker.topics.creator_of(name)
+        return binding.creator_of(name) if found is None and binding else found
 
     def _open_desk(self) -> AdminDesk:
         server = self._settings.server
@@ -214,6 +221,7 @@ class App:
             {
                 "stats": Verb(lambda *_: self._stats(), for_everyone=True),
                 "connections": Verb(lambda *_: self._broker.connections()),
+                "store_compact": Verb(self._compact, keys=frozenset({"folder"})),
                 **self._acl.verbs(),
             },
             own_uid=self._program.uid,
@@ -223,6 +231,13 @@ class App:
             log=self._log,
             made_admin=self._acl.is_admin,
         )
+
+    async def _compact(self, request: Request, _identity: Identity) -> dict[str, Any]:
+        """Of the store that the caller means, so that it is not done to another's."""
+        own = self._program.engine
+        if own is None or f"lmdb:{request.get('folder')}" != own:
+            raise Wrong("not_found", f"the store of this bus is {own or 'none'}")
+        return await asyncio.to_thread(self._durable_side.compact)
 
     def _stats(self) -> dict[str, Any]:
         own = {"version": __version__, "pid": os.getpid(), "log_lines_lost": self._logs.dropped}
@@ -284,7 +299,6 @@ class App:
         )
 
     def _on_port_fault(self, error: BaseException) -> None:
-        """On a thread of the port."""
         self._broker.counters.count("faults", UNEXPECTED)
         self._log.error("unexpected error", where="native", exc_info=error)
 

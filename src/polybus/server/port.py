@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.port.access import Access
 from polybus.bus.port.verbs import Port
-from polybus.server.threads import Completions, OnLoop, Readers
+from polybus.errors import PolybusError, Unavailable, from_code
+from polybus.server.admin import Wrong
+from polybus.server.threads import ANSWER_TIMEOUT_S, Completions, OnLoop, Readers
 from polybus.store.opening import open_store
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.model.address import Address
+    from polybus.model.identity import Identity
+    from polybus.server.admin import Verb
     from polybus.server.settings import Settings
     from polybus.store.contract import Store
     from polybus.transports.flight.listener import FlightListener
+
+
+# The admin socket's words for what the tree of errors calls otherwise.
+CODES = {"not_found": "does_not_exist", "bad_request": "malformed_request"}
 
 
 class DurableSide:
@@ -48,20 +57,26 @@ class DurableSide:
         self._stack.callback(readers.close)
         await asyncio.to_thread(self._broker.keep, self.store, completions.add, readers)
         self._on_loop = OnLoop(loop)
+        self._loop = loop
+        self._soon = completions.add
 
     def listen(
         self,
         address: Address,
         stats: Callable[[], dict[str, Any]],
+        rules: Mapping[str, Verb],
         on_fault: Callable[[BaseException], None],
     ) -> FlightListener:
-        """The native port at an address. One set of verbs serves all of them."""
-        from polybus.transports.flight.listener import FlightListener, Security
+        """The native port at an address. One set of verbs serves all of them.
+
+        `stats`, `rules` and `on_fault` are called on the loop.
+        """
+        from polybus.transports.flight.listener import FlightListener, Security, Slow
         from polybus.transports.flight.who import Tokens
 
         if self._port is None:
-            self._port = self._open_port(stats)
-        native, tls = self._settings.native, self._settings.tls
+            self._port = self._open_port(stats, rules)
+        native, tls, limits = self._settings.native, self._settings.tls, self._settings.limits
         tokens = Tokens(native.tokens, time.time)
         self._reloads.append(tokens.reload)
         return FlightListener(
@@ -69,12 +84,12 @@ class DurableSide:
             self._port,
             native,
             Security(tokens, tls.certificate, tls.key, native.client_authorities),
-            self._settings.limits.slow_consumer_timeout_s,
+            Slow(limits.slow_consumer_timeout_s, limits.slow_consumer_min_bytes_per_s),
             time.monotonic,
             lambda: time.time_ns() // 1_000_000,
             self._log,
-            on_fault,
-            lambda reason: self._broker.counters.count("closed", reason),
+            lambda error: self._soon(lambda: on_fault(error)),
+            lambda reason: self._soon(lambda: self._broker.counters.count("closed", reason)),
         )
 
     def reload(self) -> None:
@@ -91,9 +106,44 @@ class DurableSide:
         self.release()
         await asyncio.to_thread(self._stack.close)
 
-    def _open_port(self, stats: Callable[[], dict[str, Any]]) -> Port:
+    def compact(self) -> dict[str, Any]:
+        """Gives back the room of what was removed; blocks, for as long as that takes."""
+        from polybus.store.lmdb.engine import LmdbStore
+
+        if not isinstance(self.store, LmdbStore):
+            raise Wrong("not_supported", "only a store on LMDB can be compacted")
+        try:
+            before, after = self.store.compact()
+        except PolybusError as error:
+            raise Wrong(error.code, str(error)) from None
+        return {"before_bytes": before, "after_bytes": after}
+
+    def _open_port(self, stats: Callable[[], dict[str, Any]], rules: Mapping[str, Verb]) -> Port:
         broker = self._broker
         assert broker.durable is not None
         assert broker.binding is not None
         access = Access(broker.durable, broker.binding, broker.policy, self._on_loop)
-        return Port(access, self._settings.native, time.monotonic, stats)
+        asked = Rules(rules, self._loop)
+        return Port(access, self._settings.native, time.monotonic, stats, asked)
+
+
+class Rules:
+    """The admin socket's verbs about rules, for other threads, with errors of the tree."""
+
+    def __init__(self, verbs: Mapping[str, Verb], loop: asyncio.AbstractEventLoop) -> None:
+        self._verbs = verbs
+        self._loop = loop
+
+    def __call__(self, verb: str, request: Mapping[str, object], caller: Identity) -> Any:
+        asking = self._ask(verb, dict(request), caller)
+        try:
+            return asyncio.run_coroutine_threadsafe(asking, self._loop).result(ANSWER_TIMEOUT_S)
+        except Wrong as error:
+            raise from_code(CODES.get(error.code, error.code), str(error)) from None
+        except (TimeoutError, RuntimeError):
+            asking.close()
+            raise Unavailable("the bus did not get round to it: try again") from None
+
+    async def _ask(self, verb: str, request: dict[str, Any], caller: Identity) -> Any:
+        answer = self._verbs[verb].answer(request, caller)
+        return await answer if inspect.isawaitable(answer) else answer

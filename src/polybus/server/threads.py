@@ -37,10 +37,14 @@ class OnLoop:
                 raise
             raise Unavailable("the bus is stopping") from error
         except TimeoutError:
-            raise Unavailable("the bus did not get round to it: try again") from None
+            if outcome.cancel():
+                raise Unavailable("the bus did not get round to it: try again") from None
+            return outcome.result()  # it was done just now
 
 
 def _run(outcome: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return  # whoever asked has given up, and must not be surprised by the outcome
     try:
         outcome.set_result(function(*args))
     except BaseException as error:
@@ -73,7 +77,11 @@ class Completions:
             ready, self._ready = self._ready, deque()
             self._woken = False
         for step in ready:
-            step()
+            try:
+                step()
+            except Exception as error:  # one party's trouble is not everyone's
+                context = {"message": "a step for the loop failed", "exception": error}
+                self._loop.call_exception_handler(context)
 
 
 class Readers:

@@ -7,12 +7,12 @@ again only after the rules have changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from polybus.bus.binding import CREATOR, Reservation, as_creator
-from polybus.errors import PolybusError, Unavailable
-from polybus.model.rules import DELETE
+from polybus.errors import Unavailable
 
 if TYPE_CHECKING:
     from polybus.bus.binding import Binding
@@ -48,6 +48,11 @@ class Access:
         self.judge(caller, verb, name)
         return self.durable.get(name)
 
+    def topics(self, caller: Identity, verb: str, names: Iterable[str]) -> dict[str, Topic]:
+        """The same for several, by name."""
+        self.on_loop(self._binding.judge_all, caller, verb, names)
+        return {name: self.durable.get(name) for name in names}
+
     def visible(self, caller: Identity) -> list[Topic]:
         """The topics that the caller may know of."""
         topics = self.durable.topics()
@@ -69,22 +74,39 @@ class Access:
         return self._make(found, shards, settings), True
 
     def drop(self, caller: Identity, name: str) -> None:
-        topic = self.topic(caller, DELETE, name)
-        self.durable.store.drop(name)
-        self.on_loop(self._binding.gone, topic)
+        with self._alone(caller, name) as topic:
+            self.durable.store.drop(name)
+            self.on_loop(self._binding.gone, topic)
 
-    def configure(self, topic: Topic, settings: Mapping[str, object]) -> Topic:
-        kept = {CREATOR: topic.settings[CREATOR]} if CREATOR in topic.settings else {}
-        changed = self.durable.store.configure(topic.name, {**settings, **kept})
-        self.on_loop(self._binding.changed, changed)
-        return changed
+    def configure(self, caller: Identity, name: str, settings: Mapping[str, object]) -> Topic:
+        with self._alone(caller, name) as topic:
+            kept = {CREATOR: topic.settings[CREATOR]} if CREATOR in topic.settings else {}
+            changed = self.durable.store.configure(name, {**settings, **kept})
+            self.on_loop(self._binding.changed, changed)
+            return changed
+
+    def tell_gone(self, told: Callable[[Topic], None]) -> None:
+        """Calls it on the loop with each topic that was dropped."""
+        self._binding.on_gone.append(told)
+
+    @contextmanager
+    def _alone(self, caller: Identity, name: str) -> Iterator[Topic]:
+        """A topic that nobody else changes meanwhile, for a caller that may delete it.
+
+        The store knows it by name: it must not have become another topic in between.
+        """
+        topic = self.on_loop(self._binding.claim, caller, name)
+        try:
+            yield topic
+        finally:
+            self.on_loop(self._binding.release, topic)
 
     def _make(self, reservation: Reservation, shards: int, settings: Mapping[str, object]) -> Topic:
         own = {**settings, CREATOR: as_creator(reservation.caller)}
         try:
             topic = self.durable.store.create(reservation.name, shards, own)
             next_id = self.durable.store.bounds(topic.number).next_id
-        except PolybusError as error:
+        except Exception as error:
             self.on_loop(self._binding.give_up, reservation, error)
             raise
         self.on_loop(self._binding.fulfil, reservation, topic, next_id)

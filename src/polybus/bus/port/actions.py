@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from polybus.bus.port import producers, stages, topics
-from polybus.bus.port.fields import Action, Answer, Arguments, Field
+from polybus.bus.port import producers, rules, stages, topics
+from polybus.bus.port.fields import Action, Answer, Arguments, Field, is_count
 from polybus.errors import LimitReached, MalformedRequest, NotSupported
 from polybus.model.rules import SUBSCRIBE
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polybus.bus.port.verbs import Caller, Port
 
 Perform = Callable[["Port", "Caller", Arguments], Answer]
-MAX_PLACES = 65_536  # of one wait
+MAX_PLACES = 16_384  # of one wait: four topics with as many shards as there can be
 
 # Named by the protocol, and not there in this version.
 LATER = (
@@ -29,9 +29,7 @@ def _wait(port: Port, caller: Caller, given: Arguments) -> Answer:
     if not 1 <= len(places) <= MAX_PLACES:
         raise LimitReached("max_places", f"a wait is for 1 to {MAX_PLACES} shards")
     wanted: dict[tuple[int, int], int] = {}
-    topics_by_name = {
-        name: port.access.topic(caller.identity, SUBSCRIBE, name) for name in _names(places)
-    }
+    topics_by_name = port.access.topics(caller.identity, SUBSCRIBE, _names(places))
     for place in places:
         topic = topics_by_name[place["topic"]]
         if place["shard"] not in topic.shards:
@@ -53,8 +51,8 @@ def _names(places: list[dict[str, object]]) -> set[str]:
         if not whole or not isinstance(place["topic"], str):
             raise MalformedRequest("a position has topic, shard and offset, and nothing else")
         for key in ("shard", "offset"):
-            if not isinstance(place[key], int) or isinstance(place[key], bool):
-                raise MalformedRequest(f"of a position, {key} is an integer")
+            if not is_count(place[key]):
+                raise MalformedRequest(f"of a position, {key} is an integer from 0 on")
     return {str(place["topic"]) for place in places}
 
 
@@ -68,7 +66,7 @@ def _later(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 ACTIONS: dict[str, tuple[Action, Perform]] = {
     action.name: (action, perform)
-    for table in (producers.ACTIONS, topics.ACTIONS, stages.ACTIONS)
+    for table in (producers.ACTIONS, topics.ACTIONS, stages.ACTIONS, rules.ACTIONS)
     for action, perform in table.items()
 }
 ACTIONS["wait"] = (

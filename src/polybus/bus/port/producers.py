@@ -1,11 +1,14 @@
 """Producers belong to whoever opened them first: nobody else can fence them.
 
-Who that was is a record beside the producer, and goes with it.
+Who that was is a record beside the producer, and goes with it. Streams ask for it
+with every batch, so it is remembered here until the producer is closed. Anonymous
+callers are one: they share their producers.
 """
 
 from __future__ import annotations
 
 import secrets
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
@@ -22,43 +25,78 @@ OWNER = b"owner/"  # + the producer's name: who may use it
 ANONYMOUS_PREFIX = "anonymous-"
 
 
+MAX_REMEMBERED = 65_536  # owners; some 200 bytes each
+
+
+class Owners:
+    """Whose a producer is. For all threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, bytes] = {}
+        self._closed = 0  # how often one was forgotten
+        self._lock = Lock()
+
+    def check(self, caller: Identity, producer: str) -> None:
+        """`Denied` if it is another's, `UnknownProducer` if it is nobody's."""
+        owner = self._known.get(producer) or self._look_up(producer)
+        if owner != caller.name.encode():
+            raise Denied(f"producer {producer!r} is {owner.decode()}'s, not {caller.name}'s")
+
+    def claim(self, caller: Identity, producer: str) -> None:
+        """The caller's from now on, unless it is another's: then `Denied`."""
+        change = Change(owner_key(producer), caller.name.encode(), expected=0)
+        try:
+            self._store.commit(Commit(changes=(change,))).result()
+        except Conflict:
+            self.check(caller, producer)
+
+    def release(self, producer: str) -> None:
+        """Nobody's from now on."""
+        try:
+            self._store.commit(Commit(changes=(Change(owner_key(producer), None),))).result()
+        finally:
+            with self._lock:
+                self._closed += 1
+                self._known.pop(producer, None)
+
+    def _look_up(self, producer: str) -> bytes:
+        closed = self._closed
+        found = self._store.get(owner_key(producer))
+        if found is None:
+            raise UnknownProducer(f"nobody has opened a producer {producer!r}")
+        with self._lock:
+            if closed == self._closed:  # else it may have been this one
+                if len(self._known) >= MAX_REMEMBERED:
+                    self._known.clear()
+                self._known[producer] = found.value
+        return found.value
+
+
 def owner_key(producer: str) -> bytes:
-    return OWNER + producer.encode()
-
-
-def check_owner(store: Store, caller: Identity, producer: str) -> None:
-    found = store.get(owner_key(producer))
-    if found is None:
-        raise UnknownProducer(f"nobody has opened a producer {producer!r}")
-    if found.value != caller.name.encode():
-        raise Denied(f"producer {producer!r} is {found.value.decode()}'s, not {caller.name}'s")
-
-
-def _claim(store: Store, caller: Identity, producer: str) -> None:
-    change = Change(owner_key(producer), caller.name.encode(), expected=0)
     try:
-        store.commit(Commit(changes=(change,))).result()
-    except Conflict:
-        check_owner(store, caller, producer)
+        raw = producer.encode()
+    except UnicodeEncodeError:
+        raise MalformedRequest("a producer's name is no text") from None
+    if not 1 <= len(raw) <= MAX_PRODUCER_BYTES:
+        raise MalformedRequest(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes")
+    return OWNER + raw
 
 
 def _open(port: Port, caller: Caller, given: Arguments) -> Answer:
     name = given["producer"] or ANONYMOUS_PREFIX + secrets.token_hex(16)
-    if len(name.encode()) > MAX_PRODUCER_BYTES:
-        raise MalformedRequest(f"a producer's name has at most {MAX_PRODUCER_BYTES} bytes")
     if not 1 <= given["kept_results"] <= MAX_KEPT_RESULTS:
         raise MalformedRequest(f"kept_results is from 1 to {MAX_KEPT_RESULTS}")
-    store = port.access.durable.store
-    _claim(store, caller.identity, name)
-    opened = store.open_producer(name, Habits(given["dense"], given["kept_results"]))
+    port.owners.claim(caller.identity, name)
+    opened = port.store.open_producer(name, Habits(given["dense"], given["kept_results"]))
     return {"producer": name, "epoch": opened.epoch, "last_counter": opened.last_counter}
 
 
 def _close(port: Port, caller: Caller, given: Arguments) -> Answer:
-    store, name = port.access.durable.store, given["producer"]
-    check_owner(store, caller.identity, name)
-    store.close_producer(name, given["epoch"])
-    store.commit(Commit(changes=(Change(owner_key(name), None),))).result()
+    name = given["producer"]
+    port.owners.check(caller.identity, name)
+    port.store.close_producer(name, given["epoch"])
+    port.owners.release(name)
     return {}
 
 

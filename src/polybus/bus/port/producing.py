@@ -6,17 +6,18 @@ their way together is bounded: over that, whoever brings more waits its turn.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
-from polybus.bus.port.producers import check_owner
 from polybus.errors import StoreClosed, TooLarge
 from polybus.model.rules import PRODUCE
 
 if TYPE_CHECKING:
     from polybus.bus.port.access import Access
+    from polybus.bus.port.producers import Owners
     from polybus.model.block import Block
     from polybus.model.commit import Committed
     from polybus.model.identity import Identity
@@ -27,13 +28,15 @@ T = TypeVar("T")
 
 
 class Budget:
-    """Bytes that may be on their way to the disk at once."""
+    """Bytes that may be on their way to the disk at once. Who came first is served first:
+    else a large batch could wait for ever behind small ones."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._used = 0
         self._closed = False
         self._changed = Condition()
+        self._turns: deque[object] = deque()
 
     @property
     def used(self) -> int:
@@ -58,11 +61,20 @@ class Budget:
     def _take(self, size: int) -> None:
         if size > self._max_bytes:
             raise TooLarge(f"a batch of {size} bytes: at most {self._max_bytes} are taken at once")
+        turn = object()
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._used + size <= self._max_bytes)
-            if self._closed:
-                raise StoreClosed("the bus is stopping")
-            self._used += size
+            self._turns.append(turn)
+            try:
+                self._changed.wait_for(lambda: self._closed or self._is_next(turn, size))
+                if self._closed:
+                    raise StoreClosed("the bus is stopping")
+                self._used += size
+            finally:
+                self._turns.remove(turn)
+                self._changed.notify_all()
+
+    def _is_next(self, turn: object, size: int) -> bool:
+        return self._turns[0] is turn and self._used + size <= self._max_bytes
 
     def _give(self, size: int) -> None:
         with self._changed:
@@ -74,14 +86,20 @@ class Stream:
     """One topic that one caller brings batches for."""
 
     def __init__(
-        self, access: Access, budget: Budget, caller: Identity, name: str, shards: int
+        self,
+        access: Access,
+        owners: Owners,
+        budget: Budget,
+        caller: Identity,
+        name: str,
+        shards: int,
     ) -> None:
         self._access = access
+        self._owners = owners
         self._budget = budget
         self._caller = caller
         self._name = name
         self._shards = shards
-        self._owned: set[str] = set()  # producers that were found to be the caller's
         self._generation = -1
 
     def open(self) -> Topic:
@@ -95,9 +113,8 @@ class Stream:
 
     def produce(self, block: Block, stamp: Stamp | None) -> Future[Committed]:
         topic = self.open()
-        if stamp is not None and stamp.producer not in self._owned:
-            check_owner(self._access.durable.store, self._caller, stamp.producer)
-            self._owned.add(stamp.producer)
+        if stamp is not None:
+            self._owners.check(self._caller, stamp.producer)
         durable = self._access.durable
         return self._budget.spend(block.size_bytes, lambda: durable.produce(topic, block, stamp))
 

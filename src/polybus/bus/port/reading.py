@@ -13,7 +13,7 @@ from polybus.model.topic import ALL
 if TYPE_CHECKING:
     from polybus.bus.port.verbs import Caller, Port
     from polybus.model.rows import Rows
-    from polybus.model.topic import Topic
+    from polybus.model.topic import Bounds, Topic
 
 # A chunk: large enough that what is done once for each costs nothing beside it, and
 # small enough that the first rows are on their way soon.
@@ -59,8 +59,8 @@ class Reading:
         rows_left = self._given["max_rows"] or 1 << 62
         bytes_left = self._given["max_bytes"] or 1 << 62
         while rows_left > 0 and bytes_left > 0 and (self._to is None or self._at < self._to):
-            rows = self._chunk(rows_left, bytes_left)
-            if rows.count:
+            rows = self._chunk(rows_left, bytes_left) or self._pass_over(rows_left, bytes_left)
+            if rows:
                 rows_left -= rows.count
                 bytes_left -= rows.size_bytes
                 yield rows
@@ -78,7 +78,7 @@ class Reading:
         bounds = self._port.store.bounds(self._topic.number)
         return bounds.first_id if self._shard == ALL else bounds.shards[self._shard].start
 
-    def _chunk(self, rows_left: int, bytes_left: int) -> Rows:
+    def _chunk(self, rows_left: int, bytes_left: int) -> Rows | None:
         if self._generation != self._port.access.generation:
             self._judge()
         rows = self._port.store.read(
@@ -89,16 +89,29 @@ class Reading:
             max_rows=min(rows_left, CHUNK_ROWS),
             max_bytes=min(bytes_left, CHUNK_BYTES),
         )
-        if rows.count:
-            last = rows.ids if self._shard == ALL else rows.offsets
-            self._at = int.from_bytes(last[-INT64_BYTES:], "little") + 1
+        if not rows.count:
+            return None
+        last = rows.ids if self._shard == ALL else rows.offsets
+        self._at = int.from_bytes(last[-INT64_BYTES:], "little") + 1
         return rows
+
+    def _pass_over(self, rows_left: int, bytes_left: int) -> Rows | None:
+        """Looks again up to where the topic ends now: if nothing is there, it was trimmed."""
+        end = self._end(self._port.store.bounds(self._topic.number))
+        if end <= self._at:
+            return None
+        rows = self._chunk(rows_left, bytes_left)
+        if rows is None:
+            self._at = end
+        return rows
+
+    def _end(self, bounds: Bounds) -> int:
+        return bounds.next_id if self._shard == ALL else bounds.shards[self._shard].end
 
     def _has_more(self) -> bool:
         """Is there something behind the position now, or before the wait is over?"""
         bounds = self._port.store.bounds(self._topic.number)
-        end = bounds.next_id if self._shard == ALL else bounds.shards[self._shard].end
-        if end > self._at:
+        if self._end(bounds) > self._at:
             return True
         if not self._wait_s or self._caller.is_gone():
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
-from polybus.bus.port.producers import check_owner
 from polybus.errors import MalformedRequest
 from polybus.model.commit import Commit
 from polybus.model.stamp import Stamp
@@ -38,7 +37,7 @@ def _renew(port: Port, caller: Caller, given: Arguments) -> Answer:
 def _publish(port: Port, caller: Caller, given: Arguments) -> Answer:
     stamp = Stamp.parse(given["stamp"]) if given["stamp"] else None
     if stamp is not None:
-        check_owner(port.store, caller.identity, stamp.producer)
+        port.owners.check(caller.identity, stamp.producer)
     done = port.access.durable.commit(Commit(stages=tuple(given["stages"]), stamp=stamp)).result()
     names = {one.topic: port.access.durable.numbered(one.topic) for one in done.spans}
     topics = {number: topic.name if topic else None for number, topic in names.items()}

@@ -72,8 +72,7 @@ def _create(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 
 def _configure(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = port.access.topic(caller.identity, DELETE, given["topic"])
-    return told(port.access.configure(topic, _settings(given)))
+    return told(port.access.configure(caller.identity, given["topic"], _settings(given)))
 
 
 def _info(port: Port, caller: Caller, given: Arguments) -> Answer:

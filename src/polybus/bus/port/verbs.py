@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polybus.bus.port import actions
 from polybus.bus.port.access import Access
 from polybus.bus.port.fields import Action, Answer
+from polybus.bus.port.producers import Owners
 from polybus.bus.port.producing import Budget, Stream
 from polybus.bus.port.reading import Reading
 from polybus.bus.port.waits import Waits
@@ -36,21 +37,26 @@ class Port:
         limits: NativeLimits,
         clock: Callable[[], float],
         stats: Callable[[], Answer],
+        rules: Callable[[str, Mapping[str, object], Identity], Any],
     ) -> None:
+        """`rules` answers the verbs of `polybus acl`."""
         self.access = access
         self.store = access.durable.store
         self.limits = limits
         self.waits = Waits(self.store, limits.max_waits, clock)
+        self.owners = Owners(self.store)
+        self.rules = rules
         self._budget = Budget(limits.max_uncommitted_bytes)
         self._stats = stats
+        access.tell_gone(self.waits.gone)
 
     def caller(self, identity: Identity, is_gone: Callable[[], bool]) -> Caller:
         return Caller(identity, is_gone)
 
     def produce(self, caller: Caller, topic: str) -> Stream:
         """A stream of batches to a topic, which is made if need be; `Denied` at once if not."""
-        limits = self.limits
-        stream = Stream(self.access, self._budget, caller.identity, topic, limits.default_shards)
+        shards = self.limits.default_shards
+        stream = Stream(self.access, self.owners, self._budget, caller.identity, topic, shards)
         stream.open()
         return stream
 

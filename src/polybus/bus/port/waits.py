@@ -1,8 +1,9 @@
 """Waiting for news on shards: many callers, one listener at the store.
 
 Each caller waits on its own thread, so their number is bounded for the whole
-bus. A wait ends with news, when its time is up, when its client has gone, or
-when the bus stops.
+bus, and so are the shards that all of them together wait for. A wait ends with
+news, when its time is up, when its client or its topic has gone, or when the bus
+stops.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING
 from polybus.errors import LimitReached, StoreClosed
 
 if TYPE_CHECKING:
+    from polybus.model.topic import Topic
     from polybus.store.contract import News, Store
 
 Place = tuple[int, int]  # topic number, shard
 # How often a waiting thread looks whether its client is still there.
 LOOK_S = 1.0
+# Of all waits together: some 200 bytes each, so they take about 200 MB at most.
+MAX_PLACES = 1 << 20
 
 
 class Waits:
@@ -29,6 +33,7 @@ class Waits:
         self._lock = Lock()
         self._waiting: dict[Place, set[Event]] = {}
         self._count = 0
+        self._places = 0
         self._closed = False
         self._end_watch = store.watch(self._news)
 
@@ -48,14 +53,18 @@ class Waits:
         try:
             deadline_s = self._clock() + timeout_s
             while not (found := self._moved(wanted)):
-                left_s = deadline_s - self._clock()
-                if self._closed or left_s <= 0 or is_gone():
+                if not self._sleep(event, deadline_s, is_gone):
                     break
-                event.wait(min(left_s, LOOK_S))
-                event.clear()
             return found
         finally:
             self._leave(wanted, event)
+
+    def gone(self, topic: Topic) -> None:
+        """The topic was dropped: whoever waits for it looks again, and learns of it."""
+        with self._lock:
+            for shard in topic.shards:
+                for event in self._waiting.get((topic.number, shard), ()):
+                    event.set()
 
     def close(self) -> None:
         self._end_watch()
@@ -65,6 +74,17 @@ class Waits:
                 for event in events:
                     event.set()
 
+    def _sleep(self, event: Event, deadline_s: float, is_gone: Callable[[], bool]) -> bool:
+        """Until something may have come; False if there is nothing more to wait for."""
+        woken = False
+        while not woken:
+            left_s = deadline_s - self._clock()
+            if self._closed or left_s <= 0 or is_gone():
+                return False
+            woken = event.wait(min(left_s, LOOK_S))
+        event.clear()
+        return True
+
     def _enter(self, wanted: Mapping[Place, int], event: Event) -> None:
         with self._lock:
             if self._closed:
@@ -72,13 +92,18 @@ class Waits:
             if self._count >= self._max_waits:
                 text = f"{self._max_waits} are waiting already: try again later"
                 raise LimitReached("max_waits", text)
+            if self._places + len(wanted) > MAX_PLACES:
+                text = f"all who wait do so for {self._places} shards already: try again later"
+                raise LimitReached("max_waits", text)
             self._count += 1
+            self._places += len(wanted)
             for place in wanted:
                 self._waiting.setdefault(place, set()).add(event)
 
     def _leave(self, wanted: Mapping[Place, int], event: Event) -> None:
         with self._lock:
             self._count -= 1
+            self._places -= len(wanted)
             for place in wanted:
                 events = self._waiting[place]
                 events.discard(event)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.flight as flight
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from polybus.transports.flight.verbs import Verbs
 
 STOP_TIMEOUT_S = 2.0  # once its connections are cut, gRPC stops in milliseconds
+# What was handed to gRPC is not yet on its way. Nobody can ask it when that is so.
+FLUSH_S = 0.1
+TICK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,14 @@ class Security:
     client_authorities: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A client that takes less than the rate over this long is cut."""
+
+    timeout_s: float
+    min_bytes_per_s: int
+
+
 class FlightListener:
     def __init__(
         self,
@@ -42,7 +54,7 @@ class FlightListener:
         verbs: Verbs,
         limits: NativeLimits,
         security: Security,
-        slow_timeout_s: float,
+        slow: Slow,
         clock: Callable[[], float],
         now_ms: Callable[[], int],
         log: Any,
@@ -51,7 +63,8 @@ class FlightListener:
     ) -> None:
         self._log = log
         self._on_cut = on_cut
-        self._pace = Pace(slow_timeout_s, clock, self._cut)
+        self._on_fault = on_fault
+        self._pace = Pace(slow.timeout_s, slow.min_bytes_per_s, clock, self._taken, self._cut)
         identifier = Identifier(address.host)
         try:
             self._service = Service(
@@ -68,27 +81,45 @@ class FlightListener:
         except (OSError, flight.FlightError) as error:
             raise _explained(address, error) from None
         self.address = address.with_port(self._service.port)
-        self._thread = Thread(target=self._service.serve, name="polybus-port", daemon=True)
-        self._thread.start()
+        self._closed = Event()
         self._stopping: Thread | None = None
-
-    def tick(self) -> None:
-        self._pace.tick()
+        # Its own thread: finding a connection among thousands is nothing for the loop.
+        self._watching = Thread(target=self._watch, name="polybus-port", daemon=True)
+        self._watching.start()
 
     def close(self) -> None:
-        """Accepts no new calls; those under way may end."""
+        """Accepts no new calls, and no more batches; what was taken is answered."""
         if self._stopping is None:
+            self._service.calls.stop()
             self._stopping = Thread(target=self._service.shutdown, daemon=True)
             self._stopping.start()
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits for calls to end, then ends those that do not."""
+        """Waits until nobody is owed an answer, then ends all connections."""
         self.close()
+        await asyncio.to_thread(self._end, timeout_s)
+
+    def _end(self, timeout_s: float) -> None:
         assert self._stopping is not None
-        await asyncio.to_thread(self._stopping.join, timeout_s)
-        if self._stopping.is_alive():
-            await asyncio.to_thread(sockets.end_all, self.address.port)
-            await asyncio.to_thread(self._stopping.join, STOP_TIMEOUT_S)
+        self._service.calls.wait_settled(timeout_s)
+        self._stopping.join(FLUSH_S)
+        end_s = time.monotonic() + STOP_TIMEOUT_S
+        while self._stopping.is_alive() and time.monotonic() < end_s:
+            sockets.end_all(self.address.port)
+            self._stopping.join(FLUSH_S)
+        self._closed.set()
+        self._watching.join()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(TICK_S):
+            try:
+                self._pace.tick()
+            except Exception as error:
+                self._on_fault(error)
+
+    def _taken(self, peer: str) -> int | None:
+        far = peer_end(peer)
+        return None if far is None else sockets.confirmed_bytes(self.address.port, far.port)
 
     def _cut(self, peer: str) -> None:
         far = peer_end(peer)

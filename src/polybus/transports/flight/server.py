@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from polybus.errors import MalformedRequest, PolybusError, TooLarge
 from polybus.model import arrow
+from polybus.transports.flight.calls import Calls
 from polybus.transports.flight.errors import as_flight
 from polybus.transports.flight.pace import Pace
-from polybus.transports.flight.putting import Answering, read_json, read_stamp
+from polybus.transports.flight.putting import Answering, Window, read_json, read_stamp
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from polybus.model.limits import NativeLimits
     from polybus.model.rows import Rows
     from polybus.transports.flight.verbs import Caller, Stream, Verbs
@@ -44,12 +44,13 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         self._pace = pace
         self._now_ms = now_ms
         self._on_fault = on_fault
+        self.calls = Calls(limits.max_calls)
         super().__init__(location, **security)
 
     # --- what Flight calls, each on a thread of its own
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with Told(self._on_fault):
+        with Told(self._on_fault), self.calls.one():
             caller = self._caller(context)
             verb, *names = _path(descriptor)
             if verb == PRODUCE and len(names) == 1:
@@ -70,11 +71,12 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             return flight.GeneratorStream(arrow.READ_SCHEMA, batches)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        with Told(self._on_fault):
+        with Told(self._on_fault), self.calls.one(), self.calls.owing():
             body = action.body.to_pybytes() if action.body is not None else b""
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
             answer = self._verbs.act(self._caller(context), action.type, request)
-        yield flight.Result(json.dumps(answer).encode())
+            with self._pace.handing_over(context.peer()):
+                yield flight.Result(json.dumps(answer).encode())
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return [(one.name, one.meaning) for one in self._verbs.actions()]
@@ -88,20 +90,18 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     def _put(
         self, context: Any, reader: Any, writer: Any, hand_over: Callable[..., Any], tell: Any
     ) -> None:
-        arrow.check_schema(reader.schema)
+        limits = self._limits
+        arrow.check_schema(_schema(reader))
         answering = Answering(
             writer,
-            self._limits.max_batches_in_flight,
+            Window(limits.max_batches_in_flight, limits.max_bytes_in_flight, self.calls),
             tell,
             partial(self._pace.handing_over, context.peer()),
             self._on_fault,
         )
         try:
-            while True:
-                chunk = reader.read_chunk()
-                self._take(answering, chunk.data, chunk.app_metadata, hand_over)
-        except StopIteration:  # all was read, or the connection ended
-            pass
+            for data, metadata in _chunks(reader):
+                self._take(answering, data, metadata, hand_over)
         finally:
             answering.close()
 
@@ -121,11 +121,12 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         except PolybusError as error:
             answering.refuse(error, counter)
         else:
-            answering.add(partial(hand_over, block, stamp), counter)
+            answering.add(partial(hand_over, block, stamp), counter, block.size_bytes)
 
     def _batches(self, rows: Iterator[Rows], peer: str) -> Iterator[pa.RecordBatch]:
-        with Told(self._on_fault):
+        with Told(self._on_fault), self.calls.one(), self.calls.owing():
             for one in rows:
+                self.calls.check()
                 with self._pace.handing_over(peer):
                     yield arrow.batch_of(one)
 
@@ -158,8 +159,9 @@ def _stage(stream: Stream, stage: str, block: Any, stamp: Any) -> Any:
 
 
 def _told_ids(counter: int | None, done: Any) -> dict[str, Any]:
-    first = min(span.first_id for span in done.spans)
-    last = max(span.first_id + span.count - 1 for span in done.spans)
+    """No ids if a stamp is repeated that was used up by publishing nothing."""
+    first = min((span.first_id for span in done.spans), default=None)
+    last = max((span.first_id + span.count - 1 for span in done.spans), default=None)
     return {"counter": counter, "first_id": first, "last_id": last, "duplicate": done.duplicate}
 
 
@@ -173,3 +175,22 @@ def _path(descriptor: Any) -> list[str]:
     except UnicodeDecodeError:
         raise MalformedRequest("the path of a put is no UTF-8") from None
     return path or [""]
+
+
+def _schema(reader: Any) -> pa.Schema:
+    try:
+        return reader.schema
+    except pa.ArrowInvalid as error:
+        raise MalformedRequest(f"the stream begins with no schema: {error}") from None
+
+
+def _chunks(reader: Any) -> Iterator[tuple[Any, Any]]:
+    """Batches and their metadata, until all was read or the connection has ended."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise MalformedRequest(f"the stream is no Arrow: {error}") from None
+        yield chunk.data, chunk.app_metadata

@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 DESCRIPTORS = Path("/proc/self/fd")
+# Of Linux's struct tcp_info: where tcpi_bytes_acked (64 bits) begins and ends.
+BYTES_ACKED, TCP_INFO_BYTES = 120, 128
 
 
 def end_all(port: int) -> int:
@@ -31,6 +34,16 @@ def end_one(port: int, peer_port: int) -> bool:
     for sock in _connected(port):
         if sock.getpeername()[1] == peer_port:
             found = _end(sock)
+    return found
+
+
+def confirmed_bytes(port: int, peer_port: int) -> int | None:
+    """How much of what we sent the peer's kernel has confirmed; None if it is not connected."""
+    found = None
+    for sock in _connected(port):
+        if sock.getpeername()[1] == peer_port:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+            found = int.from_bytes(info[BYTES_ACKED:TCP_INFO_BYTES], sys.byteorder)
     return found
 
 

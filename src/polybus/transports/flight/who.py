@@ -8,6 +8,7 @@ means to be somebody. Tokens are lines of a file that only its owner can read,
 from __future__ import annotations
 
 import hmac
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ MIDDLEWARE = "polybus"
 AUTHORIZATION = "authorization"
 BEARER = "Bearer "
 MIN_TOKEN_CHARACTERS = 16  # fewer could be guessed
+MAX_TOKENS_CHARACTERS = 1 << 20  # each call is compared with all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,9 @@ class Tokens:
 
 def _read(path: Path) -> tuple[Token, ...]:
     try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(MAX_TOKENS_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"tokens {path}: cannot be read: {reason}") from None
@@ -84,8 +87,8 @@ def _read(path: Path) -> tuple[Token, ...]:
 def _token(path: Path, number: int, line: str) -> Token:
     words = line.split()
     try:
-        name, secret, *rest = words
-        expires_s = _moment(rest[0]) if rest else None
+        name, secret, expires = [*words, ""] if len(words) == 2 else words
+        expires_s = _moment(expires) if expires else None
     except ValueError:
         words_wanted = "NAME TOKEN [EXPIRES, as in 2027-01-31T12:00:00Z]"
         raise ConfigError(f"tokens {path}, line {number}: write {words_wanted}") from None

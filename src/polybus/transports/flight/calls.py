@@ -1,0 +1,80 @@
+"""Calls under way: at most so many, since each has a thread; none new once the port stops.
+
+What is *owed* is counted besides: batches that were taken and not yet answered,
+actions and reads. A port that stops waits for that, and not for streams that are
+open and idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
+
+from polybus.errors import LimitReached, StoreClosed
+
+
+class Calls:
+    def __init__(self, max_calls: int) -> None:
+        self._max_calls = max_calls
+        self._count = 0
+        self._owed = 0
+        self._changed = Condition()
+        self._stopping = False
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """For as long as a call lasts. `LimitReached` if there are too many."""
+        with self._changed:
+            self._check_open()
+            if self._count >= self._max_calls:
+                text = f"{self._max_calls} calls are under way already: try again later"
+                raise LimitReached("max_calls", text)
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+
+    @contextmanager
+    def owing(self) -> Iterator[None]:
+        """For as long as a client is owed something."""
+        self.owe()
+        try:
+            yield
+        finally:
+            self.settle()
+
+    def owe(self) -> None:
+        """`StoreClosed` once the port stops."""
+        with self._changed:
+            self._check_open()
+            self._owed += 1
+
+    def settle(self) -> None:
+        with self._changed:
+            self._owed -= 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Until nobody is owed anything; False if that takes too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._owed == 0, timeout_s)
+
+    def check(self) -> None:
+        """`StoreClosed` once the port stops."""
+        with self._changed:
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._stopping:
+            raise StoreClosed("the bus is stopping")
