@@ -148,6 +148,16 @@ def test_a_full_reader_gets_everything_once_it_reads(served: Served, kind: str):
         sending.join()
 
 
+def test_a_handshake_that_fails_is_counted_and_logged(served: Served):
+    counted = count(served.bus, "refused", "tls_handshake")
+    with connect(served.place("tls")) as plain:
+        plain.send(b"GET / HTTP/1.1\r\n\r\n")
+        plain.to_the_end()
+    until(lambda: count(served.bus, "refused", "tls_handshake") == counted + 1, "it is counted")
+    line = {"level": "warning", "event": "tls handshake failed", "reason": "http_request"}
+    until(lambda: log_lines(served.bus, **line), "it is logged")
+
+
 def test_peers_are_named_for_what_they_are(served: Served):
     with served.connect("tcp") as tcp, served.connect("unix") as unix, served.connect("tls") as tls:
         for client in (tcp, unix, tls):

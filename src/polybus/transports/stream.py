@@ -68,6 +68,8 @@ class ListenOptions:
     unix_mode: int = 0o600
     hangups: Hangups | None = None
     places: Places | None = None
+    # Told of each TLS handshake that failed: with whom, and why.
+    unshaken: Callable[[str, str], None] = lambda peer, reason: None
 
 
 class Listener:
@@ -108,7 +110,7 @@ class Listener:
     def _makes_encrypted(self, context: ssl.SSLContext) -> Callable[[], StreamConnection]:
         sealed = SharedBuffer(SEALED_BYTES)
         common = (self._open_session, self._options.shared, self._admit, self._lost)
-        return lambda: TlsConnection(*common, context, sealed)
+        return lambda: TlsConnection(*common, context, sealed, self._options.unshaken)
 
     def _admit(self, connection: StreamConnection) -> bool:
         gate, places = self._options.gate, self._options.places

@@ -8,7 +8,7 @@ So the loop only moves bytes here, and `ssl` works on two buffers in memory:
     socket → _incoming → decrypt → inbox → session
     socket ←── transport ←── _outgoing ←── encrypt ←── session
 
-There is a session only after the handshake.
+There is a session only after the handshake. One that fails is told to the listener.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ class TlsConnection(StreamConnection):
         lost: Callable[[StreamConnection], None],
         context: ssl.SSLContext,
         sealed: SharedBuffer,
+        failed: Callable[[str, str], None],
     ) -> None:
         super().__init__(open_session, shared, admit, lost)
         self._sealed = sealed
+        self._failed = failed  # no handshake: with whom, and why
+        self._begun = False  # the peer has sent something
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -74,11 +77,12 @@ class TlsConnection(StreamConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._enter(transport):
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.abort)
+            self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._out_of_time)
 
     def _sealed_filled(self, nbytes: int) -> None:
         if not self._admitted or self._closing:
             return
+        self._begun = True
         self._incoming.write(self._sealed.view[:nbytes])
         try:
             if not self._opened:
@@ -86,13 +90,21 @@ class TlsConnection(StreamConnection):
             self._decrypt()
         except ssl.SSLWantReadError:
             self._send()
-        except ssl.SSLError:
+        except ssl.SSLError as error:
             self._send()  # the alert that says why
+            if not self._opened:
+                self._failed(self.peer, (error.reason or "unknown").lower())
             super().close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._begun and not self._opened and not self._closing:
+            self._failed(self.peer, "hung_up")
         super().connection_lost(exc)
+
+    def _out_of_time(self) -> None:
+        self._failed(self.peer, "timeout")
+        self.abort()
 
     def _shake_hands(self) -> None:
         self._tls.do_handshake()

@@ -130,7 +130,13 @@ class House:
         self.refused: list[str] = []
         self.gate = Gate(places, self.refused.append)
         self.sessions: list[Echo] = []
-        self.options = ListenOptions(self.gate, SharedBuffer(), tls=context)
+        self.unshaken: list[str] = []  # why handshakes have failed
+        self.options = ListenOptions(
+            self.gate,
+            SharedBuffer(),
+            tls=context,
+            unshaken=lambda peer, reason: self.unshaken.append(reason),
+        )
         self._listeners: list[Listener] = []
         self._callers: list[asyncio.StreamWriter] = []
 
@@ -471,6 +477,37 @@ def test_tls_one_that_never_shakes_hands_loses_its_place(
             assert await reader.read() == b""
             await until(lambda: house.gate.open == 0)
             assert house.sessions == []
+            assert house.unshaken == ["timeout"]
+
+    run(test)
+
+
+def test_tls_one_that_hangs_up_in_its_handshake_is_told_of(certificate: Certificate):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            _reader, silent = await house.call(listener)
+            await until(lambda: house.gate.open == 1)
+            silent.close()  # only looked whether somebody is there
+            await until(lambda: house.gate.open == 0)
+            _reader, writer = await house.call(listener)
+            writer.write(b"\x16\x03\x01")
+            writer.close()
+            await until(lambda: house.unshaken)
+            assert house.unshaken == ["hung_up"]
+
+    run(test)
+
+
+def test_tls_one_that_does_not_trust_us_is_told_of(certificate: Certificate):
+    async def test() -> None:
+        async with House(context=certificate[0]) as house:
+            listener = await house.listen(ANY_TLS_PORT)
+            with pytest.raises(ssl.SSLError):
+                await house.call(listener, ssl.create_default_context())
+            await until(lambda: house.unshaken)
+            assert len(house.unshaken) == 1  # why, it may say or not
+            assert house.sessions == []
 
     run(test)
 
@@ -485,6 +522,7 @@ def test_tls_one_that_speaks_plain_is_closed(certificate: Certificate, garbage: 
             await reader.read()  # perhaps an alert; then the end
             await until(lambda: house.gate.open == 0)
             assert house.sessions == []
+            assert len(house.unshaken) == 1
 
     run(test)
 
