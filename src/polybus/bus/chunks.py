@@ -15,6 +15,15 @@ class Fitting(NamedTuple):
     too_many: int
 
 
+def apart(run: Range) -> Range:
+    """A copy: a run of a batch that did not fit whole must not keep the rest of it alive.
+
+    What a reader holds of the bus's memory is in proportion to what it is charged for.
+    """
+    own = run.chunk.part(run.start, run.end)
+    return Range(own, 0, len(own))
+
+
 def fitting(found: Range, room_bytes: int, room_messages: int) -> Fitting:
     """One by one: a message fits if what fitted before it has left room for it."""
     runs: list[Range] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from polybus.bus.chunks import fitting
+from polybus.bus.chunks import apart, fitting
 from polybus.bus.outcomes import NOTHING_HAPPENED, OK, WAIT, Outcome, over_quota
 from polybus.bus.quotas import BYTES
 
@@ -164,7 +164,7 @@ class Movement:
         self._counters.count("dropped", BYTES, fit.too_large)
         if fit.too_large:
             self._quotas.refuse(whom, BYTES, found.size)
-        return fit.runs
+        return [apart(run) for run in fit.runs]
 
     def _release_all(self, readers: Iterable[Reader], size: int) -> None:
         for reader in readers:

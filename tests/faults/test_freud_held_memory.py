@@ -1,0 +1,32 @@
+"""What a reader holds of the bus's memory is in proportion to what it is charged for."""
+
+from __future__ import annotations
+
+from polybus.testing import rqueue
+from polybus.testing.freud import OK, create, get, produce
+from polybus.testing.watch import count, rss_bytes, until
+from tests.faults.freud_live import connect, serving
+
+ROOM = 100  # of the reader, in bytes, and all of it is taken
+BATCHES = 1000
+LARGE, LARGE_IN_A_BATCH = 2000, 100
+SENT = BATCHES * LARGE * LARGE_IN_A_BATCH
+
+
+def test_a_small_message_does_not_keep_the_large_ones_that_it_came_with():
+    """Of each batch only the empty message fits; the batch must not stay for its sake."""
+    with serving(env={"POLYBUS_QUOTAS_QUOTA_BYTES": str(ROOM)}) as bus, connect(bus) as client:
+        assert client.ask(create(b"t")).code == OK
+        key = client.subscribe(b"t")
+        client.ask(produce(b"t", bytes(ROOM)))
+        batch = rqueue.publish(b"t") + rqueue.publish(b"t", bytes(LARGE)) * LARGE_IN_A_BATCH
+        before = rss_bytes(bus.pid)
+        with rqueue.connect(bus.address("rqueue")) as pusher:
+            for _ in range(BATCHES):
+                pusher.send(batch)
+            lost = BATCHES * LARGE_IN_A_BATCH
+            until(lambda: count(bus, "dropped", "quota_bytes") == lost, "all large ones are lost")
+        held = rss_bytes(bus.pid) - before
+        assert held < SENT // 5, f"{held} bytes for {ROOM} that are charged"
+        client.send(*(get(key) for _ in range(1 + BATCHES)))
+        assert {one.code for one in client.answers(1 + BATCHES)} == {OK}
