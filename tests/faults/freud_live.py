@@ -19,6 +19,14 @@ EVERY_LINE = {"POLYBUS_LOG_FORMAT": "json", "POLYBUS_LOG_MAX_REPEATS_PER_S": "10
 @contextmanager
 def serving(*args: str, env: Mapping[str, str] | None = None) -> Iterator[BusProcess]:
     """In a folder that every user may look into; at the end nothing must have gone wrong."""
+    with started(*args, env=env) as bus:
+        yield bus
+        check_unharmed(bus)
+
+
+@contextmanager
+def started(*args: str, env: Mapping[str, str] | None = None) -> Iterator[BusProcess]:
+    """The same, for a test that stops it."""
     with tempfile.TemporaryDirectory(prefix="pb-f-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -29,7 +37,6 @@ def serving(*args: str, env: Mapping[str, str] | None = None) -> Iterator[BusPro
         )
         with serve(*args, listen=listen, folder=folder, env=EVERY_LINE | dict(env or {})) as bus:
             yield bus
-            check_unharmed(bus)
 
 
 def connect(bus: BusProcess, *, receive_buffer: int | None = None) -> freud.Client:

@@ -67,7 +67,7 @@ class Broker:
         self._delivery = Delivery(self._fanout, Turn(call_soon), limits, self.cut)
         self.topics = EphemeralTopics(
             self._fanout,
-            self._delivery.relay,
+            self._delivery,
             self.policy,
             self.quotas,
             self.counters,
@@ -292,6 +292,7 @@ class Broker:
             "sent_bytes": size,
             "outbox_bytes": party.outbox.backlog(),
             "state": _state(party),
+            **(party.describe() if party.describe is not None else {}),
         }
 
     def _leave(self, party: Party, reason: str, *, send_held: bool) -> bool:

@@ -64,17 +64,35 @@ class Delivery:
             self.collected(party, batch)
         return routed
 
-    def relay(self, party: Party | None, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
+    def relay(self, party: Party, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
         """Sends messages that were judged already to push readers: all of them, or none.
 
-        None if one of the readers is full: then the party waits, if there is one.
+        None if one of the readers is full: then the party waits.
         """
         routed = self._fanout.publish(self._trusted, topic, offsets, bodies)
         for outbox, data in routed.outputs:
             outbox.push(data)
-        if routed.stop == BLOCKED and party is not None and not party.ended:
+        if routed.stop == BLOCKED and not party.ended:
             self._wait(party, routed.blocker)
         return routed.stop != BLOCKED
+
+    def relay_past(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> int:
+        """To push readers who have room, if nobody can wait; how many messages others lost."""
+        ends = memoryview(offsets).cast("B").cast("i")
+        passed: list[Party] = []
+        lost = 0
+        while self._fanout.subscriber_count(topic):
+            routed = self.relay_kept(topic, ends, bodies)
+            if routed.stop != BLOCKED:
+                break
+            ends = ends[routed.consumed :]
+            lost += len(ends) - 1
+            passed.append(routed.blocker.party)
+            self._fanout.detach(passed[-1].number, topic)
+        for party in passed:
+            if not party.ended:
+                self._fanout.attach(party.number, topic)
+        return lost
 
     def relay_kept(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> Routed:
         """Sends what was committed to push readers, up to the first that is full."""

@@ -9,7 +9,7 @@ cannot be refused, so a reader without room loses it, counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from polybus.bus.chunks import apart, fitting
 from polybus.bus.outcomes import NOTHING_HAPPENED, OK, WAIT, Outcome, over_quota
@@ -30,8 +30,15 @@ if TYPE_CHECKING:
 
 UNREAD = "max_unread_messages"
 
-# Sends to push readers: all or nothing; False if one of them is full.
-Relay = Callable[["Party | None", bytes, "Buffer", "Buffer"], bool]
+
+class Pushing(Protocol):
+    """The way to push readers (bus/delivery.py)."""
+
+    def relay(self, party: Party, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
+        """All or nothing; False if one of them is full: then the party waits for it."""
+
+    def relay_past(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> int:
+        """To those who have room; how many messages the others have lost."""
 
 
 class Produced(NamedTuple):
@@ -45,23 +52,23 @@ class Movement:
     def __init__(
         self,
         fanout: Fanout,
-        relay: Relay,
+        pushing: Pushing,
         quotas: Quotas,
         counters: Counters,
         limits: FreudLimits,
         wall_ns: Callable[[], int],
     ) -> None:
         self._fanout = fanout
-        self._relay = relay
+        self._pushing = pushing
         self._quotas = quotas
         self._counters = counters
         self._limits = limits
         self._wall_ns = wall_ns
 
     def deliver(
-        self, party: Party, current: Incarnation, offsets: bytes, bodies: bytes, count: int
+        self, party: Party | None, current: Incarnation, offsets: bytes, bodies: bytes, count: int
     ) -> Produced:
-        """A batch from a producer, to all readers of a live topic."""
+        """A batch from a producer, to all readers of a live topic. `None` cannot wait."""
         pushed = self._fanout.subscriber_count(current.name)
         if not current.readers and not pushed:
             self._counters.count("dropped", "no_subscriber", count)
@@ -70,7 +77,7 @@ class Movement:
         if reached:
             return Produced(over_quota(reached))
         first_id = self._fanout.next_id(current.name)
-        if pushed and not self._relay(party, current.name, offsets, bodies):
+        if pushed and not self._push(party, current.name, offsets, bodies):
             self._release_all(current.readers.values(), len(bodies))
             return Produced(WAIT)
         self._fanout.set_next_id(current.name, first_id + count)
@@ -121,9 +128,16 @@ class Movement:
         """To push readers, from the buffer: nobody can be made to wait for them now."""
         next_id = self._fanout.next_id(current.name)
         offsets = found.chunk.offsets[found.start : found.end + 1]
-        if not self._relay(None, current.name, offsets, found.chunk.bodies):
-            self._counters.count("dropped", "slow_consumer", len(found))
+        self._push(None, current.name, offsets, found.chunk.bodies)
         self._fanout.set_next_id(current.name, next_id)
+
+    def _push(self, party: Party | None, name: bytes, offsets: Buffer, bodies: Buffer) -> bool:
+        """False if the party has to wait; without one, whoever is full loses it, counted."""
+        if party is not None:
+            return self._pushing.relay(party, name, offsets, bodies)
+        lost = self._pushing.relay_past(name, offsets, bodies)
+        self._counters.count("dropped", "slow_consumer", lost)
+        return True
 
     def _charge_all(self, current: Incarnation, size: int, count: int) -> str | None:
         """Charges every reader, or none: then the name of what was reached."""

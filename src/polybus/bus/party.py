@@ -41,6 +41,12 @@ class Pipe(Protocol):
     def has_failed(self) -> bool:
         """The connection is broken or closing: what is written now does not reach the peer."""
 
+    def keep_place(self) -> None:
+        """Within `ended`: the session is not done, and still counts as a connection."""
+
+    def leave_place(self) -> None:
+        """It is done now. Without `keep_place` before it, nothing to do."""
+
     def close(self) -> None:
         """Ends the connection once what is written has gone out."""
 
@@ -66,3 +72,5 @@ class Party:
     ended: bool = False
     uncommitted_bytes: int = 0  # on their way to the disk
     is_committing: bool = False  # so much of it that it is not read from
+    # What its dialect knows better than the fan-out does, in the fields of `connections`.
+    describe: Callable[[], dict[str, int | str]] | None = None

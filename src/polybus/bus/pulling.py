@@ -114,6 +114,10 @@ class Pulling:
     def topics(self) -> list[Topic]:
         return self._durable.topics()
 
+    @property
+    def topic_count(self) -> int:
+        return self._durable.count
+
     def add(self, reader_id: bytes, caller: Identity, topic: Topic) -> LogReader:
         reader = LogReader(reader_id, caller, topic)
         pull = Pull(self._following, self._durable, self._quotas, reader)

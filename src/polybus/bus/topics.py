@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from polybus.bus.binding import creator_of
 from polybus.bus.incarnation import Incarnation
 from polybus.bus.lifecycle import TABLE, Action, State, Verb
-from polybus.bus.movement import Movement, Produced, Relay, put
+from polybus.bus.movement import Movement, Produced, Pushing, put
 from polybus.bus.outcomes import (
     DOES_NOT_EXIST,
     NO,
@@ -66,7 +66,7 @@ class EphemeralTopics:
     def __init__(
         self,
         fanout: Fanout,
-        relay: Relay,
+        pushing: Pushing,
         policy: Policy,
         quotas: Quotas,
         counters: Counters,
@@ -75,7 +75,7 @@ class EphemeralTopics:
         wall_ns: Callable[[], int],
     ) -> None:
         self._fanout = fanout
-        self._movement = Movement(fanout, relay, quotas, counters, limits, wall_ns)
+        self._movement = Movement(fanout, pushing, quotas, counters, limits, wall_ns)
         self._policy = policy
         self._quotas = quotas
         self._counters = counters
@@ -145,9 +145,19 @@ class EphemeralTopics:
         self._end_reader(reader, "unsubscribed")
 
     def produce(
-        self, party: Party, name: bytes, offsets: bytes, bodies: bytes, count: int
+        self,
+        party: Party,
+        name: bytes,
+        offsets: bytes,
+        bodies: bytes,
+        count: int,
+        *,
+        waits: bool = True,
     ) -> Produced:
-        """Takes the whole batch or nothing of it."""
+        """Takes the whole batch or nothing of it.
+
+        A party that does not wait for a full push reader goes past it: that reader loses it.
+        """
         topic = self._topics.get(name)
         if topic is None or topic.current is None:
             return Produced(DOES_NOT_EXIST)
@@ -158,7 +168,8 @@ class EphemeralTopics:
         if TABLE[Verb.PRODUCE, topic.state] is Action.BUFFER:
             produced = self._movement.buffer(current, offsets, bodies, count)
         else:
-            produced = self._movement.deliver(party, current, offsets, bodies, count)
+            whom = party if waits else None
+            produced = self._movement.deliver(whom, current, offsets, bodies, count)
         if produced.outcome in (OK, NOTHING_HAPPENED):
             self._tally.received += count
             self._tally.received_bytes += len(bodies)
@@ -219,6 +230,19 @@ class EphemeralTopics:
     @property
     def reader_count(self) -> int:
         return len(self._readers)
+
+    @property
+    def known_count(self) -> int:
+        """Of names that a List has to look at."""
+        return len(self._topics) + (self.pulling.topic_count if self.pulling is not None else 0)
+
+    def reach(self, name: bytes) -> int:
+        """How many readers and lives a verb on this name may have to touch."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return 0
+        current = len(topic.current.readers) if topic.current is not None else 0
+        return current + len(topic.marked) + self._fanout.subscriber_count(name)
 
     # --- what readers and connections do
 

@@ -7,6 +7,7 @@ from polybus.kernel.fanout import Source
 
 class ShortSession:
     _blocked: bool
+    _resting: bool
     _hung_up: bool
     _finished: bool
     _gone: bool
@@ -16,6 +17,10 @@ class ShortSession:
     _todo: Any
     _answers: Any
     _pipe: Any
+    received_messages: int
+    received_bytes: int
+    sent_messages: int
+    sent_bytes: int
     def take_short_path(
         self, path: ShortPath, source: Source, account: int | str | None, max_frame_bytes: int
     ) -> None: ...

@@ -36,8 +36,10 @@ cdef const unsigned char* NOTICE = b"\0FREUD\0DELETED\0"
 cdef class ShortSession:
     """A session's state, as far as the short path must look at it; the session does the rest."""
 
-    cdef public bint _blocked, _hung_up, _finished, _gone, _closing
+    cdef public bint _blocked, _resting, _hung_up, _finished, _gone, _closing
     cdef public object _waiting_on, _todo, _answers, _pipe
+    # Messages taken from the client, and given to it, on either path.
+    cdef public uint64_t received_messages, received_bytes, sent_messages, sent_bytes
     cdef ShortPath path
     cdef object source, account
     cdef Py_ssize_t max_frame_bytes
@@ -60,7 +62,9 @@ cdef class ShortSession:
 
     cdef bint is_idle(self) except -1:
         """Nothing stands in the way, and nothing is left of earlier requests."""
-        if self._blocked or self._hung_up or self._finished or self._gone or self._closing:
+        if self._blocked or self._resting or self._closing:
+            return False
+        if self._hung_up or self._finished or self._gone:
             return False
         if self.path is None or self._waiting_on is not None or self._todo:
             return False
@@ -109,6 +113,8 @@ cdef class ShortSession:
         # Of a topic that exists, so its name breaks no rule.
         if not self.path.produce(self.source, at[:name_size], at + name_size, size, &message_id):
             return False
+        self.received_messages += 1
+        self.received_bytes += <uint64_t>size
         answer = PyBytes_FromStringAndSize(NULL, HEADER + MESSAGE_ID)
         store_u64(header(answer, MESSAGE_ID), message_id)
         self._pipe.write(answer)
@@ -127,6 +133,8 @@ cdef class ShortSession:
             self._answers.handed_over(len(answer), reader, taken, records=record)
         else:
             self.path.confirm(reader, taken)
+            self.sent_messages += 1
+            self.sent_bytes += <uint64_t>taken.body_bytes()
         return True
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
 from polybus.dialects.freud.session import FreudDialect
+from polybus.dialects.freud.turns import Line
 from polybus.dialects.rqueue.session import RqueueDialect
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import FreudLimits, Limits, QuotaLimits, RqueueLimits
@@ -116,8 +117,8 @@ class MemoryBus:
     def turn(self) -> None:
         """Everything that was put off is done, until there is nothing more.
 
-        Sessions go on in the order of their connections, whoever was woken first: no order
-        would be wrong, and this one is easy to foretell.
+        Sessions go on in the order of their connections, whoever was woken first, and those
+        who rest after all others: no order would be wrong, and this one is easy to foretell.
         """
         while self._soon:
             place = min(range(len(self._soon)), key=lambda at: self._rank(self._soon[at]))
@@ -152,7 +153,8 @@ class MemoryBus:
         return pipe
 
     def _rank(self, callback: Callable[[], None]) -> int:
-        return self._sessions.get(getattr(callback, "__self__", None), 0)
+        whose = getattr(callback, "__self__", None)
+        return len(self._sessions) + 1 if isinstance(whose, Line) else self._sessions.get(whose, 0)
 
     def _fire_until(self, end: float) -> None:
         """The timers that are due by then, each at its time, with what follows from it."""

@@ -37,6 +37,7 @@ class MemoryPipe:
         self.closed = False
         self.aborted = False
         self.broken = False  # the far end is gone, and only a write would find out
+        self.keeps_place = False  # the far end is gone, and the session not done
         self._backlog = bytearray()
         self._stalled = False
         self._unread = b""
@@ -81,6 +82,12 @@ class MemoryPipe:
 
     def has_failed(self) -> bool:
         return self.broken
+
+    def keep_place(self) -> None:
+        self.keeps_place = True
+
+    def leave_place(self) -> None:
+        self.keeps_place = False
 
     def close(self) -> None:
         self.closed = True

@@ -49,6 +49,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._reading = True  # what the transport was told
         self._closing = False
         self._broken = False  # the peer has ended it, and may have sent more before
+        self._keeps_place = False  # the peer is gone, and the session not done
         self._watched: int | None = None  # the descriptor whose hang-up is watched
         self._linger: asyncio.TimerHandle | None = None
 
@@ -97,7 +98,16 @@ class StreamConnection(asyncio.BufferedProtocol):
         if self._opened:
             self._offer_again()
         if self._broken:
+            self._broken = False  # once: soon the descriptor is somebody else's
             self._read_rest()
+
+    def keep_place(self) -> None:
+        self._keeps_place = True
+
+    def leave_place(self) -> None:
+        if self._keeps_place:
+            self._keeps_place = False
+            self._lost(self)
 
     def has_failed(self) -> bool:
         return self._transport.is_closing()
@@ -114,6 +124,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._closing = True
         self._stop_watching()
         self._transport.abort()
+        self.leave_place()
 
     # What the event loop calls.
 
@@ -135,7 +146,7 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._linger.cancel()
         if self._opened:
             self._session.ended()
-        if self._admitted:
+        if self._admitted and not self._keeps_place:
             self._lost(self)
 
     def _enter(self, transport: asyncio.BaseTransport) -> bool:

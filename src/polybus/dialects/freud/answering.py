@@ -40,6 +40,12 @@ class Answers:
         self._discarding = False
         self.size = 0
         self.stalled = False
+        self.sent_messages = self.sent_bytes = 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has not taken."""
+        return self.size + (self._pipe.backlog() if self.stalled else 0)
 
     def add(self, answer: bytes) -> None:
         if self._discarding:
@@ -95,7 +101,12 @@ class Answers:
     def _confirm_all(self) -> None:
         handed, self._handed = self._handed, []
         for reader, taken, _, _ in handed:
-            self._topics.confirm(reader, taken)
+            self._confirm(reader, taken)
+
+    def _confirm(self, reader: Reader, taken: Range) -> None:
+        self.sent_messages += len(taken)
+        self.sent_bytes += taken.size
+        self._topics.confirm(reader, taken)
 
     def _confirm_until(self, sent: int) -> None:
         handed, self._handed = self._handed, []
@@ -103,7 +114,7 @@ class Answers:
             reached = _reached(one, sent)
             if reached:
                 done = Range(one.taken.chunk, one.taken.start, one.taken.start + reached)
-                self._topics.confirm(one.reader, done)
+                self._confirm(one.reader, done)
             if reached < len(one.taken):
                 rest = Range(one.taken.chunk, one.taken.start + reached, one.taken.end)
                 self._handed.append(Handed(one.reader, rest, one.start, one.frame))

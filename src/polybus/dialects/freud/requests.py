@@ -11,6 +11,7 @@ from polybus.bus.outcomes import DOES_NOT_EXIST, OK, Kind, Outcome
 from polybus.bus.quotas import QUOTAS
 from polybus.bus.reader import Reader
 from polybus.dialects.freud.codec import RequestType
+from polybus.dialects.freud.turns import NAME, READER
 from polybus.model.rules import PRODUCE
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from polybus.kernel.freud import Produces, Request
 
 Answered = tuple[Outcome, bytes]
+
+# Requests that change nothing: not worth the work when nobody is there to be answered.
+QUESTIONS = frozenset((RequestType.LIST_TOPICS, RequestType.COUNT_SUBSCRIBERS))
 
 # Subscriptions that have ended are forgotten when this many have come together, then at twice.
 PRUNE_FIRST_AT = 64
@@ -45,6 +49,12 @@ class Requests:
 
     def carry_out(self, request: Request) -> Answered:
         return self._table[RequestType(request.type)](request.subject)
+
+    def weight(self, request: Request) -> int:
+        """Of carrying it out (see turns.py), beside what every request weighs."""
+        if request.type == RequestType.LIST_TOPICS:
+            return NAME * self._topics.known_count
+        return READER * self._topics.reach(request.subject)
 
     def may_produce(self, name: bytes) -> bool:
         broker = self._broker

@@ -6,25 +6,31 @@ these stands in the way, and then the connection is *halted*:
     waiting   a Get waits for a message
     stalled   the client does not take its answers
     blocked   a Produce waits for a full push reader, or until it is on disk
+    resting   it has done so much that others come first (turns.py)
 
-Each ends by itself (a message or the time limit, the socket, the reader), and
-the session goes on where it stopped. While halted, what the client sends is left
+Each ends by itself (a message or the time limit, the socket, the reader, its turn),
+and the session goes on where it stopped. While halted, what the client sends is left
 unread beyond a small amount, so a connection holds a bounded amount of memory.
 
 A client that hangs up is answered what it has sent, a waiting Get as if its time
-were up. What a client asked for before it vanished is carried out, Gets excepted.
+were up. What a client asked for before it vanished is carried out, but for what only
+it would have heard of: Gets, Lists, Counts. That, too, takes turns; until it is done
+the connection keeps its place among those that are counted.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.bus.outcomes import NO, Kind, Outcome
 from polybus.dialects.freud.answering import Answers
 from polybus.dialects.freud.codec import MALFORMED_TEXTS, NOTICE_FLAG, Code
-from polybus.dialects.freud.requests import HalfProduces, Requests, halves
+from polybus.dialects.freud.describing import describe
+from polybus.dialects.freud.requests import QUESTIONS, HalfProduces, Requests, halves
+from polybus.dialects.freud.turns import BYTES, COMMIT, READER, REQUEST, SHARE, SPLIT, Line
 from polybus.kernel.framing import Encoding
 from polybus.kernel.freud import Gets, Malformed, Produces, Scanner
 from polybus.kernel.freud_answers import answers, messages, produced, records
@@ -70,6 +76,7 @@ class FreudDialect:
     def __init__(self, broker: Broker, limits: FreudLimits, timers: Timers) -> None:
         self.broker = broker
         self.timers = timers
+        self.line = Line(timers.call_soon)
         self.encoding = Encoding(broker.new_encoding_number())
         self.scanner = Scanner(limits.max_frame_bytes, names.is_shared)
 
@@ -87,12 +94,15 @@ class FreudSession(ShortSession):
         self._pipe = pipe
         self._party = dialect.broker.join("freud", pipe, dialect.encoding)
         self._party.resume = self._unblocked
+        self._party.describe = lambda: describe(self)
         self._requests = Requests(dialect.broker, self._party)
-        self._answers = Answers(pipe, self._topics)
+        self._answers: Answers = Answers(pipe, self._topics)
         self._todo: deque[Any] = deque()
         self._gets_left: int | None = None  # of the group at the head, once it was begun
         self._waiting_on: Reader | None = None
         self._timer: Timer | None = None
+        self._line = dialect.line
+        self._share = SHARE  # what is left of it
         self._blocked = False
         self._committing = False  # blocked by a Produce that is on its way to the disk
         self._hung_up = False  # the client has hung up, though not all it sent was read
@@ -147,25 +157,65 @@ class FreudSession(ShortSession):
     def ended(self) -> None:
         self._gone = self._finished = True
         self._answers.discard()
+        self._broker.end_stall(self._party)
         self._blocked = False
         if self._committing:  # it was carried out; nobody is there to be told
             self._committing = False
             self._todo.popleft()
         self._stop_waiting()
-        if not self._closing:
-            self._run()
-            self._pipe.offer_again()
+        if self._closing:
+            self._depart()
+        else:
+            self._wind_up()
+
+    def _wind_up(self) -> None:
+        """What a client that has gone left behind."""
+        self._run()
+        self._pipe.offer_again()
+        if self._resting:
+            self._pipe.keep_place()
+        else:
+            self._depart()
+
+    def _depart(self) -> None:
         self._topics.disown(self._requests.readers.values())
         self._broker.leave(self._party)
+        self._pipe.leave_place()
+
+    # --- what is told of it (describing.py)
+
+    @property
+    def state(self) -> str:
+        states = {
+            "ending": self._gone,
+            "stalled": self._answers.stalled,
+            "blocked": self._blocked,
+            "waiting": self._waiting_on is not None,
+            "resting": self._resting,
+        }
+        return next((state for state, holds in states.items() if holds), "open")
+
+    @property
+    def answers(self) -> Answers:
+        return self._answers
+
+    @property
+    def subscription_count(self) -> int:
+        """Of those that it made and that are still there."""
+        return sum(not reader.gone for reader in self._requests.readers.values())
 
     # --- carrying requests out
 
     @property
     def _is_halted(self) -> bool:
-        return self._answers.stalled or self._blocked or self._waiting_on is not None
+        halted = self._answers.stalled or self._blocked or self._resting
+        return halted or self._waiting_on is not None
 
     def _run(self) -> None:
         while self._todo and not self._is_halted and not self._closing:
+            if self._share <= 0:
+                self._rest()
+                break
             if self._carry_out(self._todo[0]):
                 self._todo.popleft()
                 self._gets_left = None
@@ -173,6 +223,18 @@ class FreudSession(ShortSession):
                 self._answers.flush()
         if not self._closing:
             self._answers.flush()
+
+    def _rest(self) -> None:
+        self._resting = True
+        self._line.join(self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._share = SHARE
+        if self._gone:
+            self._wind_up()
+        else:
+            self._go_on()
 
     def _go_on(self) -> None:
         """After a halt: the rest of the requests, then what came behind them."""
@@ -194,6 +256,7 @@ class FreudSession(ShortSession):
 
     def _carry_out(self, group: Any) -> bool:
         """True when the group is done; else it stays at the head, with what is left of it."""
+        self._share -= REQUEST
         if isinstance(group, Gets):
             return self._gone or self._get(group)
         if isinstance(group, Produces | HalfProduces):
@@ -205,6 +268,9 @@ class FreudSession(ShortSession):
             if group.closes:
                 self._close(group.reason)
             return True
+        if self._gone and group.type in QUESTIONS:
+            return True
+        self._share -= self._requests.weight(group)
         outcome, payload = self._requests.carry_out(group)
         self._answer(outcome, 1, payload)
         return True
@@ -215,26 +281,37 @@ class FreudSession(ShortSession):
     def _produce(self, group: Any) -> bool:
         if self._broker.is_durable(group.topic):
             return self._produce_durable(group)
+        self._share -= READER * self._topics.reach(group.topic)
         result = self._topics.produce(
-            self._party, group.topic, group.offsets, group.bodies, group.count
+            self._party,
+            group.topic,
+            group.offsets,
+            group.bodies,
+            group.count,
+            waits=not self._gone,
         )
         kind = result.outcome.kind
         if kind is Kind.WAIT:
-            self._blocked = not self._gone
-            if self._gone:  # nobody is there who could wait
-                self._broker.counters.count("dropped", "slow_consumer", group.count)
-            return self._gone
-        if kind is Kind.OK:
-            self._answers.add(produced(result.first_id, group.count))
-        elif kind is Kind.OVER_QUOTA and group.count > 1:
+            self._blocked = True
+            return False
+        if kind is Kind.OVER_QUOTA and group.count > 1:
             # Together they are too much; some of them may fit.
+            self._share -= group.count // SPLIT
             self._todo.popleft()
             self._todo.extendleft(reversed(halves(group)))
             return False
-        else:
-            self._requests.note(result.outcome, "produce", group.topic, group.count)
-            self._answer(result.outcome, group.count)
+        self._answer_produces(group, result.outcome, result.first_id)
         return True
+
+    def _answer_produces(self, group: Any, outcome: Outcome, first_id: int) -> None:
+        if outcome.kind in (Kind.OK, Kind.NOTHING_HAPPENED):
+            self.received_messages += group.count
+            self.received_bytes += len(group.bodies)
+        if outcome.kind is Kind.OK:
+            self._answers.add(produced(first_id, group.count))
+        else:
+            self._requests.note(outcome, "produce", group.topic, group.count)
+            self._answer(outcome, group.count)
 
     def _produce_durable(self, group: Any) -> bool:
         """Answered when it is on disk; what came behind it waits for that."""
@@ -244,30 +321,31 @@ class FreudSession(ShortSession):
             self._answer(NO, group.count)
             return True
         keeping = self._broker.keeping
+        self._share -= COMMIT
         if self._gone:
             keeping.keep(self._party, group.topic, group.offsets, group.bodies, group.count)
             return True
         self._answers.flush()
         self._blocked = self._committing = True
-        keeping.produce(group.topic, group.offsets, group.bodies, self._kept)
+        then = partial(self._kept, group)
+        keeping.produce(group.topic, group.offsets, group.bodies, then)
         return False
 
-    def _kept(self, outcome: Outcome, first_id: int) -> None:
+    def _kept(self, group: Any, outcome: Outcome, first_id: int) -> None:
         if self._gone or not self._committing:
+            if outcome.kind is not Kind.OK:  # nobody is there to be told
+                reason = outcome.text or outcome.kind.value
+                self._broker.counters.count("dropped", reason, group.count)
             return
-        group = self._todo.popleft()
+        self._todo.popleft()
         self._blocked = self._committing = False
-        if outcome.kind is Kind.OK:
-            self._answers.add(produced(first_id, group.count))
-        else:
-            self._requests.note(outcome, "produce", group.topic, group.count)
-            self._answer(outcome, group.count)
+        self._answer_produces(group, outcome, first_id)
         self._go_on()
 
     def _get(self, group: Gets) -> bool:
         if self._gets_left is None:
             self._gets_left = group.count
-        while self._gets_left > 0 and not self._answers.stalled:
+        while self._gets_left > 0 and self._share > 0 and not self._answers.stalled:
             reader = self._topics.reader(self._pipe.identity, group.subscriber)
             if reader is None:
                 return self._answer_gets(Code.DOESNT_EXIST)
@@ -299,6 +377,7 @@ class FreudSession(ShortSession):
             )
         else:
             data = messages(chunk.offsets, chunk.bodies, taken.start, count)
+        self._share -= REQUEST + len(data) // BYTES
         self._answers.add_messages(data, reader, taken, records=group.records)
         self._gets_left -= count
         if chunk.notice:

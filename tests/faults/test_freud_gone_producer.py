@@ -1,0 +1,58 @@
+"""A Produce of a client that has gone, while a push reader is full, reaches those with room."""
+
+from __future__ import annotations
+
+import signal
+
+from polybus.testing import rqueue
+from polybus.testing.freud import OK, Client, create, get, list_topics, produce
+from polybus.testing.process import BusProcess
+from polybus.testing.watch import count, until
+from tests.faults.freud_live import connect, serving
+
+LARGE = 100_000
+LOOK_S = 0.01
+
+
+def waiting(bus: BusProcess) -> int:
+    return count(bus, "connections", "waiting")
+
+
+def fill(bus: BusProcess, client: Client) -> None:
+    """Produces until one waits for the full rqueue reader."""
+    while not waiting(bus):
+        client.send(produce(b"t", bytes(LARGE)))
+        until(lambda: client.has_answer(LOOK_S) or waiting(bus), "it is answered, or waits")
+        if client.has_answer(LOOK_S):
+            client.answers(1)
+
+
+def test_what_a_vanished_client_produced_reaches_freud_although_an_rqueue_reader_is_full():
+    with (
+        serving() as bus,
+        connect(bus) as client,
+        connect(bus) as filler,
+        rqueue.connect(bus.address("rqueue"), receive_buffer=4096) as full,
+        rqueue.connect(bus.address("rqueue")) as roomy,
+    ):
+        assert client.ask(create(b"t")).code == OK
+        key = client.subscribe(b"t")
+        full.send(rqueue.subscribe(b"t"))
+        full.settle()
+        fill(bus, filler)
+        roomy.send(rqueue.subscribe(b"t"))
+        roomy.settle()
+        gone = connect(bus)
+        bus.signal(signal.SIGSTOP)  # so that all of it has arrived when it closes
+        try:
+            gone.send(list_topics(), produce(b"t", b"last"))  # the answer finds nobody
+            gone.close()
+        finally:
+            bus.signal(signal.SIGCONT)
+        assert roomy.messages(1) == [(b"t", b"last")]
+        assert count(bus, "dropped", "slow_consumer") == 1  # by the one that is full
+        assert waiting(bus) == 1
+        found = []
+        while (answer := client.ask(get(key))).code == OK:
+            found.append(answer.payload)
+        assert found[-1] == b"last"

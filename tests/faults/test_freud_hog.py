@@ -1,0 +1,86 @@
+"""One connection that pipelines costly requests holds up nobody else, nor the end of the bus.
+
+What is asked is who came first, and not how long it took: a second client waits for the
+first of the costly requests, and asks whether the last has been carried out.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.testing.freud import (
+    DOESNT_EXIST,
+    FOR_EVER,
+    NOTHING_HAPPENED,
+    OK,
+    Client,
+    count,
+    create,
+    get,
+    list_topics,
+    produce,
+    subscribe,
+)
+from polybus.testing.watch import connections, log_lines, until
+from tests.faults.freud_live import begin, connect, serving, started
+
+TOPICS = 1000
+READERS = 500
+
+
+def lists(client: Client) -> bytes:
+    """Each answer takes a millisecond to make, and all of them are read at once."""
+    client.send(*(create(b"topic-%d" % at) for at in range(TOPICS)))
+    client.answers(TOPICS)
+    return list_topics() * 400
+
+
+def fan_outs(client: Client, pairs: int = 200) -> bytes:
+    """Each goes to many; two topics in turn, so that they are not one group."""
+    client.send(create(b"a"), create(b"b"), *[subscribe(b"a"), subscribe(b"b")] * READERS)
+    client.answers(2 + 2 * READERS)
+    return (produce(b"a") + produce(b"b")) * pairs
+
+
+WORK = pytest.mark.parametrize("work", [lists, fan_outs])
+
+
+@WORK
+def test_costly_requests_of_one_connection_hold_up_no_other(work):
+    with serving() as bus, connect(bus) as client, connect(bus) as hog, connect(bus) as other:
+        wanted = work(client)
+        client.ask(create(b"begin"))
+        key = other.subscribe(b"begin")
+        begin(other, get(key, FOR_EVER), count(b"end"))
+        hog.send(produce(b"begin") + wanted + create(b"end"))
+        assert [one.code for one in other.answers(2)] == [OK, DOESNT_EXIST]
+        assert client.ask(count(b"begin")).code == OK
+
+
+@WORK
+def test_what_a_hog_left_behind_is_carried_out_and_holds_up_no_other(work):
+    with serving() as bus, connect(bus) as client, connect(bus) as other:
+        wanted = work(client)
+        client.ask(create(b"begin"))
+        key = other.subscribe(b"begin")
+        begin(other, get(key, FOR_EVER), count(b"end"))
+        with connect(bus) as hog:
+            hog.send(produce(b"begin") + wanted + produce(b"begin") + create(b"end"))
+        assert [one.code for one in other.answers(2)] == [OK, DOESNT_EXIST]
+        until(lambda: client.ask(count(b"end")).code == OK, "the last request is carried out")
+        until(lambda: len(connections(bus)) == 2, "and nothing of it is left")
+        assert client.ask(create(b"end")).code == NOTHING_HAPPENED
+
+
+def test_a_bus_with_much_to_do_for_one_connection_stops_when_it_is_told_to():
+    env = {"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.5"}
+    with started(env=env) as bus, connect(bus) as client, connect(bus) as other:
+        wanted = fan_outs(client, 3000)  # a minute of it, if nobody stopped
+        client.ask(create(b"begin"))
+        key = other.subscribe(b"begin")
+        with connect(bus) as hog:
+            begin(other, get(key, FOR_EVER))
+            hog.send(produce(b"begin") + wanted)
+            assert other.answers(1)[0].code == OK
+        assert bus.stop() == 0
+        assert log_lines(bus, level="error") == []

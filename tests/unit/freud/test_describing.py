@@ -1,0 +1,108 @@
+"""What `polybus connections` says of a Freud connection is what it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polybus.model.identity import Identity
+from polybus.model.limits import Limits
+from polybus.testing import rqueue
+from polybus.testing.freud import FOR_EVER, answers_in, create, get, produce, subscribe, unsubscribe
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+
+ALICE = Identity(1, groups=frozenset())
+MARK = 1000
+HEADER = 8
+
+
+class Told:
+    """A connection, and what is said of it."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self.pipe: MemoryPipe = bus.connect_freud(identity=ALICE)
+
+    def send(self, *requests: bytes) -> None:
+        self.pipe.deliver(b"".join(requests))
+        self.bus.turn()
+
+    def subscribe(self, name: bytes) -> bytes:
+        self.send(subscribe(name))
+        found, _ = answers_in(self.pipe.taken)
+        return found[-1].payload
+
+    def __getitem__(self, field: str) -> Any:
+        found = {one["peer"]: one for one in self.bus.broker.connections()}
+        return found[self.pipe.peer][field]
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=100 * MARK))
+
+
+@pytest.fixture
+def one(bus: MemoryBus) -> Told:
+    told = Told(bus)
+    told.send(create(b"t"), create(b"u"))
+    return told
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_messages_are_those_produced_and_those_read(one: Told, together: bool):
+    """On both paths: one request at a time, and several in a buffer."""
+    key = one.subscribe(b"t")
+    requests = [produce(b"t", b"one"), produce(b"t", b"three"), get(key), get(key), get(key)]
+    for some in [b"".join(requests)] if together else requests:
+        one.send(some)
+    assert (one["received_messages"], one["received_bytes"]) == (2, 8)
+    assert (one["sent_messages"], one["sent_bytes"]) == (2, 8)
+
+
+def test_what_was_refused_was_not_received(one: Told):
+    one.send(produce(b"nowhere", b"x"), produce(b"u", b"unheard"))
+    assert (one["received_messages"], one["received_bytes"]) == (1, 7)
+
+
+def test_subscriptions_are_those_that_are_there(one: Told):
+    first, _second = one.subscribe(b"t"), one.subscribe(b"u")
+    assert one["subscriptions"] == 2
+    one.send(unsubscribe(first))
+    assert one["subscriptions"] == 1
+
+
+def test_an_idle_connection_is_open(one: Told):
+    assert (one["state"], one["outbox_bytes"]) == ("open", 0)
+
+
+def test_one_whose_get_waits_is_waiting(one: Told):
+    one.send(get(one.subscribe(b"t"), FOR_EVER))
+    assert one["state"] == "waiting"
+
+
+def test_one_that_takes_no_answers_is_stalled_and_owed_them(bus: MemoryBus, one: Told):
+    key = one.subscribe(b"t")
+    one.send(produce(b"t", bytes(500)))
+    stuck = Told(bus)
+    stuck.pipe.appetite = 100
+    stuck.send(get(key))
+    assert (stuck["state"], stuck["outbox_bytes"]) == ("stalled", HEADER + 500 - 100)
+    assert stuck["sent_messages"] == 0
+    stuck.pipe.eat()
+    assert (stuck["state"], stuck["outbox_bytes"]) == ("open", 0)
+    assert (stuck["sent_messages"], stuck["sent_bytes"]) == (1, 500)
+
+
+def test_one_whose_produce_waits_for_a_push_reader_is_blocked(bus: MemoryBus, one: Told):
+    reader = bus.connect(appetite=0)
+    reader.deliver(rqueue.subscribe(b"t"))
+    bus.connect().deliver(rqueue.publish(b"t", bytes(MARK)) * 2)
+    bus.turn()
+    one.send(produce(b"t", b"x"))
+    assert (one["state"], one["received_messages"]) == ("blocked", 0)
+    reader.eat()
+    bus.turn()
+    assert (one["state"], one["received_messages"]) == ("open", 1)

@@ -1,0 +1,223 @@
+"""A connection that asks for much rests between its turns, and nothing else about it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from polybus.dialects.freud.session import BEHIND_BYTES
+from polybus.dialects.freud.turns import SHARE, Line
+from polybus.model.identity import Identity
+from polybus.testing.freud import (
+    DOESNT_EXIST,
+    FOR_EVER,
+    NOTHING_HAPPENED,
+    OK,
+    Answer,
+    answers_in,
+    count,
+    create,
+    get,
+    list_topics,
+    names,
+    number,
+    produce,
+    subscribe,
+)
+from polybus.testing.memory import MemoryBus
+
+ALICE = Identity(1, groups=frozenset())
+TOPICS = 100
+READERS = 50
+LARGE = 60_000
+
+
+class Speaker:
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self.pipe = bus.connect_freud(identity=ALICE)
+        self._read = 0
+
+    def answers(self) -> list[Answer]:
+        """Those that have come since last time."""
+        found, size = answers_in(self.pipe.taken[self._read :])
+        self._read += size
+        return found
+
+    def ask(self, *requests: bytes) -> list[Answer]:
+        self.pipe.deliver(b"".join(requests))
+        self.bus.turn()
+        return self.answers()
+
+    @property
+    def told(self) -> dict[str, int | str]:
+        """What `polybus connections` says of it."""
+        found = [one for one in self.bus.broker.connections() if one["peer"] == self.pipe.peer]
+        return found[0] if found else {}
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+def owner(bus: MemoryBus) -> Speaker:
+    """Of many topics; t and u have many subscriptions, and nobody has any to begin and end."""
+    one = Speaker(bus)
+    one.ask(create(b"t"), create(b"u"), create(b"begin"))
+    one.ask(*(create(b"topic-%d" % at) for at in range(TOPICS)))
+    one.ask(*[subscribe(b"t"), subscribe(b"u")] * READERS)
+    return one
+
+
+def lists(owner: Speaker) -> list[bytes]:
+    return [list_topics()] * (2 * SHARE // TOPICS)
+
+
+def fan_outs(owner: Speaker) -> list[bytes]:
+    """Two topics in turn, so that they are not one group."""
+    return [produce(b"t"), produce(b"u")] * (SHARE // READERS)
+
+
+def small(owner: Speaker) -> list[bytes]:
+    return [create(b"t"), count(b"nothing")] * SHARE
+
+
+def gets(owner: Speaker) -> list[bytes]:
+    """Each a piece of its own, and one group all together."""
+    (answer,) = owner.ask(subscribe(b"begin"))
+    for _ in range(SHARE // 10):
+        owner.ask(produce(b"begin", bytes(LARGE)))
+    return [get(answer.payload)] * (SHARE // 10)
+
+
+WORK = pytest.mark.parametrize("work", [lists, fan_outs, small, gets])
+Work = Callable[[Speaker], list[bytes]]
+
+
+@WORK
+def test_others_are_served_in_between(bus: MemoryBus, owner: Speaker, work: Work):
+    """Whoever is woken by the first request is served before the last is carried out."""
+    wanted = work(owner)
+    other, hog = Speaker(bus), Speaker(bus)
+    (subscribed,) = other.ask(subscribe(b"begin"))
+    assert other.ask(get(subscribed.payload, FOR_EVER), count(b"end")) == []
+    answers = hog.ask(produce(b"begin"), *wanted, create(b"end"))
+    assert [one.code for one in other.answers()] == [OK, DOESNT_EXIST]
+    assert [one.code for one in answers].count(OK) > 0
+    assert len(answers) == len(wanted) + 2
+    assert answers[-1] == Answer(OK)
+    assert hog.told["state"] == "open"
+
+
+def test_answers_keep_their_order(bus: MemoryBus, owner: Speaker):
+    hog = Speaker(bus)
+    fans = fan_outs(owner)
+    answers = hog.ask(*fans)
+    assert [number(one) for one in answers] == [at // 2 for at in range(len(fans))]
+
+
+def test_what_comes_while_it_rests_waits_its_turn(bus: MemoryBus, owner: Speaker):
+    """Also a single request, for which there is a shorter way."""
+    hog = Speaker(bus)
+    (subscribed,) = hog.ask(subscribe(b"begin"))
+    hog.pipe.deliver(b"".join(lists(owner)))
+    assert hog.told["state"] == "resting"
+    hog.pipe.deliver(produce(b"begin", b"x"))
+    hog.pipe.deliver(get(subscribed.payload))
+    bus.turn()
+    assert hog.answers()[-2:] == [(OK, bytes(8)), (OK, b"x")]
+
+
+def test_a_half_close_while_it_rests_is_answered_to_the_end(bus: MemoryBus, owner: Speaker):
+    hog = Speaker(bus)
+    wanted = lists(owner)
+    hog.pipe.deliver(b"".join(wanted))
+    hog.pipe.shut_down()
+    assert not hog.pipe.closed
+    bus.turn()
+    assert [one.code for one in hog.answers()] == [OK] * len(wanted)
+    assert hog.pipe.closed
+
+
+def test_a_hang_up_while_it_rests_ends_later_waits(bus: MemoryBus, owner: Speaker):
+    hog = Speaker(bus)
+    (subscribed,) = hog.ask(subscribe(b"begin"))
+    behind = [count(b"nothing")] * (BEHIND_BYTES // 8)  # so much that it is not read from
+    hog.pipe.deliver(b"".join([*lists(owner), *behind, get(subscribed.payload, FOR_EVER)]))
+    assert not hog.pipe.reading
+    hog.pipe.hung_up()
+    bus.turn()
+    assert hog.answers()[-1] == (NOTHING_HAPPENED, b"")
+
+
+def test_a_stall_while_it_rests_holds_it_up(bus: MemoryBus, owner: Speaker):
+    hog = Speaker(bus)
+    hog.pipe.appetite = 0
+    wanted = fan_outs(owner)
+    hog.pipe.deliver(b"".join(wanted))
+    assert hog.told["state"] == "stalled"
+    bus.turn()
+    assert len(hog.answers()) == 0
+    hog.pipe.eat()
+    bus.turn()
+    assert len(hog.answers()) == len(wanted)
+
+
+def keeps_place(one: Speaker) -> bool:
+    return one.pipe.keeps_place
+
+
+@WORK
+def test_what_a_client_that_has_gone_left_behind_takes_turns_too(
+    bus: MemoryBus, owner: Speaker, work: Work
+):
+    wanted = work(owner)
+    hog = Speaker(bus)
+    hog.pipe.deliver(b"".join([*fan_outs(owner), *wanted, create(b"end")]))
+    hog.pipe.hang_up()
+    assert keeps_place(hog)
+    assert hog.told["state"] == "ending"
+    bus.turn()
+    assert not keeps_place(hog)
+    assert hog.told == {}
+    assert owner.ask(create(b"end")) == [(NOTHING_HAPPENED, b"")]
+
+
+def test_for_a_client_that_has_gone_no_lists_are_made(
+    bus: MemoryBus, owner: Speaker, monkeypatch: pytest.MonkeyPatch
+):
+    hog = Speaker(bus)
+    hog.pipe.deliver(b"".join([*fan_outs(owner), *lists(owner), create(b"end")]))
+    monkeypatch.setattr(bus.broker.topics, "names", lambda caller: pytest.fail("made a List"))
+    hog.pipe.hang_up()
+    bus.turn()
+    assert owner.ask(create(b"end")) == [(NOTHING_HAPPENED, b"")]
+
+
+def test_one_request_may_be_heavier_than_a_share(bus: MemoryBus, owner: Speaker):
+    owner.ask(*(create(b"many-%d" % at) for at in range(SHARE)))
+    (listed,) = Speaker(bus).ask(list_topics())
+    assert len(names(listed)) > SHARE
+
+
+def test_in_a_turn_one_of_all_who_rest_is_served():
+    soon: list[Callable[[], None]] = []
+    line = Line(soon.append)
+    served: list[str] = []
+
+    def rest_again() -> None:
+        served.append("a")
+        line.join(lambda: served.append("a again"))
+
+    line.join(rest_again)
+    line.join(lambda: served.append("b"))
+    turns = []
+    while soon:
+        due, soon[:] = soon[:], []
+        for one in due:
+            one()
+        turns.append(served[:])
+    assert turns == [["a"], ["a", "b"], ["a", "b", "a again"]]
