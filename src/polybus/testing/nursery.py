@@ -17,6 +17,7 @@ number cannot come to mean somebody else.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -30,6 +31,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+
+PR_SET_PDEATHSIG = 1
 
 
 class Ended(NamedTuple):
@@ -136,7 +139,16 @@ class Child:
 # --- the process that forks
 
 
+def _die_with_the_parent() -> None:
+    """However it ends: nobody else would end us."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def _main(module: str) -> None:
+    _die_with_the_parent()
     acts = importlib.import_module(module)
     gc.freeze()  # a child's collector would touch, and so copy, all that it shares
     for line in sys.stdin:
@@ -159,6 +171,7 @@ def _tell(number: int) -> None:
 
 def _live(path: Path, acts: Any, act: str, args: list[Any]) -> None:
     """The child's whole life. It never returns into its parent's code."""
+    _die_with_the_parent()
     # Its words go to where errors go: stdout belongs to the talk with the tests.
     os.dup2(2, 1)
     with contextlib.suppress(OSError):

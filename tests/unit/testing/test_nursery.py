@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 
 import pytest
@@ -39,6 +41,17 @@ def test_any_signal_will_do():
         child.kill(signal.SIGTERM)
         assert child.wait().signal == signal.SIGTERM
         assert nursery.ask("time") > 0
+
+
+def test_a_child_ends_with_its_nursery():
+    with Nursery("time") as nursery:
+        pid = nursery.start("sleep", 600).pid
+        handle = os.pidfd_open(pid)
+    try:
+        readable, _, _ = select.select([handle], [], [], 30)
+        assert readable, "it lives on"
+    finally:
+        os.close(handle)
 
 
 def test_what_a_child_prints_is_no_answer():
