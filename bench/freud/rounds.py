@@ -7,13 +7,15 @@ makes do with fewer rounds, so that a run on a busy machine ends in time, too.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from bench.freud.contract import Peer, Running
 from bench.freud.dialogues import WARMUP_TURNS, run
+from bench.harness.awake import awake
 from bench.harness.load import LoadFailed
 from bench.harness.quiet import Watch
-from bench.harness.results import CaseResult, Metric, Round, Values
+from bench.harness.results import P50, CaseResult, Metric, Round, Values
 from bench.harness.rounds import GROWTH, SETTLE_S, TRIAL_S, Effort, Measured, Quietly
 
 LEAST = WARMUP_TURNS + 1000  # turns or messages; a 99th percentile needs many
@@ -29,6 +31,10 @@ class Case:
     metrics: tuple[Metric, ...]
     values: Callable[[dict[str, float]], Values]  # from what the client in C says
     rounds: int | None = None  # where the target needs a number of its own
+
+    @property
+    def is_latency(self) -> bool:
+        return P50 in self.metrics
 
 
 class Contender:
@@ -99,6 +105,11 @@ def _may_go_on(done: int, effort: Effort) -> bool:
 
 def run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
     """All rounds of one case, with every server that can do it."""
+    with awake() if case.is_latency else nullcontext():
+        return _run_case(case, effort, servers)
+
+
+def _run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
     contest, quietly = Field(case, servers), Quietly(effort)
     contest.each(lambda contender: contender.calibrate(effort.measurement_s))
     rounds: list[Round] = []

@@ -7,8 +7,10 @@ again at once; repeats are bounded, and a result says how many were dropped, how
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+from bench.harness.awake import awake
 from bench.harness.load import LoadFailed, run
 from bench.harness.peer import Peer, Running
 from bench.harness.quiet import Disturbance, Watch, wait_for_quiet
@@ -129,6 +131,11 @@ class Field:
 
 def run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
     """All rounds of one case, with every server that fits it."""
+    with awake() if case.workload.is_latency else nullcontext():
+        return _run_case(case, effort, servers)
+
+
+def _run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
     contest, quietly = Field(case, servers), Quietly(effort)
     contest.calibrate(effort.measurement_s)
     own = None if effort.rounds_are_fixed else case.rounds
