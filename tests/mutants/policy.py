@@ -82,7 +82,7 @@ BROKER = mutants(
     ("old verdicts stay", "self._fanout.new_policy()", "pass"),
     ("nobody is reclassified", "party.source.reclassify(", "str("),
     ("what nobody reads is not judged", "= self.policy.mentions(PRODUCE)", "= False"),
-    ("subscriptions stay", "ended += self._subscriptions.enforce(party, may)", "pass"),
+    ("subscriptions stay", "lost = self._subscriptions.enforce(party, may)", "lost = []"),
     ("Freud's subscriptions stay", "ended = self.topics.enforce()", "ended = 0"),
 )
 

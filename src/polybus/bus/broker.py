@@ -346,7 +346,11 @@ class Broker:
         ended = self.topics.enforce()
         may = cache(self.policy.may_subscribe)  # many read the same topics
         for party in list(self._parties.values()):
-            ended += self._subscriptions.enforce(party, may)
+            lost = self._subscriptions.enforce(party, may)
+            ended += len(lost)
+            if self.following is not None:
+                for topic in lost:
+                    self.following.unsubscribed(party, topic)
         if ended:
             self.counters.count("refused", "subscription_revoked", ended)
             self._log.warning("subscriptions revoked", count=ended)

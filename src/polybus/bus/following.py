@@ -6,8 +6,9 @@ the fan-out, as if somebody had just published it. Three kinds of reader are not
 among them for the moment:
 
     joining   it came while the tail was behind: it begins at the end as of then
-    behind    its outbox was full when the tail went on: it has a position of its
-              own, and is fed from the log as it has room, until it has caught up
+    behind    its outbox was full when the tail went on, or it joined when the tail
+              had passed its beginning: it has a position of its own, and is fed from
+              the log as it has room, until it has caught up
     leaving   it has unsubscribed or gone
 
 So a slow reader holds up nobody, and loses nothing until it is cut as slow.
@@ -88,16 +89,19 @@ class Cursor:
 
     def _got(self, future: Future[Rows], until: int | None) -> None:
         self._reading = False
+        if future.cancelled():  # the bus is stopping
+            return
         try:
             rows = future.result()
         except PolybusError as error:
             self._following.failed(self.topic, error)
             return
+        before = self.at_id
         if rows.count:
             self.take(rows)
         else:
             self.passed(until)
-        if (rows.count or self._again) and self.wants_more():
+        if (self.at_id != before or self._again) and self.wants_more():
             self.read_on()
 
 
@@ -116,14 +120,26 @@ class Tail(Cursor):
         return self._following.is_followed(self)
 
     def take(self, rows: Rows) -> None:
+        if not self._following.is_followed(self):
+            return  # whoever has come since then follows another tail
         self._following.relay(self, rows)
         self.at_id = _last_id(rows) + 1
         self.admit()
 
+    def passed(self, until: int | None) -> None:
+        if until is not None:  # what was there has been trimmed
+            self.at_id = max(self.at_id, until)
+            self.admit()
+
     def admit(self) -> None:
+        """Lets those in whose beginning is reached; a read may have gone beyond it."""
         while self.joining and self.joining[0][0] <= self.at_id:
-            _, party = self.joining.popleft()
-            self._following.attach(self, party)
+            start, party = self.joining.popleft()
+            if start == self.at_id:
+                self._following.attach(self, party)
+            else:
+                self.behind[party] = Straggler(self._following, self, party, start)
+                self.behind[party].read_on()
 
 
 class Straggler(Cursor):
@@ -144,7 +160,14 @@ class Straggler(Cursor):
         if not self._is_there():
             return
         self._following.feed(self.party, self.name, rows)
-        self.at_id = _last_id(rows) + 1
+        self._reached(_last_id(rows) + 1)
+
+    def passed(self, until: int | None) -> None:
+        """What was there has been trimmed."""
+        self._reached(until or 0)
+
+    def _reached(self, at_id: int) -> None:
+        self.at_id = max(self.at_id, at_id)
         if self.at_id >= self._tail.at_id and self._is_there():
             del self._tail.behind[self.party]
             self._following.attach(self._tail, self.party)
@@ -222,6 +245,9 @@ class Following:
             tail = self._tails.get(number)
             if tail is not None and self.is_followed(tail):
                 tail.read_on()
+                for straggler in list(tail.behind.values()):
+                    if straggler.wants_more():  # its last read has failed
+                        straggler.read_on()
 
     # --- what cursors ask for
 

@@ -49,11 +49,12 @@ class Keeping:
     def keep(self, party: Party, name: bytes, offsets: Buffer, bodies: bytes, count: int) -> None:
         """Hands a batch to the store, without an answer for whoever sent it."""
         try:
-            future = self.commit(name, offsets, bodies)
+            block = self._block(offsets, bodies)
+            future = self._durable.produce(self._durable.get(name.decode()), block)
         except PolybusError as error:
             self._lost(party, name, count, error)
             return
-        size = len(bodies)
+        size = block.size_bytes
         party.uncommitted_bytes += size
         if party.uncommitted_bytes > self._max_bytes and not party.is_committing:
             party.is_committing = True
@@ -71,19 +72,16 @@ class Keeping:
     ) -> None:
         """Hands a batch to the store; `then` is told, on the loop, its outcome and first id."""
         try:
-            future = self.commit(name, offsets, bodies)
+            topic = self._durable.get(name.decode())
+            future = self._durable.produce(topic, self._block(offsets, bodies))
         except PolybusError as error:
             outcome = _outcome(error)
             self._soon(lambda: then(outcome, 0))
             return
         future.add_done_callback(lambda done: self._soon(lambda: _tell(done, then)))
 
-    def commit(self, name: bytes, offsets: Buffer, bodies: bytes) -> Future[Committed]:
-        topic = self._durable.get(name.decode())
-        now_ms = self._wall_ns() // NS_PER_MS
-        return self._durable.produce(
-            topic, Block.from_columns(bodies, offsets, insertion_ms=now_ms)
-        )
+    def _block(self, offsets: Buffer, bodies: bytes) -> Block:
+        return Block.from_columns(bodies, offsets, insertion_ms=self._wall_ns() // NS_PER_MS)
 
     def _kept(
         self, party: Party, name: bytes, size: int, count: int, done: Future[Committed]

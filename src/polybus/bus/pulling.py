@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from polybus.bus.chunks import fitting
 from polybus.bus.following import Cursor
 from polybus.bus.quotas import BYTES
 from polybus.bus.reader import Reader
@@ -48,9 +49,10 @@ class LogReader(Reader):
         """Is there something for it that was not fetched yet?"""
         return not self.gone and self.has_more()
 
-    def wait(self, wake: Callable[[], None]) -> None:
-        super().wait(wake)
-        self.fetch()
+    def wait(self, wake: Callable[[], None], *, polls: bool = False) -> None:
+        super().wait(wake, polls=polls)
+        if self.is_behind:
+            self.fetch()
 
 
 class Pull(Cursor):
@@ -63,40 +65,64 @@ class Pull(Cursor):
         self._durable = durable
         self._quotas = quotas
         self._reader = reader
+        self._over = False  # the topic is gone: what is still being read comes too late
+        self.is_starved = False  # its user's quota has no room: it is tried again by and by
         reader.fetch = self.read_on
         reader.has_more = self.has_more
 
     def has_more(self) -> bool:
-        return self.at_id < self._durable.next_id(self.topic)
+        return not self._over and self.at_id < self._durable.next_id(self.topic)
+
+    def end(self) -> None:
+        self._over = True
 
     def until(self) -> int | None:
-        """What is committed by now, and no more than is fetched ahead."""
+        """No more than is fetched ahead.
+
+        How far the log goes is not asked: news of a commit may come before it is known.
+        """
         reader = self._reader
-        if (
-            reader.gone
-            or reader.held_messages >= AHEAD_MESSAGES
-            or reader.held_bytes >= AHEAD_BYTES
-        ):
+        is_full = bool(reader.ranges) and (
+            reader.held_messages >= AHEAD_MESSAGES or reader.held_bytes >= AHEAD_BYTES
+        )
+        if reader.gone or is_full or self._over or self.is_starved:
             return self.at_id
-        return min(self._durable.next_id(self.topic), self.at_id + AHEAD_MESSAGES)
+        return self.at_id + AHEAD_MESSAGES
 
     def wants_more(self) -> bool:
         return bool(self._reader.waiters)
 
     def passed(self, until: int | None) -> None:
-        """Nothing is left of what was asked for: it was trimmed."""
-        self.at_id = max(self.at_id, until or 0)
-        self._reader.wake_all()
+        """What was there has been trimmed, or nothing has come yet."""
+        end = min(until or 0, self._durable.next_id(self.topic))
+        self.at_id = max(self.at_id, end)
+        if not self.has_more():
+            self._reader.end_polls()
 
     def take(self, rows: Rows) -> None:
         for run in _runs(rows):
-            if self._reader.gone:
+            if self._reader.gone or self._over:
                 return
-            if not self._quotas.charge(self._reader.identity, BYTES, run.size):
-                break  # it is asked for again when some of it was read
-            self._reader.put(run)
-            self.at_id = run.first_id + len(run)
+            fit = self._afford(run)
+            if len(fit):
+                self._reader.put(fit)
+            self.at_id = run.first_id + len(fit)
+            if len(fit) < len(run):
+                self.is_starved = True
+                break
         self._reader.wake()
+        if self.is_starved:
+            self._reader.end_polls()
+
+    def _afford(self, run: Range) -> Range:
+        """As many of the first messages as the user's quota has room for."""
+        reader = self._reader
+        if self._quotas.charge(reader.identity, BYTES, run.size, trial=True):
+            return run
+        fit = fitting(run, self._quotas.room(reader.identity, BYTES), len(run)).runs
+        first = fit[0] if fit and fit[0].start == run.start else Range(run.chunk, 0, 0)
+        self._quotas.charge(reader.identity, BYTES, first.size)
+        return first
 
 
 class Pulling:
@@ -126,7 +152,9 @@ class Pulling:
 
     def remove(self, reader: LogReader) -> None:
         readers = self._readers.get(reader.topic.number, {})
-        readers.pop(reader, None)
+        pull = readers.pop(reader, None)
+        if pull is not None:
+            pull.end()
         if not readers:
             self._readers.pop(reader.topic.number, None)
 
@@ -143,6 +171,15 @@ class Pulling:
             for reader, pull in list(self._readers.get(number, {}).items()):
                 if reader.waiters:
                     pull.read_on()
+
+    def tick(self) -> None:
+        """Those whose quota had no room try again: somebody may have read something."""
+        for readers in self._readers.values():
+            for reader, pull in list(readers.items()):
+                if pull.is_starved:
+                    pull.is_starved = False
+                    if reader.waiters:
+                        pull.read_on()
 
 
 def _runs(rows: Rows) -> Iterator[Range]:

@@ -40,9 +40,12 @@ class Reader(Unread):
     def has_waiters(self) -> bool:
         return bool(self.waiters)
 
-    def wait(self, wake: Callable[[], None]) -> None:
-        """`wake` is called, once, when there is something to take or the reader is gone."""
-        self.waiters[wake] = None
+    def wait(self, wake: Callable[[], None], *, polls: bool = False) -> None:
+        """`wake` is called, once, when there is something to take or the reader is gone.
+
+        One that only polls is called also when it has turned out that there is nothing.
+        """
+        self.waiters[wake] = polls
 
     def stop_waiting(self, wake: Callable[[], None]) -> None:
         self.waiters.pop(wake, None)
@@ -54,8 +57,8 @@ class Reader(Unread):
             del self.waiters[first]
             first()
 
-    def wake_all(self) -> None:
-        """Lets all who wait see for themselves, though there is nothing to take."""
-        for one in list(self.waiters):
-            if self.waiters.pop(one, one) is None:
+    def end_polls(self) -> None:
+        """There is nothing to take for those who only asked."""
+        for one in [one for one, polls in self.waiters.items() if polls]:
+            if self.waiters.pop(one, False):
                 one()

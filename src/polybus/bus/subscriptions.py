@@ -77,13 +77,13 @@ class Subscriptions:
         while party.probes:
             self._end_probe(party.probes.pop())
 
-    def enforce(self, party: Party, may: Callable[[int, bytes], bool]) -> int:
-        """Ends what is allowed no longer; says how many subscriptions that were."""
+    def enforce(self, party: Party, may: Callable[[int, bytes], bool]) -> list[bytes]:
+        """Ends what is allowed no longer; says which subscriptions those were."""
         who = party.source.identity
         lost = [topic for topic in self._fanout.topics_of(party.number) if not may(who, topic)]
         for topic in lost:
             self.remove(party, topic)
-        return len(lost)
+        return lost
 
     def _end_probe(self, topic: bytes) -> None:
         self._probes[topic] -= 1

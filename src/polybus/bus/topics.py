@@ -327,6 +327,8 @@ class EphemeralTopics:
 
     def tick(self) -> None:
         now_s = self._clock()
+        if self.pulling is not None:
+            self.pulling.tick()
         timeout_s = self._limits.subscriber_timeout_s
         for reader in [r for r in self._unowned if r.has_waiters]:
             reader.used_s = now_s
@@ -349,7 +351,6 @@ class EphemeralTopics:
             return
         for reader in self.pulling.readers(kept):
             self.pulling.remove(reader)
-            reader.has_more = lambda: False
             name = reader.topic_name
             notice = Chunk.of_notice(2**63 - 1, NOTICE_PREFIX + name, self._wall_ns())
             put([reader], Range(notice, 0, 1))

@@ -10,15 +10,25 @@ that is not there:
     bus.turn()                           # the loop comes round
     bus.pass_time(5)                     # and five seconds go by
     bus.connect_freud(identity=ALICE)    # speaks Freud
+
+With `durable=True` there is a store, whose disk and whose readers wait to be told, too:
+
+    bus.make("t")                        # a durable topic
+    bus.commit()                         # what waits for the disk is on it (`turn` tells)
+    bus.read()                           # what waits to be read is read
+    bus.settle()                         # all of this, until nothing is left to be done
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from polybus.bus.binding import CREATOR, Reservation, as_creator
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
 from polybus.dialects.freud.session import FreudDialect
@@ -26,8 +36,11 @@ from polybus.dialects.freud.turns import Line
 from polybus.dialects.rqueue.session import RqueueDialect
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import FreudLimits, Limits, QuotaLimits, RqueueLimits
+from polybus.model.topic import Topic
 from polybus.testing.pipe import MemoryPipe
+from polybus.testing.steppedstore import SteppedStore
 
+T = TypeVar("T")
 TICK_S = 0.25
 
 
@@ -70,6 +83,7 @@ class MemoryBus:
         freud: FreudLimits | None = None,
         quotas: QuotaLimits | None = None,
         policy: Policy | None = None,
+        durable: bool = False,
     ) -> None:
         self.now_s = 1000.0
         self.wall_ahead_ns = 0  # of the other clock: it may be set, and go back
@@ -90,6 +104,10 @@ class MemoryBus:
         self._rqueue = RqueueDialect(self.broker, rqueue or RqueueLimits())
         self._freud = FreudDialect(self.broker, freud or FreudLimits(), self)
         self._sessions: dict[object, int] = {}  # in the order of their connections
+        self._reads: deque[Callable[[], None]] = deque()
+        if durable:
+            self.store = SteppedStore(wall_ns=self.wall_ns, clock_s=lambda: self.now_s)
+            self.broker.keep(self.store, self._soon.append, self._read_later)
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
         """A new rqueue connection; with an appetite it takes so many bytes and then no more."""
@@ -123,6 +141,58 @@ class MemoryBus:
         while self._soon:
             place = min(range(len(self._soon)), key=lambda at: self._rank(self._soon[at]))
             self._soon.pop(place)()
+
+    # What has to do with durable topics.
+
+    def make(
+        self, name: str, shards: int = 1, creator: Identity = ANONYMOUS, **settings: object
+    ) -> Topic:
+        """A durable topic, bound as the native port does it."""
+        binding = self.broker.binding
+        assert binding is not None
+        reservation, _ = binding.reserve(creator, name)
+        assert isinstance(reservation, Reservation), "there is one of this name"
+        topic = self.store.create(name, shards, {CREATOR: as_creator(creator), **settings})
+        binding.fulfil(reservation, topic, self.store.bounds(topic.number).next_id)
+        return topic
+
+    def drop(self, topic: Topic) -> None:
+        assert self.broker.binding is not None
+        self.store.drop(topic.name)
+        self.broker.binding.gone(topic)
+
+    def commit(self, count: int | None = None) -> None:
+        """So many of the commits that wait for the disk are carried out, or all."""
+        for _ in range(len(self.store.waiting) if count is None else count):
+            self.store.step()
+
+    def read(self, count: int | None = None) -> None:
+        """So many of the reads that wait are done, or all; `turn` brings their outcomes."""
+        for _ in range(len(self._reads) if count is None else count):
+            self._reads.popleft()()
+
+    @property
+    def reads(self) -> int:
+        """How many wait to be done."""
+        return len(self._reads)
+
+    def settle(self) -> None:
+        """Turns, commits and reads until nothing is left to be done."""
+        while self._soon or self._reads or self.store.waiting:
+            self.turn()
+            self.commit()
+            self.read()
+
+    def _read_later(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        def read() -> None:
+            outcome: Future[T] = Future()
+            try:
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
+            self._soon.append(lambda: then(outcome))
+
+        self._reads.append(read)
 
     def pass_time(self, seconds: float) -> None:
         """The clock moves on, with a tick of the server's timer every quarter of a second."""

@@ -353,7 +353,7 @@ class FreudSession(ShortSession):
                 polls = group.max_blocking_s == 0 or self._hung_up
                 if polls and not reader.is_behind:
                     return self._answer_gets(Code.NOTHING_HAPPENED)
-                self._wait(reader, group.max_blocking_s)
+                self._wait(reader, group.max_blocking_s, polls=polls)
                 return False
             if self._answers.size >= STEP_BYTES:
                 self._answers.flush()
@@ -392,12 +392,12 @@ class FreudSession(ShortSession):
 
     # --- waiting
 
-    def _wait(self, reader: Reader, max_blocking_s: int) -> None:
+    def _wait(self, reader: Reader, max_blocking_s: int, *, polls: bool) -> None:
         self._answers.flush()
         if self._answers.stalled:
             return
         self._waiting_on = reader
-        reader.wait(self._woken)
+        reader.wait(self._woken, polls=polls)
         if max_blocking_s > 0:
             self._timer = self._call_later(max_blocking_s, self._time_is_up)
 
@@ -419,7 +419,7 @@ class FreudSession(ShortSession):
         self._stop_waiting()
         if reader.gone:
             self._answer_one_get(Code.DOESNT_EXIST)
-        elif not self._take(self._todo[0], reader, most=1) and self._todo[0].max_blocking_s == 0:
+        elif not self._take(self._todo[0], reader, most=1):  # it polls, and there is nothing
             self._answer_one_get(Code.NOTHING_HAPPENED)
         self._answers.flush()
         self._call_soon(self._go_on)
@@ -435,7 +435,7 @@ class FreudSession(ShortSession):
         self._gets_left -= 1
 
     def _unblocked(self) -> None:
-        self._blocked = False
+        self._blocked = self._committing
         self._go_on()
 
     def _close(self, reason: str) -> None:

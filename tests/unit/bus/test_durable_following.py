@@ -1,0 +1,491 @@
+"""Push readers of durable topics: what they get, when, and who waits for whom.
+
+The disk and the threads that read are steps here, so every interleaving can be driven.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polybus.bus.ruletable import Placed
+from polybus.errors import StoreFault
+from polybus.model.limits import Limits
+from polybus.model.rules import Rule
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+from polybus.testing.rqueue import (
+    NOTIFICATION,
+    deregister,
+    notification,
+    publish,
+    publish_part,
+    remove,
+    subscribe,
+)
+
+MARK = 1000
+LIMITS = Limits(outbox_high_water_bytes=MARK, outbox_max_bytes=100 * MARK)
+BIG = bytes(600)  # two of these are over the mark
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(LIMITS, durable=True)
+
+
+def reader_of(bus: MemoryBus, topic: bytes = b"t", appetite: int | None = None) -> MemoryPipe:
+    pipe = bus.connect(appetite)
+    pipe.deliver(subscribe(topic))
+    return pipe
+
+
+def bodies(pipe: MemoryPipe) -> list[bytes]:
+    """Of the notifications that the far end has received whole."""
+    found, data = [], bytes(pipe.taken)
+    while len(data) >= 5:
+        size, kind = struct.unpack_from(">IB", data)
+        if len(data) < 5 + size:
+            break
+        assert kind == NOTIFICATION
+        found.append(data[5 + 1 + data[5] : 5 + size])
+        data = data[5 + size :]
+    return found
+
+
+def full_reader(bus: MemoryBus, writer: MemoryPipe) -> MemoryPipe:
+    """Over its mark, and so behind as soon as there is more."""
+    reader = reader_of(bus, appetite=0)
+    writer.deliver(publish(b"t", BIG) * 2)
+    bus.settle()
+    return reader
+
+
+# --- after the commit, from the end ------------------------------------------
+
+
+def test_a_message_is_seen_after_its_commit_and_not_before(bus: MemoryBus):
+    bus.make("t")
+    reader, writer = reader_of(bus), bus.connect()
+    writer.deliver(publish(b"t", b"x"))
+    bus.turn()
+    assert bodies(reader) == []
+    assert len(bus.store.waiting) == 1
+    bus.commit()
+    bus.turn()
+    assert bodies(reader) == []
+    bus.read()
+    bus.turn()
+    assert bodies(reader) == [b"x"]
+
+
+def test_the_publisher_gets_its_own_messages_like_everybody(bus: MemoryBus):
+    bus.make("t")
+    both = reader_of(bus)
+    both.deliver(publish(b"t", b"x"))
+    bus.settle()
+    assert bytes(both.taken) == notification(b"t", b"x")
+
+
+def test_one_buffer_is_one_commit_a_topic(bus: MemoryBus):
+    bus.make("t")
+    bus.make("u")
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"a") + publish(b"u", b"b") + publish(b"t", b"c"))
+    assert len(bus.store.waiting) == 2
+
+
+def test_it_begins_at_the_end_as_of_its_subscribe(bus: MemoryBus):
+    bus.make("t")
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"before"))
+    bus.settle()
+    reader = reader_of(bus)
+    writer.deliver(publish(b"t", b"after"))
+    bus.settle()
+    assert bodies(reader) == [b"after"]
+
+
+def test_who_comes_while_the_tail_is_behind_gets_nothing_older(bus: MemoryBus):
+    bus.make("t")
+    first, writer = reader_of(bus), bus.connect()
+    writer.deliver(publish(b"t", b"one"))
+    bus.commit()
+    bus.turn()  # the tail is about to read
+    second = reader_of(bus)
+    writer.deliver(publish(b"t", b"two"))
+    bus.settle()
+    assert bodies(first) == [b"one", b"two"]
+    assert bodies(second) == [b"two"]
+
+
+def test_a_read_that_goes_beyond_where_somebody_joins_costs_it_nothing(bus: MemoryBus):
+    """The read was asked for before it joined, and is done after the next commit."""
+    bus.make("t")
+    first, writer = reader_of(bus), bus.connect()
+    writer.deliver(publish(b"t", b"one"))
+    bus.commit()
+    bus.turn()
+    assert bus.reads == 1
+    second = reader_of(bus)
+    writer.deliver(publish(b"t", b"two"))
+    bus.commit()  # visible before the read is done
+    bus.settle()
+    assert bodies(first) == [b"one", b"two"]
+    assert bodies(second) == [b"two"]
+
+
+def test_what_is_read_for_those_who_have_left_does_not_reach_those_who_came(bus: MemoryBus):
+    bus.make("t")
+    first, writer = reader_of(bus), bus.connect()
+    writer.deliver(publish(b"t", b"old"))
+    bus.commit()
+    bus.turn()
+    first.deliver(remove(b"t"))
+    second = reader_of(bus)
+    bus.settle()
+    assert bodies(second) == []
+    writer.deliver(publish(b"t", b"new"))
+    bus.settle()
+    assert bodies(second) == [b"new"]
+
+
+def test_joining_where_everything_was_trimmed(bus: MemoryBus):
+    topic = bus.make("t")
+    reader_of(bus)
+    writer = bus.connect()
+    writer.deliver(publish(b"t", b"one"))
+    bus.commit()
+    bus.turn()
+    second = reader_of(bus)
+    bus.store.trim(topic.number, {0: 1})
+    bus.settle()
+    writer.deliver(publish(b"t", b"two"))
+    bus.settle()
+    assert bodies(second) == [b"two"]
+
+
+def test_many_shards_are_read_in_the_order_of_ids(bus: MemoryBus):
+    bus.make("t", shards=4)
+    reader, writer = reader_of(bus), bus.connect()
+    for number in range(20):
+        writer.deliver(publish(b"t", b"%d" % number))
+    bus.settle()
+    assert bodies(reader) == [b"%d" % number for number in range(20)]
+
+
+# --- full readers -------------------------------------------------------------
+
+
+def test_a_full_reader_blocks_nobody_and_gets_everything_in_order(bus: MemoryBus):
+    bus.make("t")
+    writer = bus.connect()
+    slow, quick = full_reader(bus, writer), reader_of(bus)
+    sent = [b"%d" % number for number in range(50)]
+    for body in sent:
+        writer.deliver(publish(b"t", body))
+        bus.settle()
+    assert writer.reading
+    assert bodies(quick) == sent
+    assert bodies(slow) == []
+    slow.eat()
+    bus.settle()
+    assert bodies(slow) == [BIG, BIG, *sent]
+    writer.deliver(publish(b"t", b"last"))
+    bus.settle()
+    assert bodies(slow)[-1] == bodies(quick)[-1] == b"last"
+
+
+def test_one_that_has_caught_up_is_among_the_others_again(bus: MemoryBus):
+    bus.make("t")
+    writer = bus.connect()
+    slow = full_reader(bus, writer)
+    writer.deliver(publish(b"t", b"x"))
+    bus.settle()
+    slow.eat()
+    bus.settle()
+    writer.deliver(publish(b"t", b"y"))
+    bus.commit()
+    bus.turn()
+    assert bus.reads == 1  # the tail's alone
+
+
+def test_several_stragglers_each_at_its_own_pace(bus: MemoryBus):
+    bus.make("t")
+    writer = bus.connect()
+    slow = [reader_of(bus, appetite=0) for _ in range(3)]
+    sent = [BIG, BIG]
+    writer.deliver(publish(b"t", BIG) * 2)
+    bus.settle()
+    for number in range(60):
+        sent.append(b"%d" % number + bytes(100))
+        writer.deliver(publish(b"t", sent[-1]))
+        slow[number % 3].eat(number * 20)
+        bus.settle()
+    for reader in slow:
+        reader.eat()
+        bus.settle()
+        assert bodies(reader) == sent
+
+
+def test_a_straggler_whose_next_messages_were_trimmed_goes_on_behind_them(bus: MemoryBus):
+    topic = bus.make("t")
+    writer = bus.connect()
+    slow = full_reader(bus, writer)
+    writer.deliver(publish(b"t", b"lost") * 5)
+    bus.settle()
+    bus.store.trim(topic.number, {0: 7})
+    slow.eat()
+    bus.settle()
+    writer.deliver(publish(b"t", b"next"))
+    bus.settle()
+    assert bodies(slow) == [BIG, BIG, b"next"]
+
+
+@pytest.mark.parametrize("goodbye", [remove(b"t"), deregister()])
+def test_unsubscribing_while_behind(bus: MemoryBus, goodbye: bytes):
+    topic = bus.make("t")
+    writer = bus.connect()
+    slow = full_reader(bus, writer)
+    writer.deliver(publish(b"t", b"x"))
+    bus.settle()
+    slow.eat(MARK)
+    bus.turn()
+    slow.deliver(goodbye)
+    slow.eat()
+    bus.settle()
+    assert bodies(slow) == [BIG, BIG]
+    assert bus.broker.following is not None
+    assert bus.broker.following.count(topic) == 0
+
+
+@pytest.mark.parametrize("how", ["hang_up", "shut_down"])
+def test_leaving_while_behind_and_while_joining(bus: MemoryBus, how: str):
+    topic = bus.make("t")
+    writer = bus.connect()
+    slow, quick = full_reader(bus, writer), reader_of(bus)
+    writer.deliver(publish(b"t", b"x"))
+    bus.commit()
+    bus.turn()
+    joining = reader_of(bus)
+    getattr(joining, how)()
+    getattr(slow, how)()
+    bus.settle()
+    assert bodies(quick) == [b"x"]
+    assert bus.broker.following is not None
+    assert bus.broker.following.count(topic) == 1
+
+
+def test_one_that_may_no_longer_read_gets_nothing_of_what_it_missed():
+    bus = MemoryBus(LIMITS, durable=True)
+    bus.make("t")
+    writer = bus.connect()
+    slow = full_reader(bus, writer)
+    writer.deliver(publish(b"t", b"secret"))
+    bus.settle()
+    bus.broker.policy.replace([Placed(Rule.parse("deny anonymous subscribe t"), "test", None)])
+    slow.eat()
+    bus.settle()
+    assert bodies(slow) == [BIG, BIG]
+
+
+def test_a_slow_reader_is_cut_as_everywhere(bus: MemoryBus):
+    bus.make("t")
+    writer = bus.connect()
+    slow = full_reader(bus, writer)
+    bus.pass_time(6)
+    assert slow.aborted
+    writer.deliver(publish(b"t", b"x"))
+    bus.settle()
+    assert bus.stats("dropped") == {"slow_consumer": 2}
+
+
+def test_a_read_that_fails_is_tried_again_with_the_next_commit(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+):
+    bus.make("t")
+    writer = bus.connect()
+    slow, quick = full_reader(bus, writer), reader_of(bus)
+    writer.deliver(publish(b"t", b"x"))
+    bus.settle()
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreFault("a bad sector")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(bus.store, "read", fail)
+        slow.eat()
+        writer.deliver(publish(b"t", b"y"))
+        bus.settle()
+    assert ("following failed", "a bad sector") in [
+        (event, fields.get("reason")) for event, fields in bus.log.warnings()
+    ]
+    writer.deliver(publish(b"t", b"z"))
+    bus.settle()
+    assert bodies(quick) == [b"x", b"y", b"z"]
+    assert bodies(slow) == [BIG, BIG, b"x", b"y", b"z"]
+
+
+# --- names that change --------------------------------------------------------
+
+
+def test_a_name_that_is_read_already_becomes_durable(bus: MemoryBus):
+    reader, writer = reader_of(bus), bus.connect()
+    writer.deliver(publish(b"t", b"at once"))
+    assert bodies(reader) == [b"at once"]
+    bus.make("t")
+    writer.deliver(publish(b"t", b"kept"))
+    assert len(bodies(reader)) == 1
+    bus.settle()
+    assert bodies(reader) == [b"at once", b"kept"]
+
+
+def test_a_dropped_topic_is_silent_and_its_name_goes_on_without_a_log(bus: MemoryBus):
+    topic = bus.make("t")
+    writer = bus.connect()
+    slow, quick = full_reader(bus, writer), reader_of(bus)
+    writer.deliver(publish(b"t", b"missed"))
+    bus.commit()
+    bus.turn()
+    bus.drop(topic)
+    bus.settle()
+    slow.eat()
+    bus.settle()
+    assert bodies(slow) == [BIG, BIG]
+    assert bodies(quick) == []
+    writer.deliver(publish(b"t", b"ephemeral"))
+    assert not bus.store.waiting
+    bus.turn()
+    assert bodies(slow)[-1] == bodies(quick)[-1] == b"ephemeral"
+
+
+def test_created_again_under_its_readers(bus: MemoryBus):
+    topic = bus.make("t")
+    writer = bus.connect()
+    slow, quick = full_reader(bus, writer), reader_of(bus)
+    writer.deliver(publish(b"t", b"old"))
+    bus.commit()
+    bus.turn()  # a read of the old one is under way
+    bus.drop(topic)
+    again = bus.make("t")
+    writer.deliver(publish(b"t", b"new"))
+    slow.eat()
+    bus.settle()
+    assert bodies(quick) == [b"new"]
+    assert bodies(slow) == [BIG, BIG, b"new"]
+    assert bus.store.bounds(again.number).next_id == 5
+
+
+def test_a_commit_that_comes_too_late_for_its_topic_is_counted(bus: MemoryBus):
+    topic = bus.make("t")
+    bus.connect().deliver(publish(b"t", b"x") * 3)
+    bus.drop(topic)
+    bus.settle()
+    assert bus.stats("dropped") == {"does_not_exist": 3}
+
+
+# --- parts --------------------------------------------------------------------
+
+
+def test_parts_are_put_together_before_they_enter(bus: MemoryBus):
+    topic = bus.make("t")
+    writer = bus.connect()
+    writer.deliver(publish_part(b"t", bytes(16), 1, 2, b"world"))
+    bus.settle()
+    assert bus.store.bounds(topic.number).next_id == 1
+    writer.deliver(publish_part(b"t", bytes(16), 0, 2, b"hello ") + publish(b"t", b"next"))
+    bus.settle()
+    rows = bus.store.read(topic.number, 0, 0)
+    assert bytes(rows.bodies) == b"hello worldnext"
+    assert rows.count == 2
+
+
+# --- all at once --------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 400)),
+        st.tuples(st.just("subscribe"), st.integers(0, 3)),
+        st.tuples(st.just("unsubscribe"), st.integers(0, 3)),
+        st.tuples(st.just("eat"), st.integers(0, 3), st.integers(0, 1500)),
+        st.tuples(st.sampled_from(("commit", "turn", "read")), st.integers(1, 2)),
+    ),
+    max_size=60,
+)
+
+
+class World:
+    """Readers that come and go; what each must have got, as a list of bodies."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus(Limits(outbox_high_water_bytes=500), durable=True)
+        self.topic = self.bus.make("t")
+        self.writer = self.bus.connect()
+        self.readers = [self.bus.connect(appetite=0) for _ in range(4)]
+        # (first, last) ids of each subscription of each reader; last None: still subscribed
+        self.since: list[list[tuple[int, int | None]]] = [[] for _ in self.readers]
+        self.sent = 0
+
+    @property
+    def end(self) -> int:
+        assert self.bus.broker.durable is not None
+        return self.bus.broker.durable.next_id(self.topic)
+
+    def do(self, step: tuple) -> None:
+        verb, *rest = step
+        if verb == "publish":
+            self.sent += 1
+            self.writer.deliver(publish(b"t", b"%d." % self.sent + bytes(rest[0])))
+        elif verb == "subscribe":
+            if not self.since[rest[0]] or self.since[rest[0]][-1][1] is not None:
+                self.since[rest[0]].append((self.end, None))
+            self.readers[rest[0]].deliver(subscribe(b"t"))
+        elif verb == "unsubscribe":
+            spans = self.since[rest[0]]
+            if spans and spans[-1][1] is None:
+                spans[-1] = (spans[-1][0], self.end)
+            self.readers[rest[0]].deliver(remove(b"t"))
+        elif verb == "eat":
+            self.readers[rest[0]].eat(rest[1])
+        elif verb == "turn":
+            self.bus.turn()
+        else:
+            waiting = self.bus.reads if verb == "read" else len(self.bus.store.waiting)
+            getattr(self.bus, verb)(min(rest[0], waiting))
+
+    def numbers(self, reader: MemoryPipe) -> list[int]:
+        return [int(body.partition(b".")[0]) for body in bodies(reader)]
+
+
+def is_run_of(got: list[int], spans: list[tuple[int, int]]) -> bool:
+    """A beginning of each span in turn, whole in the last one: ids are those of publishing."""
+    for first, last in spans:
+        at = first
+        while got and got[0] == at and at < last:
+            got = got[1:]
+            at += 1
+    return not got
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_each_reader_gets_the_log_from_where_it_began(steps):
+    world = World()
+    for step in steps:
+        world.do(step)
+    for reader in world.readers:
+        reader.eat()
+    world.bus.settle()
+    for reader, spans in zip(world.readers, world.since, strict=True):
+        got = world.numbers(reader)
+        if spans and spans[-1][1] is None:  # it is still there: it has all since it began
+            first = spans[-1][0]
+            whole = list(range(first, world.sent + 1))
+            assert got[len(got) - len(whole) :] == whole
+            got = got[: len(got) - len(whole)]
+        ended = [(first, last) for first, last in spans if last is not None]
+        assert is_run_of(got, ended)
+    assert world.bus.stats("faults") == {}

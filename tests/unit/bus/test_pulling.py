@@ -1,0 +1,313 @@
+"""Freud's readers of durable topics: a position in the log, and what is fetched from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.bus import pulling
+from polybus.model.identity import Identity
+from polybus.model.limits import FreudLimits, QuotaLimits
+from polybus.testing.freud import (
+    DOESNT_EXIST,
+    FOR_EVER,
+    NOTHING_HAPPENED,
+    NOTICE,
+    NOTICE_FLAG,
+    OK,
+    Answer,
+    answers_in,
+    count,
+    get,
+    get_record,
+    number,
+    produce,
+    record,
+    subscribe,
+    unsubscribe,
+)
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+from polybus.testing.rqueue import publish
+from polybus.testing.rqueue import subscribe as push
+
+ALICE = Identity(1, groups=frozenset(), service="a")
+NOTHING = Answer(NOTHING_HAPPENED)
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(durable=True)
+
+
+def answers(pipe: MemoryPipe) -> list[Answer]:
+    found, size = answers_in(pipe.taken)
+    assert size == len(pipe.taken)
+    pipe.taken.clear()
+    return found
+
+
+def ask(bus: MemoryBus, client: MemoryPipe, *requests: bytes) -> list[Answer]:
+    client.deliver(b"".join(requests))
+    bus.settle()
+    return answers(client)
+
+
+def reader_of(bus: MemoryBus, client: MemoryPipe, name: bytes = b"t") -> bytes:
+    (answer,) = ask(bus, client, subscribe(name))
+    assert answer.code == OK
+    return answer.payload
+
+
+def write(bus: MemoryBus, *bodies: bytes) -> None:
+    bus.connect().deliver(b"".join(publish(b"t", body) for body in bodies))
+    bus.settle()
+
+
+# --- getting -------------------------------------------------------------------
+
+
+def test_a_poll_gets_what_was_committed_since_the_subscribe(bus: MemoryBus):
+    bus.make("t")
+    write(bus, b"before")
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    assert ask(bus, client, get(me)) == [NOTHING]
+    write(bus, b"a", b"b")
+    assert ask(bus, client, get(me), get(me), get(me)) == [
+        Answer(OK, b"a"),
+        Answer(OK, b"b"),
+        NOTHING,
+    ]
+
+
+def test_a_poll_does_not_see_what_is_not_on_disk(bus: MemoryBus):
+    bus.make("t")
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    bus.connect().deliver(publish(b"t", b"a"))
+    client.deliver(get(me))
+    bus.turn()
+    assert answers(client) == [NOTHING]
+
+
+def test_a_get_that_waits_is_woken_by_the_commit(bus: MemoryBus):
+    bus.make("t")
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    client.deliver(get(me, FOR_EVER))
+    bus.settle()
+    assert answers(client) == []
+    write(bus, b"a")
+    assert answers(client) == [Answer(OK, b"a")]
+
+
+def test_news_that_comes_before_the_answer_to_whoever_wrote_it_wakes_too(bus: MemoryBus):
+    """The engines tell those who watch first: how far the log goes is not known by then."""
+    topic = bus.make("t")
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    client.deliver(get(me, FOR_EVER))
+    bus.settle()
+    bus.connect().deliver(publish(b"t", b"a"))
+    commit, future = bus.store.waiting.popleft()
+    super(type(bus.store), bus.store).commit(commit).result()
+    assert bus.broker.durable is not None
+    assert bus.broker.durable.next_id(topic) == 1
+    bus.settle()
+    assert answers(client) == [Answer(OK, b"a")]
+    assert not future.done()
+
+
+def test_a_get_waits_no_longer_than_it_said(bus: MemoryBus):
+    bus.make("t")
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    client.deliver(get(me, 5))
+    bus.pass_time(4.5)
+    assert answers(client) == []
+    bus.pass_time(1)
+    assert answers(client) == [NOTHING]
+
+
+def test_more_than_is_fetched_at_once_comes_whole_and_in_order(bus: MemoryBus):
+    bus.make("t", shards=3)
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    sent = [b"%d" % at for at in range(3 * pulling.AHEAD_MESSAGES)]
+    write(bus, *sent[:2000])
+    write(bus, *sent[2000:])
+    got = ask(bus, client, *(get(me) for _ in range(len(sent) + 1)))
+    assert got == [Answer(OK, body) for body in sent] + [NOTHING]
+
+
+def test_what_is_held_for_a_reader_is_bounded(bus: MemoryBus):
+    bus.make("t")
+    client = bus.connect_freud(identity=ALICE)
+    me = reader_of(bus, client)
+    write(bus, *(bytes(1000) for _ in range(3000)))
+    assert len(ask(bus, client, get(me))) == 1
+    held = bus.broker.quotas.used(1, "quota_bytes")
+    assert 0 < held <= pulling.AHEAD_MESSAGES * 1000
+
+
+def test_records_have_the_ids_and_times_of_the_log(bus: MemoryBus):
+    topic = bus.make("t")
+    client = bus.connect_freud()
+    write(bus, b"before")
+    me = reader_of(bus, client)
+    write(bus, b"a")
+    bus.now_s += 10
+    write(bus, b"b")
+    found = [record(one) for one in ask(bus, client, get_record(me), get_record(me))]
+    times = list(memoryview(bus.store.read(topic.number, 0, 1).timestamps_ns).cast("B").cast("q"))
+    assert [(one.id, one.timestamp_ns, one.body) for one in found] == [
+        (2, times[0], b"a"),
+        (3, times[1], b"b"),
+    ]
+
+
+def test_a_produce_and_a_get_of_it_on_one_connection(bus: MemoryBus):
+    bus.make("t")
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    kept, got = ask(bus, client, produce(b"t", b"a"), get(me))
+    assert number(kept) == 1
+    assert got == Answer(OK, b"a")
+
+
+# --- giving back, ending ---------------------------------------------------------
+
+
+def test_what_did_not_reach_its_socket_is_unread_again(bus: MemoryBus):
+    bus.make("t")
+    first = bus.connect_freud(appetite=10_000, identity=ALICE)
+    me = reader_of(bus, first)
+    write(bus, b"a", b"b")
+    first.appetite = 0
+    first.deliver(get(me))
+    bus.settle()
+    first.hang_up()
+    second = bus.connect_freud(identity=ALICE)
+    assert ask(bus, second, get(me), get(me)) == [Answer(OK, b"a"), Answer(OK, b"b")]
+
+
+def test_two_connections_share_a_reader_and_nothing_is_stuck_behind_what_one_holds(
+    bus: MemoryBus,
+):
+    bus.make("t")
+    slow = bus.connect_freud(appetite=1000, identity=ALICE)
+    me = reader_of(bus, slow)
+    many = pulling.AHEAD_MESSAGES
+    write(bus, *(b"%d" % at for at in range(many + 1)))
+    assert ask(bus, slow, get(me)) == [Answer(OK, b"0")]
+    slow.appetite = 0
+    slow.deliver(get(me) * (many - 1))  # all that is fetched ahead, and not taken by its client
+    bus.settle()
+    quick = bus.connect_freud(identity=ALICE)
+    assert ask(bus, quick, get(me)) == [Answer(OK, b"%d" % many)]
+
+
+def test_an_abandoned_reader_goes(bus: MemoryBus):
+    topic = bus.make("t")
+    client = bus.connect_freud(identity=ALICE)
+    me = reader_of(bus, client)
+    client.hang_up()
+    bus.pass_time(FreudLimits().subscriber_timeout_s + 1)
+    other = bus.connect_freud(identity=ALICE)
+    assert ask(bus, other, get(me)) == [Answer(DOESNT_EXIST)]
+    assert bus.broker.topics.pulling is not None
+    assert bus.broker.topics.pulling.count(topic) == 0
+    assert bus.broker.quotas.used(1, "quota_subscriptions") == 0
+
+
+def test_unsubscribing_while_something_is_fetched(bus: MemoryBus):
+    bus.make("t")
+    client = bus.connect_freud(identity=ALICE)
+    me = reader_of(bus, client)
+    write(bus, b"a")
+    waiting = bus.connect_freud(identity=ALICE)
+    waiting.deliver(get(me))
+    assert bus.reads == 1
+    client.deliver(unsubscribe(me))
+    bus.settle()
+    assert answers(waiting) == [Answer(DOESNT_EXIST)]
+    assert bus.broker.quotas.used(1, "quota_bytes") == 0
+
+
+# --- quotas and trimming -----------------------------------------------------------
+
+
+def test_a_quota_without_room_delays_and_loses_nothing():
+    bus = MemoryBus(quotas=QuotaLimits(quota_bytes=1000), durable=True)
+    bus.make("t")
+    client = bus.connect_freud(appetite=100_000, identity=ALICE)
+    first, second = reader_of(bus, client), reader_of(bus, client)
+    bodies = [b"%d" % at + bytes(400) for at in range(5)]
+    write(bus, *bodies)
+    client.appetite = 0
+    client.deliver(get(first) * 2)  # two of them fill the quota
+    bus.settle()
+    other = bus.connect_freud(identity=ALICE)
+    assert ask(bus, other, get(second)) == [NOTHING]
+    other.deliver(get(second, 60))
+    bus.settle()
+    assert bus.reads == 0  # nobody asks in a loop
+    client.eat()
+    bus.pass_time(1)
+    bus.settle()
+    assert [one.payload for one in answers(other)] == bodies[:1]
+
+
+def test_what_was_trimmed_is_passed_over(bus: MemoryBus):
+    topic = bus.make("t")
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    many = 2 * pulling.AHEAD_MESSAGES
+    write(bus, *(b"%d" % at for at in range(many + 1)))
+    bus.store.trim(topic.number, {0: many})
+    assert ask(bus, client, get(me)) == [Answer(OK, b"%d" % many)]
+    write(bus, b"gone")
+    bus.store.trim(topic.number, {0: many + 2})
+    assert ask(bus, client, get(me)) == [NOTHING]
+
+
+# --- the topic itself ----------------------------------------------------------------
+
+
+def test_count_counts_readers_of_every_kind(bus: MemoryBus):
+    bus.make("t")
+    client = bus.connect_freud()
+    reader_of(bus, client)
+    slow = bus.connect(appetite=0)
+    slow.deliver(push(b"t"))
+    bus.connect().deliver(push(b"t"))
+    assert [number(one) for one in ask(bus, client, count(b"t"))] == [3]
+
+
+def test_a_drop_gives_the_notice_and_nothing_behind_it(bus: MemoryBus):
+    topic = bus.make("t")
+    client, waiting = bus.connect_freud(identity=ALICE), bus.connect_freud(identity=ALICE)
+    me, other = reader_of(bus, client), reader_of(bus, client)
+    waiting.deliver(get(other, FOR_EVER))
+    write(bus, b"a")
+    assert answers(waiting) == [Answer(OK, b"a")]
+    waiting.deliver(get(other, FOR_EVER))
+    client.deliver(get(me))
+    assert bus.reads == 1
+    bus.read()
+    bus.drop(topic)
+    bus.settle()
+    assert answers(waiting) == [Answer(OK, NOTICE + b"t")]
+    got = answers(client) + ask(bus, client, get(me))
+    assert Answer(OK, NOTICE + b"t") in got
+    assert got[-1] == Answer(DOESNT_EXIST)
+    assert ask(bus, client, subscribe(b"t")) == [Answer(DOESNT_EXIST)]
+
+
+def test_the_notice_is_flagged(bus: MemoryBus):
+    topic = bus.make("t")
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    bus.drop(topic)
+    found = record(ask(bus, client, get_record(me))[0])
+    assert (found.flags, found.body) == (NOTICE_FLAG, NOTICE + b"t")
