@@ -1,6 +1,6 @@
 """polybus: one message bus, five dialects, one store, and Spark on top.
 
-This is the small public face. A dialect's client is a lazy name here:
+This is the small public face. A dialect's client is a lazy name here, as is `native`:
 
     from polybus import rqueue
 
@@ -18,15 +18,17 @@ from polybus.errors import PolybusError
 # True for type checkers only. `typing` itself would be most of this import's cost.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from polybus import native
     from polybus.dialects import freud, rqueue
 
-__all__ = ["PolybusError", "__version__", "freud", "rqueue"]
+__all__ = ["PolybusError", "__version__", "freud", "native", "rqueue"]
 
 __version__ = "0.1.0"
 
 # Public name → the module that its first use imports.
 _LAZY = {
     "freud": "polybus.dialects.freud",
+    "native": "polybus.native",
     "rqueue": "polybus.dialects.rqueue",
 }
 

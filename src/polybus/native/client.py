@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from polybus.native.connection import Connection
-from polybus.native.options import DEFAULT_URL, ClientOptions
+from polybus.native.options import DEFAULT_URL, ClientOptions, settled
 from polybus.native.producing import FAILING_CLOSE_S, Producer
 from polybus.native.reading import MAX_WAIT_S, NO_BOUND, Reading, Wanted
 from polybus.native.staging import Stage
@@ -25,7 +25,7 @@ class Client:
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._connection = Connection(url, options or ClientOptions())
+        self._connection = Connection(*settled(url, options))
         self._now_ms = now_ms
         self._lock = Lock()
         self._producers: list[Producer] = []

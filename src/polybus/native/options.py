@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from polybus.errors import AddressError, ConfigError, UsageError
 from polybus.model.stamp import KEPT_RESULTS
 
 DEFAULT_URL = "polybus://127.0.0.1:6570"
 URL_VARIABLE = "POLYBUS_URL"
+FILES = ("token_file", "authorities", "certificate", "key")
 # scheme → Flight's
 SCHEMES = {"polybus": "grpc", "polybus+tls": "grpc+tls"}
 
@@ -51,6 +52,22 @@ class ClientOptions:
 def bus_url(given: str | None, environ: Mapping[str, str]) -> str:
     """The bus that a command means: the one given, else the environment's, else the default."""
     return given or environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+def settled(url: str, options: ClientOptions | None) -> tuple[str, ClientOptions]:
+    """A URL may name files after a `?`, so that one variable says all there is to a bus:
+
+    polybus+tls://bus.example:6570?authorities=/etc/ca.pem&token_file=/home/me/token
+    """
+    plain, _, query = url.partition("?")
+    if not query:
+        return url, options or ClientOptions()
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(given.keys() - set(FILES))
+    if unknown or "" in given.values():
+        raise AddressError(f"{url!r}: behind the ? stand {', '.join(FILES)}, each with a file")
+    files = {name: Path(path) for name, path in given.items()}
+    return plain, replace(options or ClientOptions(), **files)  # type: ignore[arg-type]
 
 
 def location(url: str) -> str:

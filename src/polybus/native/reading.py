@@ -7,6 +7,7 @@ wait is several reads.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
     from polybus.native.connection import Connection
 
+log = logging.getLogger("polybus.native")
+
 NO_BOUND = 0
 MAX_WAIT_S = 30.0  # of one call
+WARN_AFTER_S = 5.0
 
 
 @dataclass(slots=True)
@@ -93,11 +97,11 @@ class Reading:
         wanted, options = self._wanted, self._connection.options
         pauses = self._connection.pauses()
         lost_s: float | None = None
-        heard_s = time.monotonic()
+        heard_s, has_warned = time.monotonic(), False
         while not self._is_cancelled():
             try:
                 for batch in self._once(wanted.wait_s - (time.monotonic() - heard_s)):
-                    pauses, lost_s = self._connection.pauses(), None
+                    pauses, lost_s, has_warned = self._connection.pauses(), None, False
                     is_all = wanted.took(batch)
                     yield batch
                     heard_s = time.monotonic()
@@ -106,13 +110,16 @@ class Reading:
                 lost_s = None
                 if time.monotonic() - heard_s >= wanted.wait_s:
                     return
-            except PASSING:
+            except PASSING as error:
                 if self._is_cancelled():
                     return
                 lost_s = lost_s or time.monotonic()
-                pause_s = next(pauses)
-                if time.monotonic() + pause_s > lost_s + options.connect_timeout_s:
+                pause_s, silent_s = next(pauses), time.monotonic() - lost_s
+                if silent_s + pause_s > options.connect_timeout_s:
                     raise
+                if not has_warned and silent_s > WARN_AFTER_S:
+                    has_warned = True
+                    log.warning("reading %s waits: %s", wanted.topic, error)
                 self._connection.closed.wait(pause_s)
 
     def _once(self, wait_s: float) -> Iterator[pa.RecordBatch]:

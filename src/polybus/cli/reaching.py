@@ -1,0 +1,34 @@
+"""The bus that a client command means, and what is said if it is not there.
+
+Found by `--bus`, `$POLYBUS_URL`, or at its default port. A command asks once, and
+fails at once if no bus answers; what has begun waits for a bus that restarts.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from polybus.native import Client
+
+BUS = "The bus; else $POLYBUS_URL, else polybus://127.0.0.1:6570."
+Bus = Annotated[str | None, typer.Option("--bus", metavar="URL", help=BUS)]
+
+
+def ask(bus: str | None) -> Client:
+    """A client for one question."""
+    from polybus.native import Client, ClientOptions, bus_url
+
+    return Client(bus_url(bus, os.environ), ClientOptions(connect_timeout_s=0.0))
+
+
+def stay(bus: str | None, **patience: Any) -> Client:
+    """A client for long work, to a bus that is there now."""
+    from polybus.native import Client, ClientOptions, bus_url
+
+    with ask(bus) as first:
+        first.topics("")
+    return Client(bus_url(bus, os.environ), ClientOptions(**patience))

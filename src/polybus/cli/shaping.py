@@ -1,0 +1,117 @@
+"""Messages for stdout: by a format as kcat's, or one JSON object a line.
+
+A format is taken apart once; a batch is then put together column by column.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
+
+from polybus.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Shape = Callable[["pa.RecordBatch"], bytes]
+
+DEFAULT = "%s\\n"
+NS_PER_MS = 1_000_000
+ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+TOKEN = re.compile(r"%(.?)|\\x([0-9A-Fa-f]{2})|\\(.?)|([^%\\]+)", re.DOTALL)
+
+
+def by_format(text: str, topic: str) -> Shape:
+    """`UsageError` if the format has what is not known."""
+    parts = [_part(match, topic) for match in TOKEN.finditer(text)]
+
+    def shape(batch: pa.RecordBatch) -> bytes:
+        columns = [
+            repeat(part, batch.num_rows) if isinstance(part, bytes) else part(batch)
+            for part in parts
+        ]
+        return b"".join(chain.from_iterable(zip(*columns, strict=False)))
+
+    return shape
+
+
+def as_json(batch: pa.RecordBatch) -> bytes:
+    lines = [json.dumps(_object(row), ensure_ascii=False) for row in batch.to_pylist()]
+    return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _part(match: re.Match[str], topic: str) -> bytes | Callable[[Any], Iterable[bytes]]:
+    field, code, escape, literal = match.groups()
+    if literal is not None:
+        return literal.encode("utf-8", "surrogateescape")
+    if code is not None:
+        return bytes.fromhex(code)
+    if field is not None:
+        return _field(field, topic)
+    if escape in ESCAPES:
+        return ESCAPES[escape]
+    raise UsageError(f"a format has no \\{escape}: \\n, \\t, \\r, \\0, \\xFF and \\\\ are known")
+
+
+def _field(letter: str, topic: str) -> bytes | Callable[[Any], Iterable[bytes]]:
+    if letter == "%":
+        return b"%"
+    if letter == "t":
+        return topic.encode()
+    if letter not in FIELDS:
+        known = ", ".join(f"%{one}" for one in [*FIELDS, "t", "%"])
+        raise UsageError(f"a format has no %{letter}: {known} are known")
+    return FIELDS[letter]
+
+
+def _numbers(name: str, unit: int = 1) -> Callable[[Any], list[bytes]]:
+    return lambda batch: [b"%d" % (value // unit) for value in batch.column(name).to_pylist()]
+
+
+def _keys(batch: pa.RecordBatch) -> list[bytes]:
+    return [(key or "").encode() for key in batch.column("shard_key").to_pylist()]
+
+
+def _bodies(batch: pa.RecordBatch) -> list[bytes]:
+    found: list[bytes] = batch.column("body").to_pylist()
+    return found
+
+
+FIELDS: dict[str, Callable[[Any], Iterable[bytes]]] = {
+    "k": _keys,
+    "s": _bodies,
+    "S": lambda batch: [b"%d" % len(body) for body in _bodies(batch)],
+    "i": _numbers("id"),
+    "p": _numbers("shard"),
+    "o": _numbers("offset"),
+    "T": _numbers("timestamp_ns", NS_PER_MS),
+}
+
+
+def _object(row: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        "id": row["id"],
+        "shard": row["shard"],
+        "offset": row["offset"],
+        "timestamp_ns": row["timestamp_ns"],
+        "insertion_ms": row["insertion_ms"],
+        "key": row["shard_key"],
+        **_text("body", row["body"]),
+    }
+    if row["headers"]:
+        found["headers"] = [
+            {"name": name, **_text("value", value)} for name, value in row["headers"]
+        ]
+    return found
+
+
+def _text(name: str, value: bytes) -> dict[str, str]:
+    """What is no UTF-8 is told as base64, under a name that says so."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
