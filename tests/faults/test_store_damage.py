@@ -14,8 +14,8 @@ from polybus.testing.nursery import Ended, Nursery
 
 ACTS = "polybus.testing.storeflips"
 COMMITS = 25
-ROUNDS = 60
-PAGE_ROUNDS = 12
+ROUNDS = 40
+PAGE_ROUNDS = 8
 SOAK_ROUNDS = 5000
 SOAK_PAGE_ROUNDS = 500
 
@@ -27,7 +27,7 @@ def nursery(sabotage) -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def filled(nursery, tmp_path) -> Path:
+def filled(nursery: Nursery, tmp_path: Path) -> Path:
     folder = tmp_path / "store"
     nursery.ask("fill", str(folder), COMMITS)
     return folder

@@ -34,9 +34,7 @@ def test_pages_that_a_killed_reader_held_are_used_again(nursery, tmp_path):
 
 
 @pytest.mark.sabotage(READERS_SABOTAGE)
-def test_a_reader_that_stands_still_holds_no_pages_and_keeps_what_it_read(
-    nursery, tmp_path, sabotage
-):
+def test_a_reader_that_stands_still_holds_no_pages_and_keeps_its_rows(nursery, tmp_path, sabotage):
     found = nursery.ask("slow_readers", str(tmp_path / "store"), sabotage or "")
     assert found["same"]
     assert found["changed"] is False

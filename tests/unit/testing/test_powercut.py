@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polybus.testing import powercut
 from polybus.testing.nursery import Nursery
 from polybus.testing.powercut import Kind, Record
-from polybus.testing.powerimages import PAGE, Change, Disk, File, images, parts
+from polybus.testing.powerimages import PAGE, Change, Disk, File, Tree, images, parts
 
 ROOT = Path("/watched")
 
@@ -36,9 +37,10 @@ def folder(path: str) -> Record:
     return Record(Kind.FOLDER, 0, 0, 0, f"/watched/{path}".encode())
 
 
-def disks(*record: Record) -> list[dict]:
+def disks(*record: Record) -> list[Any]:
     """Every different disk that a hundred cuts at the end of the record give."""
-    disk, choices, found = Disk(ROOT), random.Random(1), []
+    disk, choices = Disk(ROOT), random.Random(1)
+    found: list[Any] = []
     for one in record:
         disk.apply(one)
     for _ in range(100):
@@ -169,7 +171,7 @@ def test_the_record_ends_in_what_is_on_disk(library, tmp_path):
     assert tree == on_disk(watched)
 
 
-def on_disk(folder: Path) -> dict:
+def on_disk(folder: Path) -> Tree:
     return {
         path.name: on_disk(path) if path.is_dir() else path.read_bytes()
         for path in folder.iterdir()

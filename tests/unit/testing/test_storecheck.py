@@ -27,7 +27,7 @@ def store():
 
 @pytest.fixture
 def worked(store):
-    lines = []
+    lines: list[str] = []
     work(store, {}, lines.append, 200)
     return lines
 
@@ -36,7 +36,7 @@ def acked(lines) -> dict[int, int]:
     return Reported.of(lines).acked
 
 
-def append(store, topic, *bodies, shard=0):
+def append(store: MemoryStore, topic: str, *bodies: bytes, shard: int = 0) -> None:
     numbers = {topic.name: topic.number for topic in store.topics()}
     store.commit(Commit((Append(numbers[topic], shard, block_of(bodies)),))).result()
 
