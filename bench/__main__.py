@@ -1,4 +1,4 @@
-"""`python -m bench [rqueue|freud|store] [--short] [--check] [--only CASE …] [--rounds N] …`
+"""`python -m bench [rqueue|freud|store|native] [--short] [--check] [--only CASE …] [--rounds N] …`
 
 Without a name every benchmark runs in its short form; with one it runs in full, or `--short`.
 `store --soak` is another: what becomes of a store that has grown.
@@ -20,6 +20,7 @@ from bench.harness.options import Options
 from bench.harness.places import OUTPUT, Unavailable
 from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
+from bench.native import run as native
 from bench.rqueue import run as rqueue
 from bench.store import run as store
 from bench.store import soak
@@ -35,6 +36,7 @@ BENCHMARKS = {
     "rqueue": Benchmark(rqueue.NAMES, rqueue.run),
     "freud": Benchmark(freud.NAMES, freud.run),
     "store": Benchmark(store.NAMES, store.run),
+    "native": Benchmark(native.NAMES, native.run),
 }
 SOAKS = {"store": soak.run}
 LOOPBACK = ("127.0.0.1", "localhost")

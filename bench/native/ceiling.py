@@ -1,0 +1,31 @@
+"""`python -m bench.native.ceiling ARGS`: `polybus serve ARGS` whose commits are answered at once.
+
+The port without a store behind it: everything is as in a bus, up to the batch that would be handed
+to the store, and from its answer on.
+"""
+
+import sys
+from concurrent.futures import Future
+from itertools import count
+from typing import Any
+
+from polybus.bus.durable import Durable
+from polybus.cli.main import main
+from polybus.model.commit import Commit, Committed, Span
+
+_ids = count(1)
+
+
+def _at_once(_durable: Any, commit: Commit) -> Future[Committed]:
+    future: Future[Committed] = Future()
+    first = next(_ids)
+    spans = [Span(one.topic, one.shard, 0, first, one.block.count) for one in commit.appends]
+    future.set_result(Committed(spans=tuple(spans)))
+    return future
+
+
+Durable.commit = _at_once  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    sys.argv[1:] = ["serve", *sys.argv[1:]]
+    sys.exit(main())
