@@ -133,7 +133,7 @@ BROKER = mutants(
     ),
     (
         "the dead stay subscribed",
-        "self._subscriptions.clear(party)\n        self._fanout",
+        "self.unsubscribe_all(party)\n        self._fanout",
         "self._fanout",
     ),
     ("the dead stay in the fan-out", "self._fanout.remove_subscriber(party.number)", "pass"),
@@ -173,8 +173,8 @@ DELIVERY = mutants(
     ),
     (
         "room frees nobody",
-        "set_full(outbox.party.number, False)\n        self._release(outbox)",
-        "set_full(outbox.party.number, False)",
+        "        self.relieved(outbox.party)\n        self._release(outbox)\n",
+        "        self.relieved(outbox.party)\n",
     ),
     (
         "those who wait for the dead go on at once",
@@ -191,8 +191,12 @@ DELIVERY = mutants(
     ("those who went on are counted as waiting", "self.waiting -= 1", "pass"),
     (
         "the ended wait",
-        "if routed.stop == BLOCKED and not party.ended:",
-        "if routed.stop == BLOCKED:",
+        "if routed.stop == BLOCKED and not party.ended:\n"
+        "            self._wait(party, routed.blocker)\n"
+        "        for batch",
+        "if routed.stop == BLOCKED:\n"
+        "            self._wait(party, routed.blocker)\n"
+        "        for batch",
     ),
     (
         "first reader only",
@@ -278,10 +282,14 @@ CONNECTION = mutants(
     ("closes at once", "self._transport.close()", "self._transport.abort()"),
     (
         "aborts politely",
-        "        self._transport.abort()\n\n    # What the event loop",
-        "        self._transport.close()\n\n    # What the event loop",
+        "        self._transport.abort()\n        self.leave_place()\n",
+        "        self._transport.close()\n        self.leave_place()\n",
     ),
-    ("places are not given back", "            self._lost(self)", "            pass"),
+    (
+        "places are not given back",
+        "if self._admitted and not self._keeps_place:",
+        "if False:",
+    ),
     ("the session is not told", "            self._session.ended()", "            pass"),
     (
         "the host's queue is not looked at",
@@ -326,9 +334,16 @@ TLS = mutants(
     ("goodbyes are not heard", "                self._hear_goodbye()\n", ""),
     (
         "handshakes may take for ever",
-        "self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.abort)",
+        "self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._out_of_time)",
         "pass",
     ),
+    (
+        "handshakes that fail are not told of",
+        'self._failed(self.peer, (error.reason or "unknown").lower())',
+        "pass",
+    ),
+    ("handshakes that take too long are not told of", 'self._failed(self.peer, "timeout")', "pass"),
+    ("handshakes that break off are not told of", 'self._failed(self.peer, "hung_up")', "pass"),
 )
 
 ALL = [*SESSION, *BROKER, *DELIVERY, *OUTBOX, *SUBSCRIPTIONS, *CONNECTION, *STREAM, *TLS]

@@ -21,6 +21,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
         "tests/unit/bus/test_topics.py",
         "tests/unit/freud/test_session.py",
+        "tests/unit/freud/test_turns.py",
+        "tests/unit/freud/test_describing.py",
         "tests/property/bus/test_freud_model.py",
     ),
     "live": (
@@ -30,6 +32,8 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/faults/test_freud_with_rqueue.py",
         "tests/faults/test_freud_users.py",
         "tests/faults/test_freud_socket.py",
+        "tests/faults/test_freud_hog.py",
+        "tests/faults/test_freud_gone_producer.py",
     ),
 }
 
@@ -120,8 +124,10 @@ TOPICS = mutants(
     ("topics are free", "if not self._quotas.charge(caller, TOPICS, 1):", "if False:"),
     (
         "subscriptions are free",
-        "if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):",
-        "if False:",
+        "if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):\n"
+        "            return over_quota(SUBSCRIPTIONS)\n"
+        "        return self._add_reader",
+        "return self._add_reader",
     ),
     (
         "topics stay charged",
@@ -254,7 +260,7 @@ TOPICS = mutants(
     ),
     (
         "everybody sees everything",
-        "any(self._policy.allows(caller, verb, topic.name, creator) for verb in verbs)",
+        "any(self._policy.allows(caller, verb, name, creator) for verb in verbs)",
         "True",
     ),
     (
@@ -288,7 +294,7 @@ MOVEMENT = mutants(
     ),
     (
         "push readers hear nothing",
-        "if pushed and not self._relay(party, current.name, offsets, bodies):",
+        "if pushed and not self._push(party, current.name, offsets, bodies):",
         "if False:",
     ),
     (
@@ -376,6 +382,11 @@ MOVEMENT = mutants(
         "",
     ),
     (
+        "what fits keeps what does not",
+        "return [apart(run) for run in fit.runs]",
+        "return fit.runs",
+    ),
+    (
         "nobody is woken by rqueue",
         "                    reader.put(run)\n"
         "        for reader in readers:\n"
@@ -422,18 +433,54 @@ READER = [
 SESSION = mutants(
     "dialects/freud/session.py",
     ("goes on while it waits", "or self._waiting_on is not None", ""),
-    ("goes on while it is stalled", "return self._answers.stalled or", "return"),
+    ("goes on while it is stalled", "halted = self._answers.stalled or", "halted ="),
     ("goes on while it is blocked", " or self._blocked or ", " or "),
+    ("goes on while it rests", " or self._resting\n", "\n"),
+    ("it never rests", "            if self._share <= 0:\n", "            if False:\n"),
+    ("who rests once rests for ever", "        self._line.join(self._rested)\n", ""),
+    ("many Gets never rest", "self._share > 0 and ", ""),
+    (
+        "Gets weigh nothing",
+        "        self._share -= REQUEST + len(data) // BYTES\n",
+        "",
+    ),
+    (
+        "fan-outs weigh nothing",
+        "        self._share -= READER * self._topics.reach(group.topic)\n",
+        "",
+    ),
+    (
+        "small requests weigh nothing",
+        "        self._share -= REQUEST\n",
+        "",
+    ),
+    (
+        "Lists are made for nobody",
+        "        if self._gone and group.type in QUESTIONS:\n            return True\n",
+        "",
+    ),
+    (
+        "the gone lose their place at once",
+        "            self._pipe.keep_place()\n",
+        "            pass\n",
+    ),
+    ("the gone keep their place", "        self._pipe.leave_place()\n", ""),
+    (
+        "what the gone left is not finished",
+        "        if self._gone:\n            self._wind_up()\n",
+        "        if self._gone:\n            self._depart()\n",
+    ),
+    ("the gone wait for push readers", "waits=not self._gone", "waits=True"),
     (
         "no wait ever ends",
         "            self._timer = self._call_later(max_blocking_s, self._time_is_up)",
         "            pass",
     ),
-    ("negative is zero", "if group.max_blocking_s == 0 or", "if group.max_blocking_s <= 0 or"),
+    ("negative is zero", "polls = group.max_blocking_s == 0", "polls = group.max_blocking_s <= 0"),
     (
         "a half-close leaves Gets waiting",
-        "if group.max_blocking_s == 0 or self._hung_up:",
-        "if group.max_blocking_s == 0:",
+        "polls = group.max_blocking_s == 0 or self._hung_up",
+        "polls = group.max_blocking_s == 0",
     ),
     (
         "a half-close ends no wait",
@@ -453,15 +500,13 @@ SESSION = mutants(
     ("gone, and it still gets", "return self._gone or self._get(group)", "return self._get(group)"),
     (
         "requests of the gone are not done",
-        "        if not self._closing:\n"
-        "            self._run()\n"
-        "            self._pipe.offer_again()\n",
-        "",
+        "        self._run()\n        self._pipe.offer_again()\n        if self._resting:",
+        "        if self._resting:",
     ),
     (
         "what came behind is forgotten",
-        "            self._run()\n            self._pipe.offer_again()\n        self._topics",
-        "            self._run()\n        self._topics",
+        "        self._run()\n        self._pipe.offer_again()\n        if self._resting:",
+        "        self._run()\n        if self._resting:",
     ),
     (
         "its subscriptions stay owned",
@@ -475,8 +520,8 @@ SESSION = mutants(
     ),
     (
         "the dead wait on",
-        "        self._blocked = False\n        self._stop_waiting()\n",
-        "        self._blocked = False\n",
+        "        self._stop_waiting()\n        if self._closing:",
+        "        if self._closing:",
     ),
     (
         "a woken Get takes all there is",
@@ -498,8 +543,8 @@ SESSION = mutants(
     ),
     (
         "a batch over quota fails whole",
-        "elif kind is Kind.OVER_QUOTA and group.count > 1:",
-        "elif False:",
+        "if kind is Kind.OVER_QUOTA and group.count > 1:",
+        "if False:",
     ),
     (
         "halves in the wrong order",
@@ -508,7 +553,7 @@ SESSION = mutants(
     ),
     (
         "a blocked produce is answered",
-        "            self._blocked = not self._gone\n",
+        "            self._blocked = True\n            return False\n",
         "            self._answers.add(produced(0, group.count))\n            return True\n",
     ),
     (
@@ -540,8 +585,8 @@ SESSION = mutants(
     ("a stall is not watched", "        self._broker.watch_stall(self._party)\n", ""),
     (
         "a stall that is over is held against it",
-        "        self._broker.end_stall(self._party)\n",
-        "",
+        "        self._broker.end_stall(self._party)\n        self._answers.drained()\n",
+        "        self._answers.drained()\n",
     ),
     (
         "answers are gathered without bound",
@@ -613,6 +658,25 @@ ANSWERING = [
         ("unsubscribing frees nothing", "        self._topics.unsubscribe(reader)\n", ""),
         ("refusals are not booked", "        if outcome.kind is Kind.NO:\n", "        if False:\n"),
         ("quotas are booked twice", " and outcome.text not in QUOTAS:", ":"),
+        ("Lists weigh nothing", "return NAME * self._topics.known_count", "return 0"),
+    ),
+    *mutants(
+        "dialects/freud/turns.py",
+        (
+            "those behind the first are forgotten",
+            "        if self._resting:\n            self._call_soon(self._serve)\n",
+            "",
+        ),
+        (
+            "all who rest take a share each",
+            "        if len(self._resting) == 1:\n            self._call_soon(self._serve)\n",
+            "        self._call_soon(self._serve)\n",
+        ),
+    ),
+    *mutants(
+        "dialects/freud/describing.py",
+        ("only answers of one kind are told", " + answers.sent_messages", ""),
+        ("what is owed is not told", "answers.unsent_bytes", "0"),
     ),
     *mutants(
         "bus/stalls.py",
@@ -632,6 +696,12 @@ ANSWERING = [
     *mutants(
         "bus/delivery.py",
         (
+            "who was passed by hears nothing more",
+            "                self._fanout.attach(party.number, topic)\n",
+            "                pass\n",
+        ),
+        ("what the full have lost is not counted", "            lost += len(ends) - 1\n", ""),
+        (
             "waits twice",
             "        if party.waiting_for is not None:\n            return  #",
             "        if False:\n            return  #",
@@ -641,7 +711,7 @@ ANSWERING = [
         "transports/connection.py",
         (
             "what came before a break is lost",
-            "        if self._broken:\n            self._read_rest()\n",
+            "            self._read_rest()\n",
             "",
         ),
     ),

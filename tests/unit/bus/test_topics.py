@@ -323,6 +323,41 @@ def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
     assert bench.ask(bench.bob, get(new), get(new)) == [(OK, b"1"), (OK, b"2")]
 
 
+def test_a_full_push_reader_is_passed_by_and_hears_the_next():
+    """Where nobody can wait for it: of a client that has gone, as of a buffer."""
+    bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
+    bench.ask(bench.alice, create(b"t"), create(b"u"))
+    stuck, roomy = bench.bus.connect(appetite=0), bench.bus.connect()
+    stuck.deliver(rqueue.subscribe(b"t") + rqueue.subscribe(b"u"))
+    roomy.deliver(rqueue.subscribe(b"t"))
+    bench.bus.connect().deliver(rqueue.publish(b"u", bytes(1500)) * 2)
+    bench.bus.turn()
+    bench.bob.deliver(produce(b"t", b"1") + produce(b"t", b"2"))
+    bench.bob.hang_up()
+    bench.bus.turn()
+    assert bench.bus.stats("dropped") == {"slow_consumer": 2}
+    assert bytes(roomy.taken) == rqueue.notification(b"t", b"1") + rqueue.notification(b"t", b"2")
+    stuck.eat()
+    bench.ask(bench.alice, produce(b"t", b"3"))
+    before, next_one = rqueue.notification(b"u", bytes(1500)), rqueue.notification(b"t", b"3")
+    assert stuck.taken.endswith(before + next_one)
+
+
+@pytest.mark.parametrize("buffering", [False, True])
+def test_what_fits_of_a_batch_does_not_keep_the_rest(buffering: bool):
+    bench = Bench(quota_bytes=10)
+    old = recreating(bench) if buffering else b""
+    if not buffering:
+        bench.ask(bench.alice, create(b"t"))
+        key = bench.ask(bench.alice, subscribe(b"t"))[0].payload
+    bench.bus.connect().deliver(rqueue.publish(b"t") + rqueue.publish(b"t", bytes(2000)) * 100)
+    if buffering:
+        key = bench.ask(bench.alice, get(old), subscribe(b"t"))[1].payload
+    reader = bench.bus.broker.topics.reader(ALICE, key)
+    assert reader is not None
+    assert [len(one.chunk) for one in reader.ranges] == [1]
+
+
 # --- who is told -------------------------------------------------------------
 
 
