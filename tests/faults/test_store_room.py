@@ -50,14 +50,23 @@ def demand_that_it_went_on(ended: Ended) -> None:
 
 @pytest.mark.sabotage("caches-kept")
 def test_a_full_disk_refuses_whole_commits_and_goes_on_when_there_is_room(nursery, small_disk):
+    demand_that_it_went_on(fill_disk(nursery, small_disk, "fsync"))
+
+
+def test_with_intervals_what_was_answered_before_the_disk_was_full_is_kept(nursery, small_disk):
+    demand_that_it_went_on(fill_disk(nursery, small_disk, "interval"))
+
+
+def fill_disk(nursery: Nursery, small_disk: Path, durability: str) -> Ended:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(BALLAST_BYTES))
-    demand_that_it_went_on(nursery.run("fill_disk", str(small_disk / "store"), str(ballast)))
+    return nursery.run("fill_disk", str(small_disk / "store"), durability, str(ballast))
 
 
 @pytest.mark.sabotage("caches-kept")
 def test_a_file_that_may_not_grow_refuses_whole_commits_and_goes_on(nursery, tmp_path):
-    demand_that_it_went_on(nursery.run("fill_limit", str(tmp_path / "store"), LIMIT_BYTES))
+    ended = nursery.run("fill_limit", str(tmp_path / "store"), "fsync", LIMIT_BYTES)
+    demand_that_it_went_on(ended)
 
 
 def test_without_descriptors_a_store_works_on_and_another_is_refused_clearly(nursery, tmp_path):
