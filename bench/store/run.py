@@ -25,6 +25,7 @@ from bench.store.writing import APPEND, LMDB, OURS, OneEach, Ours, RawAppend, Se
 from polybus import __version__
 from polybus.model.topic import Topic
 from polybus.store.contract import Store
+from polybus.server import host
 from polybus.store.opening import open_store
 
 NAMES = tuple(case.name for case in CASES)
@@ -32,7 +33,6 @@ PEERS: tuple[LogPeer, ...] = (JetStream(), RedisStreams())
 MESSAGES, SHORT_MESSAGES = 4_000_000, 1_000_000  # written in blocks
 ONE_BY_ONE, SHORT_ONE_BY_ONE = 1_000_000, 64_000
 SHORT_REPEATS_S = 12.0  # all of the short form in 40 s, on a busy machine, too
-SWITCH_INTERVAL_S = 0.0005  # as in a bus (polybus.server.host)
 
 Logs = dict[str, RunningLog]
 
@@ -40,7 +40,8 @@ Logs = dict[str, RunningLog]
 def run(options: Options) -> Outcome:
     outcome = Outcome("store", options)
     effort = _effort(options)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    host.tune()  # as a bus does
+    host.settle()
     with data_folder() as folder, ExitStack() as stack:
         logs = dict(_start(folder, stack)) if options.wants(BATCHES.name, SINGLES.name) else {}
         outcome.versions = {APPEND: "", LMDB: "", **{n: one.version for n, one in logs.items()}}

@@ -41,6 +41,11 @@ HEADER_BYTES = HEADER
 MAX_BYTES = 256 * 1024 * 1024
 cdef int64_t LARGEST = MAX_BYTES
 
+# Other threads run meanwhile, where that takes some ten microseconds. For less it costs more
+# than it gives: whoever lets go of the interpreter may wait for it for a while.
+cdef int64_t WORTH_LETTING_GO = 64 * 1024
+cdef int64_t MANY = 16 * 1024
+
 
 class BadBlock(ValueError):
     """Bytes that are no block, or not any more; the text is a stable reason."""
@@ -370,7 +375,10 @@ cdef bytes block_of(Slice* slices, int64_t slice_count):
     cdef bint sound
     cdef bytes data
     cdef unsigned char* out
-    with nogil:
+    if is_long(slices, slice_count):
+        with nogil:
+            sound = measure(slices, slice_count, &sizes)
+    else:
         sound = measure(slices, slice_count, &sizes)
     if not sound:
         raise BadBlock("changed while read")
@@ -382,9 +390,19 @@ cdef bytes block_of(Slice* slices, int64_t slice_count):
         raise OverflowError(f"a block of {size} bytes; at most {MAX_BYTES} are possible")
     data = PyBytes_FromStringAndSize(NULL, size)
     out = <unsigned char*>PyBytes_AS_STRING(data)
-    with nogil:
+    if size >= WORTH_LETTING_GO:
+        with nogil:
+            write_block(out, size, flags, &sizes, slices, slice_count)
+    else:
         write_block(out, size, flags, &sizes, slices, slice_count)
     return data
+
+
+cdef bint is_long(const Slice* slices, int64_t slice_count) noexcept nogil:
+    cdef int64_t at, messages = 0
+    for at in range(slice_count):
+        messages += slices[at].end - slices[at].start
+    return messages >= MANY
 
 
 # --- opening --------------------------------------------------------------------
@@ -535,7 +553,12 @@ cdef class Layout:
         PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
         self.is_open = True
         self.size_bytes = self.view.len
-        with nogil:
+        if self.view.len >= WORTH_LETTING_GO:
+            with nogil:
+                reason = parse(
+                    <const unsigned char*>self.view.buf, self.view.len, checksum, &self.columns
+                )
+        else:
             reason = parse(
                 <const unsigned char*>self.view.buf, self.view.len, checksum, &self.columns
             )
@@ -622,6 +645,14 @@ def cut(Layout layout not None, int64_t start, int64_t end) -> bytes:
         layout.release()
 
 
+cdef bint is_sound(const Strings* strings, int64_t count) noexcept nogil:
+    return (
+        get_i32(strings.offsets, 0) >= 0
+        and get_i32(strings.offsets, count) <= strings.size
+        and is_ordered(strings.offsets, count)
+    )
+
+
 cdef int use_strings(
     Strings* strings, Buffer offsets, Buffer data, int64_t count, name
 ) except -1:
@@ -632,12 +663,11 @@ cdef int use_strings(
     strings.offsets = offsets.at()
     strings.data = data.at()
     strings.size = min(data.view.len, INT32_MAX)
-    with nogil:
-        sound = (
-            get_i32(strings.offsets, 0) >= 0
-            and get_i32(strings.offsets, count) <= strings.size
-            and is_ordered(strings.offsets, count)
-        )
+    if count < MANY:
+        sound = is_sound(strings, count)
+    else:
+        with nogil:
+            sound = is_sound(strings, count)
     if not sound:
         raise BadColumns(f"{name}: offsets go back, or beyond the data")
     return 0

@@ -100,7 +100,7 @@ class IntervalWriter(Writer):
         self._nudge()
 
     def _nudge(self) -> None:
-        self._queue.put(Waiting(lambda _books, _now: None, Future(), 0))
+        self._queue.put(Waiting(lambda _books, _now: None, Future(), 0), urgent=True)
 
     def _admit(self) -> list[Done]:
         """Those who waited for room, as far as there is some."""
