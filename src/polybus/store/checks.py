@@ -40,6 +40,9 @@ MAX_NUMBER = (1 << 63) - 1  # positions, epochs, counters and times are stored a
 # A read's columns are addressed by int32: more than this does not fit into one answer.
 MAX_ANSWER_BYTES = 1 << 30
 
+# Shards that get messages by one commit, by way of stages; its result is kept with its stamp.
+MAX_SPANS = (1 << 16) - 1
+
 
 def require(holds: bool, text: str) -> None:
     if not holds:
@@ -125,6 +128,12 @@ def places(appends: Sequence[Append], others: int = 0) -> None:
     touched = len(shards) + len({topic for topic, _ in shards}) + others
     if touched > MAX_PLACES:
         raise TooLarge(f"a commit touches at most {MAX_PLACES} places, not {touched}")
+
+
+def spans(count: int) -> None:
+    """`TooLarge` if a commit's stages hold blocks for too many shards."""
+    if count > MAX_SPANS:
+        raise TooLarge(f"a commit has messages for at most {MAX_SPANS} shards, not {count}")
 
 
 def appends(appends: Sequence[Append]) -> Sequence[Append]:
@@ -236,7 +245,9 @@ def number(value: int, what: str) -> int:
     return value
 
 
-def _at_most(data: bytes, limit: int, what: str) -> bytes:
+def _at_most(data: bytes | str, limit: int, what: str) -> bytes:
+    if isinstance(data, str):
+        raise UsageError(f"{what} is bytes, not a string")
     if len(data) > limit:
         raise UsageError(f"{what} has at most {limit} bytes, not {len(data)}")
     return data

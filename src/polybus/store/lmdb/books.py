@@ -46,7 +46,7 @@ class Books:
     def forget_topic(self, number: int) -> None:
         """A dropped topic's state must not be written again."""
         self.batch.topics.add(number)
-        self.known.topics.pop(number, None)
+        self.known.topics[number] = None  # the disk may still have it
         self._topics.pop(number, None)
         for target in [target for target in self._shards if target[0] == number]:
             del self._shards[target]

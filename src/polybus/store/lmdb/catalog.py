@@ -66,8 +66,11 @@ def drop(books: Books, name: str) -> None:
 
 def trim(books: Books, topic: int, before: Mapping[int, int]) -> None:
     state = books.known.topic(topic)
-    for number, offset in checks.trims(state.topic, before).items():
-        shard = books.known.shard(state, number)
+    shards = {
+        number: books.known.shard(state, number) for number in checks.trims(state.topic, before)
+    }
+    for number, offset in before.items():
+        shard = shards[number]
         start = min(offset, shard.end)
         if start > shard.start:
             shard.start = start

@@ -66,6 +66,7 @@ def _one_block(
 
 def _all_of_it(books: Books, commit: Commit, now_ns: int) -> Committed:
     if commit.changes:
+        _ = books.known.counters  # whatever must be looked up is, before anything is changed
         _check_versions(books, commit.changes)
     stages = _stages(books, commit.stages) if commit.stages else {}
     shares = _shares(books, commit, stages)
@@ -106,6 +107,7 @@ def _shares(books: Books, commit: Commit, stages: dict[int, Stage]) -> Shares:
             share = _share(books, shares, *target)
             share.parts.append(part)
             share.count += part.count
+    checks.spans(len(shares))
     return shares
 
 
@@ -115,6 +117,7 @@ def _share(books: Books, shares: Shares, topic: int, shard: int) -> Share:
         state = books.known.topic(topic)
         if shard not in state.open:
             checks.open_shard(state.topic, shard)
+        books.known.shard(state, shard)
         share = shares[topic, shard] = Share(state)
     return share
 

@@ -62,10 +62,11 @@ def compact(path: Path, progress: Progress = no_progress) -> tuple[int, int]:
 def back_up(environment: Environment, target: Path, progress: Progress) -> int:
     """An environment becomes a new store in a folder that is missing or empty."""
     with translated(), _new_folder(target):
-        generation = target / "0001"
-        generation.mkdir()
-        written = copy(environment, generation, progress)
-        folder.switch(target, generation)
+        # By its name only once it is whole: an owner takes a lone generation for the store.
+        fresh = target / "0001.new"
+        fresh.mkdir()
+        written = copy(environment, fresh, progress)
+        folder.switch(target, fresh.rename(target / "0001"))
         folder.sync(target.absolute().parent)
         return written
 
@@ -78,10 +79,11 @@ def compact_home(home: Home, progress: Progress) -> tuple[int, int]:
         fresh = folder.following(before.path)
         try:
             written = copy(before, fresh, progress)
+            home.move(fresh)
         except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
+            if home.used is before:
+                shutil.rmtree(fresh, ignore_errors=True)
             raise
-        home.move(fresh)
     return size, written
 
 

@@ -101,14 +101,18 @@ def following(used: Path) -> Path:
 def switch(path: Path, used: Path) -> None:
     """Makes a sub-folder, whose files are on disk already, the one in use."""
     sync(used)
-    sync(path)
     fresh = path / (CURRENT + ".new")
-    with fresh.open("w") as file:
-        file.write(f"{_TITLE} {FORMAT_VERSION}\n{used.name}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path / CURRENT)
-    sync(path)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+        with fresh.open("w") as file:
+            file.write(f"{_TITLE} {FORMAT_VERSION}\n{used.name}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path / CURRENT)
+        os.fsync(directory)  # opened before: it must not lack a descriptor now
+    finally:
+        os.close(directory)
 
 
 def sync(folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from polybus.errors import PolybusError, WrongFormat
+from polybus.errors import PolybusError, StoreClosed, WrongFormat
 from polybus.store.lmdb import environment, folder, keys, ownership, values
 from polybus.store.lmdb.environment import Environment, Transaction
 from polybus.store.lmdb.faults import translated
@@ -23,6 +23,8 @@ class Home:
         self.path = path
         self.read_only = read_only
         self._lock = threading.Lock()
+        self._closed = False
+        self._used: Environment
         if read_only:
             folder.generation(path)
             self._open_current()
@@ -51,11 +53,20 @@ class Home:
             environment.release(used)
 
     def move(self, generation: Path) -> None:
-        """A new generation, complete on disk, is the one in use from now on."""
-        folder.switch(self.path, generation)
+        """A new generation, complete on disk, is the one in use from now on.
+
+        It is opened first: what is written after CURRENT names it must go nowhere else.
+        """
         with self._lock:
-            before = self._used
+            before, named = self._used, folder.seen(self.path)
             self._open(generation)
+            try:
+                folder.switch(self.path, generation)
+            except BaseException:
+                named_before = folder.seen(self.path) == named
+                environment.release(self._used if named_before else before)
+                self._used = before if named_before else self._used
+                raise
         environment.release(before)
         shutil.rmtree(before.path, ignore_errors=True)
 
@@ -66,6 +77,8 @@ class Home:
             self._open(self._used.path)
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
         environment.release(self._used)
         if not self.read_only:
             ownership.release(self.path)
@@ -73,7 +86,8 @@ class Home:
     def _entered(self) -> Environment:
         while not (used := self._used).enter():
             with self._lock:  # it is being changed
-                pass
+                if self._closed:
+                    raise StoreClosed(f"{self.path} was closed")
         return used
 
     def _own(self) -> None:
@@ -102,13 +116,16 @@ class Home:
         """What CURRENT names; if that changes meanwhile, what it names then."""
         with translated():
             while True:
-                self._seen = folder.seen(self.path)
+                seen = folder.seen(self.path)
                 generation = folder.generation(self.path)
                 try:
-                    return self._open(generation)
+                    self._open(generation)
                 except PolybusError:
-                    if folder.seen(self.path) == self._seen:
+                    if folder.seen(self.path) == seen:
                         raise
+                else:
+                    self._seen = seen
+                    return
 
     def _check_format(self, opened: Environment) -> None:
         with translated(), opened.look() as transaction:
@@ -124,6 +141,8 @@ class Home:
             return
         if not same:
             with self._lock:
+                if self._closed:
+                    raise StoreClosed(f"{self.path} was closed")
                 before = self._used
                 self._open_current()
             environment.release(before)

@@ -76,7 +76,7 @@ class Known:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._counters: Counters | None = None
-        self.topics: dict[int, TopicState] = {}
+        self.topics: dict[int, TopicState | None] = {}  # None: dropped, be it not written yet
         self.producers: dict[bytes, Producer | None] = {}
         self.versions: dict[bytes, int] = {}
         self.stages: dict[int, Stage | None] = {}
@@ -107,6 +107,8 @@ class Known:
     def topic(self, number: int) -> TopicState:
         found = self.topics.get(number)
         if found is None:
+            if number in self.topics:
+                raise DoesNotExist(f"topic number {number} was dropped")
             found = self.topics[number] = self._load_topic(number)
         return found
 
@@ -166,6 +168,8 @@ class Known:
             producer.order.append(counter)
             producer.counter = max(producer.counter, counter)
             producer.slots = slot + 1  # behind the newest
+        if len(listed) > producer.slots:  # the ring has gone round: all of its slots are used
+            producer.slots += kept
         return producer
 
     def _load_stage(self, number: int) -> Stage | None:

@@ -1,8 +1,10 @@
 """Reads: short transactions in which blocks are verified and copied out, as columns.
 
 A shard is read from the entry that holds the offset on. `ALL` is a merge of shards by
-id: entries are collected in the order of their first ids, until there are enough;
-what is given ends before the first id of the next entry that was not collected.
+id: entries are collected in the order of their first ids, and what is given ends before
+the first id of the next one that was not collected. So there are enough once enough of
+their messages lie before that: the entries of two shards that were written by turns
+hold ids by turns, and one without the other is good for a message or two.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Harvest:
         self._rows = 0
         self._bytes = 0
         self._pieces: list[Piece] = []
+        self._counted_at = 0
 
     @property
     def enough(self) -> bool:
@@ -44,6 +47,20 @@ class Harvest:
     @property
     def empty(self) -> bool:
         return not self._pieces
+
+    def reaches(self, below_id: int) -> bool:
+        """Whether there is enough before this id; may say no a few pieces too long."""
+        if not self.enough or len(self._pieces) < self._counted_at:
+            return False
+        rows = size = 0
+        for layout, table, _, _, start, end in self._pieces:
+            good = min(end, runs.place_of_id(bytes(table), below_id)) - start
+            if good > 0:
+                rows += good
+                size += layout.size_bytes * good // layout.count
+        # Counting takes as long as there are pieces: so it is done each time they are half more.
+        self._counted_at = len(self._pieces) * 3 // 2
+        return rows >= self._max_rows or size >= self._max_bytes
 
     def take(self, walk: Walk, start: int, end: int) -> int:
         """The messages of the walk's entry between two offsets, as far as they are wanted.
@@ -212,7 +229,7 @@ class Look:
         ]
         # By their first id, which no two have.
         heapq.heapify(streams)
-        while streams and not harvest.enough:
+        while streams and streams[0][0] < below_id and not harvest.reaches(streams[0][0]):
             _, offset, walk = heapq.heappop(streams)
             entry = walk.entry
             assert entry is not None

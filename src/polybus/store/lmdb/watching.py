@@ -39,7 +39,7 @@ class Listeners:
         for listener in list(self._listeners.values()):
             try:
                 listener(news)
-            except Exception:
+            except BaseException:  # this thread is everybody's
                 _log.exception("a listener of the store failed")
 
     def clear(self) -> None:

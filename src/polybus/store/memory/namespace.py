@@ -121,6 +121,7 @@ class Namespace:
         appends = [*commit.appends, *(append for stage in stages for append in stage.appends)]
         for append in appends:
             checks.open_shard(self.log(append.topic).topic, append.shard)
+        checks.spans(len({(append.topic, append.shard) for append in appends}))
         return sorted(appends, key=lambda append: (append.topic, append.shard))
 
     def _judge_changes(self, changes: Sequence[Change]) -> None:

@@ -147,7 +147,8 @@ def check_records_have_limits(engine: Engine) -> None:
         assert record.value == value
         assert _keys(store, key[:-1]) == [key]
         bad = (Change(b"", b""), Change(key + b"k", b""), Change(b"v", value + b"v"))
-        for change in (*bad, Change(b"k", b"", -1)):
+        text = Change(b"k", "text")  # type: ignore[arg-type]
+        for change in (*bad, Change(b"k", b"", -1), text):
             with refused(UsageError, store):
                 put(store, changes=[change])
         with refused(UsageError, store):

@@ -1,0 +1,291 @@
+"""What comes together at a bad moment: drops and commits, closing and reading, bad callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polybus.errors import DoesNotExist, PolybusError, StoreClosed, StoreFault, Unavailable
+from polybus.model.commit import Append, Change, Commit
+from polybus.model.stamp import Habits, Stamp
+from polybus.model.topic import ALL
+from polybus.store.lmdb import commits, environment, folder, keys
+from polybus.store.lmdb.copying import backup
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb.known import Known
+from polybus.testing.blocks import block
+from tests.unit.store.lmdb.made import TIMEOUT_S, count, put
+
+
+@pytest.fixture
+def store(tmp_path) -> Iterator[LmdbStore]:
+    with LmdbStore(tmp_path / "store") as store:
+        yield store
+
+
+def held(store: LmdbStore, topic: int) -> threading.Event:
+    """The writer stands still after a commit until this is set: what comes then is one group."""
+    go_on, stands = threading.Event(), threading.Event()
+
+    def stand(_future: object) -> None:
+        stands.set()
+        go_on.wait(TIMEOUT_S)
+
+    future = store.commit(Commit((Append(topic, 0, block(b"held")),)))
+    future.add_done_callback(stand)
+    assert stands.wait(TIMEOUT_S)
+    return go_on
+
+
+# --- a topic that was dropped is gone at once
+
+
+def test_a_commit_behind_a_drop_in_one_transaction_is_refused(store):
+    topic = store.create("t", 1, {})
+    go_on = held(store, topic.number)
+    dropping = threading.Thread(target=store.drop, args=("t",))
+    dropping.start()
+    time.sleep(0.1)  # until it stands in the queue
+    late = store.commit(Commit((Append(topic.number, 0, block(b"late")),)))
+    go_on.set()
+    dropping.join(TIMEOUT_S)
+    with pytest.raises(DoesNotExist):
+        late.result(TIMEOUT_S)
+    with pytest.raises(DoesNotExist):
+        put(store, topic, 0, b"later")
+    assert put(store, store.create("t", 1, {}), 0, b"again").spans[0][2:] == (1, 2, 1)
+
+
+def test_with_intervals_a_commit_behind_a_drop_is_refused(tmp_path):
+    with LmdbStore(tmp_path / "s", durability="interval", commit_interval_ms=10_000) as store:
+        topic = store.create("t", 1, {})
+        put(store, topic, 0, b"one")
+        store.bounds(topic.number)  # all is written
+        store.drop("t")
+        with pytest.raises(DoesNotExist):
+            put(store, topic, 0, b"two")
+        again = store.create("t", 1, {})
+        assert put(store, again, 0, b"two").spans[0][2:] == (1, 2, 1)
+
+
+# --- closing
+
+
+def test_a_read_that_comes_to_a_closed_store_ends(store, monkeypatch):
+    topic = store.create("t", 1, {})
+    monkeypatch.setattr(LmdbStore, "_check", lambda _: store.close())  # just after the look
+    ended: list[type[BaseException]] = []
+
+    def read() -> None:
+        try:
+            store.read(topic.number, 0, 0)
+        except PolybusError as error:
+            ended.append(type(error))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(TIMEOUT_S)
+    assert ended == [StoreClosed]
+
+
+# --- callbacks
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, SystemExit])
+def test_a_callback_that_raises_harms_nobody(store, error):
+    topic = store.create("t", 1, {})
+
+    def fail(_told: object) -> None:
+        raise error
+
+    go_on = held(store, topic.number)
+    first = store.commit(Commit((Append(topic.number, 0, block(b"one")),)))
+    first.add_done_callback(fail)
+    second = store.commit(Commit((Append(topic.number, 0, block(b"two")),)))
+    store.watch(fail)
+    go_on.set()
+    assert first.result(TIMEOUT_S).spans[0].first_id == 2
+    assert second.result(TIMEOUT_S).spans[0].first_id == 3
+    assert put(store, topic, 0, b"three").spans[0].first_id == 4
+
+
+# --- what nobody thought of
+
+
+def test_a_commit_that_cannot_be_done_fails_alone(store, monkeypatch):
+    topic = store.create("t", 1, {})
+    real = commits.commit
+
+    def fail(books, commit, now_ns):
+        done = real(books, commit, now_ns)
+        if commit.note == b"bad":
+            raise ValueError("a fault of the engine itself")
+        return done
+
+    monkeypatch.setattr(commits, "commit", fail)
+    go_on = held(store, topic.number)
+    append = Append(topic.number, 0, block(b"x"))
+    notes = (b"", b"bad", b"", b"")
+    futures = [store.commit(Commit((append,), note=note)) for note in notes]
+    go_on.set()
+    assert [bool(future.exception(TIMEOUT_S)) for future in futures] == [False, True, False, False]
+    assert isinstance(futures[1].exception(), StoreFault)
+    assert store.bounds(topic.number).next_id == 5
+
+
+# --- what cannot be looked up
+
+
+def test_a_commit_that_finds_its_second_shard_unreadable_does_nothing(store, monkeypatch):
+    topic = store.create("t", 2, {})
+    store._writer.books.known.topics.clear()
+    put(store, topic, 0, b"one")
+    look = Known._look
+
+    def fail(known: Known, key: bytes) -> bytes | None:
+        if key == keys.shard_state(topic.number, 1):
+            raise Unavailable("no place for one more reader")
+        return look(known, key)
+
+    monkeypatch.setattr(Known, "_look", fail)
+    both = tuple(Append(topic.number, shard, block(b"both")) for shard in (0, 1))
+    with pytest.raises(Unavailable):
+        store.commit(Commit(both, changes=(Change(b"k", b"v"),))).result(TIMEOUT_S)
+    with pytest.raises(Unavailable):
+        store.trim(topic.number, {0: 1, 1: 1})
+    monkeypatch.undo()
+    put(store, topic, 1, b"two")
+    assert [(at.start, at.end) for at in store.bounds(topic.number).shards] == [(0, 1), (0, 1)]
+    assert store.get(b"k") is None
+
+
+# --- compaction that does not come to its end
+
+
+def fail_at(monkeypatch, module: object, name: str, times: int) -> None:
+    """The first calls work; those after them have no descriptor."""
+    real, calls = getattr(module, name), []
+
+    def call(*args, **options):
+        calls.append(args)
+        if len(calls) > times:
+            raise OSError(24, os.strerror(24))
+        return real(*args, **options)
+
+    monkeypatch.setattr(module, name, call)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "times"),
+    [(environment, "acquire", 0), (folder, "switch", 0), (folder, "sync", 1)],
+)
+def test_what_is_written_after_a_failed_compaction_is_kept(
+    tmp_path, monkeypatch, module, name, times
+):
+    with LmdbStore(tmp_path / "s") as store:
+        topic = store.create("t", 1, {})
+        put(store, topic, 0, b"before")
+        fail_at(monkeypatch, module, name, times)
+        with pytest.raises(Unavailable):
+            store.compact()
+        monkeypatch.undo()
+        put(store, topic, 0, b"after")
+        with LmdbStore(tmp_path / "s", read_only=True) as reader:
+            assert reader.read(topic.number, 0, 0).count == 2
+    with LmdbStore(tmp_path / "s") as store:
+        assert store.read(topic.number, 0, 0).count == 2
+        store.compact()
+        assert store.read(topic.number, 0, 0).count == 2
+
+
+def test_a_sync_that_fails_once_the_compacted_store_is_named_changes_nothing_of_that(
+    tmp_path, monkeypatch
+):
+    with LmdbStore(tmp_path / "s") as store:
+        topic = store.create("t", 1, {})
+        put(store, topic, 0, b"before")
+        replace = Path.replace
+
+        def then_no_sync(path: Path, target: Path) -> Path:
+            fail_at(monkeypatch, os, "fsync", 0)
+            return replace(path, target)
+
+        monkeypatch.setattr(Path, "replace", then_no_sync)
+        with pytest.raises((StoreFault, Unavailable)):
+            store.compact()
+        monkeypatch.undo()
+        put(store, topic, 0, b"after")
+    with LmdbStore(tmp_path / "s") as store:
+        assert store.read(topic.number, 0, 0).count == 2
+
+
+def test_a_reader_that_could_not_follow_a_compaction_does_so_later(tmp_path, monkeypatch):
+    with (
+        LmdbStore(tmp_path / "s") as store,
+        LmdbStore(tmp_path / "s", read_only=True) as reader,
+    ):
+        topic = store.create("t", 1, {})
+        store.compact()
+        put(store, topic, 0, b"new")
+        fail_at(monkeypatch, environment, "acquire", 0)
+        with pytest.raises(Unavailable):
+            reader.bounds(topic.number)
+        monkeypatch.undo()
+        assert reader.read(topic.number, 0, 0).count == 1
+
+
+def test_a_backup_that_was_killed_is_not_taken_for_a_store(store, tmp_path):
+    store.create("t", 1, {})
+    target = tmp_path / "backup"
+
+    # What is there while pages are copied is all that a kill would leave.
+    seen: list[str] = []
+
+    def kill(_done: int, _total: int) -> None:
+        seen.extend(entry.name for entry in target.iterdir())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backup(store.path, target, kill)
+    assert seen == ["0001.new"]
+
+
+# --- results of stamps
+
+
+def test_a_ring_of_results_that_has_gone_round_is_known_as_such_after_opening(tmp_path):
+    with LmdbStore(tmp_path / "s") as store:
+        epoch = store.open_producer("p", Habits(kept_results=16)).epoch
+        for counter in range(1, 21):
+            store.commit(Commit(stamp=Stamp("p", epoch, counter))).result(TIMEOUT_S)
+    with LmdbStore(tmp_path / "s") as store:
+        epoch = store.open_producer("p", Habits(kept_results=4)).epoch
+        assert count(store.path, keys.RESULTS) == 4
+    with LmdbStore(tmp_path / "s") as store:
+        store.close_producer("p", epoch)
+        assert count(store.path, keys.RESULTS) == 0
+
+
+# --- reads over all shards
+
+
+def test_a_read_of_all_shards_gives_as_many_as_were_asked_for(store):
+    topic = store.create("t", 4, {})
+    for number in range(400):
+        store.commit(Commit((Append(topic.number, number % 4, block(b"%d" % number)),)))
+        if number % 40 == 39:
+            put(store, topic, 0, b"end of a transaction")
+    store.reblock()
+    at, reads = 1, 0
+    while (rows := store.read(topic.number, ALL, at, max_rows=50)).count:
+        at += rows.count
+        reads += 1
+    assert at == 411
+    assert reads == 9
+    assert store.read(topic.number, ALL, 100, 103).count == 3
