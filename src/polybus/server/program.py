@@ -8,6 +8,7 @@ throws it away.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,10 @@ def check_files(loaded: Loaded) -> None:
         from polybus.server.tls import Certificates
 
         Certificates(loaded.settings.tls)
+    if loaded.settings.native.tokens is not None:
+        from polybus.transports.flight.who import Tokens
+
+        Tokens(loaded.settings.native.tokens, time.time)
 
 
 def _check_engine(loaded: Loaded) -> None:

@@ -67,7 +67,7 @@ def test_every_command_has_its_help(name):
         (["serve", "--durability", "often"], "expected one of fsync, interval"),
         (["serve", "--log-level", "loud"], "expected one of debug, info"),
         (["serve", "--log-format", "xml"], "expected one of human, json"),
-        (["serve", "--engine", "lmdb:x"], "not built yet"),
+        (["serve", "--engine", "nats://x"], "still to come"),
         (["serve", "--data", "a", "--engine", "memory:"], "exclude each other"),
         (["rqueue", "--port", "x"], "--port"),
         (["rqueue", "--port", "70000"], "from 0 to 65535"),
@@ -193,7 +193,8 @@ def test_what_config_show_prints_is_a_config(env, tmp_path):
         ("listen = ['pirate=tcp://127.0.0.1:1']", "unknown dialect 'pirate'"),
         ("listen = ['rqueue=tcp://0.0.0.0:1']", "insecure = true"),
         ("[tls]\ncertificate = 'no.pem'\nkey = 'no.pem'", "no.pem: No such file"),
-        ("engine = 'memory:'", "not built yet"),
+        ("engine = 'nats://x'", "still to come"),
+        ("[native]\ntokens = 'no.tokens'", "no.tokens: cannot be read: No such file"),
     ],
 )
 def test_config_check_finds_what_would_keep_the_bus_from_starting(env, tmp_path, text, says):

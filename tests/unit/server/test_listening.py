@@ -37,6 +37,7 @@ def test_nothing_listed_is_everything_at_its_default():
     assert planned() == [
         "rqueue tcp://127.0.0.1:6567",
         "freud unix:/run/polybus/freud.sock",
+        "native grpc://127.0.0.1:6570",
         "admin unix:/run/polybus/admin.sock",
     ]
 
@@ -74,10 +75,10 @@ def test_a_relative_socket_path_is_made_absolute(monkeypatch, tmp_path):
     assert planned("rqueue=unix:r.sock", admin=False) == [f"rqueue unix:{tmp_path}/r.sock"]
 
 
-@pytest.mark.parametrize("name", ["pirate", "gsb", "native", "console", "RQUEUE", "", "x"])
+@pytest.mark.parametrize("name", ["pirate", "gsb", "console", "RQUEUE", "", "x"])
 def test_what_is_not_built_is_an_unknown_dialect(name):
     said = refusal(f"{name}=tcp://127.0.0.1:1")
-    assert said == f"--listen: unknown dialect {name!r}: this bus has rqueue, freud, admin"
+    assert said == f"--listen: unknown dialect {name!r}: this bus has rqueue, freud, native, admin"
 
 
 @pytest.mark.parametrize(
@@ -123,10 +124,19 @@ def test_a_runtime_folder_with_too_long_a_path_is_told():
         plan(loaded(), Path("/" + "d" * 100))
 
 
-@pytest.mark.parametrize("url", ["memory:", "lmdb:/x", "nats://a,b"])
-def test_engines_come_with_the_store(url):
-    with pytest.raises(UsageError, match=f"--engine: engine '{url}' is not built yet"):
-        serving(loaded(engine=url), {"XDG_RUNTIME_DIR": "/run"})
+@pytest.mark.parametrize("url", ["memory:", "lmdb:/x"])
+def test_an_engine_is_taken_as_it_is(url):
+    assert serving(loaded(engine=url), {"XDG_RUNTIME_DIR": "/run"}).engine == url
+
+
+def test_the_store_is_in_the_data_folder_by_default():
+    program = serving(loaded(data=Path("/srv/bus")), {"XDG_RUNTIME_DIR": "/run"})
+    assert (program.data, program.engine) == (Path("/srv/bus"), "lmdb:/srv/bus/store")
+
+
+def test_an_engine_that_is_still_to_come():
+    with pytest.raises(UsageError, match="--engine: engine 'nats://a,b' is still to come"):
+        serving(loaded(engine="nats://a,b"), {"XDG_RUNTIME_DIR": "/run"})
 
 
 def test_an_unknown_engine_is_told_apart():
