@@ -70,6 +70,39 @@ def test_an_arrow_batch_is_taken_as_it_is(client, topic):
     assert read.column("headers").to_pylist() == [[("h", b"v")], None]
 
 
+def test_keys_choose_shards(client, topic):
+    """One key is one shard, in order; what has no key goes to one shard a batch."""
+    name = topic + ".wide"
+    client.create_topic(name, shards=4)
+    with client.producer() as producer:
+        for n in range(0, 400, 20):
+            batch = range(n, n + 20)
+            producer.produce(name, [b"%d" % i for i in batch], [f"k{i % 7}" for i in batch])
+    rows = pa.Table.from_batches(client.read(name)).to_pylist()
+    for key in range(7):
+        mine = [row for row in rows if row["shard_key"] == f"k{key}"]
+        assert [int(row["body"]) for row in mine] == [n for n in range(400) if n % 7 == key]
+        assert len({row["shard"] for row in mine}) == 1
+    assert len({row["shard"] for row in rows}) > 1
+    assert [row["id"] for row in rows] == list(range(1, 401))
+    found = fill(client, name, b"a", b"b", b"c")
+    last = pa.Table.from_batches(client.read(name, start=found.first_id))
+    assert len(set(last.column("shard").to_pylist())) == 1
+
+
+def test_ids_of_what_travelled_with_others(client, topic):
+    """Without keys each is told its own; with keys the range it is in."""
+    with client.producer() as producer:
+        plain = [producer.produce(topic, [b"p%d" % n] * 2) for n in range(50)]
+        keyed = [producer.produce(topic, [b"k%d" % n], [f"{n}"]) for n in range(50)]
+    ids = {row["body"]: row["id"] for row in pa.Table.from_batches(client.read(topic)).to_pylist()}
+    for n, future in enumerate(plain):
+        assert future.result(0).last_id == ids[b"p%d" % n]
+        assert future.result(0).first_id == ids[b"p%d" % n] - 1
+    for n, future in enumerate(keyed):
+        assert future.result(0).first_id <= ids[b"k%d" % n] <= future.result(0).last_id
+
+
 def test_ranges_are_ids_of_all_and_offsets_of_a_shard(client, topic):
     fill(client, topic, b"0", b"1", b"2", b"3", b"4")
     assert bodies(client.read(topic, start=2, end=4)) == [b"1", b"2"]

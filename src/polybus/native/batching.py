@@ -170,6 +170,7 @@ class Queue:
         return one is first or (
             one.topic == first.topic
             and type(one.messages) is type(first.messages)
+            and one.messages.has_keys == first.messages.has_keys
             and rows + one.messages.num_rows <= self._options.max_batch_rows
             and size + one.messages.size_bytes <= self._options.max_batch_bytes
             and (one.schema is first.schema or one.schema.equals(first.schema))

@@ -1,0 +1,28 @@
+"""The example does what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from polybus.testing.nativebus import NativeBus
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "native.py"
+PATIENCE_S = 60
+
+
+def test_what_is_produced_is_followed():
+    with NativeBus() as bus:
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE), bus.url],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        )
+    lines = done.stdout.splitlines()
+    assert sum(line.split(" ", 1)[1].startswith("ann lamp") for line in lines) == 1000
+    assert {"a chair", "a table"} <= {line.split(" ", 2)[2] for line in lines[:2]}
+    assert any(line.endswith("None the last") for line in lines)
+    assert any(line.startswith("Produced(first_id=1003") for line in lines)

@@ -1,0 +1,159 @@
+"""Who a client is: by the kernel, by a token, by a certificate; over TLS or not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polybus import errors
+from polybus.native import Client, ClientOptions
+from polybus.testing.certificates import write_certificate
+from polybus.testing.nativebus import NativeBus
+
+SECRET = "a-secret-of-some-length"
+OLD = "a-secret-that-has-expired"
+CONFIG = """
+acl = ["allow key:importer produce orders*", "allow key:importer create orders*",
+       "deny key:importer subscribe orders.secret"]
+[native]
+tokens = "{folder}/tokens"
+default_shards = 1
+[tls]
+certificate = "{folder}/cert.pem"
+key = "{folder}/key.pem"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("security")
+    write_certificate(found)
+    tokens = found / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text(f"importer {SECRET}\nimporter {OLD} 2020-01-01T00:00:00Z\n")
+    (found / "mine").write_text(SECRET + "\n")
+    (found / "old").write_text(OLD)
+    (found / "wrong").write_text("x" * 30)
+    (found / "bus.toml").write_text(CONFIG.format(folder=found))
+    return found
+
+
+@pytest.fixture(scope="module")
+def bus(folder: Path) -> Iterator[NativeBus]:
+    """Encrypted."""
+    with NativeBus("--config", str(folder / "bus.toml"), scheme="grpc+tls") as running:
+        yield running
+
+
+def client(bus: NativeBus, folder: Path, **more: Path) -> Client:
+    options = ClientOptions(connect_timeout_s=0.0, authorities=folder / "cert.pem", **more)
+    return Client(bus.url, options)
+
+
+def test_a_token_says_who_one_is(bus, folder):
+    with client(bus, folder, token_file=folder / "mine") as known:
+        with known.producer() as producer:
+            producer.produce("orders", [b"x"]).result(20)
+        assert known.topic("orders")["creator"] == "key:importer"
+        assert next(known.read("orders")).column("body").to_pylist() == [b"x"]
+
+
+def test_a_token_file_may_stand_in_the_url(bus, folder):
+    url = f"{bus.url}?authorities={folder}/cert.pem&token_file={folder}/mine"
+    with Client(url, ClientOptions(connect_timeout_s=0.0)) as known:
+        assert known.create_topic("orders.by-url")["creator"] == "key:importer"
+
+
+def test_without_a_token_it_is_the_kernels_word(bus, folder):
+    with client(bus, folder) as unknown, unknown.producer() as producer:
+        future = producer.produce("orders", [b"x"])
+        with pytest.raises(errors.Denied):
+            future.result(20)
+        # It goes on with what it may do.
+        assert producer.produce("others", [b"x"]).result(20).first_id == 1
+
+
+def test_what_is_denied_to_a_name_is_denied(bus, folder):
+    with client(bus, folder, token_file=folder / "mine") as known:
+        known.create_topic("orders.secret")
+        with pytest.raises(errors.Denied):
+            list(known.read("orders.secret"))
+        with pytest.raises(errors.Denied):
+            known.bounds("orders.secret")
+
+
+@pytest.mark.parametrize(("name", "says"), [("old", "expired"), ("wrong", "not known")])
+def test_a_bad_token_is_denied(bus, folder, name, says):
+    with client(bus, folder, token_file=folder / name) as bad:
+        with pytest.raises(errors.Denied, match=says):
+            bad.topics()
+        with pytest.raises(errors.Denied, match=says):
+            bad.producer()
+        with pytest.raises(errors.Denied, match=says):
+            list(bad.read("orders"))
+
+
+def test_a_token_that_expires_ends_a_producer_with_its_messages_told(bus, folder):
+    """The stream is open as who it was; a new one is not."""
+    token = folder / "changing"
+    token.write_text(SECRET)
+    with client(bus, folder, token_file=token) as known, known.producer() as producer:
+        producer.produce("orders.a", [b"x"]).result(20)
+        token.write_text("x" * 30)
+        with pytest.raises(errors.Denied):
+            producer.produce("orders.b", [b"x"]).result(20)
+        token.write_text(SECRET)
+        producer.produce("orders.b", [b"y"]).result(20)
+
+
+def test_a_missing_token_file_is_told(bus, folder):
+    with (
+        client(bus, folder, token_file=folder / "missing") as lost,
+        pytest.raises(errors.ConfigError, match=r"token .*missing: cannot be read"),
+    ):
+        lost.topics()
+
+
+def test_a_bus_one_does_not_trust_is_not_connected(bus, folder, tmp_path):
+    write_certificate(tmp_path)
+    with client(bus, tmp_path) as careful, pytest.raises(errors.Unavailable):
+        careful.topics()
+    plain = Client(bus.url.replace("polybus+tls", "polybus"), ClientOptions(connect_timeout_s=0.0))
+    with plain, pytest.raises(errors.Unavailable):
+        plain.topics()
+
+
+def test_a_new_token_is_known_after_sighup(bus, folder):
+    later = "a-secret-that-came-later"
+    with (folder / "tokens").open("a") as file:
+        file.write(f"late {later}\n")
+    (folder / "later").write_text(later)
+    bus.process.signal(signal.SIGHUP)
+    options = ClientOptions(
+        connect_timeout_s=0.0, authorities=folder / "cert.pem", token_file=folder / "later"
+    )
+    while True:  # pytest's own timeout ends it
+        try:
+            with Client(bus.url, options) as late:
+                assert late.create_topic("late")["creator"] == "key:late"
+            break
+        except errors.Denied:
+            continue
+
+
+def test_a_certificate_says_who_one_is(folder, tmp_path):
+    """By the first of its names: the test's certificates are localhost's."""
+    write_certificate(tmp_path)
+    rules = CONFIG.format(folder=folder).replace("key:importer", "key:localhost")
+    clients = f'client_authorities = "{tmp_path}/cert.pem"\n[tls]'
+    config = tmp_path / "bus.toml"
+    config.write_text(rules.replace("[tls]", clients))
+    with NativeBus("--config", str(config), scheme="grpc+tls") as bus:
+        mine = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+        with client(bus, folder, **mine) as known:
+            assert known.create_topic("orders")["creator"] == "key:localhost"
+        with client(bus, folder) as unknown, pytest.raises(errors.Unavailable):
+            unknown.topics()
