@@ -16,13 +16,13 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.books import Books
 from polybus.store.lmdb.chores import Chores
+from polybus.store.lmdb.queueing import Queue
 from polybus.store.lmdb.storing import Storing
 
 # One transaction takes so much, so that the first who wait are not kept by the last.
@@ -61,7 +61,7 @@ class Writer:
         self._chores = chores
         self._wall_ns = wall_ns
         self._tell = tell
-        self._queue: SimpleQueue[Waiting] = SimpleQueue()
+        self._queue: Queue[Waiting] = Queue()
         self.pages = 0  # written after they were answered: of interval durability alone
         self._closing = threading.Lock()
         self._closed = False
@@ -87,7 +87,7 @@ class Writer:
             if self._closed:
                 return
             self._closed = True
-            self._queue.put(Waiting(None, Future(), 0))
+            self._queue.put(Waiting(None, Future(), 0), urgent=True)
         self._thread.join()
 
     def _hand_over(self, waiting: Waiting) -> Future[Any]:
@@ -95,7 +95,7 @@ class Writer:
             if self._closed:
                 waiting.future.set_exception(StoreClosed("the store was closed"))
             else:
-                self._queue.put(waiting)
+                self._queue.put(waiting, urgent=waiting.alone)
         return waiting.future
 
     # --- on the thread
@@ -116,8 +116,8 @@ class Writer:
         """A group of operations, one to be done alone after it, and whether that was all."""
         group: list[Waiting] = []
         size = 0
-        first = self._next(self._wait_s())
-        while first is not None:
+        self._queue.wait(self._wait_s())
+        while (first := self._queue.pop()) is not None:
             if first.operation is None:
                 return group, None, True
             if first.alone:
@@ -126,16 +126,7 @@ class Writer:
             size += first.size
             if size >= GROUP_BYTES or len(group) >= GROUP_OPERATIONS:
                 break
-            first = self._next(0)
         return group, None, False
-
-    def _next(self, timeout_s: float | None) -> Waiting | None:
-        try:
-            if timeout_s == 0:
-                return self._queue.get_nowait()
-            return self._queue.get(timeout=timeout_s)
-        except Empty:
-            return None
 
     def _wait_s(self) -> float | None:
         return self._chores.wait_s()
@@ -152,6 +143,7 @@ class Writer:
             else:
                 self._serve_each(group)
             return
+        self._queue.answered(len(done))
         answer(done)
 
     def _serve_each(self, group: list[Waiting]) -> None:
