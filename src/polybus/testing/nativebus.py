@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,11 +24,18 @@ QUICK = {"first_backoff_s": 0.01, "last_backoff_s": 0.2, "connect_timeout_s": 30
 class NativeBus:
     """`args` are for `polybus serve`; other listeners may be added by `listen`."""
 
-    def __init__(self, *args: str, listen: Sequence[str] = (), scheme: str = "grpc") -> None:
+    def __init__(
+        self,
+        *args: str,
+        listen: Sequence[str] = (),
+        scheme: str = "grpc",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pb-", dir="/tmp"))
         self._args = args
         self._listen = tuple(listen)
         self._scheme = scheme
+        self._env = env
         self.port = 0
         self.process: BusProcess
         self.start()
@@ -44,7 +51,9 @@ class NativeBus:
 
     def start(self) -> None:
         native = f"native={self._scheme}://127.0.0.1:{self.port}"
-        self.process = serve(*self._args, listen=[native, *self._listen], folder=self.folder)
+        self.process = serve(
+            *self._args, listen=[native, *self._listen], folder=self.folder, env=self._env
+        )
         self.port = self.process.address("native").port
 
     def stop(self) -> int:
