@@ -145,14 +145,14 @@ MAKING = mutants(
     ("cuts go beyond", "start < end <= layout.columns.count:", "start < end:"),
     (
         "caller's offsets go beyond",
-        "            and get_i32(strings.offsets, count) <= strings.size\n",
+        "        and get_i32(strings.offsets, count) <= strings.size\n",
         "",
     ),
-    ("caller's offsets go back", "            and is_ordered(strings.offsets, count)\n", ""),
+    ("caller's offsets go back", "        and is_ordered(strings.offsets, count)\n", ""),
     (
         "caller's offsets are negative",
-        "            get_i32(strings.offsets, 0) >= 0\n            and",
-        "           ",
+        "        get_i32(strings.offsets, 0) >= 0\n        and",
+        "       ",
     ),
     (
         "caller's text",

@@ -129,6 +129,13 @@ def test_a_piece_lies_in_its_block_and_a_refused_one_is_not_held(piece):
     table.append(0)  # a held buffer could not grow
 
 
+def test_a_cut_is_not_empty_and_lies_in_its_block():
+    with block(b"a", b"b").layout() as layout:
+        for start, end in ((0, 0), (1, 1), (2, 1), (-1, 1), (0, 3)):
+            with pytest.raises(IndexError):
+                kernel.cut(layout, start, end)
+
+
 def test_a_refused_read_holds_nothing():
     good, bad = block(b"a").layout(), block(b"b").layout()
     table, torn = bytearray(runs.table(1, 0, 1)), bytearray(runs.table(2, 0, 2))
@@ -191,8 +198,16 @@ def test_a_block_is_at_most_its_limit():
     del body
     with kernel.Layout(largest) as layout, pytest.raises(OverflowError):
         kernel.concat([layout, layout])
+
+
+def test_a_larger_block_is_not_opened_even_if_all_else_is_right():
+    size = kernel.MAX_BYTES + 8
+    body = size - kernel.HEADER_BYTES - 16
+    data = bytearray(size)
+    data[:48] = oracle.HEADER.pack(oracle.MAGIC, 0, 1, 0, 1, size, body, 0, 0, 0, 0)
+    data[60:64] = body.to_bytes(4, "little")
     with pytest.raises(kernel.BadBlock, match=r"^size$"):
-        kernel.Layout(largest + bytes(8))
+        kernel.Layout(data, checksum=False)
 
 
 def test_the_oracle_s_limits_are_the_kernel_s():

@@ -87,6 +87,8 @@ def test_offsets_may_begin_and_end_inside_the_data():
         ({"keys": Keys(b"ab", offsets(0, 1, 2), b"")}, "shard_key"),
         ({"keys": Keys(b"ab", offsets(0, 1, 2), b"\xff", 7)}, "shard_key"),
         ({"keys": Keys(b"ab", offsets(0, 1, 2), b"\xff", -1)}, "shard_key"),
+        ({"keys": Keys(b"", offsets(0, 0, 0), b"\xff", 7)}, "shard_key"),
+        ({"keys": Keys(b"", offsets(0, 0, 0), b"")}, "shard_key"),
         ({"headers": Headers(offsets(0, 1, 2), b"", b"", b"", b"")}, "headers"),
         (
             {"headers": Headers(offsets(0, 1, 2), b"n", offsets(0, 1), b"", offsets(0, 0))},
