@@ -428,7 +428,7 @@ cdef class Fanout(Registry):
                 self.hand_up(frame, routed)
             return 0
         if beyond:
-            self.note(topic, frame, (encodings & ~self.own_bit) != 0)
+            self.note(topic, frame, (encodings & ~self.own_bit) != 0, topic.collect)
         topic.next_id += 1
         return 0
 
@@ -436,7 +436,7 @@ cdef class Fanout(Registry):
         """Of a durable topic: readers see it once the bus has kept it, and not before."""
         if frame.kind == FRAGMENT:
             return self.hand_up(frame, routed)
-        return self.note(topic, frame, False)
+        return self.note(topic, frame, False, True)
 
     cdef int hand_up(self, const Frame* frame, Routed routed) except -1:
         """A fragment for readers of whole messages: the session puts them together."""
@@ -479,12 +479,12 @@ cdef class Fanout(Registry):
         self.run_count += 1
         return 0
 
-    cdef int note(self, Topic* topic, const Frame* frame, bint relayed) except -1:
+    cdef int note(self, Topic* topic, const Frame* frame, bint relayed, bint collected) except -1:
         """Remembers a message that is wanted in another form than it came in."""
         cdef Collecting* column
         cdef Piece* piece
         self.pieces = <Piece*>with_room(self.pieces, self.piece_count, &self.piece_capacity, sizeof(Piece))
-        if (topic.collect or topic.durable) and topic.collected < 0:
+        if collected and topic.collected < 0:
             self.collecting = <Collecting*>with_room(
                 self.collecting, self.collecting_count, &self.collecting_capacity, sizeof(Collecting)
             )

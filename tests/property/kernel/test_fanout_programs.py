@@ -1,8 +1,8 @@
 """Random programs of the bus: whatever is done in whatever order, kernel and oracle agree.
 
-Readers of three encodings come, go, fill up and change their topics; sources of
-several identity classes publish in two dialects' frames and without any; the
-policy changes its mind, with and without saying so.
+Readers of three encodings come, go, fill up, move apart and change their topics, of
+which some are durable; sources of several identity classes publish in two dialects'
+frames and without any; the policy changes its mind, with and without saying so.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.property.kernel.twins import EncodingPair, Twins
 CAPS = {0: frames.SMALL_CAP, 7: frames.MIDDLE_CAP, 31: frames.LARGE_CAP}
 IDENTITIES = (0, 1, 300)
 NOT_ALLOWED = (b"", b"x" * 256)
+FLAGS = ("set_collect", "set_hold", "set_durable")
 MANY = 150  # more than the topic table holds at first
 
 # Explaining a failure traces every line, which takes minutes here.
@@ -117,9 +118,15 @@ class Programs(RuleBasedStateMachine):
         for reader in self.twins.readers:
             self.twins.call("set_full", reader, False)
 
+    @precondition(has_readers)
+    @rule(index=indexes, name=names, verb=st.sampled_from(("detach", "attach")))
+    def move_apart_and_back(self, index: int, name: bytes, verb: str) -> None:
+        self.twins.call(verb, self.reader(index), name)
+        self.twins.call("is_subscribed", self.reader(index), name)
+
     # --- topics and policy ---------------------------------------------------
 
-    @rule(name=names, flag=st.sampled_from(("set_collect", "set_hold")), value=st.booleans())
+    @rule(name=names, flag=st.sampled_from(FLAGS), value=st.booleans())
     def set_flag(self, name: bytes, flag: str, value: bool) -> None:
         self.twins.call(flag, name, value)
 
@@ -185,6 +192,11 @@ class Programs(RuleBasedStateMachine):
     def publish(self, source: int, name: bytes, bodies: list[bytes], skip: int | None) -> None:
         skipped = None if skip is None else self.encodings[skip]
         self.twins.publish(self.sources[source % len(self.sources)], name, bodies, skipped)
+
+    @precondition(has_readers)
+    @rule(index=indexes, name=names | st.sampled_from(NOT_ALLOWED), bodies=bodies)
+    def encode_for(self, index: int, name: bytes, bodies: list[bytes]) -> None:
+        self.twins.encode_for(self.reader(index), name, bodies)
 
     # --- after every step ----------------------------------------------------
 

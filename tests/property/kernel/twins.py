@@ -139,6 +139,15 @@ class Twins:
         self._compare(got, expected, None)
         return expected
 
+    def encode_for(self, reader: ReaderPair, topic: bytes, bodies: list[bytes]) -> None:
+        ends = [sum(map(len, bodies[:count])) for count in range(len(bodies) + 1)]
+        given = (topic, array("i", ends), b"".join(bodies))
+        got = outcome(self.kernel.encode_for, (reader.kernel, *given))
+        expected = outcome(self.oracle.encode_for, (reader.oracle, *given))
+        assert got.error == expected.error
+        if expected.error is None:
+            assert with_numbered_ids(got.value) == with_numbered_ids(expected.value)
+
     # --- comparing -----------------------------------------------------------
 
     def _compare(

@@ -129,10 +129,34 @@ class Fanout(Registry):
             routed.consumed += 1
         return routed
 
+    def encode_for(self, number: int, topic: bytes, offsets: Buffer, bodies: Buffer) -> bytes:
+        reader = self.readers[number]
+        if not 1 <= len(topic) <= 255:
+            raise ValueError("topic")
+        data = bytes(memoryview(bodies))
+        bounds = _bounds(bytes(memoryview(offsets)), len(data))
+        encoded = [
+            reader.encoding.encode(topic, data[start:end])
+            for start, end in itertools.pairwise(bounds)
+        ]
+        whole = b"".join(encoded)
+        count = sum(1 for one in encoded if one)
+        reader.messages += count
+        reader.bytes += len(whole)
+        self.delivered += count
+        self.delivered_bytes += len(whole)
+        return whole
+
     def _offer(self, source: Source, message: Message, routed: Routed) -> bool:
         """Counts a message and passes it on; False if it has to wait."""
         allowed = source.trusted or self._verdict(source, message.topic)
         topic = self.topics.get(message.topic)
+        if topic is not None and topic.durable and allowed and not source.trusted:
+            self._keep(topic, message, routed)
+            for tally in (source, self.total):
+                tally.messages += 1
+                tally.bytes += len(message.body)
+            return True
         heard = allowed and topic is not None and topic.is_read
         if topic is not None and heard:
             routed.blockers = self._full_readers(topic, message)
@@ -177,9 +201,19 @@ class Fanout(Registry):
                 routed.fragments.append((message.topic, message.body))
             return
         if topic.collect:
-            first = Collected(message.topic, topic.next_id)
-            routed.collected.setdefault(message.topic, first).bodies.append(message.body)
+            self._collect(topic, message, routed)
         topic.next_id += 1
+
+    def _keep(self, topic: Topic, message: Message, routed: Routed) -> None:
+        """Of a durable topic: for the bus alone. Its ids are the log's."""
+        if message.is_fragment:
+            routed.fragments.append((message.topic, message.body))
+        else:
+            self._collect(topic, message, routed)
+
+    def _collect(self, topic: Topic, message: Message, routed: Routed) -> None:
+        first = Collected(message.topic, topic.next_id)
+        routed.collected.setdefault(message.topic, first).bodies.append(message.body)
 
     def _hand_out(self, number: int, message: Message, routed: Routed) -> None:
         reader = self.readers[number]

@@ -1,7 +1,8 @@
 """What kernel/registry must do: who reads what, in dicts and sets.
 
 A topic is there as long as somebody reads it, by subscription or by the collect
-flag, or holds it; with the last of them its ids and verdicts are forgotten.
+flag, or holds it, or it is durable; with the last of them its ids and verdicts are
+forgotten. A detached reader stays subscribed, and is none of its readers.
 Verdicts on other names are kept apart, in `unread`, and bounded by whoever asks.
 """
 
@@ -19,6 +20,7 @@ class Topic:
     readers: set[int] = field(default_factory=set)
     collect: bool = False
     hold: bool = False
+    durable: bool = False
     next_id: int = 0
     verdicts: dict[int, bool] = field(default_factory=dict)  # identity class -> allowed
 
@@ -32,6 +34,7 @@ class Reader:
     outbox: object
     encoding: Encoding
     topics: set[bytes] = field(default_factory=set)
+    detached: set[bytes] = field(default_factory=set)  # of these topics
     full: bool = False
     messages: int = 0
     bytes: int = 0
@@ -70,9 +73,24 @@ class Registry:
         if topic not in reader.topics:
             return False
         reader.topics.remove(topic)
+        if topic in reader.detached:
+            reader.detached.remove(topic)
+        else:
+            self.topics[topic].readers.remove(number)
+            self._close_if_unneeded(topic)
+        return True
+
+    def detach(self, number: int, topic: bytes) -> None:
+        reader = self.readers[number]
+        if topic not in reader.topics - reader.detached:
+            raise KeyError(topic)
+        reader.detached.add(topic)
         self.topics[topic].readers.remove(number)
         self._close_if_unneeded(topic)
-        return True
+
+    def attach(self, number: int, topic: bytes) -> None:
+        self.readers[number].detached.remove(topic)
+        self._open(topic).readers.add(number)
 
     def unsubscribe_all(self, number: int) -> int:
         return sum(self.unsubscribe(number, topic) for topic in self.topics_of(number))
@@ -98,6 +116,10 @@ class Registry:
 
     def set_hold(self, topic: bytes, hold: bool) -> None:
         self._open(topic).hold = hold
+        self._close_if_unneeded(topic)
+
+    def set_durable(self, topic: bytes, durable: bool) -> None:
+        self._open(topic).durable = durable
         self._close_if_unneeded(topic)
 
     def has_topic(self, topic: bytes) -> bool:
@@ -135,5 +157,5 @@ class Registry:
 
     def _close_if_unneeded(self, name: bytes) -> None:
         topic = self.topics[name]
-        if not topic.is_read and not topic.hold:
+        if not topic.is_read and not topic.hold and not topic.durable:
             del self.topics[name]
