@@ -82,7 +82,7 @@ def fan_outs(owner: Speaker) -> list[bytes]:
 
 
 def small(owner: Speaker) -> list[bytes]:
-    return [create(b"t"), count(b"nothing")] * SHARE
+    return [count(b"nothing")] * SHARE
 
 
 def gets(owner: Speaker) -> list[bytes]:
@@ -106,10 +106,31 @@ def test_others_are_served_in_between(bus: MemoryBus, owner: Speaker, work: Work
     assert other.ask(get(subscribed.payload, FOR_EVER), count(b"end")) == []
     answers = hog.ask(produce(b"begin"), *wanted, create(b"end"))
     assert [one.code for one in other.answers()] == [OK, DOESNT_EXIST]
-    assert [one.code for one in answers].count(OK) > 0
     assert len(answers) == len(wanted) + 2
     assert answers[-1] == Answer(OK)
     assert hog.told["state"] == "open"
+
+
+def test_a_group_of_gets_is_carried_out_in_parts(bus: MemoryBus, owner: Speaker):
+    wanted = gets(owner)
+    hog = Speaker(bus)
+    hog.pipe.deliver(b"".join(wanted))
+    assert hog.told["state"] == "resting"
+    first = hog.answers()
+    assert 0 < len(first) < len(wanted)
+    bus.turn()
+    assert [one.code for one in first + hog.answers()] == [OK] * len(wanted)
+
+
+def test_it_stands_in_line_once(bus: MemoryBus, owner: Speaker, monkeypatch: pytest.MonkeyPatch):
+    """Whatever else happens to it meanwhile: else it would get two shares."""
+    joined: list[Callable[[], None]] = []
+    monkeypatch.setattr(Line, "join", lambda line, go_on: joined.append(go_on))
+    hog = Speaker(bus)
+    hog.pipe.deliver(b"".join(lists(owner)))
+    hog.pipe.deliver(list_topics())
+    hog.pipe.shut_down()
+    assert len(joined) == 1
 
 
 def test_answers_keep_their_order(bus: MemoryBus, owner: Speaker):
