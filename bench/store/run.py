@@ -24,8 +24,8 @@ from bench.store.rounds import Case, run_case
 from bench.store.writing import APPEND, LMDB, OURS, OneEach, Ours, RawAppend, Server
 from polybus import __version__
 from polybus.model.topic import Topic
-from polybus.store.contract import Store
 from polybus.server import host
+from polybus.store.contract import Store
 from polybus.store.opening import open_store
 
 NAMES = tuple(case.name for case in CASES)
