@@ -41,16 +41,21 @@ class Environment:
         self.resolved = path.resolve()
         self.pid = os.getpid()
         self.read_only = read_only
-        self.users = 0
+        self.users = 0  # stores that have it open
+        self.inside = 0  # looks that are under way
+        self.renewing = False
         self.closed = False
         self._kept: Transaction = None  # only ever by sabotage
+        self.open()
+
+    def open(self) -> None:
         with translated():
             self.lmdb = lmdb.open(
-                str(path),
+                str(self.path),
                 map_size=MAP_BYTES,
                 max_readers=MAX_READERS,
-                readonly=read_only,
-                create=not read_only,
+                readonly=self.read_only,
+                create=not self.read_only,
                 readahead=True,  # a log is read forward: cold reads are eight times as quick
                 # Else what the process had in memory fills the pages' gaps, and salvage and
                 # whoever gets a backup would find it there.
@@ -61,9 +66,11 @@ class Environment:
             )
 
     def enter(self) -> bool:
-        """One more user, who will `release` it; False if it is closed already."""
+        """One more look, which ends with `leave`; False if it is closed already."""
         with _guard:
-            self.users += not self.closed
+            if self.renewing:
+                _guard.wait_for(lambda: not self.renewing)
+            self.inside += not self.closed
             return not self.closed
 
     @property
@@ -108,15 +115,46 @@ def release(environment: Environment) -> None:
     """In the child of a fork this closes nothing: the environment is the parent's."""
     with _guard:
         environment.users -= 1
-        if environment.users == 0 and environment.pid == os.getpid():
-            _shared.pop((environment.pid, environment.resolved), None)
-            environment.closed = True
-            environment.lmdb.close()
+        _close_if_unused(environment)
+
+
+def leave(environment: Environment) -> None:
+    """A look has ended."""
+    with _guard:
+        environment.inside -= 1
+        _close_if_unused(environment)
+        if environment.renewing:
             _guard.notify_all()
 
 
-def close(environment: Environment) -> None:
-    """Releases it, and waits until all others who use it have done so."""
-    release(environment)
+def renew(environment: Environment) -> None:
+    """Opens it anew, for all who have it open; waits until every look has ended."""
     with _guard:
-        _guard.wait_for(lambda: environment.closed)
+        environment.renewing = True
+        try:
+            _guard.wait_for(lambda: environment.inside == 0)
+            environment.lmdb.close()
+            environment.open()
+        except BaseException:
+            _shared.pop((environment.pid, environment.resolved), None)
+            environment.closed = True
+            raise
+        finally:
+            environment.renewing = False
+            _guard.notify_all()
+
+
+def _close_if_unused(environment: Environment) -> None:
+    if environment.users == environment.inside == 0 and environment.pid == os.getpid():
+        _shared.pop((environment.pid, environment.resolved), None)
+        environment.closed = True
+        environment.lmdb.close()
+
+
+def _after_fork() -> None:
+    """Some thread of the parent may have held it, and does not live here."""
+    global _guard
+    _guard = threading.Condition()
+
+
+os.register_at_fork(after_in_child=_after_fork)

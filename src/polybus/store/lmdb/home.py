@@ -50,7 +50,7 @@ class Home:
         try:
             yield used
         finally:
-            environment.release(used)
+            environment.leave(used)
 
     def move(self, generation: Path) -> None:
         """A new generation, complete on disk, is the one in use from now on.
@@ -72,9 +72,7 @@ class Home:
 
     def reopen(self) -> None:
         """The same environment anew; waits for those who read in it."""
-        with self._lock:
-            environment.close(self._used)
-            self._open(self._used.path)
+        environment.renew(self._used)
 
     def close(self) -> None:
         with self._lock:
@@ -86,7 +84,7 @@ class Home:
     def _entered(self) -> Environment:
         while not (used := self._used).enter():
             with self._lock:  # it is being changed
-                if self._closed:
+                if used is self._used:
                     raise StoreClosed(f"{self.path} was closed")
         return used
 

@@ -138,15 +138,23 @@ class IntervalWriter(Writer):
 
     def _finish(self) -> None:
         tries = 0
-        while not self._flush() and tries < LAST_TRIES:
-            tries += 1
-            time.sleep(self._interval_s)
+        while self._unwritten() and tries < LAST_TRIES:
+            if not self._flush():
+                tries += 1
+                time.sleep(self._interval_s)
         if self._failure is not None:
             _log.error("what was answered last could not be written: %s", self._failure)
 
+    def _unwritten(self) -> bool:
+        with self._changed:
+            return bool(self._writing or self.books.batch or self._backlog)
+
     def _flush(self) -> bool:
-        """Writes what has gathered; whether that worked."""
-        while batch := self._turn():
+        """Writes what has gathered by now, and not what comes meanwhile; whether that worked."""
+        for _ in range(1 if self._writing is None else 2):
+            batch = self._turn()
+            if batch is None:
+                break
             try:
                 self._chores.note(batch)
                 self._storing.write(batch)

@@ -77,6 +77,15 @@ def _forget_parents() -> None:
             os.close(descriptor)
 
 
+def _after_fork() -> None:
+    """Some thread of the parent may have held it, and does not live here."""
+    global _guard
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _holder(descriptor: int) -> int | None:
     """Who holds the lock, by the kernel's word; what the file says if it cannot tell."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from polybus.errors import DoesNotExist, PolybusError, StoreClosed, StoreFault, Unavailable
 from polybus.model.commit import Append, Change, Commit
 from polybus.model.stamp import Habits, Stamp
 from polybus.model.topic import ALL
-from polybus.store.lmdb import commits, environment, folder, keys
+from polybus.store.lmdb import commits, environment, folder, keys, ownership
 from polybus.store.lmdb.copying import backup
 from polybus.store.lmdb.engine import LmdbStore
 from polybus.store.lmdb.known import Known
@@ -256,6 +258,29 @@ def test_a_backup_that_was_killed_is_not_taken_for_a_store(store, tmp_path):
     assert seen == ["0001.new"]
 
 
+def test_with_intervals_upkeep_is_not_put_off_while_commits_keep_coming(tmp_path, monkeypatch):
+    over = threading.Event()
+    with LmdbStore(tmp_path / "s", durability="interval", commit_interval_ms=1) as store:
+        topic = store.create("t", 1, {})
+        store.bounds(topic.number)
+        write = store._storing.write
+
+        def write_and_commit(batch):  # whatever is written, there is more by then
+            write(batch)
+            if not over.is_set():
+                store.commit(Commit((Append(topic.number, 0, block(b"more")),)))
+
+        monkeypatch.setattr(store._storing, "write", write_and_commit)
+        put(store, topic, 0, b"first")
+        compacting = threading.Thread(target=store.compact, daemon=True)
+        compacting.start()
+        compacting.join(TIMEOUT_S / 4)
+        late = compacting.is_alive()
+        over.set()
+        compacting.join(TIMEOUT_S)
+        assert not late
+
+
 # --- results of stamps
 
 
@@ -289,3 +314,48 @@ def test_a_read_of_all_shards_gives_as_many_as_were_asked_for(store):
     assert at == 411
     assert reads == 9
     assert store.read(topic.number, ALL, 100, 103).count == 3
+
+
+# --- several stores in one process, and forks
+
+
+def test_an_environment_is_opened_anew_beside_others_who_read_it(store):
+    topic = store.create("t", 1, {})
+    with LmdbStore(store.path, read_only=True) as reader:
+        put(store, topic, 0, b"one")
+        renewing = threading.Thread(target=store._home.reopen, daemon=True)
+        renewing.start()
+        renewing.join(TIMEOUT_S / 4)
+        assert not renewing.is_alive()
+        put(store, topic, 0, b"two")
+        assert reader.read(topic.number, 0, 0).count == 2
+    assert store.read(topic.number, 0, 0).count == 2
+
+
+def test_an_environment_that_cannot_be_opened_anew_is_closed_for_all(store, monkeypatch):
+    topic = store.create("t", 1, {})
+    fail_at(monkeypatch, lmdb, "open", 0)
+    with pytest.raises(Unavailable):
+        store._home.reopen()
+    with pytest.raises(StoreClosed):
+        store.read(topic.number, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "lock"), [(environment, threading.Condition), (ownership, threading.Lock)]
+)
+def test_a_fork_while_another_thread_holds_a_lock_leaves_the_child_free(
+    tmp_path, monkeypatch, module, lock
+):
+    held_by_another = lock()
+    monkeypatch.setattr(module, "_guard", held_by_another)
+    holder = threading.Thread(target=held_by_another.acquire)
+    holder.start()
+    holder.join()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        with LmdbStore(tmp_path / "s") as store:
+            store.create("t", 1, {})
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
