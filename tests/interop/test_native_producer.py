@@ -16,7 +16,7 @@ from polybus.testing.relay import Relay
 
 PATIENCE_S = 60
 QUOTA = 100_000
-OVER_QUOTA = b"!" * 2 * QUOTA
+OVER_QUOTA = b"!" * 3_000_000  # more than a connection takes at once: it breaks in the middle
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +94,16 @@ def test_a_refused_batch_takes_nothing_with_it(client, topic):
 
 def test_refusals_on_a_connection_that_breaks(client, topic, relay, far):
     """Late copies of what was refused or renumbered must not come in by the back door."""
-    bodies = [OVER_QUOTA if n % 40 == 7 else b"%d" % n for n in range(1000)]
+    bodies = [OVER_QUOTA if n % 40 == 7 else b"%d" % n for n in range(300)]
     futures: list[Future[Produced]] = []
     with far.producer() as producer:
         for n, body in enumerate(bodies):
             futures.append(producer.produce(topic, [body]))
-            if n % 25 == 12:
-                wait(futures[-20:-10], PATIENCE_S)
+            if n % 25 in (8, 12):
+                wait(futures[-20:-15], PATIENCE_S)
                 relay.cut()
         found = outcomes(futures)
-    assert relay.connections > 10
+    assert relay.connections > 5
     is_refused = [isinstance(error, errors.LimitReached) for error in found]
     assert is_refused == [body is OVER_QUOTA for body in bodies]
     assert stored(client, topic) == [body for body in bodies if body is not OVER_QUOTA]
@@ -118,6 +118,20 @@ def test_a_lost_connection_is_mended_without_a_further_message(client, topic, re
         relay.release()
         assert future.result(PATIENCE_S).first_id == 2
     assert stored(client, topic) == [b"before", b"alone"]
+
+
+def test_batches_that_broke_in_the_middle_are_sent_again(client, topic, relay, far):
+    """None is told that it was refused: only the connection was."""
+    client.create_topic(f"{topic}.wide", shards=1)
+    bodies = [b"%d" % n * 3_000_000 for n in range(4)]
+    with far.producer() as producer:
+        for _ in range(4):
+            relay.hold()
+            futures = [producer.produce(f"{topic}.wide", [body]) for body in bodies]
+            relay.cut()
+            relay.release()
+            assert outcomes(futures) == [None] * 4
+    assert stored(client, f"{topic}.wide") == bodies * 4
 
 
 def test_topics_alternate(client, topic):

@@ -109,22 +109,28 @@ class Sender:
     def _next_duty(self) -> Callable[[], None] | None:
         """What is to be done, once there is something; None: nothing ever again."""
         with self.changed:
-            while self.dead is None and not self._giving_up:
-                if self._session is not None and self._session.fault is not None:
-                    return self._recover
-                if (upcoming := self._upcoming()) is not None:
-                    if self._has_place(upcoming):
-                        return self._send
-                elif (first := self.queue.first()) is not None:
-                    if self._session is None or self._session.takes(first.topic, first.schema):
-                        if self._has_place(None):
-                            return self._send
-                    elif not self._unanswered:
-                        return self._end_session
-                elif not self._unanswered and self.queue.is_closed:
-                    return None
+            while self.dead is None and not self._giving_up and not self._is_done():
+                duty = self._duty()
+                if duty is not None:
+                    return duty
                 self.changed.wait()
         return None
+
+    def _is_done(self) -> bool:
+        return self.queue.is_closed and not self._unanswered and self.queue.first() is None
+
+    def _duty(self) -> Callable[[], None] | None:
+        session = self._session
+        if session is not None and not session.is_open:
+            return self._recover if session.fault is not None else None
+        if (upcoming := self._upcoming()) is not None:
+            return self._send if self._has_place(upcoming) else None
+        first = self.queue.first()
+        if first is None:
+            return None
+        if session is None or session.takes(first.topic, first.schema):
+            return self._send if self._has_place(None) else None
+        return None if self._unanswered else self._end_session
 
     def _upcoming(self) -> Batch | None:
         """What was taken, and has no number: those behind a refused one."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from polybus.errors import PeerError, PolybusError
+from polybus.errors import ConnectionLost, PeerError, PolybusError
 from polybus.native.faults import told
 from polybus.native.stream import PutStream
 
@@ -43,7 +43,8 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        return self._stream is not None and self.fault is None
+        broken = self.fault or self._unsendable
+        return self._stream is not None and broken is None
 
     def takes(self, topic: str, schema: Any) -> bool:
         return topic == self._topic and (schema is self._schema or schema.equals(self._schema))
@@ -68,8 +69,10 @@ class Session:
     def _receive(self) -> None:
         try:
             self._read_answers()
-        except PolybusError as error:
+        except ConnectionLost as error:
             self._fail(self._unsendable or error)
+        except PolybusError as error:
+            self._fail(error)
         except Exception as error:  # whoever waits must hear of it, whatever it is
             self._fail(PeerError(f"an answer that makes no sense: {error!r}"))
         self._drain()

@@ -29,6 +29,7 @@ class PutStream:
         self._url = connection.url
         self.schema = schema
         self._writing = Lock()
+        self._has_ended = False
         descriptor = flight.FlightDescriptor.for_path(*path)
         with connection.using() as client:
             self._client = client
@@ -38,6 +39,8 @@ class PutStream:
     def send(self, rows: pa.RecordBatch, stamp: dict[str, Any] | None) -> None:
         metadata = json.dumps(stamp).encode() if stamp else b""
         with self._writing, translating(self._url):
+            if self._has_ended:
+                raise ConnectionLost(f"{self._url} has ended the stream")
             self._writer.write_with_metadata(rows, metadata)
 
     def answer(self) -> dict[str, Any]:
@@ -55,6 +58,7 @@ class PutStream:
             found = self._reader.read()
             if found is None:
                 with self._writing:
+                    self._has_ended = True
                     self._writer.close()  # raises what has ended the stream
                 raise ConnectionLost(f"{self._url} has ended the stream")
             return found
@@ -63,6 +67,7 @@ class PutStream:
         """Says that no more will come; whoever reads answers is then told of the end."""
         try:
             with self._writing:
+                self._has_ended = True
                 self._writer.done_writing()
         except OVER:  # it has ended already
             pass
