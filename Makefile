@@ -72,6 +72,7 @@ mutants: setup ## break the code on purpose, in a hundred small ways: the tests 
 	@$(PYTHON_IN_VENV) tests/mutants/policy.py
 	@$(PYTHON_IN_VENV) tests/mutants/freud.py
 	@$(PYTHON_IN_VENV) tests/mutants/store.py
+	@$(PYTHON_IN_VENV) tests/mutants/durable.py
 
 demo: setup ## a bus, a sink and a pusher for a few seconds
 	@$(PYTHON_IN_VENV) examples/demo.py

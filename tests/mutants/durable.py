@@ -1,0 +1,231 @@
+"""Breaks the way of durable topics on purpose, and demands that their tests notice.
+
+    python tests/mutants/durable.py [part of a mutant's name ...]
+
+Each of these would let a reader miss, repeat or see too soon what was written, or leave
+somebody waiting for ever. Each is tried in a fork of its own, as in store.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants.bus import GREEN, Mutant, mutants, say  # noqa: E402
+from tests.mutants.store import plant  # noqa: E402
+
+TESTS = tuple(
+    f"tests/unit/bus/test_{name}.py" for name in ("keeping", "pulling", "durable_following")
+)
+
+FOLLOWING = mutants(
+    "bus/following.py",
+    ("a reader begins anywhere", "elif tail.at_id < start:", "elif False:"),
+    ("who was passed is let in", "if start == self.at_id:", "if True:"),
+    (
+        "those who came get what others left",
+        "if not self._following.is_followed(self):\n            return  # who",
+        "if False:\n            return  # who",
+    ),
+    ("trimmed: the tail stays", "if until is not None:  # what", "if False:  # what"),
+    ("trimmed: stragglers stay", "self._reached(until or 0)", "pass"),
+    ("news while reading is lost", "            self._again = True\n", ""),
+    ("only once", "if (self.at_id != before or self._again)", "if self._again"),
+    ("a full reader is forgotten", "tail.behind[party] = Straggler(", "Straggler("),
+    (
+        "a straggler begins one late",
+        "Straggler(self, tail, party, at_id)",
+        "Straggler(self, tail, party, at_id + 1)",
+    ),
+    ("a straggler never rejoins", "if self.at_id >= self._tail.at_id and", "if False and"),
+    ("a straggler rejoins too soon", "if self.at_id >= self._tail.at_id and", "if"),
+    ("room is not noticed", "straggler.read_on()\n\n    def news", "pass\n\n    def news"),
+    ("a failed straggler is left", "if straggler.wants_more():", "if False:"),
+    ("the gone are fed", "        tail.behind.pop(party, None)\n", ""),
+    ("who joins and leaves is let in", "if pair[1] is not party", "if True"),
+    (
+        "a name is not followed from its binding",
+        "if self._fanout.subscriber_count(name):\n",
+        "if 0:\n",
+    ),
+    (
+        "dropped: stragglers hear nothing more",
+        "for party in [party for _, party in tail.joining] + list(tail.behind):",
+        "for party in ():",
+    ),
+    ("dropped: it stays durable", "self._fanout.set_durable(name, False)", "pass"),
+)
+
+KEEPING = mutants(
+    "bus/keeping.py",
+    ("what failed is not counted", 'self._counters.count("dropped", reason, count)', "pass"),
+    ("what failed is not told", "self._lost(party, name, count, error)\n        party", "party"),
+    ("nothing is bounded", "party.uncommitted_bytes > self._max_bytes and", "False and"),
+    ("it is read from at once", "self._max_bytes // 2", "self._max_bytes * 2"),
+    ("it is never read from again", "            party.is_committing = False\n", ""),
+    ("a full reader is not waited for", "and party.waiting_for is None:", "and True:"),
+    ("bodies alone weigh", "size = block.size_bytes", "size = len(bodies)"),
+    (
+        "answered at once",
+        "future.add_done_callback(lambda done: self._soon(lambda: _tell(done, then)))",
+        "self._soon(lambda: then(OK, 1))",
+    ),
+    ("every error is one", "if isinstance(error, DoesNotExist):", "if False:"),
+)
+
+DELIVERY = mutants(
+    "bus/delivery.py",
+    ("the disk is not waited for", "if not party.is_committing:", "if True:"),
+)
+
+PULLING = mutants(
+    "bus/pulling.py",
+    ("polls do not fetch", "        if self.is_behind:\n            self.fetch()\n", ""),
+    (
+        "as far as is known",
+        "return self.at_id + AHEAD_MESSAGES",
+        "return min(self._durable.next_id(self.topic), self.at_id + AHEAD_MESSAGES)",
+    ),
+    ("nothing is bounded", "if reader.gone or is_full or", "if reader.gone or"),
+    ("stuck behind what another holds", "is_full = bool(reader.ranges) and (", "is_full = ("),
+    ("trimmed: it stays", "self.at_id = max(self.at_id, end)", "pass"),
+    ("trimmed: polls end too soon", "if not self.has_more():", "if True:"),
+    (
+        "polls never end",
+        "            self._reader.end_polls()\n\n    def take",
+        "            pass\n\n    def take",
+    ),
+    ("asked in a loop", "                self.is_starved = True\n", ""),
+    (
+        "starved for ever",
+        "                    pull.is_starved = False\n",
+        "                    continue\n",
+    ),
+    (
+        "nothing is charged",
+        "if self._quotas.charge(reader.identity, BYTES, run.size, trial=True):",
+        "if True:",
+    ),
+    ("messages behind the notice", "        self._over = True\n", "        pass\n"),
+    (
+        "nobody is woken",
+        "        self._reader.wake()\n        if self.is_starved",
+        "        if self.is_starved",
+    ),
+    (
+        "news wakes nobody",
+        "                if reader.waiters:\n                    pull.read_on()\n\n    def tick",
+        "                pass\n\n    def tick",
+    ),
+    ("times are those of the first", "and times[at] == times[at - 1]:", "and True:"),
+    ("ids go on whatever they are", "ids[at] == ids[at - 1] + 1 and", "True and"),
+)
+
+SESSION = mutants(
+    "dialects/freud/session.py",
+    ("answered before it is kept", "self._blocked = self._committing = True", "pass"),
+    (
+        "done twice when it ends",
+        "            self._committing = False\n            self._todo.popleft()\n",
+        "            self._committing = False\n",
+    ),
+    (
+        "lost without a word",
+        '                self._broker.counters.count("dropped", reason, group.count)\n',
+        "",
+    ),
+)
+
+BROKER = mutants(
+    "bus/broker.py",
+    (
+        "unsubscribing is not told",
+        "self.following.unsubscribed(party, topic)\n        return removed",
+        "pass\n        return removed",
+    ),
+    ("leaving is not told", "            self.following.left(party)\n", "            pass\n"),
+    (
+        "revoked ones are fed",
+        "                for topic in lost:\n",
+        "                for topic in ():\n",
+    ),
+)
+
+TOPICS = mutants(
+    "bus/topics.py",
+    (
+        "dropped without a notice",
+        "            put([reader], Range(notice, 0, 1))\n\n    def _follow_log",
+        "\n    def _follow_log",
+    ),
+    (
+        "delete deletes",
+        "            return NO\n        if topic is None or TABLE[Verb.DELETE",
+        "            return OK\n        if topic is None or TABLE[Verb.DELETE",
+    ),
+    (
+        "the abandoned stay",
+        "                self.pulling.remove(reader)\n            reader.wake()",
+        "                pass\n            reader.wake()",
+    ),
+)
+
+ALL = [*(FOLLOWING + KEEPING + DELIVERY + PULLING), *(SESSION + BROKER + TOPICS)]
+
+HANG_S = 120
+
+
+def trial(mutant: Mutant | None) -> str:
+    """In a fork: what the tests say, until the first that fails."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(HANG_S)
+        os.dup2(writing, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        code = 1
+        try:
+            if mutant is not None:
+                plant(mutant)
+            code = pytest.main(["-x", "-q", "--tb=no", *TESTS])
+        finally:
+            sys.stdout.flush()
+            os._exit(int(code))
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        text = said.read()
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        return GREEN
+    failed = [line.rpartition("::")[2] for line in text.splitlines() if line.startswith("FAILED")]
+    return failed[0] if failed else f"hung for {HANG_S} s, or died"
+
+
+def main() -> int:
+    chosen = [one for one in ALL if len(sys.argv) < 2 or any(w in one.name for w in sys.argv[1:])]
+    if (said := trial(None)) != GREEN:
+        sys.exit(f"the tests fail without any mutant: {said}")
+    missed = 0
+    for mutant in chosen:
+        start_s = time.monotonic()
+        times = (ROOT / "src" / "polybus" / mutant.file).read_text().count(mutant.old)
+        said = trial(mutant) if times == 1 else f"out of date: its text occurs {times} times"
+        is_caught = times == 1 and said != GREEN
+        missed += not is_caught
+        mark = "" if is_caught else "MISSED"
+        took_s = time.monotonic() - start_s
+        say(f"{mutant.file:<26} {mutant.name:<42} {took_s:5.1f} s {mark:6} {said}")
+    say(f"{len(chosen) - missed} of {len(chosen)} mutants caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
