@@ -27,10 +27,10 @@ from polybus.testing.storework import block_of
 
 TOPIC = "turned-over"
 MESSAGES = 20
-BODY_BYTES = 2000
+BODY_BYTES = 4000
 KEPT = 400  # messages
-SETTLE_TURNS = 300  # until the file has its size
-TURNS = 900  # and then: these write so many times that size
+SETTLE_TURNS = 100  # until the file has its size
+TURNS = 450  # and then: these write so many times that size
 
 
 class Turner:
