@@ -231,20 +231,31 @@ class Look:
         ]
         # By their first id, which no two have.
         heapq.heapify(streams)
+        fault: StoreFault | None = None
         while streams and streams[0][0] < below_id and not harvest.reaches(streams[0][0]):
-            _, offset, walk = heapq.heappop(streams)
+            first_id, offset, walk = heapq.heappop(streams)
             entry = walk.entry
             assert entry is not None
-            reached = harvest.take(walk, offset, entry.end)
-            if reached == entry.end:
-                entry = walk.next()
+            try:
+                offset = harvest.take(walk, offset, entry.end)
+                first_id = runs.id_at(entry.runs, offset - 1 - entry.first) + 1
+                if offset == entry.end:
+                    entry = walk.next()
+            except StoreFault as error:
+                # What stands before the damage is given; whoever then comes to it hears of it.
+                fault = error
+                heapq.heappush(streams, (first_id, offset, walk))
+                break
             if entry is not None:
-                reached = max(reached, entry.first)
-                first_id = runs.id_at(entry.runs, reached - entry.first)
-                heapq.heappush(streams, (first_id, reached, walk))
+                offset = max(offset, entry.first)
+                first_id = runs.id_at(entry.runs, offset - entry.first)
+                heapq.heappush(streams, (first_id, offset, walk))
         if streams:
             below_id = min(below_id, streams[0][0])
-        return harvest.rows(self.topic.name, from_id, below_id)
+        rows = harvest.rows(self.topic.name, from_id, below_id)
+        if fault is not None and not rows.count:
+            raise fault
+        return rows
 
     def find_id(self, shard: int, wanted: int) -> tuple[int, int]:
         """The first offset that has this id or a later one, and its id; else the ends."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from polybus.errors import DoesNotExist, PolybusError, StoreClosed, StoreFault, Unavailable
+from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed, StoreFault, Unavailable
 from polybus.model.commit import Append, Change, Commit
 from polybus.model.stamp import Habits, Stamp
 from polybus.model.topic import ALL
@@ -314,6 +314,25 @@ def test_a_read_of_all_shards_gives_as_many_as_were_asked_for(store):
     assert at == 411
     assert reads == 9
     assert store.read(topic.number, ALL, 100, 103).count == 3
+
+
+@pytest.mark.parametrize("max_rows", [1, 7, 1000])
+def test_a_read_of_all_shards_gives_what_stands_before_the_damage(tmp_path, max_rows):
+    with LmdbStore(tmp_path / "s") as store:
+        topic = store.create("t", 3, {})
+        for number in range(30):
+            put(store, topic, number % 3, b"payload-%03d" % number)
+    data = tmp_path / "s" / "0001" / "data.mdb"
+    data.write_bytes(data.read_bytes().replace(b"payload-010", b"payload-x10"))
+    with LmdbStore(tmp_path / "s") as store:
+        at = 1
+        while at < 11:
+            rows = store.read(topic.number, ALL, at, max_rows=max_rows)
+            assert 0 < rows.count <= 11 - at
+            at += rows.count
+        with pytest.raises(Damaged, match="topic 't', shard 1, offset 3"):
+            store.read(topic.number, ALL, at)
+        assert store.read(topic.number, ALL, 12).count == 19
 
 
 # --- several stores in one process, and forks
