@@ -27,9 +27,9 @@ def main() -> None:
         following.start()
         for number in range(1000):  # each is a batch of its own; what waits travels together
             producer.produce("example.orders", [b"lamp %d" % number], keys=["ann"])
-        producer.flush()
-        print(producer.produce("example.orders", [b"the last"]).result())
+        last = producer.produce("example.orders", [b"the last"])
         following.join()
+        print(last.result())
         bus.drop_topic("example.orders")
 
 
