@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polybus.bus import following
 from polybus.bus.ruletable import Placed
 from polybus.errors import StoreFault
 from polybus.model.limits import Limits
+from polybus.model.rows import Rows
 from polybus.model.rules import Rule
 from polybus.testing.memory import MemoryBus
 from polybus.testing.pipe import MemoryPipe
@@ -151,6 +153,26 @@ def test_what_is_read_for_those_who_have_left_does_not_reach_those_who_came(bus:
     writer.deliver(publish(b"t", b"new"))
     bus.settle()
     assert bodies(second) == [b"new"]
+
+
+def test_news_between_a_read_that_found_nothing_and_its_outcome(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+):
+    bus.make("t")
+    reader, writer = reader_of(bus), bus.connect()
+    read, late = bus.store.read, [b"two"]
+
+    def then_commit(*where: int, **bounds: int) -> Rows:
+        rows = read(*where, **bounds)
+        if not rows.count and late:
+            writer.deliver(publish(b"t", late.pop()))
+            bus.commit()
+        return rows
+
+    monkeypatch.setattr(bus.store, "read", then_commit)
+    writer.deliver(publish(b"t", b"one"))
+    bus.settle()
+    assert bodies(reader) == [b"one", b"two"]
 
 
 def test_joining_where_everything_was_trimmed(bus: MemoryBus):
@@ -471,14 +493,16 @@ def is_run_of(got: list[int], spans: list[tuple[int, int]]) -> bool:
 
 
 @settings(max_examples=300)
-@given(STEPS)
-def test_each_reader_gets_the_log_from_where_it_began(steps):
+@given(STEPS, st.sampled_from((1, 3, following.CHUNK_ROWS)))
+def test_each_reader_gets_the_log_from_where_it_began(steps, chunk_rows):
     world = World()
-    for step in steps:
-        world.do(step)
-    for reader in world.readers:
-        reader.eat()
-    world.bus.settle()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(following, "CHUNK_ROWS", chunk_rows)
+        for step in steps:
+            world.do(step)
+        for reader in world.readers:
+            reader.eat()
+        world.bus.settle()
     for reader, spans in zip(world.readers, world.since, strict=True):
         got = world.numbers(reader)
         if spans and spans[-1][1] is None:  # it is still there: it has all since it began
