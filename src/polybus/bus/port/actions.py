@@ -26,6 +26,7 @@ LATER = (
 
 def _wait(port: Port, caller: Caller, given: Arguments) -> Answer:
     places = given["positions"]
+    port.waits.check_room()
     if not 1 <= len(places) <= MAX_PLACES:
         raise LimitReached("max_places", f"a wait is for 1 to {MAX_PLACES} shards")
     wanted: dict[tuple[int, int], int] = {}

@@ -3,13 +3,14 @@
 Each caller waits on its own thread, so their number is bounded for the whole
 bus, and so are the shards that all of them together wait for. A wait ends with
 news, when its time is up, when its client or its topic has gone, or when the bus
-stops.
+stops. Those who wait sleep: one thread looks after all of their clients, since a
+thousand that wake each second would be busy with nothing but each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 from polybus.errors import LimitReached, StoreClosed
@@ -19,10 +20,19 @@ if TYPE_CHECKING:
     from polybus.store.contract import News, Store
 
 Place = tuple[int, int]  # topic number, shard
-# How often a waiting thread looks whether its client is still there.
+# How often it is looked whether clients are still there.
 LOOK_S = 1.0
 # Of all waits together: some 200 bytes each, so they take about 200 MB at most.
 MAX_PLACES = 1 << 20
+
+
+class Waiter:
+    """One who waits: woken by news, or because there is nothing to wait for any more."""
+
+    def __init__(self, is_gone: Callable[[], bool]) -> None:
+        self.event = Event()
+        self.is_gone = is_gone
+        self.gone = False
 
 
 class Waits:
@@ -31,15 +41,22 @@ class Waits:
         self._max_waits = max_waits
         self._clock = clock
         self._lock = Lock()
-        self._waiting: dict[Place, set[Event]] = {}
-        self._count = 0
+        self._waiting: dict[Place, set[Waiter]] = {}
+        self._waiters: set[Waiter] = set()
         self._places = 0
-        self._closed = False
+        self._closed = Event()
+        self._looking: Thread | None = None
         self._end_watch = store.watch(self._news)
 
     @property
     def count(self) -> int:
-        return self._count
+        return len(self._waiters)
+
+    def check_room(self) -> None:
+        """`LimitReached` if nobody more can wait, before anything was done for it."""
+        if len(self._waiters) >= self._max_waits:
+            text = f"{self._max_waits} are waiting already: try again later"
+            raise LimitReached("max_waits", text)
 
     def wait(
         self,
@@ -48,67 +65,77 @@ class Waits:
         is_gone: Callable[[], bool] = lambda: False,
     ) -> dict[Place, int]:
         """The ends of those shards that reach beyond the offset given; none if time is up."""
-        event = Event()
-        self._enter(wanted, event)
+        waiter = Waiter(is_gone)
+        self._enter(wanted, waiter)
         try:
             deadline_s = self._clock() + timeout_s
             while not (found := self._moved(wanted)):
-                if not self._sleep(event, deadline_s, is_gone):
+                left_s = deadline_s - self._clock()
+                if self._closed.is_set() or waiter.gone or left_s <= 0:
                     break
+                waiter.event.wait(left_s)
+                waiter.event.clear()
             return found
         finally:
-            self._leave(wanted, event)
+            self._leave(wanted, waiter)
 
     def gone(self, topic: Topic) -> None:
         """The topic was dropped: whoever waits for it looks again, and learns of it."""
         with self._lock:
             for shard in topic.shards:
-                for event in self._waiting.get((topic.number, shard), ()):
-                    event.set()
+                self._wake((topic.number, shard))
 
     def close(self) -> None:
         self._end_watch()
+        self._closed.set()
         with self._lock:
-            self._closed = True
-            for events in self._waiting.values():
-                for event in events:
-                    event.set()
+            for waiter in self._waiters:
+                waiter.event.set()
 
-    def _sleep(self, event: Event, deadline_s: float, is_gone: Callable[[], bool]) -> bool:
-        """Until something may have come; False if there is nothing more to wait for."""
-        woken = False
-        while not woken:
-            left_s = deadline_s - self._clock()
-            if self._closed or left_s <= 0 or is_gone():
-                return False
-            woken = event.wait(min(left_s, LOOK_S))
-        event.clear()
-        return True
-
-    def _enter(self, wanted: Mapping[Place, int], event: Event) -> None:
+    def _enter(self, wanted: Mapping[Place, int], waiter: Waiter) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 raise StoreClosed("the bus is stopping")
-            if self._count >= self._max_waits:
-                text = f"{self._max_waits} are waiting already: try again later"
-                raise LimitReached("max_waits", text)
+            self.check_room()
             if self._places + len(wanted) > MAX_PLACES:
                 text = f"all who wait do so for {self._places} shards already: try again later"
                 raise LimitReached("max_waits", text)
-            self._count += 1
+            self._waiters.add(waiter)
             self._places += len(wanted)
             for place in wanted:
-                self._waiting.setdefault(place, set()).add(event)
+                self._waiting.setdefault(place, set()).add(waiter)
+            if self._looking is None:
+                self._looking = Thread(target=self._look, name="polybus-waits", daemon=True)
+                self._looking.start()
 
-    def _leave(self, wanted: Mapping[Place, int], event: Event) -> None:
+    def _leave(self, wanted: Mapping[Place, int], waiter: Waiter) -> None:
         with self._lock:
-            self._count -= 1
+            self._waiters.remove(waiter)
             self._places -= len(wanted)
             for place in wanted:
-                events = self._waiting[place]
-                events.discard(event)
-                if not events:
+                waiters = self._waiting[place]
+                waiters.discard(waiter)
+                if not waiters:
                     del self._waiting[place]
+
+    def _look(self) -> None:
+        """Lets those go whose clients have gone; on a thread of its own."""
+        while not self._closed.wait(LOOK_S):
+            with self._lock:
+                waiters = list(self._waiters)
+            for waiter in waiters:
+                self._look_at(waiter)
+
+    def _look_at(self, waiter: Waiter) -> None:
+        """Under the lock, for a call that has ended must not be asked any more."""
+        with self._lock:
+            if waiter in self._waiters and waiter.is_gone():
+                waiter.gone = True
+                waiter.event.set()
+
+    def _wake(self, place: Place) -> None:
+        for waiter in self._waiting.get(place, ()):
+            waiter.event.set()
 
     def _moved(self, wanted: Mapping[Place, int]) -> dict[Place, int]:
         numbers = {topic for topic, _ in wanted}
@@ -119,5 +146,4 @@ class Waits:
     def _news(self, news: Sequence[News]) -> None:
         with self._lock:
             for one in news:
-                for event in self._waiting.get((one.topic, one.shard), ()):
-                    event.set()
+                self._wake((one.topic, one.shard))

@@ -1,0 +1,67 @@
+"""Bytes on their way to the disk: bounded, in turn, and given back."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from polybus.bus.port.producing import Budget
+from polybus.errors import StoreClosed, TooLarge
+from polybus.testing.watch import until
+
+
+def test_room_is_taken_and_given_back():
+    budget, first = Budget(10), Future()
+    assert budget.spend(7, lambda: first) is first
+    assert budget.used == 7
+    first.set_result(None)
+    assert budget.used == 0
+    failed: Future[None] = Future()
+    budget.spend(10, lambda: failed)
+    failed.set_exception(ValueError())
+    assert budget.used == 0
+
+
+def test_what_fails_to_be_handed_over_takes_nothing():
+    budget = Budget(10)
+    with pytest.raises(ZeroDivisionError):
+        budget.spend(7, lambda: 1 // 0)
+    assert budget.used == 0
+
+
+def test_what_never_fits():
+    with pytest.raises(TooLarge):
+        Budget(10).spend(11, Future)
+
+
+def test_who_came_first_is_served_first():
+    budget, held, order = Budget(10), Future(), []
+    budget.spend(8, lambda: held)
+
+    def hand_over(name: str) -> Future[None]:
+        order.append(name)
+        return Future()
+
+    with ThreadPoolExecutor(2) as pool:
+        large = pool.submit(budget.spend, 9, lambda: hand_over("large"))
+        until(lambda: len(budget._turns) == 1, "it waits")
+        small = pool.submit(budget.spend, 1, lambda: hand_over("small"))
+        until(lambda: len(budget._turns) == 2, "this one, too, though there would be room")
+        assert order == []
+        held.set_result(None)
+        large.result(10)
+        small.result(10)
+    assert order == ["large", "small"]
+    assert budget.used == 10
+
+
+def test_the_end_lets_all_go():
+    budget = Budget(10)
+    budget.spend(10, Future)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(budget.spend, 1, Future)
+        until(lambda: len(budget._turns) == 1, "it waits")
+        budget.close()
+        with pytest.raises(StoreClosed):
+            waiting.result(10)

@@ -1,0 +1,73 @@
+"""Durable topics as the whole bus sees them, on the reference engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polybus.bus.durable import Durable
+from polybus.errors import DoesNotExist, LimitReached
+from polybus.store.contract import Store
+from polybus.store.opening import open_store
+from polybus.testing.blocks import block
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with open_store("memory:") as opened:
+        yield opened
+
+
+def test_what_the_store_has_is_known_from_the_start(store):
+    topic = store.create("t", 1, {})
+    Durable(store).produce(topic, block(b"a", b"b")).result(10)
+    durable = Durable(store)
+    assert durable.get("t") == durable.find("t") == durable.numbered(topic.number) == topic
+    assert durable.topics() == [topic]
+    assert durable.next_id(topic) == 3
+    durable.forget(topic)
+    assert (durable.find("t"), durable.numbered(topic.number), durable.topics()) == (None, None, [])
+    with pytest.raises(DoesNotExist):
+        durable.get("t")
+
+
+def test_batches_without_keys_go_round_the_shards(store):
+    topic = store.create("t", 3, {})
+    durable = Durable(store)
+    durable.known(topic)
+    spans = [durable.produce(topic, block(b"x", b"y")).result(10).spans for _ in range(6)]
+    assert [[(one.shard, one.count) for one in each] for each in spans] == [
+        [(0, 2)], [(1, 2)], [(2, 2)], [(0, 2)], [(1, 2)], [(2, 2)],
+    ]  # fmt: skip
+    assert durable.next_id(topic) == 13
+
+
+def test_a_key_stays_in_its_shard_and_a_batch_is_one_commit(store):
+    topic = store.create("t", 4, {})
+    durable = Durable(store)
+    done = durable.produce(topic, block(b"1", b"2", b"3", keys=["a", "b", "a"])).result(10)
+    assert sum(one.count for one in done.spans) == 3
+    rows = store.read(topic.number, "all", 1)
+    assert rows.count == 3
+    again = durable.produce(topic, block(b"4", keys=["a"])).result(10)
+    assert again.spans[0].shard in {one.shard for one in done.spans}
+
+
+def test_max_bytes_counts_what_is_on_its_way(store, monkeypatch):
+    size = block(b"x" * 100).size_bytes
+    topic = store.create("t", 1, {"max_bytes": 3 * size})
+    durable = Durable(store)
+    durable.known(topic)
+    for _ in range(3):
+        durable.produce(topic, block(b"x" * 100)).result(10)
+    with pytest.raises(LimitReached) as caught:
+        durable.produce(topic, block(b"x" * 100))
+    assert caught.value.limit == "max_bytes"
+    store.trim(topic.number, {0: 3})
+    monkeypatch.setattr(durable, "_on_their_way", {topic.number: 3 * size})
+    with pytest.raises(LimitReached):
+        durable.produce(topic, block(b"x" * 100))
+    durable._on_their_way.clear()
+    durable.produce(topic, block(b"x" * 100)).result(10)  # what was trimmed has made room
+    assert durable._on_their_way == {}

@@ -1,0 +1,125 @@
+"""Waiting for news, on the reference engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from polybus.bus.port import waits as module
+from polybus.bus.port.waits import Waits
+from polybus.errors import DoesNotExist, LimitReached, StoreClosed
+from polybus.model.commit import Append, Commit
+from polybus.store.contract import Store
+from polybus.store.opening import open_store
+from polybus.testing.blocks import block
+from polybus.testing.watch import until
+
+LONG_S = 30.0
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with open_store("memory:") as opened:
+        yield opened
+
+
+@pytest.fixture
+def waits(store) -> Iterator[Waits]:
+    made = Waits(store, 2, time.monotonic)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+def append(store: Store, topic: int, shard: int = 0) -> None:
+    store.commit(Commit(appends=(Append(topic, shard, block(b"x")),))).result(10)
+
+
+def begin(pool, waits: Waits, wanted, timeout_s: float = LONG_S, is_gone=lambda: False) -> Future:
+    count = waits.count
+    future = pool.submit(waits.wait, wanted, timeout_s, is_gone)
+    until(lambda: waits.count > count or future.done(), "it waits")
+    return future
+
+
+def test_what_is_there_already_is_news_at_once(store, waits):
+    topic = store.create("t", 2, {}).number
+    append(store, topic, 1)
+    assert waits.wait({(topic, 0): 0, (topic, 1): 0}, LONG_S) == {(topic, 1): 1}
+    assert waits.count == 0
+
+
+def test_an_append_wakes_those_who_wait_for_its_shard_and_no_others(store, waits, pool):
+    topic = store.create("t", 2, {}).number
+    hit = begin(pool, waits, {(topic, 0): 0})
+    missed = begin(pool, waits, {(topic, 1): 0})
+    append(store, topic, 0)
+    assert hit.result(10) == {(topic, 0): 1}
+    assert not missed.done()
+    append(store, topic, 1)
+    assert missed.result(10) == {(topic, 1): 1}
+
+
+def test_time_is_up(store, waits):
+    topic = store.create("t", 1, {}).number
+    assert waits.wait({(topic, 0): 0}, 0) == {}
+    assert waits.wait({(topic, 0): 0}, 0.01) == {}
+    assert waits.count == 0
+
+
+def test_one_too_many(store, waits, pool):
+    topic = store.create("t", 1, {}).number
+    both = [begin(pool, waits, {(topic, 0): 0}) for _ in range(2)]
+    for refused in (waits.check_room, lambda: waits.wait({(topic, 0): 0}, LONG_S)):
+        with pytest.raises(LimitReached) as caught:
+            refused()
+        assert caught.value.limit == "max_waits"
+    append(store, topic)
+    assert [one.result(10) for one in both] == [{(topic, 0): 1}] * 2
+    assert waits.wait({(topic, 0): 0}, LONG_S) == {(topic, 0): 1}
+
+
+def test_shards_are_bounded_over_all(store, waits, monkeypatch):
+    topic = store.create("t", 3, {}).number
+    monkeypatch.setattr(module, "MAX_PLACES", 2)
+    with pytest.raises(LimitReached):
+        waits.wait(dict.fromkeys([(topic, shard) for shard in range(3)], 0), LONG_S)
+    assert waits.wait({(topic, 0): 0, (topic, 1): 0}, 0) == {}
+
+
+def test_who_has_gone_is_let_go(store, waits, pool, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    topic = store.create("t", 1, {}).number
+    gone: list[bool] = []
+    waiting = begin(pool, waits, {(topic, 0): 0}, is_gone=lambda: bool(gone))
+    assert not waiting.done()
+    gone.append(True)
+    assert waiting.result(10) == {}
+    assert waits.count == 0
+
+
+def test_a_topic_that_is_dropped(store, waits, pool):
+    topic = store.create("t", 1, {})
+    waiting = begin(pool, waits, {(topic.number, 0): 0})
+    store.drop("t")
+    waits.gone(topic)
+    with pytest.raises(DoesNotExist):
+        waiting.result(10)
+    assert waits.count == 0
+
+
+def test_the_end(store, waits, pool):
+    topic = store.create("t", 1, {}).number
+    waiting = begin(pool, waits, {(topic, 0): 0})
+    waits.close()
+    assert waiting.result(10) == {}
+    with pytest.raises(StoreClosed):
+        waits.wait({(topic, 0): 0}, LONG_S)
