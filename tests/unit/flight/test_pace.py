@@ -1,0 +1,57 @@
+"""Clients that take nothing are cut; slow links are not."""
+
+from __future__ import annotations
+
+from polybus.transports.flight.pace import Pace
+
+
+class World:
+    """A clock, and one peer."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.confirmed: int | None = 0
+        self.cut: list[str] = []
+        self.pace = Pace(4.0, 100, lambda: self.now_s, lambda _: self.confirmed, self.cut.append)
+
+    def pass_time(self, seconds: float, taking: int = 0) -> None:
+        for _ in range(int(seconds * 4)):
+            self.now_s += 0.25
+            if self.confirmed is not None:
+                self.confirmed += taking // 4
+            self.pace.tick()
+
+
+def test_who_takes_nothing_is_cut_once():
+    world = World()
+    with world.pace.handing_over("peer"):
+        world.pass_time(3.75)
+        assert world.cut == []
+        world.pass_time(10)
+        assert world.cut == ["peer"]
+
+
+def test_what_was_handed_over_in_time_is_forgotten():
+    world = World()
+    for _ in range(5):
+        with world.pace.handing_over("peer"):
+            world.pass_time(3.75)
+    world.pass_time(20)
+    assert world.cut == []
+
+
+def test_a_slow_link_that_takes_enough_is_left_alone():
+    world = World()
+    with world.pace.handing_over("peer"):
+        world.pass_time(60, taking=120)
+        assert world.cut == []
+        world.pass_time(9, taking=80)
+        assert world.cut == ["peer"]
+
+
+def test_a_connection_that_has_ended_is_no_reason_to_fail():
+    world = World()
+    world.confirmed = None
+    with world.pace.handing_over("peer"):
+        world.pass_time(9)
+    assert world.cut == ["peer"]

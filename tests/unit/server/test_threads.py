@@ -1,0 +1,69 @@
+"""Between the loop and other threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from polybus.errors import Denied, Unavailable
+from polybus.server import threads
+from polybus.server.threads import Completions, OnLoop, Readers
+
+
+def test_a_function_runs_on_the_loop_and_its_outcome_comes_back():
+    async def live() -> None:
+        on_loop = OnLoop(asyncio.get_running_loop())
+        main = threading.get_ident()
+        assert await asyncio.to_thread(on_loop, threading.get_ident) == main
+        assert await asyncio.to_thread(on_loop, max, 3, 5) == 5
+
+        def refuse() -> None:
+            raise Denied("no")
+
+        with pytest.raises(Denied, match="no"):
+            await asyncio.to_thread(on_loop, refuse)
+
+    asyncio.run(live())
+
+
+def test_who_gave_up_is_not_surprised_later(monkeypatch):
+    monkeypatch.setattr(threads, "ANSWER_TIMEOUT_S", 0.01)
+    loop = asyncio.new_event_loop()
+    ran: list[int] = []
+    with pytest.raises(Unavailable):
+        OnLoop(loop)(ran.append, 1)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert ran == []
+
+
+def test_a_loop_that_has_ended():
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        OnLoop(loop)(print)
+    Completions(loop).add(lambda: None)
+
+
+def test_steps_come_in_order_and_work_comes_back_on_the_loop():
+    async def live() -> list[object]:
+        completions = Completions(asyncio.get_running_loop())
+        readers = Readers(completions)
+        found: list[object] = []
+        done = asyncio.Event()
+        for number in range(100):
+            completions.add(lambda number=number: found.append(number))
+        readers(lambda: 1 // 0, lambda outcome: found.append(type(outcome.exception())))
+        await asyncio.sleep(0)
+        readers(threading.get_ident, lambda outcome: (found.append(outcome.result()), done.set()))
+        await done.wait()
+        readers.close()
+        return found
+
+    found = asyncio.run(live())
+    assert found[:100] == list(range(100))
+    assert ZeroDivisionError in found
+    assert threading.get_ident() not in found
