@@ -11,15 +11,17 @@ from __future__ import annotations
 import random
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from polybus.errors import Damaged, PolybusError
-from polybus.kernel.blocks import HEADER_BYTES, MAGIC
+from polybus.kernel.blocks import MAGIC
+from polybus.model.block import Block
 from polybus.model.topic import ALL, Topic
 from polybus.store.contract import Store
 from polybus.store.lmdb import engine as _loaded_once_for_all_children  # noqa: F401
-from polybus.store.lmdb import salvaging, verifying
+from polybus.store.lmdb import entries, salvaging, verifying
 from polybus.store.lmdb.entries import MAGIC as ENTRY_MAGIC
 from polybus.store.opening import open_store
 from polybus.testing.storecheck import bodies_of, read_all
@@ -44,16 +46,22 @@ def data_file(folder: Path) -> Path:
 
 
 def targets(data: bytes) -> list[range]:
-    """Where blocks stand, and the heads of entries; copies that are no longer used as well."""
+    """Where blocks stand, and the heads of entries; copies that are no longer used as well.
+
+    Only whole ones: where a copy was overwritten, something else stands by now.
+    """
     found, at = [], data.find(MAGIC)
     while at >= 0:
         size = int.from_bytes(data[at + SIZE_AT : at + SIZE_AT + 4], "little")
-        if HEADER_BYTES <= size <= len(data) - at:
+        with suppress(Damaged):
+            Block.open(data[at : at + size])
             found.append(range(at, at + size))
         at = data.find(MAGIC, at + 1)
     at = data.find(ENTRY_MAGIC)
     while at >= 0:
-        found.append(range(at, at + HEAD_BYTES))
+        with suppress(Damaged):
+            entries.decode(memoryview(data)[at:])
+            found.append(range(at, at + HEAD_BYTES))
         at = data.find(ENTRY_MAGIC, at + 1)
     return found
 
