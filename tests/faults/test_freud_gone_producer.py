@@ -12,6 +12,7 @@ from tests.faults.freud_live import connect, serving
 
 LARGE = 100_000
 LOOK_S = 0.01
+PATIENT = {"POLYBUS_LIMITS_SLOW_CONSUMER_TIMEOUT_S": "600"}  # the full reader is never cut
 
 
 def waiting(bus: BusProcess) -> int:
@@ -29,7 +30,7 @@ def fill(bus: BusProcess, client: Client) -> None:
 
 def test_what_a_vanished_client_produced_reaches_freud_although_an_rqueue_reader_is_full():
     with (
-        serving() as bus,
+        serving(env=PATIENT) as bus,
         connect(bus) as client,
         connect(bus) as filler,
         rqueue.connect(bus.address("rqueue"), receive_buffer=4096) as full,
