@@ -13,7 +13,7 @@ from polybus.native import Client, Produced
 from polybus.testing.nativebus import NativeBus
 
 PATIENCE_S = 90
-ROUNDS = 3
+ROUNDS = 2
 
 
 def end(bus: NativeBus, how: str) -> None:
