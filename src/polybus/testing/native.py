@@ -65,7 +65,12 @@ class Put:
             self.writer.write_with_metadata(batch(*messages), json.dumps(stamp).encode())
 
     def answer(self) -> Any:
-        return json.loads(self.reader.read().to_pybytes())
+        """The next answer. What ended the stream is raised."""
+        raw = self.reader.read()
+        if raw is None:
+            self.writer.close()
+            raise EOFError("the stream has ended")
+        return json.loads(raw.to_pybytes())
 
     def ask(self, *messages: bytes, stamp: object = None) -> Any:
         self.send(*messages, stamp=stamp)

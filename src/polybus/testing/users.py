@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from polybus.testing import rqueue
+import pyarrow.flight as flight
+
+from polybus.testing import native, rqueue
 
 
 class Done(NamedTuple):
@@ -164,6 +166,32 @@ class _Child:
     def close(self, link: int) -> None:
         self._links[link].close()
 
+    # the native port's, by Arrow Flight
+
+    def flight(self, port: int, what: str, *args: Any) -> dict[str, Any]:
+        """`act` NAME FIELDS, or `produce` TOPIC BODY [STAMP]; an error is its code."""
+        return self._flight_told(what, flight.connect(f"grpc://127.0.0.1:{port}"), *args)
+
+    def flight_open(self, port: int, topic: str) -> dict[str, Any]:
+        """A stream that stays open, for `flight_send`."""
+        client = flight.connect(f"grpc://127.0.0.1:{port}")
+        self._put = native.Put(client, "produce", topic)
+        return {"ok": True}
+
+    def flight_send(self, body: str) -> dict[str, Any]:
+        return _code_or_all(self._put.ask(body.encode()))
+
+    def _flight_told(self, what: str, client: Any, *args: Any) -> dict[str, Any]:
+        try:
+            if what == "act":
+                name, fields = args
+                return dict(native.act(client, name, **fields))
+            topic, body, *stamp = args
+            told = native.produce(client, topic, body.encode(), stamp=stamp[0] if stamp else None)
+        except flight.FlightError as error:
+            return {"code": native.code_of(error)}
+        return _code_or_all(told)
+
     def polybus(self, *args: str) -> Done:
         from polybus.cli.main import run
 
@@ -171,6 +199,10 @@ class _Child:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = run(args)
         return Done(code, out.getvalue(), err.getvalue())
+
+
+def _code_or_all(told: dict[str, Any]) -> dict[str, Any]:
+    return {"code": told["error"]["code"]} if "error" in told else told
 
 
 def _text(data: bytes) -> str:

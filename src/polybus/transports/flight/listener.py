@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.flight as flight
+import pyarrow as pa
 
 from polybus.errors import AddressError, AddressInUse, ConfigError
 from polybus.model.address import Address
@@ -66,6 +68,7 @@ class FlightListener:
         self._on_fault = on_fault
         self._pace = Pace(slow.timeout_s, slow.min_bytes_per_s, clock, self._taken, self._cut)
         identifier = Identifier(address.host)
+        _check_free(address)
         try:
             self._service = Service(
                 _location(address),
@@ -78,8 +81,9 @@ class FlightListener:
                 middleware={MIDDLEWARE: TokenCheck(security.tokens)},
                 **_tls(address, security),
             )
-        except (OSError, flight.FlightError) as error:
-            raise _explained(address, error) from None
+        except (OSError, pa.ArrowException) as error:
+            text = str(error).splitlines()[0]
+            raise AddressError(f"{address}: cannot be listened on: {text}") from None
         self.address = address.with_port(self._service.port)
         self._closed = Event()
         self._stopping: Thread | None = None
@@ -152,8 +156,16 @@ def _tls(address: Address, security: Security) -> dict[str, Any]:
     return options
 
 
-def _explained(address: Address, error: Exception) -> AddressError | AddressInUse:
-    text = str(error)
-    if "in use" in text.lower():
-        return AddressInUse(f"{address}: something else listens there already")
-    return AddressError(f"{address}: cannot be listened on: {text.splitlines()[0]}")
+def _check_free(address: Address) -> None:
+    """gRPC does not say why it cannot listen, and logs lines of its own: a trial does better."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((address.host, address.port))
+            trial.listen(1)  # two may be bound with that option, but only one listens
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address}: something else listens there already") from None
+        reason = error.strerror or str(error)
+        raise AddressError(f"{address}: cannot be listened on: {reason}") from None
