@@ -118,6 +118,9 @@ class Judge:
             except Damaged as error:
                 self._name(topic.name, shard, offset, str(error), when)
                 continue
+            except Exception as error:
+                self.faults.append(f"{when}: {topic.name}, {shard}, {offset}: {error!r}")
+                continue
             if bodies_of(rows) == [self._written[topic.number, shard, offset]]:
                 self.right += 1
             else:
@@ -136,6 +139,9 @@ class Judge:
         try:
             found = [body for _, _, body in read_all(store, topic, ALL)]
         except Damaged:
+            return
+        except Exception as error:
+            self.faults.append(f"{when}: {topic.name} read as a whole: {error!r}")
             return
         if not wanted.issuperset(found) or (topic.name != RING and len(found) < len(wanted)):
             self.faults.append(f"{when}: {topic.name} read as a whole is wrong")
