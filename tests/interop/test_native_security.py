@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def bus(folder: Path) -> Iterator[NativeBus]:
         yield running
 
 
-def client(bus: NativeBus, folder: Path, **more: Path) -> Client:
+def client(bus: NativeBus, folder: Path, **more: Any) -> Client:
     options = ClientOptions(connect_timeout_s=0.0, authorities=folder / "cert.pem", **more)
     return Client(bus.url, options)
 

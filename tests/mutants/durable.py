@@ -94,8 +94,6 @@ PULLING = mutants(
         "return self.at_id + AHEAD_MESSAGES",
         "return min(self._durable.next_id(self.topic), self.at_id + AHEAD_MESSAGES)",
     ),
-    ("nothing is bounded", "if reader.gone or is_full or", "if reader.gone or"),
-    ("stuck behind what another holds", "is_full = bool(reader.ranges) and (", "is_full = ("),
     ("trimmed: it stays", "self.at_id = max(self.at_id, end)", "pass"),
     ("trimmed: polls end too soon", "if not self.has_more():", "if True:"),
     (

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from polybus.model.rows import Rows
     from polybus.model.topic import Topic
 
-# Fetched ahead: so much that the next one is on its way before this is used up.
+# Fetched at once, and so the most that waits here for one reader.
 AHEAD_MESSAGES = 1024
-AHEAD_BYTES = 128 * 1024
 
 
 class LogReader(Reader):
@@ -77,15 +76,11 @@ class Pull(Cursor):
         self._over = True
 
     def until(self) -> int | None:
-        """No more than is fetched ahead.
+        """No more than is fetched at once, which is when there is nothing left to take.
 
         How far the log goes is not asked: news of a commit may come before it is known.
         """
-        reader = self._reader
-        is_full = bool(reader.ranges) and (
-            reader.held_messages >= AHEAD_MESSAGES or reader.held_bytes >= AHEAD_BYTES
-        )
-        if reader.gone or is_full or self._over or self.is_starved:
+        if self._reader.gone or self._over or self.is_starved:
             return self.at_id
         return self.at_id + AHEAD_MESSAGES
 

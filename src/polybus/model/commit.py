@@ -71,7 +71,7 @@ class Span(NamedTuple):
     shard: int
     first_offset: int
     first_id: int
-    count: int
+    count: int  # type: ignore[assignment]  # of tuple, which nobody asks here
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, Self
 from polybus.native import Client, ClientOptions
 from polybus.testing.process import BusProcess, serve
 
-QUICK = {"first_backoff_s": 0.01, "last_backoff_s": 0.2, "connect_timeout_s": 30.0}
+QUICK: dict[str, Any] = {"first_backoff_s": 0.01, "last_backoff_s": 0.2, "connect_timeout_s": 30.0}
 
 
 class NativeBus:

@@ -146,6 +146,8 @@ class Twins:
         expected = outcome(self.oracle.encode_for, (reader.oracle, *given))
         assert got.error == expected.error
         if expected.error is None:
+            assert isinstance(got.value, bytes)
+            assert isinstance(expected.value, bytes)
             assert with_numbered_ids(got.value) == with_numbered_ids(expected.value)
 
     # --- comparing -----------------------------------------------------------

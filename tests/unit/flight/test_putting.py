@@ -63,7 +63,7 @@ def test_a_fault_of_ours_is_told_as_such_and_logged():
     stream, faults = answering(writer, Calls(10))
     stream.add(lambda: 1 // 0, None, 1)
     stream.close()
-    assert writer.answers[0]["error"]["code"] == "internal"
+    assert writer.answers[0]["error"]["code"] == "internal"  # type: ignore[index]
     assert [type(one) for one in faults] == [ZeroDivisionError]
 
 

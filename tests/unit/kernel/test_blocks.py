@@ -136,6 +136,27 @@ def test_a_cut_is_not_empty_and_lies_in_its_block():
                 kernel.cut(layout, start, end)
 
 
+@pytest.mark.parametrize(
+    ("max_bytes", "expected"), [(1, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3)]
+)
+def test_bytes_are_bounded_over_all_runs_and_blocks(max_bytes, expected):
+    """The messages weigh four bytes each: a body; a body and a key; a body and a header."""
+    one = block(b"aaaa", b"bb", keys=[None, "kk"]).layout()
+    table = runs.join(runs.table(1, 0, 1), runs.table(2, 5, 1))
+    other = block(b"", headers=[[("n", b"vvv")]]).layout()
+    pieces = [(one, table, 0, 0, 0, 2), (other, runs.table(3, 5, 1), 2, 0, 0, 1)]
+    assert gathering.gather(pieces, 0, 9, 9, max_bytes)[0] == expected
+
+
+@pytest.mark.parametrize("max_rows", range(1, 5))
+def test_rows_are_bounded_over_all_runs_and_blocks(max_rows):
+    one, other = block(b"a", b"b", b"c").layout(), block(b"d").layout()
+    table = runs.join(runs.table(1, 0, 1), runs.table(2, 5, 2))
+    pieces = [(one, table, 0, 0, 0, 3), (other, runs.table(4, 5, 1), 3, 0, 0, 1)]
+    count, _, _, _, _, _, _, bodies, *_ = gathering.gather(pieces, 0, 9, max_rows, 9)
+    assert (count, bodies) == (max_rows, b"abcd"[:max_rows])
+
+
 def test_a_refused_read_holds_nothing():
     good, bad = block(b"a").layout(), block(b"b").layout()
     table, torn = bytearray(runs.table(1, 0, 1)), bytearray(runs.table(2, 0, 2))

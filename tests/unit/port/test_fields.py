@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from polybus.bus.port.fields import KINDS, MAX_INTEGER, Action, Field
@@ -38,7 +40,7 @@ def test_what_is_wrong_is_named(request_, says):
     assert len(str(caught.value)) < 200
 
 
-GOOD = {
+GOOD: dict[str, list[Any]] = {
     "text": ["", "ä"],
     "texts": [[], ["a", "b"]],
     "count": [0, MAX_INTEGER],
@@ -48,7 +50,7 @@ GOOD = {
     "objects": [[], [{}]],
     "shard": [0, 5, "all"],
 }
-BAD = {
+BAD: dict[str, list[Any]] = {
     "text": [1, b"x", [], "\ud800"],
     "texts": ["x", [1], [None], ["\ud800"]],
     "count": [-1, 1.0, True, "1", MAX_INTEGER + 1],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
@@ -55,10 +57,15 @@ def test_steps_come_in_order_and_work_comes_back_on_the_loop():
         found: list[object] = []
         done = asyncio.Event()
         for number in range(100):
-            completions.add(lambda number=number: found.append(number))
+            completions.add(partial(found.append, number))
         readers(lambda: 1 // 0, lambda outcome: found.append(type(outcome.exception())))
         await asyncio.sleep(0)
-        readers(threading.get_ident, lambda outcome: (found.append(outcome.result()), done.set()))
+
+        def told(outcome: Future[int]) -> None:
+            found.append(outcome.result())
+            done.set()
+
+        readers(threading.get_ident, told)
         await done.wait()
         readers.close()
         return found
