@@ -1,0 +1,55 @@
+"""Whose a producer is, on the reference engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polybus.bus.port.producers import Owners, owner_key
+from polybus.errors import Denied, MalformedRequest, UnknownProducer
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.store.opening import open_store
+
+ALICE, BOB, OPS = Identity(uid=4242), Identity(uid=4343), Identity(uid=4242, key="ops")
+
+
+@pytest.fixture
+def owners() -> Iterator[Owners]:
+    with open_store("memory:") as store:
+        yield Owners(store)
+
+
+def test_who_opens_it_first_owns_it(owners):
+    with pytest.raises(UnknownProducer):
+        owners.check(ALICE, "p")
+    owners.claim(ALICE, "p")
+    owners.claim(ALICE, "p")
+    owners.check(ALICE, "p")
+    for other in (BOB, OPS, ANONYMOUS):
+        with pytest.raises(Denied):
+            owners.claim(other, "p")
+        with pytest.raises(Denied):
+            owners.check(other, "p")
+
+
+def test_what_is_remembered_goes_with_the_producer(owners):
+    owners.claim(ALICE, "p")
+    owners.check(ALICE, "p")  # remembered from now on
+    owners.release("p")
+    with pytest.raises(UnknownProducer):
+        owners.check(ALICE, "p")
+    owners.claim(BOB, "p")
+    with pytest.raises(Denied):
+        owners.check(ALICE, "p")
+
+
+def test_another_look_finds_the_same(owners):
+    owners.claim(ALICE, "p")
+    Owners(owners._store).check(ALICE, "p")
+
+
+@pytest.mark.parametrize("name", ["", "p" * 256, "ä" * 128, "\ud800"])
+def test_names_that_are_none(name):
+    with pytest.raises(MalformedRequest):
+        owner_key(name)
