@@ -32,6 +32,8 @@ class Silent:
     def warning(self, *_args: object, **_fields: object) -> None:
         pass
 
+    debug = info = warning
+
 
 class World:
     def __init__(self, quota_topics: int = 2) -> None:
