@@ -112,7 +112,6 @@ PULLING = mutants(
         "if self._quotas.charge(reader.identity, BYTES, run.size, trial=True):",
         "if True:",
     ),
-    ("messages behind the notice", "        self._over = True\n", "        pass\n"),
     (
         "nobody is woken",
         "        self._reader.wake()\n        if self.is_starved",

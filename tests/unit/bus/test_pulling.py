@@ -271,6 +271,17 @@ def test_what_was_trimmed_is_passed_over(bus: MemoryBus):
     assert ask(bus, client, get(me)) == [NOTHING]
 
 
+def test_ids_stay_what_they_are_where_one_is_missing(bus: MemoryBus):
+    topic = bus.make("t", shards=2)
+    client = bus.connect_freud()
+    me = reader_of(bus, client)
+    for body in (b"a", b"b", b"c"):  # to the shards in turn
+        write(bus, body)
+    bus.store.trim(topic.number, {1: 1})
+    found = [record(one) for one in ask(bus, client, get_record(me), get_record(me))]
+    assert [(one.id, one.body) for one in found] == [(1, b"a"), (3, b"c")]
+
+
 # --- the topic itself ----------------------------------------------------------------
 
 
