@@ -1,0 +1,115 @@
+"""Breaks the native port on purpose, and demands that its tests notice.
+
+    python tests/mutants/port.py [part of a mutant's name ...]
+
+The same procedure as in bus.py, with unit tests alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": ("tests/unit/port", "tests/unit/flight", "tests/unit/server/test_threads.py"),
+}
+
+WAITS = mutants(
+    "bus/port/waits.py",
+    ("waits without end", "if len(self._waiters) >= self._max_waits:", "if False:"),
+    ("shards without end", "if self._places + len(wanted) > MAX_PLACES:", "if False:"),
+    ("places are not given back", "self._places -= len(wanted)", "pass"),
+    (
+        "news wakes nobody",
+        "                self._wake((one.topic, one.shard))",
+        "                pass",
+    ),
+    ("the gone stay", "waiter.gone = True", "pass"),
+    (
+        "no end when the bus stops",
+        "for waiter in self._waiters:\n                waiter.event.set()",
+        "pass",
+    ),
+    ("what was seen is news", "if end > wanted[place]", "if end >= wanted[place]"),
+    ("a drop wakes nobody", "self._wake((topic.number, shard))", "pass"),
+)
+
+BUDGET = mutants(
+    "bus/port/producing.py",
+    ("no turns", "self._turns[0] is turn and ", ""),
+    ("room is kept", "future.add_done_callback(lambda _: self._give(size))", "pass"),
+    (
+        "failures keep room",
+        "        except BaseException:\n            self._give(size)",
+        "        except BaseException:",
+    ),
+    ("too large waits for ever", "if size > self._max_bytes:", "if False:"),
+)
+
+OWNERS = mutants(
+    "bus/port/producers.py",
+    ("producers are everybody's", "if owner != caller.name.encode():", "if False:"),
+    ("the last one owns it", "expected=0)", "expected=None)"),
+    ("owners are remembered for ever", "self._known.pop(producer, None)", "pass"),
+)
+
+DURABLE = mutants(
+    "bus/durable.py",
+    ("quotas are not charged", "fits = known + size <= limit", "fits = True"),
+    ("what is on its way does not count", "self._on_their_way.get(topic.number, 0) + ", ""),
+    ("it is on its way for ever", "self._depart(topic.number, -block.size_bytes)", "None"),
+    ("all to the first shard", "next(self._turn) % len(shards)", "0"),
+    ("ids stand still", "self._reach(span.topic, span.first_id + span.count)", "pass"),
+)
+
+BINDING = mutants(
+    "bus/binding.py",
+    ("claims are shared", "if topic.number in self._claimed:", "if False:"),
+    ("claims do not end", "self._claimed.discard(topic.number)", "pass"),
+    ("anybody may claim", "self.judge(caller, DELETE, name)", "pass"),
+    ("both kinds at once", "if self._is_ephemeral(raw):", "if False:"),
+    ("quotas are kept", "self._quotas.release(reservation.caller, TOPICS, 1)", "pass"),
+)
+
+FLIGHT = [
+    *mutants(
+        "transports/flight/putting.py",
+        ("batches without end", "self._batches < self._max_batches and ", ""),
+        ("bytes without end", "and self._bytes + size <= self._max_bytes", ""),
+        (
+            "who has gone holds a place",
+            "            self._window.leave(one.size)",
+            "            if is_there:\n                self._window.leave(one.size)",
+        ),
+        ("any encoding", 'raw.decode("utf-8")', "raw"),
+    ),
+    *mutants(
+        "transports/flight/pace.py",
+        ("nobody is cut", "self._cut(handing.peer)", "pass"),
+        ("slow links are cut", "if self._is_moving(handing, now_s):", "if False:"),
+        ("a drop is enough", "and moved >= self._min_bytes_per_s * (now_s - handing.noted_s)", ""),
+    ),
+    *mutants(
+        "transports/flight/calls.py",
+        ("calls without end", "if self._count >= self._max_calls:", "if False:"),
+        ("stopping refuses nobody", "if self._stopping:", "if False:"),
+    ),
+    *mutants(
+        "server/threads.py",
+        ("late outcomes", "if not outcome.set_running_or_notify_cancel():", "if False:"),
+    ),
+]
+
+ALL = [*WAITS, *BUDGET, *OWNERS, *DURABLE, *BINDING, *FLIGHT]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-port"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
