@@ -18,6 +18,7 @@ proof. $SABOTAGE holds the name as well, for the processes a test starts.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def in_ci() -> bool:
 
 
 settings.load_profile("ci" if in_ci() else "local")
+
+
+def pytest_configure() -> None:
+    """Programs that tests start can be interrupted, also if a script in the background runs us."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
