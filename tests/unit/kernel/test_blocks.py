@@ -157,6 +157,30 @@ def test_rows_are_bounded_over_all_runs_and_blocks(max_rows):
     assert (count, bodies) == (max_rows, b"abcd"[:max_rows])
 
 
+def test_pieces_with_fitting_places_of_other_blocks_are_not_neighbours():
+    one, other = block(b"a", b"b").layout(), block(b"x", b"y").layout()
+    pieces = [(one, runs.table(1, 0, 2), 0, 0, 0, 1), (other, runs.table(2, 0, 2), 0, 1, 1, 2)]
+    assert gathering.gather(pieces, 0, 9, 9, 9)[7] == b"ay"
+
+
+def test_pieces_of_one_block_with_a_gap_are_not_neighbours():
+    layout, table = block(b"a", b"b", b"c").layout(), runs.table(1, 0, 3)
+    pieces = [(layout, table, 0, 0, 0, 1), (layout, table, 0, 0, 2, 3)]
+    assert gathering.gather(pieces, 0, 9, 9, 9)[7] == b"ac"
+
+
+def test_counts_that_add_up_only_by_wrapping_round_are_refused():
+    table = runs.table(0, 0, 2**62) * 4 + runs.table(1, 0, 1)
+    with pytest.raises(gathering.BadPiece):
+        gathering.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
+
+
+def test_a_table_with_bytes_behind_is_refused():
+    table = runs.table(1, 0, 1) + b"x"
+    with pytest.raises(gathering.BadPiece):
+        gathering.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
+
+
 def test_a_refused_read_holds_nothing():
     good, bad = block(b"a").layout(), block(b"b").layout()
     table, torn = bytearray(runs.table(1, 0, 1)), bytearray(runs.table(2, 0, 2))
