@@ -107,7 +107,10 @@ def test_a_token_that_expires_ends_a_producer_with_its_messages_told(bus, folder
         with pytest.raises(errors.Denied):
             producer.produce("orders.b", [b"x"]).result(20)
         token.write_text(SECRET)
-        producer.produce("orders.b", [b"y"]).result(20)
+        with pytest.raises(errors.Denied):  # nobody could ask what became of its numbers
+            producer.produce("orders.b", [b"y"]).result(20)
+        with known.producer() as another:
+            another.produce("orders.b", [b"y"]).result(20)
 
 
 def test_a_missing_token_file_is_told(bus, folder):

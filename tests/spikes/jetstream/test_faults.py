@@ -60,6 +60,7 @@ def test_a_bus_learns_from_its_diary_what_the_lost_answer_said(relay, cut, other
     assert bodies(other.read(topic.number, ALL, 0)) == [b"before", b"once"]
 
 
+@pytest.mark.soak
 def test_a_killed_server_keeps_all_that_it_acknowledged(server):
     with JetStreamSpike(server.url) as first:
         topic = first.create("t", 2, {})
