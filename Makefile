@@ -68,6 +68,7 @@ sabotage: setup ## fault tests with the thing they guard broken: each must turn 
 
 mutants: setup ## break the code on purpose, in a hundred small ways: the tests must notice each
 	@$(PYTHON_IN_VENV) tests/mutants/run.py
+	@$(PYTHON_IN_VENV) tests/mutants/blocks.py
 	@$(PYTHON_IN_VENV) tests/mutants/bus.py
 	@$(PYTHON_IN_VENV) tests/mutants/policy.py
 	@$(PYTHON_IN_VENV) tests/mutants/freud.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from itertools import pairwise
 
+import pytest
 import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -123,24 +124,38 @@ NEAR_TEXT = (
 UGLY = st.lists(TEXT | st.sampled_from(NEAR_TEXT), max_size=4).map(b"".join)
 
 
+def is_readable(parts: list[bytes]) -> bool:
+    try:
+        for part in parts:
+            part.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_accepted(data: bytes, cuts: list[int]) -> bool:
+    offsets = struct.pack(f"<{len(cuts)}i", *cuts)
+    try:
+        Block.from_columns(data, offsets, insertion_ms=0, keys=Keys(data, offsets))
+    except UsageError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("text", NEAR_TEXT)
+@pytest.mark.parametrize("before", [b"", b"1234567", b"12345678", "é".encode()])
+@pytest.mark.parametrize("behind", [b"", b"1", b"12345678"])
+def test_the_edges_of_utf8_are_those_of_python(text, before, behind):
+    data = before + text + behind
+    assert is_accepted(data, [0, len(data)]) == is_readable([data])
+
+
 @given(UGLY, st.lists(st.integers(0, 40), max_size=4))
 @example("é".encode(), [1])
 def test_keys_are_judged_as_python_does(data, places):
     cuts = [0, *sorted(min(place, len(data)) for place in places), len(data)]
     parts = [data[start:end] for start, end in pairwise(cuts)]
-    offsets = struct.pack(f"<{len(cuts)}i", *cuts)
-    try:
-        for part in parts:
-            part.decode()
-        readable = True
-    except UnicodeDecodeError:
-        readable = False
-    try:
-        Block.from_columns(data, offsets, insertion_ms=0, keys=Keys(data, offsets))
-        accepted = True
-    except UsageError:
-        accepted = False
-    assert accepted == readable
+    assert is_accepted(data, cuts) == is_readable(parts)
 
 
 @given(st.lists(BODY, min_size=1, max_size=5), BODY, BODY)
