@@ -17,6 +17,7 @@ Reading is done by `readers`, on other threads; everything else is the loop's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -52,7 +53,7 @@ class Readers(Protocol):
 Relay = Callable[[bytes, memoryview, "bytes | memoryview"], "Routed"]
 
 
-class Cursor:
+class Cursor(ABC):
     """A position in a topic's log that is read from, one read at a time."""
 
     def __init__(self, following: Following, topic: Topic, at_id: int) -> None:
@@ -78,12 +79,13 @@ class Cursor:
         """The id to stop at; None: none."""
         return None
 
-    def take(self, rows: Rows) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def take(self, rows: Rows) -> None: ...
 
-    def wants_more(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def wants_more(self) -> bool: ...
 
+    @abstractmethod
     def passed(self, until: int | None) -> None:
         """There was nothing up to there."""
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from polybus.store.lmdb.copying import backup
 from polybus.store.lmdb.engine import LmdbStore
 from polybus.store.lmdb.known import Known
 from polybus.testing.blocks import block
+from polybus.testing.watch import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, count, put
 
 
@@ -53,7 +53,7 @@ def test_a_commit_behind_a_drop_in_one_transaction_is_refused(store):
     go_on = held(store, topic.number)
     dropping = threading.Thread(target=store.drop, args=("t",))
     dropping.start()
-    time.sleep(0.1)  # until it stands in the queue
+    until(lambda: bool(store._writer._queue._items), "it stands in the queue")
     late = store.commit(Commit((Append(topic.number, 0, block(b"late")),)))
     go_on.set()
     dropping.join(TIMEOUT_S)
