@@ -1,13 +1,13 @@
 # `make run` and `make test` each work as the only command after a clone.
 # Stamps remember what was done: a second call starts at once. What the machine
-# itself must bring (Python, gcc) is checked, and named, by .ci/need.
+# itself must bring (Python, gcc, Java) is checked, and named, by .ci/need.
 
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON_IN_VENV := $(BIN)/python
 
 # The extras of pyproject.toml that `make setup` installs.
-EXTRAS := dev,nats,console,otel
+EXTRAS := dev,spark,nats,console,otel
 
 # More arguments for the target's program: make test ARGS="-k fanout -x"
 ARGS   ?=
@@ -37,6 +37,7 @@ run: setup ## serve the bus with its data in ./data
 	@$(BIN)/polybus serve --data ./data $(ARGS)
 
 test: setup ## run the tests
+	@.ci/need java
 	@$(PYTHON_IN_VENV) -m pytest -q $(ARGS) || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
 	  echo "polybus: once more, those that failed: a machine that stood still for a while can starve a live test, a fault fails twice"; \
 	  $(PYTHON_IN_VENV) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
@@ -51,6 +52,7 @@ bench: setup ## the short benchmarks, beside their peers
 	@.ci/need command redis-server redis-server
 	@.ci/need command dbus-daemon dbus-daemon
 	@.ci/need command dbus-broker dbus-broker
+	@.ci/need java
 	@$(PYTHON_IN_VENV) -m bench $(ARGS)
 
 soak: asan fuzz sabotage mutants ## the long tests: sanitizers, fuzzing, sabotage, all marked soak, a grown store
@@ -92,6 +94,7 @@ $(VENV_STAMP): pyproject.toml setup.py
 	{ $(PYTHON_IN_VENV) -c '' 2>/dev/null || "$$python" -m venv --clear $(VENV); }
 	@POLYBUS_SKIP_KERNEL=1 $(PYTHON_IN_VENV) -m pip install -q --disable-pip-version-check \
 		-e '.[$(EXTRAS)]'
+	@.ci/need java || echo "polybus: all but Spark works without it" >&2
 	@touch $@
 
 # setup.py holds the compiler's flags: when it changed, everything is compiled again.

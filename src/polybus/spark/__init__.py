@@ -1,0 +1,31 @@
+"""Durable topics as Spark's tables: `format("polybus")`, to read and to write.
+
+    spark = polybus.spark.session()
+    orders = spark.readStream.format("polybus").option("topic", "orders").load()
+
+Spark finds the format by itself where polybus is installed (`pyspark_polybus`); `register`
+is for where it does not look. Tasks need polybus, too, on every machine of a cluster.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polybus.errors import MissingExtra
+
+try:
+    import pyspark.sql.datasource  # noqa: F401  # all else here needs it
+except ImportError:
+    raise MissingExtra("Spark", "spark") from None
+
+from polybus.spark.source import PolybusSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["PolybusSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("polybus")` known to a session."""
+    spark.dataSource.register(PolybusSource)

@@ -1,0 +1,44 @@
+"""`format("polybus")`: Spark asks it for readers and writers."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from polybus.spark.options import SINK_OPTIONS, Options
+from polybus.spark.schema import SCHEMA
+
+
+class PolybusSource(DataSource):
+    """Pickled by Spark, and made anew for each thing it is asked: it keeps nothing."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "polybus"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        raise NotImplementedError
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        raise NotImplementedError
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from polybus.spark.sink import batch_writer
+
+        return batch_writer(Options(self.options, SINK_OPTIONS), schema)
+
+    def streamWriter(  # noqa: N802  # Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        from polybus.spark.sink import stream_writer
+
+        return stream_writer(Options(self.options, SINK_OPTIONS), schema)
