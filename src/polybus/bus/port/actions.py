@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from polybus.bus.port import producers, rules, stages, topics
+from polybus.bus.port import producers, rules, stages, stats, topics
 from polybus.bus.port.fields import Action, Answer, Arguments, Field, is_count
 from polybus.errors import LimitReached, MalformedRequest, NotSupported
 from polybus.model.rules import SUBSCRIBE
@@ -67,7 +67,7 @@ def _later(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 ACTIONS: dict[str, tuple[Action, Perform]] = {
     action.name: (action, perform)
-    for table in (producers.ACTIONS, topics.ACTIONS, stages.ACTIONS, rules.ACTIONS)
+    for table in (producers.ACTIONS, topics.ACTIONS, stats.ACTIONS, stages.ACTIONS, rules.ACTIONS)
     for action, perform in table.items()
 }
 ACTIONS["wait"] = (

@@ -114,24 +114,6 @@ def _reshard(port: Port, caller: Caller, given: Arguments) -> Answer:
     raise NotSupported("this bus cannot change the number of a topic's shards yet")
 
 
-def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = port.seen(caller, given["topic"])
-    bounds = port.store.bounds(topic.number)
-    shards = [
-        {
-            "shard": number,
-            "inserted": one.end,
-            "routed": one.end,
-            "trimmed": one.start,
-            "bytes": one.size_bytes,
-        }
-        for number, one in enumerate(bounds.shards)
-    ]
-    keys = ("inserted", "routed", "trimmed", "bytes")
-    whole = {key: sum(shard[key] for shard in shards) for key in keys}
-    return {"topic": topic.name, "all": whole, "shards": shards}
-
-
 def _bounds(port: Port, caller: Caller, given: Arguments) -> Answer:
     topic = port.access.topic(caller.identity, SUBSCRIBE, given["topic"])
     return told_bounds(port.store.bounds(topic.number))
@@ -182,12 +164,6 @@ ACTIONS = {
         (TOPIC, Field("shards", "count", "how many from then on")),
         "as topic.create",
     ): _reshard,
-    Action(
-        "topic.stats",
-        "Counts of messages, for the whole topic and by shard",
-        (TOPIC,),
-        "topic, all, shards: inserted, routed, trimmed, bytes each",
-    ): _stats,
     Action(
         "bounds",
         "Where a topic and its shards begin and end",
