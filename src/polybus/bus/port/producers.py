@@ -11,6 +11,7 @@ import secrets
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from polybus.bus.port import runs
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
 from polybus.errors import Conflict, Denied, MalformedRequest, UnknownProducer
 from polybus.model.commit import Change, Commit
@@ -85,6 +86,8 @@ def owner_key(producer: str) -> bytes:
 
 def _open(port: Port, caller: Caller, given: Arguments) -> Answer:
     name = given["producer"] or ANONYMOUS_PREFIX + secrets.token_hex(16)
+    if name.startswith(runs.PREFIX):
+        raise MalformedRequest(f"producers named {runs.PREFIX}… are those of stage.publish")
     if not 1 <= given["kept_results"] <= MAX_KEPT_RESULTS:
         raise MalformedRequest(f"kept_results is from 1 to {MAX_KEPT_RESULTS}")
     port.owners.claim(caller.identity, name)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from polybus.bus.port import runs
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
 from polybus.errors import MalformedRequest
-from polybus.model.commit import Commit
+from polybus.model.commit import Commit, Committed
 from polybus.model.stamp import Stamp
 from polybus.store.contract import LEASE_S
 
@@ -35,10 +36,7 @@ def _renew(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 
 def _publish(port: Port, caller: Caller, given: Arguments) -> Answer:
-    stamp = Stamp.parse(given["stamp"]) if given["stamp"] else None
-    if stamp is not None:
-        port.owners.check(caller.identity, stamp.producer)
-    done = port.access.durable.commit(Commit(stages=tuple(given["stages"]), stamp=stamp)).result()
+    done = _of_a_run(port, caller, given) if given["run"] else _by_itself(port, caller, given)
     names = {one.topic: port.access.durable.numbered(one.topic) for one in done.spans}
     topics = {number: topic.name if topic else None for number, topic in names.items()}
     spans = [
@@ -52,6 +50,22 @@ def _publish(port: Port, caller: Caller, given: Arguments) -> Answer:
         for one in done.spans
     ]
     return {"spans": spans, "timestamp_ns": done.timestamp_ns, "duplicate": done.duplicate}
+
+
+def _by_itself(port: Port, caller: Caller, given: Arguments) -> Committed:
+    stamp = Stamp.parse(given["stamp"]) if given["stamp"] else None
+    if stamp is not None:
+        port.owners.check(caller.identity, stamp.producer)
+    return port.access.durable.commit(Commit(stages=tuple(given["stages"]), stamp=stamp)).result()
+
+
+def _of_a_run(port: Port, caller: Caller, given: Arguments) -> Committed:
+    asked = runs.Publishing.parse(given["stages"], given["stamp"], given["run"])
+    done = runs.publish(port.access.durable, port.owners, caller.identity, asked)
+    if done.duplicate:
+        for stage in asked.stages:  # a replay's: nobody will publish them
+            port.store.discard(stage)
+    return done
 
 
 def _discard(port: Port, caller: Caller, given: Arguments) -> Answer:
@@ -70,6 +84,7 @@ ACTIONS = {
         (
             Field("stages", "texts", "in this order"),
             Field("stamp", "object", "producer, epoch, counter; a repeat publishes nothing", None),
+            Field("run", "object", "id, on_new (refuse, continue); the stamp has no epoch", None),
         ),
         "spans: topic, shard, first_offset, first_id, count each; timestamp_ns, duplicate",
     ): _publish,
