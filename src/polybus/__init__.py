@@ -19,14 +19,15 @@ from polybus.errors import PolybusError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from polybus import native
-    from polybus.dialects import freud, rqueue
+    from polybus.dialects import fdq, freud, rqueue
 
-__all__ = ["PolybusError", "__version__", "freud", "native", "rqueue"]
+__all__ = ["PolybusError", "__version__", "fdq", "freud", "native", "rqueue"]
 
 __version__ = "0.1.0"
 
 # Public name → the module that its first use imports.
 _LAZY = {
+    "fdq": "polybus.dialects.fdq",
     "freud": "polybus.dialects.freud",
     "native": "polybus.native",
     "rqueue": "polybus.dialects.rqueue",

@@ -15,7 +15,7 @@ import pytest
 import polybus
 from polybus import errors
 
-PUBLIC_NAMES = ["PolybusError", "__version__", "freud", "native", "rqueue"]
+PUBLIC_NAMES = ["PolybusError", "__version__", "fdq", "freud", "native", "rqueue"]
 
 # Name → (stable code, who is to blame: the class it descends from).
 ERRORS = {

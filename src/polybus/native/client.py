@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from polybus.native.connection import Connection
+from polybus.native.fetching import Fetched, fetch
 from polybus.native.options import DEFAULT_URL, ClientOptions, settled
 from polybus.native.producing import FAILING_CLOSE_S, Producer
 from polybus.native.reading import MAX_WAIT_S, NO_BOUND, Reading, Wanted
@@ -83,6 +84,10 @@ class Client:
             if answer["news"] or time.monotonic() >= deadline_s:
                 news: list[dict[str, Any]] = answer["news"]
                 return news
+
+    def fetch(self, **request: Any) -> Fetched:
+        """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
+        return fetch(self._connection, request)
 
     def bounds(self, topic: str) -> dict[str, Any]:
         return self.act("bounds", topic=topic)

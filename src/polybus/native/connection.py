@@ -103,15 +103,18 @@ class Connection:
 
     def act_once(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         """One action, tried once."""
-        action = flight.Action(name, json.dumps(request).encode())
-        options = self.call_options(self.options.call_timeout_s)
-        with self.using() as client:
-            results = list(client.do_action(action, options))
         try:
-            found: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+            found: dict[str, Any] = json.loads(self.results(name, request)[0].to_pybytes())
         except (IndexError, ValueError):
             raise PeerError(f"{self.url} has given no answer to {name}") from None
         return found
+
+    def results(self, name: str, request: dict[str, Any]) -> list[Any]:
+        """All that one action answers, as buffers; tried once."""
+        action = flight.Action(name, json.dumps(request).encode())
+        options = self.call_options(self.options.call_timeout_s)
+        with self.using() as client:
+            return [result.body for result in client.do_action(action, options)]
 
     def _tls(self) -> dict[str, Any]:
         options, found = self.options, {}

@@ -105,7 +105,7 @@ class Waits:
             for place in wanted:
                 self._waiting.setdefault(place, set()).add(waiter)
             if self._looking is None:
-                self._looking = Thread(target=self._look, name="polybus-waits", daemon=True)
+                self._looking = Thread(target=self._keep_looking, name="polybus-waits", daemon=True)
                 self._looking.start()
 
     def _leave(self, wanted: Mapping[Place, int], waiter: Waiter) -> None:
@@ -118,13 +118,17 @@ class Waits:
                 if not waiters:
                     del self._waiting[place]
 
-    def _look(self) -> None:
-        """Lets those go whose clients have gone; on a thread of its own."""
+    def look(self) -> None:
+        """Lets those go whose clients have gone."""
+        with self._lock:
+            waiters = list(self._waiters)
+        for waiter in waiters:
+            self._look_at(waiter)
+
+    def _keep_looking(self) -> None:
+        """On a thread of its own."""
         while not self._closed.wait(LOOK_S):
-            with self._lock:
-                waiters = list(self._waiters)
-            for waiter in waiters:
-                self._look_at(waiter)
+            self.look()
 
     def _look_at(self, waiter: Waiter) -> None:
         """Under the lock, for a call that has ended must not be asked any more."""

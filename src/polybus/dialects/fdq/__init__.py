@@ -1,0 +1,60 @@
+"""FDQ: sharded, replayable queues over durable topics, with groups of consumers.
+
+    from polybus import fdq
+
+    with fdq.Producer() as producer:
+        producer.produce("orders", "customer-7", b"…")
+
+    consumer = fdq.Consumer()
+    consumer.consume("orders", "billing-1", handle)     # returns at once
+    consumer.wait()
+
+A URL is `polybus://HOST:PORT` (a running bus), `lmdb:PATH` or `memory:` (a bus inside
+this process, shared by all of its clients with the same URL). The async twins are in
+`fdq.aio`. The names below are loaded at first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polybus.dialects.fdq.messages import Envelope, MessageRequest
+
+__all__ = [
+    "Consumer",
+    "Envelope",
+    "MessageRequest",
+    "Producer",
+    "Transaction",
+    "aio",
+    "replay",
+    "reset",
+    "stats",
+]
+
+_HERE = "polybus.dialects.fdq"
+_LAZY = {
+    "Consumer": "consumer",
+    "Envelope": "messages",
+    "MessageRequest": "messages",
+    "Producer": "producer",
+    "Transaction": "transaction",
+    "replay": "replaying",
+    "reset": "telling",
+    "stats": "telling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module(f"{_HERE}.aio")
+    if name not in _LAZY:
+        raise AttributeError(f"module {_HERE!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{_HERE}.{_LAZY[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,116 @@
+"""The bus behind all handles of one URL: a store, and the native port's verbs on it.
+
+There is no loop here: what only the loop may touch in a server is touched under a lock.
+The one caller is the process's own user, who is admin of everything. Groups of consumers
+are looked after by a thread, as a server does it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from threading import Event, RLock, Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from polybus.bus.binding import Binding
+from polybus.bus.durable import Durable
+from polybus.bus.policy import ROOT_UID, Policy
+from polybus.bus.port.access import Access
+from polybus.bus.port.verbs import Port
+from polybus.bus.quotas import Quotas
+from polybus.bus.stats import Counters
+from polybus.embedded.answers import Answers
+from polybus.errors import NotSupported
+from polybus.model.identity import Identity
+from polybus.model.limits import Limits, NativeLimits, QuotaLimits
+from polybus.store.opening import open_store
+
+if TYPE_CHECKING:
+    from polybus.store.contract import Store
+
+T = TypeVar("T")
+TICK_S = 0.25
+
+
+class Core:
+    """Opened by the first handle, closed by the last."""
+
+    def __init__(self, url: str) -> None:
+        self.pid = os.getpid()
+        self.limits = NativeLimits()
+        self.identity = _own_identity()
+        self.answers = Answers()
+        self._counters = Counters()
+        self._ending = Event()
+        self._store = open_store(url)
+        try:
+            self.port = self._open_port(self._store)
+        except BaseException:
+            self._store.close()
+            raise
+        self._ticker = Thread(target=self._tick, name="polybus-embedded-tick", daemon=True)
+        self._ticker.start()
+
+    def close(self) -> None:
+        """Whoever waits is let go; what was handed over is finished, and told."""
+        self._ending.set()
+        self.port.close()
+        self._ticker.join()
+        self._store.close()
+        self.answers.close()
+
+    def _open_port(self, store: Store) -> Port:
+        quotas = Quotas(
+            QuotaLimits(quota_topics=Limits().max_topics), self._counters, Log("polybus.embedded")
+        )
+        policy = Policy((ROOT_UID, os.getuid()))
+        durable = Durable(store)
+        binding = Binding(durable, policy, quotas, is_ephemeral=lambda name: False)
+        access = Access(durable, binding, policy, Alone())
+        return Port(access, self.limits, time.monotonic, self._stats, _no_rules)
+
+    def _stats(self) -> dict[str, Any]:
+        families = {family: self._counters.family(family) for family in ("refused", "faults")}
+        return {**families, "topics": self.port.access.durable.count}
+
+    def _tick(self) -> None:
+        while not self._ending.wait(TICK_S):
+            getattr(self.port, "tick", int)()
+
+
+class Alone:
+    """One at a time: what is the loop's in a server is under this lock here."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __call__(self, function: Callable[..., T], /, *args: Any) -> T:
+        with self._lock:
+            return function(*args)
+
+
+class Log:
+    """The bus's words, for Python's own logging."""
+
+    def __init__(self, name: str) -> None:
+        self._log = logging.getLogger(name)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._log.debug("%s %s", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._log.info("%s %s", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._log.warning("%s %s", event, fields)
+
+
+def _own_identity() -> Identity:
+    groups = frozenset(os.getgroups())
+    return Identity(uid=os.getuid(), gid=os.getgid(), pid=os.getpid(), groups=groups)
+
+
+def _no_rules(verb: str, request: Mapping[str, object], caller: Identity) -> Any:
+    raise NotSupported("a bus inside a process has no rules: its one user may do everything")
