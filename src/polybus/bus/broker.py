@@ -105,7 +105,7 @@ class Broker:
         following = self.following = Following(
             durable, self._fanout, self._delivery.relay_kept, readers, self._log
         )
-        limit = self._limits.max_uncommitted_bytes
+        limit = self.max_uncommitted_bytes
         self.keeping = Keeping(durable, self.counters, limit, soon, self._wall_ns, self._log)
         self.binding.on_bound.append(following.bound)
         self.binding.on_gone.append(following.gone)
@@ -114,6 +114,11 @@ class Broker:
         pulling = self.topics.pulling = Pulling(durable, following, self.quotas)
         self._delivery.relieved = following.has_room
         store.watch(lambda news: soon(lambda: _tell(news, following, pulling)))
+
+    @property
+    def max_uncommitted_bytes(self) -> int:
+        """What one connection may have on its way to the disk."""
+        return self._limits.max_uncommitted_bytes
 
     def new_encoding_number(self) -> int:
         """A dialect asks once for the number under which its encoding is known."""

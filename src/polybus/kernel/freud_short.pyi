@@ -17,6 +17,7 @@ class ShortSession:
     _todo: Any
     _answers: Any
     _pipe: Any
+    _unsettled: int
     received_messages: int
     received_bytes: int
     sent_messages: int

@@ -38,6 +38,7 @@ cdef class ShortSession:
 
     cdef public bint _blocked, _resting, _hung_up, _finished, _gone, _closing
     cdef public object _waiting_on, _todo, _answers, _pipe
+    cdef public Py_ssize_t _unsettled  # requests that are carried out and not answered
     # Messages taken from the client, and given to it, on either path.
     cdef public uint64_t received_messages, received_bytes, sent_messages, sent_bytes
     cdef ShortPath path
@@ -62,7 +63,7 @@ cdef class ShortSession:
 
     cdef bint is_idle(self) except -1:
         """Nothing stands in the way, and nothing is left of earlier requests."""
-        if self._blocked or self._resting or self._closing:
+        if self._blocked or self._resting or self._closing or self._unsettled:
             return False
         if self._hung_up or self._finished or self._gone:
             return False

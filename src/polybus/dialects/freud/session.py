@@ -5,7 +5,8 @@ these stands in the way, and then the connection is *halted*:
 
     waiting   a Get waits for a message
     stalled   the client does not take its answers
-    blocked   a Produce waits for a full push reader, or until it is on disk
+    blocked   a Produce waits for a full push reader
+    settling  Produces are on their way to the disk, and what comes behind waits for them
     resting   it has done so much that others come first (turns.py)
 
 Each ends by itself (a message or the time limit, the socket, the reader, its turn),
@@ -30,6 +31,7 @@ from polybus.dialects.freud.answering import Answers
 from polybus.dialects.freud.codec import MALFORMED_TEXTS, NOTICE_FLAG, Code
 from polybus.dialects.freud.describing import describe
 from polybus.dialects.freud.requests import QUESTIONS, HalfProduces, Requests, halves
+from polybus.dialects.freud.slots import Slot, Slots
 from polybus.dialects.freud.turns import BYTES, COMMIT, READER, REQUEST, SHARE, SPLIT, Line
 from polybus.kernel.framing import Encoding
 from polybus.kernel.freud import Gets, Malformed, Produces, Scanner
@@ -104,7 +106,8 @@ class FreudSession(ShortSession):
         self._line = dialect.line
         self._share = SHARE  # what is left of it
         self._blocked = False
-        self._committing = False  # blocked by a Produce that is on its way to the disk
+        self._slots = Slots(dialect.broker.max_uncommitted_bytes)
+        self._settling = False
         self._hung_up = False  # the client has hung up, though not all it sent was read
         self._finished = False  # the client sends no more
         self._gone = False  # it does not read either
@@ -158,10 +161,9 @@ class FreudSession(ShortSession):
         self._gone = self._finished = True
         self._answers.discard()
         self._broker.end_stall(self._party)
-        self._blocked = False
-        if self._committing:  # it was carried out; nobody is there to be told
-            self._committing = False
-            self._todo.popleft()
+        self._blocked = self._settling = False
+        self._slots.clear()  # they are carried out; nobody is there to be told
+        self._unsettled = 0
         self._stop_waiting()
         if self._closing:
             self._depart()
@@ -189,7 +191,7 @@ class FreudSession(ShortSession):
         states = {
             "ending": self._gone,
             "stalled": self._answers.stalled,
-            "blocked": self._blocked,
+            "blocked": self._blocked or self._settling,
             "waiting": self._waiting_on is not None,
             "resting": self._resting,
         }
@@ -208,7 +210,7 @@ class FreudSession(ShortSession):
 
     @property
     def _is_halted(self) -> bool:
-        halted = self._answers.stalled or self._blocked or self._resting
+        halted = self._answers.stalled or self._blocked or self._settling or self._resting
         return halted or self._waiting_on is not None
 
     def _run(self) -> None:
@@ -252,15 +254,21 @@ class FreudSession(ShortSession):
     def _is_done(self) -> bool:
         """Everything that the client will ever send has been answered."""
         halted = self._is_halted or bool(self._todo) or self._closing
-        return self._finished and not halted
+        return self._finished and not halted and not self._unsettled
 
     def _carry_out(self, group: Any) -> bool:
         """True when the group is done; else it stays at the head, with what is left of it."""
         self._share -= REQUEST
+        is_produce = isinstance(group, Produces | HalfProduces)
+        if is_produce and self._broker.is_durable(group.topic):
+            return self._produce_durable(group)
+        if self._unsettled:
+            self._settling = True
+            return False
+        if is_produce:
+            return self._produce(group)
         if isinstance(group, Gets):
             return self._gone or self._get(group)
-        if isinstance(group, Produces | HalfProduces):
-            return self._produce(group)
         if isinstance(group, Malformed):
             text = MALFORMED_TEXTS[group.reason].encode()
             self._answers.add(answers(Code.MALFORMED_REQUEST, 1, text))
@@ -279,8 +287,6 @@ class FreudSession(ShortSession):
         self._answers.add(answers(CODES[outcome.kind], count, payload or outcome.text.encode()))
 
     def _produce(self, group: Any) -> bool:
-        if self._broker.is_durable(group.topic):
-            return self._produce_durable(group)
         self._share -= READER * self._topics.reach(group.topic)
         result = self._topics.produce(
             self._party,
@@ -314,33 +320,45 @@ class FreudSession(ShortSession):
             self._answer(outcome, group.count)
 
     def _produce_durable(self, group: Any) -> bool:
-        """Answered when it is on disk; what came behind it waits for that."""
+        """Answered when it is on disk (slots.py); the next of its kind need not wait for that."""
         assert self._broker.keeping is not None
-        if not self._requests.may_produce(group.topic):
-            self._requests.note(NO, "produce", group.topic, group.count)
-            self._answer(NO, group.count)
-            return True
         keeping = self._broker.keeping
+        if not self._slots.has_room_for(group):
+            self._settling = True
+            return False
+        if not self._requests.may_produce(group.topic):
+            self._open_slot(Slot(group, NO))
+            return True
         self._share -= COMMIT
         if self._gone:
             keeping.keep(self._party, group.topic, group.offsets, group.bodies, group.count)
             return True
-        self._answers.flush()
-        self._blocked = self._committing = True
-        then = partial(self._kept, group)
-        keeping.produce(group.topic, group.offsets, group.bodies, then)
-        return False
+        slot = Slot(group)
+        self._open_slot(slot)
+        keeping.produce(group.topic, group.offsets, group.bodies, partial(self._kept, slot))
+        return True
 
-    def _kept(self, group: Any, outcome: Outcome, first_id: int) -> None:
-        if self._gone or not self._committing:
-            if outcome.kind is not Kind.OK:  # nobody is there to be told
+    def _open_slot(self, slot: Slot) -> None:
+        self._slots.add(slot)
+        self._answer_slots()
+
+    def _answer_slots(self) -> None:
+        for slot in self._slots.take_filled():
+            assert slot.outcome is not None
+            self._answer_produces(slot.group, slot.outcome, slot.first_id)
+        self._unsettled = len(self._slots)
+
+    def _kept(self, slot: Slot, outcome: Outcome, first_id: int) -> None:
+        if self._gone:
+            if outcome.kind is not Kind.OK:
                 reason = outcome.text or outcome.kind.value
-                self._broker.counters.count("dropped", reason, group.count)
+                self._broker.counters.count("dropped", reason, slot.group.count)
             return
-        self._todo.popleft()
-        self._blocked = self._committing = False
-        self._answer_produces(group, outcome, first_id)
-        self._go_on()
+        slot.outcome, slot.first_id = outcome, first_id
+        self._answer_slots()
+        self._settling = False  # whatever still has to wait says so again
+        if not self._answers.stalled:
+            self._go_on()
 
     def _get(self, group: Gets) -> bool:
         if self._gets_left is None:
@@ -435,7 +453,7 @@ class FreudSession(ShortSession):
         self._gets_left -= 1
 
     def _unblocked(self) -> None:
-        self._blocked = self._committing
+        self._blocked = False
         self._go_on()
 
     def _close(self, reason: str) -> None:

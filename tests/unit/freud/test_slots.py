@@ -1,0 +1,194 @@
+"""Produces to durable topics, several at once on one connection: slots.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.errors import StoreFull
+from polybus.model.limits import Limits
+from polybus.testing.freud import (
+    NOTHING_HAPPENED,
+    OK,
+    SERVER_ERROR,
+    Answer,
+    answers_in,
+    count,
+    create,
+    get,
+    number,
+    produce,
+    subscribe,
+)
+from polybus.testing.memory import MemoryBus
+from polybus.testing.pipe import MemoryPipe
+
+MAX_UNCOMMITTED = 1000
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    bus = MemoryBus(Limits(max_uncommitted_bytes=MAX_UNCOMMITTED), durable=True)
+    bus.make("t")
+    bus.make("u")
+    return bus
+
+
+@pytest.fixture
+def client(bus: MemoryBus) -> MemoryPipe:
+    return bus.connect_freud()
+
+
+def answers(pipe: MemoryPipe) -> list[Answer]:
+    found, size = answers_in(pipe.taken)
+    assert size == len(pipe.taken)
+    pipe.taken.clear()
+    return found
+
+
+def test_the_next_produce_does_not_wait_for_the_disk(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(produce(b"t", b"a") + produce(b"u", b"b") + produce(b"t", b"c"))
+    client.deliver(produce(b"u", b"d"))
+    assert len(bus.store.waiting) == 4
+    bus.settle()
+    assert [number(one) for one in answers(client)] == [1, 1, 2, 2]
+
+
+def test_each_is_answered_as_soon_as_those_before_it_are(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
+    bus.commit(1)
+    bus.turn()
+    assert [number(one) for one in answers(client)] == [1]
+    bus.settle()
+    assert [number(one) for one in answers(client)] == [1]
+
+
+def test_answers_wait_for_a_commit_that_ends_later(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
+    bus.store.waiting.rotate(1)
+    bus.commit(1)
+    bus.turn()
+    assert answers(client) == []
+    bus.settle()
+    assert [one.code for one in answers(client)] == [OK, OK]
+
+
+def test_one_that_fails_is_told_in_its_place(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(produce(b"t", b"a") + produce(b"u", b"b") + produce(b"t", b"c"))
+    bus.commit(1)
+    bus.store.fail_with = StoreFull("no space left")
+    bus.commit(1)
+    bus.store.fail_with = None
+    bus.settle()
+    assert [one.code for one in answers(client)] == [OK, SERVER_ERROR, OK]
+
+
+def test_one_that_is_refused_at_once_is_told_in_its_place(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(produce(b"t", b"a"))
+    client.deliver(produce(b"nothing", b"b"))
+    client.deliver(produce(b"t", b"c"))
+    assert answers(client) == []
+    bus.settle()
+    first, refused, last = answers(client)
+    assert (number(first), number(last)) == (1, 2)
+    assert refused.code != OK
+
+
+def test_a_get_behind_it_finds_what_was_produced(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(subscribe(b"t"))
+    bus.settle()
+    subscriber = answers(client)[0].payload
+    client.deliver(produce(b"t", b"a") + get(subscriber, 0))
+    bus.settle()
+    kept, got = answers(client)
+    assert number(kept) == 1
+    assert got.payload == b"a"
+
+
+def test_a_single_request_behind_it_does_not_overtake(bus: MemoryBus, client: MemoryPipe):
+    """It would be the short path's."""
+    client.deliver(create(b"e"))
+    client.deliver(subscribe(b"e"))
+    answers(client)
+    client.deliver(produce(b"t", b"a"))
+    client.deliver(produce(b"e", b"b"))
+    assert answers(client) == []
+    bus.settle()
+    assert [number(one) for one in answers(client)] == [1, 0]
+
+
+def test_what_is_on_its_way_is_bounded(bus: MemoryBus, client: MemoryPipe):
+    for _ in range(8):
+        client.deliver(produce(b"t", bytes(400)))
+    assert len(bus.store.waiting) == 2
+    bus.settle()
+    assert [number(one) for one in answers(client)] == list(range(1, 9))
+
+
+def test_bodies_of_no_size_are_bounded_too(bus: MemoryBus, client: MemoryPipe):
+    for _ in range(200):
+        client.deliver(produce(b"t", b"") + produce(b"u", b""))
+    assert len(bus.store.waiting) <= MAX_UNCOMMITTED // 16
+    bus.settle()
+    assert len(answers(client)) == 400
+
+
+def test_one_larger_than_the_bound_is_taken_alone(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(produce(b"t", b"a"))
+    client.deliver(produce(b"t", bytes(5000)))
+    client.deliver(produce(b"t", b"c"))
+    assert len(bus.store.waiting) == 1
+    bus.settle()
+    assert [number(one) for one in answers(client)] == [1, 2, 3]
+
+
+def test_a_client_that_takes_no_answers_gets_them_later(bus: MemoryBus):
+    client = bus.connect_freud(appetite=4)
+    client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
+    bus.commit(1)
+    bus.turn()
+    written = len(client.taken) + client.backlog()
+    bus.settle()
+    assert len(client.taken) + client.backlog() == written
+    client.eat()
+    client.deliver(count(b"e"))
+    bus.settle()
+    client.eat()
+    assert [number(one) for one in answers(client)[:2]] == [1, 1]
+
+
+def test_a_half_close_is_answered_all(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
+    client.shut_down()
+    bus.commit(1)
+    bus.turn()
+    assert not client.closed
+    bus.settle()
+    assert [number(one) for one in answers(client)] == [1, 1]
+    assert client.closed
+
+
+def test_whoever_hangs_up_has_produced_all(bus: MemoryBus, client: MemoryPipe):
+    client.deliver((produce(b"t", bytes(400)) + produce(b"u", b"b")) * 4)
+    client.hang_up()
+    bus.settle()
+    reader = bus.connect_freud()
+    reader.deliver(produce(b"t", b"x") + produce(b"u", b"y"))
+    bus.settle()
+    assert [number(one) for one in answers(reader)] == [5, 5]
+
+
+def test_one_that_fails_when_nobody_is_there_is_counted(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
+    client.hang_up()
+    bus.store.fail_with = StoreFull("no space left")
+    bus.settle()
+    assert bus.stats("dropped") == {"store_full": 2}
+
+
+def test_ephemeral_requests_go_on_when_all_is_told(bus: MemoryBus, client: MemoryPipe):
+    client.deliver(create(b"e"))
+    client.deliver(produce(b"t", b"a"))
+    bus.settle()
+    answers(client)
+    client.deliver(produce(b"e", b"b"))
+    assert [one.code for one in answers(client)] == [NOTHING_HAPPENED]
