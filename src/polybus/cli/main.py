@@ -25,11 +25,13 @@ NOUNS = {
     "rqueue": ("rqueue", "Run the rqueue server alone; its sink and pusher."),
     "freud": ("freud", "Freud's topics: create, publish, subscribe."),
     "topic": ("topic", "Make, list, trim and remove durable topics."),
+    "group": ("group", "Consumer groups: list, look at, move and remove them."),
     "pub": ("pub", "Publish lines of stdin, or arguments, to a durable topic."),
     "sub": ("sub", "Print a durable topic, from any place on."),
     "stats": ("stats", "Show the counters of the running bus."),
     "connections": ("connections", "List who is connected to the running bus."),
     "acl": ("acl", "List, change and test the rules: who may do what."),
+    "inspect": ("inspect", "Print the store as a tree, of a running bus or of its files."),
     "store": ("store", "Look after a store's files: verify, back up, compact."),
     "config": ("config", "Check or show the configuration."),
 }

@@ -40,7 +40,7 @@ def by_format(text: str, topic: str) -> Shape:
 
 
 def as_json(batch: pa.RecordBatch) -> bytes:
-    lines = [json.dumps(_object(row), ensure_ascii=False) for row in batch.to_pylist()]
+    lines = [json.dumps(as_object(row), ensure_ascii=False) for row in batch.to_pylist()]
     return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -92,7 +92,8 @@ FIELDS: dict[str, Callable[[Any], Iterable[bytes]]] = {
 }
 
 
-def _object(row: dict[str, Any]) -> dict[str, Any]:
+def as_object(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a read as JSON can hold it."""
     found = {
         "id": row["id"],
         "shard": row["shard"],

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    cells = [[_shown(value) for value in row] for row in rows]
+    cells = [[printable(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _draw(columns, cells)
     else:
@@ -25,7 +25,7 @@ def rounded(count: int) -> str:
     return f"{size:.0f}T"
 
 
-def _shown(value: Any) -> str:
+def printable(value: Any) -> str:
     """Control characters of a peer must not reach the terminal."""
     text = f"{value:.1f}" if isinstance(value, float) else str(value)
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polybus.cli import flags, moments
-from polybus.cli.progress import size
 from polybus.cli.reaching import Bus, ask
 from polybus.cli.table import show
+from polybus.cli.topicstats import stats
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ Pattern = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 BEFORE = "latest: all; @TIME: what came before it; SHARD:OFFSET, repeatable: what is before that."
-WATCH_S = 1.0
-CLEAR = "\x1b[H\x1b[2J"
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -36,7 +33,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
     group.command("info", help="Say what a topic is, and where it begins and ends.")(info)
     group.command("rm", help="Remove a topic and its messages.")(rm)
     group.command("trim", help="Remove a topic's oldest messages.")(trim)
-    group.command("stats", help="Count messages and bytes, of topics or of one by shard.")(stats)
+    group.command("stats", help="Count messages, of topics or of one with its readers.")(stats)
     root.add_typer(group, name=name, help=help_line)
 
 
@@ -97,61 +94,6 @@ def trim(
         _confirm(yes, lambda: f"Remove messages of {topic}? It has {had}")
         client.trim(topic, offsets)
         print(f"{had - _count(client, topic)} messages removed")
-
-
-def stats(
-    pattern: Pattern = "*",
-    watch: Annotated[bool, typer.Option("--watch", help="Again each second, with rates.")] = False,
-    as_json: flags.Json = False,
-    bus: Bus = None,
-) -> None:
-    with ask(bus) as client:
-        before: dict[str, int] = {}
-        while True:
-            found = _stats(client, pattern)
-            if as_json:
-                print(json.dumps(found, indent=None if watch else 2), flush=True)
-            else:
-                _show_stats(found, before, watch)
-            if not watch:
-                return
-            before = {one["topic"]: one["all"]["inserted"] for one in found}
-            time.sleep(WATCH_S)
-
-
-def _stats(client: Client, pattern: str) -> list[dict[str, Any]]:
-    if "*" not in pattern:
-        return [client.topic_stats(pattern)]
-    from polybus.errors import DoesNotExist
-
-    found = []
-    for one in client.topics(pattern):
-        try:
-            found.append(client.topic_stats(one["topic"]))
-        except DoesNotExist:  # since it was listed
-            continue
-    return found
-
-
-def _show_stats(found: list[dict[str, Any]], before: dict[str, int], watch: bool) -> None:
-    if watch and sys.stdout.isatty():
-        print(CLEAR, end="")
-    columns = ["topic", "shards", "messages", "inserted", "trimmed", "size"]
-    rows = [[one["topic"], len(one["shards"]), *_counts(one["all"])] for one in found]
-    if len(found) == 1 and not watch:
-        rows += [[f"  shard {one['shard']}", "", *_counts(one)] for one in found[0]["shards"]]
-    if watch:
-        columns.append("per second")
-        for row, one in zip(rows, found, strict=True):
-            inserted = one["all"]["inserted"]
-            row.append(round((inserted - before.get(one["topic"], inserted)) / WATCH_S))
-    show(columns, rows)
-    sys.stdout.flush()
-
-
-def _counts(one: dict[str, int]) -> list[Any]:
-    left = one["inserted"] - one["trimmed"]
-    return [left, one["inserted"], one["trimmed"], size(one["bytes"])]
 
 
 def _row(one: dict[str, Any], columns: tuple[str, ...]) -> list[Any]:

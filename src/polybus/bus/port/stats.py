@@ -21,6 +21,7 @@ from polybus.bus.port.fields import Action, Answer, Arguments, Field
 if TYPE_CHECKING:
     from polybus.bus.port.verbs import Caller, Port
     from polybus.model.topic import Bounds, ShardBounds, Topic
+    from polybus.store.contract import Store
 
 STORED = ("inserted", "routed", "trimmed", "bytes")
 BY_GROUPS = ("emitted", "acked", "redelivered", "dead_lettered")
@@ -45,7 +46,7 @@ def composed(
         "topic": topic.name,
         "all": _summed(shards, COUNTS),
         "shards": shards,
-        "groups": [_group(one) for one in groups],
+        "groups": [with_sums(one) for one in groups],
         "queries": list(queries),
     }
 
@@ -55,13 +56,19 @@ def _stored(bounds: ShardBounds) -> dict[str, int]:
     return dict(zip(STORED, stored, strict=True)) | dict.fromkeys(BY_GROUPS, 0)
 
 
-def _group(group: Mapping[str, Any]) -> Answer:
+def with_sums(group: Mapping[str, Any]) -> Answer:
+    """A group, and what its shards come to together."""
     slowest_s = max((one["lag_s"] for one in group["shards"]), default=0.0)
     return {**group, **_summed(group["shards"], OF_A_GROUP), "lag_s": slowest_s}
 
 
 def _summed(shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, int]:
     return {key: sum(shard[key] for shard in shards) for key in keys}
+
+
+def stats_of(store: Store, topic: Topic, now_ns: int) -> Answer:
+    """The same for a store alone, which may be open for reading only."""
+    return composed(topic, store.bounds(topic.number), (), ())
 
 
 def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:

@@ -1,0 +1,117 @@
+"""What `polybus inspect` looks at: a running bus, or the files of a store.
+
+The files are read without the bus, beside it or after it has gone: what groups and counts
+are is computed from the records by the same code as in the bus.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from polybus.bus.port import stats
+from polybus.bus.port.topics import told
+from polybus.errors import DoesNotExist
+from polybus.model.arrow import batch_of
+from polybus.model.patterns import Pattern
+from polybus.model.topic import ALL
+
+if TYPE_CHECKING:
+    from polybus.model.topic import Topic
+    from polybus.native import Client
+    from polybus.store.contract import Store
+
+INT64_BYTES = 8
+
+
+class Place(Protocol):
+    def topics(self, pattern: str) -> list[dict[str, Any]]:
+        """As `topic.list` tells them."""
+
+    def stats(self, topic: str) -> dict[str, Any]:
+        """As `topic.stats` tells them."""
+
+    def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
+        """The first so many that are there, of a shard or of all, by the columns of a read."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class RunningBus:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def topics(self, pattern: str) -> list[dict[str, Any]]:
+        if "*" not in pattern:
+            self._client.topic(pattern)  # that it is not there is an error, not an empty tree
+        return self._client.topics(pattern)
+
+    def stats(self, topic: str) -> dict[str, Any]:
+        return self._client.topic_stats(topic)
+
+    def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
+        if count:
+            for batch in self._client.read(topic, shard, max_rows=count):
+                yield from batch.to_pylist()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+
+class Files:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._topics = {topic.name: topic for topic in store.topics()}
+
+    def topics(self, pattern: str) -> list[dict[str, Any]]:
+        if "*" not in pattern and pattern not in self._topics:
+            raise DoesNotExist(f"there is no durable topic {pattern!r}")
+        wanted = Pattern(pattern)
+        return [told(one) for one in self._topics.values() if wanted.matches(one.name.encode())]
+
+    def stats(self, topic: str) -> dict[str, Any]:
+        return stats.stats_of(self._store, self._topics[topic], time.time_ns())
+
+    def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
+        known, left = self._topics[topic], count
+        at = self._start(known, shard)
+        while left > 0:
+            rows = self._store.read(known.number, shard, at, max_rows=left)  # type: ignore[arg-type]
+            if not rows.count:
+                return
+            last = rows.ids if shard == ALL else rows.offsets
+            at = int.from_bytes(last[-INT64_BYTES:], "little") + 1
+            left -= rows.count
+            yield from batch_of(rows).to_pylist()
+
+    def _start(self, topic: Topic, shard: int | str) -> int:
+        bounds = self._store.bounds(topic.number)
+        return bounds.first_id if shard == ALL else bounds.shards[int(shard)].start
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._store.close()

@@ -1,0 +1,151 @@
+"""`polybus topic stats`: messages of topics; of one by shard, with its groups and queries.
+
+polybus topic stats                     every topic, a row each
+polybus topic stats orders              its shards, groups and Spark queries
+polybus topic stats orders --watch 5    again every five seconds, with rates
+
+A watch is a live table on a terminal, and elsewhere one line of JSON a round. It waits for a
+bus that restarts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polybus.cli import flags
+from polybus.cli.lagging import show_groups
+from polybus.cli.progress import size
+from polybus.cli.reaching import Bus, ask, stay
+from polybus.cli.table import show
+from polybus.errors import DoesNotExist, UsageError
+
+if TYPE_CHECKING:
+    from polybus.native import Client
+
+Told = dict[str, Any]  # the stats of one topic
+
+PATTERN = "Only these; * is any run of characters."
+SECONDS = "Between two rounds of --watch. [default: 1]"
+WATCH_S, LEAST_S = 1.0, 0.1
+CLEAR = "\x1b[H\x1b[2J"
+COLUMNS = (
+    *("topic", "shards", "messages", "inserted", "trimmed", "size"),
+    *("emitted", "acked", "redelivered", "dead"),
+)
+RATES = ("inserted", "acked")
+
+
+def stats(
+    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help=PATTERN)] = "*",
+    seconds: Annotated[
+        float | None, typer.Argument(metavar="[SECONDS]", help=SECONDS, show_default=False)
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, with rates.")] = False,
+    as_json: flags.Json = False,
+    bus: Bus = None,
+) -> None:
+    every_s = _every(watch, seconds)
+    if every_s is None:
+        with ask(bus) as client:
+            _tell(_stats(client, pattern), as_json)
+    else:
+        with stay(bus, connect_timeout_s=math.inf) as client:
+            _watch(client, pattern, every_s, as_lines=as_json or not sys.stdout.isatty())
+
+
+def _every(watch: bool, seconds: float | None) -> float | None:
+    """The time between two rounds; None if there is to be one only."""
+    if not watch:
+        if seconds is not None:
+            raise UsageError(f"{seconds:g} is for --watch: polybus topic stats TOPIC --watch 5")
+        return None
+    every_s = WATCH_S if seconds is None else seconds
+    if not LEAST_S <= every_s < math.inf:
+        raise UsageError(f"--watch takes seconds from {LEAST_S:g} on, not {seconds:g}")
+    return every_s
+
+
+def _stats(client: Client, pattern: str) -> list[Told]:
+    if "*" not in pattern:
+        return [client.topic_stats(pattern)]
+    found = []
+    for one in client.topics(pattern):
+        try:
+            found.append(client.topic_stats(one["topic"]))
+        except DoesNotExist:  # since it was listed
+            continue
+    return found
+
+
+def _tell(found: list[Told], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2))
+    elif len(found) == 1:
+        _show_one(found[0], by_shard=True)
+    else:
+        show(COLUMNS, [_row(one) for one in found])
+
+
+def _watch(client: Client, pattern: str, every_s: float, *, as_lines: bool) -> None:
+    before: dict[str, Told] = {}
+    before_s = time.monotonic()
+    while True:
+        found, now_s = _stats(client, pattern), time.monotonic()
+        if as_lines:
+            print(json.dumps(found), flush=True)
+        else:
+            _draw(found, before, now_s - before_s)
+        before, before_s = {one["topic"]: one["all"] for one in found}, now_s
+        time.sleep(every_s)
+
+
+def _draw(found: list[Told], before: dict[str, Told], elapsed_s: float) -> None:
+    """The whole screen anew: all topics, and of a single one its groups."""
+    rates = [_rates(one, before.get(one["topic"]), elapsed_s) for one in found]
+    columns = (*COLUMNS, *(f"{key}/s" for key in RATES))
+    print(CLEAR, end="")
+    show(columns, [[*_row(one), *rate] for one, rate in zip(found, rates, strict=True)])
+    if len(found) == 1:
+        _show_readers(found[0], by_shard=False)
+    sys.stdout.flush()
+
+
+def _rates(one: Told, before: Told | None, elapsed_s: float) -> list[Any]:
+    if before is None or elapsed_s <= 0:
+        return [""] * len(RATES)
+    return [max(0, round((one["all"][key] - before[key]) / elapsed_s)) for key in RATES]
+
+
+def _show_one(one: Told, *, by_shard: bool) -> None:
+    show(COLUMNS, [_row(one), *(_shard_row(shard) for shard in one["shards"])])
+    _show_readers(one, by_shard=by_shard)
+
+
+def _show_readers(one: Told, *, by_shard: bool) -> None:
+    if one["groups"]:
+        print()
+        show_groups(one["groups"], by_shard=by_shard)
+    if one["queries"]:
+        print()
+        queries = [[query["query"], query["name"] or "", query["lag"]] for query in one["queries"]]
+        show(("query", "name", "lag"), queries)
+
+
+def _row(one: Told) -> list[Any]:
+    return [one["topic"], len(one["shards"]), *_counts(one["all"])]
+
+
+def _shard_row(one: Told) -> list[Any]:
+    return [f"  shard {one['shard']}", "", *_counts(one)]
+
+
+def _counts(one: Told) -> list[Any]:
+    read = [one[key] for key in ("emitted", "acked", "redelivered", "dead_lettered")]
+    left = one["inserted"] - one["trimmed"]
+    return [left, one["inserted"], one["trimmed"], size(one["bytes"]), *read]
