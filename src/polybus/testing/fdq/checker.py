@@ -1,0 +1,56 @@
+"""The verdict on a round: every anomaly, each in a sentence; none if all is as promised.
+
+    check(history, found) -> [Anomaly("lost", "w1 7 plain was answered and is not there"), ...]
+
+In the style of Jepsen's queue and Kafka workloads: clients do not know what the bus should
+hold, they know what they were told, and each rule here is what follows from that.
+
+    lost          answered and not there; acked by the group and never handled; acked by a
+                  transaction without what it produced
+    duplicated    twice in the topic, in the outputs, among the dead; handled after its ack
+    torn          part of a batch, or of a transaction's outputs
+    reordered     a key's messages stored, handled, or produced further in another order
+    aborted-read  visible though it was refused, or though nobody sent it
+    stale-ack     an ack or a transaction accepted after a newer epoch was known
+    dead-lettered early, unacked, lag, stats: what those words say
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from polybus.testing.fdq.counting import early, lag, stats, unacked
+from polybus.testing.fdq.evidence import Anomaly, Evidence
+from polybus.testing.fdq.fencing import stale_acks
+from polybus.testing.fdq.found import Found
+from polybus.testing.fdq.history import History
+from polybus.testing.fdq.keeping import aborted_reads, duplicated, lost, torn
+from polybus.testing.fdq.ordering import reordered
+
+Rule = Callable[[Evidence], Iterator[Anomaly]]
+
+RULES: tuple[Rule, ...] = (
+    lost,
+    duplicated,
+    torn,
+    reordered,
+    aborted_reads,
+    stale_acks,
+    early,
+    unacked,
+    lag,
+    stats,
+)
+
+
+def check(history: History, found: Found) -> list[Anomaly]:
+    evidence = Evidence(history, found)
+    return [anomaly for rule in RULES for anomaly in rule(evidence)]
+
+
+def in_words(anomalies: list[Anomaly], most: int = 20) -> str:
+    """For a failing test: the first few, and how many of each kind there are."""
+    kinds = [one.kind for one in anomalies]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    lines = [f"{one.kind}: {one.text}" for one in anomalies[:most]]
+    return "\n".join([f"{counts or 'no'} anomalies", *lines])

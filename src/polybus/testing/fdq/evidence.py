@@ -1,0 +1,107 @@
+"""A history and what was found, arranged so that each rule is a few lines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from polybus.testing.fdq.found import Dead, Found, Row, Shard, source_of
+from polybus.testing.fdq.history import OK, Committed, History, Message, Position, Run
+
+LOST: Final = "lost"
+DUPLICATED: Final = "duplicated"
+TORN: Final = "torn"
+REORDERED: Final = "reordered"
+ABORTED_READ: Final = "aborted-read"
+STALE_ACK: Final = "stale-ack"
+EARLY: Final = "dead-lettered early"
+UNACKED: Final = "unacked"
+LAG: Final = "lag"
+STATS: Final = "stats"
+
+
+class Anomaly(NamedTuple):
+    kind: str
+    text: str
+
+
+class Evidence:
+    def __init__(self, history: History, found: Found) -> None:
+        self.history = history
+        self.found = found
+
+    @cached_property
+    def messages(self) -> dict[str, Message]:
+        """All that producers ever tried to send, by body."""
+        return {one.body: one for call in self.history.produced for one in call.messages}
+
+    @cached_property
+    def rows(self) -> dict[str, list[Row]]:
+        """The topic by body; more than one is a fault."""
+        rows = defaultdict(list)
+        for row in self.found.topic:
+            rows[row.body].append(row)
+        return rows
+
+    @cached_property
+    def row_at(self) -> dict[Position, Row]:
+        return {row.position: row for row in self.found.topic}
+
+    @cached_property
+    def outputs(self) -> dict[str, list[Row]]:
+        """What transactions produced, by the body of their source."""
+        rows = defaultdict(list)
+        for row in self.found.outputs:
+            rows[source_of(row.body)].append(row)
+        return rows
+
+    @cached_property
+    def output_bodies(self) -> frozenset[str]:
+        return frozenset(row.body for row in self.found.outputs)
+
+    @cached_property
+    def dead(self) -> dict[Position, list[Dead]]:
+        letters = defaultdict(list)
+        for letter in self.found.dead:
+            letters[letter.position].append(letter)
+        return letters
+
+    @cached_property
+    def runs(self) -> dict[Position, list[Run]]:
+        """By message, in the order of time."""
+        runs = defaultdict(list)
+        for run in sorted(self.history.runs, key=lambda one: one.began_ns):
+            runs[run.shard, run.offset].append(run)
+        return runs
+
+    @cached_property
+    def commits(self) -> dict[Position, list[Committed]]:
+        commits = defaultdict(list)
+        for one in self.history.commits:
+            commits[one.shard, one.offset].append(one)
+        return commits
+
+    @cached_property
+    def shards(self) -> dict[int, Shard]:
+        return {one.shard: one for one in self.found.shards}
+
+    def has_acked(self, row: Row) -> bool:
+        shard = self.shards.get(row.shard)
+        return shard is not None and shard.start <= row.offset and shard.has_acked(row.offset)
+
+    def accepted(self) -> list[tuple[Position, int, int]]:
+        """(position, epoch, when it was known) of each ack that was accepted."""
+        acked = [
+            ((ack.shard, offset), ack.epoch, ack.ended_ns)
+            for ack in self.history.acks
+            if ack.outcome == OK
+            for first, end in ack.ranges
+            for offset in range(first, end)
+        ]
+        committed = [
+            ((one.shard, one.offset), one.epoch, one.ended_ns)
+            for one in self.history.commits
+            if one.outcome == OK
+        ]
+        return acked + committed
