@@ -1,8 +1,7 @@
-"""Interleaved rounds of dialogues, as bench/harness/rounds.py has them for streams.
+"""Rounds of dialogues (bench/harness/rounds.py): each measurement has fresh connections.
 
-Each measurement has fresh connections. A server that fails is out of its case, with the reason
-kept; a measurement that others disturbed is dropped and taken again. A case whose time is over
-makes do with fewer rounds, so that a run on a busy machine ends in time, too.
+A case whose time is over makes do with fewer rounds, so that a run on a busy machine ends in
+time, too.
 """
 
 import time
@@ -13,10 +12,9 @@ from dataclasses import dataclass
 from bench.freud.contract import Peer, Running
 from bench.freud.dialogues import WARMUP_TURNS, run
 from bench.harness.awake import awake
-from bench.harness.load import LoadFailed
 from bench.harness.quiet import Watch
-from bench.harness.results import P50, CaseResult, Metric, Round, Values
-from bench.harness.rounds import GROWTH, SETTLE_S, TRIAL_S, Effort, Measured, Quietly
+from bench.harness.results import P50, CaseResult, Metric, Values
+from bench.harness.rounds import GROWTH, SETTLE_S, TRIAL_S, Effort, Measured, contest
 
 LEAST = WARMUP_TURNS + 1000  # turns or messages; a 99th percentile needs many
 LEAST_ROUNDS = 3  # the least that have a median
@@ -66,33 +64,6 @@ class Contender:
         return values | self._case.values(outcome), disturbance
 
 
-class Field:
-    """The servers that are still in a case."""
-
-    def __init__(self, case: Case, servers: Sequence[tuple[Peer, Running]]) -> None:
-        fitting = [(peer, running) for peer, running in servers if case.shape in peer.shapes]
-        self._case = case
-        self._contenders = [Contender(peer, running, case) for peer, running in fitting]
-        self.failures: list[str] = []
-
-    def each(self, do: Callable[[Contender], None]) -> None:
-        for contender in tuple(self._contenders):
-            try:
-                do(contender)
-            except LoadFailed as error:
-                self._contenders.remove(contender)
-                self.failures.append(f"{contender.name} failed at {self._case.shape}: {error}")
-
-    def round(self, quietly: Quietly) -> Round:
-        found: Round = {}
-
-        def measure(contender: Contender) -> None:
-            found[contender.name] = quietly.take(contender.measure)
-
-        self.each(measure)
-        return found
-
-
 def rounds_of(case: Case, effort: Effort) -> int:
     own = None if effort.rounds_are_fixed else case.rounds
     return own or effort.rounds
@@ -105,22 +76,14 @@ def _may_go_on(done: int, effort: Effort) -> bool:
 
 def run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
     """All rounds of one case, with every server that can do it."""
+    fitting = [(peer, running) for peer, running in servers if case.shape in peer.shapes]
+    contenders = [Contender(peer, running, case) for peer, running in fitting]
+    line = CaseResult(case.shape, case.title, case.metrics, ())
     with awake() if case.is_latency else nullcontext():
-        return _run_case(case, effort, servers)
-
-
-def _run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
-    contest, quietly = Field(case, servers), Quietly(effort)
-    contest.each(lambda contender: contender.calibrate(effort.measurement_s))
-    rounds: list[Round] = []
-    while len(rounds) < rounds_of(case, effort) and _may_go_on(len(rounds), effort):
-        rounds.append(contest.round(quietly))
-    return CaseResult(
-        case.shape,
-        case.title,
-        case.metrics,
-        tuple(rounds),
-        quietly.dropped,
-        quietly.disturbed_kept,
-        tuple(contest.failures),
-    )
+        return contest(
+            line,
+            contenders,
+            effort,
+            rounds_of(case, effort),
+            lambda done: _may_go_on(done, effort),
+        )

@@ -6,9 +6,10 @@ again at once; repeats are bounded, and a result says how many were dropped, how
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from bench.harness.awake import awake
 from bench.harness.load import LoadFailed, run
@@ -98,54 +99,74 @@ class Quietly:
         return in_time and self.dropped < self._effort.repeats_per_case
 
 
-class Field:
-    """The servers at one case; one that fails is out of it, with the reason kept."""
+class Contending(Protocol):
+    """Whoever takes part in a case."""
 
-    def __init__(self, case: Case, servers: Sequence[tuple[Peer, Running]]) -> None:
-        workload = case.workload
-        fitting = [(peer, running) for peer, running in servers if workload.fits(peer)]
-        self._contenders = [Contender(peer, running, workload) for peer, running in fitting]
-        self._case = case
-        self.failures: list[str] = []
+    @property
+    def name(self) -> str:
+        """As it stands in tables."""
 
     def calibrate(self, wanted_s: float) -> None:
-        self._each(lambda contender: contender.calibrate(wanted_s))
+        """Warms up, and finds how much takes so long."""
 
-    def round(self, quietly: Quietly) -> Round:
-        found: Round = {}
+    def measure(self) -> Measured:
+        """What was reached, and how much others disturbed it."""
 
-        def measure(contender: Contender) -> None:
-            found[contender.name] = quietly.take(contender.measure)
 
-        self._each(measure)
-        return found
+class Field:
+    """Those at one case; one that fails is out of it, with the reason kept."""
 
-    def _each(self, do: Callable[[Contender], None]) -> None:
+    def __init__(self, case: str, contenders: Iterable[Contending]) -> None:
+        self._case, self._contenders = case, list(contenders)
+        self.failures: list[str] = []
+
+    def each(self, do: Callable[[Contending], None]) -> None:
         for contender in tuple(self._contenders):
             try:
                 do(contender)
             except LoadFailed as error:
                 self._contenders.remove(contender)
-                self.failures.append(f"{contender.name} failed at {self._case.name}: {error}")
+                self.failures.append(f"{contender.name} failed at {self._case}: {error}")
+
+    def round(self, quietly: Quietly) -> Round:
+        found: Round = {}
+
+        def measure(contender: Contending) -> None:
+            found[contender.name] = quietly.take(contender.measure)
+
+        self.each(measure)
+        return found
+
+
+def contest(
+    line: CaseResult,
+    contenders: Iterable[Contending],
+    effort: Effort,
+    rounds: int,
+    may_go_on: Callable[[int], bool] = lambda _done: True,
+) -> CaseResult:
+    """All rounds of a case, whose name, title and metrics `line` has; `may_go_on` ends it early."""
+    field, quietly = Field(line.name, contenders), Quietly(effort)
+    field.each(lambda contender: contender.calibrate(effort.measurement_s))
+    done: list[Round] = []
+    while len(done) < rounds and may_go_on(len(done)):
+        done.append(field.round(quietly))
+    return replace(
+        line,
+        rounds=tuple(done),
+        dropped=quietly.dropped,
+        disturbed_kept=quietly.disturbed_kept,
+        failures=tuple(field.failures),
+    )
 
 
 def run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
     """All rounds of one case, with every server that fits it."""
-    with awake() if case.workload.is_latency else nullcontext():
-        return _run_case(case, effort, servers)
-
-
-def _run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:
-    contest, quietly = Field(case, servers), Quietly(effort)
-    contest.calibrate(effort.measurement_s)
+    workload = case.workload
+    fitting = [(peer, running) for peer, running in servers if workload.fits(peer)]
+    contenders = [Contender(peer, running, workload) for peer, running in fitting]
     own = None if effort.rounds_are_fixed else case.rounds
-    rounds = tuple(contest.round(quietly) for _ in range(own or effort.rounds))
-    return CaseResult(
-        case.name,
-        case.title,
-        (P50, P99) if case.workload.is_latency else (RATE,),
-        rounds,
-        quietly.dropped,
-        quietly.disturbed_kept,
-        tuple(contest.failures),
-    )
+    metrics = (P50, P99) if workload.is_latency else (RATE,)
+    with awake() if workload.is_latency else nullcontext():
+        line = CaseResult(case.name, case.title, metrics, ())
+        return contest(line, contenders, effort, own or effort.rounds)
