@@ -22,6 +22,7 @@ from polybus.bus.stalls import Stalls
 from polybus.bus.stats import Counters
 from polybus.bus.subscriptions import Subscribed, Subscriptions
 from polybus.bus.topics import EphemeralTopics
+from polybus.bus.traffic import Totals
 from polybus.kernel.fanout import Fanout, Source
 from polybus.model.limits import FreudLimits, QuotaLimits
 from polybus.model.rules import PRODUCE, SUBSCRIBE
@@ -256,15 +257,21 @@ class Broker:
     def stats(self) -> dict[str, Any]:
         fanout = self._fanout
         relayed, relayed_bytes = self._delivery.relayed
+        port = self.durable.traffic.totals if self.durable is not None else Totals()
         dropped = Counter(self.counters.family("dropped"))
         dropped.update(denied=fanout.denied, no_subscriber=fanout.unheard)
         return {
             "uptime_s": round(self._clock() - self._started_s, 3),
             "messages": {
-                "received": fanout.messages - relayed + self.topics.received,
-                "received_bytes": fanout.bytes - relayed_bytes + self.topics.received_bytes,
-                "delivered": fanout.delivered + self.topics.delivered,
-                "delivered_bytes": fanout.delivered_bytes + self.topics.delivered_bytes,
+                "received": fanout.messages - relayed + self.topics.received + port.received,
+                "received_bytes": fanout.bytes
+                - relayed_bytes
+                + self.topics.received_bytes
+                + port.received_bytes,
+                "delivered": fanout.delivered + self.topics.delivered + port.delivered,
+                "delivered_bytes": fanout.delivered_bytes
+                + self.topics.delivered_bytes
+                + port.delivered_bytes,
             },
             "topics": self._subscriptions.topics,
             "subscriptions": self._subscriptions.count + self.topics.reader_count,

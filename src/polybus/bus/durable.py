@@ -21,6 +21,7 @@ from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from polybus.bus.traffic import Traffic
 from polybus.errors import DoesNotExist, LimitReached
 from polybus.model.commit import Append, Commit
 
@@ -37,6 +38,7 @@ MAX_BYTES = "max_bytes"  # a topic's setting; absent or 0: as much as the disk h
 class Durable:
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.traffic = Traffic()  # of the native port
         self._by_name: dict[str, Topic] = {}
         self._by_number: dict[int, Topic] = {}
         self._sizes: dict[int, int] = {}

@@ -88,9 +88,16 @@ class DurableSide:
             time.monotonic,
             lambda: time.time_ns() // 1_000_000,
             self._log,
-            lambda error: self._soon(lambda: on_fault(error)),
+            lambda error: self._soon(lambda: self._note(error, on_fault)),
             lambda reason: self._soon(lambda: self._broker.counters.count("closed", reason)),
         )
+
+    def _note(self, error: Exception, on_fault: Callable[[BaseException], None]) -> None:
+        """What the port has told a client; only what is nobody's answer is a fault of ours."""
+        if isinstance(error, PolybusError):
+            self._broker.counters.count("refused", f"native_{error.code}")
+        else:
+            on_fault(error)
 
     def reload(self) -> None:
         """SIGHUP: the tokens are read again; `ConfigError` if they are no good."""

@@ -116,7 +116,10 @@ class Stream:
         if stamp is not None:
             self._owners.check(self._caller, stamp.producer)
         durable = self._access.durable
-        return self._budget.spend(block.size_bytes, lambda: durable.produce(topic, block, stamp))
+        size = block.size_bytes
+        future = self._budget.spend(size, lambda: durable.produce(topic, block, stamp))
+        durable.traffic.receive(block.count, size)
+        return future
 
     def stage(self, stage: str, block: Block) -> Future[None]:
         durable, topic = self._access.durable, self.open()

@@ -63,6 +63,7 @@ class Reading:
             if rows:
                 rows_left -= rows.count
                 bytes_left -= rows.size_bytes
+                self._port.access.durable.traffic.deliver(rows.count, rows.size_bytes)
                 yield rows
             elif not self._has_more():
                 return

@@ -60,12 +60,12 @@ class FlightListener:
         clock: Callable[[], float],
         now_ms: Callable[[], int],
         log: Any,
-        on_fault: Callable[[BaseException], None],
+        on_error: Callable[[Exception], None],
         on_cut: Callable[[str], None],
     ) -> None:
         self._log = log
         self._on_cut = on_cut
-        self._on_fault = on_fault
+        self._on_error = on_error
         self._pace = Pace(slow.timeout_s, slow.min_bytes_per_s, clock, self._taken, self._cut)
         identifier = Identifier(address.host)
         _check_free(address)
@@ -77,7 +77,7 @@ class FlightListener:
                 identifier.identify,
                 self._pace,
                 now_ms,
-                on_fault,
+                on_error,
                 middleware={MIDDLEWARE: TokenCheck(security.tokens)},
                 **_tls(address, security),
             )
@@ -119,7 +119,7 @@ class FlightListener:
             try:
                 self._pace.tick()
             except Exception as error:
-                self._on_fault(error)
+                self._on_error(error)
 
     def _taken(self, peer: str) -> int | None:
         far = peer_end(peer)

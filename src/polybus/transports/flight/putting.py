@@ -73,13 +73,13 @@ class Answering:
         window: Window,
         tell: Callable[[int | None, Any], dict[str, Any]],
         handing_over: Callable[[], AbstractContextManager[None]],
-        on_fault: Callable[[BaseException], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
         self._writer = writer
         self._window = window
         self._tell = tell
         self._handing_over = handing_over
-        self._on_fault = on_fault
+        self._on_error = on_error
         self._queue: SimpleQueue[Awaited | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="polybus-answers", daemon=True)
         self._thread.start()
@@ -121,8 +121,7 @@ class Answering:
         try:
             return self._tell(one.counter, one.outcome.result())
         except Exception as error:
-            if not isinstance(error, PolybusError):
-                self._on_fault(error)
+            self._on_error(error)
             return {"counter": one.counter, "error": as_json(error)}
 
 

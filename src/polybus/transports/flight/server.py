@@ -35,7 +35,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         identify: Callable[[Any, int], Any],
         pace: Pace,
         now_ms: Callable[[], int],
-        on_fault: Callable[[BaseException], None],
+        on_error: Callable[[Exception], None],
         **security: Any,
     ) -> None:
         self._verbs = verbs
@@ -43,14 +43,14 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         self._identify = identify
         self._pace = pace
         self._now_ms = now_ms
-        self._on_fault = on_fault
+        self._on_error = on_error
         self.calls = Calls(limits.max_calls)
         super().__init__(location, **security)
 
     # --- what Flight calls, each on a thread of its own
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with Told(self._on_fault), self.calls.one():
+        with Told(self._on_error), self.calls.one():
             caller = self._caller(context)
             verb, *names = _path(descriptor)
             if verb == PRODUCE and len(names) == 1:
@@ -64,14 +64,14 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
                 raise MalformedRequest(f"the path of a put is {forms}")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        with Told(self._on_fault):
+        with Told(self._on_error):
             request = read_json(ticket.ticket, MAX_TICKET_BYTES, "the ticket")
             rows = self._verbs.read(self._caller(context), request)
             batches = self._batches(iter(rows), context.peer())
             return flight.GeneratorStream(arrow.READ_SCHEMA, batches)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        with Told(self._on_fault), self.calls.one(), self.calls.owing():
+        with Told(self._on_error), self.calls.one(), self.calls.owing():
             body = action.body.to_pybytes() if action.body is not None else b""
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
             answer = self._verbs.act(self._caller(context), action.type, request)
@@ -97,7 +97,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             Window(limits.max_batches_in_flight, limits.max_bytes_in_flight, self.calls),
             tell,
             partial(self._pace.handing_over, context.peer()),
-            self._on_fault,
+            self._on_error,
         )
         try:
             for data, metadata in _chunks(reader):
@@ -124,7 +124,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             answering.add(partial(hand_over, block, stamp), counter, block.size_bytes)
 
     def _batches(self, rows: Iterator[Rows], peer: str) -> Iterator[pa.RecordBatch]:
-        with Told(self._on_fault), self.calls.one(), self.calls.owing():
+        with Told(self._on_error), self.calls.one(), self.calls.owing():
             for one in rows:
                 self.calls.check()
                 with self._pace.handing_over(peer):
@@ -132,10 +132,10 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class Told:
-    """Turns what went wrong into what the client is told; a fault of ours is logged, too."""
+    """Turns what went wrong into what the client is told; `on_error` hears of it, too."""
 
-    def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
-        self._on_fault = on_fault
+    def __init__(self, on_error: Callable[[Exception], None]) -> None:
+        self._on_error = on_error
 
     def __enter__(self) -> None:
         pass
@@ -143,8 +143,8 @@ class Told:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None or isinstance(error, flight.FlightError | GeneratorExit):
             return
-        if not isinstance(error, PolybusError):
-            self._on_fault(error)
+        if isinstance(error, Exception):
+            self._on_error(error)
         raise as_flight(error) from None
 
 
