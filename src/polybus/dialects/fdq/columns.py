@@ -1,0 +1,154 @@
+"""Messages as columns, on their way in: checked once, then one Arrow batch for many.
+
+A single message is checked when it is handed over, so that whoever brings a bad one is
+told, and not whoever travels with it. A batch is checked column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polybus.dialects.fdq.messages import MessageRequest
+from polybus.dialects.fdq.options import MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_MESSAGE_BYTES
+from polybus.errors import MalformedRequest, TooLarge
+from polybus.model.arrow import PRODUCE_SCHEMA, check_schema
+
+SIMPLE_SCHEMA = pa.schema(list(PRODUCE_SCHEMA)[:3])  # without headers
+SIMPLE_COLUMNS = 3
+Headers = list[tuple[str, bytes]]
+TEXTS = {str, type(None)}
+
+
+# --- one message
+
+
+def checked_key(key: str | None) -> str | None:
+    """As it came, if it can be a key."""
+    if key is None:
+        return None
+    if not isinstance(key, str):
+        raise MalformedRequest(f"a shard key is text or None, not {type(key).__name__}")
+    size = len(key) if key.isascii() else len(_encoded(key, "a shard key"))
+    if size > MAX_KEY_BYTES:
+        raise TooLarge(f"a shard key of {size} bytes: at most {MAX_KEY_BYTES}")
+    return key
+
+
+def checked_message(message: object) -> bytes:
+    if type(message) is not bytes:
+        if not isinstance(message, bytes | bytearray | memoryview):
+            raise MalformedRequest(f"a message is bytes, not {type(message).__name__}")
+        message = bytes(message)
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise TooLarge(f"a message of {len(message)} bytes: at most {MAX_MESSAGE_BYTES}")
+    return message
+
+
+def checked_headers(headers: Mapping[str, bytes] | None) -> Headers | None:
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise MalformedRequest(f"headers are a mapping, not {type(headers).__name__}")
+    size, found = 0, []
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise MalformedRequest(f"a header's name is text, not {type(name).__name__}")
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise MalformedRequest(f"header {name!r} is bytes, not {type(value).__name__}")
+        found.append((name, bytes(value)))
+        size += len(_encoded(name, "a header's name")) + len(found[-1][1])
+    if size > MAX_HEADER_BYTES:
+        raise TooLarge(f"headers of {size} bytes: at most {MAX_HEADER_BYTES}")
+    return found
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise MalformedRequest(f"{what} is text that UTF-8 can write") from None
+
+
+# --- many
+
+
+def batch_of(
+    keys: Sequence[str | None],
+    bodies: Sequence[bytes],
+    insertion_ms: Sequence[int],
+    headers: Iterable[Headers | None] | None,
+) -> pa.RecordBatch:
+    """One batch of columns that were checked."""
+    columns = [
+        pa.array(keys, pa.utf8()),
+        pa.array(bodies, pa.binary()),
+        pa.array(insertion_ms, pa.int64()),
+    ]
+    if headers is None:
+        return pa.record_batch(columns, schema=SIMPLE_SCHEMA)
+    columns.append(pa.array(list(headers), PRODUCE_SCHEMA.field("headers").type))
+    return pa.record_batch(columns, schema=PRODUCE_SCHEMA)
+
+
+def batch_of_requests(
+    requests: Iterable[MessageRequest | tuple[Any, ...]], now_ms: int, *, with_headers: bool
+) -> pa.RecordBatch:
+    """The same of requests, checked here: types first, then sizes, column by column."""
+    keys, bodies, headers = _columns(requests)
+    if not set(map(type, keys)) <= TEXTS:
+        keys = [checked_key(key) for key in keys]
+    if set(map(type, bodies)) != {bytes}:
+        bodies = [checked_message(body) for body in bodies]
+    found = [checked_headers(one) for one in headers] if any(headers) else None
+    if found is None and with_headers:
+        found = [None] * len(bodies)
+    try:
+        batch = batch_of(keys, bodies, list(repeat(now_ms, len(bodies))), found)
+    except UnicodeEncodeError:
+        raise MalformedRequest("a shard key is text that UTF-8 can write") from None
+    except (pa.ArrowInvalid, pa.ArrowCapacityError):
+        raise TooLarge("over 2 GiB in one batch: produce it in several") from None
+    check_sizes(batch)
+    return batch
+
+
+def checked_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch that was made elsewhere."""
+    check_schema(rows.schema)
+    if not rows.num_rows:
+        raise MalformedRequest("an empty batch: there is nothing to produce")
+    check_sizes(rows)
+    return rows
+
+
+def check_sizes(batch: pa.RecordBatch) -> None:
+    """The named limits, over whole columns."""
+    longest = pc.max(pc.binary_length(batch.column("shard_key"))).as_py() or 0
+    if longest > MAX_KEY_BYTES:
+        raise TooLarge(f"a shard key of {longest} bytes: at most {MAX_KEY_BYTES}")
+    largest = pc.max(pc.binary_length(batch.column("body"))).as_py() or 0
+    if largest > MAX_MESSAGE_BYTES:
+        raise TooLarge(f"a message of {largest} bytes: at most {MAX_MESSAGE_BYTES}")
+
+
+def _columns(requests: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    given = requests if isinstance(requests, list | tuple) else list(requests)
+    if not given:
+        raise MalformedRequest("an empty batch: there is nothing to produce")
+    if set(map(type, given)) != {MessageRequest}:
+        given = [_request(one) for one in given]
+    keys, bodies, headers = zip(*given, strict=True)
+    return keys, bodies, headers
+
+
+def _request(given: Any) -> MessageRequest:
+    if isinstance(given, MessageRequest):
+        return given
+    if isinstance(given, tuple) and len(given) in (2, 3):
+        return MessageRequest(*given)
+    raise MalformedRequest(f"a batch has MessageRequests, not {type(given).__name__}")

@@ -1,0 +1,243 @@
+"""What is produced without waiting travels together: many messages, one batch.
+
+Messages of one topic wait as columns, each with a future of its own. They are sent as
+soon as nothing is on its way; else when enough have gathered (by then whoever brings the
+next one sends them, and feels it if the bus is slower than he is), or when the first has
+waited for `linger_s`. Somebody who waits for his message sends at once what is there.
+
+    _order   held by whoever sends: what was taken first is handed over first
+    _state   held for moments only: also by whoever tells outcomes, who must never wait
+             for one who sends
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING
+
+from polybus.dialects.fdq.columns import Headers, batch_of
+from polybus.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from polybus.dialects.fdq.options import Merging
+    from polybus.native import Produced
+
+Send = Callable[[str, "pa.RecordBatch"], "Future[Produced]"]
+ROW_BYTES = 64  # what a message costs beside its body and key while it waits
+
+
+class Receipt(Future["Produced"]):
+    """Of one message. It was taken, and cannot be called back."""
+
+    def cancel(self) -> bool:
+        return False
+
+
+class Gathering:
+    """Messages of one topic that wait, column by column."""
+
+    __slots__ = ("bodies", "bytes", "headers", "insertion_ms", "keys", "receipts", "topic")
+
+    def __init__(self, topic: str, with_headers: bool) -> None:
+        self.topic = topic
+        self.keys: list[str | None] = []
+        self.bodies: list[bytes] = []
+        self.insertion_ms: list[int] = []
+        self.headers: list[Headers | None] | None = [] if with_headers else None
+        self.receipts: list[Receipt] = []
+        self.bytes = 0
+
+    def add(self, key: str | None, body: bytes, headers: Headers | None, now_ms: int) -> Receipt:
+        if headers is not None and self.headers is None:
+            self.headers = [None] * len(self.bodies)
+        if self.headers is not None:
+            self.headers.append(headers)
+        receipt = Receipt()
+        self.keys.append(key)
+        self.bodies.append(body)
+        self.insertion_ms.append(now_ms)
+        self.receipts.append(receipt)
+        return receipt
+
+    def rows(self) -> pa.RecordBatch:
+        return batch_of(self.keys, self.bodies, self.insertion_ms, self.headers)
+
+
+class Merger:
+    """For any number of threads. `send` hands a batch over, and may block."""
+
+    def __init__(
+        self,
+        merging: Merging,
+        send: Send,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._merging = merging
+        self._send = send
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._order = Lock()
+        self._state = Condition(Lock())
+        self._waiting: list[Gathering] = []
+        self._open: dict[str, Gathering] = {}  # of those, where the next of a topic goes
+        self._since_s = 0.0  # when the first of them came
+        self._with_headers: set[str] = set()  # topics whose batches have them: all from then on
+        self._bytes = 0
+        self._rows = 0
+        self._in_flight = 0
+        self._hurried = False
+        self._closed = False
+        self._thread: Thread | None = None
+
+    def add(
+        self, topic: str, key: str | None, body: bytes, headers: Headers | None
+    ) -> tuple[Receipt, bool]:
+        """Its receipt, and whether so much waits now that it must be sent."""
+        now_ms = self._wall_ns() // 1_000_000
+        size = len(body) + ROW_BYTES
+        most = self._merging
+        with self._state:
+            self._check_open()
+            gathering = self._open.get(topic)
+            if gathering is None or gathering.bytes + size > most.max_batch_bytes:
+                gathering = self._begin(topic)
+            receipt = gathering.add(key, body, headers, now_ms)
+            gathering.bytes += size
+            self._bytes += size
+            self._rows += 1
+            is_full = self._rows >= most.max_batch_rows or self._bytes >= most.max_batch_bytes
+        return receipt, is_full
+
+    def send_waiting(self) -> None:
+        """Hands over all that waits now; blocks while the bus takes no more."""
+        with self._order:
+            self._drain()
+
+    def send_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+        """A batch of its own, behind all that waits."""
+        with self._order:
+            self._drain()
+            with self._state:
+                self._check_open()
+                self._in_flight += 1
+            return self._handed_over(topic, lambda: rows, ())
+
+    def hurry(self) -> None:
+        """All that waits now is sent soon, by another thread."""
+        with self._state:
+            self._hurried = bool(self._waiting)
+            self._state.notify_all()
+
+    def wants_headers(self, topic: str) -> bool:
+        """Have batches of this topic had headers? A change of columns is a new stream."""
+        return topic in self._with_headers
+
+    def has_headers(self, topic: str) -> None:
+        """From now on."""
+        self._with_headers.add(topic)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Waits for the outcome of all that was added; False if time is up."""
+        self.hurry()
+        with self._state:
+            return self._state.wait_for(
+                lambda: not self._in_flight and not self._waiting, timeout_s
+            )
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Nothing more is taken; else as `flush`."""
+        with self._state:
+            self._closed = True
+        return self.flush(timeout_s)
+
+    # --- under _state
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLost("this producer was closed")
+
+    def _begin(self, topic: str) -> Gathering:
+        gathering = self._open[topic] = Gathering(topic, topic in self._with_headers)
+        if not self._waiting:
+            self._since_s = self._clock()
+            self._state.notify_all()
+        self._waiting.append(gathering)
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="polybus-fdq-merging", daemon=True)
+            self._thread.start()
+        return gathering
+
+    def _take(self) -> list[Gathering]:
+        taken, self._waiting, self._open = self._waiting, [], {}
+        self._rows = self._bytes = 0
+        self._in_flight += len(taken)
+        self._hurried = False
+        return taken
+
+    def _until_due_s(self) -> float:
+        """How long what waits may still wait."""
+        if self._hurried or not self._in_flight:
+            return 0.0
+        return max(0.0, self._since_s + self._merging.linger_s - self._clock())
+
+    # --- under _order
+
+    def _drain(self) -> None:
+        with self._state:
+            taken = self._take()
+        for one in taken:
+            if one.headers is not None:
+                self._with_headers.add(one.topic)
+            self._handed_over(one.topic, one.rows, one.receipts)
+
+    def _handed_over(
+        self, topic: str, rows: Callable[[], pa.RecordBatch], receipts: Sequence[Receipt]
+    ) -> Future[Produced]:
+        try:
+            future = self._send(topic, rows())
+        except Exception as error:  # whoever waits must hear of it, whatever it is
+            future = Future()
+            future.set_exception(error)
+        future.add_done_callback(partial(self._tell, receipts))
+        return future
+
+    # --- on threads of their own
+
+    def _tell(self, receipts: Sequence[Receipt], done: Future[Produced]) -> None:
+        """On the thread that knows the outcome."""
+        error = done.exception()
+        if error is not None:
+            for receipt in receipts:
+                receipt.set_exception(error)
+        else:
+            produced = done.result()
+            for receipt in receipts:
+                receipt.set_result(produced)
+        with self._state:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._state.notify_all()
+
+    def _run(self) -> None:
+        while self._is_due():
+            self.send_waiting()
+
+    def _is_due(self) -> bool:
+        """Waits until something is to be sent; False if nothing ever will be again."""
+        with self._state:
+            while True:
+                if not self._waiting:
+                    if self._closed:
+                        return False
+                    self._state.wait()
+                elif left_s := self._until_due_s():
+                    self._state.wait(left_s)
+                else:
+                    return True

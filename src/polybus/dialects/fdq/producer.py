@@ -1,0 +1,269 @@
+"""A producer: messages by key into durable topics, each there once, in order per key.
+
+A named one keeps its name across processes: a newer one of the same name fences the
+older. Without a name its topics are shared out over a few producers of the bus, so that
+several topics do not wait for each other; one topic always stays with the same.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import pyarrow as pa
+
+from polybus.dialects.fdq import bus as buses
+from polybus.dialects.fdq import columns
+from polybus.dialects.fdq.merging import Merger, Receipt
+from polybus.dialects.fdq.options import (
+    LINGER_S,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ROWS,
+    Merging,
+)
+from polybus.errors import InvalidTopic, StoreClosed
+from polybus.model import names
+
+if TYPE_CHECKING:
+    from polybus.dialects.fdq.messages import MessageRequest
+    from polybus.native import ClientOptions, Produced
+
+# Each has a stream and two threads of its own.
+MAX_LINES = 8
+# A program that fails must not wait for ever for a bus that is not there.
+FAILING_CLOSE_S = 5.0
+
+
+class Producer:
+    """Any number of threads may use it. What one of them produces for a key stays in order.
+
+    `create=False`: a topic that is not there is `DoesNotExist`, instead of being made.
+    Futures are told by a thread of the producer: what is called back from there must not
+    wait for the producer.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        name: str | None = None,
+        *,
+        create: bool = True,
+        linger_s: float = LINGER_S,
+        max_batch_rows: int = MAX_BATCH_ROWS,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        options: ClientOptions | None = None,
+    ) -> None:
+        merging = Merging(linger_s, max_batch_rows, max_batch_bytes)
+        self._pid = os.getpid()
+        self._bus = buses.connect(url, options)
+        self._create = create
+        try:
+            self._lines = Lines(self._bus, name)
+        except BaseException:
+            self._bus.close()
+            raise
+        self._merger = Merger(merging, self._lines.send)
+        self._known: set[str] = set()  # topics
+
+    @property
+    def name(self) -> str:
+        """The one given; else what the bus calls it."""
+        return self._lines.first.name
+
+    @property
+    def epoch(self) -> int:
+        """How often this name was opened, this time included."""
+        return self._lines.first.epoch
+
+    @overload
+    def produce(
+        self,
+        topic: str,
+        shard_key: str | None,
+        message: bytes,
+        headers: Mapping[str, bytes] | None = None,
+        *,
+        wait: Literal[True] = True,
+    ) -> Produced: ...
+
+    @overload
+    def produce(
+        self,
+        topic: str,
+        shard_key: str | None,
+        message: bytes,
+        headers: Mapping[str, bytes] | None = None,
+        *,
+        wait: Literal[False],
+    ) -> Future[Produced]: ...
+
+    def produce(
+        self,
+        topic: str,
+        shard_key: str | None,
+        message: bytes,
+        headers: Mapping[str, bytes] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Produced | Future[Produced]:
+        """On disk when this returns; with `wait=False`, when its future is done.
+
+        The ids are those of all that travelled together.
+        """
+        receipt, is_full = self.add(topic, shard_key, message, headers)
+        if wait or is_full:
+            self._merger.send_waiting()
+        return receipt.result() if wait else receipt
+
+    @overload
+    def produce_batch(
+        self,
+        topic: str,
+        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
+        *,
+        wait: Literal[True] = True,
+    ) -> Produced: ...
+
+    @overload
+    def produce_batch(
+        self,
+        topic: str,
+        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
+        *,
+        wait: Literal[False],
+    ) -> Future[Produced]: ...
+
+    def produce_batch(
+        self,
+        topic: str,
+        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
+        *,
+        wait: bool = True,
+    ) -> Produced | Future[Produced]:
+        """All of them or none, over all shards. A batch of Arrow has the native port's columns."""
+        future = self.send_batch(topic, messages)
+        return future.result() if wait else future
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Waits for the outcome of all that was produced; False if time is up."""
+        self._check_process()
+        return self._merger.flush(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Sends what waits, then ends. What has no outcome when time is up is `ConnectionLost`.
+
+        Such a message may have been stored all the same.
+        """
+        if os.getpid() != self._pid:
+            return
+        is_done = self._merger.close(timeout_s)
+        self._lines.close(None if is_done else 0.0)
+        self._bus.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(None if error is None else FAILING_CLOSE_S)
+
+    # --- for the async twin, too
+
+    def add(
+        self,
+        topic: str,
+        shard_key: str | None,
+        message: bytes,
+        headers: Mapping[str, bytes] | None = None,
+    ) -> tuple[Receipt, bool]:
+        """Takes a message, and says whether what waits is to be sent now."""
+        if topic not in self._known:
+            self.learn(topic)
+        self._check_process()
+        key = columns.checked_key(shard_key)
+        body = columns.checked_message(message)
+        return self._merger.add(topic, key, body, columns.checked_headers(headers))
+
+    def send_batch(
+        self, topic: str, messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch
+    ) -> Future[Produced]:
+        if topic not in self._known:
+            self.learn(topic)
+        self._check_process()
+        return self._merger.send_rows(topic, self._rows(topic, messages))
+
+    def send_waiting(self) -> None:
+        self._merger.send_waiting()
+
+    def hurry(self) -> None:
+        self._merger.hurry()
+
+    def learn(self, topic: str) -> None:
+        """The first message for a topic: may it be one, and is it there?"""
+        self._check_process()
+        if not isinstance(topic, str):
+            raise InvalidTopic(f"a topic's name is text, not {type(topic).__name__}")
+        names.check(topic)
+        if not self._create:
+            self._bus.act("topic.info", topic=topic)
+        self._known.add(topic)
+
+    def knows(self, topic: str) -> bool:
+        """Would `add` not have to ask the bus?"""
+        return self._create or topic in self._known
+
+    def _rows(self, topic: str, messages: Any) -> pa.RecordBatch:
+        if isinstance(messages, pa.RecordBatch):
+            return columns.checked_rows(messages)
+        if isinstance(messages, str | bytes | Mapping):
+            messages = [messages]  # which is then refused for what it is
+        now_ms = time.time_ns() // 1_000_000
+        with_headers = self._merger.wants_headers(topic)
+        rows = columns.batch_of_requests(messages, now_ms, with_headers=with_headers)
+        if rows.num_columns > columns.SIMPLE_COLUMNS:
+            self._merger.has_headers(topic)
+        return rows
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreClosed(
+                f"this producer belongs to process {self._pid}, the parent of a fork: make one here"
+            )
+
+
+class Lines:
+    """The bus's producers behind one of FDQ's."""
+
+    def __init__(self, bus: buses.Bus, name: str | None) -> None:
+        self._bus = bus
+        self._is_named = name is not None
+        self.first = bus.producer(name)
+        self._all = [self.first]
+        self._of_topic: dict[str, buses.BusProducer] = {}
+
+    def send(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+        """By one thread at a time."""
+        line = self._of_topic.get(topic)
+        if line is None:
+            line = self._of_topic[topic] = self._next_line()
+        return line.produce_rows(topic, rows)
+
+    def close(self, timeout_s: float | None) -> None:
+        for line in self._all:
+            line.close(timeout_s)
+
+    def _next_line(self) -> buses.BusProducer:
+        if self._is_named or not self._of_topic:
+            return self.first
+        if len(self._all) < MAX_LINES:
+            self._all.append(self._bus.producer())
+            return self._all[-1]
+        return self._all[len(self._of_topic) % MAX_LINES]
