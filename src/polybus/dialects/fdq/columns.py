@@ -27,16 +27,14 @@ TEXTS = {str, type(None)}
 # --- one message
 
 
-def checked_key(key: str | None) -> str | None:
-    """As it came, if it can be a key."""
+def check_key(key: object) -> None:
     if key is None:
-        return None
+        return
     if not isinstance(key, str):
         raise MalformedRequest(f"a shard key is text or None, not {type(key).__name__}")
     size = len(key) if key.isascii() else len(_encoded(key, "a shard key"))
     if size > MAX_KEY_BYTES:
         raise TooLarge(f"a shard key of {size} bytes: at most {MAX_KEY_BYTES}")
-    return key
 
 
 def checked_message(message: object) -> bytes:
@@ -101,7 +99,8 @@ def batch_of_requests(
     """The same of requests, checked here: types first, then sizes, column by column."""
     keys, bodies, headers = _columns(requests)
     if not set(map(type, keys)) <= TEXTS:
-        keys = [checked_key(key) for key in keys]
+        for key in keys:
+            check_key(key)
     if set(map(type, bodies)) != {bytes}:
         bodies = [checked_message(body) for body in bodies]
     found = [checked_headers(one) for one in headers] if any(headers) else None

@@ -7,19 +7,20 @@ waited for `linger_s`. Somebody who waits for his message sends at once what is 
 
     _order   held by whoever sends: what was taken first is handed over first
     _state   held for moments only: also by whoever tells outcomes, who must never wait
-             for one who sends
+             for one who sends. For each message its plain lock is taken, which is quicker
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
 from polybus.dialects.fdq.columns import Headers, batch_of
+from polybus.dialects.fdq.receipts import Receipt, tell
 from polybus.errors import ConnectionLost
 
 if TYPE_CHECKING:
@@ -29,44 +30,26 @@ if TYPE_CHECKING:
     from polybus.native import Produced
 
 Send = Callable[[str, "pa.RecordBatch"], "Future[Produced]"]
+Message = tuple[str | None, bytes, int, Headers | None]
 ROW_BYTES = 64  # what a message costs beside its body and key while it waits
 
 
-class Receipt(Future["Produced"]):
-    """Of one message. It was taken, and cannot be called back."""
-
-    def cancel(self) -> bool:
-        return False
-
-
 class Gathering:
-    """Messages of one topic that wait, column by column."""
+    """Messages of one topic that wait."""
 
-    __slots__ = ("bodies", "bytes", "headers", "insertion_ms", "keys", "receipts", "topic")
+    __slots__ = ("bytes", "condition", "has_headers", "messages", "receipts", "topic")
 
-    def __init__(self, topic: str, with_headers: bool) -> None:
+    def __init__(self, topic: str, has_headers: bool) -> None:
         self.topic = topic
-        self.keys: list[str | None] = []
-        self.bodies: list[bytes] = []
-        self.insertion_ms: list[int] = []
-        self.headers: list[Headers | None] | None = [] if with_headers else None
+        self.has_headers = has_headers
+        self.messages: list[Message] = []
         self.receipts: list[Receipt] = []
+        self.condition = Condition()
         self.bytes = 0
 
-    def add(self, key: str | None, body: bytes, headers: Headers | None, now_ms: int) -> Receipt:
-        if headers is not None and self.headers is None:
-            self.headers = [None] * len(self.bodies)
-        if self.headers is not None:
-            self.headers.append(headers)
-        receipt = Receipt()
-        self.keys.append(key)
-        self.bodies.append(body)
-        self.insertion_ms.append(now_ms)
-        self.receipts.append(receipt)
-        return receipt
-
     def rows(self) -> pa.RecordBatch:
-        return batch_of(self.keys, self.bodies, self.insertion_ms, self.headers)
+        keys, bodies, insertion_ms, headers = zip(*self.messages, strict=True)
+        return batch_of(keys, bodies, insertion_ms, headers if self.has_headers else None)
 
 
 class Merger:
@@ -84,7 +67,8 @@ class Merger:
         self._clock = clock
         self._wall_ns = wall_ns
         self._order = Lock()
-        self._state = Condition(Lock())
+        self._lock = Lock()
+        self._state = Condition(self._lock)
         self._waiting: list[Gathering] = []
         self._open: dict[str, Gathering] = {}  # of those, where the next of a topic goes
         self._since_s = 0.0  # when the first of them came
@@ -103,12 +87,17 @@ class Merger:
         now_ms = self._wall_ns() // 1_000_000
         size = len(body) + ROW_BYTES
         most = self._merging
-        with self._state:
-            self._check_open()
+        with self._lock:
+            if self._closed:
+                self._check_open()
             gathering = self._open.get(topic)
             if gathering is None or gathering.bytes + size > most.max_batch_bytes:
                 gathering = self._begin(topic)
-            receipt = gathering.add(key, body, headers, now_ms)
+            if headers is not None:
+                gathering.has_headers = True
+            receipt = Receipt(gathering.condition)
+            gathering.messages.append((key, body, now_ms, headers))
+            gathering.receipts.append(receipt)
             gathering.bytes += size
             self._bytes += size
             self._rows += 1
@@ -127,7 +116,7 @@ class Merger:
             with self._state:
                 self._check_open()
                 self._in_flight += 1
-            return self._handed_over(topic, lambda: rows, ())
+            return self._handed_over(topic, lambda: rows, None)
 
     def hurry(self) -> None:
         """All that waits now is sent soon, by another thread."""
@@ -193,33 +182,29 @@ class Merger:
         with self._state:
             taken = self._take()
         for one in taken:
-            if one.headers is not None:
+            if one.has_headers:
                 self._with_headers.add(one.topic)
-            self._handed_over(one.topic, one.rows, one.receipts)
+            self._handed_over(one.topic, one.rows, one)
 
     def _handed_over(
-        self, topic: str, rows: Callable[[], pa.RecordBatch], receipts: Sequence[Receipt]
+        self, topic: str, rows: Callable[[], pa.RecordBatch], gathering: Gathering | None
     ) -> Future[Produced]:
         try:
             future = self._send(topic, rows())
         except Exception as error:  # whoever waits must hear of it, whatever it is
             future = Future()
             future.set_exception(error)
-        future.add_done_callback(partial(self._tell, receipts))
+        future.add_done_callback(partial(self._tell, gathering))
         return future
 
     # --- on threads of their own
 
-    def _tell(self, receipts: Sequence[Receipt], done: Future[Produced]) -> None:
+    def _tell(self, gathering: Gathering | None, done: Future[Produced]) -> None:
         """On the thread that knows the outcome."""
         error = done.exception()
-        if error is not None:
-            for receipt in receipts:
-                receipt.set_exception(error)
-        else:
-            produced = done.result()
-            for receipt in receipts:
-                receipt.set_result(produced)
+        if gathering is not None:
+            result = done.result() if error is None else None
+            tell(gathering.condition, gathering.receipts, result, error)
         with self._state:
             self._in_flight -= 1
             if not self._in_flight:

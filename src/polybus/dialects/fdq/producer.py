@@ -7,7 +7,6 @@ several topics do not wait for each other; one topic always stays with the same.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -17,15 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import pyarrow as pa
 
 from polybus.dialects.fdq import bus as buses
-from polybus.dialects.fdq import columns
-from polybus.dialects.fdq.merging import Merger, Receipt
+from polybus.dialects.fdq import columns, process
+from polybus.dialects.fdq.merging import Merger
 from polybus.dialects.fdq.options import (
     LINGER_S,
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
+    MAX_KEY_BYTES,
+    MAX_MESSAGE_BYTES,
     Merging,
 )
-from polybus.errors import InvalidTopic, StoreClosed
+from polybus.dialects.fdq.receipts import Receipt
+from polybus.errors import InvalidTopic
 from polybus.model import names
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Producer:
         options: ClientOptions | None = None,
     ) -> None:
         merging = Merging(linger_s, max_batch_rows, max_batch_bytes)
-        self._pid = os.getpid()
+        self._pid = process.pid
         self._bus = buses.connect(url, options)
         self._create = create
         try:
@@ -150,7 +152,7 @@ class Producer:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Waits for the outcome of all that was produced; False if time is up."""
-        self._check_process()
+        process.check(self._pid, "producer")
         return self._merger.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -158,7 +160,7 @@ class Producer:
 
         Such a message may have been stored all the same.
         """
-        if os.getpid() != self._pid:
+        if self._pid != process.pid:
             return
         is_done = self._merger.close(timeout_s)
         self._lines.close(None if is_done else 0.0)
@@ -185,19 +187,23 @@ class Producer:
         headers: Mapping[str, bytes] | None = None,
     ) -> tuple[Receipt, bool]:
         """Takes a message, and says whether what waits is to be sent now."""
-        if topic not in self._known:
+        if topic not in self._known or self._pid != process.pid:
             self.learn(topic)
-        self._check_process()
-        key = columns.checked_key(shard_key)
-        body = columns.checked_message(message)
-        return self._merger.add(topic, key, body, columns.checked_headers(headers))
+        # What is plainly right, which is nearly all there ever is, goes without a call.
+        if shard_key is not None and not (
+            type(shard_key) is str and shard_key.isascii() and len(shard_key) <= MAX_KEY_BYTES
+        ):
+            columns.check_key(shard_key)
+        if type(message) is not bytes or len(message) > MAX_MESSAGE_BYTES:
+            message = columns.checked_message(message)
+        found = None if headers is None else columns.checked_headers(headers)
+        return self._merger.add(topic, shard_key, message, found)
 
     def send_batch(
         self, topic: str, messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch
     ) -> Future[Produced]:
-        if topic not in self._known:
+        if topic not in self._known or self._pid != process.pid:
             self.learn(topic)
-        self._check_process()
         return self._merger.send_rows(topic, self._rows(topic, messages))
 
     def send_waiting(self) -> None:
@@ -208,7 +214,7 @@ class Producer:
 
     def learn(self, topic: str) -> None:
         """The first message for a topic: may it be one, and is it there?"""
-        self._check_process()
+        process.check(self._pid, "producer")
         if not isinstance(topic, str):
             raise InvalidTopic(f"a topic's name is text, not {type(topic).__name__}")
         names.check(topic)
@@ -231,12 +237,6 @@ class Producer:
         if rows.num_columns > columns.SIMPLE_COLUMNS:
             self._merger.has_headers(topic)
         return rows
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreClosed(
-                f"this producer belongs to process {self._pid}, the parent of a fork: make one here"
-            )
 
 
 class Lines:
