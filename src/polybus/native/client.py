@@ -128,7 +128,7 @@ class Client:
 
     # --- the rest
 
-    def act(self, name: str, **request: Any) -> dict[str, Any]:
+    def act(self, name: str, /, **request: Any) -> dict[str, Any]:
         """Any action of the port, by its name; what is None is left out."""
         return self._connection.act(
             name, {key: value for key, value in request.items() if value is not None}

@@ -18,12 +18,13 @@ try:
 except ImportError:
     raise MissingExtra("Spark", "spark") from None
 
+from polybus.spark.session import session
 from polybus.spark.source import PolybusSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PolybusSource", "register"]
+__all__ = ["PolybusSource", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:

@@ -29,6 +29,6 @@ SCHEMA = StructType(
         StructField("insertion_time", TimestampType(), nullable=False),
         StructField("shard_key", StringType()),
         StructField("body", BinaryType(), nullable=False),
-        StructField("headers", MapType(StringType(), BinaryType(), valueContainsNull=False)),
+        StructField("headers", MapType(StringType(), BinaryType())),
     ]
 )

@@ -11,7 +11,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from polybus.spark.options import SINK_OPTIONS, Options
+from polybus.errors import UsageError
+from polybus.spark.faults import told_plainly
+from polybus.spark.options import SINK_OPTIONS, SOURCE_OPTIONS, Options
 from polybus.spark.schema import SCHEMA
 
 
@@ -26,19 +28,29 @@ class PolybusSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        raise NotImplementedError
+        from polybus.spark.reader import BatchReader
+
+        with told_plainly():
+            return BatchReader(Options(self.options, SOURCE_OPTIONS), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        raise NotImplementedError
+        from polybus.spark.stream import StreamReader
+
+        with told_plainly():
+            return StreamReader(Options(self.options, SOURCE_OPTIONS), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from polybus.spark.sink import batch_writer
 
-        return batch_writer(Options(self.options, SINK_OPTIONS), schema)
+        with told_plainly():
+            if overwrite:
+                raise UsageError("a topic is not overwritten, only added to: .mode('append')")
+            return batch_writer(Options(self.options, SINK_OPTIONS), schema)
 
     def streamWriter(  # noqa: N802  # Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         from polybus.spark.sink import stream_writer
 
-        return stream_writer(Options(self.options, SINK_OPTIONS), schema)
+        with told_plainly():
+            return stream_writer(Options(self.options, SINK_OPTIONS), schema)

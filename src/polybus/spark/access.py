@@ -1,0 +1,162 @@
+"""Where topics are read: through a running bus, or from its files.
+
+Each process of Spark keeps one way to each bus, and uses it again for later tasks: a
+worker that was forked makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from polybus.errors import DoesNotExist, UsageError
+from polybus.model.arrow import batch_of
+from polybus.model.patterns import Pattern
+from polybus.native import Client, ClientOptions
+from polybus.spark.options import FILES
+from polybus.store.opening import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from polybus.store.contract import Store
+
+# A chunk that is copied out of the files at once: small enough to be still in the
+# processor's cache when it is sent to Spark.
+CHUNK_ROWS = 16_384
+CHUNK_BYTES = 4 << 20
+# A bus that is started again is waited for.
+PATIENCE = ClientOptions(connect_timeout_s=20.0)
+NO_BOUND = 0
+
+
+class Shard(NamedTuple):
+    """Offsets `start` to `end` (exclusive) are there."""
+
+    start: int
+    end: int
+    size_bytes: int
+
+    @property
+    def row_bytes(self) -> float:
+        """Of an average message."""
+        return self.size_bytes / max(1, self.end - self.start)
+
+
+class Access(Protocol):
+    def names(self, pattern: str) -> list[str]:
+        """The durable topics that a pattern matches."""
+
+    def shards(self, topic: str) -> dict[int, Shard]:
+        """`DoesNotExist` if there is no such topic, `WrongKind` if it is ephemeral."""
+
+    def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
+        """The first offset that came at this time or later; the end if none did."""
+
+    def read(
+        self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of `polybus.model.arrow.READ_SCHEMA`. `Trimmed` if the start has gone."""
+
+    def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """How far a query has come, for those who look at the topic."""
+
+
+class ThroughBus:
+    def __init__(self, url: str) -> None:
+        self._client = Client(url, PATIENCE)
+
+    def names(self, pattern: str) -> list[str]:
+        return [found["topic"] for found in self._client.topics(pattern)]
+
+    def shards(self, topic: str) -> dict[int, Shard]:
+        found = self._client.bounds(topic)["shards"]
+        return {one["shard"]: Shard(one["start"], one["end"], one["bytes"]) for one in found}
+
+    def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
+        return self._client.find(topic, timestamp_ns, shard)
+
+    def read(
+        self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
+    ) -> Iterator[pa.RecordBatch]:
+        reading = self._client.read(topic, shard, start, end, max_rows=max_rows)
+        try:
+            yield from reading
+        finally:
+            reading.close()
+
+    def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
+        told = {str(shard): offset for shard, offset in offsets.items()}
+        self._client.act("query.progress", query=query, name=name, topic=topic, offsets=told)
+
+
+class FromFiles:
+    """Read-only: the bus may run or not. Nobody is told of the query's progress."""
+
+    def __init__(self, url: str) -> None:
+        folder = Path(url.removeprefix(FILES))
+        if not folder.is_dir():
+            raise UsageError(f"{url}: there is no such folder; give the data folder of a bus")
+        self._url = url
+        self._store: Store = open_store(url, read_only=True)
+        self._numbers: dict[str, int] = {}
+
+    def names(self, pattern: str) -> list[str]:
+        wanted = Pattern(pattern)
+        self._numbers = {topic.name: topic.number for topic in self._store.topics()}
+        return [name for name in self._numbers if wanted.matches(name.encode())]
+
+    def shards(self, topic: str) -> dict[int, Shard]:
+        try:
+            found = self._store.bounds(self._number(topic))
+        except DoesNotExist:  # unless another one has this name now
+            self._numbers = {}
+            found = self._store.bounds(self._number(topic))
+        return {number: Shard(*bounds) for number, bounds in enumerate(found.shards)}
+
+    def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
+        return self._store.find(self._number(topic), shard, timestamp_ns)
+
+    def read(
+        self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
+    ) -> Iterator[pa.RecordBatch]:
+        number, left = self._number(topic), max_rows or end - start
+        while start < end and left > 0:
+            rows = self._store.read(
+                number, shard, start, end, max_rows=min(left, CHUNK_ROWS), max_bytes=CHUNK_BYTES
+            )
+            if not rows.count:
+                return
+            batch = batch_of(rows)
+            start = batch.column("offset")[-1].as_py() + 1
+            left -= rows.count
+            yield batch
+
+    def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
+        pass
+
+    def _number(self, topic: str) -> int:
+        if topic not in self._numbers:
+            self.names("*")
+        if topic not in self._numbers:
+            raise DoesNotExist(
+                f"there is no topic {topic!r} in {self._url}: it was never made, or it is "
+                "ephemeral, and those are not in the files of a bus"
+            )
+        return self._numbers[topic]
+
+
+_open: dict[tuple[int, str], Access] = {}
+_lock = Lock()
+
+
+def opened(url: str) -> Access:
+    """This process's way to a bus."""
+    key = os.getpid(), url
+    with _lock:
+        if key not in _open:
+            _open[key] = FromFiles(url) if url.startswith(FILES) else ThroughBus(url)
+        return _open[key]

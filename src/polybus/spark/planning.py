@@ -1,0 +1,114 @@
+"""Which task reads what, and how much one batch of a stream may have.
+
+A partition is a few ranges of offsets. A range of a shard that is long is cut, so that
+tasks have about the same to do; short ones share a task, since a task costs more than
+some thousand messages. The rows of a batch are fixed by its offsets alone: it may be
+planned again in other partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyspark.sql.datasource import InputPartition
+
+from polybus.spark.bounds import Offsets
+
+# Unless rowsPerPartition says otherwise.
+MOST_ROWS = 500_000
+FEW_ROWS = 50_000
+
+
+class Range(NamedTuple):
+    """Offsets `start` to `end` (exclusive) of a shard."""
+
+    topic: str
+    shard: int
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+
+@dataclass
+class Partition(InputPartition):
+    """`introduces` are topics whose bus is to be told which query this is."""
+
+    ranges: tuple[Range, ...] = ()
+    query: str = ""
+    introduces: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.ranges)
+
+
+def ranges_between(starts: Offsets, ends: Offsets) -> list[Range]:
+    return [
+        Range(topic, shard, starts[topic][shard], end)
+        for topic, shards in ends.items()
+        for shard, end in shards.items()
+        if starts[topic][shard] < end
+    ]
+
+
+def plan(ranges: Sequence[Range], rows_per_partition: int | None) -> list[Partition]:
+    """One partition or more: Spark would make one of its own if there were none."""
+    if rows_per_partition is not None:
+        cut = [piece for one in ranges for piece in _cut(one, rows_per_partition)]
+        return [Partition((piece,)) for piece in cut] or [Partition()]
+    cut = [piece for one in ranges for piece in _cut(one, MOST_ROWS)]
+    return list(_together(cut)) or [Partition()]
+
+
+def _cut(whole: Range, rows: int) -> Iterator[Range]:
+    """Pieces of about the same size, none with more than `rows`."""
+    pieces = -(-whole.rows // rows)
+    for piece in range(pieces):
+        start = whole.start + whole.rows * piece // pieces
+        end = whole.start + whole.rows * (piece + 1) // pieces
+        yield whole._replace(start=start, end=end)
+
+
+def _together(ranges: Iterable[Range]) -> Iterator[Partition]:
+    waiting: list[Range] = []
+    for one in ranges:
+        if waiting and one.rows + sum(each.rows for each in waiting) > FEW_ROWS:
+            yield Partition(tuple(waiting))
+            waiting = []
+        waiting.append(one)
+    if waiting:
+        yield Partition(tuple(waiting))
+
+
+def admit(ranges: Sequence[Range], max_rows: int) -> list[Range]:
+    """The first of each range, `max_rows` in all: each a share by its length, none nothing."""
+    total = sum(one.rows for one in ranges)
+    if total <= max_rows:
+        return list(ranges)
+    least = 1 if len(ranges) <= max_rows else 0
+    to_share, room = total - least * len(ranges), max_rows - least * len(ranges)
+    admitted, seen, given = [], 0, 0
+    for one in ranges:
+        seen += one.rows - least
+        share = room * seen // to_share - given
+        given += share
+        admitted.append(one._replace(end=one.start + least + share))
+    return admitted
+
+
+def admit_bytes(
+    ranges: Sequence[Range], max_bytes: int, row_bytes: Callable[[Range], float]
+) -> list[Range]:
+    """The same for about so many bytes, of messages as large as `row_bytes` says."""
+    sizes = [one.rows * row_bytes(one) for one in ranges]
+    total = sum(sizes)
+    if total <= max_bytes:
+        return list(ranges)
+    return [
+        one._replace(end=one.start + max(1, int(one.rows * max_bytes / total))) for one in ranges
+    ]

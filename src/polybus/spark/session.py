@@ -1,0 +1,73 @@
+"""A session of Spark as polybus likes it: this Python in its tasks, and a quiet terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polybus.errors import ConfigError
+from polybus.spark.quiet import held_back
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+QUIET = "OFF"  # what fails is raised: the same in the log is noise
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Tasks that read and write topics are few and short; 200 shuffle partitions are many.
+    "spark.sql.shuffle.partitions": "8",
+}
+VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def session(
+    master: str | None = None,
+    *,
+    name: str = "polybus",
+    log_level: str = QUIET,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The session that is there, or a new one: local unless `master` says where.
+
+    Nothing of Spark's own comes to the terminal, unless `log_level` (WARN, INFO…) asks
+    for it; what kept it from starting does.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    given = {**SETTINGS, "spark.log.level": log_level, **(settings or {})}
+    if master is None or master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name).master(master or "local[*]")
+    for key, value in given.items():
+        builder = builder.config(key, value)
+    try:
+        with held_back(is_quiet=log_level.upper() == QUIET):
+            found: SparkSession = builder.getOrCreate()
+    except Exception:
+        check_java()
+        raise
+    return found
+
+
+def check_java() -> None:
+    """`ConfigError` if there is no Java that Spark runs on; it says what to do."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else "java"
+    remedy = f"install Java {OLDEST_JAVA} or newer (apt-get install default-jre-headless)"
+    remedy += f", or correct JAVA_HOME={home}" if home else ", or set JAVA_HOME"
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    except OSError:
+        raise ConfigError(f"Spark needs Java, and there is none: {remedy}") from None
+    version = VERSION.search(told.stderr + told.stdout)
+    if version is None or int(version[1]) < OLDEST_JAVA:
+        found = f"Java {version[1]}" if version else "something else"
+        raise ConfigError(f"Spark needs a newer Java than {java}, which is {found}: {remedy}")

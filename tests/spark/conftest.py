@@ -1,0 +1,55 @@
+"""One session of Spark for all tests here: to start it takes longer than most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+import polybus.spark
+from polybus.testing.nativebus import NativeBus
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from polybus.native import Client
+
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "UTC",
+    # What is left by a test that failed must not hold up the next.
+    "spark.sql.streaming.stopTimeout": "20s",
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = polybus.spark.session("local[2]", name="tests", settings=SETTINGS)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_bus() -> Iterator[NativeBus]:
+    """For tests that keep to topics of their own."""
+    with NativeBus() as bus:
+        yield bus
+
+
+@pytest.fixture
+def bus(shared_bus: NativeBus, monkeypatch: pytest.MonkeyPatch) -> NativeBus:
+    return shared_bus
+
+
+@pytest.fixture
+def client(shared_bus: NativeBus) -> Iterator[Client]:
+    with shared_bus.client() as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has."""
+    return "t." + "".join(c if c.isalnum() else "." for c in request.node.name)
