@@ -13,6 +13,7 @@ from polybus import errors
 from polybus.native import Client, ClientOptions
 from polybus.testing.certificates import write_certificate
 from polybus.testing.nativebus import NativeBus
+from polybus.testing.watch import until
 
 SECRET = "a-secret-of-some-length"
 OLD = "a-secret-that-has-expired"
@@ -161,3 +162,46 @@ def test_a_certificate_says_who_one_is(folder, tmp_path):
             assert known.create_topic("orders")["creator"] == "key:localhost"
         with client(bus, folder) as unknown, pytest.raises(errors.Unavailable):
             unknown.topics()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[NativeBus, Path]]:
+    """A bus whose certificate a test may change."""
+    write_certificate(tmp_path)
+    (tmp_path / "tokens").touch(0o600)
+    (tmp_path / "bus.toml").write_text(CONFIG.format(folder=tmp_path))
+    with NativeBus("--config", str(tmp_path / "bus.toml"), scheme="grpc+tls") as running:
+        yield running, tmp_path
+
+
+def trusts(bus: NativeBus, authorities: Path) -> bool:
+    try:
+        with Client(bus.url, ClientOptions(connect_timeout_s=0.0, authorities=authorities)) as one:
+            one.topics()
+    except errors.Unavailable:
+        return False
+    return True
+
+
+def test_a_new_certificate_is_shown_after_sighup_and_open_streams_go_on(own):
+    bus, folder = own
+    old = folder / "old.pem"
+    old.write_bytes((folder / "cert.pem").read_bytes())
+    with client(bus, folder) as there, there.producer() as producer:
+        producer.produce("t", [b"a"]).result(20)
+        write_certificate(folder)
+        bus.process.signal(signal.SIGHUP)
+        until(lambda: trusts(bus, folder / "cert.pem"), "newcomers see the new certificate")
+        assert producer.produce("t", [b"b"]).result(20).last_id == 2
+        assert not trusts(bus, old)
+    assert bus.stop() == 0
+
+
+def test_a_certificate_that_is_none_leaves_the_old_one_in_force(own):
+    bus, folder = own
+    good = folder / "good.pem"
+    good.write_bytes((folder / "cert.pem").read_bytes())
+    (folder / "cert.pem").write_text("no certificate")
+    bus.process.signal(signal.SIGHUP)
+    until(lambda: "reload failed" in bus.process.log(), "the log says so")
+    assert trusts(bus, good)

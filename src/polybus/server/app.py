@@ -283,7 +283,7 @@ class App:
         try:
             await asyncio.to_thread(self._durable_side.reload)
         except ConfigError as error:
-            self._log.error("reload failed", what="tokens", reason=str(error))
+            self._log.error("reload failed", what="native port", reason=str(error))
         if self._certificates is not None:
             try:
                 await asyncio.to_thread(self._certificates.reload)

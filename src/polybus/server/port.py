@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.port.access import Access
 from polybus.bus.port.verbs import Port
-from polybus.errors import PolybusError, Unavailable, from_code
+from polybus.errors import ConfigError, PolybusError, Unavailable, from_code
 from polybus.server.admin import Wrong
 from polybus.server.threads import ANSWER_TIMEOUT_S, Completions, OnLoop, Readers
 from polybus.store.opening import open_store
@@ -79,7 +79,7 @@ class DurableSide:
         native, tls, limits = self._settings.native, self._settings.tls, self._settings.limits
         tokens = Tokens(native.tokens, time.time)
         self._reloads.append(tokens.reload)
-        return FlightListener(
+        listener = FlightListener(
             address,
             self._port,
             native,
@@ -91,6 +91,8 @@ class DurableSide:
             lambda error: self._soon(lambda: self._note(error, on_fault)),
             lambda reason: self._soon(lambda: self._broker.counters.count("closed", reason)),
         )
+        self._reloads.append(listener.reload)
+        return listener
 
     def _note(self, error: Exception, on_fault: Callable[[BaseException], None]) -> None:
         """What the port has told a client; only what is nobody's answer is a fault of ours."""
@@ -100,9 +102,15 @@ class DurableSide:
             on_fault(error)
 
     def reload(self) -> None:
-        """SIGHUP: the tokens are read again; `ConfigError` if they are no good."""
+        """SIGHUP: tokens and certificates are read again; `ConfigError` if they are no good."""
+        wrong: list[ConfigError] = []
         for again in self._reloads:
-            again()
+            try:
+                again()
+            except ConfigError as error:
+                wrong.append(error)
+        if wrong:
+            raise ConfigError("; ".join(map(str, wrong)))
 
     def release(self) -> None:
         """Lets go of whoever waits: the bus is stopping."""

@@ -1,13 +1,20 @@
-"""The port as one of the bus's listeners: opened, watched, drained and closed like any."""
+"""The port as one of the bus's listeners: opened, watched, drained and closed like any.
+
+gRPC takes its certificate once, when a service is made. So a new certificate is a new
+service on the same port. The old one is told to stop: it lets go of the port at once,
+and ends when its calls have ended, so that streams which are open go on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -17,6 +24,7 @@ import pyarrow as pa
 from polybus.errors import AddressError, AddressInUse, ConfigError
 from polybus.model.address import Address
 from polybus.transports.flight import sockets
+from polybus.transports.flight.calls import Calls
 from polybus.transports.flight.pace import Pace
 from polybus.transports.flight.server import Service
 from polybus.transports.flight.who import MIDDLEWARE, Identifier, TokenCheck, Tokens, peer_end
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 2.0  # once its connections are cut, gRPC stops in milliseconds
 # What was handed to gRPC is not yet on its way. Nobody can ask it when that is so.
 FLUSH_S = 0.1
+RETRY_S = 0.01  # gRPC does not say when it has let go of a port
 TICK_S = 0.25
 
 
@@ -67,36 +76,72 @@ class FlightListener:
         self._on_cut = on_cut
         self._on_error = on_error
         self._pace = Pace(slow.timeout_s, slow.min_bytes_per_s, clock, self._taken, self._cut)
-        identifier = Identifier(address.host)
+        self._security = security
+        self._calls = Calls(limits.max_calls)
+        self._tls = _tls(address, security)
+        self._open = partial(
+            Service,
+            verbs=verbs,
+            limits=limits,
+            calls=self._calls,
+            identify=Identifier(address.host).identify,
+            pace=self._pace,
+            now_ms=now_ms,
+            on_error=on_error,
+            middleware={MIDDLEWARE: TokenCheck(security.tokens)},
+        )
         _check_free(address)
-        try:
-            self._service = Service(
-                _location(address),
-                verbs,
-                limits,
-                identifier.identify,
-                self._pace,
-                now_ms,
-                on_error,
-                middleware={MIDDLEWARE: TokenCheck(security.tokens)},
-                **_tls(address, security),
-            )
-        except (OSError, pa.ArrowException) as error:
-            text = str(error).splitlines()[0]
-            raise AddressError(f"{address}: cannot be listened on: {text}") from None
+        self._service = self._serve(address, self._tls)
         self.address = address.with_port(self._service.port)
         self._closed = Event()
-        self._stopping: Thread | None = None
+        self._is_closing = False
+        self._stopping: list[Thread] = []
         # Its own thread: finding a connection among thousands is nothing for the loop.
         self._watching = Thread(target=self._watch, name="polybus-port", daemon=True)
         self._watching.start()
 
     def close(self) -> None:
         """Accepts no new calls, and no more batches; what was taken is answered."""
-        if self._stopping is None:
-            self._service.calls.stop()
-            self._stopping = Thread(target=self._service.shutdown, daemon=True)
-            self._stopping.start()
+        if not self._is_closing:
+            self._is_closing = True
+            self._calls.stop()
+            self._retire(self._service)
+
+    def reload(self) -> None:
+        """New connections get the certificate that is in the file now. Any thread but the loop's.
+
+        `ConfigError` if it cannot be read; then nothing has changed.
+        """
+        tls = _tls(self.address, self._security)
+        if tls == self._tls or self._is_closing:
+            return
+        self._tls = tls
+        self._retire(self._service)
+        self._service = self._serve_again(time.monotonic() + STOP_TIMEOUT_S)
+
+    def _serve_again(self, until_s: float) -> Service:
+        """As soon as the port is free."""
+        while True:
+            try:
+                _check_free(self.address)
+                return self._serve(self.address, self._tls)
+            except (AddressError, AddressInUse) as error:
+                if time.monotonic() > until_s:
+                    raise ConfigError(str(error)) from None
+            time.sleep(RETRY_S)
+
+    def _serve(self, address: Address, tls: dict[str, Any]) -> Service:
+        try:
+            return self._open(_location(address), **tls)
+        except (OSError, pa.ArrowException) as error:
+            text = str(error).splitlines()[0]
+            raise AddressError(f"{address}: cannot be listened on: {text}") from None
+
+    def _retire(self, service: Service) -> None:
+        """It ends by itself, when its calls have ended."""
+        self._stopping = [one for one in self._stopping if one.is_alive()]
+        self._stopping.append(Thread(target=service.shutdown, daemon=True))
+        self._stopping[-1].start()
 
     async def drain(self, timeout_s: float) -> None:
         """Waits until nobody is owed an answer, then ends all connections."""
@@ -104,13 +149,12 @@ class FlightListener:
         await asyncio.to_thread(self._end, timeout_s)
 
     def _end(self, timeout_s: float) -> None:
-        assert self._stopping is not None
-        self._service.calls.wait_settled(timeout_s)
-        self._stopping.join(FLUSH_S)
+        self._calls.wait_settled(timeout_s)
+        self._stopping[-1].join(FLUSH_S)
         end_s = time.monotonic() + STOP_TIMEOUT_S
-        while self._stopping.is_alive() and time.monotonic() < end_s:
+        while any(one.is_alive() for one in self._stopping) and time.monotonic() < end_s:
             sockets.end_all(self.address.port)
-            self._stopping.join(FLUSH_S)
+            self._stopping[-1].join(FLUSH_S)
         self._closed.set()
         self._watching.join()
 
@@ -144,6 +188,10 @@ def _tls(address: Address, security: Security) -> dict[str, Any]:
     try:
         assert security.certificate is not None
         assert security.key is not None
+        # gRPC would take anything, and then fail at each handshake.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            security.certificate, security.key, password=""
+        )
         pair = (security.certificate.read_bytes(), security.key.read_bytes())
         options: dict[str, Any] = {"tls_certificates": [pair]}
         if security.client_authorities is not None:
@@ -151,8 +199,12 @@ def _tls(address: Address, security: Security) -> dict[str, Any]:
                 "verify_client": True,
                 "root_certificates": security.client_authorities.read_bytes(),
             }
+    except ssl.SSLError as error:
+        reason = error.reason or "not a certificate with its key in PEM form"
+        raise ConfigError(f"[tls] {security.certificate} and {security.key}: {reason}") from None
     except OSError as error:
-        raise ConfigError(f"[tls] {error.filename}: {error.strerror}") from None
+        where = error.filename or f"{security.certificate} or {security.key}"
+        raise ConfigError(f"[tls] {where}: {error.strerror}") from None
     return options
 
 

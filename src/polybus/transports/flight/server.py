@@ -32,6 +32,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         location: Any,
         verbs: Verbs,
         limits: NativeLimits,
+        calls: Calls,
         identify: Callable[[Any, int], Any],
         pace: Pace,
         now_ms: Callable[[], int],
@@ -44,7 +45,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         self._pace = pace
         self._now_ms = now_ms
         self._on_error = on_error
-        self.calls = Calls(limits.max_calls)
+        self.calls = calls
         super().__init__(location, **security)
 
     # --- what Flight calls, each on a thread of its own
