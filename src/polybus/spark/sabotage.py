@@ -1,0 +1,18 @@
+"""Ways to break the sink on purpose, so that tests of faults can be seen to fail.
+
+$POLYBUS_SABOTAGE lists names, separated by commas, as for the store (`store/lmdb/sabotage.py`,
+whose `stamps-off` takes the sink's stamps, too); nobody but the tests of faults sets it.
+
+    tasks-publish   each task publishes what it has staged, and marks its part of the epoch
+                    as done; the driver publishes nothing
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+VARIABLE: Final = "POLYBUS_SABOTAGE"
+_chosen = frozenset(filter(None, os.environ.get(VARIABLE, "").split(",")))
+
+TASKS_PUBLISH: Final = "tasks-publish" in _chosen
