@@ -1,0 +1,232 @@
+"""The queue of one executor: what it runs next, and what has to wait for whom.
+
+    pieces ──▶ take ──▶ current ──▶ finish: done
+      ▲         │          │
+      │         │          └─────▶ fail: the key is held, the bus is told
+    aside       └─▶ behind a held key          │
+    (a full shard)                             ▼
+                       ready ◀── retry, when its pause is over
+
+A key that failed is held: its later messages wait in its `Hold` and follow one by one,
+in order. All other keys go on; a message without a key holds back nobody. What is ready
+comes before what is new.
+
+No threads and no clock are in here. Whoever shares a lane between threads holds its
+lock around each call; that a shard is closed before it is looked at whether something of
+it runs makes sure that nothing is started behind a release.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from polybus.dialects.fdq.runs import Piece, Run
+from polybus.dialects.fdq.shards import GATHER_EVERY, Shard
+
+
+class Hold:
+    """A key whose first message failed, and those that came behind it."""
+
+    __slots__ = ("key", "lane", "waiting")
+
+    def __init__(self, key: Any, lane: int) -> None:
+        self.key = key
+        self.lane = lane
+        self.waiting: deque[Run] = deque()
+
+
+class Lane:
+    """What is in it belongs to shards that were open when it came; of closed ones nothing
+    is started any more."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+        self.current: Run | None = None
+        self.freed_rows = 0  # rows that are no longer new, since this was last looked at
+        self._pieces: deque[Piece] = deque()
+        self._ready: deque[Run] = deque()
+        # Pieces of full shards, and how the shard was when they were put there.
+        self._aside: dict[Shard, tuple[int, deque[Piece]]] = {}
+        self._holds: dict[tuple[Shard, Any], Hold] = {}
+
+    # --- coming
+
+    def push(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+
+    def retry(self, run: Run) -> None:
+        """A failed run's pause is over."""
+        if run.shard.is_open:
+            self._ready.append(run)
+
+    # --- running
+
+    def begin(self, now_s: float) -> Run | None:
+        """The next one to run, which is `current` then; None if there is none now."""
+        run = self._next()
+        if run is not None:
+            run.started_s = now_s
+            self.current = run
+        return run
+
+    def finish(self, run: Run) -> bool:
+        """It ended well. False if it was taken away meanwhile: then it did not count."""
+        if self.current is not run:
+            return False
+        self.current = None
+        shard = run.shard
+        run.finish()
+        if run.hold is not None:
+            self._follow(run)
+        if shard.is_full or len(shard.finished) >= GATHER_EVERY:
+            shard.gather()
+        return True
+
+    def fail(self, run: Run, reason: str) -> bool:
+        """It ended badly, or was too long in running: its key waits for what the bus says."""
+        if self.current is not run:
+            return False
+        self.current = None
+        if run.is_settled:  # its transaction stands, whatever came after it
+            run.finish()
+            if run.hold is not None:
+                self._follow(run)
+            return True
+        if run.hold is None:
+            self._hold(run)
+        run.fail(reason)
+        return True
+
+    def cancel(self, run: Run) -> bool:
+        """It never began: what it was to be run for is no longer ours."""
+        is_mine = self.current is run
+        if is_mine:
+            self.current = None
+        return is_mine
+
+    def follow(self, run: Run, runs: list[Run]) -> Run | None:
+        """The bus has told what comes after a failed run: these, the first after a pause,
+        or nothing if it is dead. The first, which is to be put back by `retry`."""
+        hold = run.hold
+        assert hold is not None
+        if not runs:
+            self._follow(run)
+            return None
+        for one in runs:
+            one.hold = hold
+        for one in reversed(runs[1:]):
+            hold.waiting.appendleft(one)
+            one.shard.wait(1, one.size_bytes)
+        return runs[0]
+
+    def drop_closed(self) -> None:
+        """Forgets what will not be run, so that nothing keeps its memory."""
+        for piece in self._pieces:
+            if not piece.shard.is_open:
+                self.freed_rows += piece.rows_left
+        self._pieces = deque(piece for piece in self._pieces if piece.shard.is_open)
+        self._ready = deque(run for run in self._ready if run.shard.is_open)
+        for shard in [shard for shard in self._aside if not shard.is_open]:
+            self.freed_rows += sum(piece.rows_left for piece in self._aside.pop(shard)[1])
+        self._holds = {key: hold for key, hold in self._holds.items() if key[0].is_open}
+
+    @property
+    def wants_room(self) -> bool:
+        """Is there something that waits for its shard to have room?"""
+        return bool(self._aside or self._ready)
+
+    # --- inside
+
+    def _next(self) -> Run | None:
+        for _ in range(len(self._ready)):
+            run = self._ready.popleft()
+            if not run.shard.is_open:
+                continue
+            if not run.shard.is_full or run.shard.may_start(run.offset):
+                return run
+            self._ready.append(run)
+        if self._aside:
+            self._resume()
+        while self._pieces:
+            found = self._from(self._pieces[0])
+            if found is not None:
+                return found
+        return None
+
+    def _resume(self) -> None:
+        """Full shards whose books have changed are looked at again."""
+        for shard, (version, pieces) in list(self._aside.items()):
+            if shard.version != version:
+                del self._aside[shard]
+                self._pieces.extendleft(reversed(pieces))
+
+    def _from(self, piece: Piece) -> Run | None:
+        """The next of the first piece, or None: then look again at what is first now."""
+        shard = piece.shard
+        if not shard.is_open:
+            self.freed_rows += piece.rows_left
+            self._pieces.popleft()
+            return None
+        if shard in self._aside:
+            self._aside[shard][1].append(self._pieces.popleft())
+            return None
+        left = piece.rows_left
+        run = piece.take()
+        self.freed_rows += left - piece.rows_left
+        if run is None:
+            self._pieces.popleft()
+            return None
+        if self._holds and self._waits(run):
+            return None
+        if shard.is_full:
+            version = shard.version  # before it is judged: what changes then is looked at again
+            if not shard.may_start(run.offset):
+                self._set_aside(piece, run, version)
+                return None
+        return run
+
+    def _waits(self, run: Run) -> bool:
+        hold = self._holds.get((run.shard, run.key)) if run.key is not None else None
+        if hold is None:
+            return False
+        run.hold = hold
+        hold.waiting.append(run)
+        run.shard.wait(1, run.size_bytes)
+        return True
+
+    def _set_aside(self, piece: Piece, run: Run, version: int) -> None:
+        self._pieces.popleft()
+        self._aside[run.shard] = (version, deque((_Put(run), piece)))
+
+    def _hold(self, run: Run) -> None:
+        run.hold = Hold(run.key, self.index)
+        if run.key is not None:
+            self._holds[run.shard, run.key] = run.hold
+
+    def _follow(self, run: Run) -> None:
+        """A held key's message is done: the next one's turn, or the key is free."""
+        hold = run.hold
+        assert hold is not None
+        run.hold = None
+        if hold.waiting:
+            following = hold.waiting.popleft()
+            following.shard.wait(-1, -following.size_bytes)
+            self._ready.append(following)
+        elif hold.key is not None:
+            self._holds.pop((run.shard, hold.key), None)
+
+
+class _Put:
+    """A run that was taken too early, put back in front of its piece."""
+
+    __slots__ = ("_run", "rows_left", "shard")
+
+    def __init__(self, run: Run) -> None:
+        self.shard = run.shard
+        self.rows_left = 0  # counted as freed when it was taken
+        self._run: Run | None = run
+
+    def take(self) -> Run | None:
+        run, self._run = self._run, None
+        return run

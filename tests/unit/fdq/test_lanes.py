@@ -1,0 +1,317 @@
+"""Lanes and the books of a shard, driven at random against what must hold."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from polybus.dialects.fdq.batches import BatchPiece, BatchRun, cuts, neighbours
+from polybus.dialects.fdq.lanes import Lane
+from polybus.dialects.fdq.runs import MessagePiece, Rows
+from polybus.dialects.fdq.shards import GATHER_EVERY, Shard
+from polybus.model.arrow import READ_SCHEMA
+
+LANES = 3
+MAX_RANGES = GATHER_EVERY + 2 * LANES + 2  # full with two gaps
+MAX_DELIVER = 3
+
+
+def rows(first, keys):
+    count = len(keys)
+    at = list(range(first, first + count))
+    columns = [at, [0] * count, at, at, at, keys, [b"body"] * count, [None] * count]
+    arrays = [pa.array(one, field.type) for one, field in zip(columns, READ_SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=READ_SCHEMA)
+
+
+def given(low=0, **more):
+    return {"shard": 0, "epoch": 1, "low": low, **more}
+
+
+class Executors(RuleBasedStateMachine):
+    """Several lanes of one shard, a bus that counts, and a clock that is not needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.shard = Shard(given(), LANES, MAX_RANGES)
+        self.lanes = [Lane() for _ in range(LANES)]
+        self.keys: list[str | None] = []
+        self.failed: dict[int, int] = {}
+        self.done: set[int] = set()  # ended well, or dead
+        self.acked: set[int] = set()
+        self.dead: set[int] = set()
+        self.pausing: list = []
+        self.zombies: list = []
+        self.emitted = 0
+
+    def lane_of(self, offset):
+        key = self.keys[offset]
+        return (offset if key is None else len(key)) % LANES
+
+    @rule(keys=st.lists(st.sampled_from([None, "", "a", "bb", "cc"]), min_size=1, max_size=12))
+    def fetch(self, keys):
+        first = len(self.keys)
+        self.keys += keys
+        batch = Rows(rows(first, keys))
+        for number, lane in enumerate(self.lanes):
+            mine = [at for at in range(len(keys)) if self.lane_of(first + at) == number]
+            lane.push(MessagePiece(self.shard, batch, mine))
+
+    @rule(number=st.integers(0, LANES - 1))
+    def begin(self, number):
+        lane = self.lanes[number]
+        run = None if lane.current else lane.begin(0.0)
+        if run is None:
+            return
+        at, key = run.offset, run.key
+        assert at not in self.done, "it was done already"
+        assert run.attempts == self.failed.get(at, 0)
+        earlier = {one for one in range(at) if key is not None and self.keys[one] == key}
+        assert earlier <= self.done, "an earlier one of its key is not done"
+
+    @rule(number=st.integers(0, LANES - 1))
+    def finish(self, number):
+        lane = self.lanes[number]
+        run = lane.current
+        if run is None:
+            return
+        assert lane.finish(run)
+        assert not lane.finish(run)
+        self.done.add(run.offset)
+        self.emitted += 1
+
+    @rule(number=st.integers(0, LANES - 1), is_late=st.booleans())
+    def fail(self, number, is_late):
+        lane = self.lanes[number]
+        run = lane.current
+        if run is None:
+            return
+        assert lane.fail(run, "why")
+        self.emitted += 1
+        if is_late:
+            self.zombies.append((lane, run))
+
+    @precondition(lambda self: self.zombies)
+    @rule()
+    def end_late(self):
+        lane, run = self.zombies.pop()
+        assert not lane.finish(run), "a run that was given up counted"
+
+    @rule()
+    def ack(self):
+        """What the bus does, and what it tells."""
+        self.shard.gather()
+        for start, end in self.shard.take_unsent():
+            assert set(range(start, end)) <= self.done - self.dead, "acked, but not run"
+            assert not set(range(start, end)) & self.acked, "acked twice"
+            self.acked |= set(range(start, end))
+        assert ranges_in(self.acked | self.dead) <= MAX_RANGES
+        while self.shard.failures:
+            run = self.shard.failures.popleft().run
+            count = self.failed[run.offset] = self.failed.get(run.offset, 0) + 1
+            is_dead = count == MAX_DELIVER
+            lane = self.lanes[self.lane_of(run.offset)]
+            if is_dead:
+                self.dead.add(run.offset)
+                self.done.add(run.offset)
+                self.shard.settle([run.offset])
+            following = lane.follow(
+                run, run.again({run.offset: count}, {run.offset} if is_dead else set())
+            )
+            if following is not None:
+                self.pausing.append((lane, following))
+
+    @precondition(lambda self: self.pausing)
+    @rule(data=st.data())
+    def pause_is_over(self, data):
+        lane, run = self.pausing.pop(data.draw(st.integers(0, len(self.pausing) - 1)))
+        lane.retry(run)
+
+    @invariant()
+    def books(self):
+        assert self.shard.waiting >= 0
+        assert self.acked <= self.done
+
+    def teardown(self):
+        """With nobody failing any more, all is done soon, and in the fewest words."""
+        for _ in range(4 * len(self.keys) + 4):
+            for lane in self.lanes:
+                run = lane.current or lane.begin(0.0)
+                if run is not None:
+                    lane.finish(run)
+                    self.done.add(run.offset)
+                    self.emitted += 1
+            self.ack()
+            while self.pausing:
+                lane, run = self.pausing.pop()
+                lane.retry(run)
+        everything = set(range(len(self.keys)))
+        assert self.done == everything, f"lost: {sorted(everything - self.done)}"
+        assert self.acked | self.dead == everything
+        assert (self.shard.done.low, len(self.shard.done)) == (len(self.keys), 0)
+        assert (self.shard.waiting, self.shard.waiting_bytes) == (0, 0)
+        assert self.shard.emitted == self.emitted
+        assert sum(lane.freed_rows for lane in self.lanes) == len(self.keys)
+
+
+def ranges_in(offsets):
+    return sum(at - 1 not in offsets for at in offsets if at)
+
+
+TestExecutors = Executors.TestCase
+TestExecutors.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+# --- one by one -----------------------------------------------------------------
+
+
+def lane_with(shard, keys, first=0):
+    lane = Lane()
+    lane.push(MessagePiece(shard, Rows(rows(first, keys)), range(len(keys))))
+    return lane
+
+
+def started(lane):
+    run = lane.begin(0.0)
+    return None if run is None else run.offset
+
+
+def test_a_failed_key_is_held_and_others_go_on():
+    shard = Shard(given())
+    lane = lane_with(shard, ["a", "b", "a", "b"])
+    lane.begin(0.0)
+    lane.fail(lane.current, "no")
+    order = []
+    while (run := lane.begin(0.0)) is not None:
+        order.append(run.offset)
+        lane.finish(run)
+    assert order == [1, 3]
+    assert shard.waiting == 1
+    failed = shard.failures.popleft().run
+    lane.retry(lane.follow(failed, failed.again({0: 1}, set())))
+    run = lane.begin(0.0)
+    assert (run.offset, run.attempts, run.delivery) == (0, 1, 2)
+    lane.finish(run)
+    assert started(lane) == 2
+
+
+def test_of_a_closed_shard_nothing_is_started():
+    shard = Shard(given())
+    lane = lane_with(shard, ["a", "b", "a"])
+    lane.begin(0.0)
+    lane.fail(lane.current, "no")
+    shard.is_open = False
+    assert lane.begin(0.0) is None
+    lane.drop_closed()
+    assert lane.freed_rows == 3
+    failed = shard.failures.popleft().run
+    lane.retry(failed)
+    assert lane.begin(0.0) is None
+
+
+def test_a_key_held_by_an_assignment_that_has_ended_is_free_in_the_next():
+    old, new = Shard(given()), Shard(given() | {"epoch": 2})
+    lane = lane_with(old, ["a"])
+    lane.fail(lane.begin(0.0), "no")
+    old.is_open = False
+    lane.push(MessagePiece(new, Rows(rows(0, ["a"])), [0]))
+    assert lane.begin(0.0).shard is new
+
+
+def test_a_run_that_its_transaction_has_acked_is_done_even_if_it_fails_then():
+    shard = Shard(given())
+    lane = lane_with(shard, ["a", "a"])
+    run = lane.begin(0.0)
+    run.is_settled = True
+    assert lane.fail(run, "after the commit")
+    assert not shard.failures
+    assert shard.gather()
+    assert (shard.done.low, shard.take_unsent()) == (1, []), "acked twice"
+    assert started(lane) == 1
+
+
+def test_deliveries_below_the_suspect_mark_are_not_the_first():
+    shard = Shard(given(suspect_to=1, attempts={"0": 2, "1": 1}))
+    lane = lane_with(shard, ["a", "b", "c"])
+    deliveries = []
+    while (run := lane.begin(0.0)) is not None:
+        deliveries.append(run.delivery)
+        lane.finish(run)
+    assert deliveries == [4, 2, 1]
+    shard.gather()
+    assert shard.counts == (3, 2)
+
+
+def test_a_full_shard_runs_only_what_adds_no_range():
+    gaps = [(at, at + 1) for at in range(1, 2 * MAX_RANGES, 2)]
+    shard = Shard(given(ranges=gaps), 1, MAX_RANGES)
+    assert shard.is_full
+    assert not shard.wants_rows
+    end = gaps[-1][1]
+    lane = lane_with(shard, ["a", "b"], first=end + 4)
+    assert lane.begin(0.0) is None
+    assert lane.wants_room
+    lane.push(MessagePiece(shard, Rows(rows(0, ["c"])), [0]))
+    assert lane.begin(0.0) is None, "behind what is aside there is no overtaking"
+    assert lane_with(shard, ["c"]).begin(0.0) is not None
+
+
+# --- batches ----------------------------------------------------------------------
+
+
+def batch_lane(shard, count, last_attempt=2):
+    lane = Lane()
+    lane.push(BatchPiece(shard, rows(0, ["k"] * count), 0, last_attempt))
+    return lane
+
+
+def test_a_batch_that_fails_comes_again_as_a_whole_and_its_last_run_is_alone():
+    shard = Shard(given())
+    lane = batch_lane(shard, 4)
+    runs = []
+    for _ in range(2):
+        run = lane.begin(0.0)
+        runs.append(list(run.offsets))
+        lane.fail(run, "no")
+        failure = shard.failures.popleft()
+        assert [one["attempt"] for one in failure.entries()] == [len(runs) - 1] * 4
+        lane.retry(lane.follow(run, run.again({}, set())))
+    while (run := lane.begin(0.0)) is not None:
+        runs.append(list(run.offsets))
+        lane.finish(run)
+    assert runs == [[0, 1, 2, 3], [0, 1, 2, 3], [0], [1], [2], [3]]
+    shard.gather()
+    assert shard.take_unsent() == [(0, 4)]
+    assert shard.counts == (12, 8)
+    assert shard.waiting == 0
+
+
+def test_dead_ones_of_a_batch_do_not_come_again():
+    shard = Shard(given())
+    run = BatchRun(shard, rows(0, ["k"] * 5), 0, 5)
+    assert [list(one.offsets) for one in run.again({}, {2})] == [[0, 1], [3, 4]]
+    assert run.again({}, set(range(5))) == []
+
+
+def test_batches_below_the_suspect_mark_are_small_and_end_there():
+    shard = Shard(given(suspect_to=3, attempts={"4": 2}))
+    lane = batch_lane(shard, 7)
+    runs = []
+    while (run := lane.begin(0.0)) is not None:
+        runs.append(list(run.offsets))
+        lane.finish(run)
+    assert runs == [[0, 1, 2], [3], [4], [5, 6]]
+    shard.gather()
+    assert shard.counts == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "found"), [([], []), ([3], [(3, 4)]), ([1, 2, 5, 6, 8], [(1, 3), (5, 7), (8, 9)])]
+)
+def test_neighbours(offsets, found):
+    assert list(neighbours(offsets)) == found
+
+
+def test_cuts_leave_the_last_chance_alone():
+    assert list(cuts(range(5), {0: 2, 3: 2}, 2)) == [(0, 1), (1, 3), (3, 4), (4, 5)]
