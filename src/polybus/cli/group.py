@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,11 +22,14 @@ from polybus.cli.lagging import show_groups
 from polybus.cli.reaching import Bus, ask
 from polybus.cli.table import show
 
+if TYPE_CHECKING:
+    from polybus.native import Client
+
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Argument(metavar="GROUP")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Force = Annotated[bool, typer.Option("--force", help="Also while it has live consumers.")]
-COLUMNS = ("topic", "group", "members", "lag", "lag_s", "acked")
+COLUMNS = ("topic", "group", "members", "shards", "acked", "lag")
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -57,7 +60,7 @@ def ls(
 
 def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = None) -> None:
     with ask(bus) as client:
-        found = client.act("group.info", topic=topic, group=group)
+        found = _info(client, topic, group)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -82,8 +85,13 @@ def reset(
     with ask(bus) as client:
         _confirm(yes, f"Move group {group} of {topic} to {to}?")
         client.act("group.reset", topic=topic, group=group, to=place, force=force)
-        lag = client.act("group.info", topic=topic, group=group)["lag"]
-        print(f"{lag} messages to go")
+        print(f"{_info(client, topic, group)['lag']} messages to go")
+
+
+def _info(client: Client, topic: str, group: str) -> dict[str, Any]:
+    from polybus.bus.port.stats import with_sums
+
+    return with_sums(client.act("group.info", topic=topic, group=group))
 
 
 def _place(text: str) -> Any:
