@@ -72,6 +72,7 @@ def answer(ended: Ended, seed: int) -> Any:
     return ended.answer
 
 
+@pytest.mark.sabotage("verify-blind")
 def test_the_tools_answer_whatever_page_is_damaged(nursery, filled, tmp_path):
     assert flip_pages(nursery, filled, tmp_path, PAGE_ROUNDS) > 0, "no flip did any harm"
 

@@ -53,6 +53,7 @@ def test_a_full_disk_refuses_whole_commits_and_goes_on_when_there_is_room(nurser
     demand_that_it_went_on(fill_disk(nursery, small_disk, "fsync"))
 
 
+@pytest.mark.sabotage("keep-nothing")
 def test_with_intervals_what_was_answered_before_the_disk_was_full_is_kept(nursery, small_disk):
     demand_that_it_went_on(fill_disk(nursery, small_disk, "interval"))
 
@@ -69,9 +70,12 @@ def test_a_file_that_may_not_grow_refuses_whole_commits_and_goes_on(nursery, tmp
     demand_that_it_went_on(ended)
 
 
+@pytest.mark.sabotage("descriptor-a-commit")
 def test_without_descriptors_a_store_works_on_and_another_is_refused_clearly(nursery, tmp_path):
     stores = tmp_path / "first", tmp_path / "second"
-    found = nursery.ask("without_descriptors", *map(str, stores))
+    ended = nursery.run("without_descriptors", *map(str, stores))
+    assert not ended.failure, ended.failure
+    found = ended.answer
     assert not found["faults"], "\n".join(found["faults"])
     assert found["done"] > 0
     assert os.strerror(24) in found["refusal"] or "open file" in found["refusal"]

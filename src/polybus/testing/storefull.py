@@ -128,11 +128,13 @@ def without_descriptors(folder: str, other: str) -> dict[str, Any]:
         prepare(store)
         filler = Filler(store)
         filler.round()
+        before = sum(filler.done.values())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest_descriptor() + 1, hard))
         taken = exhaust()
         for _ in range(10):
             filler.round()
+        done = sum(filler.done.values()) - before
         faults = check(store, filler.reported())
         refusal = opening_fails(other)
         for descriptor in taken:
@@ -141,7 +143,7 @@ def without_descriptors(folder: str, other: str) -> dict[str, Any]:
         with open_store(f"lmdb:{other}") as second:
             prepare(second)
         faults += check(store, filler.reported())
-    return {"faults": faults, "done": sum(filler.done.values()), "refusal": refusal}
+    return {"faults": faults, "done": done, "refusal": refusal}
 
 
 def highest_descriptor() -> int:

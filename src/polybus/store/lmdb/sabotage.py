@@ -12,6 +12,8 @@ nobody but the tests of faults sets it.
     reader-check-off        dead readers are never cleared
     long-read-transactions  a reader keeps its transaction open between reads
     compact-sync-off        a compacted store is used before it is on disk
+    verify-blind            verifying looks at nothing
+    descriptor-a-commit     writing takes a descriptor each time
 """
 
 from __future__ import annotations
@@ -31,3 +33,5 @@ CACHES_KEPT: Final = "caches-kept" in _chosen
 READER_CHECK_OFF: Final = "reader-check-off" in _chosen
 LONG_READ_TRANSACTIONS: Final = "long-read-transactions" in _chosen
 COMPACT_SYNC_OFF: Final = "compact-sync-off" in _chosen
+VERIFY_BLIND: Final = "verify-blind" in _chosen
+DESCRIPTOR_A_COMMIT: Final = "descriptor-a-commit" in _chosen

@@ -36,6 +36,8 @@ class Storing:
         batch.encode_blocks()
         if sabotage.KEEP_NOTHING:
             return
+        if sabotage.DESCRIPTOR_A_COMMIT:
+            os.close(os.open(os.devnull, os.O_RDONLY))
         if sabotage.TORN_COMMITS:
             self._write_torn(batch)
         with self.transaction() as transaction:
