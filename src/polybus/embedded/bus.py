@@ -98,7 +98,7 @@ class Bus:
 
     # --- the rest
 
-    def act(self, name: str, **request: Any) -> dict[str, Any]:
+    def act(self, name: str, /, **request: Any) -> dict[str, Any]:
         """Any action of the port, by its name; what is None is left out."""
         self._check()
         return _carried(self._core.port.act(self._caller, name, _carried(request)))

@@ -20,7 +20,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polybus.dialects.fdq import aio
     from polybus.dialects.fdq.messages import Envelope, MessageRequest
+    from polybus.dialects.fdq.producer import Producer
+    from polybus.dialects.fdq.replaying import replay
+    from polybus.dialects.fdq.telling import reset, stats
 
 __all__ = [
     "Consumer",

@@ -47,7 +47,7 @@ class BusProducer(Protocol):
 class Bus(Protocol):
     """Blocking, for any number of threads; errors are those of `polybus.errors`."""
 
-    def act(self, name: str, **request: Any) -> dict[str, Any]: ...
+    def act(self, name: str, /, **request: Any) -> dict[str, Any]: ...
     def fetch(self, **request: Any) -> tuple[dict[str, Any], list[pa.RecordBatch]]:
         """`group.fetch`: what it says, and a batch for each entry of its "rows"."""
 

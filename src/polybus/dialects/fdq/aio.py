@@ -1,0 +1,39 @@
+"""FDQ for asyncio. What would block runs on threads; the loop only waits for outcomes.
+
+async with fdq.aio.Producer() as producer:
+    await producer.produce("orders", "customer-7", b"…")
+async for envelope in fdq.aio.replay(None, "orders"): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import import_module
+from typing import Any
+
+from polybus.dialects.fdq import telling
+from polybus.dialects.fdq.aio_producer import Producer
+from polybus.dialects.fdq.aio_replaying import Replay, replay
+
+__all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]
+
+_CONSUMER = "polybus.dialects.fdq.aio_consumer"
+
+
+async def stats(url: str | None, topic: str, **settings: Any) -> dict[str, Any]:
+    """As `fdq.stats`."""
+    return await asyncio.to_thread(telling.stats, url, topic, **settings)
+
+
+async def reset(
+    url: str | None, topic: str, group: str = "default", **settings: Any
+) -> dict[str, Any]:
+    """As `fdq.reset`."""
+    return await asyncio.to_thread(telling.reset, url, topic, group, **settings)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Consumer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = import_module(_CONSUMER).Consumer
+    return value
