@@ -15,7 +15,7 @@ from polybus.dialects.fdq import telling
 from polybus.dialects.fdq.aio_producer import Producer
 from polybus.dialects.fdq.aio_replaying import Replay, replay
 
-__all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]
+__all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]  # noqa: F822  # loaded at first use
 
 _CONSUMER = "polybus.dialects.fdq.aio_consumer"
 

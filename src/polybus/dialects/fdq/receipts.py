@@ -27,7 +27,7 @@ class Receipt(Future["Produced"]):
         self._state = RUNNING
         self._result = None
         self._exception = None
-        self._waiters = []  # type: ignore[var-annotated]
+        self._waiters = []
         self._done_callbacks = []  # type: ignore[var-annotated]
 
     def cancel(self) -> bool:
