@@ -139,7 +139,7 @@ class Child:
 # --- the process that forks
 
 
-def _die_with_the_parent() -> None:
+def die_with_the_parent() -> None:
     """However it ends: nobody else would end us."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -148,7 +148,7 @@ def _die_with_the_parent() -> None:
 
 
 def _main(module: str) -> None:
-    _die_with_the_parent()
+    die_with_the_parent()
     acts = importlib.import_module(module)
     gc.freeze()  # a child's collector would touch, and so copy, all that it shares
     for line in sys.stdin:
@@ -171,7 +171,7 @@ def _tell(number: int) -> None:
 
 def _live(path: Path, acts: Any, act: str, args: list[Any]) -> None:
     """The child's whole life. It never returns into its parent's code."""
-    _die_with_the_parent()
+    die_with_the_parent()
     # Its words go to where errors go: stdout belongs to the talk with the tests.
     os.dup2(2, 1)
     with contextlib.suppress(OSError):

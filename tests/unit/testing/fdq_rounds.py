@@ -56,7 +56,6 @@ class Round:
         self._random = random
         self._now_ns = 0
         self._sent = 0
-        self._runs = 0
         self._log: list[list[Row]] = [[] for _ in range(SHARDS)]
         self._records = [Record() for _ in range(SHARDS)]
         self._held: list[Held] = []
@@ -103,10 +102,17 @@ class Round:
         row = self._next(held) if held else None
         if held is None or row is None:
             return
-        outcome = outcome or self._chance((OK, 8), (FAILED, 2), (UNKNOWN, 1))
-        self._note_run(held, row, outcome)
-        if outcome == OK and self._messages[row.body].transactional:
-            self._commit(held, row)
+        outcome, began_ns = (
+            outcome or self._chance((OK, 8), (FAILED, 2), (UNKNOWN, 1)),
+            self._tick(),
+        )
+        delivery = 1 + self._records[row.shard].attempts.get(row.offset, 0)
+        moves = self._messages[row.body].transactional
+        if outcome == OK and moves:
+            outcome = self._commit(held, row)
+        self._note_run(held, row, delivery, outcome, began_ns)
+        if outcome == OK and moves:
+            held.next = row.offset + 1
         elif outcome == OK:
             held.done.append(row.offset)
             held.next = row.offset + 1
@@ -172,9 +178,7 @@ class Round:
         log = self._log[held.shard]
         return log[held.next] if held.next < len(log) else None
 
-    def _note_run(self, held: Held, row: Row, outcome: str) -> None:
-        self._runs += 1
-        delivery = 1 + self._records[row.shard].attempts.get(row.offset, 0)
+    def _note_run(self, held: Held, row: Row, delivery: int, outcome: str, began_ns: int) -> None:
         run = Run(
             held.consumer,
             held.epoch,
@@ -184,15 +188,16 @@ class Round:
             row.body,
             delivery,
             outcome,
-            self._tick(),
+            began_ns,
             self._end(outcome),
         )
         self.history = replace(self.history, runs=(*self.history.runs, run))
 
-    def _commit(self, held: Held, row: Row) -> None:
+    def _commit(self, held: Held, row: Row) -> str:
+        """How the run ended by it: whoever is not told tries again, or dies of it."""
         record = self._records[row.shard]
-        bodies = tuple(output_body(row.body, f"r{self._runs}", at) for at in range(2))
         began_ns = self._tick()
+        bodies = tuple(output_body(row.body, f"r{began_ns}", at) for at in range(2))
         outcome = self._chance((OK, 6), (UNKNOWN, 1))
         if held.epoch != record.epoch:
             outcome = FAILED if outcome == OK else outcome
@@ -202,8 +207,6 @@ class Round:
             record.acked.add(row.offset)
             for body in bodies:
                 self._outputs.append(Row(0, len(self._outputs), 0, row.key, body))
-        if outcome != UNKNOWN:  # else it tries again
-            held.next = row.offset + 1
         done = Committed(
             held.consumer,
             held.epoch,
@@ -215,6 +218,9 @@ class Round:
             self._end(outcome),
         )
         self.history = replace(self.history, commits=(*self.history.commits, done))
+        if outcome == UNKNOWN and self._random.random() < 0.5:
+            return self._commit(held, row)
+        return OK if outcome == DUPLICATE else outcome
 
     def _fail(self, held: Held, row: Row) -> None:
         if held.epoch == self._records[row.shard].epoch:
@@ -238,6 +244,7 @@ class Round:
             held = self.assign(shard)
             while self._next(held):
                 self.run(held, OK)
+                held = held if held in self._held else self.assign(shard)
             self.ack(held, OK)
         self.found = Found(
             tuple(row for log in self._log for row in log),

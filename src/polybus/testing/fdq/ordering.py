@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from polybus.testing.fdq.evidence import REORDERED, Anomaly, Evidence
 from polybus.testing.fdq.found import Row, source_of
-from polybus.testing.fdq.history import OK, Run
+from polybus.testing.fdq.history import OK
 
 
 def reordered(evidence: Evidence) -> Iterator[Anomaly]:
@@ -60,7 +60,7 @@ def _handled(evidence: Evidence) -> Iterator[Anomaly]:
         for before, row in pairwise(rows):
             if before.position in evidence.dead or not _counts(evidence, before):
                 continue
-            done_ns = _first_done(evidence.runs.get(before.position, ()))
+            done_ns = _first_done(evidence, before)
             for run in evidence.runs.get(row.position, ()):
                 if done_ns is None or run.began_ns < done_ns:
                     text = f"begun by {run.consumer} before {before.body} was done"
@@ -73,8 +73,15 @@ def _counts(evidence: Evidence, row: Row) -> bool:
     return shard is not None and row.offset >= shard.start
 
 
-def _first_done(runs: Iterable[Run]) -> int | None:
-    return min((run.ended_ns for run in runs if run.outcome == OK), default=None)
+def _first_done(evidence: Evidence, row: Row) -> int | None:
+    """When a handler had returned; a transaction is done though nobody lived to be told."""
+    returned = [run.ended_ns for run in evidence.runs.get(row.position, ()) if run.outcome == OK]
+    moved = [
+        one.began_ns
+        for one in evidence.commits.get(row.position, ())
+        if evidence.output_bodies.issuperset(one.outputs)
+    ]
+    return min((*returned, *moved), default=None)
 
 
 def _backwards(evidence: Evidence) -> Iterator[Anomaly]:

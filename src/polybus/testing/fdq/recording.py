@@ -1,0 +1,89 @@
+"""A bus for a consumer that writes down what goes through it: fetches, acks, transactions.
+
+It is put where clients look for their bus (`fdq.bus.connect`), so they are the real ones,
+and know nothing of it. Each try is an operation of its own: when the bus dies before it has
+answered, that one is unknown, and the next may find that it was done.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any
+
+from polybus.errors import PolybusError, Unavailable
+from polybus.testing.fdq.diary import UNKNOWN, Diary
+from polybus.testing.fdq.history import ACK, ASSIGNED, COMMIT, DUPLICATE, FAILED, OK
+
+if TYPE_CHECKING:
+    from polybus.native import Client
+
+
+class RecordedBus:
+    """`client`, with a diary."""
+
+    def __init__(self, client: Client, diary: Diary) -> None:
+        self._client = client
+        self._diary = diary
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def fetch(self, **request: Any) -> Any:
+        answer, batches = self._client.fetch(**request)
+        for one in answer.get("assigned", ()):
+            self._diary.note(ASSIGNED, shard=one["shard"], epoch=one["epoch"])
+        return answer, batches
+
+    def act(self, name: str, **request: Any) -> dict[str, Any]:
+        if name in ("group.ack", "group.leave"):
+            return self._tries(name, request, ACK, {"shards": _acked(request["shards"])})
+        if name == "group.commit":
+            return self._tries(name, request, COMMIT, _outputs(request))
+        return self._client.act(name, **request)
+
+    def _tries(
+        self, name: str, request: dict[str, Any], kind: str, fields: dict[str, Any]
+    ) -> dict[str, Any]:
+        connection = self._client._connection
+        given = {key: value for key, value in request.items() if value is not None}
+
+        def once() -> dict[str, Any]:
+            number = self._diary.begin(kind, **fields)
+            try:
+                answer = connection.act_once(name, given)
+            except Unavailable:
+                raise  # it never ends: nobody knows
+            except PolybusError as error:
+                self._diary.end(number, FAILED, error=error.code)
+                raise
+            self._diary.end(number, _outcome(name, answer), refused=_refused(answer))
+            return answer
+
+        return connection.patiently(once)
+
+
+def _acked(shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"shard": one["shard"], "epoch": one["epoch"], "acked": one.get("acked") or []}
+        for one in shards
+    ]
+
+
+def _outputs(request: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "shard": request["shard"],
+        "epoch": request["shard_epoch"],
+        "offset": request["offset"],
+        "outputs": [b64decode(one["body"]).decode() for one in request["messages"]],
+    }
+
+
+def _outcome(name: str, answer: dict[str, Any]) -> str:
+    """What an answer says. That of a leave may tell nothing of its shards."""
+    if name == "group.commit":
+        return DUPLICATE if answer.get("duplicate") else OK
+    return OK if "shards" in answer else UNKNOWN
+
+
+def _refused(answer: dict[str, Any]) -> list[int]:
+    return [one["shard"] for one in answer.get("shards", ()) if one.get("error")]

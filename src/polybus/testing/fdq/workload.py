@@ -1,0 +1,245 @@
+"""A round of FDQ: a real bus, its clients as processes, and what is done to them.
+
+    with Workload(folder, seed, Settings()) as work:
+        work.start()
+        work.disturb(20)                # twenty times something bad
+        work.settle()                   # producers end, all that is there is acked
+        verdict = work.verdict()        # the checker's, and what the round went through
+
+All that is random comes from the seed; what the operating system makes of it does not, so a
+seed gives the same deeds, and not the same moments. Deeds are paced by what the clients
+have done since the last one, not by time: a slow machine has a longer round, not another.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+from polybus.errors import DoesNotExist
+from polybus.native import Client
+from polybus.testing.fdq.brood import Brood, Child
+from polybus.testing.fdq.children import EXIT_CODE, GROUP, OUTPUT, TOPIC, Orders
+from polybus.testing.fdq.deeds import (
+    CLEAN,
+    KILL,
+    KILL_BUS,
+    KILL_PRODUCER,
+    PAUSE,
+    START,
+    STOP,
+    TAKE_OVER,
+    Settings,
+)
+from polybus.testing.fdq.found import look
+from polybus.testing.fdq.verdict import Verdict, judge
+from polybus.testing.nativebus import NativeBus
+from polybus.testing.watch import until
+
+PATIENCE_S = 90.0  # for what only fails if something is wrong
+MOST_CONSUMERS = 5
+# Lines of diaries, between one deed and the next.
+LEAST_LINES, MOST_LINES = 20, 300
+
+
+class Workload:
+    def __init__(self, folder: Path, seed: int, settings: Settings | None = None) -> None:
+        self.seed = seed
+        self._folder = folder
+        self._settings = settings or Settings()
+        self._random = Random(seed)
+        self._brood = Brood()
+        self.bus = NativeBus(env={"POLYBUS_SABOTAGE": self._settings.sabotage})
+        self.client: Client = self.bus.client()
+        self.producers: list[Child] = []
+        self.consumers: list[Child] = []
+        self.done: Counter[str] = Counter()
+        self._ended: list[Child] = []
+        self._started = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            error.add_note(f"seed {self.seed}; {dict(self.done)}; {self._said()}")
+        self._brood.close()
+        self.client.close()
+        self.bus.__exit__(kind, error, trace)
+
+    # --- clients come
+
+    def start(self) -> None:
+        self.client.create_topic(TOPIC, shards=self._settings.shards)
+        for number in range(self._settings.producers):
+            self.produce(f"w{number}")
+        for number in range(self._settings.consumers):
+            self.consume(f"c{number}")
+
+    def produce(self, name: str, **orders: Any) -> Child:
+        child = self._brood.start("produce", self._orders(name, **orders))
+        self.producers.append(child)
+        return child
+
+    def consume(self, name: str, **orders: Any) -> Child:
+        child = self._brood.start("consume", self._orders(name, **orders))
+        self.consumers.append(child)
+        return child
+
+    def _orders(self, name: str, **orders: Any) -> Orders:
+        self._started += 1
+        plain = Orders(
+            url=self.bus.url,
+            name=f"{name}.{self._started}",
+            folder=str(self._folder),
+            seed=self._random.randrange(1 << 32),
+            mix=self._settings.mix,
+        )
+        return replace(plain, **{**self._settings.orders, **orders})
+
+    # --- what is done to them
+
+    def disturb(self, times: int) -> None:
+        names, weights = list(self._settings.deeds), list(self._settings.deeds.values())
+        for _ in range(times):
+            self.go_on(self._random.randint(LEAST_LINES, MOST_LINES))
+            self.do(self._random.choices(names, weights)[0])
+
+    def do(self, name: str) -> None:
+        deeds: dict[str, Callable[[], None]] = {
+            KILL: lambda: self._end_one(self.consumers, signal.SIGKILL),
+            STOP: lambda: self._end_one(self.consumers, signal.SIGTERM),
+            START: self._start_one,
+            PAUSE: lambda: self.pause(self._random.choice(self.consumers)),
+            KILL_BUS: self.kill_bus,
+            KILL_PRODUCER: lambda: self._end_one(self.producers, signal.SIGKILL),
+            TAKE_OVER: self._take_over,
+        }
+        self._renew()
+        self.done[name] += 1
+        deeds[name]()
+        self._renew()
+
+    def kill_bus(self) -> None:
+        self.bus.kill()
+        self.bus.start()
+
+    def pause(self, child: Child) -> None:
+        """Until the group goes on without it. What it was about to say it then says too late."""
+        child.signal(signal.SIGSTOP)
+        name = child.name.partition(".")[0]
+        until(lambda: name not in self.members(), f"{name} stands still", PATIENCE_S)
+        self.go_on(LEAST_LINES)
+        child.signal(signal.SIGCONT)
+
+    def _start_one(self) -> None:
+        if len(self.consumers) < MOST_CONSUMERS:
+            self.consume(f"c{self._started}")
+
+    def _end_one(self, children: list[Child], number: signal.Signals) -> None:
+        child = self._random.choice(children)
+        child.signal(number)
+        children.remove(child)
+        self._wait(child, (0, EXIT_CODE, -signal.SIGKILL))
+
+    def _take_over(self) -> None:
+        """The same name twice: the older one ends, or is told so when it next says something."""
+        children, start = self._random.choice(
+            ((self.consumers, self.consume), (self.producers, self.produce))
+        )
+        child = self._random.choice(children)
+        start(child.name.partition(".")[0])
+
+    def _renew(self) -> None:
+        """There are some of each at any time; who has ended by itself is let go."""
+        for children in (self.consumers, self.producers):
+            for child in [one for one in children if one.has_ended]:
+                children.remove(child)
+                self._wait(child, (0, EXIT_CODE))
+        if not self.consumers:
+            self.consume(f"c{self._started}")
+        if not self.producers:
+            self.produce(f"w{self._started}")
+
+    # --- how it is going
+
+    def members(self) -> list[str]:
+        try:
+            group = self.client.act("group.info", topic=TOPIC, group=GROUP)
+        except DoesNotExist:
+            return []
+        return [one["consumer"] for one in group["members"]]
+
+    def lag(self) -> int:
+        group = self.client.act("group.info", topic=TOPIC, group=GROUP)
+        return sum(one["lag"] for one in group["shards"])
+
+    def go_on(self, lines: int) -> None:
+        """Until the clients have written down so much more."""
+        wanted = self._lines() + lines
+
+        def is_there() -> bool:
+            self._renew()
+            return self._lines() >= wanted
+
+        until(is_there, "the clients do not go on", PATIENCE_S)
+
+    def _lines(self) -> int:
+        return sum(path.read_bytes().count(b"\n") for path in self._folder.glob("*.diary"))
+
+    # --- the end
+
+    def settle(self) -> None:
+        """Producers end, consumers do all there is to do, then they end, too."""
+        self.end(self.producers)
+        self._quiet()
+        self.end(self.consumers)
+
+    def _quiet(self) -> None:
+        def is_quiet() -> bool:
+            for child in [one for one in self.consumers if one.has_ended]:
+                self.consumers.remove(child)
+                self._wait(child, (0, EXIT_CODE))
+            if not self.consumers:
+                self.consume(f"c{self._started}")
+            return self.lag() == 0
+
+        until(is_quiet, "everything is acked", PATIENCE_S)
+
+    def end(self, children: list[Child]) -> None:
+        for child in children:
+            child.signal(signal.SIGTERM)
+        for child in children:
+            self._wait(child, (0, EXIT_CODE))
+        children.clear()
+
+    def _wait(self, child: Child, codes: tuple[int, ...]) -> None:
+        until(lambda: child.has_ended, f"{child.name} ends", PATIENCE_S)
+        code = child.wait()
+        assert code in codes, f"{child.name} ended with {code}:\n{child.orders.log.read_text()}"
+        self._ended.append(child)
+
+    def verdict(self) -> Verdict:
+        exits = any(child.wait() == EXIT_CODE for child in self._ended)
+        return judge(
+            self._folder,
+            look(self.client, TOPIC, OUTPUT, GROUP),
+            self.done,
+            max_deliver=self._orders("none").max_deliver,
+            is_exact=not exits and self.done.keys() <= CLEAN,
+        )
+
+    def _said(self) -> str:
+        logs = [path for path in sorted(self._folder.glob("*.log")) if path.stat().st_size]
+        return "\n".join(f"{path.stem}: {path.read_text()[-1000:]}" for path in logs[:5])

@@ -1,0 +1,88 @@
+"""Diaries outlive their writers, and become the history that they tell."""
+
+from __future__ import annotations
+
+import signal
+
+from polybus.testing.fdq.brood import Brood
+from polybus.testing.fdq.children import Orders
+from polybus.testing.fdq.diary import NEVER_NS, UNKNOWN, Diary, operations
+from polybus.testing.fdq.found import output_body, run_of, source_of
+from polybus.testing.fdq.history import (
+    ACK,
+    ASSIGNED,
+    COMMIT,
+    FAILED,
+    OK,
+    PRODUCE,
+    RUN,
+    Message,
+    history_of,
+)
+from polybus.testing.watch import until
+
+
+def test_what_has_no_end_is_unknown(tmp_path):
+    diary = Diary(tmp_path / "x")
+    first, second = diary.begin("produce", body="a"), diary.begin("produce", body="b")
+    diary.end(first, OK, first_id=7)
+    done, open_ = operations("p", tmp_path / "x")
+    assert (done.outcome, done.answer, done.fields) == (OK, {"first_id": 7}, {"body": "a"})
+    assert done.began_ns <= done.ended_ns < NEVER_NS
+    assert (open_.outcome, open_.ended_ns, open_.process) == (UNKNOWN, NEVER_NS, "p")
+    assert second > first
+
+
+def test_a_line_that_was_cut_short_was_never_said(tmp_path):
+    path = tmp_path / "x"
+    diary = Diary(path)
+    diary.end(diary.begin("produce"), OK)
+    for cut in range(1, len(path.read_bytes().splitlines(keepends=True)[1])):
+        (tmp_path / "cut").write_bytes(path.read_bytes()[:-cut])
+        assert [one.outcome for one in operations("p", tmp_path / "cut")] == [UNKNOWN]
+
+
+def test_diaries_become_a_history(tmp_path):
+    diary = Diary(tmp_path / "x")
+    diary.note(ASSIGNED, shard=1, epoch=2)
+    diary.end(diary.begin(PRODUCE, producer="w", messages=[Message("k", "m", True)]), OK)
+    where = {"epoch": 2, "shard": 1, "offset": 0}
+    diary.end(diary.begin(RUN, **where, key="k", body="m", delivery=1), FAILED)
+    diary.begin(COMMIT, **where, outputs=["m|r|0"])
+    shards = [{"shard": number, "epoch": 2, "acked": [[0, 3]]} for number in (1, 2)]
+    diary.end(diary.begin(ACK, shards=shards), OK, refused=[2])
+    found = history_of(operations("c", tmp_path / "x"), max_deliver=3, is_exact=False)
+    assert [(one.consumer, one.shard, one.epoch) for one in found.assigned] == [("c", 1, 2)]
+    assert found.produced[0].messages == (Message("k", "m", True),)
+    assert (found.runs[0].outcome, found.commits[0].outcome) == (FAILED, UNKNOWN)
+    assert [(ack.shard, ack.outcome, ack.ranges) for ack in found.acks] == [
+        (1, OK, ((0, 3),)),
+        (2, FAILED, ((0, 3),)),
+    ]
+    assert (found.max_deliver, found.is_exact) == (3, False)
+
+
+def test_an_output_tells_where_it_comes_from():
+    body = output_body("w1 7 moved", "c1/3", 0)
+    assert (source_of(body), run_of(body)) == ("w1 7 moved", "c1/3")
+
+
+def test_children_are_stopped_killed_and_waited_for(tmp_path):
+    with Brood() as brood:
+        orders = [Orders("polybus://127.0.0.1:1", name, str(tmp_path)) for name in "ab"]
+        first, second = (brood.start("produce", one) for one in orders)
+        assert not first.has_ended
+        second.signal(signal.SIGSTOP)
+        first.signal(signal.SIGKILL)
+        second.signal(signal.SIGKILL)
+        until(lambda: first.has_ended and second.has_ended, "they end")
+        for child in (first, second):
+            assert child.wait() == -signal.SIGKILL
+            assert child.wait() == -signal.SIGKILL
+
+
+def test_a_child_that_fails_says_why(tmp_path):
+    with Brood() as brood:
+        child = brood.start("produce", Orders("nonsense://", "a", str(tmp_path)))
+        assert child.wait() == 1
+        assert "nonsense" in child.orders.log.read_text()
