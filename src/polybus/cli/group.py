@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +23,7 @@ from polybus.cli import flags, moments
 from polybus.cli.lagging import show_groups
 from polybus.cli.reaching import Bus, ask
 from polybus.cli.table import show
+from polybus.errors import Conflict
 
 if TYPE_CHECKING:
     from polybus.native import Client
@@ -70,7 +73,8 @@ def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = Non
 def rm(topic: Topic, group: Group, force: Force = False, yes: Yes = False, bus: Bus = None) -> None:
     with ask(bus) as client:
         _confirm(yes, f"Remove group {group} of {topic}, and its place in it?")
-        client.act("group.rm", topic=topic, group=group, force=force)
+        with _telling_of_force():
+            client.act("group.rm", topic=topic, group=group, force=force)
 
 
 def reset(
@@ -84,8 +88,17 @@ def reset(
     place = _place(to)
     with ask(bus) as client:
         _confirm(yes, f"Move group {group} of {topic} to {to}?")
-        client.act("group.reset", topic=topic, group=group, to=place, force=force)
+        with _telling_of_force():
+            client.act("group.reset", topic=topic, group=group, to=place, force=force)
         print(f"{_info(client, topic, group)['lag']} messages to go")
+
+
+@contextmanager
+def _telling_of_force() -> Iterator[None]:
+    try:
+        yield
+    except Conflict as error:
+        raise Conflict(f"{error}; --force takes their shards from them") from None
 
 
 def _info(client: Client, topic: str, group: str) -> dict[str, Any]:
