@@ -24,6 +24,7 @@
     │   ├── Conflict              a record is no longer as it was expected
     │   ├── ShardSealed           a shard that takes no more: newer ones are open
     │   ├── Fenced                somebody newer has taken over
+    │   │   └── Expired               it gave no sign of life for too long: join again
     │   ├── OutOfSequence         a stamp's counter leaves a gap
     │   ├── Stale                 a stamp's counter was used, and for what is not known any more
     │   └── LimitReached          a named limit or quota is used up
@@ -159,6 +160,10 @@ class ShardSealed(Refused):
 
 class Fenced(Refused):
     code = "fenced"
+
+
+class Expired(Fenced):
+    code = "expired"
 
 
 class OutOfSequence(Refused):

@@ -43,6 +43,7 @@ ERRORS = {
     "Conflict": ("conflict", "Refused"),
     "ShardSealed": ("shard_sealed", "Refused"),
     "Fenced": ("fenced", "Refused"),
+    "Expired": ("expired", "Fenced"),
     "OutOfSequence": ("out_of_sequence", "Refused"),
     "Stale": ("stale", "Refused"),
     "LimitReached": ("limit_reached", "Refused"),

@@ -69,7 +69,7 @@ class Core:
         durable = Durable(store)
         binding = Binding(durable, policy, quotas, is_ephemeral=lambda name: False)
         access = Access(durable, binding, policy, Alone())
-        return Port(access, self.limits, time.monotonic, self._stats, _no_rules)
+        return Port(access, self.limits, time.monotonic, self._stats, _no_rules, time.time_ns)
 
     def _stats(self) -> dict[str, Any]:
         families = {family: self._counters.family(family) for family in ("refused", "faults")}

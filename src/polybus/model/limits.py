@@ -108,3 +108,11 @@ class NativeLimits:
     max_wait_s: float = 30.0
     # Shards of a topic that is made by producing to it.
     default_shards: int = 16
+    # Consumer groups of all topics: a group of 16 shards takes some 30 kB of memory.
+    max_groups: int = 1024
+    # Consumers of one group: as many shards as a topic has at most can have one each, twice over.
+    max_members: int = 1024
+    # What one fetch brings at most: enough that a call costs nothing beside it...
+    max_fetch_rows: int = 65_536
+    # ...and little enough that many consumers can fetch at once.
+    max_fetch_bytes: int = 16 * MIB

@@ -130,6 +130,10 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "native.max_waits": (1, 65_536),
     "native.max_wait_s": (0, 3600),
     "native.default_shards": (1, 512),
+    "native.max_groups": (1, 65_536),
+    "native.max_members": (1, 1024),  # a roster is one record
+    "native.max_fetch_rows": (1, 1_048_576),
+    "native.max_fetch_bytes": (64 * KIB, 256 * MIB),
     # A message of one byte under the longest name must fit, and no reader takes one over 64 MiB.
     "freud.max_frame_bytes": (260, 64 * MIB),
 }

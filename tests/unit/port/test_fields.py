@@ -49,6 +49,7 @@ GOOD: dict[str, list[Any]] = {
     "object": [{}, {"a": 1}],
     "objects": [[], [{}]],
     "shard": [0, 5, "all"],
+    "target": ["latest", {"id": 1}],
 }
 BAD: dict[str, list[Any]] = {
     "text": [1, b"x", [], "\ud800"],
@@ -59,6 +60,7 @@ BAD: dict[str, list[Any]] = {
     "object": [[], "x", 1],
     "objects": [{}, [1], "x", [[]]],
     "shard": [-1, True, "any", 1.0, [], {}],
+    "target": [1, [], "\ud800"],
 }
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polybus.model.topic import Topic
 
 T = TypeVar("T")
+MAX_REMEMBERED = 16_384  # verdicts; some 200 bytes each
 BIND_TIMEOUT_S = 30.0  # another caller makes the topic: a commit, on a disk that may be slow
 
 
@@ -37,6 +38,7 @@ class Access:
         self.on_loop = on_loop
         self._binding = binding
         self.generation = 0  # of the rules
+        self._yes: dict[tuple[Identity, str, str], int] = {}
         policy.watch(self._rules_changed)
 
     def judge(self, caller: Identity, verb: str, name: str) -> None:
@@ -46,6 +48,16 @@ class Access:
     def topic(self, caller: Identity, verb: str, name: str) -> Topic:
         """A topic that is there, for a caller that may do this with it."""
         self.judge(caller, verb, name)
+        return self.durable.get(name)
+
+    def topic_again(self, caller: Identity, verb: str, name: str) -> Topic:
+        """As `topic`, for who asks often: a yes is remembered until the rules change."""
+        key, generation = (caller, verb, name), self.generation
+        if self._yes.get(key) != generation:
+            self.judge(caller, verb, name)
+            if len(self._yes) >= MAX_REMEMBERED:
+                self._yes.clear()
+            self._yes[key] = generation
         return self.durable.get(name)
 
     def topics(self, caller: Identity, verb: str, names: Iterable[str]) -> dict[str, Topic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from polybus.bus.port import producers, rules, stages, stats, topics
+from polybus.bus.port import groups, producers, rules, stages, stats, topics
 from polybus.bus.port.fields import Action, Answer, Arguments, Field, is_count
 from polybus.errors import LimitReached, MalformedRequest, NotSupported
 from polybus.model.rules import SUBSCRIBE
@@ -17,11 +17,7 @@ Perform = Callable[["Port", "Caller", Arguments], Answer]
 MAX_PLACES = 16_384  # of one wait: four topics with as many shards as there can be
 
 # Named by the protocol, and not there in this version.
-LATER = (
-    *(f"group.{verb}" for verb in ("join", "heartbeat", "fetch", "ack", "commit")),
-    *(f"group.{verb}" for verb in ("leave", "reset", "list", "info", "rm")),
-    "query.progress",
-)
+LATER = ("query.progress",)
 
 
 def _wait(port: Port, caller: Caller, given: Arguments) -> Answer:
@@ -67,7 +63,14 @@ def _later(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 ACTIONS: dict[str, tuple[Action, Perform]] = {
     action.name: (action, perform)
-    for table in (producers.ACTIONS, topics.ACTIONS, stats.ACTIONS, stages.ACTIONS, rules.ACTIONS)
+    for table in (
+        producers.ACTIONS,
+        topics.ACTIONS,
+        stats.ACTIONS,
+        groups.ACTIONS,
+        stages.ACTIONS,
+        rules.ACTIONS,
+    )
     for action, perform in table.items()
 }
 ACTIONS["wait"] = (

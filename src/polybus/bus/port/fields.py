@@ -96,4 +96,5 @@ KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
         lambda v: isinstance(v, list) and all(isinstance(one, dict) for one in v),
     ),
     "shard": ('a shard\'s number, or "all"', lambda v: v == "all" or is_count(v)),
+    "target": ("a string or an object", lambda v: _is_text(v) or isinstance(v, dict)),
 }

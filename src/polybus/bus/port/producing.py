@@ -7,8 +7,9 @@ their way together is bounded: over that, whoever brings more waits its turn.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
@@ -52,6 +53,15 @@ class Budget:
             raise
         future.add_done_callback(lambda _: self._give(size))
         return future
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """The same for one who waits until it is done."""
+        self._take(size)
+        try:
+            yield
+        finally:
+            self._give(size)
 
     def close(self) -> None:
         with self._changed:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.port import actions
+from polybus.bus.groups.ticking import Ticking
+from polybus.bus.port import actions, groups
 from polybus.bus.port.access import Access
 from polybus.bus.port.fields import Action, Answer
 from polybus.bus.port.producers import Owners
@@ -38,17 +39,23 @@ class Port:
         clock: Callable[[], float],
         stats: Callable[[], Answer],
         rules: Callable[[str, Mapping[str, object], Identity], Any],
+        wall_ns: Callable[[], int],
     ) -> None:
-        """`rules` answers the verbs of `polybus acl`."""
+        """`rules` answers the verbs of `polybus acl`. Groups are looked after until `close`."""
         self.access = access
         self.store = access.durable.store
         self.limits = limits
         self.waits = Waits(self.store, limits.max_waits, clock)
         self.owners = Owners(self.store)
         self.rules = rules
-        self._budget = Budget(limits.max_uncommitted_bytes)
+        self.wall_ns = wall_ns
+        self.budget = Budget(limits.max_uncommitted_bytes)
         self._stats = stats
+        self.groups = groups.open_coordinator(access, self.waits, limits, clock, wall_ns)
+        self._ticking = Ticking(self.groups, clock)
         access.tell_gone(self.waits.gone)
+        access.tell_gone(self.groups.drop)
+        self._ticking.start()
 
     def caller(self, identity: Identity, is_gone: Callable[[], bool]) -> Caller:
         return Caller(identity, is_gone)
@@ -56,7 +63,7 @@ class Port:
     def produce(self, caller: Caller, topic: str) -> Stream:
         """A stream of batches to a topic, which is made if need be; `Denied` at once if not."""
         shards = self.limits.default_shards
-        stream = Stream(self.access, self.owners, self._budget, caller.identity, topic, shards)
+        stream = Stream(self.access, self.owners, self.budget, caller.identity, topic, shards)
         stream.open()
         return stream
 
@@ -68,6 +75,10 @@ class Port:
         if name in actions.LATER:
             return perform(self, caller, {})
         return perform(self, caller, action.read(request))
+
+    def fetch(self, caller: Caller, request: Mapping[str, object]) -> tuple[Answer, list[Rows]]:
+        """`group.fetch`: what it says, and the rows of each entry of its "rows"."""
+        return groups.fetch(self, caller, groups.FETCH.read(request))
 
     def actions(self) -> list[Action]:
         return [action for action, _ in actions.ACTIONS.values()]
@@ -84,5 +95,6 @@ class Port:
 
     def close(self) -> None:
         """Lets go of all that wait: the bus stops."""
+        self._ticking.stop()
         self.waits.close()
-        self._budget.close()
+        self.budget.close()

@@ -9,9 +9,9 @@ thousand that wake each second would be busy with nothing but each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from polybus.errors import LimitReached, StoreClosed
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polybus.model.topic import Topic
     from polybus.store.contract import News, Store
 
+T = TypeVar("T")
 Place = tuple[int, int]  # topic number, shard
 # How often it is looked whether clients are still there.
 LOOK_S = 1.0
@@ -65,11 +66,24 @@ class Waits:
         is_gone: Callable[[], bool] = lambda: False,
     ) -> dict[Place, int]:
         """The ends of those shards that reach beyond the offset given; none if time is up."""
+        return self.until(wanted, lambda: self._moved(wanted), timeout_s, is_gone) or {}
+
+    def until(
+        self,
+        places: Collection[Place],
+        look: Callable[[], T | None],
+        timeout_s: float,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> T | None:
+        """What `look` finds, which is asked now and when there are news of the places.
+
+        None, or the last that it found, if time is up.
+        """
         waiter = Waiter(is_gone)
-        self._enter(wanted, waiter)
+        self._enter(places, waiter)
         try:
             deadline_s = self._clock() + timeout_s
-            while not (found := self._moved(wanted)):
+            while not (found := look()):
                 left_s = deadline_s - self._clock()
                 if self._closed.is_set() or waiter.gone or left_s <= 0:
                     break
@@ -77,7 +91,12 @@ class Waits:
                 waiter.event.clear()
             return found
         finally:
-            self._leave(wanted, waiter)
+            self._leave(places, waiter)
+
+    def wake(self, topic: int, shard: int) -> None:
+        """Whoever waits for the place looks again. It need be none that the store knows."""
+        with self._lock:
+            self._wake((topic, shard))
 
     def gone(self, topic: Topic) -> None:
         """The topic was dropped: whoever waits for it looks again, and learns of it."""
@@ -92,7 +111,7 @@ class Waits:
             for waiter in self._waiters:
                 waiter.event.set()
 
-    def _enter(self, wanted: Mapping[Place, int], waiter: Waiter) -> None:
+    def _enter(self, wanted: Collection[Place], waiter: Waiter) -> None:
         with self._lock:
             if self._closed.is_set():
                 raise StoreClosed("the bus is stopping")
@@ -108,7 +127,7 @@ class Waits:
                 self._looking = Thread(target=self._keep_looking, name="polybus-waits", daemon=True)
                 self._looking.start()
 
-    def _leave(self, wanted: Mapping[Place, int], waiter: Waiter) -> None:
+    def _leave(self, wanted: Collection[Place], waiter: Waiter) -> None:
         with self._lock:
             self._waiters.remove(waiter)
             self._places -= len(wanted)

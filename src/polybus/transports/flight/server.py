@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from polybus.transports.flight.verbs import Caller, Stream, Verbs
 
 PRODUCE, STAGE = "produce", "stage"
+FETCH = "group.fetch"
 MAX_TICKET_BYTES = 64 * 1024
 
 
@@ -75,9 +76,9 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         with Told(self._on_error), self.calls.one(), self.calls.owing():
             body = action.body.to_pybytes() if action.body is not None else b""
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
-            answer = self._verbs.act(self._caller(context), action.type, request)
-            with self._pace.handing_over(context.peer()):
-                yield flight.Result(json.dumps(answer).encode())
+            for result in self._results(self._caller(context), action.type, request):
+                with self._pace.handing_over(context.peer()):
+                    yield flight.Result(result)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return [(one.name, one.meaning) for one in self._verbs.actions()]
@@ -87,6 +88,17 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     def _caller(self, context: Any) -> Caller:
         identity = self._identify(context, self.port)
         return self._verbs.caller(identity, context.is_cancelled)
+
+    def _results(self, caller: Caller, name: str, request: Any) -> Iterator[Any]:
+        """One in JSON; of a fetch, the rows of shards behind it."""
+        rows: Sequence[Rows] = ()
+        if name == FETCH:
+            answer, rows = self._verbs.fetch(caller, request)
+        else:
+            answer = self._verbs.act(caller, name, request)
+        yield json.dumps(answer).encode()
+        for one in rows:
+            yield _as_stream(arrow.batch_of(one))
 
     def _put(
         self, context: Any, reader: Any, writer: Any, hand_over: Callable[..., Any], tell: Any
@@ -147,6 +159,14 @@ class Told:
         if isinstance(error, Exception):
             self._on_error(error)
         raise as_flight(error) from None
+
+
+def _as_stream(batch: pa.RecordBatch) -> pa.Buffer:
+    """A batch with its schema, as bytes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
 
 
 def _produce(stream: Stream, block: Any, stamp: Any) -> Any:

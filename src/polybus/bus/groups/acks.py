@@ -1,0 +1,153 @@
+"""Acks of a member, over several of its shards, as one commit; and transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from polybus.bus.groups import judging, letters, ranges
+from polybus.bus.groups.judging import Entry, Judged
+from polybus.bus.groups.letters import Failure
+from polybus.bus.groups.state import Group, Means, Shard, Work
+from polybus.errors import MalformedRequest, PolybusError, Stale
+
+if TYPE_CHECKING:
+    from polybus.bus.groups.records import Progress
+    from polybus.model.commit import Append, Committed
+
+
+class Acks:
+    def __init__(self, means: Means) -> None:
+        self._means = means
+
+    def take(
+        self, group: Group, consumer: str, max_deliver: int, entries: Sequence[Entry]
+    ) -> list[dict[str, Any]]:
+        """An answer for each entry, once all that is taken is on disk."""
+        shards = [group.shard(one.shard) for one in entries]
+        ends = self._ends(group, shards, entries)
+        with Work(self._means, group, shards) as work:
+            judged = [
+                self._judge(work, shard, consumer, max_deliver, entry, ends[entry.shard])
+                for shard, entry in zip(shards, entries, strict=True)
+            ]
+            failures = [one for each in judged if isinstance(each, Judged) for one in each.failures]
+            dead = give_up(self._means, work, failures)
+            if not work.is_empty:
+                work.commit()
+            for shard in work.shards:
+                _tidy(shard)
+        return [_told(shard, each, dead) for shard, each in zip(shards, judged, strict=True)]
+
+    def transact(
+        self,
+        group: Group,
+        shard: Shard,
+        owner: tuple[str, int],
+        run: tuple[int, int],
+        appends: Sequence[Append],
+        stages: tuple[str, ...],
+    ) -> Committed | None:
+        """The ack of one message and all that was produced with it; None if it is acked already.
+
+        `owner` is the consumer and the shard's epoch, `run` the offset and how many
+        failed runs of it the consumer knew of.
+        """
+        offset, attempt = run
+        end = self._ends(group, [shard], [Entry(shard.number, 0, ((offset, offset + 1),))])
+        if offset >= end[shard.number]:
+            raise MalformedRequest(f"shard {shard.number} has no offset {offset}")
+        with Work(self._means, group, [shard]) as work:
+            progress = shard.progress
+            judging.check_owner(progress, shard.number, *owner)
+            if ranges.contains(progress.low, progress.ranges, offset):
+                return None
+            failed = progress.attempts.get(offset, 0)
+            if failed != attempt:
+                text = f"offset {offset} has failed {failed} times by now, not {attempt}"
+                raise Stale(text)
+            acked = ((offset, offset + 1),)
+            self._set(work, shard, judging.ack(progress, acked), acked)
+            work.appends += appends
+            return work.commit(stages)
+
+    def _judge(
+        self,
+        work: Work,
+        shard: Shard,
+        consumer: str,
+        max_deliver: int,
+        entry: Entry,
+        end: int,
+    ) -> Judged | PolybusError:
+        progress = work.progress(shard)
+        try:
+            judging.check_owner(progress, shard.number, consumer, entry.epoch)
+            judged = judging.judge(progress, entry, end, max_deliver)
+        except PolybusError as error:
+            return error
+        shard.count(entry.emitted, entry.redelivered)
+        if entry.running is not None:
+            shard.running = entry.running
+        if entry.release:
+            judged.progress = judging.let_go(shard, judged.progress, judged.progress.suspect_to)
+        if judged.progress != progress:
+            self._set(work, shard, judged.progress, entry.acked)
+        return judged
+
+    def _set(
+        self, work: Work, shard: Shard, progress: Progress, acked: Iterable[ranges.Range]
+    ) -> None:
+        latency = shard.sightings.add(progress.latency, acked, self._means.wall_ns())
+        counted = shard.counted if progress.owner is not None else (0, 0)
+        work.set(shard, replace(progress, latency=latency, counted=counted))
+
+    def _ends(
+        self, group: Group, shards: Sequence[Shard], entries: Sequence[Entry]
+    ) -> dict[int, int]:
+        """Where shards end: as far as they are known to reach, unless more is spoken of."""
+        known = {shard.number: shard.handed_to or 0 for shard in shards}
+        if all(known[one.shard] >= _last(one) for one in entries):
+            return known
+        bounds = self._means.durable.store.bounds(group.topic.number).shards
+        return {number: bounds[number].end for number in known}
+
+
+def give_up(means: Means, work: Work, failures: Sequence[Failure]) -> set[tuple[int, int]]:
+    """Adds the letters of what has failed too often; the (shard, offset) of each."""
+    topic = work.group.topic
+    if not failures or not letters.has_letters(topic):
+        return set()
+    appends, dead = letters.write(means, topic, work.group.name, failures)
+    work.appends += appends
+    for shard in work.shards:
+        gone = [offset for number, offset in dead if number == shard.number]
+        if gone:
+            work.set(shard, judging.give_up(work.progress(shard), gone))
+    return dead
+
+
+def _tidy(shard: Shard) -> None:
+    if shard.progress.owner is None:  # just released
+        shard.new_owner(shard.progress.low)
+    else:
+        shard.sightings.forget(shard.progress.low)
+
+
+def _last(entry: Entry) -> int:
+    acked = max((to for _, to in entry.acked), default=0)
+    return max(acked, max((one.offset + 1 for one in entry.failed), default=0))
+
+
+def _told(
+    shard: Shard, judged: Judged | PolybusError, dead: set[tuple[int, int]]
+) -> dict[str, Any]:
+    """`low` is the group's own business if the entry was refused: then it is told as it is."""
+    told: dict[str, Any] = {"shard": shard.number, "low": shard.progress.low}
+    if isinstance(judged, PolybusError):
+        error = {"code": judged.code, "text": str(judged)}
+        return {**told, "attempts": {}, "dead": [], "error": error}
+    gone = sorted(at for at in judged.attempts if (shard.number, at) in dead)
+    attempts = {str(at): n for at, n in judged.attempts.items() if at not in gone}
+    return {**told, "attempts": attempts, "dead": gone, "error": None}

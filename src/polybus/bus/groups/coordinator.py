@@ -1,0 +1,187 @@
+"""The face of the groups: each verb for a topic that the caller was found to be allowed.
+
+Every call may come from any thread, and blocks until what it answers is on disk. A
+fetch, an ack and a heartbeat are signs of life; whoever gives none for as long as it
+said itself is dropped by `tick`, which somebody calls a few times a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polybus.bus.groups import resetting, sabotage, telling
+from polybus.bus.groups.acks import Acks
+from polybus.bus.groups.fetching import Fetching, Held
+from polybus.bus.groups.membership import KEPT_MAX_DELIVER, Membership
+from polybus.bus.groups.table import EARLIEST, Table
+from polybus.errors import Expired, Fenced, PolybusError, StoreClosed
+
+if TYPE_CHECKING:
+    from polybus.bus.groups.judging import Entry
+    from polybus.bus.groups.records import Member
+    from polybus.bus.groups.state import Group, Means
+    from polybus.model.commit import Append, Committed
+    from polybus.model.topic import Topic
+
+_log = logging.getLogger("polybus.groups")
+
+
+class Coordinator:
+    def __init__(self, means: Means, max_groups: int = 1024, max_members: int = 1024) -> None:
+        self._means = means
+        self._table = Table(means, max_groups)
+        self._membership = Membership(means, self._table, max_members)
+        self._acks = Acks(means)
+
+    # --- members
+
+    def join(
+        self, topic: Topic, group: str, consumer: str, asked: Member, start: str = EARLIEST
+    ) -> Member:
+        return self._membership.join(topic, group, consumer, asked, start)
+
+    def heartbeat(
+        self,
+        topic: Topic,
+        group: str,
+        consumer: str,
+        epoch: int,
+        running: Mapping[int, tuple[int, ...]],
+        counted: Mapping[int, tuple[int, int]],
+    ) -> tuple[list[int], list[int]]:
+        """The shards that it is to release, and all that are its own."""
+        found, _ = self._member(topic, group, consumer, epoch)
+        owned = found.owned(consumer, epoch)
+        for shard in owned:
+            shard.running = running.get(shard.number, ())
+            shard.count(*counted.get(shard.number, (0, 0)))
+        release = [one.number for one in owned if not found.is_for(one, consumer)]
+        return release, [one.number for one in owned]
+
+    def leave(
+        self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[Entry]
+    ) -> list[dict[str, Any]]:
+        found, member = self._member(topic, group, consumer, epoch)
+        told = self._acks.take(found, consumer, member.max_deliver, entries) if entries else []
+        self._membership.leave(found, consumer, epoch)
+        return told
+
+    # --- messages
+
+    def fetching(
+        self,
+        topic: Topic,
+        group: str,
+        member: tuple[str, int],
+        held: Mapping[int, Held],
+        bounds: tuple[int, int],
+    ) -> Fetching:
+        """`member` is its name and epoch, `bounds` are rows and bytes."""
+        found, _ = self._member(topic, group, *member)
+        return Fetching(self._means, found, member, held, bounds)
+
+    def ack(
+        self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[Entry]
+    ) -> list[dict[str, Any]]:
+        found, max_deliver = self._acking(topic, group, consumer, epoch)
+        told = self._acks.take(found, consumer, max_deliver, entries)
+        if any(entry.release for entry in entries):
+            found.unsettled = True
+            self._settle(found)
+        return told
+
+    def commit(
+        self,
+        topic: Topic,
+        group: str,
+        member: tuple[str, int],
+        place: tuple[int, int, int, int],
+        appends: Sequence[Append],
+        stages: tuple[str, ...] = (),
+    ) -> Committed | None:
+        """`place` is the shard, its epoch, the offset, and the attempt; None: acked already."""
+        found, _ = self._acking(topic, group, *member)
+        number, shard_epoch, offset, attempt = place
+        owner = member[0], shard_epoch
+        shard = found.shard(number)
+        return self._acks.transact(found, shard, owner, (offset, attempt), appends, stages)
+
+    # --- groups
+
+    def names(self, topic: Topic) -> list[str]:
+        return self._table.names(topic)
+
+    def info(self, topic: Topic, group: str) -> dict[str, Any]:
+        return telling.told(self._means, self._table.get(topic, group))
+
+    def in_short(self, topic: Topic, group: str) -> dict[str, Any]:
+        return telling.told_in_short(self._means, self._table.get(topic, group))
+
+    def reset(self, topic: Topic, group: str, to: Any, force: bool = False) -> dict[int, int]:
+        return resetting.reset(self._means, self._table.get(topic, group), to, force)
+
+    def remove(self, topic: Topic, group: str, force: bool = False) -> None:
+        found = self._table.get(topic, group)
+        with found.lock:
+            resetting.refuse_while_used(found, force)
+            self._table.remove(found)
+
+    # --- time, and what goes away
+
+    def drop(self, topic: Topic) -> None:
+        """The topic has gone. Quick, and may be called on any thread."""
+        self._table.drop(topic)
+
+    def tick(self) -> None:
+        """Drops the dead, gives what waits to be given, removes what has gone."""
+        self._table.sweep()
+        for group in self._table.loaded():
+            try:
+                dead = self._membership.expire(group)
+            except StoreClosed:
+                raise
+            except PolybusError as error:  # the next tick tries again
+                if not group.gone:
+                    _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
+            else:
+                for name in dead:
+                    _log.warning(
+                        "consumer %r of group %r, topic %s, gave no sign of life: dropped",
+                        name,
+                        group.name,
+                        group.topic.name,
+                    )
+
+    def forgive(self, seconds: float) -> None:
+        """The bus itself stood still for so long: nobody is blamed for that time."""
+        for group in self._table.loaded():
+            with group.lock:
+                for name in list(group.seen):
+                    group.seen[name] += seconds
+
+    # --- inside
+
+    def _member(self, topic: Topic, group: str, consumer: str, epoch: int) -> tuple[Group, Member]:
+        found = self._table.find(topic, group)
+        if found is None:
+            raise Expired(f"topic {topic.name} has no group {group!r}: join again")
+        member = found.member(consumer, epoch)
+        found.seen[consumer] = self._means.clock()
+        return found, member
+
+    def _acking(self, topic: Topic, group: str, consumer: str, epoch: int) -> tuple[Group, int]:
+        try:
+            found, member = self._member(topic, group, consumer, epoch)
+        except Fenced:
+            if not sabotage.FENCING_OFF:
+                raise
+            return self._table.get(topic, group), KEPT_MAX_DELIVER
+        return found, member.max_deliver
+
+    def _settle(self, group: Group) -> None:
+        try:
+            self._membership.settle(group)
+        except PolybusError as error:  # the next tick does it
+            _log.warning("group %r of %s: %s", group.name, group.topic.name, error)

@@ -1,0 +1,153 @@
+"""Acks and failed runs: what becomes of a shard's record by them, and nothing else.
+
+An entry is judged as a whole: taken, or refused with an error of its own. The work is
+by range, not by message. To ack what is acked already, or to report a failed run
+again, changes nothing, so a call whose answer was lost can be made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from polybus.bus.groups import ranges, sabotage
+from polybus.bus.groups.letters import Failure
+from polybus.errors import Fenced, LimitReached, MalformedRequest
+
+if TYPE_CHECKING:
+    from polybus.bus.groups.ranges import Range
+    from polybus.bus.groups.records import Progress
+    from polybus.bus.groups.state import Shard
+
+# Ranges above a low mark: one stuck message holds up its shard only after so many others;
+# a record is rewritten with each ack, and stays below 32 KiB by this.
+MAX_RANGES: Final = 1024
+# Messages of a shard that have failed and wait to be tried again; some 20 bytes each.
+MAX_ATTEMPTS: Final = 4096
+DIED: Final = "the consumer died while it was running"
+
+
+class Failed(NamedTuple):
+    """A failed run. `attempt`: how many its consumer knew of before; None: it does not say."""
+
+    offset: int
+    reason: str = ""
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a member says of one shard. None: it does not say."""
+
+    shard: int
+    epoch: int
+    acked: tuple[Range, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    running: tuple[int, ...] | None = None
+    emitted: int = 0
+    redelivered: int = 0
+    release: bool = False
+
+
+@dataclass(slots=True)
+class Judged:
+    """`failures` have come to their end, if they can be given up."""
+
+    progress: Progress
+    attempts: dict[int, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def check_owner(progress: Progress, shard: int, consumer: str, epoch: int) -> None:
+    if sabotage.FENCING_OFF:
+        return
+    if progress.owner != consumer or progress.epoch != epoch:
+        raise Fenced(f"shard {shard} is no longer {consumer}'s by epoch {epoch}")
+
+
+def judge(progress: Progress, entry: Entry, end: int, max_deliver: int) -> Judged:
+    """`end` is the shard's: nobody can have seen more."""
+    last = max((to for _, to in entry.acked), default=0)
+    last = max(last, max((one.offset + 1 for one in entry.failed), default=0))
+    if last > end:
+        raise MalformedRequest(f"shard {entry.shard} ends at {end}, not at {last}")
+    return fail(ack(progress, entry.acked), entry.shard, entry.failed, max_deliver)
+
+
+def ack(progress: Progress, acked: Iterable[Range], most: int = MAX_RANGES) -> Progress:
+    low, above = ranges.add(progress.low, progress.ranges, acked)
+    if len(above) > max(most, len(progress.ranges)):
+        raise LimitReached("max_ranges", f"a shard has at most {most} ranges of acks")
+    attempts = progress.attempts
+    if attempts:
+        attempts = {at: n for at, n in attempts.items() if not ranges.contains(low, above, at)}
+    suspect_to = progress.suspect_to if progress.suspect_to > low else 0
+    return replace(progress, low=low, ranges=above, attempts=attempts, suspect_to=suspect_to)
+
+
+def fail(progress: Progress, shard: int, failed: Iterable[Failed], max_deliver: int) -> Judged:
+    """Runs that have failed, but for those of messages that are acked."""
+    judged, attempts = Judged(progress), dict(progress.attempts)
+    for one in failed:
+        if ranges.contains(progress.low, progress.ranges, one.offset):
+            continue
+        known = attempts.get(one.offset, 0)
+        if known == 0 and len(attempts) >= MAX_ATTEMPTS:
+            text = f"{MAX_ATTEMPTS} messages of shard {shard} wait to be tried again already"
+            raise LimitReached("max_attempts", text)
+        count = known + 1 if one.attempt is None else max(known, one.attempt + 1)
+        attempts[one.offset] = judged.attempts[one.offset] = count
+        if count >= max_deliver:
+            judged.failures.append(Failure(shard, one.offset, count, one.reason))
+    if judged.attempts:
+        judged.progress = replace(progress, attempts=attempts)
+    return judged
+
+
+def bury(shard: Shard, end: int, max_deliver: int) -> Judged:
+    """The owner is dead: what it was running has failed, what it was handed is suspect."""
+    progress = shard.progress
+    suspect_to = max(progress.suspect_to, end if shard.handed_to is None else shard.handed_to)
+    left = let_go(shard, progress, suspect_to if suspect_to > progress.low else 0)
+    room = MAX_ATTEMPTS - len(progress.attempts)
+    running = [Failed(offset, DIED) for offset in shard.running[:room] if offset < end]
+    return fail(left, shard.number, running, max_deliver)
+
+
+def let_go(shard: Shard, progress: Progress, suspect_to: int) -> Progress:
+    """Nobody's from now on; what its owner has counted stays."""
+    emitted, redelivered = shard.counted
+    return replace(
+        progress,
+        owner=None,
+        member=0,
+        suspect_to=suspect_to,
+        emitted=progress.emitted + emitted,
+        redelivered=progress.redelivered + redelivered,
+        counted=(0, 0),
+    )
+
+
+def give(progress: Progress, owner: str, member: int) -> Progress:
+    return replace(progress, owner=owner, member=member, epoch=progress.epoch + 1)
+
+
+def give_up(progress: Progress, offsets: Iterable[int]) -> Progress:
+    """Their letters are in the same commit: they count as acked."""
+    dead = [(offset, offset + 1) for offset in offsets]
+    if not dead:
+        return progress
+    given_up = ack(progress, dead, MAX_RANGES + MAX_ATTEMPTS)
+    return replace(given_up, dead_lettered=progress.dead_lettered + len(dead))
+
+
+def trim(progress: Progress, start: int) -> Progress:
+    """Messages before `start` are there no more: what was not acked of them is counted."""
+    unread = ranges.missing(progress.low, progress.ranges, start)
+    if start <= progress.low:
+        return progress
+    moved = ack(progress, [(0, start)])
+    return replace(
+        moved, start=progress.start + unread, trimmed_unread=progress.trimmed_unread + unread
+    )

@@ -1,0 +1,202 @@
+"""All groups: found by topic and name, loaded when first asked for, made, removed.
+
+Groups that have members are loaded when the bus starts, since somebody must notice
+should they never come back. Records of topics that are not there any more are swept
+away, by whoever calls `sweep`: dropping a topic must not wait for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Final
+
+from polybus.bus.groups import records
+from polybus.bus.groups.records import Progress
+from polybus.bus.groups.state import Group, Means, Shard, Work
+from polybus.errors import DoesNotExist, LimitReached
+from polybus.model.commit import Change, Commit
+
+if TYPE_CHECKING:
+    from polybus.model.commit import Record
+    from polybus.model.topic import Topic
+
+EARLIEST, LATEST = "earliest", "latest"
+STARTS: Final = (EARLIEST, LATEST)
+AT_ONCE: Final = 600  # records changed by one commit: the store takes 900
+
+Key = tuple[int, str]  # a topic's number, and the group's name
+
+
+class Table:
+    def __init__(self, means: Means, max_groups: int) -> None:
+        self._means = means
+        self._max_groups = max_groups
+        self._store = means.durable.store
+        self._lock = RLock()
+        self._known: set[Key] = set()  # all there are
+        self._loaded: dict[Key, Group] = {}
+        self._recovered = False
+        self._dropping = Lock()  # of the list below alone: the loop takes it
+        self._dropped: list[int] = []
+
+    def recover(self) -> None:
+        """Finds all groups; those with members are in memory from then on. Once is enough."""
+        with self._lock:
+            if self._recovered:
+                return
+            for record in self._scan(records.ROSTERS):
+                self._find_again(record)
+            self._recovered = True
+
+    def loaded(self) -> list[Group]:
+        self.recover()
+        return [group for group in self._loaded.copy().values() if group.version]
+
+    def names(self, topic: Topic) -> list[str]:
+        self.recover()
+        with self._lock:
+            return sorted(name for number, name in self._known if number == topic.number)
+
+    def get(self, topic: Topic, name: str) -> Group:
+        """`DoesNotExist` if there is no such group."""
+        group = self.find(topic, name)
+        if group is None or not group.version:
+            raise DoesNotExist(f"topic {topic.name} has no group {name!r}")
+        return group
+
+    def find(self, topic: Topic, name: str) -> Group | None:
+        key = topic.number, name
+        found = self._loaded.get(key)
+        if found is not None:
+            return found
+        self.recover()
+        with self._lock:
+            if key in self._known and key not in self._loaded:
+                self._loaded[key] = self._load(topic, name)
+            return self._loaded.get(key)
+
+    def find_or_make(self, topic: Topic, name: str, start: str) -> Group:
+        """A new one is on disk once its first member is."""
+        found = self.find(topic, name)
+        if found is not None:
+            return found
+        with self._lock:
+            key = topic.number, name
+            if key not in self._loaded:
+                if len(self._known) >= self._max_groups:
+                    text = f"there are {self._max_groups} groups already: remove some"
+                    raise LimitReached("max_groups", text)
+                self._loaded[key] = self._new(topic, name, start)
+                self._known.add(key)
+            return self._loaded[key]
+
+    def forget(self, group: Group) -> None:
+        """It was removed, or never came to be."""
+        group.gone = True
+        with self._lock:
+            key = group.topic.number, group.name
+            if self._loaded.get(key) is group:
+                del self._loaded[key]
+                self._known.discard(key)
+
+    def remove(self, group: Group) -> None:
+        """With its records, for good."""
+        with group.lock, Work(self._means, group, group.shards):
+            self._remove_records(group.topic.number, group.name)
+            self.forget(group)
+        self._means.wake(group.topic.number)
+
+    # --- dropped topics
+
+    def drop(self, topic: Topic) -> None:
+        """The topic has gone, and its groups with it. Quick: their records are for `sweep`."""
+        with self._dropping:
+            self._dropped.append(topic.number)
+        for (number, _), group in self._loaded.copy().items():
+            if number == topic.number:
+                group.gone = True
+        self._means.wake(topic.number)
+
+    def sweep(self) -> None:
+        self.recover()
+        with self._dropping:
+            dropped, self._dropped = self._dropped, []
+        try:
+            while dropped:
+                self._sweep(dropped[-1])
+                dropped.pop()
+        finally:
+            with self._dropping:
+                self._dropped += dropped
+
+    def _sweep(self, number: int) -> None:
+        with self._lock:
+            keys = [key for key in self._known if key[0] == number]
+        for key in keys:
+            group = self._loaded.get(key)
+            if group is not None:
+                self.remove(group)
+            else:
+                self._remove_records(*key)
+                with self._lock:
+                    self._known.discard(key)
+
+    def _remove_records(self, number: int, name: str) -> None:
+        keys = [record.key for record in self._scan(records.shard_prefix(number, name))]
+        keys.append(records.roster_key(number, name))  # last: what is left can be found by it
+        for start in range(0, len(keys), AT_ONCE):
+            changes = tuple(Change(key, None) for key in keys[start : start + AT_ONCE])
+            self._store.commit(Commit(changes=changes)).result()
+
+    # --- under the lock
+
+    def _find_again(self, record: Record) -> None:
+        number, name = records.read_roster_key(record.key)
+        self._known.add((number, name))
+        topic = self._means.durable.numbered(number)
+        if topic is None:
+            with self._dropping:
+                self._dropped.append(number)
+        elif records.decode_roster(record.value).members:
+            self._loaded[number, name] = self._load(topic, name)
+
+    def _load(self, topic: Topic, name: str) -> Group:
+        found = self._store.get(records.roster_key(topic.number, name))
+        group = Group(topic, name)
+        if found is not None:
+            group.roster, group.version = records.decode_roster(found.value), found.version
+        bounds = self._store.bounds(topic.number).shards
+        group.shards = [_shard(number, bounds[number].start) for number in topic.shards]
+        for record in self._scan(records.shard_prefix(topic.number, name)):
+            number = int(record.key[-4:], 16)
+            progress = records.decode_progress(record.value)
+            group.shards[number] = Shard(number, progress, record.version)
+        now = self._means.clock()
+        group.seen = dict.fromkeys(group.roster.members, now)  # a new deadline for everybody
+        group.unsettled = True
+        return group
+
+    def _new(self, topic: Topic, name: str, start: str) -> Group:
+        group = Group(topic, name)
+        bounds = self._store.bounds(topic.number).shards
+        ends = [one.start if start == EARLIEST else one.end for one in bounds]
+        group.shards = [_shard(number, ends[number]) for number in topic.shards]
+        return group
+
+    def _scan(self, prefix: bytes) -> Iterator[Record]:
+        after = b""
+        while page := self._store.scan(prefix, after):
+            yield from page
+            after = page[-1].key
+
+
+def _shard(number: int, start: int) -> Shard:
+    return Shard(number, Progress(start=start, low=start))
+
+
+def at_once(shards: Iterable[Shard], most: int) -> Iterator[list[Shard]]:
+    """Cut into lists of at most so many."""
+    left = list(shards)
+    for start in range(0, len(left), most):
+        yield left[start : start + most]

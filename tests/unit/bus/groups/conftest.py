@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polybus.store.opening import open_store
+from tests.unit.bus.groups.desk import Desk
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with open_store("memory:") as store:
+        yield Desk(store)

@@ -1,0 +1,169 @@
+"""A coordinator on a store of its own, with a clock that stands still, for the tests here."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from polybus.bus.durable import Durable
+from polybus.bus.groups.coordinator import Coordinator
+from polybus.bus.groups.fetching import Fetched, Held
+from polybus.bus.groups.judging import Entry, Failed
+from polybus.bus.groups.outputs import Message, block_of, messages_of
+from polybus.bus.groups.records import Member
+from polybus.bus.groups.state import Means
+from polybus.model.topic import Topic
+from polybus.store.contract import Store
+
+ASKED = Member(0, 3, 2000, 5000)
+MANY = (1 << 20, 1 << 30)  # rows and bytes of a fetch
+SECOND_NS = 1_000_000_000
+
+
+class Desk:
+    """`clock` and `wall` are advanced by hand; `woken` has the topics whose groups changed."""
+
+    def __init__(self, store: Store, **limits: int) -> None:
+        self.store = store
+        self.now = 100.0
+        self.wall_ns: Callable[[], int] = lambda: SECOND_NS
+        self.woken: list[int] = []
+        self.limits = limits
+        self.open()
+
+    def open(self) -> None:
+        """A bus that starts again on the same store."""
+        self.durable = Durable(self.store)
+        means = Means(
+            self.durable,
+            lambda: self.now,
+            lambda: self.wall_ns(),
+            self.woken.append,
+            self._dead_letters,
+        )
+        self.groups = Coordinator(means, **self.limits)
+
+    def topic(self, name: str = "t", shards: int = 4) -> Topic:
+        found = self.durable.find(name)
+        if found is None:
+            found = self.store.create(name, shards, {})
+            self.durable.known(found)
+        return found
+
+    def produce(self, count: int, shard: int = 0, topic: str = "t", key: str | None = None) -> None:
+        from polybus.model.commit import Append, Commit
+
+        number = self.topic(topic).number
+        start = self.store.bounds(number).shards[shard].end
+        messages = [Message(key, b"%d" % (start + n), [("h", b"1")], 7) for n in range(count)]
+        block = block_of(messages)
+        self.store.commit(Commit(appends=(Append(number, shard, block),))).result()
+
+    def join(self, consumer: str, group: str = "g", start: str = "earliest", **asked: int) -> Seat:
+        member = self.groups.join(
+            self.topic(), group, consumer, Member(**{**_fields(ASKED), **asked}), start
+        )
+        return Seat(self, group, consumer, member.epoch)
+
+    def info(self, group: str = "g") -> dict[str, Any]:
+        return self.groups.info(self.topic(), group)
+
+    def shard(self, number: int, group: str = "g") -> dict[str, Any]:
+        found: dict[str, Any] = self.info(group)["shards"][number]
+        return found
+
+    def letters(self, topic: str = "t.dlq") -> list[Message]:
+        found = self.durable.find(topic)
+        if found is None:
+            return []
+        return [one for _, one in messages_of(self.store.read(found.number, "all", 1))]
+
+    def _dead_letters(self, topic: Topic) -> Topic:
+        return self.topic(topic.name + ".dlq", len(topic.open_shards))
+
+
+class Seat:
+    """One member, and what it knows of its shards."""
+
+    def __init__(self, desk: Desk, group: str, consumer: str, epoch: int) -> None:
+        self.desk, self.group, self.consumer, self.epoch = desk, group, consumer, epoch
+        self.held: dict[int, Held] = {}
+        self.rows: dict[int, list[int]] = {}  # offsets, by shard, as they came
+
+    @property
+    def who(self) -> tuple[Topic, str, str, int]:
+        return self.desk.topic(), self.group, self.consumer, self.epoch
+
+    def look(self, bounds: tuple[int, int] = MANY) -> Fetched:
+        member = self.consumer, self.epoch
+        topic = self.desk.topic()
+        return self.desk.groups.fetching(topic, self.group, member, self.held, bounds).look()
+
+    def fetch(self, bounds: tuple[int, int] = MANY) -> Fetched:
+        """Looks, and takes note of what is told."""
+        found = self.look(bounds)
+        for number in found.lost:
+            del self.held[number]
+            self.rows.pop(number, None)
+        for one in found.assigned:
+            self.held[one["shard"]] = Held(one["epoch"], one["low"])
+            self.rows[one["shard"]] = []
+        for place, rows in found.rows:
+            number = place["shard"]
+            self.held[number] = self.held[number]._replace(next=place["to"])
+            offsets = memoryview(rows.offsets).cast("B").cast("q").tolist()
+            assert offsets == list(range(place["from"], place["to"]))
+            self.rows[number] += offsets
+        return found
+
+    def ack(self, shard: int, *acked: tuple[int, int], **more: Any) -> dict[str, Any]:
+        (told,) = self.ack_all(self.entry(shard, *acked, **more))
+        return told
+
+    def entry(self, shard: int, *acked: tuple[int, int], **more: Any) -> Entry:
+        epoch = more.pop("epoch", None)
+        if epoch is None:
+            epoch = self.held[shard].epoch if shard in self.held else 0
+        return Entry(shard, epoch, acked, **more)
+
+    def ack_all(self, *entries: Entry) -> list[dict[str, Any]]:
+        return self.desk.groups.ack(*self.who, entries)
+
+    def fail(self, shard: int, offset: int, attempt: int | None = None) -> dict[str, Any]:
+        return self.ack(shard, failed=(Failed(offset, "no good", attempt),))
+
+    def beat(
+        self,
+        running: dict[int, tuple[int, ...]] | None = None,
+        counted: dict[int, tuple[int, int]] | None = None,
+    ) -> tuple[list[int], list[int]]:
+        return self.desk.groups.heartbeat(*self.who, running or {}, counted or {})
+
+    def leave(self, *entries: Entry) -> None:
+        self.desk.groups.leave(*self.who, entries)
+
+    def release_all(self) -> None:
+        """Releases whatever it is told to."""
+        for number in self.fetch().release:
+            assert self.ack(number, release=True)["error"] is None
+
+    @property
+    def owns(self) -> list[int]:
+        shards = self.desk.info(self.group)["shards"]
+        return [one["shard"] for one in shards if one["owner"] == self.consumer]
+
+
+def encoded(body: bytes) -> str:
+    return base64.b64encode(body).decode()
+
+
+def bodies(batch: pa.RecordBatch) -> list[bytes]:
+    found: list[bytes] = batch.column("body").to_pylist()
+    return found
+
+
+def _fields(member: Member) -> dict[str, int]:
+    return {name: getattr(member, name) for name in Member.__slots__}
