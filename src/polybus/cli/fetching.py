@@ -9,17 +9,20 @@ from __future__ import annotations
 from queue import Queue
 from threading import Event, Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from polybus.native import Reading
-
 AHEAD = 2
 LEAVE_S = 2.0  # for a read that was cancelled
+
+
+class Reading(Protocol):
+    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
+    def cancel(self) -> None: ...
 
 
 class Fetching:

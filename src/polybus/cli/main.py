@@ -24,6 +24,7 @@ NOUNS = {
     "serve": ("serve", "Run the bus: every dialect at its address."),
     "rqueue": ("rqueue", "Run the rqueue server alone; its sink and pusher."),
     "freud": ("freud", "Freud's topics: create, publish, subscribe."),
+    "fdq": ("fdq", "Sharded queues: produce, consume, replay."),
     "topic": ("topic", "Make, list, trim and remove durable topics."),
     "group": ("group", "Consumer groups: list, look at, move and remove them."),
     "pub": ("pub", "Publish lines of stdin, or arguments, to a durable topic."),

@@ -11,32 +11,17 @@ everything is on disk; what is refused ends it, and the summary says what was st
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from stat import S_ISREG
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
-from polybus.cli.progress import progress, size
 from polybus.cli.reaching import Bus, stay
+from polybus.cli.sending import Keys, Sending, send_input
 from polybus.errors import UsageError
 
-if TYPE_CHECKING:
-    from polybus.native import Produced, Producer
-
-PIECE_BYTES = 1 << 20
-# The bus's own bound for a batch; a line as long as that is no line.
-MAX_LINE_BYTES = 128 << 20
-BATCH_LINES = 16_384
 # A bus that restarts is waited for; one that stays away ends the command.
 PATIENCE_S = 60.0
-STDIN = 0
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -69,138 +54,14 @@ def pub(
         raise UsageError("--whole is for stdin: leave out the messages, or --whole")
     if key is not None and separator is not None:
         raise UsageError("--key and --key-sep exclude each other")
-    sending = _Sending(topic, _Keys(key, separator))
+    sending = Sending(topic, Keys(key, separator))
     try:
         with (
             stay(bus, produce_timeout_s=PATIENCE_S) as client,
             client.producer(producer) as sender,
             sending.through(sender),
         ):
-            _send(sending, messages, whole)
+            send_input(sending, messages, whole)
     finally:  # everything has its outcome
         if sending.began_s is not None and not quiet:
             sending.summarise(time.monotonic() - sending.began_s)
-
-
-def _send(sending: _Sending, messages: list[str] | None, whole: bool) -> None:
-    if messages:
-        sending.send([os.fsencode(text) for text in messages])
-    elif whole:
-        sending.send([b"".join(_pieces())])
-    else:
-        _send_lines(sending)
-
-
-class _Keys:
-    """Which key each message has, and what is left of it."""
-
-    def __init__(self, key: str | None, separator: str | None) -> None:
-        if separator == "":
-            raise UsageError("--key-sep: a separator has at least one character")
-        self._key = key
-        self._separator = separator and os.fsencode(separator)
-
-    def apply(self, bodies: list[bytes]) -> tuple[list[bytes], list[str | None] | None]:
-        if self._separator:
-            return self._cut(bodies, self._separator)
-        return bodies, None if self._key is None else [self._key] * len(bodies)
-
-    def _cut(self, lines: list[bytes], separator: bytes) -> tuple[list[bytes], list[str | None]]:
-        """A line without a separator has no key."""
-        cuts = [line.partition(separator) for line in lines]
-        try:
-            keys = [key.decode() if found else None for key, found, _ in cuts]
-        except UnicodeDecodeError:
-            raise UsageError("--key-sep: a key is no UTF-8") from None
-        return [rest if found else key for key, found, rest in cuts], keys
-
-
-class _Sent(NamedTuple):
-    future: Future[Produced]
-    messages: int
-    bytes: int
-
-
-class _Sending:
-    """Hands batches over, and stops at the first that was refused."""
-
-    def __init__(self, topic: str, keys: _Keys) -> None:
-        self._topic = topic
-        self._keys = keys
-        self._producer: Producer
-        self._sent: deque[_Sent] = deque()
-        self._messages = 0
-        self._bytes = 0
-        self.began_s: float | None = None
-
-    @contextmanager
-    def through(self, producer: Producer) -> Iterator[None]:
-        """Ends when all is stored. If something fails, what can be called back is."""
-        self._producer, self.began_s = producer, time.monotonic()
-        try:
-            yield
-            while self._sent:
-                self._settle()
-        except BaseException:
-            for one in self._sent:
-                one.future.cancel()
-            raise
-
-    def send(self, bodies: list[bytes]) -> None:
-        for start in range(0, len(bodies), BATCH_LINES):
-            batch, keys = self._keys.apply(bodies[start : start + BATCH_LINES])
-            future = self._producer.produce(self._topic, batch, keys)
-            self._sent.append(_Sent(future, len(batch), sum(map(len, batch))))
-        while self._sent and self._sent[0].future.done():
-            self._settle()
-
-    def summarise(self, took_s: float) -> None:
-        """Says what was stored, once everything has its outcome."""
-        for one in self._sent:
-            if one.future.done() and not one.future.cancelled() and not one.future.exception():
-                self._count(one)
-        noun = "message" if self._messages == 1 else "messages"
-        rate = self._messages / max(took_s, 1e-9)
-        text = f"{self._messages} {noun}, {size(self._bytes)}, {rate:.0f}/s"
-        print(text, file=sys.stderr, flush=True)
-
-    def _settle(self) -> None:
-        self._sent[0].future.result()
-        self._count(self._sent.popleft())
-
-    def _count(self, one: _Sent) -> None:
-        self._messages += one.messages
-        self._bytes += one.bytes
-
-
-def _send_lines(sending: _Sending) -> None:
-    """Each piece of input as far as its last line end; the rest waits for the next."""
-    rest: list[bytes] = []
-    waiting = 0
-    for piece in _pieces():
-        cut = piece.rfind(b"\n")
-        if cut < 0:
-            rest.append(piece)
-            waiting += len(piece)
-            if waiting > MAX_LINE_BYTES:
-                raise UsageError(f"a line of over {size(MAX_LINE_BYTES)}: is it --whole?")
-            continue
-        sending.send((b"".join(rest) + piece[:cut]).split(b"\n"))
-        rest, waiting = [piece[cut + 1 :]], 0
-    if last := b"".join(rest):
-        sending.send([last])
-
-
-def _pieces() -> Iterator[bytes]:
-    """Stdin as it comes. On a terminal a bar says how far a file has been read."""
-    status = os.fstat(STDIN)
-    shows = S_ISREG(status.st_mode) and sys.stderr is not None and sys.stderr.isatty()
-    if not shows:
-        yield from iter(lambda: os.read(STDIN, PIECE_BYTES), b"")
-        return
-    done = 0
-    with progress("publishing") as show:
-        while piece := os.read(STDIN, PIECE_BYTES):
-            yield piece
-            done += len(piece)
-            show(done, max(done, status.st_size))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from polybus.native import Client
+    from polybus.native import Client, ClientOptions
 
 BUS = "The bus; else $POLYBUS_URL, else polybus://127.0.0.1:6570."
 Bus = Annotated[str | None, typer.Option("--bus", metavar="URL", help=BUS)]
@@ -32,3 +32,18 @@ def stay(bus: str | None, **patience: Any) -> Client:
     with ask(bus) as first:
         first.topics("")
     return Client(bus_url(bus, os.environ), ClientOptions(**patience))
+
+
+def reach(bus: str | None, **patience: Any) -> tuple[str, ClientOptions]:
+    """For FDQ's clients, whose bus may be inside the process: lmdb:PATH.
+
+    A running one is there now.
+    """
+    from polybus.dialects.fdq.bus import is_embedded
+    from polybus.native import ClientOptions, bus_url
+
+    url = bus_url(bus, os.environ)
+    if not is_embedded(url):
+        with ask(url) as first:
+            first.topics("")
+    return url, ClientOptions(**patience)

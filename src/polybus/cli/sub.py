@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ from polybus.cli.reaching import Bus, stay
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
-    from polybus.native import Reading
+    from polybus.cli.fetching import Reading
 
 START = f"Where to begin: {moments.FORMS}."
 FORMAT = (
@@ -59,12 +59,19 @@ def sub(
         reading = client.read(
             topic, start=first, end=end, max_rows=count, wait_s=0.0 if stop else math.inf
         )
-        size = sum(shard["bytes"] for shard in bounds["shards"])
-        with _shown(size, _wanted(first, bounds, count)) as tell:
-            _copy(reading, shape, tell)
+        copied(reading, shape, first, bounds, count)
 
 
-def _wanted(first: int, bounds: dict[str, int], count: int) -> tuple[int, int]:
+def copied(
+    reading: Reading, shape: shaping.Shape, first: int, bounds: dict[str, Any], count: int
+) -> None:
+    """All that is read goes to stdout; how far it has come, to stderr."""
+    size = sum(shard["bytes"] for shard in bounds["shards"])
+    with _shown(size, _wanted(first, bounds, count)) as tell:
+        _copy(reading, shape, tell)
+
+
+def _wanted(first: int, bounds: dict[str, Any], count: int) -> tuple[int, int]:
     """How many messages will come, as far as one knows, and how many there are."""
     there = bounds["next_id"] - bounds["first_id"]
     coming = max(0, bounds["next_id"] - max(first, bounds["first_id"]))
@@ -79,7 +86,7 @@ def _shown(size: int, wanted: tuple[int, int]) -> Iterator[Callable[[int], None]
         yield lambda _: None
         return
     with progress("reading") as show:
-        total = size * coming // there
+        total = size * coming // max(there, 1)
         yield lambda done: show(total * min(done, coming) // coming, total)
 
 

@@ -44,6 +44,15 @@ class BusProducer(Protocol):
     def close(self, timeout_s: float | None = None) -> None: ...
 
 
+class BusStage(Protocol):
+    """Batches that nobody sees until they are published."""
+
+    name: str
+
+    def put_rows(self, topic: str, rows: pa.RecordBatch) -> None: ...
+    def close(self) -> None: ...
+
+
 class Bus(Protocol):
     """Blocking, for any number of threads; errors are those of `polybus.errors`."""
 
@@ -62,6 +71,7 @@ class Bus(Protocol):
         wait_s: float = 0.0,
     ) -> Reading: ...
     def producer(self, name: str | None = None) -> BusProducer: ...
+    def stage(self, lease_s: float = 600.0) -> BusStage: ...
     def close(self, timeout_s: float | None = None) -> None: ...
 
 
@@ -73,10 +83,15 @@ def connect(url: str | None = None, options: ClientOptions | None = None) -> Bus
     from polybus.native.options import bus_url
 
     found = bus_url(url, os.environ)
-    if found.partition(":")[0] in EMBEDDED:
+    if is_embedded(found):
         from polybus.embedded import open_bus
 
         return open_bus(found)
     from polybus.native import Client
 
     return Client(found, options)
+
+
+def is_embedded(url: str) -> bool:
+    """Is it a bus inside the process?"""
+    return url.partition(":")[0] in EMBEDDED

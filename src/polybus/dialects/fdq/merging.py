@@ -201,7 +201,7 @@ class Merger:
 
     def _tell(self, gathering: Gathering | None, done: Future[Produced]) -> None:
         """On the thread that knows the outcome."""
-        error = done.exception()
+        error = ConnectionLost("it was called back") if done.cancelled() else done.exception()
         if gathering is not None:
             result = done.result() if error is None else None
             tell(gathering.condition, gathering.receipts, result, error)

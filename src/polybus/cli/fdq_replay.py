@@ -1,0 +1,73 @@
+"""`polybus fdq replay TOPIC`: all shards in the order of their ids, without any group.
+
+polybus fdq replay orders                                    all there is
+polybus fdq replay orders --from 1000 --to 2000 --json
+polybus fdq replay orders --from @2026-01-31T12:00 --follow
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polybus.cli import moments, shaping
+from polybus.cli.reaching import Bus, reach
+from polybus.cli.sub import FORMAT, JSON, copied
+from polybus.errors import UsageError
+
+if TYPE_CHECKING:
+    from polybus.dialects.fdq import bus as buses
+
+
+def replay(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="PLACE", help=f"Where to begin: {moments.FORMS}.")
+    ] = moments.EARLIEST,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", metavar="PLACE", help="The first that is left out. [default: now]"),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=0, help="End after so many; 0: no bound.")
+    ] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, instead of ending.")
+    ] = False,
+    form: Annotated[str | None, typer.Option("-f", "--format", help=FORMAT)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON)] = False,
+    bus: Bus = None,
+) -> None:
+    if as_json and form is not None:
+        raise UsageError("--json and -f exclude each other")
+    shape = shaping.as_json if as_json else shaping.by_format(form or shaping.DEFAULT, topic)
+    for place in (start, end):
+        if place is not None:
+            moments.parse(place)
+    from polybus.dialects.fdq import bus as buses
+
+    url, options = reach(bus, connect_timeout_s=math.inf)
+    reached = buses.connect(url, options)
+    try:
+        bounds = reached.act("bounds", topic=topic)
+        first = _id(reached, topic, start, bounds)
+        last = bounds["next_id"] if end is None else _id(reached, topic, end, bounds)
+        if follow and end is None:
+            last = None
+        wait_s = math.inf if follow else 0.0
+        reading = reached.read(topic, start=first, end=last, max_rows=count, wait_s=wait_s)
+        copied(reading, shape, first, {**bounds, "next_id": last or bounds["next_id"]}, count)
+    finally:
+        reached.close()
+
+
+def _id(bus: buses.Bus, topic: str, text: str, bounds: dict[str, Any]) -> int:
+    place = moments.parse(text)
+    if isinstance(place, int):
+        return place
+    if place.startswith("@"):
+        found = bus.act("find", topic=topic, timestamp_ns=moments.moment_ns(text))
+        return int(found["position"])
+    return int(bounds["first_id"] if place == moments.EARLIEST else bounds["next_id"])
