@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from polybus.bus.port import stats
+from polybus.bus.durable import Durable
+from polybus.bus.groups.coordinator import Coordinator
+from polybus.bus.groups.state import Means
+from polybus.bus.port.stats import composed, groups_of
 from polybus.bus.port.topics import told
 from polybus.errors import DoesNotExist
 from polybus.model.arrow import batch_of
@@ -79,6 +82,7 @@ class Files:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._topics = {topic.name: topic for topic in store.topics()}
+        self._groups = _coordinator(store)
 
     def topics(self, pattern: str) -> list[dict[str, Any]]:
         if "*" not in pattern and pattern not in self._topics:
@@ -87,7 +91,9 @@ class Files:
         return [told(one) for one in self._topics.values() if wanted.matches(one.name.encode())]
 
     def stats(self, topic: str) -> dict[str, Any]:
-        return stats.stats_of(self._store, self._topics[topic], time.time_ns())
+        known = self._topics[topic]
+        bounds = self._store.bounds(known.number)
+        return composed(known, bounds, groups_of(self._groups, known), ())
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
         known, left = self._topics[topic], count
@@ -115,3 +121,15 @@ class Files:
         trace: TracebackType | None,
     ) -> None:
         self._store.close()
+
+
+def _coordinator(store: Store) -> Coordinator:
+    """One that is only asked: it wakes nobody and gives up nothing."""
+    means = Means(
+        Durable(store),
+        clock=time.monotonic,
+        wall_ns=time.time_ns,
+        wake=lambda _topic: None,
+        dead_letters=lambda topic: topic,
+    )
+    return Coordinator(means)

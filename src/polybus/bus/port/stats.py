@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
+from polybus.errors import DoesNotExist
 
 if TYPE_CHECKING:
+    from polybus.bus.groups.coordinator import Coordinator
     from polybus.bus.port.verbs import Caller, Port
     from polybus.model.topic import Bounds, ShardBounds, Topic
-    from polybus.store.contract import Store
 
 STORED = ("inserted", "routed", "trimmed", "bytes")
 BY_GROUPS = ("emitted", "acked", "redelivered", "dead_lettered")
@@ -66,14 +67,21 @@ def _summed(shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[st
     return {key: sum(shard[key] for shard in shards) for key in keys}
 
 
-def stats_of(store: Store, topic: Topic, now_ns: int) -> Answer:
-    """The same for a store alone, which may be open for reading only."""
-    return composed(topic, store.bounds(topic.number), (), ())
+def groups_of(groups: Coordinator, topic: Topic) -> list[Answer]:
+    """All that there are, as `group.info` tells each."""
+    found = []
+    for name in groups.names(topic):
+        try:
+            found.append(groups.info(topic, name))
+        except DoesNotExist:  # since it was listed
+            continue
+    return found
 
 
 def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
     topic = port.seen(caller, given["topic"])
-    return composed(topic, port.store.bounds(topic.number), (), ())
+    bounds = port.store.bounds(topic.number)
+    return composed(topic, bounds, groups_of(port.groups, topic), ())
 
 
 ACTIONS = {
