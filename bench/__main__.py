@@ -1,4 +1,4 @@
-"""`python -m bench [rqueue|freud|store|native] [--short] [--check] [--only CASE …] [--rounds N] …`
+"""`python -m bench [NAME] [--short] [--check] [--only CASE …] [--rounds N] …`; names are below.
 
 Without a name every benchmark runs in its short form; with one it runs in full, or `--short`.
 `store --soak` is another: what becomes of a store that has grown.
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from bench.fdq import run as fdq
 from bench.freud import run as freud
 from bench.harness.load import LoadFailed
 from bench.harness.options import Options
@@ -37,6 +38,7 @@ BENCHMARKS = {
     "freud": Benchmark(freud.NAMES, freud.run),
     "store": Benchmark(store.NAMES, store.run),
     "native": Benchmark(native.NAMES, native.run),
+    "fdq": Benchmark(fdq.NAMES, fdq.run),
 }
 SOAKS = {"store": soak.run}
 LOOPBACK = ("127.0.0.1", "localhost")

@@ -1,0 +1,106 @@
+"""The order of work: the bus, the peers, then the cases in rounds."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from bench.fdq.cases import (
+    BATCH_MESSAGES,
+    BATCHES,
+    CASES,
+    DISK,
+    LATENCY,
+    PLAIN,
+    PROCESSES,
+    PRODUCE,
+    REQUIREMENTS,
+    SINGLES,
+)
+from bench.fdq.contenders import EndToEnd, Group, PlainRead, Produce, native_url
+from bench.fdq.disk import Disk
+from bench.harness.crew import Crew, crew
+from bench.harness.options import Options
+from bench.harness.places import Unavailable, installed
+from bench.harness.programs import DidNotStart
+from bench.harness.report import Outcome
+from bench.native.contenders import OURS, Bus, bus
+from bench.peers.jetstream import JetStream
+from bench.peers.redis_streams import RedisStreams
+from bench.store.contract import Contender, LogPeer, RunningLog
+from bench.store.rounds import Case, run_case
+from bench.store.run import data_folder
+from bench.store.writing import Server
+from polybus import __version__
+
+NAMES = tuple(case.name for case in CASES)
+PEERS: tuple[LogPeer, ...] = (JetStream(), RedisStreams())
+MESSAGES, SHORT_MESSAGES = 4_000_000, 1_000_000  # that a group reads by batches
+SINGLE_MESSAGES, SHORT_SINGLE_MESSAGES = 500_000, 200_000
+SHORT_REPEATS_S = 8.0
+
+Logs = dict[str, RunningLog]
+
+
+def run(options: Options) -> Outcome:
+    outcome = Outcome("fdq", options)
+    effort = options.effort()
+    if options.short:
+        effort = replace(effort, repeat_until_s=time.monotonic() + SHORT_REPEATS_S)
+    with data_folder() as folder, ExitStack() as stack:
+        polybus = str(installed("polybus", "make setup"))
+        data = ("serve", "--data", str(folder / "data"))
+        ours = stack.enter_context(bus("fdq", folder, polybus, *data))
+        logs = dict(_start(folder, stack)) if options.wants(PRODUCE.name) else {}
+        outcome.versions = {name: log.version for name, log in logs.items()}
+        outcome.versions |= {PLAIN: "", DISK: "", OURS: __version__}
+        for case in (case for case in CASES if options.wants(case.name)):
+            print(f"… {case.title}", file=sys.stderr, flush=True)
+            with ExitStack() as during:
+                contenders = _contenders(case, ours, folder, logs, options, during)
+                outcome.results.append(run_case(case, effort, contenders))
+    for requirement in REQUIREMENTS:
+        outcome.verdicts += requirement.judge(outcome.results)
+    return outcome
+
+
+def _start(folder: Path, stack: ExitStack) -> Iterator[tuple[str, RunningLog]]:
+    for peer in PEERS:
+        try:
+            yield peer.name, stack.enter_context(peer.start(folder))
+        except (Unavailable, DidNotStart) as missing:
+            print(f"left out: {missing}", file=sys.stderr)
+
+
+def _contenders(
+    case: Case, ours: Bus, folder: Path, logs: Logs, options: Options, during: ExitStack
+) -> Sequence[Contender]:
+    if case is PRODUCE:
+        servers = [Server(name, log, PROCESSES, BATCH_MESSAGES) for name, log in logs.items()]
+        return [Produce(ours, _crew(ours, case, PROCESSES, during)), *servers]
+    if case is BATCHES:
+        messages = SHORT_MESSAGES if options.short else MESSAGES
+        workers = _filled(ours, case, messages, PROCESSES, during)
+        group = Group(ours, workers, case.name, messages, "batch")
+        return [group, PlainRead(ours, workers, messages)]
+    if case is SINGLES:
+        messages = SHORT_SINGLE_MESSAGES if options.short else SINGLE_MESSAGES
+        return [
+            Group(ours, _filled(ours, case, messages, 1, during), case.name, messages, "single")
+        ]
+    producer, listener = (_crew(ours, LATENCY, 1, during) for _ in range(2))
+    return [EndToEnd(ours, producer, listener), Disk(folder)]
+
+
+def _crew(bus: Bus, case: Case, processes: int, during: ExitStack) -> Crew:
+    program = ("fdq-load", "bench.fdq.work", native_url(bus), case.name)
+    return during.enter_context(crew(*program, processes=processes, numbered=True))
+
+
+def _filled(bus: Bus, case: Case, messages: int, processes: int, during: ExitStack) -> Crew:
+    """The processes, and a topic with so many messages, in blocks as producers make them."""
+    workers = _crew(bus, case, processes, during)
+    workers.tell(f"produce {messages // BATCH_MESSAGES // processes} {BATCH_MESSAGES}")
+    return workers
