@@ -91,8 +91,7 @@ class Bus:
     def fetch(self, **request: Any) -> tuple[dict[str, Any], list[pa.RecordBatch]]:
         """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
         self._check()
-        fetch = getattr(self._core.port, "fetch")  # noqa: B009
-        answer, rows = fetch(self._caller, _carried(request))
+        answer, rows = self._core.port.fetch(self._caller, _asked(request))
         self._check()
         return _carried(answer), [batch_of(one) for one in rows]
 
@@ -101,7 +100,7 @@ class Bus:
     def act(self, name: str, /, **request: Any) -> dict[str, Any]:
         """Any action of the port, by its name; what is None is left out."""
         self._check()
-        return _carried(self._core.port.act(self._caller, name, _carried(request)))
+        return _carried(self._core.port.act(self._caller, name, _asked(request)))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Closes its producers, too, each as `Producer.close` says, and lets go who waits."""
@@ -138,11 +137,15 @@ class Bus:
             raise ConnectionLost("this client was closed")
 
 
-def _carried(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As it would come out at the other end of a connection."""
-    wanted = {key: value for key, value in given.items() if value is not None}
+def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What is None is left out."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps(wanted))
+        return _carried({key: value for key, value in request.items() if value is not None})
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedRequest(f"a request is JSON: {error}") from None
+
+
+def _carried(given: Mapping[str, Any]) -> dict[str, Any]:
+    """As it would come out at the other end of a connection."""
+    found: dict[str, Any] = json.loads(json.dumps(given))
     return found

@@ -1,8 +1,7 @@
 """The bus behind all handles of one URL: a store, and the native port's verbs on it.
 
 There is no loop here: what only the loop may touch in a server is touched under a lock.
-The one caller is the process's own user, who is admin of everything. Groups of consumers
-are looked after by a thread, as a server does it.
+The one caller is the process's own user, who is admin of everything.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from threading import Event, RLock, Thread
+from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polybus.bus.binding import Binding
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from polybus.store.contract import Store
 
 T = TypeVar("T")
-TICK_S = 0.25
 
 
 class Core:
@@ -43,21 +41,16 @@ class Core:
         self.identity = _own_identity()
         self.answers = Answers()
         self._counters = Counters()
-        self._ending = Event()
         self._store = open_store(url)
         try:
             self.port = self._open_port(self._store)
         except BaseException:
             self._store.close()
             raise
-        self._ticker = Thread(target=self._tick, name="polybus-embedded-tick", daemon=True)
-        self._ticker.start()
 
     def close(self) -> None:
         """Whoever waits is let go; what was handed over is finished, and told."""
-        self._ending.set()
         self.port.close()
-        self._ticker.join()
         self._store.close()
         self.answers.close()
 
@@ -74,10 +67,6 @@ class Core:
     def _stats(self) -> dict[str, Any]:
         families = {family: self._counters.family(family) for family in ("refused", "faults")}
         return {**families, "topics": self.port.access.durable.count}
-
-    def _tick(self) -> None:
-        while not self._ending.wait(TICK_S):
-            getattr(self.port, "tick", int)()
 
 
 class Alone:
