@@ -9,7 +9,6 @@ shard by shard, by their numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ class Record(NamedTuple):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """`note` is kept with the stamp, and comes back with the answer to a repeat."""
 
     appends: tuple[Append, ...] = ()
@@ -74,8 +72,7 @@ class Span(NamedTuple):
     count: int  # type: ignore[assignment]  # of tuple, which nobody asks here
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """`spans` has one for each shard that got messages, by topic and shard.
 
     `timestamp_ns` is the wall clock's or, where that is behind, the newest of the topics

@@ -18,7 +18,6 @@ a full disk) uses up nothing: the same stamp may come again with better luck.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from polybus.errors import MalformedRequest
@@ -30,8 +29,7 @@ MAX_DIGEST_BYTES = 64
 MAX_COUNTER = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Epochs and counters start at 1. The digest tells requests apart that use one counter."""
 
     producer: str

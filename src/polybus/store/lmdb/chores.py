@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polybus.store.lmdb import staging
 from polybus.store.lmdb.books import Books
@@ -56,13 +56,13 @@ class Chores:
             return readers_s
         return min(max(lease_s, self._not_before_s - now), readers_s)
 
-    def expired(self) -> Callable[[Books, int], Any] | None:
-        """An operation that collects the stages whose leases ran out, if there are any."""
+    def expired(self) -> Callable[[Books, None, int], None] | None:
+        """A task that collects the stages whose leases ran out, if there are any."""
         stages = self._books.leases.expired()
         if not stages or time.monotonic() < self._not_before_s:
             return None
 
-        def collect(books: Books, _now_ns: int) -> None:
+        def collect(books: Books, _subject: None, _now_ns: int) -> None:
             for stage in stages:
                 staging.collect(books, stage)
 

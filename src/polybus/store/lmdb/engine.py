@@ -32,7 +32,7 @@ from polybus.store.lmdb.reading import Reader
 from polybus.store.lmdb.reblocking import Reblocker
 from polybus.store.lmdb.storing import Storing
 from polybus.store.lmdb.watching import Listeners, Lookout
-from polybus.store.lmdb.writer import Operation, Writer
+from polybus.store.lmdb.writer import Writer
 
 DURABILITIES: Final = ("fsync", "interval")
 COMMIT_INTERVAL_MS: Final = 50
@@ -100,12 +100,12 @@ class LmdbStore(Store):
 
     def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
         name, shards, settings = checks.new_topic(name, shards, settings)
-        topic: Topic = self._do(lambda books, _: catalog.create(books, name, shards, settings))
+        topic: Topic = self._do(lambda books: catalog.create(books, name, shards, settings))
         return topic
 
     def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
         settings, added = checks.topic_settings(settings), checks.new_shards(add_shards)
-        topic: Topic = self._do(lambda books, _: catalog.configure(books, name, settings, added))
+        topic: Topic = self._do(lambda books: catalog.configure(books, name, settings, added))
         return topic
 
     def topics(self) -> list[Topic]:
@@ -113,7 +113,7 @@ class LmdbStore(Store):
         return self._reader.topics()
 
     def drop(self, name: str) -> None:
-        self._do(lambda books, _: catalog.drop(books, name))
+        self._do(lambda books: catalog.drop(books, name))
 
     # --- writing
 
@@ -121,42 +121,42 @@ class LmdbStore(Store):
         try:
             checks.commit(commit)
             size = sum([append.block.size_bytes for append in commit.appends])
-            return self._submit(lambda books, now_ns: commits.commit(books, commit, now_ns), size)
+            return self._writing().submit(commits.commit, commit, size)
         except PolybusError as error:
             return _failed(error)
 
     def open_producer(self, name: str, habits: Habits) -> Opened:
         raw, habits = checks.producer(name), checks.habits(habits)
-        opened: Opened = self._do(lambda books, _: stamps.open_producer(books, raw, habits))
+        opened: Opened = self._do(lambda books: stamps.open_producer(books, raw, habits))
         return opened
 
     def close_producer(self, name: str, epoch: int) -> None:
         raw = checks.producer(name)
-        self._do(lambda books, _: stamps.close_producer(books, raw, epoch))
+        self._do(lambda books: stamps.close_producer(books, raw, epoch))
 
     def open_stage(self, lease_s: float = LEASE_S) -> str:
         checks.lease(lease_s)
-        stage: str = self._do(lambda books, _: staging.open_stage(books, lease_s))
+        stage: str = self._do(lambda books: staging.open_stage(books, lease_s))
         return stage
 
     def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
         try:
             checks.appends(appends)
             size = sum([append.block.size_bytes for append in appends])
-            return self._submit(lambda books, _: staging.stage(books, stage, appends), size)
+            return self._submit(lambda books: staging.stage(books, stage, appends), size)
         except PolybusError as error:
             return _failed(error)
 
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
         checks.lease(lease_s)
-        self._do(lambda books, _: staging.renew(books, stage, lease_s))
+        self._do(lambda books: staging.renew(books, stage, lease_s))
 
     def discard(self, stage: str) -> None:
-        self._do(lambda books, _: staging.discard(books, stage))
+        self._do(lambda books: staging.discard(books, stage))
 
     def trim(self, topic: int, before: Mapping[int, int]) -> None:
         before = dict(before)
-        self._do(lambda books, _: catalog.trim(books, topic, before))
+        self._do(lambda books: catalog.trim(books, topic, before))
 
     # --- reading
 
@@ -238,16 +238,14 @@ class LmdbStore(Store):
 
         How many steps that took. It is done in the background as well, a step at a time.
         """
-        return int(
-            self._alone(lambda _books, _now: self._storing.remove_all() + self._reblocker.all())
-        )
+        return int(self._alone(lambda: self._storing.remove_all() + self._reblocker.all()))
 
     def compact(self, progress: Progress = no_progress) -> tuple[int, int]:
         """Gives the room of what was removed back; nobody can write meanwhile.
 
         Bytes of the file before and after.
         """
-        sizes: tuple[int, int] = self._alone(lambda _b, _n: compact_home(self._home, progress))
+        sizes: tuple[int, int] = self._alone(lambda: compact_home(self._home, progress))
         return sizes
 
     def backup(self, target: Path, progress: Progress = no_progress) -> int:
@@ -270,14 +268,14 @@ class LmdbStore(Store):
             raise UsageError(f"{self.path} was opened to be read only")
         return self._writer
 
-    def _submit(self, operation: Operation, size: int = 0) -> Future[Any]:
-        return self._writing().submit(operation, size)
+    def _submit(self, change: Callable[[Books], Any], size: int = 0) -> Future[Any]:
+        return self._writing().submit(_change, change, size)
 
-    def _do(self, operation: Operation) -> Any:
-        return self._submit(operation).result()
+    def _do(self, change: Callable[[Books], Any]) -> Any:
+        return self._submit(change).result()
 
-    def _alone(self, operation: Operation) -> Any:
-        return self._writing().run_alone(operation)
+    def _alone(self, work: Callable[[], Any]) -> Any:
+        return self._writing().run_alone(lambda _books, _subject, _now_ns: work())
 
     def _pages(self) -> int:
         return 0 if self._writer is None else self._writer.pages
@@ -290,6 +288,11 @@ class LmdbStore(Store):
     def _tell(self, batch: Batch) -> None:
         if self._listeners:
             self._listeners.tell([News(*target, end) for target, end in batch.ends.items()])
+
+
+def _change(books: Books, change: Callable[[Books], Any], _now_ns: int) -> Any:
+    """A task of the writer's that does not ask for the time."""
+    return change(books)
 
 
 def _failed(error: PolybusError) -> Future[Any]:

@@ -21,8 +21,10 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
+from polybus.kernel import answers
 from polybus.store.lmdb.batch import Batch
-from polybus.store.lmdb.writer import Done, Operation, Waiting, Writer, answer, fail
+from polybus.store.lmdb.books import Books
+from polybus.store.lmdb.writer import Answer, Task, Writer, fail
 
 EARLY_BYTES: Final = 16 << 20  # so much is written without waiting for the interval's end
 MAX_BYTES: Final = 64 << 20
@@ -39,16 +41,16 @@ class IntervalWriter(Writer):
         self._writing: Batch | None = None  # on its way to the disk, or failed so far
         self._failure: PolybusError | None = None
         self._due_s: float | None = None
-        self._backlog: deque[Waiting] = deque()
+        self._backlog: deque[Answer] = deque()
         self._gathered_bytes = 0
         self._writing_bytes = 0
 
-    def submit(self, operation: Operation, size: int = 0) -> Future[Any]:
-        waiting = Waiting(operation, Future(), size)
+    def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
+        answer = Answer(task, subject, size)
         with self._changed:
-            done = self._enter(waiting)
-        answer(done)
-        return waiting.future
+            begun = self._enter(answer)
+        answers.tell(begun)
+        return answer
 
     def settle(self, concerns: Callable[[Batch], bool]) -> bool:
         with self._changed:
@@ -69,45 +71,46 @@ class IntervalWriter(Writer):
 
     # --- under the lock
 
-    def _enter(self, waiting: Waiting) -> list[Done]:
-        """Does an operation now, if there is room; else it waits for some."""
+    def _enter(self, answer: Answer) -> list[Answer]:
+        """Does a task now, if there is room; else it waits for some."""
         refusal = StoreClosed("the store was closed") if self._closed else self._failure
         if refusal is not None:
-            return [Done(waiting.future, None, refusal)]
+            answer.set_exception(refusal)
+            return []
         full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
         if self._backlog or full:
-            self._backlog.append(waiting)
+            self._backlog.append(answer)
             self._hurry()
             return []
-        return self._gather(waiting)
+        return self._gather(answer)
 
-    def _gather(self, waiting: Waiting) -> list[Done]:
+    def _gather(self, answer: Answer) -> list[Answer]:
         try:
-            done = self._do(waiting, self._wall_ns())
+            begun = answers.carry_out([answer], self.books, self._wall_ns(), PolybusError)
         except Exception as error:
-            fail([waiting], error)
+            fail([answer], error)
             return []
-        self._gathered_bytes += waiting.size
+        self._gathered_bytes += answer.size
         if self._gathered_bytes >= EARLY_BYTES:
             self._hurry()
         elif self._due_s is None:
             self._due_s = time.monotonic() + self._interval_s
             self._nudge()
-        return [] if done is None else [done]
+        return begun
 
     def _hurry(self) -> None:
         self._due_s = 0.0
         self._nudge()
 
     def _nudge(self) -> None:
-        self._queue.put(Waiting(lambda _books, _now: None, Future(), 0), urgent=True)
+        self._queue.put(Answer(_nothing), urgent=True)
 
-    def _admit(self) -> list[Done]:
+    def _admit(self) -> list[Answer]:
         """Those who waited for room, as far as there is some."""
-        done: list[Done] = []
+        begun: list[Answer] = []
         while self._backlog and self._gathered_bytes < MAX_BYTES:
-            done += self._gather(self._backlog.popleft())
-        return done
+            begun += self._gather(self._backlog.popleft())
+        return begun
 
     # --- on the thread
 
@@ -118,17 +121,17 @@ class IntervalWriter(Writer):
         due_s = max(0.0, self._due_s - time.monotonic())
         return due_s if wait_s is None else min(wait_s, due_s)
 
-    def _serve(self, group: list[Waiting]) -> None:
+    def _serve(self, group: list[Answer]) -> None:
         """Nudges, which do nothing, and chores."""
         with self._changed:
-            done = [one for waiting in group if (one := self._do(waiting, self._wall_ns()))]
+            begun = answers.carry_out(group, self.books, self._wall_ns(), PolybusError)
             if self._due_s is None and self.books.batch:
                 self._due_s = time.monotonic() + self._interval_s
-        answer(done)
+        answers.tell(begun)
 
-    def _serve_alone(self, waiting: Waiting) -> None:
+    def _serve_alone(self, answer: Answer) -> None:
         self._flush()
-        super()._serve_alone(waiting)
+        super()._serve_alone(answer)
 
     def _do_chores(self, busy: bool) -> None:
         if self._due_s is not None and time.monotonic() >= self._due_s:
@@ -161,7 +164,7 @@ class IntervalWriter(Writer):
             except Exception as error:
                 self._failed(error)
                 return False
-            answer(self._written(batch))
+            answers.tell(self._written(batch))
         return True
 
     def _turn(self) -> Batch | None:
@@ -177,18 +180,18 @@ class IntervalWriter(Writer):
                 self._changed.notify_all()
             return self._writing
 
-    def _written(self, batch: Batch) -> list[Done]:
+    def _written(self, batch: Batch) -> list[Answer]:
         with self._changed:
             self._writing, self._failure, self._writing_bytes = None, None, 0
             self.pages += 1
             self.books.leases.keep()
             if not self.books.batch:
                 self.books.known.shrink()
-            done = self._admit()
+            begun = self._admit()
             self._changed.notify_all()
         if batch.ends:
             self._tell(batch)
-        return done
+        return begun
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, PolybusError):
@@ -197,7 +200,11 @@ class IntervalWriter(Writer):
         with self._changed:
             self._failure = error
             self._due_s = time.monotonic() + self._interval_s
-            done = [Done(waiting.future, None, error) for waiting in self._backlog]
+            refused = list(self._backlog)
             self._backlog.clear()
             self._changed.notify_all()
-        answer(done)
+        fail(refused, error)
+
+
+def _nothing(_books: Books, _subject: None, _now_ns: int) -> None:
+    """What a nudge has the thread do: it is awake then."""

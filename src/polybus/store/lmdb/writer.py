@@ -1,10 +1,10 @@
 """The one thread that writes: takes all that waits, makes one transaction of it, answers.
 
-Everything that changes the store is an operation: a function of the books and the
-time, handed over with a Future. While one transaction is on its way to the disk, the
-next ones gather; they then go together, so the disk is waited for once for all of
-them. Nothing is answered before it is on disk, refusals included: they may rest on
-what was not written in the end.
+Everything that changes the store is a task: a function of the books, its subject and
+the time, handed over with the answer that its caller waits for. While one transaction
+is on its way to the disk, the next ones gather; they then go together, so the disk is
+waited for once for all of them. Nothing is answered before it is on disk, refusals
+included: they may rest on what was not written in the end.
 
 Between groups, while nobody waits, the thread does its chores: leases, re-blocking,
 removal. Under constant load they get a small share of the time.
@@ -15,10 +15,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from typing import Any, Final, NamedTuple
+from concurrent.futures import Future
+from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
+from polybus.kernel import answers
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.books import Books
 from polybus.store.lmdb.chores import Chores
@@ -29,22 +30,16 @@ from polybus.store.lmdb.storing import Storing
 GROUP_OPERATIONS: Final = 4096
 GROUP_BYTES: Final = 32 << 20
 
-Operation = Callable[[Books, int], Any]
+Task = Callable[[Books, Any, int], Any]
 
 _log = logging.getLogger("polybus.store")
 
 
-class Waiting(NamedTuple):
-    operation: Operation | None  # None: the end
-    future: Future[Any]
-    size: int  # in bytes, about
-    alone: bool = False  # between transactions, not as part of one
+class Answer(answers.Answer, Future[Any]):
+    """What a caller waits for: a task of the writer's, its subject, its size in bytes, about.
 
-
-class Done(NamedTuple):
-    future: Future[Any]
-    result: Any
-    error: BaseException | None
+    `alone` is what is done between transactions, and not as part of one.
+    """
 
 
 class Writer:
@@ -61,7 +56,8 @@ class Writer:
         self._chores = chores
         self._wall_ns = wall_ns
         self._tell = tell
-        self._queue: Queue[Waiting] = Queue()
+        self._queue: Queue[Answer] = Queue()
+        self._end = Answer()  # what is handed over last
         self.pages = 0  # written after they were answered: of interval durability alone
         self._closing = threading.Lock()
         self._closed = False
@@ -70,12 +66,12 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, operation: Operation, size: int = 0) -> Future[Any]:
-        return self._hand_over(Waiting(operation, Future(), size))
+    def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
+        return self._hand_over(Answer(task, subject, size))
 
-    def run_alone(self, operation: Operation) -> Any:
+    def run_alone(self, task: Task) -> Any:
         """Between two transactions, with nothing on its way; waits for the answer."""
-        return self._hand_over(Waiting(operation, Future(), 0, True)).result()
+        return self._hand_over(Answer(task, None, 0, True)).result()
 
     def settle(self, concerns: Callable[[Batch], bool]) -> bool:
         """What was answered can be read; whether that had to be waited for. Here it never has."""
@@ -87,16 +83,16 @@ class Writer:
             if self._closed:
                 return
             self._closed = True
-            self._queue.put(Waiting(None, Future(), 0), urgent=True)
+            self._queue.put(self._end, urgent=True)
         self._thread.join()
 
-    def _hand_over(self, waiting: Waiting) -> Future[Any]:
+    def _hand_over(self, answer: Answer) -> Answer:
         with self._closing:
             if self._closed:
-                waiting.future.set_exception(StoreClosed("the store was closed"))
+                answer.set_exception(StoreClosed("the store was closed"))
             else:
-                self._queue.put(waiting, urgent=waiting.alone)
-        return waiting.future
+                self._queue.put(answer, urgent=answer.alone)
+        return answer
 
     # --- on the thread
 
@@ -112,13 +108,13 @@ class Writer:
                 return
             self._do_chores(bool(group))
 
-    def _take(self) -> tuple[list[Waiting], Waiting | None, bool]:
+    def _take(self) -> tuple[list[Answer], Answer | None, bool]:
         """A group of operations, one to be done alone after it, and whether that was all."""
-        group: list[Waiting] = []
+        group: list[Answer] = []
         size = 0
         self._queue.wait(self._wait_s())
         while (first := self._queue.pop()) is not None:
-            if first.operation is None:
+            if first is self._end:
                 return group, None, True
             if first.alone:
                 return group, first, False
@@ -131,10 +127,10 @@ class Writer:
     def _wait_s(self) -> float | None:
         return self._chores.wait_s()
 
-    def _serve(self, group: list[Waiting]) -> None:
+    def _serve(self, group: list[Answer]) -> None:
         now_ns = self._wall_ns()
         try:
-            done = [one for waiting in group if (one := self._do(waiting, now_ns))]
+            begun = answers.carry_out(group, self.books, now_ns, PolybusError)
             self._write(self.books.turn_page())
         except BaseException as error:
             self.books.burn()
@@ -143,24 +139,14 @@ class Writer:
             else:
                 self._serve_each(group)
             return
-        self._queue.answered(len(done))
-        answer(done)
+        self._queue.answered(len(begun))
+        answers.tell(begun)
 
-    def _serve_each(self, group: list[Waiting]) -> None:
+    def _serve_each(self, group: list[Answer]) -> None:
         """One of them cannot be done, for a reason nobody thought of: the others need not pay."""
-        for waiting in group:
-            if not waiting.future.done():
-                self._serve([waiting])
-
-    def _do(self, waiting: Waiting, now_ns: int) -> Done | None:
-        future = waiting.future
-        if not future.running() and not future.set_running_or_notify_cancel():
-            return None
-        assert waiting.operation is not None
-        try:
-            return Done(future, waiting.operation(self.books, now_ns), None)
-        except PolybusError as error:
-            return Done(future, None, error)
+        for answer in group:
+            if not answer.done():
+                self._serve([answer])
 
     def _write(self, batch: Batch) -> None:
         if not batch:
@@ -172,13 +158,13 @@ class Writer:
         if batch.ends:
             self._tell(batch)
 
-    def _serve_alone(self, waiting: Waiting) -> None:
+    def _serve_alone(self, answer: Answer) -> None:
         try:
-            done = self._do(waiting, self._wall_ns())
+            begun = answers.carry_out([answer], self.books, self._wall_ns(), PolybusError)
         except Exception as error:
-            fail([waiting], error)
+            fail([answer], error)
         else:
-            answer([] if done is None else [done])
+            answers.tell(begun)
 
     def _finish(self) -> None:
         """The end: nothing is left to be done."""
@@ -187,8 +173,8 @@ class Writer:
         try:
             expired = self._chores.expired()
             if expired:
-                collected: Future[Any] = Future()
-                self._serve([Waiting(expired, collected, 0)])
+                collected = Answer(expired)
+                self._serve([collected])
                 collected.result()
             self._chores.do(busy)
         except PolybusError as error:
@@ -199,22 +185,11 @@ class Writer:
             _log.exception("upkeep of the store failed, and will be tried again")
 
 
-def answer(done: list[Done]) -> None:
-    for future, result, error in done:
-        try:
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-        except InvalidStateError:
-            pass  # cancelled before it was taken up
-        except BaseException:  # such as a cancelled task's: this thread is everybody's
-            _log.exception("a callback of a future failed")
-
-
-def fail(group: list[Waiting], error: BaseException) -> None:
+def fail(group: list[Answer], error: BaseException) -> None:
     """What became of a group that could not be done."""
     if not isinstance(error, PolybusError):
         _log.error("a transaction failed", exc_info=error)
         error = StoreFault(f"the store failed: {error!r}")
-    answer([Done(one.future, None, error) for one in group if not one.future.done()])
+    for answer in group:
+        if not answer.done():
+            answer.set_exception(error)

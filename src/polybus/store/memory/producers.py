@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from polybus.errors import Fenced, OutOfSequence, Stale, UnknownProducer
 from polybus.model.commit import Committed
@@ -67,4 +67,4 @@ class Producers:
         digest, result = producer.results.get(stamp.counter, (None, None))
         if result is None or digest != stamp.digest:
             raise Stale(f"counter {stamp.counter} of producer {stamp.producer!r} was used")
-        return replace(result, versions=(), duplicate=True)
+        return result._replace(versions=(), duplicate=True)

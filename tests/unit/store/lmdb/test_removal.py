@@ -151,7 +151,7 @@ def test_expired_stages_are_collected(tmp_path, durability):
         kept = store.open_stage(1e6)
         now_s[0] = 1000.0
         put(store, topic, 0, b"b")  # the writer looks after each group
-        store._alone(lambda _books, _now: None)
+        store._alone(lambda: None)
         store.reblock()
         assert count(tmp_path, keys.STAGED) == 0
         assert count(tmp_path, keys.STAGES) == 1

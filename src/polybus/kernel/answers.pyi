@@ -1,0 +1,26 @@
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+A = TypeVar("A", bound="Answer")
+
+class Answer:
+    def __init__(
+        self,
+        task: Callable[[Any, Any, int], Any] | None = None,
+        subject: object = None,
+        size: int = 0,
+        alone: bool = False,
+    ) -> None: ...
+    @property
+    def task(self) -> Callable[[Any, Any, int], Any] | None: ...
+    @property
+    def subject(self) -> Any: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def alone(self) -> bool: ...
+
+def carry_out(
+    answers: list[A], books: object, now_ns: int, refusal: type[Exception]
+) -> list[A]: ...
+def tell(answers: list[A]) -> None: ...
