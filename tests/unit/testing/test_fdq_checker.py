@@ -82,7 +82,7 @@ def shard(count: int = 3, **more) -> Shard:
 HISTORY = History(
     produced=(produced(PLAIN, at=1), produced(OTHER, MOVED, at=3)),
     runs=(run(0, 10), run(1, 20), run(2, 30)),
-    acks=(Ack("x", 1, 0, ((0, 2),), OK, 40, 41),),
+    acks=(Ack("x", 1, 0, ((0, 2),), OK, 40, 44),),
     commits=(Committed("x", 1, 0, 2, OUTPUTS, OK, 30, 31),),
     assigned=(Assigned("x", 1, 0, 5),),
     max_deliver=2,
@@ -161,6 +161,7 @@ CASES = {
         changed(outputs=(), commits=(replace(COMMIT, outcome=UNKNOWN),)),
         changed(commits=(replace(COMMIT, outcome=UNKNOWN),)),
     ),
+    "done without one of its outputs": (LOST, changed(outputs=FOUND.outputs[:1]), changed()),
     "twice in the topic": (
         DUPLICATED,
         changed(topic=(*FOUND.topic, row(3, "m1")), shards=(shard(4),)),
@@ -243,6 +244,11 @@ CASES = {
         changed(runs=(run(0, 10), run(1, 9), run(2, 30))),
         changed(runs=(run(0, 10), run(1, 11), run(2, 30))),
     ),
+    "begun though nobody has done the one before": (
+        REORDERED,
+        changed(runs=(run(0, 10, outcome=UNKNOWN), *HISTORY.runs[1:])),
+        changed(runs=(run(0, 8, outcome=UNKNOWN), *HISTORY.runs), shards=(shard(emitted=4),)),
+    ),
     "begun though the one before failed": (
         REORDERED,
         changed(
@@ -302,7 +308,7 @@ CASES = {
     "an ack from the past": (
         STALE_ACK,
         changed(assigned=(*HISTORY.assigned, Assigned("y", 2, 0, 39))),
-        changed(assigned=(*HISTORY.assigned, Assigned("y", 2, 0, 41))),
+        changed(assigned=(*HISTORY.assigned, Assigned("y", 2, 0, 42))),
     ),
     "an ack from the past that was refused": (
         STALE_ACK,

@@ -1,0 +1,134 @@
+"""Breaks FDQ on purpose: its coordinator, its consumer, its checker; the tests must notice.
+
+    python tests/mutants/fdq.py [--unit | --live] [part of a mutant's name ...]
+
+The same procedure as in bus.py. The live suite is rounds of real processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": (
+        "tests/unit/testing/test_fdq_checker.py",
+        "tests/unit/testing/test_fdq_diary.py",
+        "tests/unit/bus/groups",
+        "tests/unit/fdq",
+    ),
+    "live": ("tests/faults/test_fdq_rounds.py",),
+}
+
+CHECKER = [
+    *mutants(
+        "testing/fdq/keeping.py",
+        ("lost is fine", "if call.outcome == OK and one.body not in evidence.rows:", "if False:"),
+        (
+            "lost outputs are fine",
+            "if commit.outcome == OK and body not in evidence.output_bodies:",
+            "if False:",
+        ),
+        (
+            "nobody need handle it",
+            "elif not any(run.outcome == OK for run",
+            "elif not any(True for run",
+        ),
+        ("nothing need be produced", "if row.body not in evidence.outputs:", "if False:"),
+        ("twice in the topic is fine", "if len(rows) > 1:", "if len(rows) > 2:"),
+        (
+            "two runs may produce",
+            "if len(runs := {run_of(row.body) for row in rows}) > 1:",
+            "if len(runs := {run_of(row.body) for row in rows}) > 9:",
+        ),
+        ("two letters are fine", "if len(letters) > 1:", "if False:"),
+        ("acked and dead", "if position in accepted:", "if False:"),
+        (
+            "two transactions of one",
+            '        if count > 1:\n            yield Anomaly(DUPLICATED, f"{position}',
+            '        if count > 2:\n            yield Anomaly(DUPLICATED, f"{position}',
+        ),
+        ("newer epochs may do it again", "if later or run.epoch > epoch:", "if later:"),
+        ("zombies may not", "if later or run.epoch > epoch:", "if later or run.epoch != epoch:"),
+        ("any ranges", "if not _is_tidy(shard.low, shard.ranges):", "if False:"),
+        (
+            "half a batch is fine",
+            "if call.outcome == UNKNOWN and 0 < there < len(call.messages):",
+            "if False:",
+        ),
+        (
+            "half a transaction is fine",
+            "if commit.outcome in (UNKNOWN, DUPLICATE) and 0 < there < len(commit.outputs):",
+            "if False:",
+        ),
+        (
+            "refused may be seen",
+            "if call.outcome == FAILED and one.body in evidence.rows:",
+            "if False:",
+        ),
+        (
+            "unsure may not be seen",
+            "if call.outcome == FAILED and one.body in evidence.rows:",
+            "if call.outcome != OK and one.body in evidence.rows:",
+        ),
+        (
+            "any words",
+            "if row is None or (row.key, row.body) != (one.key, one.body):",
+            "if row is None:",
+        ),
+    ),
+    *mutants(
+        "testing/fdq/ordering.py",
+        ("stored in any order", "if now < last.get(producer, now):", "if False:"),
+        ("any shard will do", "if len({row.shard for row in rows}) > 1:", "if False:"),
+        (
+            "begun at any time",
+            "if done_ns is None or run.began_ns < done_ns:",
+            "if done_ns is None:",
+        ),
+        (
+            "begun though nothing was done",
+            "if done_ns is None or run",
+            "if done_ns is not None and run",
+        ),
+        ("backwards is fine", "if run.offset < last.get(place, run.offset):", "if False:"),
+        ("outputs in any order", "if offset < last:", "if False:"),
+    ),
+    *mutants(
+        "testing/fdq/fencing.py",
+        ("the past is accepted", "if one.outcome == OK and one.epoch < newest:", "if False:"),
+        (
+            "refusals are accused",
+            "if one.outcome == OK and one.epoch < newest:",
+            "if one.epoch < newest:",
+        ),
+        ("what was under way is accused", "if at < one.began_ns)", "if at < one.ended_ns)"),
+    ),
+    *mutants(
+        "testing/fdq/counting.py",
+        ("early is fine", "if runs < most:", "if False:"),
+        ("unacked is fine", "or shard.has_acked(row.offset)):", "or True):"),
+        ("lag is fine", "if shard.lag:", "if False:"),
+        (
+            "any counts",
+            "if (told := getattr(shard, name)) != count:",
+            "if (told := getattr(shard, name)) < 0:",
+        ),
+        ("too many are fine", "if told > count or (evidence", "if (evidence"),
+        ("too few are fine", "or (evidence.history.is_exact and told != count):", "or False:"),
+    ),
+]
+
+ALL = [*CHECKER]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-fdq"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
