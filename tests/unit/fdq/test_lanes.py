@@ -315,3 +315,19 @@ def test_neighbours(offsets, found):
 
 def test_cuts_leave_the_last_chance_alone():
     assert list(cuts(range(5), {0: 2, 3: 2}, 2)) == [(0, 1), (1, 3), (3, 4), (4, 5)]
+
+
+def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
+    monkeypatch.setattr("polybus.dialects.fdq.shards.MAX_HOLDS", 3)
+    shard = Shard(given())
+    lane = lane_with(shard, [f"k{n}" for n in range(9)])
+    while (run := lane.begin(0.0)) is not None:
+        lane.fail(run, "down")
+    assert len(shard.failures) == 3
+    assert not shard.wants_rows
+    failed = shard.failures.popleft().run
+    lane.retry(lane.follow(failed, failed.again({}, set())))
+    run = lane.begin(0.0)
+    assert run.offset == 0
+    lane.finish(run)
+    assert lane.begin(0.0).offset == 3

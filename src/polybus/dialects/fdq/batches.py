@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.runs import Run
     from polybus.dialects.fdq.shards import Shard
 
-MAX_ROWS = 16_384  # of a batch: a failed one is an entry in the group's record for each
+MAX_ROWS = 4096  # of a batch: a failed one is an entry in the group's record for each
 CAREFUL_ROWS = 256  # where each is told to the bus before it is run
 ALL_KEYS = ""  # one key for all that a shard has
 
@@ -61,6 +61,9 @@ class BatchRun:
 
     def attempts_of(self, offset: int) -> int:
         return self.attempts.get(offset, 0)
+
+    def given(self, topic: str, executor: int) -> pa.RecordBatch:
+        return self.batch
 
     def finish(self) -> None:
         self.shard.finished_ranges.append((self.offsets.start, self.offsets.stop))

@@ -143,7 +143,7 @@ class Lane:
             run = self._ready.popleft()
             if not run.shard.is_open:
                 continue
-            if not run.shard.is_full or run.shard.may_start(run.offset):
+            if not run.shard.is_full or run.shard.may_start(run.offset, is_new=False):
                 return run
             self._ready.append(run)
         if self._aside:
@@ -181,7 +181,7 @@ class Lane:
             return None
         if shard.is_full:
             version = shard.version  # before it is judged: what changes then is looked at again
-            if not shard.may_start(run.offset):
+            if not shard.may_start(run.offset, is_new=True):
                 self._set_aside(piece, run, version)
                 return None
         return run
@@ -201,6 +201,7 @@ class Lane:
 
     def _hold(self, run: Run) -> None:
         run.hold = Hold(run.key, self.index)
+        run.shard.hold(1)
         if run.key is not None:
             self._holds[run.shard, run.key] = run.hold
 
@@ -213,7 +214,9 @@ class Lane:
             following = hold.waiting.popleft()
             following.shard.wait(-1, -following.size_bytes)
             self._ready.append(following)
-        elif hold.key is not None:
+            return
+        run.shard.hold(-1)
+        if hold.key is not None:
             self._holds.pop((run.shard, hold.key), None)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from polybus.dialects.fdq.lanes import Hold
     from polybus.dialects.fdq.shards import Shard
+    from polybus.dialects.fdq.transaction import Transaction
 
 
 class Run(Protocol):
@@ -34,6 +35,7 @@ class Run(Protocol):
     @property
     def size_bytes(self) -> int: ...
     def attempts_of(self, offset: int) -> int: ...
+    def given(self, topic: str, executor: int) -> Any: ...
     def finish(self) -> None: ...
     def fail(self, reason: str) -> None: ...
     def again(self, attempts: dict[int, int], dead: set[int]) -> list[Run]: ...
@@ -73,6 +75,7 @@ class MessageRun:
         "_rows",
         "attempts",
         "hold",
+        "is_given_up",
         "is_settled",
         "key",
         "offset",
@@ -90,6 +93,7 @@ class MessageRun:
         self.hold: Hold | None = None
         self.started_s = 0.0
         self.is_settled = False
+        self.is_given_up = False
         self._rows = rows
         self._index = index
 
@@ -116,6 +120,7 @@ class MessageRun:
             shard.count(again=1)
 
     def fail(self, reason: str) -> None:
+        self.is_given_up = True
         self.shard.count(failed=1, again=int(self.delivery > 1))
         self.shard.failures.append(Failure(self, reason))
 
@@ -127,7 +132,8 @@ class MessageRun:
         # Another one: a run that was given up may still end, and must not be taken for it.
         return [MessageRun(self.shard, self._rows, self._index, self.offset, failed)]
 
-    def envelope(self, topic: str, executor: int, deed: Any) -> Envelope:
+    def given(self, topic: str, executor: int) -> Envelope:
+        """What the handler gets."""
         rows, index, shard = self._rows, self._index, self.shard
         return Envelope(
             topic,
@@ -143,8 +149,13 @@ class MessageRun:
             executor,
             self.delivery,
             shard.epoch,
-            deed,
+            self,
         )
+
+    def transaction(self, envelope: Envelope) -> Transaction:
+        from polybus.dialects.fdq.transaction import Transaction
+
+        return Transaction(self, envelope)
 
 
 class MessagePiece:

@@ -6,7 +6,8 @@ A run of the handler ends well (`finished`), inside a transaction that has acked
 
 The bus keeps at most `MAX_RANGES` ranges above the low mark. A shard is full some time
 before that: what was started already may still end. Then only what adds no range is
-started, which is at least the message at the low mark, unless that one waits itself.
+started, which is at least the message at the low mark, unless that one waits itself. It
+is full, too, when very many keys have failed: then only those are tried.
 """
 
 from __future__ import annotations
@@ -14,19 +15,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.dialects.fdq.ranges import Range, Ranges, merged, ranges_of
 
 if TYPE_CHECKING:
-    from polybus.dialects.fdq.runs import Run
+    from polybus.dialects.fdq.runs import MessageRun, Run
+    from polybus.dialects.fdq.transaction import Output
 
 MAX_RANGES = 1024
 MAX_EXECUTORS = 128  # each may add a range, and another one after the last gathering
 GATHER_EVERY = 64  # runs that ended, at the latest
+# Keys (or messages without one) that have failed and are to be tried again. If all fail,
+# as when something that the handler needs is away, a shard must not run through its log.
+MAX_HOLDS = 512
 # Messages that wait behind a failed one of their key; then no more are fetched.
 MAX_WAITING = 8192
 MAX_WAITING_BYTES = 64 << 20
+
+
+class Committer(Protocol):
+    """What a transaction needs beside its message."""
+
+    def commit(self, run: MessageRun, outputs: list[Output]) -> dict[str, Any]: ...
 
 
 class Failure:
@@ -59,14 +70,17 @@ class Shard:
         self.next = self.done.low  # how far it was fetched
         self.suspect_to = int(given.get("suspect_to") or 0)
         self.attempts = {int(at): int(n) for at, n in (given.get("attempts") or {}).items()}
+        self.committer: Committer | None = None
         self.is_open = True  # may more be started?
         self.is_releasing = False
+        self.is_held = True  # until it was released or lost
         self.finished: deque[int] = deque()
         self.finished_ranges: deque[Range] = deque()
         self.settled: deque[int] = deque()
         self.failures: deque[Failure] = deque()
         self.emitted = 0
         self.redelivered = 0
+        self._holds = 0
         self.waiting = 0  # messages behind a failed one of their key, and their bytes
         self.waiting_bytes = 0
         self.version = 0  # of the books
@@ -78,10 +92,15 @@ class Shard:
 
     # --- what executors ask
 
-    def may_start(self, offset: int) -> bool:
+    def may_start(self, offset: int, *, is_new: bool) -> bool:
         """Only asked of a full shard."""
         with self._lock:
-            return self.done.touches(offset)
+            return self.done.touches(offset) and not (is_new and self._holds >= MAX_HOLDS)
+
+    def is_done(self, offset: int, end: int | None = None) -> bool:
+        """Is it, or any up to `end`?"""
+        with self._lock:
+            return self.done.overlaps(offset, offset + 1 if end is None else end)
 
     @property
     def wants_rows(self) -> bool:
@@ -130,6 +149,12 @@ class Shard:
             self.done.raise_low(low)
             self._changed()
 
+    def hold(self, keys: int) -> None:
+        """More keys have failed; or less, if they are done."""
+        with self._lock:
+            self._holds += keys
+            self._changed()
+
     def wait(self, messages: int, size_bytes: int) -> None:
         """More wait behind a key that failed; less if it is negative."""
         with self._lock:
@@ -143,7 +168,7 @@ class Shard:
             self.redelivered += again
 
     def _changed(self) -> None:
-        self.is_full = len(self.done) >= self._fullness
+        self.is_full = len(self.done) >= self._fullness or self._holds >= MAX_HOLDS
         self.version += 1
 
     # --- what the bus is told

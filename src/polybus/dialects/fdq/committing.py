@@ -1,0 +1,90 @@
+"""How a transaction's outputs travel: with its commit, or before it, as a stage.
+
+A commit is JSON, so it carries small outputs only. Large ones are staged, as Arrow, and
+the commit names the stage: what was staged becomes visible with it, or never.
+"""
+
+from __future__ import annotations
+
+import base64
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from polybus.dialects.fdq.columns import batch_of
+from polybus.errors import Stale
+
+if TYPE_CHECKING:
+    from polybus.dialects.fdq.bus import Bus
+    from polybus.dialects.fdq.membership import Member
+    from polybus.dialects.fdq.runs import MessageRun
+    from polybus.dialects.fdq.transaction import Output
+
+MAX_CARRIED_BYTES = 1 << 20
+MAX_STAGED_BYTES = 16 << 20  # in one batch
+
+
+class Commits:
+    """Transactions of one consumer."""
+
+    def __init__(self, bus: Bus, member: Member) -> None:
+        self._bus = bus
+        self._member = member
+
+    def commit(self, run: MessageRun, outputs: list[Output]) -> dict[str, Any]:
+        """`Stale`: the run was given up before; `Fenced`: its shard is another's now."""
+        if run.is_given_up:
+            raise Stale(f"offset {run.offset}: this run took too long, and has failed")
+        is_small = sum(one.size_bytes for one in outputs) <= MAX_CARRIED_BYTES
+        carried = [_message(one) for one in outputs] if is_small else []
+        stages = [] if is_small else [self._staged(outputs)]
+        return self._member.patiently(
+            lambda: self._member.commit(
+                shard=run.shard.number,
+                shard_epoch=run.shard.epoch,
+                offset=run.offset,
+                attempt=run.attempts,
+                messages=carried,
+                stages=stages,
+            )
+        )
+
+    def _staged(self, outputs: list[Output]) -> str:
+        """The name of a stage that has all of them, in order per topic."""
+        with closing(self._bus.stage()) as stage:
+            for topic, some in _chunks(outputs):
+                stage.put_rows(topic, _batch(some))
+            name: str = stage.name
+            return name
+
+
+def _chunks(outputs: list[Output]) -> list[tuple[str, list[Output]]]:
+    found: list[tuple[str, list[Output]]] = []
+    sizes: dict[str, int] = {}
+    open_chunks: dict[str, list[Output]] = {}
+    for one in outputs:
+        if one.topic not in open_chunks or sizes[one.topic] + one.size_bytes > MAX_STAGED_BYTES:
+            open_chunks[one.topic], sizes[one.topic] = [], 0
+            found.append((one.topic, open_chunks[one.topic]))
+        open_chunks[one.topic].append(one)
+        sizes[one.topic] += one.size_bytes
+    return found
+
+
+def _batch(outputs: list[Output]) -> Any:
+    _, keys, bodies, headers, times = zip(*outputs, strict=True)
+    return batch_of(keys, bodies, times, headers if any(headers) else None)
+
+
+def _message(output: Output) -> dict[str, Any]:
+    headers = output.headers
+    return {
+        "topic": output.topic,
+        "shard_key": output.shard_key,
+        "body": base64.b64encode(output.message).decode(),
+        "headers": None if headers is None else {name: _text(value) for name, value in headers},
+        "insertion_ms": output.insertion_ms,
+    }
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()

@@ -1,0 +1,155 @@
+"""Consuming: handlers that are called for the messages of topics, shared with a group.
+
+    with fdq.Consumer() as consumer:
+        consumer.consume("orders", "billing-1", handle)
+        consumer.wait()
+
+A handler that returns acks its message; one that raises gets it again, after a pause that
+holds back only the messages of the same key. Everything else is in `consume`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import time
+import weakref
+from collections.abc import Callable
+from threading import Lock
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from polybus.dialects.fdq import bus as buses
+from polybus.dialects.fdq.consumption import Consumption
+from polybus.dialects.fdq.executors import IN_HANDLER
+from polybus.dialects.fdq.retries import Backoff
+from polybus.dialects.fdq.terms import Terms
+from polybus.errors import UsageError
+
+if TYPE_CHECKING:
+    from polybus.native import ClientOptions
+
+AT_EXIT_S = 5.0  # for those whom nobody has closed
+
+
+class Consumer:
+    """A connection to a bus, for any number of `consume`s. Its threads are its own."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        heartbeat_s: float = 2.0,
+        dead_s: float = 5.0,
+        options: ClientOptions | None = None,
+    ) -> None:
+        """Is taken for dead after `dead_s` without a sign of life, of which it gives one
+        every `heartbeat_s` at least."""
+        self._heartbeat_s = heartbeat_s
+        self._dead_s = dead_s
+        self._bus = buses.connect(url, options)
+        self._lock = Lock()
+        self._consumptions: list[Consumption] = []
+        self._is_closed = False
+        _OPEN.add(self)
+
+    def consume(
+        self,
+        topic: str,
+        name: str,
+        handler: Callable[[Any], Any],
+        group: str = "default",
+        *,
+        start: str = "earliest",
+        executors: int = 1,
+        batch: bool = False,
+        max_deliver: int = 5,
+        handler_timeout_s: float = 300.0,
+        create: bool = True,
+        first_backoff_s: float = 0.1,
+        last_backoff_s: float = 30.0,
+    ) -> None:
+        """Calls `handler(envelope)` for messages of the topic, on threads; returns at once.
+
+        `name` is unique in the group: a newer consumer of the same name ends this one
+        (`Fenced`). `executors` handlers run side by side; messages of one key meet the
+        same one, in order. `max_deliver` failed runs make a message a dead letter, in
+        the topic TOPIC.dlq; a run over `handler_timeout_s` has failed. `batch=True`: the
+        handler gets Arrow batches of neighbouring messages of one shard instead, and
+        acks or fails all of them. `start` is for a group that is new. Without `create` a
+        topic that is not there is `DoesNotExist`.
+        """
+        terms = Terms(
+            topic,
+            name,
+            handler,
+            group,
+            start,
+            executors,
+            batch,
+            max_deliver,
+            handler_timeout_s,
+            create,
+            self._heartbeat_s,
+            self._dead_s,
+            Backoff(first_backoff_s, last_backoff_s),
+        )
+        with self._lock:
+            if self._is_closed:
+                raise UsageError("this consumer was closed")
+            consumption = Consumption(self._bus, terms)
+            consumption.start()
+            self._consumptions.append(consumption)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until all has ended, by `close` or by an error, which is raised then. False if
+        the time was up before."""
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        for one in list(self._consumptions):
+            left_s = None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
+            if not one.ended.wait(left_s):
+                return False
+            if one.error is not None:
+                raise one.error
+        return True
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Lets handlers finish that are running, acks, and hands the shards over.
+
+        What was fetched and not begun is for others. Handlers that have not come back
+        after `timeout_s` are not waited for, nor acked. A handler may call this: then it
+        ends when the handler has.
+        """
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            self._is_closed = True
+            consumptions = list(self._consumptions)
+        for one in consumptions:
+            one.request_close(deadline_s)
+        if IN_HANDLER.get():
+            return
+        for one in consumptions:
+            one.ended.wait()
+        self._bus.close()
+        _OPEN.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_OPEN: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that ends leaves its groups, so that others need not wait for its death."""
+    for consumer in list(_OPEN):
+        consumer.close(AT_EXIT_S)

@@ -1,0 +1,154 @@
+"""One `consume(...)`: its threads, how they begin and how they end.
+
+    heartbeat ─ fetch ─▶ executors (one lane each) ─▶ keeper: acks, retries, watch
+                   ▲                                    │
+                   └────────── holdings: shards ◀───────┘
+
+It ends when it is closed, or by an error that no later try mends: `Fenced`, a topic that
+is gone, a right that was taken. What then still runs is not waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
+
+from polybus.dialects.fdq.committing import Commits
+from polybus.dialects.fdq.executors import Alarm, Executor
+from polybus.dialects.fdq.fetching import Buffer, Fetcher, window_for
+from polybus.dialects.fdq.holdings import Holdings
+from polybus.dialects.fdq.keeping import Keeper
+from polybus.dialects.fdq.membership import PASSING, Closing, Member
+from polybus.errors import Expired
+
+if TYPE_CHECKING:
+    from polybus.dialects.fdq.bus import Bus
+    from polybus.dialects.fdq.runs import Run
+    from polybus.dialects.fdq.terms import Terms
+
+log = logging.getLogger("polybus.fdq")
+
+
+class Consumption:
+    def __init__(self, bus: Bus, terms: Terms) -> None:
+        self.error: BaseException | None = None
+        self.ended = Event()
+        self._terms = terms
+        self._alarm = Alarm()
+        self._holdings = Holdings()
+        self._buffer = Buffer(window_for(terms))
+        self._member = Member(bus, terms, self._on_lost, time.monotonic)
+        self._executors = [
+            Executor(
+                index,
+                terms,
+                self._member,
+                alarm=self._alarm,
+                announce=self._announce,
+                on_free=self._buffer.free,
+            )
+            for index in range(terms.executors)
+        ]
+        parts = terms, self._member, self._holdings, self._executors
+        self._keeper = Keeper(*parts, self._alarm)
+        self._fetcher = Fetcher(*parts, Commits(bus, self._member), self._buffer)
+        self._lock = Lock()
+        self._stopping = Event()
+        self._deadline_s = math.inf
+
+    def start(self) -> None:
+        """Joins the group; what is wrong with that is raised here."""
+        self._member.join()
+        for executor in self._executors:
+            executor.start()
+        for name, main in (("fetch", self._fetch), ("beat", self._beat), ("keep", self._keep)):
+            label = f"polybus-fdq-{self._terms.topic}-{name}"
+            Thread(target=self._guarded, args=(main,), name=label, daemon=True).start()
+
+    def request_close(self, deadline_s: float = math.inf) -> None:
+        """Begins to end; `ended` says when that is done. By `deadline_s` it is, anyhow."""
+        with self._lock:
+            self._deadline_s = min(self._deadline_s, deadline_s)
+        self._member.is_leaving = True
+        self._holdings.close()
+        self._stopping.set()
+        self._buffer.close()
+        self._alarm.ring()
+
+    # --- threads
+
+    def _guarded(self, main: Callable[[], None]) -> None:
+        try:
+            main()
+        except Closing:
+            pass
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        terms = self._terms
+        with self._lock:
+            if self.error is not None or self._stopping.is_set():
+                log.info("%s, while it stops: %s", terms.name, error)
+                return
+            self.error = error
+        log.error("%s stops consuming %s: %s", terms.name, terms.topic, error)
+        log.debug("because of", exc_info=error)
+        self.request_close(0.0)
+
+    def _fetch(self) -> None:
+        while not self._stopping.is_set():
+            self._fetcher.round()
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(self._terms.heartbeat_s):
+            self._send_heartbeat()
+        while not self.ended.wait(self._terms.heartbeat_s) and self.error is None:
+            self._send_heartbeat()  # what still runs keeps its shard until it is done
+
+    def _send_heartbeat(self) -> None:
+        try:
+            told = self._member.act("group.heartbeat", running=self._running())
+        except (Expired, *PASSING):
+            return
+        self._fetcher.release(told["release"])
+        self._alarm.ring()
+
+    def _keep(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._keeper.round()
+                self._keeper.sleep()
+            self._keeper.drain(self._deadline_s)
+            if self.error is None:
+                self._keeper.leave()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._member.closing.set()
+            for executor in self._executors:
+                executor.stop()
+            self.ended.set()
+
+    # --- what they ask
+
+    def _running(self) -> dict[str, list[int]]:
+        running: dict[str, list[int]] = {}
+        for executor in self._executors:
+            run = executor.lane.current
+            if run is not None and run.shard.is_held:
+                running.setdefault(str(run.shard.number), []).extend(run.offsets)
+        return running
+
+    def _announce(self, run: Run) -> None:
+        """Tells the bus what is running, this one among it."""
+        self._member.patiently(lambda: self._member.act("group.heartbeat", running=self._running()))
+
+    def _on_lost(self) -> None:
+        self._holdings.lose()
+        for executor in self._executors:
+            executor.look()

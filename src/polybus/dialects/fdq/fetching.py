@@ -1,0 +1,227 @@
+"""The thread that fetches, a little ahead of the executors.
+
+How far ahead follows how fast they are: about as much as they do in `HORIZON_S`. More
+would be of no use, and all that was fetched by a consumer that dies is suspect to the
+next one, who then runs it with care.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import compress
+from threading import Condition
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from polybus.dialects.fdq.batches import BatchPiece, neighbours
+from polybus.dialects.fdq.runs import MessagePiece, Rows
+from polybus.dialects.fdq.shards import Shard
+from polybus.errors import Expired
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from polybus.dialects.fdq.executors import Executor
+    from polybus.dialects.fdq.holdings import Holdings
+    from polybus.dialects.fdq.membership import Member
+    from polybus.dialects.fdq.shards import Committer
+    from polybus.dialects.fdq.terms import Terms
+
+log = logging.getLogger("polybus.fdq")
+
+HORIZON_S = 0.2
+MAX_FETCH_BYTES = 8 << 20
+MAX_BUFFERED_BYTES = 32 << 20
+WAIT_MS = 2000
+PAUSED_WAIT_MS = 50  # some shard wants no rows now, and may want them soon
+ROOM_LOOK_S = 1.0
+
+
+class Window:
+    """How many rows may be fetched and not begun. No clock: times are passed in."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.rows = least
+        self._least = least
+        self._most = most
+
+    def adjust(self, begun_rows: int, passed_s: float) -> None:
+        wanted = HORIZON_S * begun_rows / max(passed_s, 1e-6)
+        self.rows = max(self._least, min(self._most, int(wanted)))
+
+
+def window_for(terms: Terms) -> Window:
+    return Window(4096, 262_144) if terms.batch else Window(64 * terms.executors, 16_384)
+
+
+class Buffer:
+    """Counts what was fetched and has not begun, and waits until that is little."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._changed = Condition()
+        self._rows = 0
+        self._bytes = 0
+        self._begun = 0
+        self._since_s = time.monotonic()
+        self.is_closed = False
+
+    def add(self, rows: int, size_bytes: int) -> None:
+        with self._changed:
+            self._rows += rows
+            self._bytes += size_bytes
+
+    def free(self, rows: int) -> None:
+        with self._changed:
+            if self._rows:
+                self._bytes -= self._bytes * min(rows, self._rows) // self._rows
+            self._rows = max(0, self._rows - rows)
+            self._begun += rows
+            if self._has_room():
+                self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def room(self, timeout_s: float) -> int:
+        """How many rows may be fetched; 0 if there was no room for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_closed or self._has_room(), timeout_s)
+            if self.is_closed or not self._has_room():
+                return 0
+            now_s = time.monotonic()
+            if self._begun:
+                self._window.adjust(self._begun, now_s - self._since_s)
+            self._begun, self._since_s = 0, now_s
+            return max(self._window.rows - self._rows, 1)
+
+    def _has_room(self) -> bool:
+        return self._rows <= self._window.rows // 2 and self._bytes < MAX_BUFFERED_BYTES
+
+
+class Fetcher:
+    def __init__(
+        self,
+        terms: Terms,
+        member: Member,
+        holdings: Holdings,
+        executors: Sequence[Executor],
+        committer: Committer,
+        buffer: Buffer,
+    ) -> None:
+        self._terms = terms
+        self._member = member
+        self._holdings = holdings
+        self._executors = executors
+        self._committer = committer
+        self._buffer = buffer
+
+    def round(self) -> None:
+        """One fetch, as soon as there is room for it."""
+        room = self._buffer.room(ROOM_LOOK_S)
+        if not room:
+            return
+        generation = self._holdings.generation
+        held = self._holdings.held()
+        waits = any(one["paused"] and not one["releasing"] for one in held)
+        try:
+            told, batches = self._member.patiently(
+                lambda: self._member.fetch(
+                    held=held,
+                    max_rows=room,
+                    max_bytes=MAX_FETCH_BYTES,
+                    wait_ms=PAUSED_WAIT_MS if waits else WAIT_MS,
+                )
+            )
+        except Expired:
+            return
+        self._take(told, batches, generation)
+
+    # --- what came
+
+    def _take(self, told: dict[str, Any], batches: list[pa.RecordBatch], generation: int) -> None:
+        for number in told["lost"]:
+            self._lose(number)
+        for given in told["assigned"]:
+            shard = Shard(given, self._terms.executors)
+            shard.committer = self._committer
+            if not self._holdings.put(shard, generation):
+                return
+        self.release(told["release"])
+        for place, batch in zip(told["rows"], batches, strict=True):
+            held = self._holdings.get(int(place["shard"]), int(place["epoch"]))
+            if held is not None:
+                held.next = int(place["to"])
+                if held.is_open and batch.num_rows:
+                    self._hand_out(held, batch)
+
+    def release(self, numbers: list[int]) -> None:
+        """Shards that others are waiting for: nothing more of them is begun."""
+        news = [number for number in numbers if self._holdings.release(int(number))]
+        if news:
+            self._look()
+
+    def _lose(self, number: int) -> None:
+        for shard in self._holdings.all():
+            if shard.number == number:
+                log.warning("%s lost shard %s of %s", self._terms.name, number, self._terms.topic)
+                self._holdings.drop(shard)
+        self._look()
+
+    def _look(self) -> None:
+        for executor in self._executors:
+            executor.look()
+
+    # --- to whom it goes
+
+    def _hand_out(self, shard: Shard, batch: pa.RecordBatch) -> None:
+        self._buffer.add(batch.num_rows, batch.nbytes)
+        if self._terms.batch:
+            self._hand_out_batches(shard, batch)
+        else:
+            self._hand_out_messages(shard, batch)
+
+    def _hand_out_batches(self, shard: Shard, batch: pa.RecordBatch) -> None:
+        executor = self._executors[shard.number % len(self._executors)]
+        offsets = batch.column("offset")
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        if last - first + 1 == batch.num_rows and not shard.is_done(first, last + 1):
+            executor.push(BatchPiece(shard, batch, first, self._terms.max_deliver - 1))
+            return
+        places = {offset: at for at, offset in enumerate(offsets.to_pylist())}
+        wanted = [offset for offset in places if not shard.is_done(offset, offset + 1)]
+        self._buffer.free(len(places) - len(wanted))
+        for start, end in neighbours(wanted):
+            some = batch.slice(places[start], end - start)
+            executor.push(BatchPiece(shard, some, start, self._terms.max_deliver - 1))
+
+    def _hand_out_messages(self, shard: Shard, batch: pa.RecordBatch) -> None:
+        rows = Rows(batch)
+        wanted: Sequence[int] = range(len(rows.offsets))
+        if shard.is_done(rows.offsets[0], rows.offsets[-1] + 1):
+            wanted = [at for at in wanted if not shard.is_done(rows.offsets[at])]
+            self._buffer.free(len(rows.offsets) - len(wanted))
+        if len(self._executors) == 1:
+            self._executors[0].push(MessagePiece(shard, rows, wanted))
+            return
+        lanes = lanes_of(rows, wanted, len(self._executors))
+        for number, executor in enumerate(self._executors):
+            mine = list(compress(wanted, (lane == number for lane in lanes)))
+            if mine:
+                executor.push(MessagePiece(shard, rows, mine))
+
+
+def lanes_of(rows: Rows, wanted: Sequence[int], count: int) -> list[int]:
+    """Whose each is: by the upper half of its key's hash (the lower chose the shard),
+    without a key in turns."""
+    keys, offsets = rows.keys, rows.offsets
+    hashed = xxhash.xxh64_intdigest
+    return [
+        offsets[at] % count if (key := keys[at]) is None else (hashed(key.encode()) >> 32) % count
+        for at in wanted
+    ]

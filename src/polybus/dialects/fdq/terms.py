@@ -1,0 +1,60 @@
+"""What a consumer was asked for, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from polybus.dialects.fdq.retries import Backoff
+from polybus.dialects.fdq.shards import MAX_EXECUTORS
+from polybus.errors import UsageError
+from polybus.model import names
+
+STARTS = ("earliest", "latest")
+MAX_NAME_BYTES = 128  # of a consumer, of a group
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    topic: str
+    name: str
+    handler: Callable[[Any], Any]
+    group: str = "default"
+    start: str = "earliest"
+    executors: int = 1
+    batch: bool = False
+    max_deliver: int = 5
+    handler_timeout_s: float = 300.0
+    create: bool = True
+    heartbeat_s: float = 2.0
+    dead_s: float = 5.0
+    backoff: Backoff = field(default_factory=Backoff)
+
+    def __post_init__(self) -> None:
+        if not callable(self.handler):
+            raise UsageError("a handler is a function of one message")
+        names.check(self.topic)
+        for what, name in (("name", self.name), ("group", self.group)):
+            if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
+                raise UsageError(f"{what}: 1 to {MAX_NAME_BYTES} bytes of text")
+        if self.start not in STARTS:
+            raise UsageError(f"start is one of {', '.join(STARTS)}, not {self.start!r}")
+        if not 1 <= self.executors <= MAX_EXECUTORS:
+            raise UsageError(f"executors is from 1 to {MAX_EXECUTORS}")
+        if self.max_deliver < 1:
+            raise UsageError("max_deliver is at least 1")
+        if not self.handler_timeout_s > 0:
+            raise UsageError("handler_timeout_s is more than 0")
+        if not 0 < self.heartbeat_s < self.dead_s:
+            raise UsageError("heartbeat_s is more than 0, and less than dead_s")
+
+    @property
+    def membership(self) -> dict[str, Any]:
+        """The fields of `group.join` beside those that every call has."""
+        return {
+            "start": self.start,
+            "max_deliver": self.max_deliver,
+            "heartbeat_ms": max(1, round(self.heartbeat_s * 1000)),
+            "dead_ms": max(1, round(self.dead_s * 1000)),
+        }
