@@ -15,6 +15,9 @@ ARGS   ?=
 # How long `make soak` fuzzes each target.
 FUZZ_SECONDS ?= 120
 
+# Most tests wait for something: two processes share them, a file at a time.
+TWO_AT_ONCE := -n 2 --dist loadfile
+
 # What pytest answers when nothing is marked so (yet).
 NO_TESTS := 5
 
@@ -38,7 +41,7 @@ run: setup ## serve the bus with its data in ./data
 
 test: setup ## run the tests
 	@.ci/need java
-	@$(PYTHON_IN_VENV) -m pytest -q $(ARGS) || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
+	@$(PYTHON_IN_VENV) -m pytest -q $(TWO_AT_ONCE) $(ARGS) || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
 	  echo "polybus: once more, those that failed: a machine that stood still for a while can starve a live test, a fault fails twice"; \
 	  $(PYTHON_IN_VENV) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 
