@@ -1,0 +1,194 @@
+"""One bus a URL and process: shared, counted, and never another process's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polybus.embedded import Bus, open_bus
+from polybus.errors import AddressError, ConnectionLost, DataFolderInUse, StoreClosed
+
+OPENER = """
+import os, sys
+from polybus.embedded import open_bus
+with open_bus(sys.argv[1]) as bus:
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"lmdb:{tmp_path / 'store'}"
+
+
+def bodies(bus: Bus, topic: str) -> list[bytes]:
+    return [body for batch in bus.read(topic) for body in batch.column("body").to_pylist()]
+
+
+def put(bus: Bus, body: bytes) -> None:
+    bus.producer().produce("t", [body]).result()
+
+
+@pytest.mark.parametrize("name", ["memory:", "memory:shared", "lmdb"])
+def test_all_who_open_a_url_share_it(name: str, url: str) -> None:
+    where = url if name == "lmdb" else name
+    with open_bus(where) as one, open_bus(where) as other:
+        put(one, b"seen by both")
+        assert bodies(other, "t") == [b"seen by both"]
+
+
+def test_a_folder_is_one_bus_however_its_path_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    ways = ["lmdb:store", f"lmdb:{tmp_path}/store", "lmdb:./store", "lmdb:link/store/"]
+    opened = [open_bus(way) for way in ways]
+    put(opened[0], b"x")
+    assert [bodies(bus, "t") for bus in opened] == [[b"x"]] * len(ways)
+    for bus in opened:
+        bus.close()
+
+
+def test_names_in_memory_are_apart() -> None:
+    with (
+        open_bus("memory:one") as one,
+        open_bus("memory:other") as other,
+        open_bus("memory:") as no,
+    ):
+        put(one, b"x")
+        assert one.act("topic.list")["topics"]
+        assert not other.act("topic.list")["topics"]
+        assert not no.act("topic.list")["topics"]
+
+
+def test_the_last_who_closes_ends_it(url: str) -> None:
+    first, second = open_bus(url), open_bus(url)
+    put(first, b"x")
+    first.close()
+    first.close()  # counts once
+    put(second, b"y")
+    second.close()
+    with open_bus(url) as again:
+        assert bodies(again, "t") == [b"x", b"y"]
+
+
+def test_what_was_in_memory_is_gone_with_the_last() -> None:
+    with open_bus("memory:brief") as bus:
+        put(bus, b"x")
+    with open_bus("memory:brief") as bus:
+        assert bus.act("topic.list")["topics"] == []
+
+
+def test_a_closed_handle_says_so_and_leaves_the_others_alone() -> None:
+    with open_bus("memory:") as other:
+        closed = open_bus("memory:")
+        closed.close()
+        for call in (
+            lambda: closed.act("topic.list"),
+            lambda: closed.read("t"),
+            closed.producer,
+            lambda: closed.fetch(topic="t"),
+        ):
+            with pytest.raises(ConnectionLost, match="closed"):
+                call()
+        assert other.act("topic.list")["topics"] == []
+
+
+@pytest.mark.parametrize("bad", ["lmdb:", "polybus://127.0.0.1:1", "nats://x", "orders", ""])
+def test_urls_that_are_no_bus_in_a_process(bad: str) -> None:
+    with pytest.raises(AddressError):
+        open_bus(bad)
+
+
+def test_the_data_folder_of_a_bus_is_its_store(tmp_path: Path) -> None:
+    with open_bus(f"lmdb:{tmp_path / 'data' / 'store'}") as bus:
+        put(bus, b"x")
+    with open_bus(f"lmdb:{tmp_path / 'data'}") as bus:
+        assert bodies(bus, "t") == [b"x"]
+
+
+def test_another_process_is_told_who_has_it(url: str) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", OPENER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    try:
+        pid = int(child.stdout.readline())
+        with pytest.raises(DataFolderInUse, match=rf"pid {pid}.*polybus serve"):
+            open_bus(url)
+    finally:
+        child.communicate()
+    with open_bus(url) as bus:  # free again
+        put(bus, b"x")
+
+
+def test_a_folder_that_could_not_be_opened_can_be_tried_again(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("no folder")
+    for _ in range(2):
+        with pytest.raises(Exception, match="file"):
+            open_bus(f"lmdb:{taken}")
+    taken.unlink()
+    open_bus(f"lmdb:{taken}").close()
+
+
+def in_a_child(work: object) -> list[str]:
+    """What the lines are that a forked child says; it ends without a word to pytest."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(write, "\n".join(work()).encode())  # type: ignore[operator]
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        lines = said.read().splitlines()
+    os.waitpid(pid, 0)
+    return lines
+
+
+def test_after_a_fork_the_child_is_told_whose_it_is(url: str) -> None:
+    owner = os.getpid()
+    with open_bus(url) as bus, open_bus("memory:") as memory:
+        put(bus, b"x")
+
+        def child() -> list[str]:
+            told = []
+            for call in (bus.act, memory.act):
+                try:
+                    call("topic.list")
+                except StoreClosed as error:
+                    told.append(str(error))
+            try:
+                open_bus(url)
+            except DataFolderInUse as error:
+                told.append(str(error))
+            bus.close()  # leaves the parent's alone
+            with open_bus("memory:") as fresh:
+                told.append(str(fresh.act("topic.list")["topics"]))
+            return told
+
+        told = in_a_child(child)
+        assert len(told) == 4
+        assert all(f"process {owner}" in line for line in told[:2])
+        assert f"pid {owner}" in told[2]
+        assert told[3] == "[]"
+        assert bodies(bus, "t") == [b"x"]
+
+
+def test_a_program_that_never_closes_ends_all_the_same(url: str) -> None:
+    program = (
+        "import sys; from polybus.embedded import open_bus\n"
+        "for where in (sys.argv[1], 'memory:'):\n"
+        "    open_bus(where).producer().produce('t', [b'x']).result()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, url], check=True, timeout=60)
+    with open_bus(url) as bus:
+        assert bodies(bus, "t") == [b"x"]
