@@ -49,14 +49,12 @@ class Coordinator:
         consumer: str,
         epoch: int,
         running: Mapping[int, tuple[int, ...]],
-        counted: Mapping[int, tuple[int, int]],
     ) -> tuple[list[int], list[int]]:
         """The shards that it is to release, and all that are its own."""
         found, _ = self._member(topic, group, consumer, epoch)
         owned = found.owned(consumer, epoch)
         for shard in owned:
             shard.running = running.get(shard.number, ())
-            shard.count(*counted.get(shard.number, (0, 0)))
         release = [one.number for one in owned if not found.is_for(one, consumer)]
         return release, [one.number for one in owned]
 
@@ -116,8 +114,14 @@ class Coordinator:
     def info(self, topic: Topic, group: str) -> dict[str, Any]:
         return telling.told(self._means, self._table.get(topic, group))
 
-    def in_short(self, topic: Topic, group: str) -> dict[str, Any]:
-        return telling.told_in_short(self._means, self._table.get(topic, group))
+    def known(self) -> dict[int, list[str]]:
+        """The names of all groups, by their topics' numbers."""
+        return self._table.known()
+
+    def in_short(self, topic: Topic, group: str) -> dict[str, Any] | None:
+        """None if it has gone by now."""
+        found = self._table.find(topic, group)
+        return telling.told_in_short(self._means, found) if found and found.version else None
 
     def reset(self, topic: Topic, group: str, to: Any, force: bool = False) -> dict[int, int]:
         return resetting.reset(self._means, self._table.get(topic, group), to, force)

@@ -96,7 +96,8 @@ def fail(progress: Progress, shard: int, failed: Iterable[Failed], max_deliver: 
         if known == 0 and len(attempts) >= MAX_ATTEMPTS:
             text = f"{MAX_ATTEMPTS} messages of shard {shard} wait to be tried again already"
             raise LimitReached("max_attempts", text)
-        count = known + 1 if one.attempt is None else max(known, one.attempt + 1)
+        told_before = one.attempt is not None and one.attempt < known
+        count = known if told_before else known + 1
         attempts[one.offset] = judged.attempts[one.offset] = count
         if count >= max_deliver:
             judged.failures.append(Failure(shard, one.offset, count, one.reason))

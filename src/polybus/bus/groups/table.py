@@ -58,6 +58,14 @@ class Table:
         with self._lock:
             return sorted(name for number, name in self._known if number == topic.number)
 
+    def known(self) -> dict[int, list[str]]:
+        self.recover()
+        found: dict[int, list[str]] = {}
+        with self._lock:
+            for number, name in sorted(self._known):
+                found.setdefault(number, []).append(name)
+        return found
+
     def get(self, topic: Topic, name: str) -> Group:
         """`DoesNotExist` if there is no such group."""
         group = self.find(topic, name)

@@ -107,13 +107,6 @@ def read_running(given: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
     return {shard: bounded_running(offsets) for shard, offsets in found.items()}
 
 
-def read_counts(field: str, given: Mapping[str, Any]) -> dict[int, int]:
-    found = read_by_shard(field, given)
-    if not all(map(is_count, found.values())):
-        raise MalformedRequest(f'{field} is {{"SHARD": COUNT, …}}')
-    return found
-
-
 def read_messages(given: list[dict[str, Any]], now_ms: int) -> dict[str, list[Message]]:
     """By topic, each in their order."""
     found: dict[str, list[Message]] = {}

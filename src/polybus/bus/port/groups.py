@@ -16,7 +16,6 @@ from polybus.bus.groups.records import Member, check_name
 from polybus.bus.groups.state import Means
 from polybus.bus.groups.table import EARLIEST, STARTS
 from polybus.bus.port.entries import (
-    read_counts,
     read_entries,
     read_held,
     read_messages,
@@ -90,15 +89,9 @@ def _join(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 def _heartbeat(port: Port, caller: Caller, given: Arguments) -> Answer:
     topic = _topic(port, caller, given)
-    emitted = read_counts("emitted", given["emitted"] or {})
-    redelivered = read_counts("redelivered", given["redelivered"] or {})
-    counted = {
-        shard: (emitted.get(shard, 0), redelivered.get(shard, 0))
-        for shard in emitted.keys() | redelivered.keys()
-    }
     running = read_running(given["running"] or {})
     release, assigned = port.groups.heartbeat(
-        topic, given["group"], given["consumer"], given["epoch"], running, counted
+        topic, given["group"], given["consumer"], given["epoch"], running
     )
     return {"release": release, "assigned": assigned}
 
@@ -132,6 +125,8 @@ def fetch(port: Port, caller: Caller, given: Arguments) -> tuple[Answer, list[Ro
         later = port.waits.until(places, fetching.look, wait_s, caller.is_gone)
         _topic(port, caller, given)  # the rules may be others by now
         found = later or found
+    for _, rows in found.rows:
+        port.access.durable.traffic.deliver(rows.count, rows.size_bytes)
     return _told(found), [rows for _, rows in found.rows]
 
 
@@ -169,6 +164,9 @@ def _commit(port: Port, caller: Caller, given: Arguments) -> Answer:
         done = port.groups.commit(
             topic, given["group"], member, place, appends, tuple(given["stages"] or ())
         )
+    if done is not None:
+        count = sum(one.block.count for one in appends)
+        port.access.durable.traffic.receive(count, size)
     return _told_commit(port, done)
 
 
@@ -201,14 +199,12 @@ def _reset(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 def _list(port: Port, caller: Caller, given: Arguments) -> Answer:
     pattern = Pattern(given["topic"])
-    topics = [
-        topic
-        for topic in port.access.visible(caller.identity)
-        if pattern.matches(topic.name.encode()) and _may(port, caller, topic)
-    ]
-    found = [
-        port.groups.in_short(topic, name) for topic in topics for name in port.groups.names(topic)
-    ]
+    known = port.groups.known()
+    found = []
+    for topic in port.access.visible(caller.identity):
+        names = known.get(topic.number)
+        if names and pattern.matches(topic.name.encode()) and _may(port, caller, topic):
+            found += [told for name in names if (told := port.groups.in_short(topic, name))]
     return {"groups": found}
 
 
@@ -277,8 +273,6 @@ ACTIONS = {
         (
             *MEMBER,
             Field("running", "object", 'offsets by shard: {"0": [17]}', None),
-            Field("emitted", "object", "how many messages it has run, by shard", None),
-            Field("redelivered", "object", "how many of these not for the first time", None),
         ),
         "release (shards to drain and release), assigned (all that are the member's)",
     ): _heartbeat,

@@ -135,12 +135,8 @@ class Seat:
     def fail(self, shard: int, offset: int, attempt: int | None = None) -> dict[str, Any]:
         return self.ack(shard, failed=(Failed(offset, "no good", attempt),))
 
-    def beat(
-        self,
-        running: dict[int, tuple[int, ...]] | None = None,
-        counted: dict[int, tuple[int, int]] | None = None,
-    ) -> tuple[list[int], list[int]]:
-        return self.desk.groups.heartbeat(*self.who, running or {}, counted or {})
+    def beat(self, running: dict[int, tuple[int, ...]] | None = None) -> tuple[list[int], ...]:
+        return self.desk.groups.heartbeat(*self.who, running or {})
 
     def leave(self, *entries: Entry) -> None:
         self.desk.groups.leave(*self.who, entries)

@@ -1,0 +1,130 @@
+"""Shards over members: even, sticky, each with one owner, whatever happens in which order."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from polybus.bus.groups.assignment import spread
+from polybus.store.opening import open_store
+from tests.unit.bus.groups.desk import Desk, Seat
+
+MEMBERS = st.sets(st.sampled_from("abcdefgh"))
+OWNERS = st.lists(st.none() | st.sampled_from("abcdefgh"), max_size=40)
+
+
+def counts(target: dict[int, str], members: set[str]) -> list[int]:
+    owned = list(target.values())
+    return sorted(owned.count(name) for name in members)
+
+
+@given(MEMBERS, OWNERS, OWNERS)
+def test_even_and_whole(members, before, holders):
+    shards = dict(enumerate(before))
+    target = spread(members, shards, dict(enumerate(holders)))
+    if not members:
+        assert target == {}
+        return
+    assert target.keys() == shards.keys()
+    assert set(target.values()) <= members
+    sizes = counts(target, members)
+    assert sizes[-1] - sizes[0] <= 1
+
+
+@given(MEMBERS.filter(bool), OWNERS)
+def test_no_shard_moves_that_need_not(members, before):
+    """As few as can be: the least over all ways to say who gets one more."""
+    shards = dict(enumerate(before))
+    target = spread(members, shards, shards)
+    stayed = sum(1 for shard, owner in shards.items() if target[shard] == owner)
+    least, over = divmod(len(shards), len(members))
+    held = sorted((before.count(name) for name in members), reverse=True)
+    could_stay = sum(min(n, least + (place < over)) for place, n in enumerate(held))
+    assert stayed == could_stay
+
+
+@given(MEMBERS.filter(bool), OWNERS)
+def test_what_is_even_stays_as_it_is(members, before):
+    target = spread(members, dict(enumerate(before)), {})
+    assert spread(members, target, {}) == target
+    assert spread(members, target, dict(enumerate(before))) == target
+
+
+def test_a_shard_is_left_with_who_has_it_if_that_is_even():
+    # b was to get 2 and 3 of a, and has died before it got them.
+    before = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
+    holders = {**before, 2: "a", 3: "a"}
+    target = spread({"a", "c"}, before, holders)
+    assert target == {0: "a", 1: "a", 2: "a", 3: "c", 4: "c", 5: "c"}
+
+
+class Hands(RuleBasedStateMachine):
+    """Members of a group come, go, drain and die in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = open_store("memory:")
+        self.desk = Desk(self.store)
+        self.desk.topic(shards=7)
+        self.seats: dict[str, Seat] = {}
+        self.owners: dict[tuple[int, int], str] = {}  # (shard, epoch) → who had it
+
+    def teardown(self) -> None:
+        self.store.close()
+
+    @rule(name=st.sampled_from("abcde"))
+    def join(self, name):
+        self.seats[name] = self.desk.join(name)
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data())
+    def leave(self, data):
+        self.seats.pop(self.pick(data)).leave()
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data())
+    def die(self, data):
+        del self.seats[self.pick(data)]
+        for _ in range(2):
+            self.desk.now += 3
+            for seat in self.seats.values():
+                seat.beat()
+            self.desk.groups.tick()
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data())
+    def release_one(self, data):
+        seat = self.seats[self.pick(data)]
+        for number in seat.fetch().release[:1]:
+            assert seat.ack(number, release=True)["error"] is None
+
+    @rule()
+    def restart(self):
+        self.desk.open()
+        self.desk.groups.tick()
+
+    def pick(self, data) -> str:
+        return data.draw(st.sampled_from(sorted(self.seats)))
+
+    @invariant()
+    def each_shard_has_one_owner_that_is_there(self):
+        if not self.desk.groups.names(self.desk.topic()):
+            return
+        for shard in self.desk.info()["shards"]:
+            owner, key = shard["owner"], (shard["shard"], shard["epoch"])
+            assert (owner is None) == (not self.seats)
+            assert owner is None or owner in self.seats
+            assert owner is None or self.owners.setdefault(key, owner) == owner
+
+    @invariant()
+    def once_all_is_released_it_is_even(self):
+        if not self.seats:
+            return
+        sizes = sorted(len(seat.owns) for seat in self.seats.values())
+        draining = any(seat.beat()[0] for seat in self.seats.values())
+        assert draining or sizes[-1] - sizes[0] <= 1
+
+
+TestHands = Hands.TestCase
+TestHands.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
