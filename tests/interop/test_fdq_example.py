@@ -1,0 +1,38 @@
+"""The example does what it says, on a running bus and inside the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polybus.testing.nativebus import NativeBus
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fdq.py"
+PATIENCE_S = 90
+
+
+def run(url: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), url], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("where", ["bus", "lmdb", "memory"])
+def test_every_order_has_one_invoice_in_its_customers_order(where, tmp_path):
+    if where == "bus":
+        with NativeBus() as bus:
+            lines = run(bus.url)
+    else:
+        lines = run(f"lmdb:{tmp_path}/data" if where == "lmdb" else "memory:")
+    assert lines == [
+        "ann 100 invoice for chair 0 … invoice for chair 297",
+        "bob 100 invoice for chair 1 … invoice for chair 298",
+        "eve 100 invoice for chair 2 … invoice for chair 299",
+        "acked 300, lag 0",
+    ]

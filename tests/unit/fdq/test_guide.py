@@ -1,0 +1,64 @@
+"""The guide says what the code does, and what exactly-once means in the words we stand by."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from polybus import fdq
+from polybus.cli.main import NOUNS
+from polybus.dialects.fdq import options
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "docs" / "guides" / "fdq.md").read_text()
+
+
+def rows() -> dict[str, str]:
+    """The first two cells of every row of every table that begins with a name in code."""
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", GUIDE, re.MULTILINE))
+
+
+def test_every_keyword_of_consume_is_there_with_its_default():
+    parameters = list(inspect.signature(fdq.Consumer.consume).parameters.values())[4:]
+    documented = rows()
+    for one in parameters:
+        assert documented[one.name] == f"`{one.default!r}`".replace("'", '"'), one.name
+
+
+def test_the_consumers_own_settings_are_there():
+    for name in ("heartbeat_s", "dead_s"):
+        default = inspect.signature(fdq.Consumer).parameters[name].default
+        assert f"{name}={default!r}" in GUIDE
+
+
+def test_the_limits_are_there():
+    assert f"{options.MAX_KEY_BYTES} bytes of UTF-8" in GUIDE
+    assert f"up to {options.MAX_MESSAGE_BYTES >> 20} MiB" in GUIDE
+    assert f"headers up to {options.MAX_HEADER_BYTES >> 20} MiB" in GUIDE
+
+
+def test_every_field_of_an_envelope_is_there():
+    for name in fdq.Envelope.__slots__:
+        if not name.startswith("_") and name != "shard_epoch":
+            assert f"`{name}`" in GUIDE, name
+
+
+def test_exactly_once_is_said_precisely():
+    assert (
+        "Exactly once, said precisely: `with envelope.transaction() as tx: tx.produce(...)` makes "
+        "the ack and everything produced one atomic step. Effects outside the bus are "
+        "at-least-once, with `id` and `delivery` to deduplicate by."
+    ) in GUIDE
+
+
+def test_every_command_and_name_is_one():
+    for noun in re.findall(r"polybus (\w+)", GUIDE):
+        assert noun in NOUNS or noun == "import", noun
+    for name in re.findall(r"fdq\.(\w+)\(", GUIDE):
+        assert name in fdq.__all__, name
+
+
+def test_the_files_it_names_are_there():
+    for path in re.findall(r"\]\(((?:\.\./)+[\w./]+)\)", GUIDE):
+        assert (ROOT / "docs" / "guides" / path).exists(), path
