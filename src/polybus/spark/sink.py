@@ -42,19 +42,13 @@ class Settings:
     on_new: str
 
 
-@told_plainly()
-def batch_writer(
-    options: Options, schema: StructType, overwrite: bool = False
-) -> DataSourceArrowWriter:
+def batch_writer(options: Options, schema: StructType) -> DataSourceArrowWriter:
     settings = _settings(options, schema)
-    if overwrite:
-        raise UsageError("use .mode('append'): a topic is a log, and what is in it stays")
     if options.text("onNewCheckpoint") is not None:
         raise UsageError("leave option onNewCheckpoint out: a batch write has no checkpoint")
     return BatchWriter(settings)
 
 
-@told_plainly()
 def stream_writer(options: Options, schema: StructType) -> DataSourceStreamArrowWriter:
     settings = _settings(options, schema)
     if settings.transaction is not None:
@@ -106,7 +100,11 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+
+    def __getstate__(self) -> object:
+        """Spark plans an epoch by having the writer pickled for its tasks."""
         passing("planned")
+        return self.__dict__
 
     @told_plainly()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:

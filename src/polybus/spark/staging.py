@@ -69,7 +69,7 @@ class Staging:
         self._end()
         self._client.act("stage.renew", stage=self._stage.name, lease_s=WAITING_LEASE_S)
         self._stage.close()
-        passing("staged")
+        passing("staged", self._stage.name)
         return self._stage.name
 
     def discard(self) -> None:

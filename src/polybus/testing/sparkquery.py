@@ -1,0 +1,142 @@
+"""A query from one topic to two others, in a driver of its own that may be killed.
+
+    python -m polybus.testing.sparkquery '{"bus": …, "checkpoint": …}'
+
+It reads all that is there (AvailableNow), some rows an epoch, and ends; then it prints one
+line of JSON. What it writes is what it has read, each row once: the reference set of a test
+is the topic `in`, and the outputs `out.0` and `out.1` must hold its rows, by their number.
+How rows are cut into tasks is said anew with each run, so that an epoch that is replayed
+is another plan for the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import polybus.spark
+from polybus.testing import sparkpoints
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+SOURCE, OUTPUTS = "in", ("out.0", "out.1")
+MARK = "query: "  # before the line of JSON: others may write to stdout, too
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "600m",
+    # Several batches a task, so that there is a middle to be killed in.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4",
+    # A driver lives for seconds: nothing is compiled twice.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`retries` is how often Spark tries a task."""
+
+    bus: str
+    checkpoint: str
+    rows_per_batch: int = 40
+    rows_per_partition: int = 20
+    retries: int = 4
+    producer: str | None = None
+    on_new: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run that was not killed has said; `code` is -9 if it was."""
+
+    code: int
+    told: dict[str, Any]
+    errors: str
+
+
+def start(session: SparkSession, copy: Copy) -> StreamingQuery:
+    rows = (
+        session.readStream.format("polybus")
+        .option("bus", copy.bus)
+        .option("topic", SOURCE)
+        .option("maxRowsPerBatch", copy.rows_per_batch)
+        .option("rowsPerPartition", copy.rows_per_partition)
+        .load()
+    )
+    routed = rows.selectExpr(
+        "body",
+        "shard_key",
+        "headers",
+        "concat('out.', cast(cast(body as string) as int) % 2) topic",
+    )
+    writer = (
+        routed.writeStream.format("polybus")
+        .option("bus", copy.bus)
+        .option("checkpointLocation", copy.checkpoint)
+        .trigger(availableNow=True)
+    )
+    if copy.producer is not None:
+        writer = writer.option("producerId", copy.producer)
+    if copy.on_new is not None:
+        writer = writer.option("onNewCheckpoint", copy.on_new)
+    return writer.start()
+
+
+def main() -> None:
+    copy = Copy(**json.loads(sys.argv[1]))
+    session = polybus.spark.session(f"local[2,{copy.retries}]", name="copy", settings=SETTINGS)
+    java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    sparkpoints.driver_is(java, os.getpid())
+    query = start(session, copy)
+    error = None
+    try:
+        query.awaitTermination()
+    except Exception as fault:
+        error = str(fault)
+    epochs = [one["batchId"] for one in query.recentProgress]
+    print(MARK + json.dumps({"epochs": epochs, "error": error}), flush=True)  # noqa: T201
+
+
+# --- in the test
+
+
+class Driver:
+    """The program, running. Whatever it leaves is ended with it: it has a group of its own."""
+
+    def __init__(self, copy: Copy, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", __name__, json.dumps(asdict(copy))]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def result(self, timeout_s: float = 120.0) -> Result:
+        try:
+            out, errors = self.process.communicate(timeout=timeout_s)
+        finally:
+            self.end()
+        told = [line for line in out.splitlines() if line.startswith(MARK)]
+        found = json.loads(told[0].removeprefix(MARK)) if told else {}
+        return Result(self.process.returncode, found, errors)
+
+    def end(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+if __name__ == "__main__":
+    main()
