@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq import aio
+    from polybus.dialects.fdq.consumer import Consumer
     from polybus.dialects.fdq.messages import Envelope, MessageRequest
     from polybus.dialects.fdq.producer import Producer
     from polybus.dialects.fdq.replaying import replay
     from polybus.dialects.fdq.telling import reset, stats
+    from polybus.dialects.fdq.transaction import Transaction
 
 __all__ = [
     "Consumer",

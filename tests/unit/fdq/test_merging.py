@@ -1,0 +1,274 @@
+"""What waits, what goes, and in which order: with a bus that answers when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Event, Thread
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from polybus.dialects.fdq.columns import batch_of
+from polybus.dialects.fdq.merging import Merger
+from polybus.dialects.fdq.options import Merging
+from polybus.errors import ConnectionLost, Denied, UsageError
+from polybus.native import Produced
+from polybus.testing.watch import until
+
+FOR_EVER_S = 1e6  # nothing is sent in these tests because time has passed
+DONE = Produced(1, 1, False)
+PATIENCE_S = 30
+
+
+class Slow:
+    """Takes batches, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, pa.RecordBatch]] = []
+        self.futures: list[Future[Produced]] = []
+        self.open = Event()
+        self.open.set()
+
+    def send(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+        assert self.open.wait(PATIENCE_S)
+        future: Future[Produced] = Future()
+        self.sent.append((topic, rows))
+        self.futures.append(future)
+        return future
+
+    def bodies(self) -> list[list[bytes]]:
+        return [rows.column("body").to_pylist() for _, rows in self.sent]
+
+    def answer(self, result: Produced | Exception = DONE) -> None:
+        waiting, self.futures = self.futures, []
+        for future in waiting:
+            if future.cancelled():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+
+@pytest.fixture
+def bus() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def merger(bus: Slow) -> Any:
+    one = Merger(Merging(linger_s=FOR_EVER_S), bus.send)
+    yield one
+    closing = Thread(target=one.close, args=(PATIENCE_S,), daemon=True)
+    closing.start()
+    until(lambda: bus.answer() or not closing.is_alive(), "the merger to end")
+
+
+def add(merger: Merger, body: bytes, topic: str = "t") -> Future[Produced]:
+    return merger.add(topic, "key", body, None)[0]
+
+
+def started(merger: Merger, bus: Slow) -> None:
+    """One is on its way."""
+    add(merger, b"first")
+    until(lambda: bus.sent, "the first")
+
+
+def test_the_first_goes_at_once(merger: Merger, bus: Slow) -> None:
+    receipt = add(merger, b"x")
+    until(lambda: bus.sent, "it to be sent")
+    assert not receipt.done()
+    bus.answer()
+    assert receipt.result(PATIENCE_S) is DONE
+
+
+def test_those_behind_it_travel_together_once_it_is_answered(merger: Merger, bus: Slow) -> None:
+    started(merger, bus)
+    receipts = [add(merger, b"%d" % n) for n in range(5)]
+    assert bus.bodies() == [[b"first"]]
+    bus.answer()
+    until(lambda: len(bus.sent) == 2, "the rest")
+    assert bus.bodies()[1] == [b"0", b"1", b"2", b"3", b"4"]
+    bus.answer(Denied("no"))
+    for receipt in receipts:
+        with pytest.raises(Denied):
+            receipt.result(PATIENCE_S)
+
+
+def test_time_sends_what_waits(bus: Slow) -> None:
+    now_s = [0.0]
+    merger = Merger(Merging(linger_s=0.001), bus.send, clock=lambda: now_s[0])
+    started(merger, bus)
+    add(merger, b"second")
+    now_s[0] = 0.002
+    until(lambda: len(bus.sent) == 2, "the second")
+    bus.answer()
+    assert merger.close(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "merging", [Merging(FOR_EVER_S, max_batch_rows=3), Merging(FOR_EVER_S, max_batch_bytes=342)]
+)
+def test_whoever_fills_it_is_told_to_send(bus: Slow, merging: Merging) -> None:
+    merger = Merger(merging, bus.send)
+    started(merger, bus)
+    told = [merger.add("t", None, b"x" * 50, None)[1] for _ in range(3)]
+    assert told == [False, False, True]
+    merger.send_waiting()
+    assert [len(one) for one in bus.bodies()] == [1, 3]
+    bus.answer()
+    assert merger.close(PATIENCE_S)
+
+
+def test_no_batch_is_larger_than_the_bound_but_for_a_large_message(bus: Slow) -> None:
+    """Many threads may add before one of them gets round to sending."""
+    merger = Merger(Merging(FOR_EVER_S, max_batch_bytes=1000), bus.send)
+    started(merger, bus)
+    sizes = [400, 400, 400, 5000, 100, 100]
+    for size in sizes:
+        merger.add("t", None, b"x" * size, None)
+    merger.send_waiting()
+    assert [list(map(len, one)) for one in bus.bodies()[1:]] == [
+        [400, 400],
+        [400],
+        [5000],
+        [100, 100],
+    ]
+    bus.answer()
+    assert merger.close(PATIENCE_S)
+
+
+def test_a_batch_of_its_own_comes_behind_what_waits(merger: Merger, bus: Slow) -> None:
+    started(merger, bus)
+    add(merger, b"a")
+    add(merger, b"elsewhere", "other")
+    future = merger.send_rows("t", batch_of(["k"], [b"b"], [0], None))
+    add(merger, b"c")
+    merger.send_waiting()
+    assert bus.bodies() == [[b"first"], [b"a"], [b"elsewhere"], [b"b"], [b"c"]]
+    assert [topic for topic, _ in bus.sent] == ["t", "t", "other", "t", "t"]
+    bus.answer()
+    assert future.result(PATIENCE_S) is DONE
+
+
+def test_a_topic_that_has_had_headers_keeps_the_column(merger: Merger, bus: Slow) -> None:
+    """Else each change would be a new stream."""
+    started(merger, bus)
+    add(merger, b"a")
+    merger.add("t", None, b"b", [("name", b"value")])
+    merger.send_waiting()
+    add(merger, b"c")
+    add(merger, b"d", "other")
+    merger.send_waiting()
+    headers = [rows.column("headers").to_pylist() for topic, rows in bus.sent[1:3]]
+    assert headers == [[None, [("name", b"value")]], [None]]
+    assert [rows.num_columns for _, rows in bus.sent] == [3, 4, 4, 3]
+    assert merger.wants_headers("t")
+    assert not merger.wants_headers("other")
+
+
+def test_what_cannot_be_handed_over_fails_those_who_wait_for_it() -> None:
+    def refuse(topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+        raise Denied("no")
+
+    merger = Merger(Merging(), refuse)
+    receipt = add(merger, b"x")
+    with pytest.raises(Denied):
+        receipt.result(PATIENCE_S)
+    with pytest.raises(Denied):
+        merger.send_rows("t", batch_of([None], [b"x"], [0], None)).result(PATIENCE_S)
+    assert merger.close(PATIENCE_S)
+
+
+def test_a_batch_that_was_called_back_is_not_waited_for(merger: Merger, bus: Slow) -> None:
+    future = merger.send_rows("t", batch_of([None], [b"x"], [0], None))
+    assert future.cancel()
+    assert merger.flush(PATIENCE_S)
+
+
+def test_flush_waits_for_outcomes(merger: Merger, bus: Slow) -> None:
+    assert merger.flush(0)
+    started(merger, bus)
+    receipt = add(merger, b"x")
+    assert not merger.flush(0)
+    until(lambda: len(bus.sent) == 2, "what waits to be sent by a flush")
+    answering = Thread(target=bus.answer)
+    answering.start()
+    assert merger.flush(PATIENCE_S)
+    assert receipt.done()
+    answering.join()
+
+
+def test_flush_ends_in_time_though_nothing_can_be_handed_over(merger: Merger, bus: Slow) -> None:
+    bus.open.clear()
+    add(merger, b"x")
+    assert not merger.flush(0.01)
+    bus.open.set()
+
+
+def test_outcomes_are_told_while_somebody_waits_to_hand_over(merger: Merger, bus: Slow) -> None:
+    """A bus that is full takes no more until it has told what became of the first."""
+    started(merger, bus)
+    bus.open.clear()
+    add(merger, b"x")
+    sending = Thread(target=merger.send_waiting)
+    sending.start()
+    answered = Thread(target=bus.answer)
+    answered.start()
+    answered.join(PATIENCE_S)
+    assert not answered.is_alive()
+    bus.open.set()
+    sending.join(PATIENCE_S)
+    assert bus.bodies() == [[b"first"], [b"x"]]
+
+
+def test_after_close_nothing_is_taken(merger: Merger, bus: Slow) -> None:
+    receipt = add(merger, b"x")
+    closing = Thread(target=merger.close)
+    closing.start()
+    until(lambda: bus.answer() or receipt.done(), "the last to be answered")
+    closing.join(PATIENCE_S)
+    refused: list[Callable[[], object]] = [
+        lambda: add(merger, b"y"),
+        lambda: merger.send_rows("t", batch_of([None], [b"x"], [0], None)),
+    ]
+    for call in refused:
+        with pytest.raises(ConnectionLost, match="closed"):
+            call()
+    assert merger.close(PATIENCE_S)
+
+
+def test_many_threads_lose_nothing_and_each_keeps_its_order(bus: Slow) -> None:
+    merger = Merger(Merging(linger_s=0, max_batch_rows=7), bus.send)
+    receipts: list[Future[Produced]] = []
+
+    def work(number: int) -> None:
+        for n in range(100):
+            receipt, is_full = merger.add("t", None, b"%d %d" % (number, n), None)
+            receipts.append(receipt)
+            if is_full:
+                merger.send_waiting()
+
+    threads = [Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    until(lambda: bus.answer() or not any(one.is_alive() for one in threads), "the threads")
+    closing = Thread(target=merger.close)
+    closing.start()
+    until(lambda: bus.answer() or not closing.is_alive(), "the end")
+    assert all(receipt.result(0) is DONE for receipt in receipts)
+    found = [body.split() for bodies in bus.bodies() for body in bodies]
+    for number in range(4):
+        mine = [int(n) for who, n in found if int(who) == number]
+        assert mine == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"linger_s": -1}, {"linger_s": float("nan")}, {"max_batch_rows": 0}, {"max_batch_bytes": 0}],
+)
+def test_bounds_that_make_no_sense(bad: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Merging(**bad)

@@ -1,0 +1,139 @@
+"""Receipts are futures: alone, in sets, and on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, as_completed, wait
+from functools import partial
+from threading import Condition, Thread
+from typing import Any
+
+import pytest
+
+from polybus.dialects.fdq.receipts import Receipt, tell
+from polybus.errors import Fenced
+from polybus.native import Produced
+from polybus.testing.watch import until
+
+DONE = Produced(1, 3, False)
+PATIENCE_S = 30
+
+
+def some(count: int = 3) -> tuple[Condition, list[Receipt]]:
+    condition = Condition()
+    return condition, [Receipt(condition) for _ in range(count)]
+
+
+def test_before_and_after() -> None:
+    condition, receipts = some()
+    first = receipts[0]
+    assert isinstance(first, Future)
+    assert (first.done(), first.running(), first.cancelled()) == (False, True, False)
+    with pytest.raises(TimeoutError):
+        first.result(0)
+    with pytest.raises(TimeoutError):
+        first.exception(0)
+    tell(condition, receipts, DONE, None)
+    assert all(one.done() and not one.running() for one in receipts)
+    assert [one.result() for one in receipts] == [DONE] * 3
+    assert first.exception() is None
+
+
+def test_what_failed_raises_for_each() -> None:
+    condition, receipts = some()
+    tell(condition, receipts, None, Fenced("taken over"))
+    for one in receipts:
+        assert isinstance(one.exception(), Fenced)
+        with pytest.raises(Fenced, match="taken over"):
+            one.result()
+
+
+def test_it_cannot_be_called_back() -> None:
+    condition, (one,) = some(1)
+    assert not one.cancel()
+    tell(condition, [one], DONE, None)
+    assert one.result() is DONE
+
+
+def test_callbacks_run_once_each_also_late_ones() -> None:
+    condition, receipts = some(2)
+    called: list[Any] = []
+    receipts[0].add_done_callback(called.append)
+    receipts[1].add_done_callback(called.append)
+    receipts[1].add_done_callback(called.append)
+    tell(condition, receipts, DONE, None)
+    receipts[0].add_done_callback(called.append)
+    assert called == [receipts[0], receipts[1], receipts[1], receipts[0]]
+
+
+def test_a_callback_that_fails_is_the_callbacks_affair(caplog: pytest.LogCaptureFixture) -> None:
+    condition, receipts = some(2)
+    called: list[Any] = []
+    receipts[0].add_done_callback(lambda _: 1 / 0)
+    receipts[1].add_done_callback(called.append)
+    tell(condition, receipts, DONE, None)
+    assert called == [receipts[1]]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def in_thread(work: Callable[[], object]) -> tuple[Thread, list[object]]:
+    found: list[object] = []
+    thread = Thread(target=lambda: found.append(work()))
+    thread.start()
+    return thread, found
+
+
+@pytest.mark.parametrize("error", [None, Fenced("x")])
+@pytest.mark.parametrize("when", [ALL_COMPLETED, FIRST_COMPLETED])
+def test_sets_of_them_are_waited_for(error: Exception | None, when: str) -> None:
+    one, other = some(), some()
+    everything = [*one[1], *other[1]]
+    thread, found = in_thread(lambda: wait(everything, PATIENCE_S, when))
+    until(lambda: all(receipt._waiters for receipt in everything), "the wait")
+    tell(*one, None if error else DONE, error)
+    tell(*other, DONE, None)
+    thread.join(PATIENCE_S)
+    (answer,) = found
+    assert isinstance(answer, tuple)
+    done = answer[0]
+    assert done >= set(one[1])
+    assert when == FIRST_COMPLETED or done == set(everything)
+
+
+def test_each_comes_as_it_completes() -> None:
+    one, other = some(), some(2)
+    by_receipt: dict[Future[Produced], int] = {
+        receipt: at for at, receipt in enumerate([*one[1], *other[1]])
+    }
+    thread, found = in_thread(lambda: [by_receipt[r] for r in as_completed(by_receipt)])
+    until(lambda: all(receipt._waiters for receipt in one[1] + other[1]), "the wait")
+    tell(*other, DONE, None)
+    tell(*one, DONE, None)
+    thread.join(PATIENCE_S)
+    (order,) = found
+    assert isinstance(order, list)
+    assert sorted(order) == [0, 1, 2, 3, 4]
+
+
+def test_whoever_waits_for_one_of_many_wakes_with_its_outcome() -> None:
+    """They share a condition: nobody must wake for another's news and think time is up."""
+    condition, receipts = some(50)
+    waiting = [in_thread(partial(one.result, PATIENCE_S)) for one in receipts]
+    tell(condition, receipts, DONE, None)
+    for thread, found in waiting:
+        thread.join(PATIENCE_S)
+        assert found == [DONE]
+
+
+def test_on_a_loop() -> None:
+    condition, receipts = some(2)
+
+    async def main() -> list[Produced]:
+        futures = [asyncio.wrap_future(one) for one in receipts]
+        dropped = asyncio.wrap_future(receipts[0])
+        dropped.cancel()
+        Thread(target=tell, args=(condition, receipts, DONE, None)).start()
+        return await asyncio.gather(*futures)
+
+    assert asyncio.run(main()) == [DONE, DONE]
