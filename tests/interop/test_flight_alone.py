@@ -434,12 +434,6 @@ def test_rules_of_a_topic(client, topic):
     assert refused(client, "acl.add", rule="nonsense") == "invalid_rule"
 
 
-def test_what_comes_later_says_so(client):
-    later = ("join", "heartbeat", "fetch", "ack", "commit", "leave", "reset", "list", "info", "rm")
-    for name in (*(f"group.{verb}" for verb in later), "query.progress"):
-        assert refused(client, name, anything=1) == "not_supported"
-
-
 def test_stats_and_the_list_of_actions(client, bus):
     assert act(client, "stats")["server"]["pid"] == bus.pid
     listed = {action.type: action.description for action in client.list_actions()}

@@ -14,7 +14,14 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import TOPICS
-from polybus.errors import Denied, LimitReached, Unavailable, WrongKind
+from polybus.errors import (
+    Denied,
+    DoesNotExist,
+    LimitReached,
+    PolybusError,
+    Unavailable,
+    WrongKind,
+)
 from polybus.model import names
 from polybus.model.identity import Identity
 from polybus.model.rules import CREATE, DELETE, PRODUCE, SUBSCRIBE
@@ -79,6 +86,12 @@ class Binding:
     def judge_all(self, caller: Identity, verb: str, topics: Iterable[str]) -> None:
         for name in topics:
             self.judge(caller, verb, name)
+
+    def missing(self, name: str) -> PolybusError:
+        """What to answer who asks for a durable topic that is not there."""
+        if self._is_ephemeral(names.check(name)):
+            return WrongKind(f"{name} is an ephemeral topic: it lives in memory, and has no log")
+        return DoesNotExist(f"there is no durable topic {name!r}")
 
     def sees(self, caller: Identity, topic: Topic) -> bool:
         creator = creator_of(topic)

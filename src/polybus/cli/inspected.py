@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from polybus.bus.durable import Durable
 from polybus.bus.groups.coordinator import Coordinator
 from polybus.bus.groups.state import Means
+from polybus.bus.port.queries import queries_of
 from polybus.bus.port.stats import composed, groups_of
 from polybus.bus.port.topics import told
 from polybus.errors import DoesNotExist
@@ -93,7 +94,9 @@ class Files:
     def stats(self, topic: str) -> dict[str, Any]:
         known = self._topics[topic]
         bounds = self._store.bounds(known.number)
-        return composed(known, bounds, groups_of(self._groups, known), ())
+        return composed(
+            known, bounds, groups_of(self._groups, known), queries_of(self._store, known, bounds)
+        )
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
         known, left = self._topics[topic], count

@@ -225,8 +225,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             sample = list(self._access.read(wanted.topic, wanted.shard, wanted.start, end))
         except DoesNotExist:
             return average
-        rows = sum(batch.num_rows for batch in sample)
-        size: int = sum(batch.nbytes for batch in sample)
+        rows = sum(int(batch.num_rows) for batch in sample)
+        size = sum(int(batch.nbytes) for batch in sample)
         return max(average, size / max(1, rows))
 
     def _still_there(self, ranges: list[Range]) -> list[Range]:

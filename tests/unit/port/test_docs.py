@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polybus import errors
-from polybus.bus.port.actions import ACTIONS, LATER
+from polybus.bus.port.actions import ACTIONS
 from polybus.bus.port.fields import KINDS, Action, Field
 from polybus.bus.port.reading import TICKET
 from polybus.model.arrow import PRODUCE_SCHEMA, READ_SCHEMA
@@ -46,7 +46,6 @@ def test_every_action_is_on_the_page_as_it_is(action: Action):
 
 def test_no_other_action_is_on_the_page():
     assert re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE) == list(ACTIONS)
-    assert re.findall(r"`([\w.]+)`", section("Later"))[1:] == list(LATER)
 
 
 def test_the_ticket():

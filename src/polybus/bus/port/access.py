@@ -48,7 +48,10 @@ class Access:
     def topic(self, caller: Identity, verb: str, name: str) -> Topic:
         """A topic that is there, for a caller that may do this with it."""
         self.judge(caller, verb, name)
-        return self.durable.get(name)
+        topic = self.durable.find(name)
+        if topic is None:
+            raise self.on_loop(self._binding.missing, name)
+        return topic
 
     def topic_again(self, caller: Identity, verb: str, name: str) -> Topic:
         """As `topic`, for who asks often: a yes is remembered until the rules change."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from polybus.bus.port import groups, producers, rules, stages, stats, topics
+from polybus.bus.port import groups, producers, queries, rules, stages, stats, topics
 from polybus.bus.port.fields import Action, Answer, Arguments, Field, is_count
-from polybus.errors import LimitReached, MalformedRequest, NotSupported
+from polybus.errors import LimitReached, MalformedRequest
 from polybus.model.rules import SUBSCRIBE
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 Perform = Callable[["Port", "Caller", Arguments], Answer]
 MAX_PLACES = 16_384  # of one wait: four topics with as many shards as there can be
-
-# Named by the protocol, and not there in this version.
-LATER = ("query.progress",)
 
 
 def _wait(port: Port, caller: Caller, given: Arguments) -> Answer:
@@ -57,10 +54,6 @@ def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
     return port.stats()
 
 
-def _later(port: Port, caller: Caller, given: Arguments) -> Answer:
-    raise NotSupported("this bus cannot do that yet")
-
-
 ACTIONS: dict[str, tuple[Action, Perform]] = {
     action.name: (action, perform)
     for table in (
@@ -68,6 +61,7 @@ ACTIONS: dict[str, tuple[Action, Perform]] = {
         topics.ACTIONS,
         stats.ACTIONS,
         groups.ACTIONS,
+        queries.ACTIONS,
         stages.ACTIONS,
         rules.ACTIONS,
     )
@@ -89,8 +83,6 @@ ACTIONS["stats"] = (Action("stats", "The bus's counters", (), "as polybus stats 
 
 
 def find(name: str) -> tuple[Action, Perform]:
-    if name in LATER:
-        return Action(name, "", (), ""), _later
     found = ACTIONS.get(name)
     if found is None:
         raise MalformedRequest(f"unknown action {name[:64]!r}: {', '.join(sorted(ACTIONS))}")

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
+from polybus.bus.port.queries import queries_of
 from polybus.errors import DoesNotExist
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def groups_of(groups: Coordinator, topic: Topic) -> list[Answer]:
 def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
     topic = port.seen(caller, given["topic"])
     bounds = port.store.bounds(topic.number)
-    return composed(topic, bounds, groups_of(port.groups, topic), ())
+    return composed(
+        topic, bounds, groups_of(port.groups, topic), queries_of(port.store, topic, bounds)
+    )
 
 
 ACTIONS = {

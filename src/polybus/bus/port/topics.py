@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from polybus.bus.binding import CREATOR, creator_of
 from polybus.bus.durable import MAX_BYTES
+from polybus.bus.port import queries
 from polybus.bus.port.fields import Action, Answer, Arguments, Field, is_count
 from polybus.errors import AlreadyExists, MalformedRequest, NotSupported
 from polybus.model.patterns import Pattern
@@ -91,7 +92,10 @@ def _list(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 
 def _drop(port: Port, caller: Caller, given: Arguments) -> Answer:
+    topic = port.access.durable.find(given["topic"])
     port.access.drop(caller.identity, given["topic"])
+    if topic is not None:
+        queries.forget(port.store, topic.number)
     return {}
 
 

@@ -72,8 +72,6 @@ class Port:
 
     def act(self, caller: Caller, name: str, request: Mapping[str, object]) -> Answer:
         action, perform = actions.find(name)
-        if name in actions.LATER:
-            return perform(self, caller, {})
         return perform(self, caller, action.read(request))
 
     def fetch(self, caller: Caller, request: Mapping[str, object]) -> tuple[Answer, list[Rows]]:

@@ -1,0 +1,89 @@
+"""Queries of Spark report how far they have come, and the topic tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from polybus.bus.port import queries
+from polybus.embedded import Bus, open_bus
+from polybus.errors import DoesNotExist, MalformedRequest
+
+
+@pytest.fixture
+def bus() -> Iterator[Bus]:
+    with open_bus("memory:") as bus:
+        bus.act("topic.create", topic="t", shards=2)
+        bus.producer().produce("t", [b"%d" % n for n in range(10)]).result()
+        yield bus
+
+
+def told(bus: Bus) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = bus.act("topic.stats", topic="t")["queries"]
+    return found
+
+
+def report(bus: Bus, query: str, offsets: dict[str, int], **more: str) -> None:
+    bus.act("query.progress", topic="t", query=query, offsets=offsets, **more)
+
+
+def test_a_query_is_behind_by_what_it_has_not_read(bus):
+    report(bus, "q", {"0": 0, "1": 0}, name="hourly")
+    (one,) = told(bus)
+    assert (one["query"], one["name"], one["lag"]) == ("q", "hourly", 10)
+    ends = {str(one["shard"]): one["end"] for one in bus.act("bounds", topic="t")["shards"]}
+    report(bus, "q", ends)
+    (one,) = told(bus)
+    assert (one["name"], one["offsets"], one["lag"]) == ("hourly", ends, 0)
+
+
+def test_shards_that_a_report_leaves_out_stay_as_they_were(bus):
+    report(bus, "q", {"0": 1, "1": 2})
+    report(bus, "q", {"1": 3})
+    assert told(bus)[0]["offsets"] == {"0": 1, "1": 3}
+
+
+def test_a_shard_that_was_never_reported_is_unread(bus):
+    report(bus, "q", {}, name="new")
+    assert told(bus)[0]["lag"] == 10
+
+
+def test_queries_are_told_newest_first_and_a_topic_keeps_the_last(bus, monkeypatch):
+    monkeypatch.setattr(queries, "MAX_QUERIES", 3)
+    for name in ("a", "b", "c", "a", "d"):
+        report(bus, name, {"0": 1})
+    assert [one["query"] for one in told(bus)] == ["d", "a", "c"]
+
+
+def test_they_go_with_their_topic(bus):
+    report(bus, "q", {"0": 1})
+    bus.act("topic.drop", topic="t")
+    bus.act("topic.create", topic="t", shards=2)
+    assert told(bus) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "offsets", "name"),
+    [
+        ("", {"0": 1}, ""),
+        ("a\0b", {"0": 1}, ""),
+        ("q" * 129, {"0": 1}, ""),
+        ("q", {"2": 1}, ""),
+        ("q", {"-1": 1}, ""),
+        ("q", {"0": -1}, ""),
+        ("q", {"0": "1"}, ""),
+        ("q", {"0": True}, ""),
+        ("q", {"0": 1}, "line\nline"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(bus, query, offsets, name):
+    with pytest.raises(MalformedRequest):
+        report(bus, query, offsets, name=name)
+    assert told(bus) == []
+
+
+def test_of_a_topic_that_is_not_there(bus):
+    with pytest.raises(DoesNotExist):
+        bus.act("query.progress", topic="other", query="q", offsets={})
