@@ -233,3 +233,12 @@ def test_a_mistake_is_one_line(polybus, topic, code, says, args):
     said = polybus("group", *(one.format(topic=topic) for one in args), code=code)
     assert says in said
     assert said.count("\n") == 1
+
+
+def test_queries_of_spark_are_told_beside_the_groups(polybus, client, topic):
+    progress = {"query": "q-1", "topic": topic, "offsets": {"0": 1, "1": 3}, "name": "totals"}
+    client.act("query.progress", **progress)
+    (found,) = json.loads(polybus("topic", "stats", topic, "--json"))
+    (query,) = found["queries"]
+    assert (query["query"], query["name"], query["lag"]) == ("q-1", "totals", 3)
+    assert ["q-1", "totals", "3"] in told(polybus("topic", "stats", topic))
