@@ -10,7 +10,7 @@ from typing import Any, Final
 from polybus.bus.groups.fetching import Held
 from polybus.bus.groups.judging import Entry, Failed
 from polybus.bus.groups.outputs import Message
-from polybus.bus.port.fields import is_count
+from polybus.bus.port.fields import is_count, is_text
 from polybus.errors import LimitReached, MalformedRequest
 
 # Shards of one ack: with their dead letters they fit into one commit.
@@ -32,7 +32,7 @@ def _is_list(value: object) -> bool:
 
 COUNT = ("an integer from 0 on", is_count)
 FLAG = ("true or false", _is_flag)
-LIST = ("a list", _is_list)
+TEXT = ("a string", is_text)
 
 ENTRY: Checks = {
     "shard": COUNT,
@@ -51,10 +51,13 @@ FAILED: Checks = {
 }
 HELD: Checks = {"shard": COUNT, "epoch": COUNT, "next": COUNT, "paused": FLAG, "releasing": FLAG}
 MESSAGE: Checks = {
-    "topic": ("a string", lambda v: isinstance(v, str)),
-    "shard_key": ("a string", lambda v: isinstance(v, str)),
-    "body": ("a string", lambda v: isinstance(v, str)),
-    "headers": ("an object of strings", lambda v: _is_object(v) and all(map(_is_str, v.values()))),
+    "topic": TEXT,
+    "shard_key": TEXT,
+    "body": TEXT,
+    "headers": (
+        "an object of strings",
+        lambda v: _is_object(v) and all(map(is_text, (*v, *v.values()))),
+    ),
     "insertion_ms": COUNT,
 }
 
@@ -169,7 +172,3 @@ def _is_range(value: object) -> bool:
 
 def _is_object(value: object) -> bool:
     return isinstance(value, dict)
-
-
-def _is_str(value: object) -> bool:
-    return isinstance(value, str)

@@ -68,7 +68,7 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
     if not isinstance(value, str):
         return False
     try:
@@ -85,8 +85,8 @@ def _is_positive(value: object) -> bool:
 
 
 KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "text": ("a string", _is_text),
-    "texts": ("a list of strings", lambda v: isinstance(v, list) and all(map(_is_text, v))),
+    "text": ("a string", is_text),
+    "texts": ("a list of strings", lambda v: isinstance(v, list) and all(map(is_text, v))),
     "count": ("an integer from 0 on", is_count),
     "seconds": ("a number above 0", _is_positive),
     "flag": ("true or false", lambda v: isinstance(v, bool)),
@@ -96,5 +96,5 @@ KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
         lambda v: isinstance(v, list) and all(isinstance(one, dict) for one in v),
     ),
     "shard": ('a shard\'s number, or "all"', lambda v: v == "all" or is_count(v)),
-    "target": ("a string or an object", lambda v: _is_text(v) or isinstance(v, dict)),
+    "target": ("a string or an object", lambda v: is_text(v) or isinstance(v, dict)),
 }

@@ -1,0 +1,434 @@
+"""The actions group.*: what they take and refuse, who may, and how a fetch waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from polybus.bus.binding import Binding
+from polybus.bus.durable import Durable
+from polybus.bus.policy import Policy
+from polybus.bus.port.access import Access
+from polybus.bus.port.entries import MAX_ENTRIES, MAX_RUNNING
+from polybus.bus.port.verbs import Port
+from polybus.bus.quotas import Quotas
+from polybus.bus.ruletable import Placed
+from polybus.bus.stats import Counters
+from polybus.errors import (
+    Denied,
+    DoesNotExist,
+    Expired,
+    Fenced,
+    LimitReached,
+    MalformedRequest,
+    TooLarge,
+)
+from polybus.model.identity import Identity
+from polybus.model.limits import NativeLimits, QuotaLimits
+from polybus.model.rules import Rule
+from polybus.store.opening import open_store
+from polybus.testing.blocks import block
+from polybus.testing.watch import until
+from tests.unit.bus.groups.desk import encoded
+
+ALICE, BOB = Identity(uid=4242), Identity(uid=4343)
+LONG_MS = 30_000
+
+
+class Silent:
+    def warning(self, *_args: object, **_fields: object) -> None:
+        pass
+
+    debug = info = warning
+
+
+class World:
+    """A port without a wire, for two callers."""
+
+    def __init__(self, limits: NativeLimits) -> None:
+        self.store = open_store("memory:")
+        self.policy = Policy()
+        durable = Durable(self.store)
+        quotas = Quotas(QuotaLimits(), Counters(), Silent())
+        binding = Binding(durable, self.policy, quotas, lambda name: False)
+        access = Access(durable, binding, self.policy, lambda fn, *args: fn(*args))
+        self.port = Port(access, limits, time.monotonic, dict, _no_rules, time.time_ns)
+        self.gone = False
+        self.alice = self.port.caller(ALICE, lambda: self.gone)
+        self.bob = self.port.caller(BOB, lambda: False)
+        self.act("topic.create", topic="t", shards=2)
+
+    def act(self, name: str, **request: Any) -> dict[str, Any]:
+        return self.port.act(self.alice, name, request)
+
+    def fetch(self, **request: Any) -> tuple[dict[str, Any], list[Any]]:
+        return self.port.fetch(self.alice, request)
+
+    def rules(self, *lines: str) -> None:
+        rules = [Rule.parse(line) for line in lines]
+        self.policy.replace([Placed(rule, "test", rule.who.number) for rule in rules])
+
+    def produce(self, count: int = 1, topic: str = "t") -> None:
+        self.port.produce(self.alice, topic).produce(block(*[b"x"] * count), None).result(10)
+
+    def close(self) -> None:
+        self.port.close()
+        self.store.close()
+
+
+def _no_rules(*_: object) -> None:
+    raise AssertionError
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World(NativeLimits(max_waits=2, max_groups=3, max_members=2, max_fetch_rows=5))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+@pytest.fixture
+def me(world) -> dict[str, Any]:
+    """A member, as requests name it."""
+    joined = world.act("group.join", topic="t", consumer="a")
+    assert joined == {"epoch": 1, "heartbeat_ms": 2000, "dead_ms": 5000, "shards": 2}
+    return {"topic": "t", "consumer": "a", "epoch": 1}
+
+
+def held(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    ends = {one["shard"]: one["to"] for one in answer["rows"]}
+    return [
+        {"shard": one["shard"], "epoch": one["epoch"], "next": ends.get(one["shard"], one["low"])}
+        for one in answer["assigned"]
+    ]
+
+
+# --- what is wrong with a request
+
+ENTRY = {"shard": 0, "epoch": 1}
+MESSAGE = {"topic": "out", "body": encoded(b"x")}
+PLACE = {"shard": 0, "shard_epoch": 1, "offset": 0}
+
+
+@pytest.mark.parametrize(
+    ("action", "request_"),
+    [
+        ("join", {"consumer": ""}),
+        ("join", {"consumer": "a" * 129}),
+        ("join", {"consumer": "a\nb"}),
+        ("join", {"group": ""}),
+        ("join", {"group": "\0"}),
+        ("join", {"start": "now"}),
+        ("join", {"max_deliver": 0}),
+        ("join", {"max_deliver": 1 << 40}),
+        ("join", {"dead_ms": 10}),
+        ("join", {"dead_ms": 1 << 40}),
+        ("join", {"heartbeat_ms": 0}),
+        ("join", {"heartbeat_ms": 5000}),
+        ("join", {"topic": 1}),
+        ("heartbeat", {"running": []}),
+        ("heartbeat", {"running": {"x": []}}),
+        ("heartbeat", {"running": {"0": 1}}),
+        ("heartbeat", {"running": {"0": [-1]}}),
+        ("ack", {"shards": [{}]}),
+        ("ack", {"shards": [{"shard": 0}]}),
+        ("ack", {"shards": [{**ENTRY, "wrong": 1}]}),
+        ("ack", {"shards": [{**ENTRY, "shard": 7}]}),
+        ("ack", {"shards": [{**ENTRY, "acked": [[1, 1]]}]}),
+        ("ack", {"shards": [{**ENTRY, "acked": [[2, 1]]}]}),
+        ("ack", {"shards": [{**ENTRY, "acked": [[0, 1, 2]]}]}),
+        ("ack", {"shards": [{**ENTRY, "acked": [0, 1]}]}),
+        ("ack", {"shards": [{**ENTRY, "acked": "all"}]}),
+        ("ack", {"shards": [{**ENTRY, "failed": [1]}]}),
+        ("ack", {"shards": [{**ENTRY, "failed": [{"reason": "x"}]}]}),
+        ("ack", {"shards": [{**ENTRY, "failed": [{"offset": 0, "reason": 1}]}]}),
+        ("ack", {"shards": [{**ENTRY, "failed": [{"offset": 0, "attempt": -1}]}]}),
+        ("ack", {"shards": [{**ENTRY, "running": [1.5]}]}),
+        ("ack", {"shards": [{**ENTRY, "emitted": -1}]}),
+        ("ack", {"shards": [{**ENTRY, "release": 1}]}),
+        ("commit", {**PLACE, "messages": [{"topic": "out"}]}),
+        ("commit", {**PLACE, "messages": [{**MESSAGE, "body": "ä"}]}),
+        ("commit", {**PLACE, "messages": [{**MESSAGE, "body": "abc"}]}),
+        ("commit", {**PLACE, "messages": [{**MESSAGE, "body": 1}]}),
+        ("commit", {**PLACE, "messages": [{**MESSAGE, "headers": {"a": 1}}]}),
+        ("commit", {**PLACE, "messages": [{**MESSAGE, "headers": {"a": "?"}}]}),
+        ("commit", {**PLACE, "messages": [{**MESSAGE, "shard_key": 1}]}),
+        ("commit", {**PLACE, "messages": [{**MESSAGE, "shard_key": "\ud800"}]}),
+        ("commit", {**PLACE, "messages": [{**MESSAGE, "insertion_ms": -1}]}),
+        ("commit", {**PLACE, "shard": 2}),
+        ("commit", {**PLACE, "offset": 99}),
+        ("commit", {**PLACE, "stages": "s"}),
+        ("leave", {"shards": [{"epoch": 1}]}),
+        ("reset", {"to": 1}),
+        ("reset", {"to": "now"}),
+        ("info", {"group": "a" * 200}),
+        ("fetch", {}),  # by a call of its own
+    ],
+)
+def test_what_makes_no_sense_changes_nothing(world, me, action, request_):
+    world.produce(3)
+    before = known(world)
+    takes = {"join": ("topic", "consumer"), "reset": ("topic",), "info": ("topic",)}
+    given = {key: me[key] for key in takes.get(action, me)}
+    with pytest.raises(MalformedRequest) as caught:
+        world.act(f"group.{action}", **given | request_)
+    assert len(str(caught.value)) < 200
+    assert known(world) == before
+
+
+def known(world) -> list[dict[str, Any]]:
+    """Of the shards, without what time changes."""
+    shards = world.act("group.info", topic="t")["shards"]
+    return [{key: value for key, value in one.items() if key != "lag_s"} for one in shards]
+
+
+@pytest.mark.parametrize(
+    "held_",
+    [[{}], [{"shard": 0, "epoch": 1}], [{"shard": 0, "epoch": 1, "next": -1}], [{"all": 1}]],
+)
+def test_what_is_held_makes_no_sense(world, me, held_):
+    with pytest.raises(MalformedRequest):
+        world.fetch(**me, held=held_)
+
+
+def test_more_than_may_be(world, me):
+    many = [{**ENTRY} for _ in range(MAX_ENTRIES + 1)]
+    with pytest.raises(LimitReached):
+        world.act("group.ack", **me, shards=many)
+    with pytest.raises(LimitReached):
+        world.act("group.heartbeat", **me, running={"0": list(range(MAX_RUNNING + 1))})
+    world.produce(20)
+    message = {**MESSAGE, "shard_key": "k" * 1025}
+    with pytest.raises(TooLarge):
+        world.act("group.commit", **me, **PLACE, messages=[message])
+
+
+@pytest.mark.parametrize(
+    ("limit", "fit", "beyond"),
+    [
+        ("max_members", {"consumer": "b"}, {"consumer": "c"}),
+        ("max_groups", {"consumer": "a", "group": "2"}, {"consumer": "a", "group": "4"}),
+    ],
+)
+def test_more_members_and_groups_than_may_be(world, me, limit, fit, beyond):
+    world.act("group.join", topic="t", **fit)
+    world.act("group.join", topic="t", **fit)
+    world.act("group.join", topic="t", consumer="a", group="3")
+    with pytest.raises(LimitReached) as caught:
+        world.act("group.join", topic="t", **beyond)
+    assert caught.value.limit == limit
+
+
+def test_what_is_not_there(world, me):
+    for action, request in (
+        ("join", {"topic": "none", "consumer": "a"}),
+        ("info", {"topic": "t", "group": "none"}),
+        ("rm", {"topic": "t", "group": "none"}),
+        ("reset", {"topic": "t", "group": "none", "to": "latest"}),
+    ):
+        with pytest.raises(DoesNotExist):
+            world.act(f"group.{action}", **request)
+    with pytest.raises(Expired):
+        world.act("group.heartbeat", **{**me, "group": "none"})
+    with pytest.raises(Expired):
+        world.act("group.heartbeat", **{**me, "consumer": "none"})
+    with pytest.raises(Expired):
+        world.act("group.heartbeat", **{**me, "epoch": 9})
+
+
+# --- what they do
+
+
+def test_a_life(world, me):
+    world.produce(4)
+    answer, rows = world.fetch(**me)
+    assert [one.count for one in rows] == [one["to"] - one["from"] for one in answer["rows"]]
+    (place,) = answer["rows"]
+    shard, epoch = place["shard"], place["epoch"]
+    entry = {"shard": shard, "epoch": epoch, "acked": [[0, 2]], "emitted": 3, "running": [2]}
+    told = world.act("group.ack", **me, shards=[entry])
+    assert told["shards"] == [{"shard": shard, "low": 2, "attempts": {}, "dead": [], "error": None}]
+    at = {"shard": shard, "shard_epoch": epoch, "offset": 2}
+    done = world.act("group.commit", **me, **at, messages=[MESSAGE, {**MESSAGE, "topic": "t"}])
+    assert not done["duplicate"]
+    assert [(one["topic"], one["count"]) for one in done["spans"]] == [("t", 1), ("out", 1)]
+    assert world.act("group.commit", **me, **at, messages=[MESSAGE])["duplicate"]
+    beat = world.act("group.heartbeat", **me, running={str(shard): [3]})
+    assert beat == {"release": [], "assigned": [0, 1]}
+    (listed,) = world.act("group.list")["groups"]
+    assert (listed["topic"], listed["group"], listed["members"]) == ("t", "default", 1)
+    assert (listed["acked"], listed["lag"]) == (3, 2)
+    assert world.act("group.list", topic="x*")["groups"] == []
+    assert world.act("group.leave", **me) == {"shards": []}
+    moved = world.act("group.reset", topic="t", to={"offsets": {str(shard): 1}})
+    assert moved == {"offsets": {str(shard): 1}}
+    assert world.act("group.rm", topic="t") == {}
+    assert world.act("group.list")["groups"] == []
+
+
+def test_a_fetch_brings_no_more_than_the_bus_allows(world, me):
+    world.produce(20)
+    _, rows = world.fetch(**me, max_rows=1000)
+    assert [one.count for one in rows] == [5]
+
+
+def test_traffic_is_counted(world, me):
+    world.produce(3)
+    before = world.port.access.durable.traffic.totals
+    world.fetch(**me)
+    (shard,) = [n for n, one in enumerate(world.act("bounds", topic="t")["shards"]) if one["end"]]
+    place = {**PLACE, "shard": shard}
+    world.act("group.commit", **me, **place, messages=[MESSAGE])
+    world.act("group.commit", **me, **place, messages=[MESSAGE])
+    after = world.port.access.durable.traffic.totals
+    assert after != before
+
+
+# --- who may
+
+
+def test_all_need_the_right_to_subscribe(world, me):
+    world.produce(1)
+    world.rules("deny user:4343 subscribe t")
+    asked = {
+        "join": {"topic": "t", "consumer": "b"},
+        "heartbeat": me,
+        "ack": {**me, "shards": []},
+        "commit": {**me, **PLACE},
+        "leave": me,
+        "reset": {"topic": "t", "to": "latest"},
+        "info": {"topic": "t"},
+        "rm": {"topic": "t"},
+    }
+    for action, request in asked.items():
+        with pytest.raises(Denied):
+            world.port.act(world.bob, f"group.{action}", request)
+    with pytest.raises(Denied):
+        world.port.fetch(world.bob, me)
+    assert world.port.act(world.bob, "group.list", {})["groups"] == []
+    assert len(world.act("group.list")["groups"]) == 1
+
+
+def test_a_right_that_is_taken_away_ends_with_the_next_call(world, me):
+    world.act("group.heartbeat", **me)
+    world.rules("deny user:4242 subscribe t")
+    with pytest.raises(Denied):
+        world.act("group.heartbeat", **me)
+    world.rules()
+    world.act("group.heartbeat", **me)
+
+
+def test_what_is_produced_needs_the_right_to_produce(world, me):
+    world.produce(1)
+    (shard,) = [n for n, one in enumerate(world.act("bounds", topic="t")["shards"]) if one["end"]]
+    world.rules("deny user:4242 produce secret")
+    messages = [MESSAGE, {**MESSAGE, "topic": "secret"}]
+    with pytest.raises(Denied):
+        world.act("group.commit", **me, **{**PLACE, "shard": shard}, messages=messages)
+    assert world.act("group.info", topic="t")["shards"][shard]["acked"] == 0
+
+
+def test_a_letter_needs_no_right_of_the_consumers(world):
+    world.act("group.join", topic="t", consumer="a", max_deliver=1)
+    me = {"topic": "t", "consumer": "a", "epoch": 1}
+    world.produce(1)
+    world.rules("deny user:4343 produce t.dlq", "deny user:4343 create *")
+    (place,) = world.port.fetch(world.bob, me)[0]["rows"]
+    entry = {"shard": place["shard"], "epoch": 1, "failed": [{"offset": 0, "reason": "x"}]}
+    (told,) = world.port.act(world.bob, "group.ack", {**me, "shards": [entry]})["shards"]
+    assert told["dead"] == [0]
+    assert world.act("topic.info", topic="t.dlq")["creator"] == "uid:4242"
+    assert world.act("topic.info", topic="t.dlq")["shards"] == 2
+
+
+# --- waiting
+
+
+def begin(world, pool, **request) -> Future[Any]:
+    count = world.port.waits.count
+    future = pool.submit(world.fetch, wait_ms=LONG_MS, **request)
+    until(lambda: world.port.waits.count > count or future.done(), "it waits")
+    assert not future.done()
+    return future
+
+
+@pytest.fixture
+def waiting(world, pool, me):
+    """A member that has seen all there is, and waits for more."""
+    answer, _ = world.fetch(**me)
+    return begin(world, pool, **me, held=held(answer))
+
+
+def test_messages_end_a_wait(world, waiting):
+    world.produce(2)
+    answer, rows = waiting.result(10)
+    assert [one.count for one in rows] == [2]
+    assert answer["assigned"] == answer["lost"] == answer["release"] == []
+    assert world.port.waits.count == 0
+
+
+def test_another_member_ends_a_wait(world, waiting):
+    world.act("group.join", topic="t", consumer="b")
+    assert waiting.result(10)[0]["release"] == [1]
+
+
+def test_a_wait_for_a_shard_ends_when_it_is_given(world, pool, me):
+    joined = world.act("group.join", topic="t", consumer="b")
+    other = begin(world, pool, topic="t", consumer="b", epoch=joined["epoch"])
+    world.act("group.leave", **me)
+    assert [one["shard"] for one in other.result(10)[0]["assigned"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        ("leave", Expired),
+        ("join", Fenced),
+        ("rm", Expired),
+        ("drop", DoesNotExist),
+    ],
+)
+def test_who_is_a_member_no_more_does_not_wait(world, me, waiting, end, error):
+    if end == "leave":
+        world.act("group.leave", **me)
+    elif end == "join":
+        world.act("group.join", topic="t", consumer="a")
+    elif end == "rm":
+        world.act("group.rm", topic="t", force=True)
+    else:
+        world.act("topic.drop", topic="t")
+    with pytest.raises((error, Expired)):
+        waiting.result(10)
+
+
+def test_a_client_that_has_gone_does_not_wait(world, waiting):
+    world.gone = True
+    world.port.waits.look()
+    assert waiting.result(10)[1] == []
+
+
+def test_a_bus_that_stops_lets_go(world, waiting):
+    world.port.close()
+    assert waiting.result(10)[1] == []
+
+
+def test_no_more_wait_than_may(world, pool, me, waiting):
+    answer, _ = world.fetch(**me)
+    second = begin(world, pool, **me, held=held(answer))
+    with pytest.raises(LimitReached) as caught:
+        world.fetch(**me, held=held(answer), wait_ms=LONG_MS)
+    assert caught.value.limit == "max_waits"
+    assert world.fetch(**me, held=held(answer))[1] == []  # who does not wait needs no place
+    world.produce(1)
+    waiting.result(10)
+    second.result(10)

@@ -1,0 +1,208 @@
+"""What a member is handed: whose, from where on, how much, and when it is told of more."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.bus.groups.fetching import PASSED_OVER
+from polybus.bus.groups.latency import NAMES, Sightings, bucket
+from polybus.errors import Expired
+from polybus.model.commit import Append, Commit
+from tests.unit.bus.groups.desk import SECOND_NS
+
+
+def test_a_new_group_starts_at_the_earliest_or_the_latest(desk):
+    desk.produce(3)
+    first = desk.join("a", group="first")
+    last = desk.join("a", group="last", start="latest")
+    desk.produce(2)
+    first.fetch()
+    last.fetch()
+    assert first.rows[0] == [0, 1, 2, 3, 4]
+    assert last.rows[0] == [3, 4]
+    assert desk.shard(0, "last")["acked"] == 0
+    last.ack(0, (3, 5))
+    assert desk.shard(0, "last")["acked"] == 2
+
+
+def test_rows_go_on_where_the_member_is(desk):
+    one = desk.join("a")
+    one.fetch()
+    for _ in range(3):
+        desk.produce(2, shard=1)
+        assert one.fetch()
+    assert one.rows[1] == list(range(6))
+    assert not one.fetch()
+
+
+def test_the_bounds_are_shared_by_the_shards(desk):
+    one = desk.join("a")
+    for shard in range(4):
+        desk.produce(10, shard=shard)
+    found = one.fetch((8, 1 << 20))
+    assert [place["to"] for place, _ in found.rows] == [2, 2, 2, 2]
+    found = one.fetch((3, 1 << 20))
+    assert sum(rows.count for _, rows in found.rows) == 3
+    assert one.look((1, 1 << 20)).rows
+    assert not one.look((0, 1 << 20)).rows
+    some = one.look((1000, 12))
+    assert [rows.count for _, rows in some.rows] == [1, 1, 1, 1]  # one at least of each share
+
+
+def test_what_a_shard_leaves_is_for_the_others(desk):
+    desk.produce(1, shard=0)
+    desk.produce(100, shard=1)
+    one = desk.join("a")
+    assert sum(rows.count for _, rows in one.fetch((40, 1 << 20)).rows) == 40
+
+
+def test_a_paused_shard_has_no_rows_and_no_news(desk):
+    one = desk.join("a")
+    one.fetch()
+    one.held[0] = one.held[0]._replace(paused=True)
+    desk.produce(1, shard=0)
+    assert not one.look()
+    desk.produce(1, shard=1)
+    assert [place["shard"] for place, _ in one.look().rows] == [1]
+
+
+def test_a_shard_held_with_an_old_epoch_is_lost_and_assigned_anew(desk):
+    one = desk.join("a")
+    one.fetch()
+    one.held[2] = one.held[2]._replace(epoch=0)
+    found = one.look()
+    assert found.lost == [2]
+    assert [told["shard"] for told in found.assigned] == [2]
+
+
+def test_who_comes_next_goes_on_from_what_was_acked(desk):
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch()
+    one.ack(0, (0, 3), (5, 7))
+    one.fail(0, 4)
+    one.leave()
+    two = desk.join("b")
+    told = two.fetch().assigned[0]
+    assert told == {
+        "shard": 0,
+        "epoch": 2,
+        "low": 3,
+        "ranges": [[5, 7]],
+        "attempts": {"4": 1},
+        "suspect_to": 0,
+        "end": 10,
+    }
+    assert two.rows[0] == list(range(3, 10))  # a few that are acked may be among them
+
+
+def test_long_runs_of_acks_are_passed_over(desk):
+    desk.produce(2 * PASSED_OVER + 10)
+    one = desk.join("a")
+    one.fetch()
+    one.ack(0, (5, 5 + PASSED_OVER))
+    one.leave()
+    two = desk.join("b")
+    two.fetch()
+    assert two.rows[0] == [0, 1, 2, 3, 4]
+    found = two.fetch()
+    assert found.rows[0][0]["from"] == 5 + PASSED_OVER
+    assert two.rows[0][-1] == 2 * PASSED_OVER + 9
+
+
+def test_what_was_trimmed_unread_is_counted_and_passed_over(desk):
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch()
+    one.ack(0, (1, 3))
+    desk.store.trim(desk.topic().number, {0: 5})
+    assert desk.shard(0)["trimmed_unread"] == 3  # told before anybody fetches
+    assert desk.shard(0)["lag"] == 5
+    two = desk.join("a")
+    two.fetch()
+    assert two.rows[0] == [5, 6, 7, 8, 9]
+    two.ack(0, (5, 10))
+    shard = desk.shard(0)
+    assert (shard["trimmed_unread"], shard["acked"], shard["lag"]) == (3, 7, 0)
+
+
+def test_a_member_that_is_none_is_told_so(desk):
+    one = desk.join("a")
+    one.leave()
+    with pytest.raises(Expired):
+        one.look()
+    with pytest.raises(Expired):
+        desk.groups.fetching(desk.topic(), "none", ("a", 1), {}, (1, 1))
+
+
+def test_lag_in_messages_and_seconds(desk):
+    desk.produce(4)
+    one = desk.join("a")
+    one.fetch()
+    one.ack(0, (0, 1), (2, 3))
+    rows = desk.store.read(desk.topic().number, 0, 1, 2)
+    written_ns = int.from_bytes(rows.timestamps_ns, "little")
+    desk.wall_ns = lambda: written_ns + 3 * SECOND_NS
+    assert (desk.shard(0)["lag"], desk.shard(0)["lag_s"]) == (2, 3.0)
+    one.ack(0, (1, 4))
+    assert (desk.shard(0)["lag"], desk.shard(0)["lag_s"]) == (0, 0.0)
+    assert desk.groups.in_short(desk.topic(), "g") == {
+        "topic": "t",
+        "group": "g",
+        "members": 1,
+        "shards": 4,
+        "acked": 4,
+        "lag": 0,
+    }
+
+
+def test_the_time_from_commit_to_ack(desk):
+    desk.produce(100)
+    one = desk.join("a")
+    one.fetch()
+    rows = desk.store.read(desk.topic().number, 0, 0, 1)
+    written_ns = int.from_bytes(rows.timestamps_ns, "little")
+    desk.wall_ns = lambda: written_ns + 3_000_000
+    one.ack(0, (0, 60))
+    desk.wall_ns = lambda: written_ns + 3 * SECOND_NS
+    one.ack(0, (60, 100))
+    one.ack(0, (0, 100))  # again: counted once
+    latency = desk.info()["ack_latency"]
+    assert latency == {**dict.fromkeys(NAMES, 0), "5": 60, "5000": 40}
+
+
+def test_buckets():
+    assert [bucket(n) for n in (-5, 0, 10**6, 10**6 + 1, 59 * 10**9, 61 * 10**9)] == [
+        "1",
+        "1",
+        "1",
+        "2",
+        "60000",
+        "inf",
+    ]
+
+
+def test_sightings_are_bounded_and_count_exactly(desk):
+    number = desk.topic().number
+    seen = Sightings()
+    for _ in range(100):
+        desk.produce(50)
+    for start in range(0, 5000, 50):
+        seen.note(desk.store.read(number, 0, start, start + 50))
+    assert sum(seen.add({}, [(4000, 5000)], SECOND_NS).values()) == 1000
+    seen.forget(4990)
+    assert sum(seen.add({}, [(4990, 5000)], SECOND_NS).values()) == 10
+    assert seen.add({"1": 7}, [(0, 10)], SECOND_NS) == {"1": 7}  # nothing is known of these
+    seen.note(desk.store.read(number, 0, 0, 50))  # from the start again
+    assert sum(seen.add({}, [(0, 50)], SECOND_NS).values()) == 50
+
+
+def test_a_commit_over_two_shards_is_seen_whole(desk):
+    from polybus.testing.blocks import block
+
+    one = desk.join("a")
+    one.fetch()
+    number = desk.topic().number
+    appends = (Append(number, 0, block(b"x")), Append(number, 3, block(b"y")))
+    desk.store.commit(Commit(appends=appends)).result()
+    assert [place["shard"] for place, _ in one.fetch().rows] == [0, 3]

@@ -1,0 +1,155 @@
+"""Messages that fail too often are given up, in the commit that counts them as acked."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.bus.groups import letters
+from polybus.bus.groups.judging import Failed
+from polybus.errors import Denied, Unavailable
+from polybus.model.commit import Commit
+
+
+@pytest.fixture
+def seat(desk):
+    desk.produce(10, shard=1, key="k")
+    one = desk.join("a")
+    one.fetch()
+    return one
+
+
+def test_a_message_is_given_up_after_max_deliver_failed_runs(desk, seat):
+    assert seat.fail(1, 4, 0)["attempts"] == {"4": 1}
+    assert seat.fail(1, 4, 1)["attempts"] == {"4": 2}
+    assert desk.letters() == []
+    told = seat.fail(1, 4, 2)
+    assert (told["attempts"], told["dead"], told["error"]) == ({}, [4], None)
+    (letter,) = desk.letters()
+    assert (letter.key, letter.body, letter.insertion_ms) == ("k", b"4", 7)
+    assert dict(letter.headers) == {
+        "h": b"1",
+        "polybus.topic": b"t",
+        "polybus.shard": b"1",
+        "polybus.offset": b"4",
+        "polybus.id": b"5",
+        "polybus.group": b"g",
+        "polybus.deliveries": b"3",
+        "polybus.reason": b"no good",
+    }
+    shard = desk.shard(1)
+    assert (shard["acked"], shard["dead_lettered"], shard["ranges"]) == (1, 1, 1)
+    assert seat.fail(1, 4, 2)["dead"] == []  # acked by now
+    assert len(desk.letters()) == 1
+
+
+def test_letter_and_ack_are_one_commit(desk, seat, monkeypatch):
+    commits: list[Commit] = []
+    real = desk.store.commit
+    monkeypatch.setattr(desk.store, "commit", lambda one: commits.append(one) or real(one))
+    told = seat.ack(1, (0, 4), failed=tuple(Failed(4, "x") for _ in range(3)))
+    assert told["dead"] == [4]
+    (commit,) = commits
+    assert len(commit.appends) == len(commit.changes) == 1
+    assert desk.shard(1)["low"] == 5
+
+
+def test_a_dead_letter_topic_has_none_of_its_own(desk):
+    desk.topic("t.dlq")
+    desk.produce(1, topic="t.dlq")
+    member = desk.join("a")
+    desk.groups.leave(*member.who, [])
+    joined = desk.groups.join(desk.topic("t.dlq"), "g", "a", member_of())
+    entry = member.entry(0, epoch=1, failed=tuple(Failed(0) for _ in range(5)))
+    (told,) = desk.groups.ack(desk.topic("t.dlq"), "g", "a", joined.epoch, [entry])
+    assert (told["attempts"], told["dead"]) == ({"0": 5}, [])
+    assert desk.durable.find("t.dlq.dlq") is None
+
+
+def member_of():
+    from polybus.bus.groups.records import Member
+
+    return Member(0, 3, 2000, 5000)
+
+
+def test_what_cannot_be_given_up_comes_again(desk, seat, monkeypatch):
+    def denied(topic):
+        raise Denied("not this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk, "_dead_letters", denied)
+        desk.open()
+        told = seat.ack(1, (0, 2), failed=tuple(Failed(4) for _ in range(3)))
+    assert told == {"shard": 1, "low": 2, "attempts": {"4": 3}, "dead": [], "error": None}
+    desk.open()
+    assert seat.fail(1, 4, 3)["dead"] == [4]
+
+
+def test_trouble_that_passes_refuses_the_call(desk, seat, monkeypatch):
+    def slow(topic):
+        raise Unavailable("try again")
+
+    monkeypatch.setattr(desk, "_dead_letters", slow)
+    desk.open()
+    with pytest.raises(Unavailable):
+        seat.ack(1, (0, 2), failed=tuple(Failed(4) for _ in range(3)))
+    assert desk.shard(1)["low"] == 0
+
+
+def test_a_trimmed_message_cannot_be_given_up(desk, seat):
+    desk.store.trim(desk.topic().number, {1: 6})
+    told = seat.ack(1, failed=tuple(Failed(4) for _ in range(3)))
+    assert (told["dead"], told["error"]) == ([], None)
+    assert desk.letters() == []
+
+
+def test_no_more_letters_in_a_commit_than_may_be(desk, seat, monkeypatch):
+    monkeypatch.setattr(letters, "MAX_LETTERS", 2)
+    failed = tuple(Failed(offset) for offset in (1, 2, 3) for _ in range(3))
+    told = seat.ack(1, failed=failed)
+    assert told["dead"] == [1, 2]
+    assert told["attempts"] == {"3": 3}
+    assert seat.fail(1, 3)["dead"] == [3]
+    monkeypatch.setattr(letters, "MAX_BYTES", 1)
+    told = seat.ack(1, failed=tuple(Failed(offset) for offset in (5, 6) for _ in range(3)))
+    assert told["dead"] == [5]
+
+
+def test_headers_of_ours_are_not_doubled_and_reasons_are_cut(desk, seat):
+    from polybus.bus.groups.letters import Failure, _headers
+    from polybus.bus.groups.outputs import Message
+
+    message = Message(None, b"", [("polybus.topic", b"old"), ("x", b"1")], 0)
+    failure = Failure(0, 1, 3, "ä" * 2000 + "\ud800")
+    found = _headers(message, desk.topic(), "g", failure, 9)
+    assert [name for name, _ in found].count("polybus.topic") == 1
+    assert dict(found)["polybus.topic"] == b"t"
+    assert dict(found)["polybus.reason"].decode() == "ä" * 512
+
+
+def test_what_a_consumer_was_running_when_it_died_has_failed(desk):
+    desk.produce(10)
+    for death in range(3):
+        one = desk.join("a")
+        one.fetch()
+        assert one.beat({0: (2, 3)})
+        if death == 2:
+            one.ack(0, (0, 3), running=(3,))  # 2 came to its end
+        desk.now += 6
+        desk.groups.tick()
+    assert [letter.body for letter in desk.letters()] == [b"3"]
+    assert (
+        dict(desk.letters()[0].headers)["polybus.reason"]
+        == b"the consumer died while it was running"
+    )
+    shard = desk.shard(0)
+    assert (shard["low"], shard["suspect_to"], shard["dead_lettered"]) == (4, 10, 1)
+
+
+def test_a_consumer_that_is_replaced_counts_as_dead(desk):
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch()
+    one.beat({0: (2,), 1: (5,)})  # there is no 5 in shard 1
+    two = desk.join("a")
+    assert two.fetch().assigned[0]["attempts"] == {"2": 1}
+    assert desk.shard(1)["attempts"] == 0

@@ -1,0 +1,129 @@
+"""The bus starts again: all that was answered holds, and members go on with their epochs."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.errors import Expired, Fenced
+from polybus.store.opening import open_store
+from tests.unit.bus.groups.desk import Desk
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def desk(request, tmp_path):
+    url = "memory:" if request.param == "memory" else f"lmdb:{tmp_path}"
+    with open_store(url) as store:
+        yield Desk(store)
+
+
+def test_members_go_on_with_their_epochs(desk):
+    desk.produce(10)
+    one, two = desk.join("a"), desk.join("b")
+    one.release_all()
+    one.fetch()
+    one.ack(0, (0, 3), (5, 6))
+    one.fail(0, 4)
+    before = desk.info()
+    desk.open()
+    assert desk.info() == before
+    assert one.beat() == ([], [0, 1])
+    assert two.beat() == ([], [2, 3])
+    assert one.ack(0, (3, 5))["low"] == 6
+    assert not one.fetch()
+
+
+def test_everybody_has_a_new_deadline(desk):
+    one = desk.join("a")
+    desk.join("b")
+    desk.now += 60
+    desk.open()
+    desk.groups.tick()
+    desk.now += 4
+    one.beat()
+    desk.groups.tick()
+    desk.now += 2
+    desk.groups.tick()
+    assert [member["consumer"] for member in desk.info()["members"]] == ["a"]
+    assert one.owns == [0, 1, 2, 3]
+
+
+def test_what_a_dead_member_was_handed_before_is_unknown_so_all_is_suspect(desk):
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch((4, 1 << 20))
+    desk.open()
+    desk.groups.tick()
+    desk.now += 6
+    desk.groups.tick()
+    assert desk.shard(0)["suspect_to"] == 10
+    with pytest.raises(Expired):
+        one.beat()
+
+
+def test_a_member_that_fetches_again_says_where_it_was(desk):
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch((4, 1 << 20))
+    desk.open()
+    one.look((0, 1))
+    desk.now += 6
+    desk.groups.tick()
+    assert desk.shard(0)["suspect_to"] == 4
+
+
+def test_a_release_that_was_under_way_goes_on(desk):
+    one, two = desk.join("a"), desk.join("b")
+    one.fetch()
+    desk.open()
+    assert one.beat() == ([], [0, 1, 2, 3])  # until the first tick nothing is known of it
+    desk.groups.tick()
+    assert one.beat() == ([2, 3], [0, 1, 2, 3])
+    one.release_all()
+    assert two.owns == [2, 3]
+
+
+def test_shards_that_were_nobodys_are_given_out(desk, monkeypatch):
+    one, two = desk.join("a"), desk.join("b")
+    one.fetch()
+    monkeypatch.setattr(desk.groups._membership, "settle", lambda group: None)
+    one.ack(3, release=True)
+    assert two.owns == []
+    desk.open()
+    desk.groups.tick()
+    assert two.owns == [3]
+
+
+def test_who_was_fenced_stays_fenced(desk):
+    old = desk.join("a")
+    desk.join("a")
+    desk.open()
+    with pytest.raises(Fenced):
+        old.beat()
+
+
+def test_counts_are_exact_after_a_clean_stop(desk):
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch()
+    one.ack(0, (0, 4), emitted=5, redelivered=1)
+    one.ack(0, (0, 4), emitted=5, redelivered=1)  # made again
+    assert desk.shard(0)["emitted"] == 5
+    one.ack(0, emitted=7, redelivered=2)  # nothing to write: with the next
+    assert (desk.shard(0)["emitted"], desk.shard(0)["redelivered"]) == (7, 2)
+    one.leave(one.entry(0, (4, 5), emitted=8, redelivered=2))
+    desk.open()
+    assert (desk.shard(0)["emitted"], desk.shard(0)["redelivered"]) == (8, 2)
+    two = desk.join("b")
+    two.fetch()
+    two.ack(0, (5, 6), emitted=1)
+    desk.open()
+    assert desk.shard(0)["emitted"] == 9
+
+
+def test_groups_of_topics_that_went_meanwhile_are_swept(desk):
+    desk.join("a")
+    assert list(desk.store.scan(b"group"))
+    desk.store.drop("t")
+    desk.open()
+    desk.groups.tick()
+    assert list(desk.store.scan(b"group")) == []
