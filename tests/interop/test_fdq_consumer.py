@@ -1,6 +1,7 @@
 """FDQ's consumers against a bus in the process and one behind its port: runs, acks, ends."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from polybus.errors import DoesNotExist, Fenced, InvalidTopic, TooLarge, UsageEr
 from polybus.testing.nativebus import NativeBus
 from polybus.testing.watch import until
 
-QUICK = {"first_backoff_s": 0.005, "last_backoff_s": 0.02}
+QUICK: dict[str, Any] = {"first_backoff_s": 0.005, "last_backoff_s": 0.02}
 
 
 @pytest.fixture(scope="module")

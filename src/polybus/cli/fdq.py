@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from polybus.cli import fdq_produce, fdq_replay
+from polybus.cli import fdq_consume, fdq_produce, fdq_replay
 
 EXIT_CODES = """\b
 Exit codes:
@@ -21,6 +21,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
     group = typer.Typer()
     commands = (
         ("produce", fdq_produce.produce, "Produce lines of stdin, or arguments, by key."),
+        ("consume", fdq_consume.consume, "Print a group's messages, and ack them."),
         ("replay", fdq_replay.replay, "Print a topic again, from any place to any other."),
     )
     for verb, command, line in commands:

@@ -1,0 +1,164 @@
+"""Consumers under faults of the bus and of their own processes, one fault at a time."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from polybus import fdq
+from polybus.testing.nativebus import NativeBus
+from polybus.testing.watch import until
+
+PATIENCE_S = 60
+QUICK: dict[str, Any] = {"heartbeat_s": 0.1, "dead_s": 1.0}
+FAST: dict[str, Any] = {"first_backoff_s": 0.01, "last_backoff_s": 0.05}
+
+CHILD = """
+import os, sys, threading
+from polybus import fdq
+url, topic, name, max_deliver = sys.argv[1:]
+def handle(envelope):
+    print(envelope.message.decode(), envelope.delivery, flush=True)
+    if envelope.message == b"killer":
+        os._exit(9)
+    if envelope.message == b"slow":
+        threading.Event().wait()
+consumer = fdq.Consumer(url, heartbeat_s=0.1, dead_s=0.5)
+consumer.consume(topic, name, handle, max_deliver=int(max_deliver))
+consumer.wait()
+"""
+
+
+@pytest.fixture
+def bus():
+    with NativeBus() as running:
+        yield running
+
+
+def child(bus, topic, name, max_deliver=5):
+    args = [sys.executable, "-c", CHILD, bus.url, topic, name, str(max_deliver)]
+    return subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=bus.process.env)
+
+
+def produce(url, topic, *messages):
+    with fdq.Producer(url) as producer:
+        producer.produce_batch(topic, [fdq.MessageRequest(*one) for one in messages])
+
+
+def acked(url, topic):
+    return fdq.stats(url, topic)["all"]["acked"]
+
+
+@pytest.mark.parametrize("ends", ["kill", "stop"])
+def test_consumers_go_on_over_a_restart_of_the_bus(bus, ends):
+    """With their epochs, and without doing over what they had done."""
+    seen, lock, go_on = [], threading.Lock(), threading.Event()
+
+    def handle(envelope):
+        with lock:
+            seen.append((int(envelope.message), envelope.shard_epoch))
+        if len(seen) == 200:
+            go_on.wait()
+
+    produce(bus.url, "t", *((f"k{n % 20}", b"%d" % n) for n in range(600)))
+    with fdq.Consumer(bus.url) as one, fdq.Consumer(bus.url) as two:
+        one.consume("t", "one", handle)
+        two.consume("t", "two", handle)
+        until(lambda: len(seen) >= 200, "they are at work")
+        getattr(bus, ends)()
+        go_on.set()
+        bus.start()
+        produce(bus.url, "t", *((f"k{n % 20}", b"%d" % n) for n in range(600, 700)))
+        until(lambda: acked(bus.url, "t") == 700, "all is acked")
+        members = fdq.stats(bus.url, "t")["groups"][0]["members"]
+        assert sorted(one["epoch"] for one in members) == [1, 2]
+    runs = Counter(number for number, _ in seen)
+    assert set(runs) == set(range(700))
+    assert max(runs.values()) == 1, "what it had done was known to the bus, or told to it later"
+    stats = fdq.stats(bus.url, "t")["all"]
+    assert (stats["emitted"], stats["redelivered"]) == (700, 0)
+
+
+def test_what_failed_stays_failed_over_a_restart_of_the_bus(bus):
+    deliveries, is_back = [], threading.Event()
+
+    def handle(envelope):
+        deliveries.append(envelope.delivery)
+        if not is_back.is_set():
+            raise ValueError("no")
+
+    produce(bus.url, "t", ("k", b""))
+    with fdq.Consumer(bus.url) as consumer:
+        consumer.consume("t", "one", handle, max_deliver=10_000, **FAST)
+        until(lambda: len(deliveries) > 3, "some runs")
+        bus.kill()
+        bus.start()
+        count = len(deliveries)
+        until(lambda: len(deliveries) > count + 2, "more runs")
+        is_back.set()
+        until(lambda: acked(bus.url, "t") == 1, "the last run")
+    assert deliveries == list(range(1, len(deliveries) + 1)), "each failed run counts once"
+
+
+def test_a_message_that_kills_its_consumers_becomes_a_dead_letter(bus):
+    """It is not told of at its first run; from its second on it counts."""
+    produce(bus.url, "t", ("k", b"killer"), ("k", b"good"))
+    deaths, words = 0, []
+    while True:
+        one = child(bus, "t", f"victim-{deaths}", max_deliver=3)
+        try:
+            line = one.stdout.readline()
+            words.append(line.split())
+            if line.startswith("good"):
+                break
+            assert one.wait(PATIENCE_S) == 9
+            deaths += 1
+        finally:
+            one.kill()
+            one.communicate()
+    assert 3 <= deaths <= 4
+    numbers = [int(delivery) for body, delivery in words if body == "killer"]
+    assert numbers == sorted(numbers)
+    letters = list(fdq.replay(bus.url, "t.dlq"))
+    assert [one.message for one in letters] == [b"killer"]
+    assert b"died" in letters[0].headers["polybus.reason"]
+
+
+def test_what_was_fetched_by_the_dead_is_run_with_care_and_not_counted_as_failed(bus):
+    """Only the one that ran when it died may have failed."""
+    produce(bus.url, "t", ("k", b"slow"), *(("k", b"%d" % n) for n in range(20)))
+    one = child(bus, "t", "one")
+    assert one.stdout.readline().split() == ["slow", "1"]
+    one.send_signal(signal.SIGKILL)
+    one.communicate()
+    seen = []
+    with fdq.Consumer(bus.url, **QUICK) as consumer:
+        consumer.consume("t", "two", lambda envelope: seen.append(envelope))
+        until(lambda: acked(bus.url, "t") == 21, "all is done")
+    assert seen[0].delivery in (2, 3)  # 3 if the bus was told that it ran
+    assert [one.delivery for one in seen[1:]] == [2] * 20
+    stats = fdq.stats(bus.url, "t")["all"]
+    assert (stats["dead_lettered"], stats["redelivered"]) == (0, 21)
+
+
+def test_a_consumer_that_was_stopped_for_long_starts_nothing_that_is_not_its_own(bus):
+    """It finds itself expired, and comes back as somebody new."""
+    produce(bus.url, "t", *(("k", b"%d" % n) for n in range(5)))
+    one = child(bus, "t", "one")
+    first = [one.stdout.readline().split() for _ in range(5)]
+    until(lambda: acked(bus.url, "t") == 5, "all is acked")
+    one.send_signal(signal.SIGSTOP)
+    members = lambda: fdq.stats(bus.url, "t")["groups"][0]["members"]  # noqa: E731
+    until(lambda: not members(), "it is taken for dead")
+    one.send_signal(signal.SIGCONT)
+    until(lambda: [one["epoch"] for one in members()] == [2], "it joined again")
+    produce(bus.url, "t", ("k", b"5"))
+    assert one.stdout.readline().split() == ["5", "1"]
+    until(lambda: acked(bus.url, "t") == 6, "all is acked")
+    one.kill()
+    one.communicate()
+    assert [body for body, _ in first] == [str(n) for n in range(5)]

@@ -1,0 +1,167 @@
+"""The async twin: coroutines as handlers, on the loop that asked for them."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from polybus import fdq
+from polybus.errors import Fenced, UsageError
+from polybus.testing.watch import eventually
+
+URL = "memory:aio-consumers"
+QUICK: dict[str, Any] = {"first_backoff_s": 0.005, "last_backoff_s": 0.02}
+
+
+@pytest.fixture(autouse=True)
+def bus():
+    """One bus for the clients of a test."""
+    with fdq.Producer(URL) as producer:
+        yield producer
+
+
+def requests(count):
+    return [fdq.MessageRequest(f"k{n % 5}", b"%d" % n) for n in range(count)]
+
+
+def acked(topic):
+    return fdq.stats(URL, topic)["all"]["acked"]
+
+
+def test_coroutines_run_on_the_loop_and_side_by_side(bus):
+    bus.produce_batch("side", [fdq.MessageRequest(None, b"") for _ in range(40)])
+
+    async def main():
+        here, most, running, seen = threading.get_ident(), 0, 0, 0
+
+        async def handle(envelope):
+            nonlocal most, running, seen
+            assert threading.get_ident() == here
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.005)
+            running -= 1
+            seen += 1
+
+        async with fdq.aio.Consumer(URL) as consumer:
+            await consumer.consume("side", "one", handle, executors=4)
+            await eventually(lambda: seen == 40, "all")
+        assert 1 < most <= 4
+
+    asyncio.run(main())
+    assert acked("side") == 40
+
+
+def test_plain_functions_run_on_threads(bus):
+    bus.produce_batch("plain", requests(10))
+
+    async def main():
+        threads = []
+        async with fdq.aio.Consumer(URL) as consumer:
+            await consumer.consume("plain", "one", lambda _: threads.append(threading.get_ident()))
+            await eventually(lambda: len(threads) == 10, "all")
+        assert threading.get_ident() not in threads
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_that_fails_or_hangs_is_tried_again(bus):
+    bus.produce_batch("fail", [fdq.MessageRequest("k", b"")])
+
+    async def main():
+        cancelled, ended = [], []
+
+        async def handle(envelope):
+            if envelope.delivery == 1:
+                raise ValueError("no")
+            if envelope.delivery == 2:
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    cancelled.append(envelope)
+                    raise
+            ended.append(envelope)
+
+        async with fdq.aio.Consumer(URL) as consumer:
+            await consumer.consume("fail", "one", handle, handler_timeout_s=0.2, **QUICK)
+            await eventually(lambda: ended and cancelled, "the third run")
+        assert [one.delivery for one in ended] == [3]
+
+    asyncio.run(main())
+    assert acked("fail") == 1
+
+
+def test_a_transaction_in_a_coroutine(bus):
+    bus.produce_batch("tx", requests(10))
+
+    async def main():
+        async def handle(envelope):
+            async with envelope.transaction() as tx:
+                tx.produce("tx.out", envelope.shard_key, envelope.message)
+
+        async with fdq.aio.Consumer(URL) as consumer:
+            await consumer.consume("tx", "one", handle)
+            await eventually(lambda: acked("tx") == 10, "all")
+
+    asyncio.run(main())
+    found = sorted(int(one.message) for one in fdq.replay(URL, "tx.out"))
+    assert found == list(range(10))
+
+
+def test_a_handler_may_close_and_wait_tells(bus):
+    bus.produce_batch("close", requests(10))
+
+    async def main():
+        consumer, seen = fdq.aio.Consumer(URL), []
+
+        async def handle(envelope):
+            seen.append(envelope)
+            await consumer.close()
+
+        await consumer.consume("close", "one", handle)
+        assert await consumer.wait(20)
+        await consumer.close()
+        assert len(seen) == 1
+
+    asyncio.run(main())
+    assert acked("close") == 1
+
+
+def test_waiting_ends_with_time_or_with_the_error(bus):
+    async def main():
+        async with fdq.aio.Consumer(URL, heartbeat_s=0.1) as one, fdq.aio.Consumer(URL) as two:
+            await one.consume("same", "name", print)
+            assert not await one.wait(0.01)
+            await two.consume("same", "name", print)
+            with pytest.raises(Fenced):
+                await one.wait(20)
+
+    asyncio.run(main())
+
+
+def test_what_is_no_handler_is_refused(bus):
+    async def main():
+        async with fdq.aio.Consumer(URL) as consumer:
+            with pytest.raises(UsageError):
+                await consumer.consume("any", "one", None)
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_has_ended_stops_its_consumer(bus):
+    made = []
+
+    async def main():
+        async def handle(envelope):
+            await asyncio.sleep(0)
+
+        consumer = fdq.aio.Consumer(URL)
+        await consumer.consume("ended", "one", handle)
+        made.append(await consumer._opened())
+
+    asyncio.run(main())
+    bus.produce_batch("ended", requests(10))
+    assert made[0].wait(20)
+    made[0].close()
+    assert acked("ended") == 0
