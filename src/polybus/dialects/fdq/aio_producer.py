@@ -51,6 +51,17 @@ class Producer:
         wait: Literal[False],
     ) -> asyncio.Future[Produced]: ...
 
+    @overload
+    async def produce(
+        self,
+        topic: str,
+        shard_key: str | None,
+        message: bytes,
+        headers: Mapping[str, bytes] | None = None,
+        *,
+        wait: bool,
+    ) -> Produced | asyncio.Future[Produced]: ...
+
     async def produce(
         self,
         topic: str,
@@ -89,6 +100,15 @@ class Producer:
         *,
         wait: Literal[False],
     ) -> asyncio.Future[Produced]: ...
+
+    @overload
+    async def produce_batch(
+        self,
+        topic: str,
+        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
+        *,
+        wait: bool,
+    ) -> Produced | asyncio.Future[Produced]: ...
 
     async def produce_batch(
         self,

@@ -1,8 +1,8 @@
 """A producer: messages by key into durable topics, each there once, in order per key.
 
 A named one keeps its name across processes: a newer one of the same name fences the
-older. Without a name its topics are shared out over a few producers of the bus, so that
-several topics do not wait for each other; one topic always stays with the same.
+older. What is checked here is each message; what travels are batches (`merging`), on the
+streams of one or a few producers of the bus (`lines`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from polybus.dialects.fdq import bus as buses
 from polybus.dialects.fdq import columns, process
+from polybus.dialects.fdq.lines import Lines
 from polybus.dialects.fdq.merging import Merger
 from polybus.dialects.fdq.options import (
     LINGER_S,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.messages import MessageRequest
     from polybus.native import ClientOptions, Produced
 
-# Each has a stream and two threads of its own.
-MAX_LINES = 8
 # A program that fails must not wait for ever for a bus that is not there.
 FAILING_CLOSE_S = 5.0
 
@@ -103,6 +102,17 @@ class Producer:
         wait: Literal[False],
     ) -> Future[Produced]: ...
 
+    @overload
+    def produce(
+        self,
+        topic: str,
+        shard_key: str | None,
+        message: bytes,
+        headers: Mapping[str, bytes] | None = None,
+        *,
+        wait: bool,
+    ) -> Produced | Future[Produced]: ...
+
     def produce(
         self,
         topic: str,
@@ -138,6 +148,15 @@ class Producer:
         *,
         wait: Literal[False],
     ) -> Future[Produced]: ...
+
+    @overload
+    def produce_batch(
+        self,
+        topic: str,
+        messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch,
+        *,
+        wait: bool,
+    ) -> Produced | Future[Produced]: ...
 
     def produce_batch(
         self,
@@ -237,33 +256,3 @@ class Producer:
         if rows.num_columns > columns.SIMPLE_COLUMNS:
             self._merger.has_headers(topic)
         return rows
-
-
-class Lines:
-    """The bus's producers behind one of FDQ's."""
-
-    def __init__(self, bus: buses.Bus, name: str | None) -> None:
-        self._bus = bus
-        self._is_named = name is not None
-        self.first = bus.producer(name)
-        self._all = [self.first]
-        self._of_topic: dict[str, buses.BusProducer] = {}
-
-    def send(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
-        """By one thread at a time."""
-        line = self._of_topic.get(topic)
-        if line is None:
-            line = self._of_topic[topic] = self._next_line()
-        return line.produce_rows(topic, rows)
-
-    def close(self, timeout_s: float | None) -> None:
-        for line in self._all:
-            line.close(timeout_s)
-
-    def _next_line(self) -> buses.BusProducer:
-        if self._is_named or not self._of_topic:
-            return self.first
-        if len(self._all) < MAX_LINES:
-            self._all.append(self._bus.producer())
-            return self._all[-1]
-        return self._all[len(self._of_topic) % MAX_LINES]
