@@ -77,6 +77,19 @@ BINDING = mutants(
     ("quotas are kept", "self._quotas.release(reservation.caller, TOPICS, 1)", "pass"),
 )
 
+STATS = mutants(
+    "bus/port/stats.py",
+    ("one group alone is counted", "shard[key] += one[key]", "shard[key] = one[key]"),
+    ("trimmed is not told", "bounds.start, bounds.size_bytes)", "0, bounds.size_bytes)"),
+    (
+        "what was trimmed was never there",
+        "(bounds.end, bounds.end,",
+        "(bounds.end - bounds.start, bounds.end,",
+    ),
+    ("the quickest shard is the group's", "slowest_s = max(", "slowest_s = min("),
+    ("queries are left out", '"queries": list(queries)', '"queries": []'),
+)
+
 FLIGHT = [
     *mutants(
         "transports/flight/putting.py",
@@ -106,7 +119,7 @@ FLIGHT = [
     ),
 ]
 
-ALL = [*WAITS, *BUDGET, *OWNERS, *DURABLE, *BINDING, *FLIGHT]
+ALL = [*WAITS, *BUDGET, *OWNERS, *DURABLE, *BINDING, *STATS, *FLIGHT]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL

@@ -81,10 +81,9 @@ def groups_of(groups: Coordinator, topic: Topic) -> list[Answer]:
 
 def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
     topic = port.seen(caller, given["topic"])
-    bounds = port.store.bounds(topic.number)
-    return composed(
-        topic, bounds, groups_of(port.groups, topic), queries_of(port.store, topic, bounds)
-    )
+    groups = groups_of(port.groups, topic)
+    bounds = port.store.bounds(topic.number)  # after them: what is acked is inserted
+    return composed(topic, bounds, groups, queries_of(port.store, topic, bounds))
 
 
 ACTIONS = {
