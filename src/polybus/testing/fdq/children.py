@@ -6,6 +6,7 @@ the other way. What they did is in their diaries.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 
 from polybus import fdq
 from polybus.dialects.fdq import bus as buses
-from polybus.errors import Fenced, PolybusError, UsageError
+from polybus.errors import Fenced, PolybusError, Unavailable, UsageError
 from polybus.native import Client, ClientOptions
 from polybus.testing.fdq.diary import UNKNOWN, Diary
 from polybus.testing.fdq.found import output_body
@@ -47,6 +48,7 @@ EXIT_CODE = 42  # of a process that its handler ended
 MOST_OUTPUTS = 3
 MOST_IN_FLIGHT = 32
 TOO_LONG_A_KEY = "k" * 2000
+FORESEEN = (UsageError, Unavailable, Fenced)  # by producers
 PATIENT = ClientOptions(first_backoff_s=0.01, last_backoff_s=0.2, connect_timeout_s=60.0)
 
 
@@ -84,6 +86,8 @@ def begin(orders: Orders) -> Event:
     log = os.open(orders.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    # Of handlers that fail as planned there are too many to be told of.
+    logging.getLogger("polybus.fdq").setLevel(logging.ERROR)
     ending = Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,9 +127,12 @@ class Producing:
         self._room = threading.Semaphore(MOST_IN_FLIGHT)
         self._sent = 0
         self._is_fenced = False
+        self._surprise: BaseException | None = None
 
     def go_on(self, ending: Event) -> None:
         while not ending.wait(self._random.uniform(0, self._orders.pause_s)):
+            if self._surprise is not None:
+                raise self._surprise
             chance = self._random.random()
             if chance < 0.02:
                 self._be_refused()
@@ -147,10 +154,11 @@ class Producing:
         told: Future[Any] = self._producer.produce(
             TOPIC, message.key, message.body.encode(), wait=False
         )
-        told.add_done_callback(lambda future: self._told(number, future.exception()))
+        told.add_done_callback(lambda future: self._told(number, future))
 
-    def _told(self, number: int, error: BaseException | None) -> None:
-        self._end(number, error)
+    def _told(self, number: int, future: Future[Any]) -> None:
+        error = future.exception()
+        self._end(number, error, None if error else future.result())
         self._room.release()
 
     def _send_batch(self) -> None:
@@ -166,17 +174,21 @@ class Producing:
         number = self._begin(messages)
         requests = [fdq.MessageRequest(one.key, one.body.encode()) for one in messages]
         try:
-            self._producer.produce_batch(TOPIC, requests)
+            told = self._producer.produce_batch(TOPIC, requests)
         except PolybusError as error:
             self._end(number, error)
         else:
-            self._end(number, None)
+            self._end(number, None, told)
 
-    def _end(self, number: int, error: BaseException | None) -> None:
+    def _end(self, number: int, error: BaseException | None, told: Any = None) -> None:
         """Somebody newer may have refused it after it had arrived: that is not known."""
         sure = isinstance(error, UsageError)
         self._is_fenced = self._is_fenced or isinstance(error, Fenced)
-        self._diary.end(number, OK if error is None else FAILED if sure else UNKNOWN)
+        outcome = OK if error is None else FAILED if sure else UNKNOWN
+        duplicate = told is not None and told.duplicate
+        self._diary.end(number, outcome, duplicate=duplicate, error=error and repr(error))
+        if error is not None and not isinstance(error, FORESEEN):
+            self._surprise = error
 
 
 # --- consuming

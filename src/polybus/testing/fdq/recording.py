@@ -56,7 +56,12 @@ class RecordedBus:
             except PolybusError as error:
                 self._diary.end(number, FAILED, error=error.code)
                 raise
-            self._diary.end(number, _outcome(name, answer), refused=_refused(answer))
+            self._diary.end(
+                number,
+                _outcome(name, answer),
+                refused=_refused(answer),
+                duplicate=answer.get("duplicate", False),
+            )
             return answer
 
         return connection.patiently(once)

@@ -37,7 +37,9 @@ from polybus.testing.fdq.deeds import (
     TAKE_OVER,
     Settings,
 )
+from polybus.testing.fdq.diary import Operation, operations
 from polybus.testing.fdq.found import look
+from polybus.testing.fdq.history import ACK, COMMIT, FAILED, PRODUCE
 from polybus.testing.fdq.verdict import Verdict, judge
 from polybus.testing.nativebus import NativeBus
 from polybus.testing.watch import until
@@ -149,7 +151,10 @@ class Workload:
 
     def _end_one(self, children: list[Child], number: signal.Signals) -> None:
         child = self._random.choice(children)
-        child.signal(number)
+        if number == signal.SIGTERM:
+            self._tell_to_end(child)
+        else:
+            child.signal(number)
         children.remove(child)
         self._wait(child, (0, EXIT_CODE, -signal.SIGKILL))
 
@@ -185,6 +190,22 @@ class Workload:
         group = self.client.act("group.info", topic=TOPIC, group=GROUP)
         return sum(one["lag"] for one in group["shards"])
 
+    def refused(self) -> int:
+        """Acks and transactions that were told that they came too late."""
+        return sum(
+            one.kind in (ACK, COMMIT) and (one.outcome == FAILED or bool(one.answer.get("refused")))
+            for one in self._operations()
+        )
+
+    def repeated(self) -> bool:
+        """Has something been done that nobody was told of: of producers, and of consumers?"""
+        again = {one.kind for one in self._operations() if one.answer.get("duplicate")}
+        return {PRODUCE, COMMIT} <= again
+
+    def _operations(self) -> list[Operation]:
+        paths = self._folder.glob("*.diary")
+        return [one for path in paths for one in operations(path.stem, path)]
+
     def go_on(self, lines: int) -> None:
         """Until the clients have written down so much more."""
         wanted = self._lines() + lines
@@ -217,12 +238,23 @@ class Workload:
 
         until(is_quiet, "everything is acked", PATIENCE_S)
 
+    def finish(self) -> None:
+        """Producers that were told how much to send have sent it."""
+        for child in self.producers:
+            self._wait(child, (0,))
+        self.producers.clear()
+
     def end(self, children: list[Child]) -> None:
         for child in children:
-            child.signal(signal.SIGTERM)
+            self._tell_to_end(child)
         for child in children:
             self._wait(child, (0, EXIT_CODE))
         children.clear()
+
+    def _tell_to_end(self, child: Child) -> None:
+        """Once it can hear it: whoever has a diary does."""
+        until(lambda: child.orders.diary.exists() or child.has_ended, "it begins", PATIENCE_S)
+        child.signal(signal.SIGTERM)
 
     def _wait(self, child: Child, codes: tuple[int, ...]) -> None:
         until(lambda: child.has_ended, f"{child.name} ends", PATIENCE_S)

@@ -1,0 +1,126 @@
+"""FDQ under all that may happen: consumers, producers and the bus are stopped, killed, paused.
+
+Each round ends when everything that was produced is acked; then the checker compares what
+the clients wrote down with what is there: nothing lost, nothing twice, the order of each
+key unbroken, nothing visible that was refused, nothing accepted from those who had lost
+their shard, and stats that are what a recount gives.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from polybus.testing.fdq.deeds import (
+    KILL,
+    KILL_BUS,
+    PAUSE,
+    START,
+    STOP,
+    TO_ALL,
+    TO_CONSUMERS,
+    Settings,
+)
+from polybus.testing.fdq.plans import CALM, DEADLY, EXIT, FLAKY, MOVED, PLAIN, POISON, SLOW
+from polybus.testing.fdq.verdict import Verdict
+from polybus.testing.fdq.workload import Workload
+
+DEEDS = 5
+KILLS, MOST_KILLS, SABOTAGED_KILLS = 4, 30, 10
+PAUSES, MOST_PAUSES = 3, 20
+SOAK_DEEDS = 600
+
+
+def workload(tmp_path: Path, settings: Settings) -> Workload:
+    seed = random.randrange(1 << 32)
+    return Workload(tmp_path, seed, settings)
+
+
+def judged(work: Workload) -> Verdict:
+    work.settle()
+    verdict = work.verdict()
+    print(f"seed {work.seed}: {verdict}")  # noqa: T201  # what the round went through
+    assert verdict.found.topic, "nothing was produced: nothing was shown"
+    assert not verdict.anomalies, f"seed {work.seed}: {verdict}"
+    return verdict
+
+
+@pytest.mark.sabotage("fencing-off")
+@pytest.mark.timeout(170)
+def test_consumers_that_stood_still_change_nothing_when_they_wake(tmp_path, sabotage):
+    settings = Settings(mix=CALM, deeds={}, sabotage=sabotage or "")
+    with workload(tmp_path, settings) as work:
+        work.start()
+        for done in range(MOST_PAUSES if sabotage is None else PAUSES):
+            if done >= PAUSES and work.refused():
+                break
+            work.go_on(200)
+            work.do(PAUSE)
+        verdict = judged(work)
+    assert verdict.refused, "nobody came too late: nothing was shown"
+
+
+@pytest.mark.timeout(170)
+def test_consumers_come_and_go_and_are_killed(tmp_path):
+    with workload(tmp_path, Settings(deeds=TO_CONSUMERS)) as work:
+        work.start()
+        work.disturb(DEEDS)
+        judged(work)
+
+
+@pytest.mark.sabotage("stamps-off", "repeats-off")
+@pytest.mark.timeout(170)
+def test_the_bus_is_killed_under_all_of_them(tmp_path, sabotage):
+    settings = Settings(mix=CALM, deeds={KILL_BUS: 1}, sabotage=sabotage or "")
+    with workload(tmp_path, settings) as work:
+        work.start()
+        for done in range(MOST_KILLS if sabotage is None else SABOTAGED_KILLS):
+            if done >= KILLS and work.repeated():
+                break
+            work.disturb(1)
+        judged(work)
+
+
+def test_counts_are_exact_when_nobody_dies(tmp_path):
+    settings = Settings(mix={PLAIN: 6, MOVED: 3, FLAKY: 1}, deeds={START: 1, STOP: 1})
+    with workload(tmp_path, settings) as work:
+        work.start()
+        work.disturb(DEEDS // 2)
+        verdict = judged(work)
+    assert verdict.history.is_exact
+    assert sum(shard.redelivered for shard in verdict.found.shards)
+
+
+@pytest.mark.timeout(170)
+def test_handlers_that_raise_hang_and_end_their_process(tmp_path):
+    mix = {PLAIN: 300, FLAKY: 20, POISON: 5, SLOW: 2, EXIT: 2}
+    settings = Settings(mix=mix, producers=0, deeds={})
+    with workload(tmp_path, settings) as work:
+        work.start()
+        work.produce("w0", most_messages=300)
+        work.produce("deadly", most_messages=1, mix={DEADLY: 1})
+        work.finish()
+        verdict = judged(work)
+    assert any(DEADLY in letter.body for letter in verdict.found.dead)
+
+
+@pytest.mark.soak
+@pytest.mark.sabotage("fencing-off", "stamps-off")
+@pytest.mark.timeout(3000)
+def test_all_of_it_for_minutes(tmp_path, sabotage):
+    with workload(tmp_path, Settings(deeds=TO_ALL, sabotage=sabotage or "")) as work:
+        work.start()
+        work.disturb(SOAK_DEEDS)
+        judged(work)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_many_who_die_over_few_shards(tmp_path):
+    settings = Settings(shards=2, consumers=5, deeds={KILL: 3, KILL_BUS: 1, PAUSE: 1})
+    with workload(tmp_path, settings) as work:
+        work.start()
+        work.disturb(SOAK_DEEDS // 4)
+        judged(work)
