@@ -31,6 +31,8 @@ CHUNK_BYTES = 4 << 20
 # A bus that is started again is waited for.
 PATIENCE = ClientOptions(connect_timeout_s=20.0)
 NO_BOUND = 0
+STORE = "store"  # what a bus calls its store within its data folder
+MARK = "CURRENT"  # the file that every store has
 
 
 class Shard(NamedTuple):
@@ -38,12 +40,6 @@ class Shard(NamedTuple):
 
     start: int
     end: int
-    size_bytes: int
-
-    @property
-    def row_bytes(self) -> float:
-        """Of an average message."""
-        return self.size_bytes / max(1, self.end - self.start)
 
 
 class Access(Protocol):
@@ -74,7 +70,7 @@ class ThroughBus:
 
     def shards(self, topic: str) -> dict[int, Shard]:
         found = self._client.bounds(topic)["shards"]
-        return {one["shard"]: Shard(one["start"], one["end"], one["bytes"]) for one in found}
+        return {one["shard"]: Shard(one["start"], one["end"]) for one in found}
 
     def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
         return self._client.find(topic, timestamp_ns, shard)
@@ -97,11 +93,8 @@ class FromFiles:
     """Read-only: the bus may run or not. Nobody is told of the query's progress."""
 
     def __init__(self, url: str) -> None:
-        folder = Path(url.removeprefix(FILES))
-        if not folder.is_dir():
-            raise UsageError(f"{url}: there is no such folder; give the data folder of a bus")
         self._url = url
-        self._store: Store = open_store(url, read_only=True)
+        self._store: Store = open_store(f"{FILES}{_folder_of(url)}", read_only=True)
         self._numbers: dict[str, int] = {}
 
     def names(self, pattern: str) -> list[str]:
@@ -115,7 +108,7 @@ class FromFiles:
         except DoesNotExist:  # unless another one has this name now
             self._numbers = {}
             found = self._store.bounds(self._number(topic))
-        return {number: Shard(*bounds) for number, bounds in enumerate(found.shards)}
+        return {number: Shard(one.start, one.end) for number, one in enumerate(found.shards)}
 
     def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
         return self._store.find(self._number(topic), shard, timestamp_ns)
@@ -147,6 +140,15 @@ class FromFiles:
                 "ephemeral, and those are not in the files of a bus"
             )
         return self._numbers[topic]
+
+
+def _folder_of(url: str) -> Path:
+    """A bus has its store in a folder of its data folder; either may be given."""
+    folder = Path(url.removeprefix(FILES))
+    for place in (folder, folder / STORE):
+        if (place / MARK).is_file():
+            return place
+    raise UsageError(f"{url}: there is no store here; give the data folder of a bus: lmdb:PATH")
 
 
 _open: dict[tuple[int, str], Access] = {}

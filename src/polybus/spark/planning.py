@@ -19,6 +19,8 @@ from polybus.spark.bounds import Offsets
 # Unless rowsPerPartition says otherwise.
 MOST_ROWS = 500_000
 FEW_ROWS = 50_000
+# Of messages that are weighed for maxBytesPerBatch.
+FIRST_STRETCH = 64
 
 
 class Range(NamedTuple):
@@ -32,6 +34,10 @@ class Range(NamedTuple):
     @property
     def rows(self) -> int:
         return self.end - self.start
+
+
+# How large messages are at an offset of a range.
+Weigh = Callable[[Range, int], float]
 
 
 @dataclass
@@ -101,14 +107,31 @@ def admit(ranges: Sequence[Range], max_rows: int) -> list[Range]:
     return admitted
 
 
-def admit_bytes(
-    ranges: Sequence[Range], max_bytes: int, row_bytes: Callable[[Range], float]
-) -> list[Range]:
-    """The same for about so many bytes, of messages as large as `row_bytes` says."""
-    sizes = [one.rows * row_bytes(one) for one in ranges]
-    total = sum(sizes)
-    if total <= max_bytes:
-        return list(ranges)
-    return [
-        one._replace(end=one.start + max(1, int(one.rows * max_bytes / total))) for one in ranges
+def admit_bytes(ranges: Sequence[Range], max_bytes: int, weigh: Weigh) -> list[Range]:
+    """The same for about so many bytes, and for one message at least."""
+    total = sum(one.rows for one in ranges)
+    admitted = [
+        one._replace(end=one.start + _rows_within(one, max_bytes * one.rows / total, weigh))
+        for one in ranges
     ]
+    if ranges and not any(one.rows for one in admitted):
+        admitted[0] = ranges[0]._replace(end=ranges[0].start + 1)
+    return admitted
+
+
+def _rows_within(one: Range, max_bytes: float, weigh: Weigh) -> int:
+    """How many of the first messages weigh no more than that, by weighing a few.
+
+    They are weighed at both ends of stretches that double, and the heavier end counts: where
+    messages become larger the batch becomes too short rather than too long.
+    """
+    at, stretch, used, size = one.start, FIRST_STRETCH, 0.0, weigh(one, one.start)
+    while at < one.end:
+        end = min(at + stretch, one.end)
+        ahead = weigh(one, end - 1)
+        heavier = max(size, ahead, 1.0)
+        if used + heavier * (end - at) > max_bytes:
+            return at - one.start + int((max_bytes - used) / heavier)
+        used += heavier * (end - at)
+        at, stretch, size = end, 2 * stretch, ahead
+    return one.rows
