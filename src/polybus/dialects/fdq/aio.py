@@ -8,16 +8,14 @@ async for envelope in fdq.aio.replay(None, "orders"): ...
 from __future__ import annotations
 
 import asyncio
-from importlib import import_module
 from typing import Any
 
 from polybus.dialects.fdq import telling
+from polybus.dialects.fdq.aio_consumer import Consumer
 from polybus.dialects.fdq.aio_producer import Producer
 from polybus.dialects.fdq.aio_replaying import Replay, replay
 
-__all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]  # noqa: F822  # loaded at first use
-
-_CONSUMER = "polybus.dialects.fdq.aio_consumer"
+__all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]
 
 
 async def stats(url: str | None, topic: str, **settings: Any) -> dict[str, Any]:
@@ -30,10 +28,3 @@ async def reset(
 ) -> dict[str, Any]:
     """As `fdq.reset`."""
     return await asyncio.to_thread(telling.reset, url, topic, group, **settings)
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Consumer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = import_module(_CONSUMER).Consumer
-    return value

@@ -1,0 +1,149 @@
+"""A program gives the same on every bus inside a process: `memory:` and `lmdb:`.
+
+The same steps are taken on both. What each step gives, or how it is refused, is the same,
+and so is everything that stands in the topics at the end, but for the time of day.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polybus import fdq
+from polybus.embedded import Bus, open_bus
+from polybus.errors import PolybusError
+
+ONE, MANY = ("one-a", "one-b"), ("many-a", "many-b")
+TOPICS = ONE + MANY
+SHARDS = {**dict.fromkeys(ONE, 1), **dict.fromkeys(MANY, 5)}
+NAMES = ("importer", "exporter")
+EXAMPLES = 25
+
+keys = st.one_of(
+    st.none(),
+    st.sampled_from(["", "a", "b", "customer-7"]),
+    st.text(max_size=3),
+    st.sampled_from(["k" * 1024, "k" * 1025, "\ud800"]),
+)
+bodies = st.binary(max_size=20)
+headers = st.one_of(
+    st.none(), st.dictionaries(st.text("ab", max_size=2), st.binary(max_size=3), max_size=2)
+)
+requests = st.builds(fdq.MessageRequest, keys, bodies, headers)
+topics = st.sampled_from(TOPICS)
+
+steps = st.one_of(
+    st.tuples(st.just("produce"), st.sampled_from(NAMES), topics, requests),
+    st.tuples(st.just("batch"), st.sampled_from(NAMES), topics, st.lists(requests, max_size=6)),
+    # Merged as it comes, so only where that does not show in the ids.
+    st.tuples(
+        st.just("run"),
+        st.sampled_from(NAMES),
+        st.sampled_from(ONE),
+        st.lists(requests, min_size=1, max_size=8),
+    ),
+    st.tuples(st.just("open"), st.sampled_from(NAMES)),
+    st.tuples(st.just("trim"), topics, st.integers(0, 4), st.integers(0, 5)),
+    # Whoever produces to it makes it again, with sixteen shards.
+    st.tuples(st.just("drop"), st.sampled_from(MANY)),
+    st.tuples(st.just("create"), topics),
+    st.tuples(st.just("replay"), topics, st.integers(0, 20), st.integers(0, 20)),
+)
+
+
+class World:
+    """One bus, and the producers of a program on it: the older ones stay, to be fenced."""
+
+    def __init__(self, url: str, stack: ExitStack) -> None:
+        self.url = url
+        self.bus: Bus = stack.enter_context(open_bus(url))
+        self._stack = stack
+        self._producers: dict[str, list[fdq.Producer]] = {}
+        for topic in TOPICS:
+            self.create(topic)
+        for name in NAMES:
+            self.open(name)
+
+    def take(self, step: tuple[Any, ...]) -> Any:
+        """What the step gives; how it is refused, if it is."""
+        verb, *given = step
+        act: Callable[..., Any] = getattr(self, verb)
+        try:
+            return act(*given)
+        except PolybusError as error:
+            return type(error).__name__
+
+    def open(self, name: str) -> int:
+        producer = self._stack.enter_context(fdq.Producer(self.url, name))
+        self._producers.setdefault(name, []).append(producer)
+        return producer.epoch
+
+    def produce(self, name: str, topic: str, request: fdq.MessageRequest) -> Any:
+        """By the first of the name, who may be fenced by now, and by the last."""
+        by = {id(one): one for one in self._both(name)}
+        return [self._told(partial(one.produce, topic, *request)) for one in by.values()]
+
+    def batch(self, name: str, topic: str, batch: list[fdq.MessageRequest]) -> Any:
+        return self._both(name)[1].produce_batch(topic, batch)
+
+    def run(self, name: str, topic: str, batch: list[fdq.MessageRequest]) -> Any:
+        producer = self._both(name)[1]
+        futures = []
+        refused = []
+        for request in batch:
+            try:
+                futures.append(producer.produce(topic, *request, wait=False))
+            except PolybusError as error:
+                refused.append(type(error).__name__)
+        producer.flush()
+        return [str(one.exception()) for one in futures], refused
+
+    def trim(self, topic: str, shard: int, offset: int) -> Any:
+        bounds = self.bus.act("topic.trim", topic=topic, before={str(shard): offset})
+        return bounds["first_id"], bounds["next_id"]
+
+    def drop(self, topic: str) -> None:
+        self.bus.act("topic.drop", topic=topic)
+
+    def create(self, topic: str) -> None:
+        self.bus.act("topic.create", topic=topic, shards=SHARDS[topic])
+
+    def replay(self, topic: str, start: int, end: int) -> Any:
+        return self.contents(topic, from_id=start, to=end)
+
+    def contents(self, topic: str, **bounds: Any) -> list[Any]:
+        return [
+            (one.id, one.shard, one.offset, one.shard_key, one.message, one.headers)
+            for one in fdq.replay(self.url, topic, **bounds)
+        ]
+
+    def _both(self, name: str) -> tuple[fdq.Producer, fdq.Producer]:
+        return self._producers[name][0], self._producers[name][-1]
+
+    def _told(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except PolybusError as error:
+            return type(error).__name__
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.lists(steps, max_size=25))
+def test_the_same_steps_give_the_same(program: list[tuple[Any, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        worlds = [
+            World(url, stack) for url in (f"memory:{folder}", f"lmdb:{Path(folder) / 'store'}")
+        ]
+        for step in program:
+            first, second = [world.take(step) for world in worlds]
+            assert first == second, step
+        for topic in TOPICS:
+            first, second = [world.take(("contents", topic)) for world in worlds]
+            assert first == second, topic
