@@ -28,9 +28,10 @@ from polybus.testing.fdq.verdict import Verdict
 from polybus.testing.fdq.workload import Workload
 
 DEEDS = 5
-KILLS, MOST_KILLS, SABOTAGED_KILLS = 4, 30, 10
+KILLS, MOST_KILLS, SABOTAGED_KILLS = 4, 30, 16
 PAUSES, MOST_PAUSES = 3, 20
 SOAK_DEEDS = 600
+UNHURRIED = {"handler_timeout_s": 60.0}  # a run ends in its time, whoever stands still
 
 
 def workload(tmp_path: Path, settings: Settings) -> Workload:
@@ -50,7 +51,7 @@ def judged(work: Workload) -> Verdict:
 @pytest.mark.sabotage("fencing-off")
 @pytest.mark.timeout(170)
 def test_consumers_that_stood_still_change_nothing_when_they_wake(tmp_path, sabotage):
-    settings = Settings(mix=CALM, deeds={}, sabotage=sabotage or "")
+    settings = Settings(mix=CALM, sabotage=sabotage or "", orders=UNHURRIED)
     with workload(tmp_path, settings) as work:
         work.start()
         for done in range(MOST_PAUSES if sabotage is None else PAUSES):
@@ -73,7 +74,8 @@ def test_consumers_come_and_go_and_are_killed(tmp_path):
 @pytest.mark.sabotage("stamps-off", "repeats-off")
 @pytest.mark.timeout(170)
 def test_the_bus_is_killed_under_all_of_them(tmp_path, sabotage):
-    settings = Settings(mix=CALM, deeds={KILL_BUS: 1}, sabotage=sabotage or "")
+    deeds = {KILL_BUS: 1}
+    settings = Settings(mix=CALM, deeds=deeds, sabotage=sabotage or "", orders=UNHURRIED)
     with workload(tmp_path, settings) as work:
         work.start()
         for done in range(MOST_KILLS if sabotage is None else SABOTAGED_KILLS):

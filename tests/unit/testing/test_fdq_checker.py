@@ -290,6 +290,11 @@ CASES = {
             commits=(COMMIT, replace(COMMIT, outcome=FAILED, outputs=("m2|r2|0",), epoch=0)),
         ),
     ),
+    "the output of a transaction that was refused twice": (
+        ABORTED_READ,
+        changed(commits=(replace(COMMIT, outcome=FAILED), replace(COMMIT, outcome=FAILED))),
+        changed(commits=(replace(COMMIT, outcome=UNKNOWN), replace(COMMIT, outcome=FAILED))),
+    ),
     "the output of no transaction": (
         ABORTED_READ,
         changed(commits=()),

@@ -83,6 +83,15 @@ class Evidence:
         return commits
 
     @cached_property
+    def tries(self) -> dict[str, list[Committed]]:
+        """Of a transaction, by the body of each of its outputs: it is sent until it is answered."""
+        tries = defaultdict(list)
+        for one in self.history.commits:
+            for body in one.outputs:
+                tries[body].append(one)
+        return tries
+
+    @cached_property
     def shards(self) -> dict[int, Shard]:
         return {one.shard: one for one in self.found.shards}
 

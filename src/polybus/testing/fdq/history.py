@@ -17,6 +17,7 @@ from polybus.testing.fdq.diary import NEVER_NS, UNKNOWN, Operation
 OK: Final = "ok"
 FAILED: Final = "failed"
 DUPLICATE: Final = "duplicate"
+UNSENT: Final = "unsent"  # there was no bus to hear it: as if it had never been begun
 
 # The kinds of a diary's entries.
 PRODUCE: Final = "produce"
@@ -113,7 +114,8 @@ class History:
 
 def history_of(diaries: Iterable[Operation], *, max_deliver: int, is_exact: bool) -> History:
     """The diaries of all processes, as one history, in the order of time."""
-    entries = sorted(diaries, key=lambda one: one.began_ns)
+    sent = (one for one in diaries if one.outcome != UNSENT)
+    entries = sorted(sent, key=lambda one: one.began_ns)
 
     def of(kind: str) -> list[Operation]:
         return [one for one in entries if one.kind == kind]
@@ -179,6 +181,7 @@ __all__ = [
     "PRODUCE",
     "RUN",
     "UNKNOWN",
+    "UNSENT",
     "Ack",
     "Assigned",
     "Committed",

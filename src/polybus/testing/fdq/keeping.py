@@ -104,13 +104,14 @@ def aborted_reads(evidence: Evidence) -> Iterator[Anomaly]:
                 yield Anomaly(ABORTED_READ, f"{one.body}: refused, and in the topic")
     for body in evidence.rows.keys() - evidence.messages.keys():
         yield Anomaly(ABORTED_READ, f"{body}: in the topic, and nobody sent it")
-    sent = {body for one in evidence.history.commits for body in one.outputs}
-    for body in evidence.output_bodies - sent:
+    for body in evidence.output_bodies - evidence.tries.keys():
         yield Anomaly(ABORTED_READ, f"{body}: among the outputs, and no transaction was to be done")
-    for commit in evidence.history.commits:
-        for body in commit.outputs:
-            if commit.outcome == FAILED and body in evidence.output_bodies:
-                yield Anomaly(ABORTED_READ, f"{body}: its transaction was refused, and it is there")
+    refused = {
+        body: all(one.outcome == FAILED for one in tries) for body, tries in evidence.tries.items()
+    }
+    for body in evidence.output_bodies:
+        if refused.get(body):
+            yield Anomaly(ABORTED_READ, f"{body}: its transaction was refused, and it is there")
     yield from _other_words(evidence)
 
 

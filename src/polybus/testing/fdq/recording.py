@@ -10,9 +10,9 @@ from __future__ import annotations
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
-from polybus.errors import PolybusError, Unavailable
+from polybus.errors import NotConnected, PolybusError, Unavailable
 from polybus.testing.fdq.diary import UNKNOWN, Diary
-from polybus.testing.fdq.history import ACK, ASSIGNED, COMMIT, DUPLICATE, FAILED, OK
+from polybus.testing.fdq.history import ACK, ASSIGNED, COMMIT, DUPLICATE, FAILED, OK, UNSENT
 
 if TYPE_CHECKING:
     from polybus.native import Client
@@ -51,6 +51,9 @@ class RecordedBus:
             number = self._diary.begin(kind, **fields)
             try:
                 answer = connection.act_once(name, given)
+            except NotConnected:
+                self._diary.end(number, UNSENT)
+                raise
             except Unavailable:
                 raise  # it never ends: nobody knows
             except PolybusError as error:

@@ -46,8 +46,8 @@ from polybus.testing.watch import until
 
 PATIENCE_S = 90.0  # for what only fails if something is wrong
 MOST_CONSUMERS = 5
-# Lines of diaries, between one deed and the next.
-LEAST_LINES, MOST_LINES = 20, 300
+# Of what clients do, between one deed and the next.
+LEAST_DONE, MOST_DONE = 10, 200
 
 
 class Workload:
@@ -115,7 +115,7 @@ class Workload:
     def disturb(self, times: int) -> None:
         names, weights = list(self._settings.deeds), list(self._settings.deeds.values())
         for _ in range(times):
-            self.go_on(self._random.randint(LEAST_LINES, MOST_LINES))
+            self.go_on(self._random.randint(LEAST_DONE, MOST_DONE))
             self.do(self._random.choices(names, weights)[0])
 
     def do(self, name: str) -> None:
@@ -142,7 +142,7 @@ class Workload:
         child.signal(signal.SIGSTOP)
         name = child.name.partition(".")[0]
         until(lambda: name not in self.members(), f"{name} stands still", PATIENCE_S)
-        self.go_on(LEAST_LINES)
+        self.go_on(LEAST_DONE)
         child.signal(signal.SIGCONT)
 
     def _start_one(self) -> None:
@@ -206,18 +206,19 @@ class Workload:
         paths = self._folder.glob("*.diary")
         return [one for path in paths for one in operations(path.stem, path)]
 
-    def go_on(self, lines: int) -> None:
-        """Until the clients have written down so much more."""
-        wanted = self._lines() + lines
+    def go_on(self, count: int) -> None:
+        """Until the clients have done so much more."""
+        wanted = self._done() + count
 
         def is_there() -> bool:
             self._renew()
-            return self._lines() >= wanted
+            return self._done() >= wanted
 
         until(is_there, "the clients do not go on", PATIENCE_S)
 
-    def _lines(self) -> int:
-        return sum(path.read_bytes().count(b"\n") for path in self._folder.glob("*.diary"))
+    def _done(self) -> int:
+        done = b'"outcome": "ok"'
+        return sum(path.read_bytes().count(done) for path in self._folder.glob("*.diary"))
 
     # --- the end
 
