@@ -1,4 +1,4 @@
-"""`group.fetch`: one answer in JSON, and behind it the rows of some shards, each as Arrow IPC."""
+"""`group.fetch`: one answer in JSON, and behind it the rows of some shards, as Arrow IPC."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ def fetch(connection: Connection, request: dict[str, Any]) -> Fetched:
 
 
 def _opened(connection: Connection, results: list[pa.Buffer]) -> Fetched:
+    """The batches refer to what was received."""
     try:
         answer: dict[str, Any] = json.loads(results[0].to_pybytes())
-        return answer, [_batch(one) for one in results[1:]]
-    except (IndexError, ValueError, pa.ArrowException, StopIteration):
+        batches = [batch for raw in results[1:] for batch in pa.ipc.open_stream(raw)]
+    except (IndexError, ValueError, pa.ArrowException):
         raise PeerError(f"{connection.url} has given no answer to {FETCH}") from None
-
-
-def _batch(raw: pa.Buffer) -> pa.RecordBatch:
-    """Refers to what was received; it is copied only if it came as several batches."""
-    with pa.ipc.open_stream(raw) as reader:
-        first = reader.read_next_batch()
-        rest = list(reader)
-    if not rest:
-        return first
-    return pa.Table.from_batches([first, *rest]).combine_chunks().to_batches()[0]
+    if len(batches) != len(answer.get("rows", ())):
+        raise PeerError(f"{connection.url} has given another number of batches than it said")
+    return answer, batches

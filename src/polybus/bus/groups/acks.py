@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.groups import judging, letters, ranges
+from polybus.bus.groups import judging, letters, ranges, sabotage
 from polybus.bus.groups.judging import Entry, Judged
 from polybus.bus.groups.letters import Failure
 from polybus.bus.groups.state import Group, Means, Shard, Work
@@ -26,7 +25,7 @@ class Acks:
     ) -> list[dict[str, Any]]:
         """An answer for each entry, once all that is taken is on disk."""
         shards = [group.shard(one.shard) for one in entries]
-        ends = self._ends(group, shards, entries)
+        ends = self._ends(group, entries)
         with Work(self._means, group, shards) as work:
             judged = [
                 self._judge(work, shard, consumer, max_deliver, entry, ends[entry.shard])
@@ -55,13 +54,14 @@ class Acks:
         failed runs of it the consumer knew of.
         """
         offset, attempt = run
-        end = self._ends(group, [shard], [Entry(shard.number, 0, ((offset, offset + 1),))])
-        if offset >= end[shard.number]:
+        ends = self._ends(group, [Entry(shard.number, 0, ((offset, offset + 1),))])
+        if offset >= ends[shard.number]:
             raise MalformedRequest(f"shard {shard.number} has no offset {offset}")
         with Work(self._means, group, [shard]) as work:
             progress = shard.progress
             judging.check_owner(progress, shard.number, *owner)
-            if ranges.contains(progress.low, progress.ranges, offset):
+            is_acked = ranges.contains(progress.low, progress.ranges, offset)
+            if is_acked and not sabotage.REPEATS_OFF:
                 return None
             failed = progress.attempts.get(offset, 0)
             if failed != attempt:
@@ -101,17 +101,14 @@ class Acks:
     ) -> None:
         latency = shard.sightings.add(progress.latency, acked, self._means.wall_ns())
         counted = shard.counted if progress.owner is not None else (0, 0)
-        work.set(shard, replace(progress, latency=latency, counted=counted))
+        work.set(shard, progress._replace(latency=latency, counted=counted))
 
-    def _ends(
-        self, group: Group, shards: Sequence[Shard], entries: Sequence[Entry]
-    ) -> dict[int, int]:
+    def _ends(self, group: Group, entries: Sequence[Entry]) -> Sequence[int]:
         """Where shards end: as far as they are known to reach, unless more is spoken of."""
-        known = {shard.number: shard.handed_to or 0 for shard in shards}
-        if all(known[one.shard] >= _last(one) for one in entries):
+        known = self._means.ends.of(group.topic.number)
+        if all(known[one.shard] >= one.last for one in entries):
             return known
-        bounds = self._means.durable.store.bounds(group.topic.number).shards
-        return {number: bounds[number].end for number in known}
+        return self._means.ends.look(group.topic.number)
 
 
 def give_up(means: Means, work: Work, failures: Sequence[Failure]) -> set[tuple[int, int]]:
@@ -133,11 +130,6 @@ def _tidy(shard: Shard) -> None:
         shard.new_owner(shard.progress.low)
     else:
         shard.sightings.forget(shard.progress.low)
-
-
-def _last(entry: Entry) -> int:
-    acked = max((to for _, to in entry.acked), default=0)
-    return max(acked, max((one.offset + 1 for one in entry.failed), default=0))
 
 
 def _told(

@@ -75,10 +75,11 @@ class Coordinator:
         member: tuple[str, int],
         held: Mapping[int, Held],
         bounds: tuple[int, int],
+        exact: bool = True,
     ) -> Fetching:
         """`member` is its name and epoch, `bounds` are rows and bytes."""
         found, _ = self._member(topic, group, *member)
-        return Fetching(self._means, found, member, held, bounds)
+        return Fetching(self._means, found, member, held, bounds, exact)
 
     def ack(
         self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[Entry]
@@ -136,6 +137,7 @@ class Coordinator:
 
     def drop(self, topic: Topic) -> None:
         """The topic has gone. Quick, and may be called on any thread."""
+        self._means.ends.forget(topic.number)
         self._table.drop(topic)
 
     def tick(self) -> None:

@@ -7,7 +7,7 @@ are acked already may be among them, at most a few: long acked runs are passed o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,10 +18,11 @@ from polybus.model.rows import EMPTY, Rows
 
 if TYPE_CHECKING:
     from polybus.bus.groups.records import Progress
-    from polybus.model.topic import Bounds
 
 PASSED_OVER: Final = 256  # rows acked in a run, from which on it is worth another read
 INT64_BYTES: Final = 8
+
+Portion = tuple[dict[str, int], Rows]  # shard, epoch, from and to, and what is there
 
 
 class Held(NamedTuple):
@@ -40,7 +41,7 @@ class Fetched:
     assigned: list[dict[str, Any]]
     release: list[int]
     lost: list[int]
-    rows: list[tuple[dict[str, int], Rows]]
+    rows: list[Portion]
     is_news: bool
 
     def __bool__(self) -> bool:
@@ -48,7 +49,10 @@ class Fetched:
 
 
 class Fetching:
-    """One fetch of one member. Each `look` is from the start."""
+    """One fetch of one member. Each `look` is from the start.
+
+    `exact`: it must see what was committed just now, since it will not wait for the news.
+    """
 
     def __init__(
         self,
@@ -57,85 +61,84 @@ class Fetching:
         member: tuple[str, int],
         held: Mapping[int, Held],
         bounds: tuple[int, int],
+        exact: bool,
     ) -> None:
         self._means = means
         self._group = group
         self._consumer, self._epoch = member
         self._held = held
         self._max_rows, self._max_bytes = bounds
+        self._ends = means.ends.look if exact else means.ends.of
 
     def look(self) -> Fetched:
         """What there is now. `Fenced` or `Expired` if it is a member no more."""
-        group = self._group
+        group, held = self._group, self._held
         group.member(self._consumer, self._epoch)
-        bounds = self._means.durable.store.bounds(group.topic.number)
+        ends = self._ends(group.topic.number)
         owned = {one.number: one for one in group.owned(self._consumer, self._epoch)}
         new = [one for one in owned.values() if not self._knows(one)]
-        lost = [n for n in self._held if n not in owned or not self._knows(owned[n])]
+        lost = [n for n in held if n not in owned or not self._knows(owned[n])]
         release = [n for n, one in owned.items() if not group.is_for(one, self._consumer)]
-        found = Fetched([], release, lost, [], False)
-        for shard in owned.values():
-            self._catch_up(shard, bounds)
-            if shard.handed_to is None and self._knows(shard):  # from before the bus started
-                shard.handed_to = self._held[shard.number].next
-        found.assigned = [_told(one, bounds) for one in new]
-        found.rows = self._read([one for n, one in owned.items() if n not in release], bounds)
-        untold = [n for n in release if n not in self._held or not self._held[n].releasing]
-        found.is_news = bool(new or lost or found.rows or untold)
-        return found
+        rows = self._read([one for n, one in owned.items() if n not in release], ends)
+        untold = [n for n in release if n not in held or not held[n].releasing]
+        assigned = [_told(one, ends) for one in new]
+        return Fetched(assigned, release, lost, rows, bool(new or lost or rows or untold))
 
     def _knows(self, shard: Shard) -> bool:
         held = self._held.get(shard.number)
         return held is not None and held.epoch == shard.progress.epoch
 
-    def _catch_up(self, shard: Shard, bounds: Bounds) -> None:
-        """The low mark is never before the first message that is there."""
-        start = bounds.shards[shard.number].start
-        if shard.progress.low >= start:
-            return
-        with Work(self._means, self._group, [shard]) as work:
-            work.set(shard, judging.trim(shard.progress, start))
-            work.commit()
-
-    def _read(self, shards: list[Shard], bounds: Bounds) -> list[tuple[dict[str, int], Rows]]:
+    def _read(self, shards: list[Shard], ends: Sequence[int]) -> list[Portion]:
         """Each has an equal share of the bounds; what one leaves is for the others."""
-        ready = [one for one in shards if self._at(one, bounds) < bounds.shards[one.number].end]
+        places = [(shard, self._at(shard, ends[shard.number])) for shard in shards]
+        ready = [(shard, at) for shard, at in places if at < ends[shard.number]]
+        ready.sort(key=lambda one: one[1])  # a bound must not starve who is far behind
         rows_left, bytes_left = self._max_rows, self._max_bytes
         found = []
-        for left, shard in zip(range(len(ready), 0, -1), self._turned(ready), strict=True):
+        for left, (shard, at) in zip(range(len(ready), 0, -1), ready, strict=True):
             if rows_left <= 0 or bytes_left <= 0:
                 break
-            most = -(-rows_left // left), -(-bytes_left // left)
-            rows = self._rows(shard, self._at(shard, bounds), *most)
+            rows = self._rows(shard, at, -(-rows_left // left), -(-bytes_left // left))
             if rows.count:
                 rows_left -= rows.count
                 bytes_left -= rows.size_bytes
                 found.append((self._noted(shard, rows), rows))
         return found
 
-    def _turned(self, ready: list[Shard]) -> list[Shard]:
-        """The shard that was read least goes first: a bound must not starve the last."""
-        return sorted(ready, key=lambda one: one.handed_to or 0)
-
-    def _at(self, shard: Shard, bounds: Bounds) -> int:
+    def _at(self, shard: Shard, end: int) -> int:
         """Where to read on, or the shard's end if nothing is wanted of it."""
         progress, held = shard.progress, self._held.get(shard.number)
-        if held is not None and held.paused:
-            return bounds.shards[shard.number].end
-        known = held is not None and held.epoch == progress.epoch
-        at = held.next if held is not None and known else progress.low
-        at = max(at, bounds.shards[shard.number].start)
-        acked = ranges.range_of(progress.ranges, at)
+        if held is None or held.epoch != progress.epoch:
+            at = progress.low
+        elif held.paused:
+            return end
+        else:
+            at = held.next
+            if shard.handed_to is None:  # from before the bus started
+                shard.handed_to = at
+        acked = ranges.range_of(progress.ranges, at) if progress.ranges else None
         return acked[1] if acked else at
 
     def _rows(self, shard: Shard, start: int, max_rows: int, max_bytes: int) -> Rows:
-        end = _next_run(shard.progress, start)
-        number = self._group.topic.number
-        read = self._means.durable.store.read
         try:
-            return read(number, shard.number, start, end, max_rows=max_rows, max_bytes=max_bytes)
-        except Trimmed:  # since the bounds were looked at: the next look finds it
-            return EMPTY
+            return self._read_rows(shard, start, max_rows, max_bytes)
+        except Trimmed as trimmed:
+            self._catch_up(shard, trimmed.start)
+            try:
+                return self._read_rows(shard, trimmed.start, max_rows, max_bytes)
+            except Trimmed:  # once more, meanwhile: the next fetch finds it
+                return EMPTY
+
+    def _read_rows(self, shard: Shard, start: int, max_rows: int, max_bytes: int) -> Rows:
+        end = _next_run(shard.progress, start) if shard.progress.ranges else None
+        number, read = self._group.topic.number, self._means.durable.store.read
+        return read(number, shard.number, start, end, max_rows=max_rows, max_bytes=max_bytes)
+
+    def _catch_up(self, shard: Shard, start: int) -> None:
+        """The low mark is never before the first message that is there."""
+        with Work(self._means, self._group, [shard]) as work:
+            work.set(shard, judging.trim(shard.progress, start))
+            work.commit()
 
     def _noted(self, shard: Shard, rows: Rows) -> dict[str, int]:
         first = int.from_bytes(rows.offsets[:INT64_BYTES], "little")
@@ -152,7 +155,7 @@ def _next_run(progress: Progress, start: int) -> int | None:
     return next(behind, None)
 
 
-def _told(shard: Shard, bounds: Bounds) -> dict[str, Any]:
+def _told(shard: Shard, ends: Sequence[int]) -> dict[str, Any]:
     progress = shard.progress
     return {
         "shard": shard.number,
@@ -161,5 +164,5 @@ def _told(shard: Shard, bounds: Bounds) -> dict[str, Any]:
         "ranges": [list(one) for one in progress.ranges],
         "attempts": {str(offset): n for offset, n in progress.attempts.items()},
         "suspect_to": progress.suspect_to,
-        "end": bounds.shards[shard.number].end,
+        "end": ends[shard.number],
     }

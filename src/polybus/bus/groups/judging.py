@@ -8,7 +8,7 @@ again, changes nothing, so a call whose answer was lost can be made again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.bus.groups import ranges, sabotage
@@ -49,6 +49,12 @@ class Entry:
     redelivered: int = 0
     release: bool = False
 
+    @property
+    def last(self) -> int:
+        """The end of what it speaks of."""
+        ends = [to for _, to in self.acked] + [one.offset + 1 for one in self.failed]
+        return max(ends, default=0)
+
 
 @dataclass(slots=True)
 class Judged:
@@ -68,11 +74,10 @@ def check_owner(progress: Progress, shard: int, consumer: str, epoch: int) -> No
 
 def judge(progress: Progress, entry: Entry, end: int, max_deliver: int) -> Judged:
     """`end` is the shard's: nobody can have seen more."""
-    last = max((to for _, to in entry.acked), default=0)
-    last = max(last, max((one.offset + 1 for one in entry.failed), default=0))
-    if last > end:
-        raise MalformedRequest(f"shard {entry.shard} ends at {end}, not at {last}")
-    return fail(ack(progress, entry.acked), entry.shard, entry.failed, max_deliver)
+    if entry.last > end:
+        raise MalformedRequest(f"shard {entry.shard} ends at {end}, not at {entry.last}")
+    acked = ack(progress, entry.acked) if entry.acked else progress
+    return fail(acked, entry.shard, entry.failed, max_deliver) if entry.failed else Judged(acked)
 
 
 def ack(progress: Progress, acked: Iterable[Range], most: int = MAX_RANGES) -> Progress:
@@ -83,7 +88,7 @@ def ack(progress: Progress, acked: Iterable[Range], most: int = MAX_RANGES) -> P
     if attempts:
         attempts = {at: n for at, n in attempts.items() if not ranges.contains(low, above, at)}
     suspect_to = progress.suspect_to if progress.suspect_to > low else 0
-    return replace(progress, low=low, ranges=above, attempts=attempts, suspect_to=suspect_to)
+    return progress._replace(low=low, ranges=above, attempts=attempts, suspect_to=suspect_to)
 
 
 def fail(progress: Progress, shard: int, failed: Iterable[Failed], max_deliver: int) -> Judged:
@@ -102,7 +107,7 @@ def fail(progress: Progress, shard: int, failed: Iterable[Failed], max_deliver: 
         if count >= max_deliver:
             judged.failures.append(Failure(shard, one.offset, count, one.reason))
     if judged.attempts:
-        judged.progress = replace(progress, attempts=attempts)
+        judged.progress = progress._replace(attempts=attempts)
     return judged
 
 
@@ -119,8 +124,7 @@ def bury(shard: Shard, end: int, max_deliver: int) -> Judged:
 def let_go(shard: Shard, progress: Progress, suspect_to: int) -> Progress:
     """Nobody's from now on; what its owner has counted stays."""
     emitted, redelivered = shard.counted
-    return replace(
-        progress,
+    return progress._replace(
         owner=None,
         member=0,
         suspect_to=suspect_to,
@@ -131,7 +135,7 @@ def let_go(shard: Shard, progress: Progress, suspect_to: int) -> Progress:
 
 
 def give(progress: Progress, owner: str, member: int) -> Progress:
-    return replace(progress, owner=owner, member=member, epoch=progress.epoch + 1)
+    return progress._replace(owner=owner, member=member, epoch=progress.epoch + 1)
 
 
 def give_up(progress: Progress, offsets: Iterable[int]) -> Progress:
@@ -140,7 +144,7 @@ def give_up(progress: Progress, offsets: Iterable[int]) -> Progress:
     if not dead:
         return progress
     given_up = ack(progress, dead, MAX_RANGES + MAX_ATTEMPTS)
-    return replace(given_up, dead_lettered=progress.dead_lettered + len(dead))
+    return given_up._replace(dead_lettered=progress.dead_lettered + len(dead))
 
 
 def trim(progress: Progress, start: int) -> Progress:
@@ -149,6 +153,6 @@ def trim(progress: Progress, start: int) -> Progress:
     if start <= progress.low:
         return progress
     moved = ack(progress, [(0, start)])
-    return replace(
-        moved, start=progress.start + unread, trimmed_unread=progress.trimmed_unread + unread
+    return moved._replace(
+        start=progress.start + unread, trimmed_unread=progress.trimmed_unread + unread
     )

@@ -8,7 +8,6 @@ ack what is to come again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.groups.state import Group, Means, Shard, Work
@@ -48,8 +47,7 @@ def reset(means: Means, group: Group, to: Any, force: bool) -> dict[int, int]:
 
 def _moved(shard: Shard, to: int) -> Progress:
     progress, (emitted, redelivered) = shard.progress, shard.counted
-    return replace(
-        progress,
+    return progress._replace(
         epoch=progress.epoch + 1,
         start=to,
         low=to,

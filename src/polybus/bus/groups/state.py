@@ -28,6 +28,7 @@ from polybus.model.commit import Append, Change, Commit
 
 if TYPE_CHECKING:
     from polybus.bus.durable import Durable
+    from polybus.bus.groups.ends import Ends
     from polybus.model.commit import Committed
     from polybus.model.topic import Topic
 
@@ -37,6 +38,7 @@ class Means:
     """What the coordinator stands on. `wake` is called with a topic's number."""
 
     durable: Durable
+    ends: Ends
     clock: Callable[[], float]
     wall_ns: Callable[[], int]
     wake: Callable[[int], None]

@@ -29,6 +29,7 @@ from polybus.model.rules import PRODUCE, SUBSCRIBE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from polybus.bus.groups.ends import Ends
     from polybus.bus.groups.fetching import Fetched
     from polybus.bus.port.access import Access
     from polybus.bus.port.verbs import Caller, Port
@@ -45,6 +46,7 @@ ANY_GROUP_OF: Final = -1  # the place of a topic that stands for changes of its 
 
 def open_coordinator(
     access: Access,
+    ends: Ends,
     waits: Waits,
     limits: NativeLimits,
     clock: Callable[[], float],
@@ -59,7 +61,7 @@ def open_coordinator(
     def wake(number: int) -> None:
         waits.wake(number, ANY_GROUP_OF)
 
-    means = Means(access.durable, clock, wall_ns, wake, dead_letters)
+    means = Means(access.durable, ends, clock, wall_ns, wake, dead_letters)
     return Coordinator(means, limits.max_groups, limits.max_members)
 
 
@@ -116,9 +118,9 @@ def fetch(port: Port, caller: Caller, given: Arguments) -> tuple[Answer, list[Ro
         min(given["max_bytes"], limits.max_fetch_bytes),
     )
     member = given["consumer"], given["epoch"]
-    fetching = port.groups.fetching(topic, given["group"], member, held, most)
-    found = fetching.look()
     wait_s = min(given["wait_ms"] / 1000, limits.max_wait_s)
+    fetching = port.groups.fetching(topic, given["group"], member, held, most, not wait_s)
+    found = fetching.look()
     if not found and wait_s:
         wanted = [shard for shard, one in held.items() if not one.paused]
         places = [(topic.number, shard) for shard in (ANY_GROUP_OF, *wanted)]
@@ -249,7 +251,7 @@ FETCH = Action(
         Field("max_bytes", "count", "about so many bytes of keys, bodies and headers", 4 << 20),
         Field("wait_ms", "count", "how long to wait if there is nothing to tell", 0),
     ),
-    "assigned, release, lost, rows; and for each of rows a further result",
+    "assigned, release, lost, rows; and in a second result what is in the rows",
 )
 
 ACTIONS = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from polybus.bus.groups.ends import Ends
 from polybus.bus.groups.ticking import Ticking
 from polybus.bus.port import actions, groups
 from polybus.bus.port.access import Access
@@ -45,13 +46,14 @@ class Port:
         self.access = access
         self.store = access.durable.store
         self.limits = limits
-        self.waits = Waits(self.store, limits.max_waits, clock)
+        ends = Ends(self.store)
+        self.waits = Waits(self.store, limits.max_waits, clock, ends.hear)
         self.owners = Owners(self.store)
         self.rules = rules
         self.wall_ns = wall_ns
         self.budget = Budget(limits.max_uncommitted_bytes)
         self._stats = stats
-        self.groups = groups.open_coordinator(access, self.waits, limits, clock, wall_ns)
+        self.groups = groups.open_coordinator(access, ends, self.waits, limits, clock, wall_ns)
         self._ticking = Ticking(self.groups, clock)
         access.tell_gone(self.waits.gone)
         access.tell_gone(self.groups.drop)

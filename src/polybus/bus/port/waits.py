@@ -17,7 +17,7 @@ from polybus.errors import LimitReached, StoreClosed
 
 if TYPE_CHECKING:
     from polybus.model.topic import Topic
-    from polybus.store.contract import News, Store
+    from polybus.store.contract import Listener, News, Store
 
 T = TypeVar("T")
 Place = tuple[int, int]  # topic number, shard
@@ -37,10 +37,18 @@ class Waiter:
 
 
 class Waits:
-    def __init__(self, store: Store, max_waits: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        max_waits: int,
+        clock: Callable[[], float],
+        hear: Listener = lambda news: None,
+    ) -> None:
+        """`hear` is told of news before anybody is woken by them."""
         self._store = store
         self._max_waits = max_waits
         self._clock = clock
+        self._hear = hear
         self._lock = Lock()
         self._waiting: dict[Place, set[Waiter]] = {}
         self._waiters: set[Waiter] = set()
@@ -167,6 +175,7 @@ class Waits:
         return {place: end for place, end in ends.items() if end > wanted[place]}
 
     def _news(self, news: Sequence[News]) -> None:
+        self._hear(news)
         with self._lock:
             for one in news:
                 self._wake((one.topic, one.shard))

@@ -97,8 +97,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         else:
             answer = self._verbs.act(caller, name, request)
         yield json.dumps(answer).encode()
-        for one in rows:
-            yield _as_stream(arrow.batch_of(one))
+        if rows:
+            yield _as_stream([arrow.batch_of(one) for one in rows])
 
     def _put(
         self, context: Any, reader: Any, writer: Any, hand_over: Callable[..., Any], tell: Any
@@ -161,11 +161,12 @@ class Told:
         raise as_flight(error) from None
 
 
-def _as_stream(batch: pa.RecordBatch) -> pa.Buffer:
-    """A batch with its schema, as bytes."""
+def _as_stream(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
+    """Batches of one schema, and that once before them."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    with pa.ipc.new_stream(sink, arrow.READ_SCHEMA) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
     return sink.getvalue()
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from polybus.bus.durable import Durable
 from polybus.bus.groups.coordinator import Coordinator
+from polybus.bus.groups.ends import Ends
 from polybus.bus.groups.fetching import Fetched, Held
 from polybus.bus.groups.judging import Entry, Failed
 from polybus.bus.groups.outputs import Message, block_of, messages_of
@@ -39,6 +40,7 @@ class Desk:
         self.durable = Durable(self.store)
         means = Means(
             self.durable,
+            Ends(self.store),
             lambda: self.now,
             lambda: self.wall_ns(),
             self.woken.append,
