@@ -1,0 +1,44 @@
+"""Where the shards of topics with groups end, as far as news have told.
+
+A fetch asks this each time it is woken, and an ack each time it is made; to ask the
+store would cost either more than all else it does. It is never ahead of the store,
+and behind it only until the news of a commit have come: whoever waits is woken after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polybus.store.contract import News, Store
+
+
+class Ends:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ends: dict[int, list[int]] = {}
+
+    def hear(self, news: Sequence[News]) -> None:
+        """On the store's thread."""
+        for topic, shard, end in news:
+            known = self._ends.get(topic)
+            if known is not None and known[shard] < end:
+                known[shard] = end
+
+    def of(self, topic: int) -> Sequence[int]:
+        """By shard, and up to date from now on."""
+        return self._ends.get(topic) or self.look(topic)
+
+    def look(self, topic: int) -> Sequence[int]:
+        """The same, by asking the store."""
+        shards = self._store.bounds(topic).shards
+        known = self._ends.setdefault(topic, [0] * len(shards))
+        if not any(known):  # news may have come before it was here
+            shards = self._store.bounds(topic).shards
+        for number, one in enumerate(shards):
+            known[number] = max(known[number], one.end)
+        return known
+
+    def forget(self, topic: int) -> None:
+        self._ends.pop(topic, None)
