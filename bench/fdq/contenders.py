@@ -15,6 +15,7 @@ STALL_S = 60.0
 LOOK_S = 0.01
 SETTLE_S = 1.0  # messages at the pace before it counts
 PACE, SECONDS = 1000, 2.0
+PACED = round(PACE * SECONDS)
 _numbers = count(1)
 
 
@@ -106,8 +107,8 @@ class EndToEnd:
 
     name = OURS
 
-    def __init__(self, bus: Bus, producer: Crew, listener: Crew) -> None:
-        self.pid = bus.pid
+    def __init__(self, bus: Bus, topic: str, producer: Crew, listener: Crew) -> None:
+        self.pid, self._url, self._topic = bus.pid, native_url(bus), topic
         self._producer, self._listener = producer, listener
 
     def calibrate(self, wanted_s: float) -> None:
@@ -115,9 +116,21 @@ class EndToEnd:
         self._producer.tell(f"pace {PACE} {SETTLE_S}")
 
     def measure(self) -> Values:
-        self._listener.ask(f"hear latency-{next(_numbers)}")
+        group = f"latency-{next(_numbers)}"
+        self._listener.ask(f"hear {group}")
+        self._wait_for_shards(group)
         self._producer.tell(f"pace {PACE} {SECONDS}")
-        heard, half_us, most_us = map(float, self._listener.ask("heard")[0].split())
-        if heard < PACE * SECONDS / 2:
-            raise LoadFailed(f"{heard:.0f} messages were heard of {PACE * SECONDS:.0f}")
+        heard, half_us, most_us = map(float, self._listener.ask(f"heard {PACED}")[0].split())
+        if heard < PACED:
+            raise LoadFailed(f"{heard:.0f} messages were heard of {PACED}")
         return {P50.key: half_us, P99.key: most_us}
+
+    def _wait_for_shards(self, group: str) -> None:
+        deadline_s = time.monotonic() + STALL_S
+        with Client(self._url) as client:
+            while time.monotonic() < deadline_s:
+                shards = client.act("group.info", topic=self._topic, group=group)["shards"]
+                if all(shard["owner"] for shard in shards):
+                    return
+                time.sleep(LOOK_S)
+        raise LoadFailed(f"the listener had not all shards within {STALL_S:g} s")

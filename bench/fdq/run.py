@@ -91,7 +91,7 @@ def _contenders(
             Group(ours, _filled(ours, case, messages, 1, during), case.name, messages, "single")
         ]
     producer, listener = (_crew(ours, LATENCY, 1, during) for _ in range(2))
-    return [EndToEnd(ours, producer, listener), Disk(folder)]
+    return [EndToEnd(ours, LATENCY.name, producer, listener), Disk(folder)]
 
 
 def _crew(bus: Bus, case: Case, processes: int, during: ExitStack) -> Crew:

@@ -7,8 +7,9 @@ that it was done, with what it found:
     join GROUP batch|single     consumes in a group until `leave`, which answers how many it had
     read PROCESSES              reads its share of the shards with plain reads; answers how many
     pace RATE SECONDS           so many messages a second, with the time in each
-    hear GROUP                  consumes, noting how long each message took, until `heard`,
-                                which answers how many there were, p50 and p99 in microseconds
+    hear GROUP                  consumes, noting how long each message took, until `heard N`,
+                                which waits for N and answers how many there were, and the
+                                p50 and p99 in microseconds
 
 NUMBER tells the processes of one crew apart.
 """
@@ -25,6 +26,7 @@ from bench.store.contract import SIZE, bodies
 from polybus import fdq, native
 
 KEYS = 1000  # customers
+PATIENCE_S, LOOK_S = 20.0, 0.02
 LINGER_S = 0.0  # a message at a time: it goes at once
 TIME = struct.Struct("<q")
 
@@ -107,7 +109,10 @@ class Work:
         self._consumer.consume(self._topic, name, handler, group=group, start="latest")
         return "listening"
 
-    def heard(self) -> str:
+    def heard(self, count: str) -> str:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(self._took_ns) < int(count) and time.monotonic() < deadline_s:
+            time.sleep(LOOK_S)
         self._consumer.close()
         took = sorted(self._took_ns)
         if not took:
