@@ -28,20 +28,20 @@ class Writer:
 
 
 def answering(writer: Writer, calls: Calls, max_batches: int = 8, max_bytes: int = 100):
-    faults: list[BaseException] = []
+    errors: list[BaseException] = []
     made = Answering(
         writer,
         Window(max_batches, max_bytes, calls),
         lambda counter, done: {"counter": counter, "done": done},
         contextlib.nullcontext,
-        faults.append,
+        errors.append,
     )
-    return made, faults
+    return made, errors
 
 
 def test_answers_come_in_order_whatever_ends_first():
     writer, calls = Writer(), Calls(10)
-    stream, faults = answering(writer, calls)
+    stream, errors = answering(writer, calls)
     first, second = Future(), Future()
     stream.add(lambda: first, 1, 10)
     stream.add(lambda: second, 2, 10)
@@ -54,17 +54,17 @@ def test_answers_come_in_order_whatever_ends_first():
         {"counter": 2, "done": "b"},
         {"counter": 4, "error": {"code": "out_of_sequence", "text": "a gap"}},
     ]
-    assert faults == []
+    assert [type(one) for one in errors] == [OutOfSequence]  # it is counted
     assert calls.wait_settled(0)
 
 
 def test_a_fault_of_ours_is_told_as_such_and_logged():
     writer = Writer()
-    stream, faults = answering(writer, Calls(10))
+    stream, errors = answering(writer, Calls(10))
     stream.add(lambda: 1 // 0, None, 1)
     stream.close()
     assert writer.answers[0]["error"]["code"] == "internal"  # type: ignore[index]
-    assert [type(one) for one in faults] == [ZeroDivisionError]
+    assert [type(one) for one in errors] == [ZeroDivisionError]
 
 
 @pytest.mark.parametrize(("max_batches", "max_bytes"), [(1, 1000), (100, 15)])
@@ -92,14 +92,14 @@ def done() -> Future[None]:
 
 def test_a_client_that_has_gone_holds_nothing_up():
     writer, calls = Writer(), Calls(10)
-    stream, faults = answering(writer, calls, max_batches=1)
+    stream, errors = answering(writer, calls, max_batches=1)
     writer.is_gone = True
     handed = []
     for number in range(5):
         stream.add(lambda number=number: handed.append(number) or done(), number, 1)
     stream.close()
     assert handed == [0, 1, 2, 3, 4]
-    assert (writer.answers, faults) == ([], [])
+    assert (writer.answers, errors) == ([], [])
     assert calls.wait_settled(0)
 
 
