@@ -23,7 +23,7 @@ class Ends:
         """On the store's thread."""
         for topic, shard, end in news:
             known = self._ends.get(topic)
-            if known is not None and known[shard] < end:
+            if known is not None and shard < len(known) and known[shard] < end:
                 known[shard] = end
 
     def of(self, topic: int) -> Sequence[int]:
@@ -33,8 +33,9 @@ class Ends:
     def look(self, topic: int) -> Sequence[int]:
         """The same, by asking the store."""
         shards = self._store.bounds(topic).shards
-        known = self._ends.setdefault(topic, [0] * len(shards))
-        if not any(known):  # news may have come before it was here
+        known = self._ends.setdefault(topic, [])
+        if len(known) < len(shards):  # of news that came before it was here nothing is known
+            known += [0] * (len(shards) - len(known))
             shards = self._store.bounds(topic).shards
         for number, one in enumerate(shards):
             known[number] = max(known[number], one.end)

@@ -200,3 +200,46 @@ def test_wakes_those_who_wait_when_shards_change_hands(desk):
     desk.woken.clear()
     one.release_all()
     assert set(desk.woken) == {number}
+
+
+def test_as_many_shards_as_there_can_be(desk):
+    desk.topic(shards=512)
+    one, two = desk.join("a"), desk.join("b")
+    one.release_all()
+    assert (len(one.owns), len(two.owns)) == (256, 256)
+    desk.produce(1, shard=3)
+    one.fetch()
+    one.beat({3: (0,)})
+    desk.now += 4
+    two.beat()
+    desk.now += 2
+    desk.groups.tick()
+    assert len(two.owns) == 512
+    assert desk.shard(3)["attempts"] == 1
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_change_that_failed_half_way_is_finished_by_the_next_tick(desk, monkeypatch, failing):
+    from polybus.bus.groups import membership
+    from polybus.errors import StoreFull
+
+    monkeypatch.setattr(membership, "AT_ONCE", 2)  # several commits for four shards
+    one, two = desk.join("a"), desk.join("b")
+    one.release_all()
+    desk.now += 4
+    two.beat()
+    desk.now += 2
+    real, left = desk.store.commit, [failing]
+
+    def commit(asked):
+        left[0] -= 1
+        if left[0] == 0:
+            raise StoreFull("no room")
+        return real(asked)
+
+    monkeypatch.setattr(desk.store, "commit", commit)
+    desk.groups.tick()
+    two.beat()
+    desk.groups.tick()
+    assert two.owns == [0, 1, 2, 3]
+    assert [member["consumer"] for member in desk.info()["members"]] == ["b"]

@@ -1,0 +1,80 @@
+"""Ends that are known from news: never ahead, and never behind what they told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polybus.bus.groups.ends import Ends
+from polybus.errors import DoesNotExist
+from polybus.model.commit import Append, Commit
+from polybus.store.contract import News, Store
+from polybus.store.opening import open_store
+from polybus.testing.blocks import block
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with open_store("memory:") as opened:
+        yield opened
+
+
+def append(store: Store, topic: int, shard: int = 0) -> None:
+    store.commit(Commit(appends=(Append(topic, shard, block(b"x")),))).result(10)
+
+
+def test_what_was_there_before_and_what_came_since(store):
+    topic = store.create("t", 2, {}).number
+    append(store, topic)
+    ends = Ends(store)
+    store.watch(ends.hear)
+    assert list(ends.of(topic)) == [1, 0]
+    append(store, topic, 1)
+    assert list(ends.of(topic)) == [1, 1]
+
+
+def test_news_that_come_while_it_looks_are_not_lost(store, monkeypatch):
+    topic = store.create("t", 1, {}).number
+    ends = Ends(store)
+    store.watch(ends.hear)
+    real, looks = store.bounds, []
+
+    def bounds(number):
+        found = real(number)
+        if not looks:  # somebody appends just after the first look
+            looks.append(number)
+            append(store, topic)
+        return found
+
+    monkeypatch.setattr(store, "bounds", bounds)
+    assert list(ends.of(topic)) == [1]
+
+
+def test_old_news_and_news_of_others_change_nothing(store):
+    topic = store.create("t", 1, {}).number
+    ends = Ends(store)
+    append(store, topic)
+    append(store, topic)
+    assert list(ends.of(topic)) == [2]
+    ends.hear([News(topic, 0, 1), News(topic, 5, 9), News(topic + 1, 0, 9)])
+    assert list(ends.of(topic)) == [2]
+
+
+def test_shards_that_are_added(store):
+    topic = store.create("t", 1, {}).number
+    ends = Ends(store)
+    assert list(ends.of(topic)) == [0]
+    store.configure("t", {}, add_shards=2)
+    append(store, topic, 2)
+    assert list(ends.look(topic)) == [0, 0, 1]
+
+
+def test_a_topic_that_has_gone(store):
+    topic = store.create("t", 1, {}).number
+    ends = Ends(store)
+    ends.of(topic)
+    store.drop("t")
+    ends.forget(topic)
+    with pytest.raises(DoesNotExist):
+        ends.of(topic)

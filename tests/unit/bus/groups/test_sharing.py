@@ -1,0 +1,134 @@
+"""Members of a group do not wait for each other's disk; one shard's changes do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from polybus.errors import StoreFull
+from polybus.testing.steppedstore import SteppedStore
+from polybus.testing.watch import until
+from tests.unit.bus.groups.desk import Desk
+
+
+class Disk:
+    """A disk that works by itself until it is `held`; then commits wait for `step`."""
+
+    def __init__(self) -> None:
+        self.store = SteppedStore(wall_ns=lambda: 1, clock_s=lambda: 1.0)
+        self.held = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def step(self) -> None:
+        self.store.step()
+
+    @property
+    def waiting(self) -> int:
+        return len(self.store.waiting)
+
+    def close(self) -> None:
+        self.held = False
+        self._ended.set()
+        self._thread.join()
+        self.store.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.001) or self.store.waiting:
+            while self.store.waiting and not self.held:
+                self.store.step()
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    made = Disk()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as made:
+        yield made
+
+
+@pytest.fixture
+def desk(disk) -> Desk:
+    made = Desk(disk.store)
+    for shard in range(4):
+        made.produce(10, shard=shard)
+    return made
+
+
+def test_acks_of_two_members_are_on_their_way_together(desk, disk, pool):
+    one, two = desk.join("a"), desk.join("b")
+    one.release_all()
+    one.fetch()
+    two.fetch()
+    disk.held = True
+    acks = [pool.submit(one.ack, 0, (0, 5)), pool.submit(two.ack, 3, (0, 5))]
+    until(lambda: disk.waiting == 2, "both are on their way")
+    beat = pool.submit(one.beat)
+    assert beat.result(10) == ([], [0, 1])  # nor does a heartbeat wait for the disk
+    assert pool.submit(one.look).result(10) is not None
+    disk.held = False
+    assert [ack.result(10)["low"] for ack in acks] == [5, 5]
+
+
+def test_changes_of_one_shard_go_one_by_one(desk, disk, pool):
+    one = desk.join("a")
+    one.fetch()
+    disk.held = True
+    acks = [pool.submit(one.ack, 0, (n, n + 1)) for n in range(4)]
+    until(lambda: disk.waiting == 1, "one is on its way")
+    disk.held = False
+    for ack in acks:
+        assert ack.result(10)["error"] is None
+    assert desk.shard(0)["low"] == 4
+
+
+def test_nothing_is_known_before_it_is_on_disk(desk, disk, pool):
+    one = desk.join("a")
+    one.fetch()
+    disk.held = True
+    ack = pool.submit(one.ack, 0, (0, 5))
+    until(lambda: disk.waiting == 1, "it is on its way")
+    assert desk.shard(0)["low"] == 0
+    disk.store.fail_with = StoreFull("no room")
+    disk.step()
+    with pytest.raises(StoreFull):
+        ack.result(10)
+    disk.store.fail_with = None
+    disk.held = False
+    assert desk.shard(0)["low"] == 0
+    assert one.ack(0, (0, 5))["low"] == 5
+
+
+def test_an_ack_under_way_when_its_member_is_replaced_is_done_before_that(desk, disk, pool):
+    old = desk.join("a")
+    old.fetch()
+    disk.held = True
+    ack = pool.submit(old.ack, 0, (0, 5))
+    until(lambda: disk.waiting == 1, "it is on its way")
+    join = pool.submit(desk.join, "a")
+    disk.held = False
+    assert ack.result(10)["low"] == 5
+    new = join.result(10)
+    assert new.fetch().assigned[0]["low"] == 5
+
+
+def test_an_ack_that_comes_behind_a_replacement_is_refused(desk, disk, pool):
+    old = desk.join("a")
+    old.fetch()
+    disk.held = True
+    join = pool.submit(desk.join, "a")
+    until(lambda: disk.waiting == 1, "it is on its way")
+    ack = pool.submit(old.ack, 0, (0, 5))  # still a member, for all it knows
+    disk.held = False
+    join.result(10)
+    assert ack.exception(10) is not None or ack.result()["error"]["code"] == "fenced"
+    assert desk.shard(0)["low"] == 0
