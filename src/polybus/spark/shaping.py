@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polybus.errors import UsageError
+from polybus.errors import TooLarge, UsageError
 from polybus.model.arrow import HEADERS_TYPE
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ ALLOWED = {
     "headers": ("map<string,binary>",),
 }
 PASSED_OVER = ("shard", "offset", "id", "timestamp", "timestamp_ns", "insertion_time")
+# What every bus takes, however it is set up; FDQ's limit, too.
+MAX_MESSAGE_BYTES = 64 << 20
 # One message travels in one batch; more are cut, so that blocks are neither tiny nor huge.
 MAX_PIECE_BYTES = 4 << 20
 
@@ -103,6 +105,7 @@ def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
         raise UsageError(
             "a body is null: write only rows that have one, .filter('body is not null')"
         )
+    _check_size(body)
     keys = columns.get("shard_key")
     found = {
         "shard_key": pa.nulls(len(body), pa.utf8()) if keys is None else _cast(keys, pa.utf8()),
@@ -111,6 +114,17 @@ def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
     if "headers" in columns:
         found["headers"] = _headers(columns["headers"])
     return pa.record_batch(list(found.values()), names=list(found))
+
+
+def _check_size(body: pa.Array) -> None:
+    if body.nbytes <= MAX_MESSAGE_BYTES:
+        return  # together
+    largest = pc.max(pc.binary_length(body)).as_py()
+    if largest > MAX_MESSAGE_BYTES:
+        raise TooLarge(
+            f"a body has {largest} bytes, and at most {MAX_MESSAGE_BYTES} can be written: cut it, "
+            "or write where it can be found"
+        )
 
 
 def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
-from polybus.errors import UsageError
+from polybus.errors import Denied, UsageError, WrongKind, from_code
 from polybus.native import Client
 from polybus.spark import publishing, sabotage, shaping
 from polybus.spark.faults import told_plainly
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 REFUSE, CONTINUE = "refuse", "continue"
+PERMANENT = (UsageError, Denied, WrongKind)  # another try would end in the same way
 MAX_NAME_BYTES = 220  # of producerId and transactionId; the bus's names are a little longer
 
 
@@ -67,6 +68,7 @@ def _settings(options: Options, schema: StructType) -> Settings:
             "and only reading works beside it"
         )
     shaping.check(schema, topic)
+    client_of(bus)
     producer, transaction = options.text("producerId"), options.text("transactionId")
     if len(f"{producer or ''}{transaction or ''}".encode()) > MAX_NAME_BYTES:
         raise UsageError(
@@ -131,13 +133,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def staged(settings: Settings, rows: Iterator[pa.RecordBatch]) -> Staged:
-    """All rows of a task, staged."""
+    """All rows of a task, staged.
+
+    Rows that cannot be written are told to the driver, which raises it: Spark would try the
+    task again, in vain, and put a line of its own before ours.
+    """
     staging = Staging(client_of(settings.bus))
     try:
         for batch in rows:
             for topic, messages in shaping.batches(batch, settings.topic):
                 staging.put(topic, messages)
         done = Staged(staging.finish(), query_id(), staging.rows)
+    except PERMANENT as error:
+        staging.discard()
+        return Staged(None, query_id(), fault=(error.code, str(error)))
     except BaseException:
         staging.discard()
         raise
@@ -154,6 +163,9 @@ def _transaction(settings: Settings) -> str | None:
 def _all(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     found = [one for one in messages if isinstance(one, Staged)]
     assert len(found) == len(messages), "Spark commits only if every task has succeeded"
+    for one in found:
+        if one.fault is not None:
+            raise from_code(*one.fault)
     return found
 
 
@@ -166,5 +178,7 @@ def client_of(bus: str) -> Client:
     """Of this process: a connection does not outlive a fork."""
     key = os.getpid(), bus
     if key not in _clients:
-        _clients[key] = Client(bus)
+        client = Client(bus)
+        client.act("topic.list", pattern="")  # says at once, and plainly, if nobody is there
+        _clients[key] = client
     return _clients[key]

@@ -32,12 +32,14 @@ QUERY_ID = "sql.streaming.queryId"
 class Staged(WriterCommitMessage):
     """What a task tells the driver. Without rows there is no stage.
 
-    The query's id travels here, since the driver's own commit is not told it.
+    The query's id travels here, since the driver's own commit is not told it. `fault` is the
+    code and text of an error that no other try can mend.
     """
 
     stage: str | None
     query: str | None
     rows: int = 0
+    fault: tuple[str, str] | None = None
 
 
 def query_id() -> str | None:

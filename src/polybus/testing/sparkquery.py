@@ -25,7 +25,7 @@ from polybus.testing import sparkpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 SOURCE, OUTPUTS = "in", ("out.0", "out.1")
 MARK = "query: "  # before the line of JSON: others may write to stdout, too

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from polybus.errors import UsageError
+from polybus.errors import TooLarge, UsageError
 from polybus.model.arrow import HEADERS_TYPE, block_of, check_schema
 from polybus.spark import shaping
 from polybus.spark.schema import SCHEMA
@@ -187,6 +187,13 @@ def test_values_that_cannot_be_written_say_what_to_do(columns, topic, told):
     with pytest.raises(UsageError) as caught:
         list(shaping.batches(rows(**columns), topic))
     assert told in str(caught.value)
+
+
+def test_a_message_over_the_limit_is_told_by_its_size():
+    large = b"x" * (shaping.MAX_MESSAGE_BYTES + 1)
+    with pytest.raises(TooLarge, match=f"{len(large)} bytes"):
+        list(shaping.batches(rows(body=pa.array([b"a", large])), "t"))
+    assert shaped(rows(body=pa.array([b"a", large[1:]]))) == [("t", [b"a"]), ("t", [large[1:]])]
 
 
 # --- pieces
