@@ -4,6 +4,7 @@ $POLYBUS_SABOTAGE lists names, separated by commas; it is read once, and is no s
 nobody but the tests of faults sets it.
 
     stamps-off      a repeated request is done again
+    epochs-off      a producer that somebody newer has taken over goes on
     sync-off        nothing waits for the disk
     checksum-off    bytes are taken for what was written, whatever they are
     torn-commits    what one transaction should hold is spread over two
@@ -25,6 +26,7 @@ VARIABLE: Final = "POLYBUS_SABOTAGE"
 _chosen = frozenset(filter(None, os.environ.get(VARIABLE, "").split(",")))
 
 STAMPS_OFF: Final = "stamps-off" in _chosen
+EPOCHS_OFF: Final = "epochs-off" in _chosen
 SYNC_OFF: Final = "sync-off" in _chosen
 CHECKSUM_OFF: Final = "checksum-off" in _chosen
 TORN_COMMITS: Final = "torn-commits" in _chosen
