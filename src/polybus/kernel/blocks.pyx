@@ -512,8 +512,6 @@ cdef const char* parse(
 ) noexcept nogil:
     """Fills in the columns. Returns NULL, or the reason why this is no block."""
     cdef Header header
-    cdef Sizes sizes
-    cdef Target places
     cdef const char* reason
     if size < HEADER or size > LARGEST:
         return "size"
@@ -524,6 +522,21 @@ cdef const char* parse(
         return "size"
     if checksum and header.checksum != hash_of(data + CHECKED_FROM, size - CHECKED_FROM, 0):
         return "checksum"
+    reason = find_columns(data, size, columns)
+    return check_columns(columns) if reason is NULL else reason
+
+
+cdef const char* find_columns(
+    const unsigned char* data, int64_t size, Columns* columns
+) noexcept nogil:
+    """Where the columns of a block lie, whatever is in them. Returns NULL, or what is wrong."""
+    cdef Header header
+    cdef Sizes sizes
+    cdef Target places
+    cdef const char* reason
+    if size < HEADER:
+        return "size"
+    memcpy(&header, data, HEADER)
     if header.version != VERSION:
         return "version"
     reason = check_flags(&header)
@@ -537,7 +550,7 @@ cdef const char* parse(
     if place_columns(<unsigned char*>data, header.flags, &sizes, &places) != size:
         return "sizes"
     columns_of(columns, &sizes, &places)
-    return check_columns(columns)
+    return NULL
 
 
 cdef class Layout:
@@ -628,6 +641,88 @@ def concat(layouts) -> bytes:
         for number in range(held):
             (<Layout>items[number]).release()
         PyMem_Free(slices)
+
+
+cdef class Merging:
+    """One block of all messages of some blocks: measured first, written later.
+
+    For blocks whose bytes are known to be such, and cannot change: nothing but where
+    their columns lie is looked at. What a single block becomes is itself.
+    """
+
+    cdef list blocks
+    cdef Columns* columns
+    cdef Slice* slices
+    cdef Py_ssize_t count
+    cdef Sizes sizes
+    cdef int flags
+    cdef const char* only
+    cdef readonly Py_ssize_t size_bytes
+
+    def __cinit__(self, list blocks not None):
+        cdef Py_ssize_t number
+        self.blocks = list(blocks)
+        self.count = len(self.blocks)
+        if self.count == 0:
+            raise BadColumns("a block has at least one message")
+        if self.count == 1:
+            self.only = PyBytes_AS_STRING(<bytes?>self.blocks[0])
+            self.size_bytes = len(<bytes>self.blocks[0])
+            return
+        self.columns = <Columns*>PyMem_Malloc(self.count * sizeof(Columns))
+        self.slices = <Slice*>PyMem_Malloc(self.count * sizeof(Slice))
+        if self.columns is NULL or self.slices is NULL:
+            raise MemoryError
+        for number in range(self.count):
+            self.take(number, <bytes?>self.blocks[number])
+        self.measure()
+
+    def __dealloc__(self):
+        PyMem_Free(self.columns)
+        PyMem_Free(self.slices)
+
+    cdef int take(self, Py_ssize_t number, bytes block) except -1:
+        cdef Columns* columns = &self.columns[number]
+        cdef const char* reason = find_columns(
+            <const unsigned char*>PyBytes_AS_STRING(block), len(block), columns
+        )
+        if reason is not NULL:
+            raise BadBlock(reason.decode())
+        self.slices[number].columns = columns
+        self.slices[number].start = 0
+        self.slices[number].end = columns.count
+        return 0
+
+    cdef int measure(self) except -1:
+        cdef Target unused
+        if not measure(self.slices, self.count, &self.sizes):
+            raise BadBlock("offsets")
+        self.flags = flags_for(&self.sizes)
+        self.size_bytes = place_columns(NULL, self.flags, &self.sizes, &unused)
+        if self.size_bytes > LARGEST:
+            raise OverflowError(
+                f"a block of {self.size_bytes} bytes; at most {MAX_BYTES} are possible"
+            )
+        return 0
+
+    def write(self, bytes before not None) -> bytes:
+        """The block, behind some other bytes."""
+        cdef Py_ssize_t offset = len(before)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, offset + self.size_bytes)
+        cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(data)
+        memcpy(out, PyBytes_AS_STRING(before), offset)
+        if self.size_bytes >= WORTH_LETTING_GO:
+            with nogil:
+                self.write_to(out + offset)
+        else:
+            self.write_to(out + offset)
+        return data
+
+    cdef void write_to(self, unsigned char* out) noexcept nogil:
+        if self.count == 1:
+            memcpy(out, self.only, self.size_bytes)
+        else:
+            write_block(out, self.size_bytes, self.flags, &self.sizes, self.slices, self.count)
 
 
 def cut(Layout layout not None, int64_t start, int64_t end) -> bytes:

@@ -9,7 +9,6 @@ a read wants out of layouts, so that nothing refers to them afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from typing_extensions import Buffer
@@ -56,12 +55,11 @@ class Piece(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One message or more. Made by `open`, `from_columns`, `concat` or `slice` alone."""
 
     data: bytes
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
 
     @property
     def size_bytes(self) -> int:

@@ -107,16 +107,16 @@ def trims(topic: Topic, before: Mapping[int, int]) -> Mapping[int, int]:
 
 def commit(commit: Commit) -> Commit:
     """Every commit comes by here, so what is empty is not looked at, nor is a text made."""
-    appends(commit.appends)
-    if commit.stages:
-        stages(commit.stages)
-    if commit.changes:
-        changes(commit.changes)
-    if commit.stamp is not None:
-        stamp(commit.stamp)
-    if commit.note:
-        _at_most(commit.note, MAX_NOTE_BYTES, "a note")
-    places(commit.appends, len(commit.stages) + len(commit.changes))
+    given, published, changed, stamped, note = commit
+    appends(given)
+    if stamped is not None:
+        stamp(stamped)
+    if note:
+        _at_most(note, MAX_NOTE_BYTES, "a note")
+    if published or changed:
+        stages(published)
+        changes(changed)
+        places(given, len(published) + len(changed))
     return commit
 
 
@@ -177,13 +177,14 @@ def part_of_key(part: bytes) -> bytes:
 
 
 def stamp(stamp: Stamp) -> Stamp:
-    producer(stamp.producer)
-    if not 1 <= stamp.epoch <= MAX_NUMBER:
-        raise UsageError(f"epochs start at 1, not {stamp.epoch}")
-    if not 1 <= stamp.counter <= MAX_NUMBER:
-        raise UsageError(f"counters start at 1, not {stamp.counter}")
-    if stamp.digest:
-        _at_most(stamp.digest, MAX_DIGEST_BYTES, "a digest")
+    name, epoch, counter, digest = stamp
+    producer(name)
+    if not 1 <= epoch <= MAX_NUMBER:
+        raise UsageError(f"epochs start at 1, not {epoch}")
+    if not 1 <= counter <= MAX_NUMBER:
+        raise UsageError(f"counters start at 1, not {counter}")
+    if digest:
+        _at_most(digest, MAX_DIGEST_BYTES, "a digest")
     return stamp
 
 

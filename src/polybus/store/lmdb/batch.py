@@ -10,6 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from polybus.kernel.blocks import Merging
 from polybus.model.block import Block
 from polybus.store.lmdb import entries, keys
 from polybus.store.lmdb.entries import Entry, Part
@@ -35,29 +36,29 @@ class Tail:
         self.first = first
         self.count = 0
         self.size = 0
-        self.blocks: list[Block] = []
+        self.blocks: list[bytes] = []
         self.runs: list[list[int]] = []
 
-    def takes(self, size: int, count: int) -> bool:
-        return self.size + size <= MERGED_BYTES and self.count + count <= MERGED_MESSAGES
-
-    def add(self, block: Block, size: int, first_id: int, timestamp_ns: int) -> None:
-        count = block.count
-        self.blocks.append(block)
-        self.count += count
-        self.size += size
-        last = self.runs[-1] if self.runs else None
-        if last and last[1] == timestamp_ns and last[0] + last[2] == first_id:
-            last[2] += count
+    def add(self, block: Block, first_id: int, timestamp_ns: int) -> bool:
+        """Whether it was taken: else the entry would become too large. The first always is."""
+        data, count = block
+        size, total = self.size + len(data), self.count + count
+        if (size > MERGED_BYTES or total > MERGED_MESSAGES) and self.blocks:
+            return False
+        self.blocks.append(data)
+        self.size, self.count = size, total
+        runs = self.runs
+        if runs and runs[-1][1] == timestamp_ns and runs[-1][0] + runs[-1][2] == first_id:
+            runs[-1][2] += count
         else:
-            self.runs.append([first_id, timestamp_ns, count])
+            runs.append([first_id, timestamp_ns, count])
+        return True
 
     def encode(self, target: Target) -> bytes:
         runs = b"".join([_RUN.pack(*run) for run in self.runs])
         entry = Entry(entries.BLOCK, *target, self.first, self.count, self.size, runs)
-        blocks = self.blocks
-        block = blocks[0] if len(blocks) == 1 else Block.concat(blocks)
-        return entries.encode(entry, block.data)
+        merged = Merging(self.blocks)
+        return merged.write(entries.encode_head(entry, merged.size_bytes))
 
 
 class Batch:
@@ -88,7 +89,8 @@ class Batch:
         return self.records
 
     def put(self, key: bytes, value: bytes) -> None:
-        self.deletes.discard(key)
+        if self.deletes:
+            self.deletes.discard(key)
         self.puts[key] = value
 
     def delete(self, key: bytes) -> None:
@@ -99,14 +101,13 @@ class Batch:
         self, target: Target, offset: int, block: Block, first_id: int, time_ns: int
     ) -> None:
         """A block for a shard's end, with its first id and its time."""
-        size = block.size_bytes
         tail = self._tails.get(target)
-        if tail is None or not tail.takes(size, block.count):
+        if tail is None or not tail.add(block, first_id, time_ns):
             if tail is not None:
                 self._full.append((target, tail))
             tail = self._tails[target] = Tail(offset)
-        tail.add(block, size, first_id, time_ns)
-        self.size += size
+            tail.add(block, first_id, time_ns)
+        self.size += len(block.data)
 
     def publish(self, target: Target, offset: int, parts: list[Part], run: tuple[int, int]) -> None:
         """An extent for a shard's end: what the parts' stages hold for it."""

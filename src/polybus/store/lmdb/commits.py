@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from polybus.errors import Conflict
 from polybus.model.block import Block
-from polybus.model.commit import Change, Commit, Committed, Span
+from polybus.model.commit import Append, Change, Commit, Committed, Span
 from polybus.store import checks
 from polybus.store.lmdb import keys, staging, stamps, values
 from polybus.store.lmdb.books import Books
@@ -33,14 +33,15 @@ Shares = dict[tuple[int, int], Share]
 
 
 def commit(books: Books, commit: Commit, now_ns: int) -> Committed:
-    stamp, producer = commit.stamp, None
+    appends, stages, changes, stamp, note = commit
+    producer = None
     if stamp is not None:
         producer = stamps.owner(books, stamp)
         repeated = stamps.judge(producer, stamp)
         if repeated is not None:
             return repeated
-    if len(commit.appends) == 1 and not (commit.stages or commit.changes):
-        committed = _one_block(books, *commit.appends[0], commit.note, now_ns)
+    if len(appends) == 1 and not (stages or changes):
+        committed = _one_block(books, appends[0], note, now_ns)
     else:
         committed = _all_of_it(books, commit, now_ns)
     if producer is not None and stamp is not None:
@@ -48,20 +49,24 @@ def commit(books: Books, commit: Commit, now_ns: int) -> Committed:
     return committed
 
 
-def _one_block(
-    books: Books, topic: int, number: int, block: Block, note: bytes, now_ns: int
-) -> Committed:
+def _one_block(books: Books, append: Append, note: bytes, now_ns: int) -> Committed:
     """What nearly all commits are, by the shortest way."""
-    state = books.known.topic(topic)
+    topic, number, block = append
+    known, batch = books.known, books.batch
+    state = known.topics.get(topic) or known.topic(topic)
     if number not in state.open:
         checks.open_shard(state.topic, number)
-    shard = books.known.shard(state, number)
-    time_ns = max(now_ns, state.time_ns)
-    span = Span(topic, number, shard.end, state.next_id, block.count)
+    shard = state.shards.get(number) or known.shard(state, number)
+    data, count = block
     target = topic, number
-    _add(books, target, state, shard, block, time_ns)
+    offset, first_id = shard.end, state.next_id
+    time_ns = max(now_ns, state.time_ns)
+    batch.append(target, offset, block, first_id, time_ns)
+    shard.end = offset + count
+    shard.added += len(data)
+    state.next_id = first_id + count
     _mark(books, target, state, shard, time_ns)
-    return Committed((span,), time_ns, (), note)
+    return Committed((Span(topic, number, offset, first_id, count),), time_ns, (), note)
 
 
 def _all_of_it(books: Books, commit: Commit, now_ns: int) -> Committed:

@@ -120,19 +120,22 @@ class LmdbStore(Store):
     def commit(self, commit: Commit) -> Future[Committed]:
         try:
             checks.commit(commit)
-            size = sum([append.block.size_bytes for append in commit.appends])
+            size = 0
+            for append in commit.appends:
+                size += len(append.block.data)
             return self._writing().submit(commits.commit, commit, size)
         except PolybusError as error:
             return _failed(error)
 
     def open_producer(self, name: str, habits: Habits) -> Opened:
-        raw, habits = checks.producer(name), checks.habits(habits)
-        opened: Opened = self._do(lambda books: stamps.open_producer(books, raw, habits))
+        checks.producer(name)
+        habits = checks.habits(habits)
+        opened: Opened = self._do(lambda books: stamps.open_producer(books, name, habits))
         return opened
 
     def close_producer(self, name: str, epoch: int) -> None:
-        raw = checks.producer(name)
-        self._do(lambda books: stamps.close_producer(books, raw, epoch))
+        checks.producer(name)
+        self._do(lambda books: stamps.close_producer(books, name, epoch))
 
     def open_stage(self, lease_s: float = LEASE_S) -> str:
         checks.lease(lease_s)

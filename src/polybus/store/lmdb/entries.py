@@ -70,11 +70,15 @@ class Entry(NamedTuple):
 
 
 def encode(entry: Entry, block: Buffer = b"") -> bytes:
+    return b"".join((encode_head(entry, len(block)), block))
+
+
+def encode_head(entry: Entry, block_bytes: int) -> bytes:
+    """All that stands before the block, of which the size will do."""
     tables = entry.runs + b"".join([_PART.pack(*part) for part in entry.parts])
-    sizes = len(block), len(entry.runs) // _RUN_BYTES, len(entry.parts)
+    sizes = block_bytes, len(entry.runs) // _RUN_BYTES, len(entry.parts)
     head = _HEAD.pack(MAGIC, *entry[:6], *sizes)
-    checksum = _CHECKSUM.pack(xxh64(head + tables))
-    return b"".join((head, checksum, tables, block))
+    return b"".join((head, _CHECKSUM.pack(xxh64(head + tables)), tables))
 
 
 def decode(value: Buffer) -> Entry:

@@ -7,7 +7,7 @@ ever sees what a crash may take back.
 
 A write that fails is tried again every interval, with all it holds, since that was
 answered; until it succeeds everything new is refused. What gathers is bounded: past
-`MAX_BYTES`, operations queue unanswered until there is room.
+`MAX_BYTES`, tasks queue unanswered until there is room, up to the queue's own bounds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
 from polybus.kernel import answers
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.books import Books
+from polybus.store.lmdb.queueing import refuse
 from polybus.store.lmdb.writer import Answer, Task, Writer, fail
 
 EARLY_BYTES: Final = 16 << 20  # so much is written without waiting for the interval's end
@@ -42,6 +44,7 @@ class IntervalWriter(Writer):
         self._failure: PolybusError | None = None
         self._due_s: float | None = None
         self._backlog: deque[Answer] = deque()
+        self._backlog_bytes = 0
         self._gathered_bytes = 0
         self._writing_bytes = 0
 
@@ -73,16 +76,25 @@ class IntervalWriter(Writer):
 
     def _enter(self, answer: Answer) -> list[Answer]:
         """Does a task now, if there is room; else it waits for some."""
-        refusal = StoreClosed("the store was closed") if self._closed else self._failure
+        refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
         if refusal is not None:
             answer.set_exception(refusal)
             return []
         full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
         if self._backlog or full:
-            self._backlog.append(answer)
-            self._hurry()
+            self._wait_for_room(answer)
             return []
         return self._gather(answer)
+
+    def _wait_for_room(self, answer: Answer) -> None:
+        try:
+            refuse(len(self._backlog) + 1, self._backlog_bytes + answer.size)
+        except PolybusError as error:
+            answer.set_exception(error)
+            return
+        self._backlog.append(answer)
+        self._backlog_bytes += answer.size
+        self._hurry()
 
     def _gather(self, answer: Answer) -> list[Answer]:
         try:
@@ -103,13 +115,16 @@ class IntervalWriter(Writer):
         self._nudge()
 
     def _nudge(self) -> None:
-        self._queue.put(Answer(_nothing), urgent=True)
+        with suppress(StoreClosed):  # the thread is about to write all there is
+            self._queue.put(Answer(_nothing), urgent=True)
 
     def _admit(self) -> list[Answer]:
         """Those who waited for room, as far as there is some."""
         begun: list[Answer] = []
         while self._backlog and self._gathered_bytes < MAX_BYTES:
-            begun += self._gather(self._backlog.popleft())
+            answer = self._backlog.popleft()
+            self._backlog_bytes -= answer.size
+            begun += self._gather(answer)
         return begun
 
     # --- on the thread
@@ -202,6 +217,7 @@ class IntervalWriter(Writer):
             self._due_s = time.monotonic() + self._interval_s
             refused = list(self._backlog)
             self._backlog.clear()
+            self._backlog_bytes = 0
             self._changed.notify_all()
         fail(refused, error)
 

@@ -8,7 +8,6 @@ nothing is on its way, too large a table is emptied.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -42,6 +41,9 @@ class TopicState:
     shards: dict[int, Shard] = field(default_factory=dict)
 
 
+Result = tuple[int, bytes, "Committed"]  # a counter, its digest, what came of it
+
+
 @dataclass(slots=True)
 class Producer:
     number: int
@@ -50,8 +52,7 @@ class Producer:
     dense: bool
     kept: int
     slots: int = 0  # used so far; the next result goes to slot `slots % kept`
-    results: dict[int, tuple[bytes, Committed]] = field(default_factory=dict)
-    order: deque[int] = field(default_factory=deque)  # counters of the results, oldest first
+    results: dict[int, Result] = field(default_factory=dict)  # by slot
 
 
 @dataclass(slots=True)
@@ -77,12 +78,12 @@ class Known:
         self._reading = reading
         self._counters: Counters | None = None
         self.topics: dict[int, TopicState | None] = {}  # None: dropped, be it not written yet
-        self.producers: dict[bytes, Producer | None] = {}
+        self.producers: dict[str, Producer | None] = {}
         self.versions: dict[bytes, int] = {}
         self.stages: dict[int, Stage | None] = {}
         self.names: dict[bytes, values.Name | None] = {}
 
-    def tables(self) -> Iterable[dict[bytes, object] | dict[int, object]]:
+    def tables(self) -> Iterable[dict[bytes, object] | dict[int, object] | dict[str, object]]:
         return self.topics, self.producers, self.versions, self.stages, self.names  # type: ignore[return-value]
 
     def shrink(self) -> None:
@@ -120,10 +121,11 @@ class Known:
             state.shards[number] = found
         return found
 
-    def producer(self, raw: bytes) -> Producer | None:
-        if raw not in self.producers:
-            self.producers[raw] = self._load_producer(raw)
-        return self.producers[raw]
+    def producer(self, name: str) -> Producer | None:
+        found = self.producers.get(name)
+        if found is None and name not in self.producers:
+            found = self.producers[name] = self._load_producer(name.encode())
+        return found
 
     def version(self, key: bytes) -> int:
         """0 if there is no such record."""
@@ -164,8 +166,7 @@ class Known:
                 for key, value in prefixed(transaction, keys.results(number))
             ]
         for slot, counter, digest, committed in sorted(listed, key=lambda item: item[1]):
-            producer.results[counter] = digest, committed
-            producer.order.append(counter)
+            producer.results[slot] = counter, digest, committed
             producer.counter = max(producer.counter, counter)
             producer.slots = slot + 1  # behind the newest
         if len(listed) > producer.slots:  # the ring has gone round: all of its slots are used

@@ -9,6 +9,9 @@ lone producer is never waited for.
 
 Whoever hands over wakes the writer only when it has what it waits for: a wake for
 each would have the two threads take turns at every step.
+
+What waits is bounded, in number and in bytes: a disk that stands still must not have
+the process run out of memory. Who comes then is told so.
 """
 
 from __future__ import annotations
@@ -17,7 +20,14 @@ from collections import deque
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
+from polybus.errors import LimitReached, StoreClosed
+
 T = TypeVar("T")
+
+# So much may wait for the disk. Dialects and the native port have limits of their own, far
+# below; some hundred megabytes of small commits come to the one, large batches to the other.
+MAX_WAITING: Final = 1 << 18
+MAX_WAITING_BYTES: Final = 1 << 30
 
 # While more come within a look, the writer goes on waiting, but for so many looks at most.
 LOOK_S: Final = 0.0002
@@ -27,17 +37,42 @@ LOOKS: Final = 10
 class Queue(Generic[T]):
     def __init__(self) -> None:
         self._items: deque[T] = deque()
+        self._bytes = 0
+        self._closed = False
         self._enough = 1
         self._expected = 1
         self._lock = Lock()
         self._bell = Lock()  # held while nobody has rung
         self._bell.acquire()
 
-    def put(self, item: T, *, urgent: bool = False) -> None:
+    def put(self, item: T, size: int = 0, *, urgent: bool = False) -> None:
+        """`StoreClosed` behind the last one, `LimitReached` while too much waits."""
         with self._lock:
+            if self._closed:
+                raise StoreClosed("the store was closed")
+            waiting = len(self._items) + 1
+            size += self._bytes
+            if (waiting > MAX_WAITING or size > MAX_WAITING_BYTES) and not urgent:
+                refuse(waiting, size)
             self._items.append(item)
-            if (urgent or len(self._items) >= self._enough) and self._bell.locked():
+            self._bytes = size
+            if (urgent or waiting >= self._enough) and self._bell.locked():
                 self._bell.release()
+
+    def put_last(self, item: T) -> bool:
+        """Nothing can be handed over behind it. False if there was a last one already."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+            self._items.append(item)
+            if self._bell.locked():
+                self._bell.release()
+            return True
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def answered(self, count: int) -> None:
         """So many were answered, and may come again; those who wait already are not among them."""
@@ -57,10 +92,15 @@ class Queue(Generic[T]):
                 return
 
     def pop(self) -> T | None:
+        """The first that waits, if any does. Its bytes count until they are `taken`."""
         try:
             return self._items.popleft()
         except IndexError:
             return None
+
+    def taken(self, size: int) -> None:
+        with self._lock:
+            self._bytes -= size
 
     def _hear(self, enough: int, timeout_s: float | None) -> bool:
         """Waits until so many are here; whether they are."""
@@ -71,3 +111,12 @@ class Queue(Generic[T]):
             self._bell.acquire(blocking=False)  # an old ring says nothing
         heard = self._bell.acquire(timeout=-1 if timeout_s is None else timeout_s)
         return heard or len(self._items) >= enough
+
+
+def refuse(waiting: int, size: int) -> None:
+    """`LimitReached` if so many, with so many bytes in all, are too many."""
+    if waiting > MAX_WAITING:
+        raise LimitReached("MAX_WAITING", f"{MAX_WAITING} commits wait for the disk already")
+    if size > MAX_WAITING_BYTES:
+        text = f"{size} bytes would wait for the disk: at most {MAX_WAITING_BYTES} may"
+        raise LimitReached("MAX_WAITING_BYTES", text)

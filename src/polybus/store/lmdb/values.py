@@ -120,14 +120,17 @@ PRODUCER: Final = Struct("<IqqBH")  # number, epoch, last counter, dense, kept r
 
 _RESULT = Struct("<qqHHH")  # counter, time; how many spans, bytes of digest, bytes of note
 _SPAN = Struct("<IIqqq")
+_RESULT_OF_ONE = Struct("<qqHHHIIqqq")  # and its span: what nearly all are
 
 
 def result(counter: int, digest: bytes, committed: Committed) -> bytes:
-    spans, note = committed.spans, committed.note
-    raw = _RESULT.pack(counter, committed.timestamp_ns, len(spans), len(digest), len(note))
-    for span in spans:
-        raw += _SPAN.pack(*span)
-    return raw + digest + note
+    spans, time_ns, _, note, _ = committed
+    head = counter, time_ns, len(spans), len(digest), len(note)
+    if len(spans) == 1:
+        raw = _RESULT_OF_ONE.pack(*head, *spans[0])
+    else:
+        raw = _RESULT.pack(*head) + b"".join([_SPAN.pack(*span) for span in spans])
+    return raw + digest + note if digest or note else raw
 
 
 def read_result(raw: Buffer) -> tuple[int, bytes, Committed]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from polybus.errors import PolybusError, StoreClosed, StoreFault
+from polybus.errors import PolybusError, StoreFault
 from polybus.kernel import answers
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.books import Books
@@ -59,8 +59,6 @@ class Writer:
         self._queue: Queue[Answer] = Queue()
         self._end = Answer()  # what is handed over last
         self.pages = 0  # written after they were answered: of interval durability alone
-        self._closing = threading.Lock()
-        self._closed = False
         self._thread = threading.Thread(target=self._run, name="polybus-store", daemon=True)
 
     def start(self) -> None:
@@ -79,19 +77,14 @@ class Writer:
 
     def close(self) -> None:
         """Finishes all that was handed over."""
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            self._queue.put(self._end, urgent=True)
-        self._thread.join()
+        if self._queue.put_last(self._end):
+            self._thread.join()
 
     def _hand_over(self, answer: Answer) -> Answer:
-        with self._closing:
-            if self._closed:
-                answer.set_exception(StoreClosed("the store was closed"))
-            else:
-                self._queue.put(answer, urgent=answer.alone)
+        try:
+            self._queue.put(answer, answer.size, urgent=answer.alone)
+        except PolybusError as error:  # closed, or full
+            answer.set_exception(error)
         return answer
 
     # --- on the thread
@@ -112,17 +105,18 @@ class Writer:
         """A group of operations, one to be done alone after it, and whether that was all."""
         group: list[Answer] = []
         size = 0
+        first: Answer | None = None
         self._queue.wait(self._wait_s())
-        while (first := self._queue.pop()) is not None:
-            if first is self._end:
-                return group, None, True
-            if first.alone:
-                return group, first, False
+        while size < GROUP_BYTES and len(group) < GROUP_OPERATIONS:
+            first = self._queue.pop()
+            if first is None or first.alone or first is self._end:
+                break
             group.append(first)
             size += first.size
-            if size >= GROUP_BYTES or len(group) >= GROUP_OPERATIONS:
-                break
-        return group, None, False
+            first = None
+        self._queue.taken(size)
+        over = first is self._end
+        return group, None if over else first, over
 
     def _wait_s(self) -> float | None:
         return self._chores.wait_s()
