@@ -109,7 +109,7 @@ def test_a_watch_is_a_live_table_on_a_terminal(bus, orders):
         child.send_signal(signal.SIGINT)
         child.communicate(timeout=PATIENCE_S)
     os.close(master)
-    assert b"inserted/s" in shown
+    assert b"acked/s" in shown
     assert orders.encode()[:20] in shown
 
 

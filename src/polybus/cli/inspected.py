@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from polybus.bus.durable import Durable
 from polybus.bus.groups.coordinator import Coordinator
+from polybus.bus.groups.ends import Ends
 from polybus.bus.groups.state import Means
 from polybus.bus.port.queries import queries_of
 from polybus.bus.port.stats import composed, groups_of
@@ -130,6 +131,7 @@ def _coordinator(store: Store) -> Coordinator:
     """One that is only asked: it wakes nobody and gives up nothing."""
     means = Means(
         Durable(store),
+        Ends(store),
         clock=time.monotonic,
         wall_ns=time.time_ns,
         wake=lambda _topic: None,

@@ -6,24 +6,28 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polybus.cli.table import show
+from polybus.cli.table import show_fields
 
 COLUMNS = (
     *("group", "members", "lag", "lag s", "acked", "emitted"),
-    *("redelivered", "dead", "ack p50", "ack p99"),
+    *("redelivered", "dead", "ack p50 ms", "ack p99 ms"),
 )
-COUNTS = ("lag", "lag_s", "acked", "emitted", "redelivered", "dead_lettered")
+SHORT = {
+    **{name: name for name in ("group", "members", "lag", "lag s", "acked")},
+    "again": "redelivered",
+    "dead": "dead",
+    "p50 ms": "ack p50 ms",
+    "p99 ms": "ack p99 ms",
+}
 
 
 def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
     rows = []
     for group in groups:
-        latency = group["ack_latency"]
-        quantiles = (_shown(quantile_ms(latency, 0.5)), _shown(quantile_ms(latency, 0.99)))
-        rows.append([group["group"], len(group["members"]), *_counts(group), *quantiles])
+        rows.append(_group_row(group))
         if by_shard:
             rows += [_shard_row(one) for one in group["shards"]]
-    show(COLUMNS, rows)
+    show_fields(COLUMNS, SHORT, rows)
 
 
 def quantile_ms(histogram: Mapping[str, int], share: float) -> float | None:
@@ -37,15 +41,27 @@ def quantile_ms(histogram: Mapping[str, int], share: float) -> float | None:
     return None
 
 
+def _group_row(group: Mapping[str, Any]) -> dict[str, Any]:
+    latency = group["ack_latency"]
+    return {
+        "group": group["group"],
+        "members": len(group["members"]),
+        **_counts(group),
+        "ack p50 ms": _shown(quantile_ms(latency, 0.5)),
+        "ack p99 ms": _shown(quantile_ms(latency, 0.99)),
+    }
+
+
+def _shard_row(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {"group": f"  shard {one['shard']}", "members": one["owner"] or "-", **_counts(one)}
+
+
+def _counts(one: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {key: one[key] for key in ("lag", "acked", "emitted", "redelivered")}
+    return {**counts, "lag s": one["lag_s"], "dead": one["dead_lettered"]}
+
+
 def _shown(bound_ms: float | None) -> str:
     if bound_ms is None:
         return ""
-    return "slower" if math.isinf(bound_ms) else f"≤ {bound_ms:g} ms"
-
-
-def _counts(one: Mapping[str, Any]) -> list[Any]:
-    return [one[key] for key in COUNTS]
-
-
-def _shard_row(one: Mapping[str, Any]) -> list[Any]:
-    return [f"  shard {one['shard']}", one["owner"] or "-", *_counts(one), "", ""]
+    return "more" if math.isinf(bound_ms) else f"≤ {bound_ms:g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -13,6 +13,25 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         _draw(columns, cells)
     else:
         _print(columns, cells)
+
+
+def show_fields(
+    columns: Sequence[str], short: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """In a pipe all columns, as they are; a terminal gets those of `short`, rounded.
+
+    `short` says which column is under which heading; what a row has not is empty.
+    """
+    if sys.stdout.isatty():
+        show(
+            list(short), [[_rounded(row.get(name, "")) for name in short.values()] for row in rows]
+        )
+    else:
+        show(columns, [[row.get(name, "") for name in columns] for row in rows])
+
+
+def _rounded(value: Any) -> Any:
+    return rounded(value) if isinstance(value, int) else value
 
 
 def rounded(count: int) -> str:
@@ -38,10 +57,21 @@ def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
 
     table = Table(box=None, padding=(0, 1))
     for name in columns:
-        table.add_column(name, no_wrap=True, overflow="fold")
+        table.add_column(name, no_wrap=True)
     for row in cells:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    console = Console()
+    # A number that was cut is another number: rather, the terminal wraps the line.
+    console.width = max(console.width, _width(columns, cells))
+    console.print(table)
+
+
+def _width(columns: Sequence[str], cells: list[list[str]]) -> int:
+    """Of all columns as wide as they want to be, each with its padding."""
+    from rich.cells import cell_len
+
+    rows = [list(columns), *cells]
+    return sum(max(map(cell_len, column)) + 2 for column in zip(*rows, strict=True))
 
 
 def _print(columns: Sequence[str], cells: list[list[str]]) -> None:

@@ -22,7 +22,7 @@ from polybus.cli import flags
 from polybus.cli.lagging import show_groups
 from polybus.cli.progress import size
 from polybus.cli.reaching import Bus, ask, stay
-from polybus.cli.table import show
+from polybus.cli.table import show, show_fields
 from polybus.errors import DoesNotExist, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,17 @@ COLUMNS = (
     *("topic", "shards", "messages", "inserted", "trimmed", "size"),
     *("emitted", "acked", "redelivered", "dead"),
 )
-RATES = ("inserted", "acked")
+SHORT = {
+    **{name: name for name in ("topic", "inserted", "trimmed", "size", "emitted", "acked")},
+    "again": "redelivered",
+    "dead": "dead",
+}
+WATCHED = {
+    **{name: name for name in ("topic", "inserted", "in/s", "emitted", "acked", "acked/s")},
+    "again": "redelivered",
+    "dead": "dead",
+    "size": "size",
+}
 
 
 def stats(
@@ -87,9 +97,11 @@ def _tell(found: list[Told], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
     elif len(found) == 1:
-        _show_one(found[0], by_shard=True)
+        shards = [_shard_row(shard) for shard in found[0]["shards"]]
+        show_fields(COLUMNS, SHORT, [_row(found[0]), *shards])
+        _show_readers(found[0], by_shard=True)
     else:
-        show(COLUMNS, [_row(one) for one in found])
+        show_fields(COLUMNS, SHORT, [_row(one) for one in found])
 
 
 def _watch(client: Client, pattern: str, every_s: float, *, as_lines: bool) -> None:
@@ -107,24 +119,20 @@ def _watch(client: Client, pattern: str, every_s: float, *, as_lines: bool) -> N
 
 def _draw(found: list[Told], before: dict[str, Told], elapsed_s: float) -> None:
     """The whole screen anew: all topics, and of a single one its groups."""
-    rates = [_rates(one, before.get(one["topic"]), elapsed_s) for one in found]
-    columns = (*COLUMNS, *(f"{key}/s" for key in RATES))
+    rows = [{**_row(one), **_rates(one, before.get(one["topic"]), elapsed_s)} for one in found]
     print(CLEAR, end="")
-    show(columns, [[*_row(one), *rate] for one, rate in zip(found, rates, strict=True)])
+    show_fields(list(WATCHED.values()), WATCHED, rows)
     if len(found) == 1:
         _show_readers(found[0], by_shard=False)
     sys.stdout.flush()
 
 
-def _rates(one: Told, before: Told | None, elapsed_s: float) -> list[Any]:
+def _rates(one: Told, before: Told | None, elapsed_s: float) -> dict[str, Any]:
     if before is None or elapsed_s <= 0:
-        return [""] * len(RATES)
-    return [max(0, round((one["all"][key] - before[key]) / elapsed_s)) for key in RATES]
-
-
-def _show_one(one: Told, *, by_shard: bool) -> None:
-    show(COLUMNS, [_row(one), *(_shard_row(shard) for shard in one["shards"])])
-    _show_readers(one, by_shard=by_shard)
+        return {}
+    since = {key: one["all"][key] - before[key] for key in ("inserted", "acked")}
+    each_s = {key: max(0, round(count / elapsed_s)) for key, count in since.items()}
+    return {"in/s": each_s["inserted"], "acked/s": each_s["acked"]}
 
 
 def _show_readers(one: Told, *, by_shard: bool) -> None:
@@ -137,15 +145,15 @@ def _show_readers(one: Told, *, by_shard: bool) -> None:
         show(("query", "name", "lag"), queries)
 
 
-def _row(one: Told) -> list[Any]:
-    return [one["topic"], len(one["shards"]), *_counts(one["all"])]
+def _row(one: Told) -> dict[str, Any]:
+    return {"topic": one["topic"], "shards": len(one["shards"]), **_counts(one["all"])}
 
 
-def _shard_row(one: Told) -> list[Any]:
-    return [f"  shard {one['shard']}", "", *_counts(one)]
+def _shard_row(one: Told) -> dict[str, Any]:
+    return {"topic": f"  shard {one['shard']}", **_counts(one)}
 
 
-def _counts(one: Told) -> list[Any]:
-    read = [one[key] for key in ("emitted", "acked", "redelivered", "dead_lettered")]
+def _counts(one: Told) -> dict[str, Any]:
+    counts = {key: one[key] for key in ("inserted", "trimmed", "emitted", "acked", "redelivered")}
     left = one["inserted"] - one["trimmed"]
-    return [left, one["inserted"], one["trimmed"], size(one["bytes"]), *read]
+    return {**counts, "messages": left, "size": size(one["bytes"]), "dead": one["dead_lettered"]}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from polybus.cli.table import rounded, show
+from polybus.cli.table import rounded, show, show_fields
 
 
 def test_plain_columns_in_a_pipe(capsys):
@@ -32,3 +34,26 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
 )
 def test_rounded(count, text):
     assert rounded(count) == text
+
+
+def test_a_number_is_never_cut_by_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show(("acked", "emitted", "redelivered"), [(1234567, 7654321, 1111111)])
+    shown = capsys.readouterr().out
+    for number in ("1234567", "7654321", "1111111"):
+        assert number in shown
+
+
+def test_a_terminal_gets_fewer_columns_rounded_and_a_pipe_gets_all(monkeypatch, capsys):
+    rows = [{"topic": "t", "acked": 1234567, "emitted": 7}, {"topic": "u"}]
+    columns, short = ("topic", "acked", "emitted"), {"topic": "topic", "done": "acked"}
+    show_fields(columns, short, rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [[*columns], ["t", "1234567", "7"], ["u"]]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show_fields(columns, short, rows)
+    shown = capsys.readouterr().out
+    assert "1.2M" in shown
+    assert "done" in shown
+    assert "emitted" not in shown
