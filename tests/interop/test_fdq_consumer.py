@@ -370,7 +370,7 @@ def test_two_consumers_share_the_shards_and_drain_before_they_hand_over(url, top
             seen(envelope)
 
     produce(url, topic, *numbered(1200, keys=40))
-    settings = {"executors": 4}
+    settings: dict[str, Any] = {"executors": 4}
     with fdq.Consumer(url) as one, fdq.Consumer(url) as two:
         one.consume(topic, "one", handle, **settings)
         until(lambda: len(seen) > 100, "one is at work")

@@ -98,24 +98,24 @@ class BatchPiece:
 
     def __init__(self, shard: Shard, batch: pa.RecordBatch, offset: int, last_attempt: int) -> None:
         self.shard = shard
-        self.rows_left = int(batch.num_rows)
+        self.rows = self._left = int(batch.num_rows)
         self._batch = batch
         self._offset = offset
         self._last_attempt = last_attempt
 
     def take(self) -> BatchRun | None:
-        if not self.rows_left:
+        if not self._left:
             return None
         rows = self._next_rows()
-        batch = self._batch.slice(self._batch.num_rows - self.rows_left, rows)
+        batch = self._batch.slice(self._batch.num_rows - self._left, rows)
         run = BatchRun(self.shard, batch, self._offset, self._last_attempt)
-        self.rows_left -= rows
+        self._left -= rows
         self._offset += rows
         return run
 
     def _next_rows(self) -> int:
         start = self._offset
-        end = start + min(self.rows_left, MAX_ROWS)
+        end = start + min(self._left, MAX_ROWS)
         if start < self.shard.suspect_to:
             end = min(end, start + CAREFUL_ROWS, self.shard.suspect_to)
         known = _within(self.shard.attempts, range(start, end))

@@ -55,7 +55,8 @@ class Consumption:
         ]
         parts = terms, self._member, self._holdings, self._executors
         self._keeper = Keeper(*parts, self._alarm)
-        self._fetcher = Fetcher(*parts, Commits(bus, self._member), self._buffer)
+        commits = Commits(bus, self._member)
+        self._fetcher = Fetcher(*parts, commits, self._buffer, self._alarm.hurry)
         self._lock = Lock()
         self._stopping = Event()
         self._deadline_s = math.inf
@@ -77,7 +78,7 @@ class Consumption:
         self._holdings.close()
         self._stopping.set()
         self._buffer.close()
-        self._alarm.ring()
+        self._alarm.hurry()
 
     # --- threads
 
@@ -116,7 +117,6 @@ class Consumption:
         except (Expired, *PASSING):
             return
         self._fetcher.release(told["release"])
-        self._alarm.ring()
 
     def _keep(self) -> None:
         try:

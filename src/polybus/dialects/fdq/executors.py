@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polybus.fdq")
 
-FREE_EVERY = 64  # rows, until room for more is told
 MAX_REASON = 500  # characters of a dead letter's header
 LEASE_LOOK_S = 0.05
 # Threads of a lane that hang: each keeps its stack and whatever it holds. Then the lane waits.
@@ -37,13 +36,19 @@ NOT_RUN = object()
 
 
 class Alarm:
-    """Wakes one thread that sleeps between its rounds."""
+    """Wakes one thread that sleeps between its rounds, and lingers for more to do in one."""
 
     def __init__(self) -> None:
         self.is_wanted = False  # a look at it is cheap enough for every message
         self._event = Event()
+        self._urgent = Event()
 
     def ring(self) -> None:
+        self._event.set()
+
+    def hurry(self) -> None:
+        """Somebody waits for it."""
+        self._urgent.set()
         self._event.set()
 
     def sleep(self, timeout_s: float, unless: Callable[[], bool] = lambda: False) -> None:
@@ -52,8 +57,12 @@ class Alarm:
         self.is_wanted = True
         if not unless():
             self._event.wait(timeout_s)
-            self._event.clear()
+        self._event.clear()
         self.is_wanted = False
+
+    def linger(self, timeout_s: float) -> None:
+        self._urgent.wait(timeout_s)
+        self._urgent.clear()
 
 
 class Executor:
@@ -128,6 +137,7 @@ class Executor:
 
     def _main(self) -> None:
         IN_HANDLER.set(True)
+        lane, topic, index, handler = self.lane, self._terms.topic, self.index, self._terms.handler
         run: Run | None = None
         reason: Any = None
         while True:
@@ -135,10 +145,27 @@ class Executor:
                 if run is not None and not self._end(run, reason):
                     self.hung -= 1
                     return
-                run = self._wait_for_run()
+                run = self._begin() or self._wait_for_run()
+                if lane.freed_rows:
+                    self._free()
             if run is None:
                 return
-            reason = self._run(run)
+            reason = None
+            if run.offset < run.shard.suspect_to and not self._announced(run):
+                reason = NOT_RUN
+                continue
+            try:
+                handler(run.given(topic, index))
+            except BaseException as error:  # SystemExit, too: it ends a run, not the consumer
+                place = topic, run.shard.number, run.offset
+                log.warning("%s: the handler failed at shard %s, offset %s", *place, exc_info=True)
+                reason = told(error)
+
+    def _begin(self) -> Run | None:
+        now_s = time.monotonic()
+        if now_s > self._member.lease_until_s or self.is_stopping:
+            return None
+        return self.lane.begin(now_s)
 
     def _end(self, run: Run, reason: Any) -> bool:
         if reason is None:
@@ -147,40 +174,23 @@ class Executor:
             return self.lane.finish(run)
         if reason is NOT_RUN:
             return self.lane.cancel(run)
-        self._alarm.ring()
+        self._alarm.hurry()
         return self.lane.fail(run, reason)
 
     def _wait_for_run(self) -> Run | None:
-        lane = self.lane
-        while not self.is_stopping:
-            if lane.freed_rows >= FREE_EVERY:
-                self._free()
-            now_s = time.monotonic()
-            has_lease = now_s <= self._member.lease_until_s
-            run = lane.begin(now_s) if has_lease else None
-            if run is not None:
-                return run
+        run = None
+        while run is None and not self.is_stopping:
             self._free()
             self._alarm.ring()
+            has_lease = time.monotonic() <= self._member.lease_until_s
             self.changed.wait(None if has_lease else LEASE_LOOK_S)
-        return None
+            run = self._begin()
+        return run
 
     def _free(self) -> None:
         if self.lane.freed_rows:
             self._on_free(self.lane.freed_rows)
             self.lane.freed_rows = 0
-
-    def _run(self, run: Run) -> Any:
-        """None if it ended well, else why not."""
-        if run.offset < run.shard.suspect_to and not self._announced(run):
-            return NOT_RUN
-        try:
-            self._terms.handler(run.given(self._terms.topic, self.index))
-        except BaseException as error:  # SystemExit, too: it ends a run, not the consumer
-            place = self._terms.topic, run.shard.number, run.offset
-            log.warning("%s: the handler failed at shard %s, offset %s", *place, exc_info=True)
-            return told(error)
-        return None
 
     def _announced(self, run: Run) -> bool:
         """Told to the bus before it begins: if it ends us, the bus knows by what."""

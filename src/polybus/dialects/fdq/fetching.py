@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from threading import Condition
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from polybus.dialects.fdq.batches import BatchPiece, neighbours
+from polybus.dialects.fdq.batches import MAX_ROWS, BatchPiece, neighbours
 from polybus.dialects.fdq.runs import MessagePiece, Rows
 from polybus.dialects.fdq.shards import Shard
 from polybus.errors import Expired
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("polybus.fdq")
 
 HORIZON_S = 0.2
+PIECE_ROWS = 128  # room for more is told a piece at a time
 MAX_FETCH_BYTES = 8 << 20
 MAX_BUFFERED_BYTES = 32 << 20
 WAIT_MS = 2000
@@ -113,7 +114,9 @@ class Fetcher:
         executors: Sequence[Executor],
         committer: Committer,
         buffer: Buffer,
+        on_release: Callable[[], None],
     ) -> None:
+        self._on_release = on_release
         self._terms = terms
         self._member = member
         self._holdings = holdings
@@ -165,6 +168,7 @@ class Fetcher:
         news = [number for number in numbers if self._holdings.release(int(number))]
         if news:
             self._look()
+            self._on_release()
 
     def _lose(self, number: int) -> None:
         for shard in self._holdings.all():
@@ -191,14 +195,20 @@ class Fetcher:
         offsets = batch.column("offset")
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         if last - first + 1 == batch.num_rows and not shard.is_done(first, last + 1):
-            executor.push(BatchPiece(shard, batch, first, self._terms.max_deliver - 1))
+            self._push_batch(executor, shard, batch, first)
             return
         places = {offset: at for at, offset in enumerate(offsets.to_pylist())}
         wanted = [offset for offset in places if not shard.is_done(offset, offset + 1)]
         self._buffer.free(len(places) - len(wanted))
         for start, end in neighbours(wanted):
-            some = batch.slice(places[start], end - start)
-            executor.push(BatchPiece(shard, some, start, self._terms.max_deliver - 1))
+            self._push_batch(executor, shard, batch.slice(places[start], end - start), start)
+
+    def _push_batch(
+        self, executor: Executor, shard: Shard, batch: pa.RecordBatch, first: int
+    ) -> None:
+        for at in range(0, batch.num_rows, MAX_ROWS):
+            some = batch.slice(at, MAX_ROWS)
+            executor.push(BatchPiece(shard, some, first + at, self._terms.max_deliver - 1))
 
     def _hand_out_messages(self, shard: Shard, batch: pa.RecordBatch) -> None:
         rows = Rows(batch)
@@ -207,13 +217,18 @@ class Fetcher:
             wanted = [at for at in wanted if not shard.is_done(rows.offsets[at])]
             self._buffer.free(len(rows.offsets) - len(wanted))
         if len(self._executors) == 1:
-            self._executors[0].push(MessagePiece(shard, rows, wanted))
+            self._push_messages(self._executors[0], shard, rows, wanted)
             return
         lanes = lanes_of(rows, wanted, len(self._executors))
         for number, executor in enumerate(self._executors):
             mine = list(compress(wanted, (lane == number for lane in lanes)))
-            if mine:
-                executor.push(MessagePiece(shard, rows, mine))
+            self._push_messages(executor, shard, rows, mine)
+
+    def _push_messages(
+        self, executor: Executor, shard: Shard, rows: Rows, wanted: Sequence[int]
+    ) -> None:
+        for at in range(0, len(wanted), PIECE_ROWS):
+            executor.push(MessagePiece(shard, rows, wanted[at : at + PIECE_ROWS]))
 
 
 def lanes_of(rows: Rows, wanted: Sequence[int], count: int) -> list[int]:

@@ -43,7 +43,7 @@ class Lane:
     def __init__(self, index: int = 0) -> None:
         self.index = index
         self.current: Run | None = None
-        self.freed_rows = 0  # rows that are no longer new, since this was last looked at
+        self.freed_rows = 0  # of pieces that are through, since this was last looked at
         self._pieces: deque[Piece] = deque()
         self._ready: deque[Run] = deque()
         # Pieces of full shards, and how the shard was when they were put there.
@@ -64,10 +64,17 @@ class Lane:
 
     def begin(self, now_s: float) -> Run | None:
         """The next one to run, which is `current` then; None if there is none now."""
-        run = self._next()
-        if run is not None:
-            run.started_s = now_s
-            self.current = run
+        run = None
+        if self._pieces and not (self._ready or self._aside or self._holds):  # the usual way
+            piece = self._pieces[0]
+            if piece.shard.is_open and not piece.shard.is_full:
+                run = piece.take()
+        if run is None:
+            run = self._next()
+            if run is None:
+                return None
+        run.started_s = now_s
+        self.current = run
         return run
 
     def finish(self, run: Run) -> bool:
@@ -124,11 +131,11 @@ class Lane:
         """Forgets what will not be run, so that nothing keeps its memory."""
         for piece in self._pieces:
             if not piece.shard.is_open:
-                self.freed_rows += piece.rows_left
+                self.freed_rows += piece.rows
         self._pieces = deque(piece for piece in self._pieces if piece.shard.is_open)
         self._ready = deque(run for run in self._ready if run.shard.is_open)
         for shard in [shard for shard in self._aside if not shard.is_open]:
-            self.freed_rows += sum(piece.rows_left for piece in self._aside.pop(shard)[1])
+            self.freed_rows += sum(piece.rows for piece in self._aside.pop(shard)[1])
         self._holds = {key: hold for key, hold in self._holds.items() if key[0].is_open}
 
     @property
@@ -165,17 +172,14 @@ class Lane:
         """The next of the first piece, or None: then look again at what is first now."""
         shard = piece.shard
         if not shard.is_open:
-            self.freed_rows += piece.rows_left
-            self._pieces.popleft()
+            self.freed_rows += self._pieces.popleft().rows
             return None
         if shard in self._aside:
             self._aside[shard][1].append(self._pieces.popleft())
             return None
-        left = piece.rows_left
         run = piece.take()
-        self.freed_rows += left - piece.rows_left
         if run is None:
-            self._pieces.popleft()
+            self.freed_rows += self._pieces.popleft().rows
             return None
         if self._holds and self._waits(run):
             return None
@@ -223,11 +227,11 @@ class Lane:
 class _Put:
     """A run that was taken too early, put back in front of its piece."""
 
-    __slots__ = ("_run", "rows_left", "shard")
+    __slots__ = ("_run", "rows", "shard")
 
     def __init__(self, run: Run) -> None:
         self.shard = run.shard
-        self.rows_left = 0  # counted as freed when it was taken
+        self.rows = 0  # counted with its piece
         self._run: Run | None = run
 
     def take(self) -> Run | None:

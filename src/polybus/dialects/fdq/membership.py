@@ -15,6 +15,7 @@ from collections.abc import Callable
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from polybus.dialects.fdq import sabotage
 from polybus.errors import (
     AlreadyExists,
     DoesNotExist,
@@ -129,7 +130,7 @@ class Member:
 
     def _rejoin(self, epoch: int) -> None:
         with self._lock:
-            if epoch != self.epoch or self.is_leaving:
+            if epoch != self.epoch or self.is_leaving or sabotage.REJOIN_OFF:
                 return
             terms = self._terms
             log.warning("%s of %s/%s was taken for dead", terms.name, terms.topic, terms.group)

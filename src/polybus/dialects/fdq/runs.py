@@ -45,7 +45,7 @@ class Piece(Protocol):
     """Messages of one shard for one executor, in order."""
 
     shard: Shard
-    rows_left: int
+    rows: int  # that it had at first
 
     def take(self) -> Run | None: ...
 
@@ -115,7 +115,10 @@ class MessageRun:
 
     def finish(self) -> None:
         shard = self.shard
-        (shard.settled if self.is_settled else shard.finished).append(self.offset)
+        if self.is_settled:
+            shard.settled.append(self.offset)
+        else:
+            shard.finished.append(self.offset)
         if self.attempts or self.offset < shard.suspect_to:
             shard.count(again=1)
 
@@ -134,12 +137,12 @@ class MessageRun:
 
     def given(self, topic: str, executor: int) -> Envelope:
         """What the handler gets."""
-        rows, index, shard = self._rows, self._index, self.shard
+        rows, index, shard, offset = self._rows, self._index, self.shard, self.offset
         return Envelope(
             topic,
             rows.ids[index],
             shard.number,
-            self.offset,
+            offset,
             rows.times[index],
             rows.insertions[index],
             self.key,
@@ -147,7 +150,7 @@ class MessageRun:
             {} if rows.headers is None else dict(rows.headers[index] or ()),
             shard.index,
             executor,
-            self.delivery,
+            1 + self.attempts + (offset < shard.suspect_to),
             shard.epoch,
             self,
         )
@@ -161,17 +164,16 @@ class MessageRun:
 class MessagePiece:
     """Messages one by one."""
 
-    __slots__ = ("_indices", "_rows", "rows_left", "shard")
+    __slots__ = ("_indices", "_rows", "rows", "shard")
 
     def __init__(self, shard: Shard, rows: Rows, indices: Sequence[int]) -> None:
         self.shard = shard
-        self.rows_left = len(indices)
+        self.rows = len(indices)
         self._rows = rows
         self._indices: Iterator[int] = iter(indices)
 
     def take(self) -> MessageRun | None:
         for index in self._indices:
-            self.rows_left -= 1
             shard, rows = self.shard, self._rows
             offset = rows.offsets[index]
             attempts = shard.attempts.get(offset, 0) if shard.attempts else 0
