@@ -46,7 +46,7 @@ def test_a_number_is_never_cut_by_a_narrow_terminal(monkeypatch, capsys):
 
 
 def test_a_terminal_gets_fewer_columns_rounded_and_a_pipe_gets_all(monkeypatch, capsys):
-    rows = [{"topic": "t", "acked": 1234567, "emitted": 7}, {"topic": "u"}]
+    rows: list[dict[str, object]] = [{"topic": "t", "acked": 1234567, "emitted": 7}, {"topic": "u"}]
     columns, short = ("topic", "acked", "emitted"), {"topic": "topic", "done": "acked"}
     show_fields(columns, short, rows)
     lines = capsys.readouterr().out.splitlines()
