@@ -110,6 +110,8 @@ class NativeLimits:
     default_shards: int = 16
     # Consumer groups of all topics: a group of 16 shards takes some 30 kB of memory.
     max_groups: int = 1024
+    # Of one user, so that nobody can take them all.
+    max_user_groups: int = 512
     # Consumers of one group: as many shards as a topic has at most can have one each, twice over.
     max_members: int = 1024
     # What one fetch brings at most: enough that a call costs nothing beside it...

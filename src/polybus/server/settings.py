@@ -131,6 +131,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "native.max_wait_s": (0, 3600),
     "native.default_shards": (1, 512),
     "native.max_groups": (1, 65_536),
+    "native.max_user_groups": (1, 65_536),
     "native.max_members": (1, 1024),  # a roster is one record
     "native.max_fetch_rows": (1, 1_048_576),
     "native.max_fetch_bytes": (64 * KIB, 256 * MIB),

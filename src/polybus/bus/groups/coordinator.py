@@ -29,18 +29,31 @@ _log = logging.getLogger("polybus.groups")
 
 
 class Coordinator:
-    def __init__(self, means: Means, max_groups: int = 1024, max_members: int = 1024) -> None:
+    def __init__(
+        self,
+        means: Means,
+        max_groups: int = 1024,
+        max_user_groups: int = 1024,
+        max_members: int = 1024,
+    ) -> None:
         self._means = means
-        self._table = Table(means, max_groups)
+        self._table = Table(means, max_groups, max_user_groups)
         self._membership = Membership(means, self._table, max_members)
         self._acks = Acks(means)
 
     # --- members
 
     def join(
-        self, topic: Topic, group: str, consumer: str, asked: Member, start: str = EARLIEST
+        self,
+        topic: Topic,
+        group: str,
+        consumer: str,
+        asked: Member,
+        start: str = EARLIEST,
+        creator: str = "",
     ) -> Member:
-        return self._membership.join(topic, group, consumer, asked, start)
+        """A new group is charged to `creator`."""
+        return self._membership.join(topic, group, consumer, asked, start, creator)
 
     def heartbeat(
         self,

@@ -33,10 +33,12 @@ class Membership:
         self._table = table
         self._max_members = max_members
 
-    def join(self, topic: Topic, name: str, consumer: str, asked: Member, start: str) -> Member:
+    def join(
+        self, topic: Topic, name: str, consumer: str, asked: Member, start: str, creator: str
+    ) -> Member:
         """A member with a new epoch. One of the same name is replaced, as if it had died."""
         while True:
-            group = self._table.find_or_make(topic, name, start)
+            group = self._table.find_or_make(topic, name, start, creator)
             with group.lock:
                 if group.gone:  # removed in between
                     topic = self._means.durable.get(topic.name)
@@ -56,7 +58,10 @@ class Membership:
         member = replace(asked, epoch=roster.next_epoch)
         members = {**roster.members, consumer: member}
         group.seen[consumer] = self._means.clock()
-        self.settle(group, Roster(roster.generation + 1, member.epoch + 1, members))
+        changed = replace(
+            roster, generation=roster.generation + 1, next_epoch=member.epoch + 1, members=members
+        )
+        self.settle(group, changed)
         return member
 
     def leave(self, group: Group, consumer: str, epoch: int) -> None:
@@ -137,7 +142,7 @@ class Membership:
 
 def _without(roster: Roster, names: set[str]) -> Roster:
     members = {name: one for name, one in roster.members.items() if name not in names}
-    return Roster(roster.generation + 1, roster.next_epoch, members)
+    return replace(roster, generation=roster.generation + 1, members=members)
 
 
 def _moves(shard: Shard, members: Mapping[str, Member], target: Mapping[int, str]) -> bool:

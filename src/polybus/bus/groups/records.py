@@ -38,11 +38,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """`generation` counts how often it has changed."""
+    """`generation` counts how often it has changed; `creator` is whom the group is charged to."""
 
     generation: int = 0
     next_epoch: int = 1
     members: Mapping[str, Member] = field(default_factory=dict)
+    creator: str = ""
 
 
 NOTHING: Final[Mapping[Any, int]] = {}
@@ -120,7 +121,12 @@ def encode_roster(roster: Roster) -> bytes:
         name: [one.epoch, one.max_deliver, one.heartbeat_ms, one.dead_ms]
         for name, one in roster.members.items()
     }
-    held = {"generation": roster.generation, "next_epoch": roster.next_epoch, "members": members}
+    held = {
+        "generation": roster.generation,
+        "next_epoch": roster.next_epoch,
+        "members": members,
+        "creator": roster.creator,
+    }
     return _encode(held).encode()
 
 
@@ -128,7 +134,7 @@ def decode_roster(raw: bytes) -> Roster:
     try:
         held = json.loads(raw)
         members = {name: Member(*one) for name, one in held["members"].items()}
-        return Roster(held["generation"], held["next_epoch"], members)
+        return Roster(held["generation"], held["next_epoch"], members, held["creator"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Damaged("the record of a group cannot be read") from None
 

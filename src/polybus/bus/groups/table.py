@@ -12,7 +12,7 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final
 
 from polybus.bus.groups import records
-from polybus.bus.groups.records import Progress
+from polybus.bus.groups.records import Progress, Roster
 from polybus.bus.groups.state import Group, Means, Shard, Work
 from polybus.errors import DoesNotExist, LimitReached
 from polybus.model.commit import Change, Commit
@@ -29,12 +29,13 @@ Key = tuple[int, str]  # a topic's number, and the group's name
 
 
 class Table:
-    def __init__(self, means: Means, max_groups: int) -> None:
+    def __init__(self, means: Means, max_groups: int, max_user_groups: int) -> None:
         self._means = means
         self._max_groups = max_groups
+        self._max_user_groups = max_user_groups
         self._store = means.durable.store
         self._lock = RLock()
-        self._known: set[Key] = set()  # all there are
+        self._known: dict[Key, str] = {}  # all there are, and whom they are charged to
         self._loaded: dict[Key, Group] = {}
         self._recovered = False
         self._dropping = Lock()  # of the list below alone: the loop takes it
@@ -84,7 +85,7 @@ class Table:
                 self._loaded[key] = self._load(topic, name)
             return self._loaded.get(key)
 
-    def find_or_make(self, topic: Topic, name: str, start: str) -> Group:
+    def find_or_make(self, topic: Topic, name: str, start: str, creator: str) -> Group:
         """A new one is on disk once its first member is."""
         found = self.find(topic, name)
         if found is not None:
@@ -92,11 +93,10 @@ class Table:
         with self._lock:
             key = topic.number, name
             if key not in self._loaded:
-                if len(self._known) >= self._max_groups:
-                    text = f"there are {self._max_groups} groups already: remove some"
-                    raise LimitReached("max_groups", text)
+                self._charge(creator)
                 self._loaded[key] = self._new(topic, name, start)
-                self._known.add(key)
+                self._loaded[key].roster = Roster(creator=creator)
+                self._known[key] = creator
             return self._loaded[key]
 
     def forget(self, group: Group) -> None:
@@ -106,7 +106,7 @@ class Table:
             key = group.topic.number, group.name
             if self._loaded.get(key) is group:
                 del self._loaded[key]
-                self._known.discard(key)
+                self._known.pop(key, None)
 
     def remove(self, group: Group) -> None:
         """With its records, for good."""
@@ -148,7 +148,7 @@ class Table:
             else:
                 self._remove_records(*key)
                 with self._lock:
-                    self._known.discard(key)
+                    self._known.pop(key, None)
 
     def _remove_records(self, number: int, name: str) -> None:
         keys = [record.key for record in self._scan(records.shard_prefix(number, name))]
@@ -159,14 +159,23 @@ class Table:
 
     # --- under the lock
 
+    def _charge(self, creator: str) -> None:
+        if len(self._known) >= self._max_groups:
+            text = f"there are {self._max_groups} groups already: remove some"
+            raise LimitReached("max_groups", text)
+        if sum(one == creator for one in self._known.values()) >= self._max_user_groups:
+            text = f"{creator} has made {self._max_user_groups} groups already: remove some"
+            raise LimitReached("max_user_groups", text)
+
     def _find_again(self, record: Record) -> None:
         number, name = records.read_roster_key(record.key)
-        self._known.add((number, name))
+        roster = records.decode_roster(record.value)
+        self._known[number, name] = roster.creator
         topic = self._means.durable.numbered(number)
         if topic is None:
             with self._dropping:
                 self._dropped.append(number)
-        elif records.decode_roster(record.value).members:
+        elif roster.members:
             self._loaded[number, name] = self._load(topic, name)
 
     def _load(self, topic: Topic, name: str) -> Group:

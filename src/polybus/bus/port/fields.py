@@ -65,7 +65,7 @@ def _short(value: object) -> str:
 
 
 def is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER
+    return type(value) is int and 0 <= value <= MAX_INTEGER  # a bool is an int by isinstance
 
 
 def is_text(value: object) -> bool:

@@ -62,7 +62,7 @@ def open_coordinator(
         waits.wake(number, ANY_GROUP_OF)
 
     means = Means(access.durable, ends, clock, wall_ns, wake, dead_letters)
-    return Coordinator(means, limits.max_groups, limits.max_members)
+    return Coordinator(means, limits.max_groups, limits.max_user_groups, limits.max_members)
 
 
 # --- members
@@ -80,7 +80,14 @@ def _join(port: Port, caller: Caller, given: Arguments) -> Answer:
         raise MalformedRequest(f"dead_ms is from {MIN_DEAD_MS} to {MAX_DEAD_MS}")
     if not 1 <= asked.heartbeat_ms < asked.dead_ms:
         raise MalformedRequest("heartbeat_ms is from 1 on, and less than dead_ms")
-    joined = port.groups.join(topic, given["group"], given["consumer"], asked, given["start"])
+    joined = port.groups.join(
+        topic,
+        given["group"],
+        given["consumer"],
+        asked,
+        given["start"],
+        caller.identity.name,
+    )
     return {
         "epoch": joined.epoch,
         "heartbeat_ms": joined.heartbeat_ms,

@@ -229,6 +229,18 @@ def test_more_members_and_groups_than_may_be(world, me, limit, fit, beyond):
     assert caught.value.limit == limit
 
 
+def test_groups_are_charged_to_who_made_them(world):
+    world.port.groups._table._max_user_groups = 1
+    world.act("group.join", topic="t", consumer="a", group="1")
+    with pytest.raises(LimitReached) as caught:
+        world.act("group.join", topic="t", consumer="a", group="2")
+    assert caught.value.limit == "max_user_groups"
+    world.port.act(world.bob, "group.join", {"topic": "t", "consumer": "b", "group": "2"})
+    world.port.act(world.bob, "group.join", {"topic": "t", "consumer": "b", "group": "1"})
+    world.act("group.rm", topic="t", group="1", force=True)
+    world.act("group.join", topic="t", consumer="a", group="3")
+
+
 def test_what_is_not_there(world, me):
     for action, request in (
         ("join", {"topic": "none", "consumer": "a"}),

@@ -37,9 +37,9 @@ def test_progress_is_read_as_it_was_written(progress):
     assert records.decode_progress(records.encode_progress(progress)) == progress
 
 
-@given(COUNT, COUNT, st.dictionaries(NAME, st.builds(Member, COUNT, COUNT, COUNT, COUNT)))
-def test_a_roster_is_read_as_it_was_written(generation, next_epoch, members):
-    roster = Roster(generation, next_epoch, members)
+@given(COUNT, COUNT, st.dictionaries(NAME, st.builds(Member, COUNT, COUNT, COUNT, COUNT)), NAME)
+def test_a_roster_is_read_as_it_was_written(generation, next_epoch, members, creator):
+    roster = Roster(generation, next_epoch, members, creator)
     assert records.decode_roster(records.encode_roster(roster)) == roster
 
 
