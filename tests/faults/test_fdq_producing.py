@@ -1,0 +1,306 @@
+"""FDQ's producers under kills: of the bus, of themselves, and of a bus inside their process.
+
+What was answered is there once and in the order of its key; a batch is whole or absent;
+whoever was taken over while it stood still is told so, and changes nothing any more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Condition, Thread
+from typing import IO, Any
+
+import pytest
+
+from polybus import fdq
+from polybus.native import ClientOptions
+from polybus.testing.nativebus import QUICK, NativeBus
+
+TOPIC = "orders"
+KILLS, MOST_KILLS, SOAK_KILLS = 4, 40, 200
+KEYS = 5
+IN_FLIGHT = 200
+MOST_ANSWERS = 400  # between a start and the next kill
+PATIENCE_S = 60.0
+LIVES = 4
+
+
+# --- the bus is killed
+
+
+class Writer:
+    """Numbers under a few keys, alone and by the batch, until it is told to stop."""
+
+    def __init__(self, url: str, number: int, name: str | None, progress: Progress) -> None:
+        self._url = url
+        self._name = name
+        self._progress = progress
+        self._choices = random.Random(number)
+        self.number = number
+        self.sent = 0
+        self.batches = 0
+        self.duplicates = 0
+        self.thread = Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            options = ClientOptions(**QUICK)
+            with fdq.Producer(self._url, self._name, options=options) as producer:
+                waiting: deque[Future[Any]] = deque()
+                while not self._progress.stopping:
+                    future = self._step(producer)
+                    future.add_done_callback(self._progress.note)
+                    waiting.append(future)
+                    if len(waiting) > IN_FLIGHT:
+                        self._settle(waiting.popleft())
+                while waiting:
+                    self._settle(waiting.popleft())
+        except BaseException as error:
+            self._progress.fail(error)
+
+    def _step(self, producer: fdq.Producer) -> Future[Any]:
+        if self._choices.random() < 0.9:
+            key, body = self._message(0)
+            return producer.produce(TOPIC, key, body, wait=False)
+        self.batches += 1
+        count = self._choices.randint(2, 20)
+        batch = [self._message(self.batches) for _ in range(count)]
+        return producer.produce_batch(TOPIC, batch, wait=False)
+
+    def _message(self, batch: int) -> tuple[str, bytes]:
+        """Its key, and: who, which number, which batch (0 if it is alone)."""
+        number, self.sent = self.sent, self.sent + 1
+        return f"{self.number}-{number % KEYS}", b"%d %d %d" % (self.number, number, batch)
+
+    def _settle(self, future: Future[Any]) -> None:
+        self.duplicates += future.result(PATIENCE_S).duplicate
+
+
+class Progress:
+    """How many were answered, of all writers together."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._answered = 0
+        self.stopping = False
+        self.failure: BaseException | None = None
+
+    def note(self, future: Future[Any]) -> None:
+        with self._changed:
+            self._answered += 1
+            self.failure = self.failure or future.exception()
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.failure = error
+            self._changed.notify_all()
+
+    def wait_for_more(self, count: int) -> None:
+        with self._changed:
+            wanted = self._answered + count
+            done = self._changed.wait_for(
+                lambda: self._answered >= wanted or self.failure, PATIENCE_S
+            )
+            assert self.failure is None, f"a producer failed: {self.failure!r}"
+            assert done, "the producers do not go on"
+
+
+def check(url: str, writers: list[Writer]) -> None:
+    by_key: dict[str | None, list[int]] = {}
+    times: dict[tuple[int, int], set[int]] = {}
+    for one in fdq.replay(url, TOPIC):
+        who, number, batch = map(int, one.message.split())
+        by_key.setdefault(one.shard_key, []).append(number)
+        if batch:
+            times.setdefault((who, batch), set()).add(one.timestamp_ns)
+    for writer in writers:
+        for key in range(KEYS):
+            got = by_key.get(f"{writer.number}-{key}", [])
+            expected = list(range(key, writer.sent, KEYS))
+            twice = len(got) - len(set(got))
+            lost = set(expected) - set(got)
+            assert (twice, lost) == (0, set()), f"{writer.number}: {twice} twice, {lost} lost"
+            assert got == expected, f"{writer.number}: key {key} is out of order"
+    torn = {batch for batch, seen in times.items() if len(seen) > 1}
+    assert not torn, f"batches that did not come in one step: {torn}"
+
+
+def kill_the_bus(kills: int, sabotage: str | None) -> int:
+    """How much had arrived though nobody heard of it."""
+    choices = random.Random(11)
+    with NativeBus(env={"POLYBUS_SABOTAGE": sabotage or ""}) as bus:
+        progress = Progress()
+        names = [None, None, "importer", "exporter"]
+        writers = [Writer(bus.url, n, name, progress) for n, name in enumerate(names)]
+        done = 0
+        while done < kills or (done < MOST_KILLS and not any(one.duplicates for one in writers)):
+            progress.wait_for_more(choices.randint(1, MOST_ANSWERS))
+            bus.kill()
+            bus.start()
+            done += 1
+        progress.stopping = True
+        for writer in writers:
+            writer.thread.join(PATIENCE_S)
+            assert not writer.thread.is_alive(), "a producer does not end"
+        assert progress.failure is None, f"a producer failed: {progress.failure!r}"
+        check(bus.url, writers)
+        return sum(writer.duplicates for writer in writers)
+
+
+@pytest.mark.sabotage("stamps-off")
+def test_the_bus_is_killed_under_producers(sabotage: str | None) -> None:
+    assert kill_the_bus(KILLS, sabotage), "no kill fell between a commit and its answer"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_the_same_hundreds_of_times() -> None:
+    assert kill_the_bus(SOAK_KILLS, None)
+
+
+# --- a producer is killed, and its name lives on
+
+# Goes on where the topic ends: nobody older of the name can add to it any more.
+PROGRAM = """
+import sys
+from polybus import errors, fdq
+
+url, topic = sys.argv[1:]
+with fdq.Producer(url, "importer") as producer:
+    try:
+        seen = [int(one.message) for one in fdq.replay(url, topic)]
+    except errors.DoesNotExist:
+        seen = []
+    next_number = max(seen, default=-1) + 1
+    print("begins", producer.epoch, next_number, flush=True)
+    while True:
+        batch = [(f"k{n % 7}", b"%d" % n) for n in range(next_number, next_number + 10)]
+        try:
+            producer.produce_batch(topic, batch)
+        except errors.Fenced:
+            print("fenced", flush=True)
+            break
+        next_number += 10
+        print("stored", next_number, flush=True)
+"""
+
+
+class Child:
+    def __init__(self, url: str, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-c", PROGRAM, url, TOPIC]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {})
+        )
+        assert self._process.stdout is not None
+        self._out: IO[str] = self._process.stdout
+        _, epoch, begins = self.line("begins")
+        self.epoch, self.begins = int(epoch), int(begins)
+        self.stored = self.begins
+
+    def line(self, verb: str) -> list[str]:
+        words = self._out.readline().split()
+        assert words, "the producer has ended"
+        assert words[0] == verb, words
+        return words
+
+    def store_some(self, count: int) -> None:
+        for _ in range(count):
+            self.stored = int(self.line("stored")[1])
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def rest(self) -> list[str]:
+        """All that it still says, until it ends."""
+        return self._out.read().splitlines()
+
+    def last_word(self) -> str:
+        """What it says in the end; if it goes on all the same, what it says then."""
+        for _ in range(20):
+            words = self._out.readline().split()
+            if not words or words[0] != "stored":
+                self.wait()
+                return words[0] if words else "nothing"
+        self._process.kill()
+        self.wait()
+        return "stored"
+
+    def kill(self) -> None:
+        """What it had said by then counts."""
+        self._process.kill()
+        for words in map(str.split, self.rest()):
+            if words and words[0] == "stored" and len(words) == 2:
+                self.stored = max(self.stored, int(words[1]))
+        self.wait()
+
+    def wait(self) -> None:
+        self._process.wait(PATIENCE_S)
+        self._out.close()
+
+
+def numbers(url: str) -> list[int]:
+    return [int(one.message) for one in fdq.replay(url, TOPIC)]
+
+
+def check_numbers(found: list[int], acked: int) -> None:
+    assert len(found) == len(set(found)), "something is there twice"
+    assert sorted(found) == list(range(len(found))), "something is missing"
+    assert len(found) % 10 == 0, "a part of a batch is there"
+    assert len(found) >= acked, "something was answered, and is not there"
+
+
+def test_a_name_lives_through_many_processes() -> None:
+    with NativeBus() as bus:
+        choices = random.Random(3)
+        epochs, stored = [], 0
+        for _ in range(LIVES):
+            child = Child(bus.url)
+            assert child.begins >= stored
+            child.store_some(choices.randint(1, 20))
+            child.kill()
+            epochs.append(child.epoch)
+            stored = child.stored
+        assert epochs == list(range(1, LIVES + 1))
+        check_numbers(numbers(bus.url), stored)
+
+
+@pytest.mark.sabotage("epochs-off")
+def test_one_that_was_taken_over_while_it_stood_still_is_told(sabotage: str | None) -> None:
+    with NativeBus(env={"POLYBUS_SABOTAGE": sabotage or ""}) as bus:
+        older = Child(bus.url)
+        older.store_some(3)
+        older.signal(signal.SIGSTOP)
+        newer = Child(bus.url)
+        newer.store_some(5)
+        older.signal(signal.SIGCONT)
+        last = older.last_word()
+        newer.kill()
+        assert last == "fenced", f"nobody tells the older one: {last}"
+        check_numbers(numbers(bus.url), newer.stored)
+
+
+# --- a bus inside the process that is killed
+
+
+@pytest.mark.sabotage("keep-nothing")
+def test_a_bus_inside_the_process_is_killed_with_it(tmp_path: Path, sabotage: str | None) -> None:
+    url = f"lmdb:{tmp_path / 'store'}"
+    choices = random.Random(5)
+    stored = 0
+    for life in range(1, LIVES + 1):
+        child = Child(url, {"POLYBUS_SABOTAGE": sabotage or ""})
+        assert child.epoch == life, "the name does not go on"
+        assert child.begins >= stored, "something was answered, and is not there"
+        child.store_some(choices.randint(1, 30))
+        child.kill()
+        stored = child.stored
+    check_numbers(numbers(url), stored)
