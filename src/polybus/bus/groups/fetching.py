@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from polybus.bus.groups.records import Progress
 
 PASSED_OVER: Final = 256  # rows acked in a run, from which on it is worth another read
+# A portion of a shard: to read it costs as much as some hundred rows in it.
+WORTH_ROWS: Final = 1024
+WORTH_BYTES: Final = 128 << 10
 INT64_BYTES: Final = 8
 
 Portion = tuple[dict[str, int], Rows]  # shard, epoch, from and to, and what is there
@@ -89,16 +92,23 @@ class Fetching:
         return held is not None and held.epoch == shard.progress.epoch
 
     def _read(self, shards: list[Shard], ends: Sequence[int]) -> list[Portion]:
-        """Each has an equal share of the bounds; what one leaves is for the others."""
+        """Each has an equal share of the bounds, but none less than is worth a read.
+
+        What one leaves is for the others; who gets nothing is first the next time.
+        """
         places = [(shard, self._at(shard, ends[shard.number])) for shard in shards]
         ready = [(shard, at) for shard, at in places if at < ends[shard.number]]
-        ready.sort(key=lambda one: one[1])  # a bound must not starve who is far behind
+        ready.sort(key=lambda one: one[0].turn)
         rows_left, bytes_left = self._max_rows, self._max_bytes
         found = []
         for left, (shard, at) in zip(range(len(ready), 0, -1), ready, strict=True):
             if rows_left <= 0 or bytes_left <= 0:
                 break
-            rows = self._rows(shard, at, -(-rows_left // left), -(-bytes_left // left))
+            max_rows = min(rows_left, max(-(-rows_left // left), WORTH_ROWS))
+            max_bytes = min(bytes_left, max(-(-bytes_left // left), WORTH_BYTES))
+            rows = self._rows(shard, at, max_rows, max_bytes)
+            self._group.turn += 1
+            shard.turn = self._group.turn
             if rows.count:
                 rows_left -= rows.count
                 bytes_left -= rows.size_bytes

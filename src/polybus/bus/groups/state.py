@@ -53,6 +53,7 @@ class Shard:
         self.version = version  # of its record; 0: it has none yet
         self.handed_to: int | None = None  # the owner has seen nothing from here on; None: unknown
         self.running: tuple[int, ...] = ()  # offsets, as the owner said last
+        self.turn = 0  # of the group, when it was read last
         self.counted = progress.counted  # what the owner has said of its emitted and redelivered
         self.sightings = Sightings()
 
@@ -74,6 +75,7 @@ class Group:
         self.shards: list[Shard] = [Shard(number) for number in topic.shards]
         self.target: dict[int, str] = {}  # whom each shard is for
         self.seen: dict[str, float] = {}  # when each member was heard of
+        self.turn = 0  # counts reads of shards
         self.unsettled = False  # shards wait to be given to somebody
         self.gone = False
 

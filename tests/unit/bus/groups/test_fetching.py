@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.groups.fetching import PASSED_OVER
+from polybus.bus.groups.fetching import PASSED_OVER, WORTH_ROWS
 from polybus.bus.groups.latency import NAMES, Sightings, bucket
 from polybus.errors import Expired
 from polybus.model.commit import Append, Commit
@@ -35,18 +35,31 @@ def test_rows_go_on_where_the_member_is(desk):
     assert not one.fetch()
 
 
+def counts(found) -> dict[int, int]:
+    return {place["shard"]: rows.count for place, rows in found.rows}
+
+
 def test_the_bounds_are_shared_by_the_shards(desk):
+    for shard in range(4):
+        desk.produce(3 * WORTH_ROWS, shard=shard)
     one = desk.join("a")
+    found = one.fetch((8 * WORTH_ROWS, 1 << 30))
+    assert counts(found) == dict.fromkeys(range(4), 2 * WORTH_ROWS)
+    assert not one.look((0, 1 << 20)).rows
+    assert not one.look((1, 0)).rows
+
+
+def test_small_bounds_are_not_cut_into_crumbs_and_nobody_starves(desk):
     for shard in range(4):
         desk.produce(10, shard=shard)
-    found = one.fetch((8, 1 << 20))
-    assert [place["to"] for place, _ in found.rows] == [2, 2, 2, 2]
-    found = one.fetch((3, 1 << 20))
-    assert sum(rows.count for _, rows in found.rows) == 3
-    assert one.look((1, 1 << 20)).rows
-    assert not one.look((0, 1 << 20)).rows
-    some = one.look((1000, 12))
-    assert [rows.count for _, rows in some.rows] == [1, 1, 1, 1]  # one at least of each share
+    one = desk.join("a")
+    assert counts(one.fetch((8, 1 << 20))) == {0: 8}
+    assert counts(one.fetch((8, 1 << 20))) == {1: 8}
+    assert counts(one.fetch((12, 1 << 20))) == {2: 10, 3: 2}
+    assert counts(one.fetch((100, 1 << 20))) == {0: 2, 1: 2, 3: 8}
+    for shard in range(4):
+        desk.produce(10, shard=shard)
+    assert counts(one.fetch((100, 5))) == {2: 1, 0: 1}  # whole messages, of four bytes each
 
 
 def test_what_a_shard_leaves_is_for_the_others(desk):
