@@ -1,12 +1,21 @@
 """FDQ's consumers against a bus in the process and one behind its port: runs, acks, ends."""
 
+import os
 import threading
 from typing import Any
 
 import pytest
 
 from polybus import fdq
-from polybus.errors import DoesNotExist, Fenced, InvalidTopic, TooLarge, UsageError
+from polybus.errors import (
+    DoesNotExist,
+    Fenced,
+    InvalidTopic,
+    Stale,
+    StoreClosed,
+    TooLarge,
+    UsageError,
+)
 from polybus.testing.nativebus import NativeBus
 from polybus.testing.watch import until
 
@@ -398,6 +407,17 @@ def test_groups_are_independent(url, topic, consumer):
     until(lambda: len(one) == len(two) == 20, "each gets all")
 
 
+def test_more_shards_than_one_call_takes(url, topic, consumer):
+    with fdq_bus(url) as bus:
+        bus.act("topic.create", topic=topic, shards=300)
+    produce(url, topic, *numbered(3000, keys=1500))
+    seen = Seen()
+    consumer.consume(topic, "one", seen)
+    until(lambda: len(seen) == 3000, "all")
+    consumer.close()
+    assert (acked(url, topic), total(url, topic, "emitted")) == (3000, 3000)
+
+
 # --- batches
 
 
@@ -537,6 +557,16 @@ def test_a_transaction_that_is_used_wrongly_says_so(url, topic, consumer):
     assert len(problems) == 6
 
 
+def test_a_transaction_after_its_run_is_refused(url, topic, consumer):
+    seen = Seen()
+    produce(url, topic, ("k", b""))
+    consumer.consume(topic, "one", seen)
+    until(lambda: acked(url, topic) == 1, "the ack")
+    with pytest.raises(Stale), seen[0].transaction() as tx:
+        tx.produce(f"{topic}.out", "k", b"")
+    assert not outputs(url, f"{topic}.out")
+
+
 def test_a_run_that_was_given_up_cannot_commit(url, topic, consumer):
     hangs, refused = threading.Event(), []
 
@@ -581,6 +611,23 @@ def test_a_run_that_was_given_up_cannot_commit(url, topic, consumer):
 def test_terms_that_cannot_be_are_refused_at_once(url, topic, consumer, settings):
     with pytest.raises(UsageError):
         consumer.consume(topic, "one", print, **settings)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of forks with threads
+def test_a_child_of_a_fork_has_no_consumer():
+    with fdq.Consumer("memory:forked") as consumer:
+        consumer.consume("t", "one", print)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                consumer.close()  # does nothing, and does not hang
+                consumer.consume("t", "two", print)
+            except StoreClosed:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_calls_that_cannot_be(url, topic, consumer):

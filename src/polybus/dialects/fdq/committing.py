@@ -11,7 +11,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from polybus.dialects.fdq.columns import batch_of
-from polybus.errors import Stale
+from polybus.dialects.fdq.membership import Closing
+from polybus.errors import ConnectionLost, Stale
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.bus import Bus
@@ -31,22 +32,25 @@ class Commits:
         self._member = member
 
     def commit(self, run: MessageRun, outputs: list[Output]) -> dict[str, Any]:
-        """`Stale`: the run was given up before; `Fenced`: its shard is another's now."""
-        if run.is_given_up:
-            raise Stale(f"offset {run.offset}: this run took too long, and has failed")
+        """`Stale`: the run is over, or was given up; `Fenced`: its shard is another's now."""
+        if run.is_over:
+            raise Stale(f"offset {run.offset}: this run has ended, or took too long")
         is_small = sum(one.size_bytes for one in outputs) <= MAX_CARRIED_BYTES
         carried = [_message(one) for one in outputs] if is_small else []
         stages = [] if is_small else [self._staged(outputs)]
-        return self._member.patiently(
-            lambda: self._member.commit(
-                shard=run.shard.number,
-                shard_epoch=run.shard.epoch,
-                offset=run.offset,
-                attempt=run.attempts,
-                messages=carried,
-                stages=stages,
+        try:
+            return self._member.patiently(
+                lambda: self._member.commit(
+                    shard=run.shard.number,
+                    shard_epoch=run.shard.epoch,
+                    offset=run.offset,
+                    attempt=run.attempts,
+                    messages=carried,
+                    stages=stages,
+                )
             )
-        )
+        except Closing:
+            raise ConnectionLost("the consumer was closed before the bus has answered") from None
 
     def _staged(self, outputs: list[Output]) -> str:
         """The name of a stage that has all of them, in order per topic."""

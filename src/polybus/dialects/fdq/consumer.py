@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.dialects.fdq import bus as buses
+from polybus.dialects.fdq import process
 from polybus.dialects.fdq.consumption import Consumption
 from polybus.dialects.fdq.executors import IN_HANDLER
 from polybus.dialects.fdq.retries import Backoff
@@ -45,6 +46,7 @@ class Consumer:
     ) -> None:
         """Is taken for dead after `dead_s` without a sign of life, of which it gives one
         every `heartbeat_s` at least."""
+        self._pid = process.pid
         self._heartbeat_s = heartbeat_s
         self._dead_s = dead_s
         self._bus = buses.connect(url, options)
@@ -94,6 +96,7 @@ class Consumer:
             self._dead_s,
             Backoff(first_backoff_s, last_backoff_s),
         )
+        process.check(self._pid, "consumer")
         with self._lock:
             if self._is_closed:
                 raise UsageError("this consumer was closed")
@@ -104,6 +107,7 @@ class Consumer:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until all has ended, by `close` or by an error, which is raised then. False if
         the time was up before."""
+        process.check(self._pid, "consumer")
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         for one in list(self._consumptions):
             left_s = None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
@@ -120,6 +124,8 @@ class Consumer:
         after `timeout_s` are not waited for, nor acked. A handler may call this: then it
         ends when the handler has.
         """
+        if self._pid != process.pid:  # a fork's child has none of the threads
+            return
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             self._is_closed = True

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polybus.fdq")
 
+MAX_RUNNING = 1024  # offsets of a shard that a heartbeat takes; a whole batch may be more
+
 
 class Consumption:
     def __init__(self, bus: Bus, terms: Terms) -> None:
@@ -57,6 +59,8 @@ class Consumption:
         self._keeper = Keeper(*parts, self._alarm)
         commits = Commits(bus, self._member)
         self._fetcher = Fetcher(*parts, commits, self._buffer, self._alarm.hurry)
+        self._announcing = Lock()
+        self._announced: set[Run] = set()
         self._lock = Lock()
         self._stopping = Event()
         self._deadline_s = math.inf
@@ -113,9 +117,27 @@ class Consumption:
 
     def _send_heartbeat(self) -> None:
         try:
-            told = self._member.act("group.heartbeat", running=self._running())
+            with self._announcing:
+                self._tell_running()
         except (Expired, *PASSING):
-            return
+            pass
+
+    def _announce(self, run: Run) -> None:
+        """Tells the bus what is running, this one among it, if nobody else has."""
+        with self._announcing:
+            if run not in self._announced:
+                self._member.patiently(self._tell_running)
+
+    def _tell_running(self) -> None:
+        """One at a time: what is told later must be what is true later."""
+        runs = [executor.lane.current for executor in self._executors]
+        ours = [run for run in runs if run is not None and run.shard.is_held]
+        running: dict[str, list[int]] = {}
+        for run in ours:
+            running.setdefault(str(run.shard.number), []).extend(run.offsets)
+        some = {shard: offsets[:MAX_RUNNING] for shard, offsets in running.items()}
+        told = self._member.act("group.heartbeat", running=some)
+        self._announced = set(ours)
         self._fetcher.release(told["release"])
 
     def _keep(self) -> None:
@@ -135,18 +157,6 @@ class Consumption:
             self.ended.set()
 
     # --- what they ask
-
-    def _running(self) -> dict[str, list[int]]:
-        running: dict[str, list[int]] = {}
-        for executor in self._executors:
-            run = executor.lane.current
-            if run is not None and run.shard.is_held:
-                running.setdefault(str(run.shard.number), []).extend(run.offsets)
-        return running
-
-    def _announce(self, run: Run) -> None:
-        """Tells the bus what is running, this one among it."""
-        self._member.patiently(lambda: self._member.act("group.heartbeat", running=self._running()))
 
     def _on_lost(self) -> None:
         self._holdings.lose()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 import time
 from collections.abc import Callable
 from threading import Condition, Event, Lock, Thread
@@ -194,10 +195,12 @@ class Executor:
 
     def _announced(self, run: Run) -> bool:
         """Told to the bus before it begins: if it ends us, the bus knows by what."""
+        run.started_s = math.inf  # not yet
         try:
             self._announce(run)
         except (PolybusError, Closing):
             return False
+        run.started_s = time.monotonic()
         return run.shard.is_open
 
 

@@ -143,13 +143,12 @@ class Fetcher:
             )
         except Expired:
             return
+        self._lose(told["lost"], held)
         self._take(told, batches, generation)
 
     # --- what came
 
     def _take(self, told: dict[str, Any], batches: list[pa.RecordBatch], generation: int) -> None:
-        for number in told["lost"]:
-            self._lose(number)
         for given in told["assigned"]:
             shard = Shard(given, self._terms.executors)
             shard.committer = self._committer
@@ -170,12 +169,15 @@ class Fetcher:
             self._look()
             self._on_release()
 
-    def _lose(self, number: int) -> None:
-        for shard in self._holdings.all():
-            if shard.number == number:
+    def _lose(self, numbers: list[int], held: list[dict[str, Any]]) -> None:
+        """By the epochs that were asked with: since then they may have come back."""
+        epochs = {one["shard"]: one["epoch"] for one in held}
+        for number in numbers:
+            shard = self._holdings.get(number, epochs.get(number, 0))
+            if shard is not None:
                 log.warning("%s lost shard %s of %s", self._terms.name, number, self._terms.topic)
                 self._holdings.drop(shard)
-        self._look()
+                self._look()
 
     def _look(self) -> None:
         for executor in self._executors:

@@ -33,6 +33,7 @@ log = logging.getLogger("polybus.fdq")
 # says what follows, and for a release.
 ACK_EVERY_S = 0.02
 URGENT_S = 0.002
+MAX_SHARDS = 256  # in one call
 LOOK_EVERY_S = 0.1  # while a handler runs for long
 PAUSE_S = 0.1  # after an ack for which there was no bus
 LEAVE_TRIES_S = 10.0
@@ -41,14 +42,17 @@ LEAVE_TRIES_S = 10.0
 class Telling:
     """What one shard's books say at a moment, on its way to the bus."""
 
-    def __init__(self, shard: Shard, running: list[int], *, release: bool = False) -> None:
+    def __init__(self, shard: Shard, *, release: bool = False) -> None:
         shard.gather()
         self.shard = shard
         self.release = release
-        self._running = running
         self._counts = shard.counts
         self._acked: list[Range] = shard.take_unsent()
         self._failures: list[Failure] = [shard.failures.popleft() for _ in shard.failures.copy()]
+
+    @property
+    def has_words(self) -> bool:
+        return bool(self._acked or self._failures or not self.shard.is_told(self._counts))
 
     def entry(self) -> dict[str, Any]:
         shard = self.shard
@@ -57,7 +61,6 @@ class Telling:
             "epoch": shard.epoch,
             "acked": self._acked,
             "failed": [entry for failure in self._failures for entry in failure.entries()],
-            "running": self._running,
             "emitted": self._counts[0],
             "redelivered": self._counts[1],
             "release": self.release,
@@ -128,13 +131,6 @@ class Keeper:
             if executor.lane.wants_room:
                 executor.look()
 
-    def running(self, shard: Shard) -> list[int]:
-        """The offsets of it that are being run."""
-        runs = [one.lane.current for one in self._executors]
-        return sorted(
-            at for run in runs if run is not None and run.shard is shard for at in run.offsets
-        )
-
     def is_idle(self, shards: Iterable[Shard]) -> bool:
         """Does nothing of these closed shards run, for good? The lock makes it sure."""
         wanted = set(shards)
@@ -149,8 +145,10 @@ class Keeper:
 
     def _ack(self) -> None:
         tellings = self._tellings()
-        if not tellings:
-            return
+        for at in range(0, len(tellings), MAX_SHARDS):
+            self._send(tellings[at : at + MAX_SHARDS])
+
+    def _send(self, tellings: list[Telling]) -> None:
         try:
             answer = self._member.act("group.ack", shards=[one.entry() for one in tellings])
         except Expired:
@@ -170,7 +168,7 @@ class Keeper:
             shard.gather()
             is_drained = shard.is_releasing and self.is_idle([shard])
             if is_drained or shard.has_news:
-                found.append(Telling(shard, self.running(shard), release=is_drained))
+                found.append(Telling(shard, release=is_drained))
         return found
 
     def _hear(self, telling: Telling, told: dict[str, Any]) -> None:
@@ -238,8 +236,10 @@ class Keeper:
     def leave(self) -> None:
         """The last acks, and then the shards are others'."""
         deadline_s = time.monotonic() + LEAVE_TRIES_S
-        tellings = [Telling(shard, []) for shard in self._holdings.all()]
-        entries = [one.entry() for one in tellings]
+        if len(self._holdings.all()) > MAX_SHARDS:
+            self._ack()
+        tellings = [Telling(shard) for shard in self._holdings.all()]
+        entries = [one.entry() for one in tellings if one.has_words][:MAX_SHARDS]
         while True:
             try:
                 self._member.act("group.leave", shards=entries)

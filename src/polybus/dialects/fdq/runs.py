@@ -75,7 +75,7 @@ class MessageRun:
         "_rows",
         "attempts",
         "hold",
-        "is_given_up",
+        "is_over",
         "is_settled",
         "key",
         "offset",
@@ -93,7 +93,7 @@ class MessageRun:
         self.hold: Hold | None = None
         self.started_s = 0.0
         self.is_settled = False
-        self.is_given_up = False
+        self.is_over = False
         self._rows = rows
         self._index = index
 
@@ -114,6 +114,7 @@ class MessageRun:
         return self.attempts
 
     def finish(self) -> None:
+        self.is_over = True
         shard = self.shard
         if self.is_settled:
             shard.settled.append(self.offset)
@@ -123,7 +124,7 @@ class MessageRun:
             shard.count(again=1)
 
     def fail(self, reason: str) -> None:
-        self.is_given_up = True
+        self.is_over = True
         self.shard.count(failed=1, again=int(self.delivery > 1))
         self.shard.failures.append(Failure(self, reason))
 

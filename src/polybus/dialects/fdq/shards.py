@@ -180,7 +180,10 @@ class Shard:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._unsent or self.failures or self.counts != self._told)
+        return bool(self._unsent or self.failures) or not self.is_told(self.counts)
+
+    def is_told(self, counts: tuple[int, int]) -> bool:
+        return counts == self._told
 
     def told(self, counts: tuple[int, int]) -> None:
         self._told = counts
