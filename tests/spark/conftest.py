@@ -19,6 +19,11 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
+    # Tests start much and run little: compiling well what runs once takes longer than it saves.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
     # What is left by a test that failed must not hold up the next.
     "spark.sql.streaming.stopTimeout": "20s",
 }
@@ -39,7 +44,7 @@ def shared_bus() -> Iterator[NativeBus]:
 
 
 @pytest.fixture
-def bus(shared_bus: NativeBus, monkeypatch: pytest.MonkeyPatch) -> NativeBus:
+def bus(shared_bus: NativeBus) -> NativeBus:
     return shared_bus
 
 

@@ -1,0 +1,158 @@
+"""A topic read once, asked as Spark asks for it, without Spark: ranges, plans, mistakes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from polybus import freud
+from polybus.errors import DoesNotExist, PolybusError, Trimmed, UsageError, WrongKind
+from polybus.native import ClientOptions
+from polybus.spark import access
+from polybus.spark.options import SOURCE_OPTIONS, Options
+from polybus.spark.planning import Range, admit, plan
+from polybus.spark.reader import BatchReader
+from polybus.spark.schema import SCHEMA
+from polybus.testing.nativebus import NativeBus
+
+
+@pytest.fixture(params=["polybus", "lmdb"])
+def url(request: pytest.FixtureRequest, bus: NativeBus) -> str:
+    return bus.url if request.param == "polybus" else f"lmdb:{bus.folder / 'data'}"
+
+
+def reader(schema: StructType = SCHEMA, /, **options: str) -> BatchReader:
+    return BatchReader(Options(options, SOURCE_OPTIONS), schema)
+
+
+def rows(**options: str) -> list[dict[str, Any]]:
+    planned = reader(**options)
+    planned, partitions = pickle.loads(pickle.dumps((planned, planned.partitions())))
+    return [
+        row
+        for partition in partitions
+        for batch in planned.read(partition)
+        for row in batch.to_pylist()
+    ]
+
+
+def bodies(**options: str) -> list[bytes]:
+    return sorted(row["body"] for row in rows(**options))
+
+
+def test_several_topics_and_patterns_between_offsets(url, client, topic):
+    names = [f"{topic}.{n}" for n in "ab"]
+    with client.producer() as producer:
+        for name in names:
+            client.create_topic(name, 1)
+            producer.produce(name, [f"{name[-1]}{n}".encode() for n in range(4)]).result()
+    every = [f"{a}{n}".encode() for a in "ab" for n in range(4)]
+    assert bodies(bus=url, topic=", ".join(names)) == every
+    assert bodies(bus=url, topic=f"{topic}.*") == every
+    assert {row["topic"] for row in rows(bus=url, topic=f"{topic}.*")} == set(names)
+    starts, ends = {names[0]: {"0": 1}}, {names[0]: {"0": 3}, names[1]: {"0": 1}}
+    between = {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+    assert bodies(bus=url, topic=f"{topic}.*", **between) == [b"a1", b"a2", b"b0"]
+    assert bodies(bus=url, topic=names[0], startingOffsets="latest") == []
+    assert bodies(bus=url, topic=names[0], endingOffsets="earliest") == []
+
+
+def test_between_times(url, client, topic):
+    client.create_topic(topic, 1)
+    with client.producer() as producer:
+        for n in range(4):
+            producer.produce(topic, [b"%d" % n]).result()
+    (third,) = client.read(topic, 0, 2, 3)
+    time_ms = third.column("timestamp_ns")[0].as_py() // 1_000_000
+    # Messages of one millisecond are on the same side of it.
+    later = bodies(bus=url, topic=topic, startingTimestamp=str(time_ms))
+    earlier = bodies(bus=url, topic=topic, endingTimestamp=str(time_ms))
+    assert sorted(earlier + later) == [b"0", b"1", b"2", b"3"]
+    assert b"2" in later
+    after = "2126-01-31T12:00:00+01:00"
+    assert bodies(bus=url, topic=topic, startingTimestamp=after) == []
+    assert len(bodies(bus=url, topic=topic, endingTimestamp=after)) == 4
+    assert len(bodies(bus=url, topic=topic, startingTimestamp="1970-01-01")) == 4
+
+
+def test_an_ephemeral_topic_is_an_error_that_says_so():
+    with NativeBus(listen=["freud=unix:freud.sock"]) as bus:
+        with freud.blocking.connect(str(bus.process.address("freud"))) as client:
+            client.create_topic("news")
+        with pytest.raises(WrongKind, match="news is an ephemeral topic"):
+            reader(bus=bus.url, topic="news").partitions()
+        with pytest.raises(DoesNotExist, match="never made, or it is ephemeral"):
+            reader(bus=f"lmdb:{bus.folder / 'data'}", topic="news").partitions()
+
+
+def test_a_bus_that_nobody_answers_for(free_tcp_port, monkeypatch):
+    monkeypatch.setattr(access, "PATIENCE", ClientOptions(connect_timeout_s=0.2))
+    with pytest.raises(PolybusError, match=f"127.0.0.1:{free_tcp_port}"):
+        reader(bus=f"polybus://127.0.0.1:{free_tcp_port}", topic="t").partitions()
+
+
+def test_offsets_that_are_not_there(url, client, topic):
+    client.create_topic(topic, 1)
+    with client.producer() as producer:
+        producer.produce(topic, [b"%d" % n for n in range(10)]).result()
+    client.trim(topic, {0: 4})
+    early, late = ({topic: {"0": n}} for n in (1, 11))
+    with pytest.raises(Trimmed, match=f"'{topic}', shard 0: offsets 1 to 3 were trimmed away"):
+        reader(bus=url, topic=topic, startingOffsets=json.dumps(early)).partitions()
+    for name in ("startingOffsets", "endingOffsets"):
+        with pytest.raises(DoesNotExist, match=r"shard 0 ends at 10, .* 11"):
+            reader(bus=url, topic=topic, **{name: json.dumps(late)}).partitions()
+    lenient = {"bus": url, "topic": topic, "failOnDataLoss": "FALSE"}
+    assert len(bodies(startingOffsets=json.dumps(early), **lenient)) == 6
+    assert len(bodies(endingOffsets=json.dumps(late), **lenient)) == 6
+    assert bodies(startingOffsets=json.dumps(late), **lenient) == []
+    assert bodies(endingOffsets=json.dumps(early), **lenient) == []
+
+
+def test_no_topic_under_a_pattern(url, topic):
+    with pytest.raises(DoesNotExist, match="no durable topic matches"):
+        reader(bus=url, topic=f"{topic}.*").partitions()
+
+
+# --- plans
+
+
+def test_a_plan_cuts_long_ranges_and_puts_short_ones_together():
+    long, short = Range("t", 0, 10, 1_200_010), [Range("t", n, 0, 20_000) for n in range(1, 6)]
+    found = plan([long, *short], None)
+    assert [one.rows for one in found] == [400_000] * 3 + [40_000, 40_000, 20_000]
+    assert found[0].ranges == (Range("t", 0, 10, 400_010),)
+    assert found[3].ranges == (short[0], short[1])
+
+
+def test_rows_of_a_partition_are_bounded_if_asked():
+    found = plan([Range("t", 0, 0, 10), Range("t", 1, 5, 8)], 4)
+    assert [one.ranges for one in found] == [
+        (Range("t", 0, 0, 3),), (Range("t", 0, 3, 6),), (Range("t", 0, 6, 10),),
+        (Range("t", 1, 5, 8),),
+    ]  # fmt: skip
+    assert [one.rows for one in plan([], 4)] == [0]
+
+
+def test_of_several_ranges_each_has_its_share():
+    ranges = [Range("t", 0, 0, 1000), Range("t", 1, 0, 1), Range("t", 2, 50, 550)]
+    found = admit(ranges, 100)
+    assert sum(one.rows for one in found) == 100
+    assert found[1].rows == 1, "the smallest is not forgotten"
+    assert found[0].rows == pytest.approx(66, abs=2)
+    assert sum(one.rows for one in admit(ranges, 2)) == 2
+    assert admit(ranges, 1501) == ranges
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [("bodies binary", "no column 'bodies'.*body"), ("body string", "body is binary, not string")],
+)
+def test_a_schema_that_topics_do_not_have(schema, said):
+    name, kind = schema.split()
+    with pytest.raises(UsageError, match=said):
+        reader(StructType().add(name, kind), topic="t")
