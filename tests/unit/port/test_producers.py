@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,7 @@ ALICE, BOB, OPS = Identity(uid=4242), Identity(uid=4343), Identity(uid=4242, key
 @pytest.fixture
 def owners() -> Iterator[Owners]:
     with open_store("memory:") as store:
-        yield Owners(store)
+        yield Owners(store, time.monotonic, time.time_ns)
 
 
 def test_who_opens_it_first_owns_it(owners):
@@ -46,7 +47,7 @@ def test_what_is_remembered_goes_with_the_producer(owners):
 
 def test_another_look_finds_the_same(owners):
     owners.claim(ALICE, "p")
-    Owners(owners._store).check(ALICE, "p")
+    Owners(owners._store, time.monotonic, time.time_ns).check(ALICE, "p")
 
 
 @pytest.mark.parametrize("name", ["", "p" * 256, "ä" * 128, "\ud800"])

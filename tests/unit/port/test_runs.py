@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +26,7 @@ class Sink:
 
     def __init__(self, durable: Durable) -> None:
         self.durable = durable
-        self.owners = Owners(durable.store)
+        self.owners = Owners(durable.store, time.monotonic, time.time_ns)
         self.topic = durable.store.create("t", 1, {})
         durable.known(self.topic)
 
@@ -137,7 +138,7 @@ def test_it_is_known_after_a_restart(sink):
     sink.publish("q", 1, b"a")
     again = Sink.__new__(Sink)
     again.durable, again.topic = Durable(sink.durable.store), sink.topic
-    again.owners = Owners(sink.durable.store)
+    again.owners = Owners(sink.durable.store, time.monotonic, time.time_ns)
     assert again.publish("q", 1, b"b").duplicate
     with pytest.raises(Conflict):
         again.publish("other", 1, b"b")

@@ -2,17 +2,20 @@
 
 Who that was is a record beside the producer, and goes with it. Streams ask for it
 with every batch, so it is remembered here until the producer is closed. Anonymous
-callers are one: they share their producers.
+callers are one: they share their producers. Producers without a name are forgotten
+some time after their last use (`sightings`).
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from polybus.bus.port import runs
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
+from polybus.bus.port.sightings import Sightings
 from polybus.errors import Conflict, Denied, MalformedRequest, UnknownProducer
 from polybus.model.commit import Change, Commit
 from polybus.model.stamp import KEPT_RESULTS, MAX_KEPT_RESULTS, MAX_PRODUCER_BYTES, Habits
@@ -32,8 +35,11 @@ MAX_REMEMBERED = 65_536  # owners; some 200 bytes each
 class Owners:
     """Whose a producer is. For all threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, clock: Callable[[], float], wall_ns: Callable[[], int]
+    ) -> None:
         self._store = store
+        self._sightings = Sightings(store, clock, wall_ns)
         self._known: dict[str, bytes] = {}
         self._closed = 0  # how often one was forgotten
         self._lock = Lock()
@@ -43,23 +49,38 @@ class Owners:
         owner = self._known.get(producer) or self._look_up(producer)
         if owner != caller.name.encode():
             raise Denied(f"producer {producer!r} is {owner.decode()}'s, not {caller.name}'s")
+        if producer.startswith(ANONYMOUS_PREFIX):
+            self._sightings.note(producer)
 
     def claim(self, caller: Identity, producer: str) -> None:
         """The caller's from now on, unless it is another's: then `Denied`."""
         change = Change(owner_key(producer), caller.name.encode(), expected=0)
         try:
-            self._store.commit(Commit(changes=(change,))).result()
+            changes = (change, *self._sightings.change(producer))
+            self._store.commit(Commit(changes=changes)).result()
         except Conflict:
             self.check(caller, producer)
 
     def release(self, producer: str) -> None:
         """Nobody's from now on."""
         try:
-            self._store.commit(Commit(changes=(Change(owner_key(producer), None),))).result()
+            changes = (Change(owner_key(producer), None), *self._sightings.end(producer))
+            self._store.commit(Commit(changes=changes)).result()
         finally:
             with self._lock:
                 self._closed += 1
                 self._known.pop(producer, None)
+
+    def forget_unused(self) -> None:
+        """Drops some that have no name and were not used for long.
+
+        Opening one fences whoever should come back just now. Its records go last: if this
+        ends in between, it is done again.
+        """
+        for producer in self._sightings.forgotten():
+            opened = self._store.open_producer(producer, Habits())
+            self._store.close_producer(producer, opened.epoch)
+            self.release(producer)
 
     def _look_up(self, producer: str) -> bytes:
         closed = self._closed
@@ -90,6 +111,7 @@ def _open(port: Port, caller: Caller, given: Arguments) -> Answer:
         raise MalformedRequest(f"producers named {runs.PREFIX}… are those of stage.publish")
     if not 1 <= given["kept_results"] <= MAX_KEPT_RESULTS:
         raise MalformedRequest(f"kept_results is from 1 to {MAX_KEPT_RESULTS}")
+    port.owners.forget_unused()
     port.owners.claim(caller.identity, name)
     opened = port.store.open_producer(name, Habits(given["dense"], given["kept_results"]))
     return {"producer": name, "epoch": opened.epoch, "last_counter": opened.last_counter}

@@ -48,7 +48,7 @@ class Port:
         self.limits = limits
         ends = Ends(self.store)
         self.waits = Waits(self.store, limits.max_waits, clock, ends.hear)
-        self.owners = Owners(self.store)
+        self.owners = Owners(self.store, clock, wall_ns)
         self.rules = rules
         self.wall_ns = wall_ns
         self.budget = Budget(limits.max_uncommitted_bytes)

@@ -1,0 +1,168 @@
+"""Producers without a name: forgotten a week after their last use, and never before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polybus.bus.port import sightings
+from polybus.bus.port.producers import Owners
+from polybus.bus.port.sightings import DAY_S, LOOK_EVERY_S, LOOKED_AT, NS, SEEN
+from polybus.errors import UnknownProducer
+from polybus.model.commit import Change, Commit
+from polybus.model.identity import Identity
+from polybus.model.stamp import Habits, Stamp
+from polybus.store.contract import Store
+from polybus.store.memory.engine import MemoryStore
+
+ALICE = Identity(uid=1)
+FIRST, SECOND = (f"anonymous-{digit * 32}" for digit in "12")
+NAMED = ("importer", "anonymous-mine", f"anonymous-{'x' * 32}")
+
+
+class Bus:
+    """One life of a bus on a store that outlives it; time passes by hand."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.now_s = 0.0
+        self.wall_s = 1_000_000_000.0
+        self.start()
+
+    def start(self) -> None:
+        """Once all that was handed over is done."""
+        self.store.commit(Commit()).result()
+        self.owners = Owners(self.store, lambda: self.now_s, lambda: int(self.wall_s) * NS)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.wall_s += seconds
+
+    def open(self, name: str) -> int:
+        self.owners.forget_unused()
+        self.owners.claim(ALICE, name)
+        return self.store.open_producer(name, Habits()).epoch
+
+    def is_there(self, name: str) -> bool:
+        """Also for the store itself."""
+        try:
+            self.owners.check(ALICE, name)
+            return True
+        except UnknownProducer:
+            stamp = Stamp(name, 1, 1)
+            assert isinstance(self.store.commit(Commit(stamp=stamp)).exception(), UnknownProducer)
+            assert self.store.get(SEEN + name.encode()) is None
+            return False
+
+    def look(self) -> None:
+        self.pass_time(LOOK_EVERY_S)
+        self.owners.forget_unused()
+
+
+@pytest.fixture
+def bus() -> Iterator[Bus]:
+    with MemoryStore() as store:
+        yield Bus(store)
+
+
+def test_unused_ones_are_forgotten_after_a_week(bus: Bus) -> None:
+    bus.open(FIRST)
+    bus.pass_time(7 * DAY_S)
+    bus.look()
+    assert bus.store.get(SEEN + FIRST.encode()) is not None
+    bus.pass_time(DAY_S)
+    bus.look()
+    assert not bus.is_there(FIRST)
+
+
+def test_those_with_a_name_stay_for_ever(bus: Bus) -> None:
+    for name in NAMED:
+        bus.open(name)
+    bus.pass_time(1000 * DAY_S)
+    bus.look()
+    assert all(bus.is_there(name) for name in NAMED)
+    assert bus.store.scan(SEEN) == []
+
+
+def test_used_ones_stay(bus: Bus) -> None:
+    bus.open(FIRST)
+    bus.open(SECOND)
+    for _ in range(20):
+        bus.pass_time(DAY_S)
+        bus.owners.check(ALICE, FIRST)
+        bus.look()
+    assert bus.is_there(FIRST)
+    assert not bus.is_there(SECOND)
+
+
+def test_a_use_is_remembered_over_a_restart(bus: Bus) -> None:
+    """Without anybody having opened another meanwhile."""
+    bus.open(FIRST)
+    for _ in range(20):
+        bus.pass_time(DAY_S)
+        bus.owners.check(ALICE, FIRST)
+    bus.start()
+    bus.pass_time(6 * DAY_S)
+    bus.look()
+    assert bus.is_there(FIRST)
+
+
+def test_a_record_is_written_once_a_day_at_most(bus: Bus) -> None:
+    bus.open(FIRST)
+    before = bus.store.get(SEEN + FIRST.encode())
+    for _ in range(100):
+        bus.pass_time(DAY_S / 200)
+        bus.owners.check(ALICE, FIRST)
+    assert bus.store.get(SEEN + FIRST.encode()) == before
+
+
+def test_a_wall_clock_that_is_put_forward_harms_nobody(bus: Bus) -> None:
+    bus.open(FIRST)
+    bus.wall_s += 100 * DAY_S
+    bus.look()
+    assert bus.is_there(FIRST)
+    bus.wall_s -= 200 * DAY_S
+    bus.look()
+    assert bus.is_there(FIRST)
+
+
+def test_closing_removes_its_record(bus: Bus) -> None:
+    epoch = bus.open(FIRST)
+    bus.store.close_producer(FIRST, epoch)
+    bus.owners.release(FIRST)
+    assert not bus.is_there(FIRST)
+
+
+def test_one_that_was_gone_in_the_middle_is_finished_by_the_next_look(bus: Bus) -> None:
+    """Killed after the producer went, before its records did."""
+    epoch = bus.open(FIRST)
+    bus.store.close_producer(FIRST, epoch)
+    bus.pass_time(9 * DAY_S)
+    bus.start()
+    bus.look()
+    assert not bus.is_there(FIRST)
+
+
+def test_not_all_are_looked_at_at_once_nor_too_often(
+    bus: Bus,
+) -> None:
+    names = [f"anonymous-{n:032x}" for n in range(2 * LOOKED_AT + 10)]
+    for start in range(0, len(names), 500):
+        changes = tuple(Change(SEEN + name.encode(), b"0") for name in names[start : start + 500])
+        bus.store.commit(Commit(changes=changes)).result()
+    found = bus.owners._sightings
+    assert len(found.forgotten()) == LOOKED_AT
+    assert found.forgotten() == []
+    counts = []
+    for _ in range(4):
+        bus.pass_time(LOOK_EVERY_S)
+        counts.append(len(found.forgotten()))
+    assert counts == [LOOKED_AT, 10, LOOKED_AT, LOOKED_AT]
+
+
+def test_what_is_remembered_is_bounded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sightings, "MAX_REMEMBERED", 10)
+    for n in range(100):
+        bus.open(f"anonymous-{n:032x}")
+    assert len(bus.owners._sightings._noted_s) <= 10
