@@ -34,7 +34,7 @@ log = logging.getLogger("polybus.fdq")
 
 HORIZON_S = 0.2
 PIECE_ROWS = 128  # room for more is told a piece at a time
-MAX_FETCH_BYTES = 8 << 20
+MAX_FETCH_BYTES = 16 << 20
 MAX_BUFFERED_BYTES = 32 << 20
 WAIT_MS = 2000
 PAUSED_WAIT_MS = 50  # some shard wants no rows now, and may want them soon
@@ -55,7 +55,7 @@ class Window:
 
 
 def window_for(terms: Terms) -> Window:
-    return Window(4096, 262_144) if terms.batch else Window(64 * terms.executors, 16_384)
+    return Window(65_536, 262_144) if terms.batch else Window(64 * terms.executors, 16_384)
 
 
 class Buffer:

@@ -1,0 +1,232 @@
+"""Small parts of a consumer, each alone: what it holds, tells, fetches and says."""
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+
+from polybus.dialects.fdq.executors import Alarm, told
+from polybus.dialects.fdq.fetching import HORIZON_S, Buffer, Window, lanes_of
+from polybus.dialects.fdq.holdings import Holdings
+from polybus.dialects.fdq.keeping import Telling
+from polybus.dialects.fdq.lanes import Lane
+from polybus.dialects.fdq.runs import MessagePiece, Rows
+from polybus.dialects.fdq.shards import Shard
+from polybus.dialects.fdq.terms import Terms
+from polybus.errors import InvalidTopic, UsageError
+from polybus.model.arrow import READ_SCHEMA
+
+
+def rows(keys, first=0):
+    count = len(keys)
+    at = list(range(first, first + count))
+    columns = [at, [0] * count, at, at, at, keys, [b"body"] * count, [None] * count]
+    arrays = [pa.array(one, field.type) for one, field in zip(columns, READ_SCHEMA, strict=True)]
+    return Rows(pa.record_batch(arrays, schema=READ_SCHEMA))
+
+
+def shard(number=0, epoch=1, **more):
+    return Shard({"shard": number, "epoch": epoch, "low": 0, **more})
+
+
+# --- fetching
+
+
+def test_a_window_follows_the_pace_within_its_bounds():
+    window = Window(10, 1000)
+    assert window.rows == 10
+    window.adjust(500, HORIZON_S)
+    assert window.rows == 500
+    window.adjust(10**9, 0.0)
+    assert window.rows == 1000
+    window.adjust(1, 100.0)
+    assert window.rows == 10
+
+
+def test_a_buffer_has_room_when_half_of_it_has_begun():
+    buffer = Buffer(Window(10, 10))
+    assert buffer.room(0) == 10
+    buffer.add(10, 1000)
+    assert buffer.room(0) == 0
+    buffer.free(4)
+    assert buffer.room(0) == 0
+    buffer.free(1)
+    assert buffer.room(0) == 5
+    buffer.close()
+    assert buffer.room(10) == 0
+
+
+def test_a_buffer_counts_bytes_too():
+    buffer = Buffer(Window(10, 10))
+    buffer.add(2, 1 << 40)
+    assert buffer.room(0) == 0
+    buffer.free(2)
+    assert buffer.room(0) == 10
+
+
+def test_a_key_has_one_lane_by_bits_that_did_not_choose_its_shard():
+    keys = [f"key-{n}" for n in range(400)]
+    # Of one shard alone: the low bits of their hashes are all the same.
+    same = [key for key in keys if xxhash.xxh64_intdigest(key.encode()) % 16 == 3]
+    lanes = lanes_of(rows(same), range(len(same)), 4)
+    assert lanes == lanes_of(rows(same), range(len(same)), 4)
+    assert set(lanes) == set(range(4))
+
+
+def test_messages_without_a_key_take_turns():
+    assert lanes_of(rows([None] * 6, first=2), range(6), 3) == [2, 0, 1, 2, 0, 1]
+    assert lanes_of(rows(["é", ""]), range(2), 1) == [0, 0]
+
+
+# --- what is told
+
+
+def ended(lane, *, well):
+    run = lane.begin(0.0)
+    if well:
+        lane.finish(run)
+    else:
+        lane.fail(run, "why")
+    return run
+
+
+def lane_of(held, keys):
+    lane = Lane()
+    lane.push(MessagePiece(held, rows(keys), range(len(keys))))
+    return lane
+
+
+def test_what_was_not_heard_is_told_again_in_the_same_words():
+    held = shard()
+    lane = lane_of(held, ["a", "b", "c"])
+    for well in (True, False, True):
+        ended(lane, well=well)
+    first = Telling(held)
+    entry = first.entry()
+    assert entry == {
+        "shard": 0,
+        "epoch": 1,
+        "acked": [(0, 1), (2, 3)],
+        "failed": [{"offset": 1, "reason": "why", "attempt": 0}],
+        "emitted": 3,
+        "redelivered": 0,
+        "release": False,
+    }
+    assert not held.failures
+    first.take_back()
+    assert held.has_news
+    assert Telling(held).entry() == entry
+
+
+def test_an_answer_says_what_follows_a_failed_run():
+    held = shard()
+    lane = lane_of(held, ["a", "b", "c"])
+    runs = [ended(lane, well=False) for _ in range(3)]
+    answer = {"low": 0, "attempts": {"0": 1, "2": 1}, "dead": [1], "error": None}
+    following = Telling(held).was_heard(answer)
+    assert [run for run, _ in following] == runs
+    assert [[one.offset for one in after] for _, after in following] == [[0], [], [2]]
+    assert list(held.done) == [(1, 2)]
+    assert not held.has_news
+
+
+def test_a_failure_whose_message_is_done_by_now_is_not_tried_again():
+    """Its dead letter was in an answer that was lost."""
+    held = shard()
+    lane = lane_of(held, ["a"])
+    ended(lane, well=False)
+    following = Telling(held).was_heard({"low": 1, "attempts": {}, "dead": [], "error": None})
+    assert [after for _, after in following] == [[]]
+    assert held.done.low == 1
+
+
+# --- holdings
+
+
+def test_what_was_given_in_a_former_life_is_not_held():
+    holdings = Holdings()
+    generation = holdings.generation
+    one = shard()
+    assert holdings.put(one, generation)
+    holdings.lose()
+    assert not one.is_open
+    assert not one.is_held
+    assert not holdings.put(shard(), generation)
+    assert holdings.all() == []
+
+
+def test_a_newer_assignment_ends_the_older():
+    holdings = Holdings()
+    old, new = shard(epoch=1), shard(epoch=2)
+    holdings.put(old, 0)
+    holdings.put(new, 0)
+    assert not old.is_open
+    assert holdings.get(0, 1) is None
+    assert holdings.get(0, 2) is new
+    holdings.drop(old)
+    assert holdings.all() == [new]
+
+
+def test_releasing_is_news_once_and_closing_is_for_what_comes_too():
+    holdings = Holdings()
+    one = shard()
+    holdings.put(one, 0)
+    assert holdings.release(0)
+    assert not holdings.release(0)
+    assert not holdings.release(7)
+    assert not one.is_open
+    assert one.is_held
+    assert [(held["paused"], held["releasing"]) for held in holdings.held()] == [(True, True)]
+    holdings.close()
+    late = shard(1)
+    holdings.put(late, 0)
+    assert not late.is_open
+
+
+# --- the rest
+
+
+def test_an_alarm_does_not_sleep_over_what_came_before():
+    alarm = Alarm()
+    alarm.sleep(60, unless=lambda: True)
+    ringing = threading.Thread(target=alarm.hurry)
+    ringing.start()
+    alarm.sleep(60)
+    alarm.linger(60)
+    ringing.join()
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("a\n  b"), "ValueError: a b"),
+        (SystemExit(), "SystemExit"),
+        (Unspeakable(), "Unspeakable: an error that cannot be shown"),
+    ],
+)
+def test_the_reason_of_a_failure_is_one_line(error, text):
+    assert told(error) == text
+    assert len(told(ValueError("x" * 10_000))) == 500
+
+
+def test_terms_are_checked():
+    Terms("t", "n", print)
+    with pytest.raises(InvalidTopic):
+        Terms("", "n", print)
+    wrongs: list[dict[str, Any]] = [
+        {"name": ""},
+        {"group": "g" * 129},
+        {"dead_s": 1.0},
+        {"heartbeat_s": 0},
+    ]
+    for wrong in wrongs:
+        given: dict[str, Any] = {"topic": "t", "name": "n", "handler": print, **wrong}
+        with pytest.raises(UsageError):
+            Terms(**given)
