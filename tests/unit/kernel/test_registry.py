@@ -176,7 +176,7 @@ def test_two_encodings_cannot_have_one_number(registry: Registry, encoding: Enco
     registry.add_subscriber("third", RqueueEncoding(1, 2048))
 
 
-@pytest.mark.parametrize("encoding", [None, object(), 0], ids=repr)
+@pytest.mark.parametrize("encoding", [None, object(), 0], ids=["None", "object", "0"])
 def test_a_reader_needs_an_encoding(registry: Registry, encoding: object) -> None:
     with pytest.raises(TypeError):
         registry.add_subscriber("reader", encoding)  # type: ignore[arg-type]
