@@ -9,6 +9,7 @@ from bench.harness.load import LoadFailed
 from bench.harness.results import OURS, P50, P99, RATE, Values
 from bench.harness.rounds import TRIAL_S
 from bench.native.contenders import Bus
+from bench.store.contract import Contender
 from polybus.native import Client
 
 STALL_S = 60.0
@@ -24,12 +25,12 @@ def native_url(bus: Bus) -> str:
 
 
 class Produce:
-    """Each process waits for its batch before it sends the next."""
+    """Each process has so many batches under way."""
 
     name = OURS
 
-    def __init__(self, bus: Bus, crew: Crew) -> None:
-        self.pid, self._crew = bus.pid, crew
+    def __init__(self, bus: Bus, crew: Crew, window: int) -> None:
+        self.pid, self._crew, self._window = bus.pid, crew, window
         self._batches = 4
 
     def calibrate(self, wanted_s: float) -> None:
@@ -42,7 +43,22 @@ class Produce:
         return {RATE.key: PROCESSES * self._batches * BATCH_MESSAGES / seconds}
 
     def _run(self) -> float:
-        return self._crew.tell(f"produce {self._batches} {BATCH_MESSAGES}")
+        return self._crew.tell(f"produce {self._batches} {BATCH_MESSAGES} {self._window}")
+
+
+class Better:
+    """A peer with few producers and with many: what it does better counts."""
+
+    def __init__(self, *ways: Contender) -> None:
+        self.name, self.pid = ways[0].name, ways[0].pid
+        self._ways = ways
+
+    def calibrate(self, wanted_s: float) -> None:
+        for way in self._ways:
+            way.calibrate(wanted_s)
+
+    def measure(self) -> Values:
+        return {RATE.key: max(way.measure()[RATE.key] for way in self._ways)}
 
 
 class Group:

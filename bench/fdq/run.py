@@ -13,13 +13,16 @@ from bench.fdq.cases import (
     CASES,
     DISK,
     LATENCY,
+    PEERS_MANY,
     PLAIN,
     PROCESSES,
     PRODUCE,
     REQUIREMENTS,
     SINGLES,
+    WAITING,
+    WINDOW,
 )
-from bench.fdq.contenders import EndToEnd, Group, PlainRead, Produce, native_url
+from bench.fdq.contenders import Better, EndToEnd, Group, PlainRead, Produce, native_url
 from bench.fdq.disk import Disk
 from bench.harness.crew import Crew, crew
 from bench.harness.options import Options
@@ -53,7 +56,7 @@ def run(options: Options) -> Outcome:
         polybus = str(installed("polybus", "make setup"))
         data = ("serve", "--data", str(folder / "data"))
         ours = stack.enter_context(bus("fdq", folder, polybus, *data))
-        logs = dict(_start(folder, stack)) if options.wants(PRODUCE.name) else {}
+        logs = dict(_start(folder, stack)) if options.wants(PRODUCE.name, WAITING.name) else {}
         outcome.versions = {name: log.version for name, log in logs.items()}
         outcome.versions |= {PLAIN: "", DISK: "", OURS: __version__}
         for case in (case for case in CASES if options.wants(case.name)):
@@ -77,9 +80,10 @@ def _start(folder: Path, stack: ExitStack) -> Iterator[tuple[str, RunningLog]]:
 def _contenders(
     case: Case, ours: Bus, folder: Path, logs: Logs, options: Options, during: ExitStack
 ) -> Sequence[Contender]:
-    if case is PRODUCE:
-        servers = [Server(name, log, PROCESSES, BATCH_MESSAGES) for name, log in logs.items()]
-        return [Produce(ours, _crew(ours, case, PROCESSES, during)), *servers]
+    if case in (PRODUCE, WAITING):
+        workers = _crew(ours, case, PROCESSES, during)
+        window = WINDOW if case is PRODUCE else 1
+        return [Produce(ours, workers, window), *_peers(case, logs)]
     if case is BATCHES:
         messages = SHORT_MESSAGES if options.short else MESSAGES
         workers = _filled(ours, case, messages, PROCESSES, during)
@@ -94,6 +98,13 @@ def _contenders(
     return [EndToEnd(ours, LATENCY.name, producer, listener), Disk(folder)]
 
 
+def _peers(case: Case, logs: Logs) -> Iterator[Contender]:
+    for name, log in logs.items():
+        few = Server(name, log, PROCESSES, BATCH_MESSAGES)
+        many = Server(name, log, PEERS_MANY, BATCH_MESSAGES)
+        yield Better(few, many) if case is PRODUCE else few
+
+
 def _crew(bus: Bus, case: Case, processes: int, during: ExitStack) -> Crew:
     program = ("fdq-load", "bench.fdq.work", native_url(bus), case.name)
     return during.enter_context(crew(*program, processes=processes, numbered=True))
@@ -102,5 +113,5 @@ def _crew(bus: Bus, case: Case, processes: int, during: ExitStack) -> Crew:
 def _filled(bus: Bus, case: Case, messages: int, processes: int, during: ExitStack) -> Crew:
     """The processes, and a topic with so many messages, in blocks as producers make them."""
     workers = _crew(bus, case, processes, during)
-    workers.tell(f"produce {messages // BATCH_MESSAGES // processes} {BATCH_MESSAGES}")
+    workers.tell(f"produce {messages // BATCH_MESSAGES // processes} {BATCH_MESSAGES} {WINDOW}")
     return workers

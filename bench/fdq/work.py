@@ -3,13 +3,13 @@
 It uses FDQ as a program would. A line on its standard input says what to do, and one on its output
 that it was done, with what it found:
 
-    produce BATCHES MESSAGES    so many batches of so many messages, each answered before the next
-    join GROUP batch|single     consumes in a group until `leave`, which answers how many it had
-    read PROCESSES              reads its share of the shards with plain reads; answers how many
-    pace RATE SECONDS           so many messages a second, with the time in each
-    hear GROUP                  consumes, noting how long each message took, until `heard N`,
-                                which waits for N and answers how many there were, and the
-                                p50 and p99 in microseconds
+    produce BATCHES MESSAGES WINDOW   so many batches of so many messages, so many under way
+    join GROUP batch|single           consumes in a group until `leave`, which says how many it had
+    read PROCESSES                    reads its share of the shards with plain reads; says how many
+    pace RATE SECONDS                 so many messages a second, with the time in each
+    hear GROUP                        consumes, noting how long each message took, until `heard N`,
+                                      which waits for N and answers how many there were, and the
+                                      p50 and p99 in microseconds
 
 NUMBER tells the processes of one crew apart.
 """
@@ -19,6 +19,7 @@ import os
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,6 @@ from polybus import fdq, native
 
 KEYS = 1000  # customers
 PATIENCE_S, LOOK_S = 20.0, 0.02
-LINGER_S = 0.0  # a message at a time: it goes at once
 TIME = struct.Struct("<q")
 
 
@@ -40,14 +40,18 @@ class Work:
         self._took_ns: list[int] = []
         self._batch: list[fdq.MessageRequest] = []
 
-    def produce(self, batches: str, messages: str) -> str:
+    def produce(self, batches: str, messages: str, window: str) -> str:
         if len(self._batch) != int(messages):
             keys = (f"customer-{at}" for at in itertools.cycle(range(KEYS)))
             pairs = zip(keys, bodies(int(messages)), strict=False)
             self._batch = [fdq.MessageRequest(key, body) for key, body in pairs]
-        producer = self._opened()
+        producer, under_way = self._opened(), deque[Any]()
         for _ in range(int(batches)):
-            producer.produce_batch(self._topic, self._batch)
+            under_way.append(producer.produce_batch(self._topic, self._batch, wait=False))
+            if len(under_way) == int(window):
+                under_way.popleft().result()
+        for one in under_way:
+            one.result()
         return batches
 
     def join(self, group: str, mode: str) -> str:
@@ -84,7 +88,7 @@ class Work:
 
     def pace(self, rate: str, seconds: str) -> str:
         """Those that are late go at once: a pause of the machine is not hidden."""
-        producer = self._opened(linger_s=LINGER_S)
+        producer = self._opened()
         count, every_ns = int(int(rate) * float(seconds)), 1_000_000_000 // int(rate)
         rest = bytes(SIZE - TIME.size)
         start_ns = time.monotonic_ns()
@@ -120,9 +124,9 @@ class Work:
         half, most = took[len(took) // 2], took[min(len(took) - 1, int(len(took) * 0.99))]
         return f"{len(took)} {half / 1000} {most / 1000}"
 
-    def _opened(self, **options: Any) -> Any:
+    def _opened(self) -> Any:
         if self._producer is None:
-            self._producer = fdq.Producer(self._url, **options)
+            self._producer = fdq.Producer(self._url)
         return self._producer
 
 
