@@ -25,6 +25,9 @@ PLANTED = {
         ("dialects/rqueue/session.py", "polybus.transports.stream"),
         ("transports/stream.py", "polybus.server.config"),
         ("dialects/rqueue/codec.py", "polybus.testing.mutation"),
+        ("native/client.py", "polybus.embedded.bus"),
+        ("bus/durable.py", "polybus.embedded.core"),
+        ("embedded/core.py", "polybus.dialects.fdq.bus"),
     ],
     "Nobody imports server.app": [
         ("cli/main.py", "polybus.server.app"),

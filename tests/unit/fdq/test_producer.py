@@ -240,6 +240,12 @@ def test_bad_urls(bad: str) -> None:
         fdq.Producer(bad)
 
 
+@pytest.mark.parametrize("name", ["", "x" * 256, LONE, 7])
+def test_bad_names(url: str, name: Any) -> None:
+    with pytest.raises(errors.UsageError):
+        fdq.Producer(url, name)
+
+
 def test_no_bus_answers() -> None:
     from polybus.native import ClientOptions
 

@@ -28,7 +28,7 @@ from polybus.dialects.fdq.options import (
     Merging,
 )
 from polybus.dialects.fdq.receipts import Receipt
-from polybus.errors import InvalidTopic
+from polybus.errors import InvalidTopic, UsageError
 from polybus.model import names
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Producer:
         options: ClientOptions | None = None,
     ) -> None:
         merging = Merging(linger_s, max_batch_rows, max_batch_bytes)
+        if name == "":
+            raise UsageError("a producer's name has at least one character; None is none")
         self._pid = process.pid
         self._bus = buses.connect(url, options)
         self._create = create
