@@ -1,8 +1,8 @@
 """Named points of the sink, at which a test may stop, fail or kill the process that comes by.
 
     planned     the driver prepares an epoch: the last one is in Spark's commit log
-    begun       a task has opened its stage, and put nothing into it
-    mid-stage   it has put something
+    begun       a task has its first rows, and no stage yet
+    mid-stage   it has put something into its stage
     staged      all of it is on disk, and the task has not told the driver
     publishing  the driver is about to publish
     published   it has, and Spark's commit log does not know

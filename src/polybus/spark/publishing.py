@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 
-from polybus.errors import PolybusError, StageGone, TooLarge, UsageError
+from polybus.errors import PolybusError, StageGone, Stale, TooLarge, UsageError
 from polybus.spark.points import passing
 from polybus.spark.staging import Staged
 
@@ -85,6 +85,11 @@ def _publish(client: Client, stages: list[str], **stamped: Any) -> None:
         raise StageGone(
             f"write it again: nothing of it was published, since a part of it is gone ({error}); "
             "stages are kept for a day after their task has ended"
+        ) from None
+    except Stale:
+        raise Stale(
+            "use a fresh checkpointLocation: this one was set back to an epoch that was published "
+            "long before the last one, so whether its rows are there cannot be told"
         ) from None
     passing("published")
 

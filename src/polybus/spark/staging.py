@@ -88,13 +88,13 @@ class Staging:
 
     def _open(self) -> Stage:
         if self._stage is None:
+            passing("begun")
             self._stage = self._client.stage(self._lease_s)
             name = self._stage.name
             self._renewing = Renewing(
                 lambda: self._client.act("stage.renew", stage=name, lease_s=self._lease_s),
                 self._lease_s / 3,
             )
-            passing("begun")
         return self._stage
 
     def _end(self) -> None:

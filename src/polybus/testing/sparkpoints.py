@@ -1,13 +1,14 @@
 """Orders for processes of Spark that come by a point of the sink, and the proof of each.
 
-An order is a file in $POLYBUS_ORDERS, named after the point and how many passings it takes:
-`staged.3`. Whoever comes by renames it to `staged.2`, and so on, whatever process it is; the
-one that makes it `staged.done` carries it out. The file then holds who that was, so a test
-can prove that it happened there, and once.
+An order is a file in $POLYBUS_ORDERS: the point, what is to be done, and at which passing,
+`staged.kill.3`. Whoever comes by renames it to `staged.kill.2`, and so on, whatever process
+it is; the one that counts to zero carries it out. `staged.kill.done` then holds who that was,
+so a test can prove that it happened there, and once.
 
     kill self       SIGKILL: nobody gets a chance to tidy up
     kill driver     the same for the processes in the file `driver`, then for itself
     fail            raises
+    fail always     raises, and so do all who come by later
     wait            goes on once the file `staged.go` is there
 """
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from polybus.testing.watch import until
 
 FOLDER = "POLYBUS_ORDERS"
 DRIVER = "driver"
-DONE, GO = "done", "go"
+DONE, GO, ALWAYS = "done", "go", "always"
+PATIENCE_S = 120.0
 
 
 class OrderedFailure(Exception):
@@ -37,44 +38,47 @@ class OrderedFailure(Exception):
 
 def passing(point: str, detail: str) -> None:
     folder = Path(os.environ[FOLDER])
-    order = _count_down(folder, point)
-    if order is None:
-        return
-    what, *whom = order.split()
-    if what == "kill":
-        pids = [int(pid) for pid in (folder / DRIVER).read_text().split()]
-        _done(folder, point, order, detail)
-        for pid in pids if whom == [DRIVER] else []:
-            os.kill(pid, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
-    _done(folder, point, order, detail)
-    if what == "fail":
+    if (folder / f"{point}.{ALWAYS}").exists():
+        raise OrderedFailure(f"at {point}, as ordered for all")
+    for what in ("kill", "fail", "wait"):
+        order = _count_down(folder, f"{point}.{what}")
+        if order is not None:
+            _done(folder / f"{point}.{what}.{DONE}", order, detail)
+            _carry_out(folder, point, order)
+
+
+def _carry_out(folder: Path, point: str, order: str) -> None:
+    what, *how = order.split()
+    if what == "wait":
+        until((folder / f"{point}.{GO}").exists, f"the word to go on at {point}", PATIENCE_S)
+    elif what == "fail":
+        if how == [ALWAYS]:
+            (folder / f"{point}.{ALWAYS}").touch()
         raise OrderedFailure(f"at {point}, as ordered")
-    until((folder / f"{point}.{GO}").exists, f"the word to go on at {point}", 120.0)
+    else:
+        pids = (folder / DRIVER).read_text().split() if how == [DRIVER] else []
+        for pid in [*map(int, pids), os.getpid()]:
+            os.kill(pid, signal.SIGKILL)
 
 
-def _count_down(folder: Path, point: str) -> str | None:
+def _count_down(folder: Path, name: str) -> str | None:
     """The order, if it is this process's to carry out."""
-    for order in _waiting(folder, point):
+    for order in folder.glob(f"{name}.[0-9]*"):
         left = int(order.suffix[1:]) - 1
         try:
             text = order.read_text()
             order.rename(order.with_suffix(f".{left}" if left else ".taken"))
         except FileNotFoundError:
-            return _count_down(folder, point)  # another was faster
+            return _count_down(folder, name)  # another was faster
         return text if left == 0 else None
     return None
 
 
-def _waiting(folder: Path, point: str) -> Iterator[Path]:
-    return (path for path in folder.glob(f"{point}.*") if path.suffix[1:].isdigit())
-
-
-def _done(folder: Path, point: str, order: str, detail: str) -> None:
+def _done(path: Path, order: str, detail: str) -> None:
     """On disk before anything is done: a killed process can write no more."""
-    text = json.dumps({"order": order, "pid": os.getpid(), "detail": detail})
-    (folder / f"{point}.taken").write_text(text)
-    (folder / f"{point}.taken").rename(folder / f"{point}.{DONE}")
+    taken = path.with_suffix(".taken")
+    taken.write_text(json.dumps({"order": order, "pid": os.getpid(), "detail": detail}))
+    taken.rename(path)
 
 
 # --- in the test
@@ -91,13 +95,12 @@ class Orders:
 
     def give(self, point: str, order: str, passings: int = 1) -> None:
         assert point in POINTS
-        self.forget(point)
-        (self.folder / f"{point}.{passings}").write_text(order)
+        (self.folder / f"{point}.{order.split()[0]}.{passings}").write_text(order)
 
-    def done(self, point: str) -> dict[str, Any] | None:
+    def done(self, point: str, what: str) -> dict[str, Any] | None:
         """Who carried it out, if anybody did."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / f"{point}.{DONE}").read_text())
+            found: dict[str, Any] = json.loads((self.folder / f"{point}.{what}.{DONE}").read_text())
         except FileNotFoundError:
             return None
         return found
@@ -105,8 +108,9 @@ class Orders:
     def go(self, point: str) -> None:
         (self.folder / f"{point}.{GO}").touch()
 
-    def forget(self, point: str) -> None:
-        for path in self.folder.glob(f"{point}.*"):
+    def forget(self) -> None:
+        """All orders, carried out or not. Nobody comes by meanwhile."""
+        for path in self.folder.glob("*.*"):
             path.unlink()
 
 

@@ -2,11 +2,11 @@
 
     python -m polybus.testing.sparkquery '{"bus": …, "checkpoint": …}'
 
-It reads all that is there (AvailableNow), some rows an epoch, and ends; then it prints one
-line of JSON. What it writes is what it has read, each row once: the reference set of a test
-is the topic `in`, and the outputs `out.0` and `out.1` must hold its rows, by their number.
-How rows are cut into tasks is said anew with each run, so that an epoch that is replayed
-is another plan for the same rows.
+For each line on its stdin it runs the query once: all that is there (AvailableNow), some
+rows an epoch; then it prints one line of JSON. What it writes is what it has read, each row
+once: the reference set of a test is the topic `in`, and the outputs `out.0` and `out.1` must
+hold its rows, by their number. How rows are cut into tasks is said anew with each run, so
+that an epoch that is replayed is another plan for the same rows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
+
 import polybus.spark
 from polybus.testing import sparkpoints
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SOURCE, OUTPUTS = "in", ("out.0", "out.1")
+PATIENCE_S = 120.0
 MARK = "query: "  # before the line of JSON: others may write to stdout, too
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -50,15 +53,6 @@ class Copy:
     retries: int = 4
     producer: str | None = None
     on_new: str | None = None
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run that was not killed has said; `code` is -9 if it was."""
-
-    code: int
-    told: dict[str, Any]
-    errors: str
 
 
 def start(session: SparkSession, copy: Copy) -> StreamingQuery:
@@ -94,14 +88,18 @@ def main() -> None:
     session = polybus.spark.session(f"local[2,{copy.retries}]", name="copy", settings=SETTINGS)
     java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     sparkpoints.driver_is(java, os.getpid())
+    for _ in sys.stdin:
+        print(MARK + json.dumps(run(session, copy)), flush=True)  # noqa: T201
+
+
+def run(session: SparkSession, copy: Copy) -> dict[str, Any]:
     query = start(session, copy)
     error = None
     try:
         query.awaitTermination()
-    except Exception as fault:
-        error = str(fault)
-    epochs = [one["batchId"] for one in query.recentProgress]
-    print(MARK + json.dumps({"epochs": epochs, "error": error}), flush=True)  # noqa: T201
+    except PySparkException as fault:
+        error = str(fault).splitlines()[0]
+    return {"epochs": [one["batchId"] for one in query.recentProgress], "error": error}
 
 
 # --- in the test
@@ -112,30 +110,45 @@ class Driver:
 
     def __init__(self, copy: Copy, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", __name__, json.dumps(asdict(copy))]
-        self.process = subprocess.Popen(
+        self._process = subprocess.Popen(
             command,
             env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
 
-    def result(self, timeout_s: float = 120.0) -> Result:
-        try:
-            out, errors = self.process.communicate(timeout=timeout_s)
-        finally:
-            self.end()
-        told = [line for line in out.splitlines() if line.startswith(MARK)]
-        found = json.loads(told[0].removeprefix(MARK)) if told else {}
-        return Result(self.process.returncode, found, errors)
+    def begin(self) -> None:
+        """Starts the query once more."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
 
-    def end(self) -> None:
+    def ended(self) -> dict[str, Any] | None:
+        """What the query has to say; None if the driver has died."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                found: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                return found
+        return None
+
+    def run(self) -> dict[str, Any] | None:
+        self.begin()
+        return self.ended()
+
+    def close(self) -> int:
+        """Its exit code: -9 if it was killed before."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        code = self._process.wait(PATIENCE_S)
         try:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
 
 
 if __name__ == "__main__":

@@ -1,0 +1,323 @@
+"""The sink's writers against a running bus, as Spark calls them, and without Spark.
+
+What one process does after another is here a sequence, so that each order of things that
+Spark may come up with can be tried.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+import pyarrow as pa
+import pytest
+
+from polybus.errors import Conflict, DoesNotExist, InvalidTopic, StageGone, TooLarge, UsageError
+from polybus.native import Client
+from polybus.spark import publishing, sink
+from polybus.spark.sink import BatchWriter, Settings, StreamWriter, staged
+from polybus.spark.staging import Renewing, Staged, Staging
+from polybus.testing.nativebus import NativeBus
+from polybus.testing.watch import until
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[NativeBus]:
+    with NativeBus() as bus:
+        yield bus
+        for client in sink._clients.values():
+            client.close()
+        sink._clients.clear()
+
+
+@pytest.fixture
+def client(bus: NativeBus) -> Iterator[Client]:
+    with bus.client() as client:
+        yield client
+
+
+@pytest.fixture
+def settings(bus: NativeBus) -> Settings:
+    return Settings(bus.url, f"t{next(_numbers)}", None, None, "refuse")
+
+
+def rows(*bodies: bytes, **more: list[object]) -> pa.RecordBatch:
+    return pa.record_batch({"body": list(bodies), **more})
+
+
+def found(client: Client, topic: str | None) -> list[bytes]:
+    assert topic is not None
+    try:
+        return [b for batch in client.read(topic) for b in batch.column("body").to_pylist()]
+    except DoesNotExist:
+        return []
+
+
+@pytest.fixture
+def query() -> str:
+    return f"q{next(_numbers)}"
+
+
+def of_query(message: Staged, query: str) -> Staged:
+    return replace(message, query=query)
+
+
+# --- one task after another
+
+
+def test_nobody_sees_anything_before_the_commit(client, settings):
+    writer = BatchWriter(settings)
+    messages = [writer.write(iter([rows(b"a"), rows(b"b")])), writer.write(iter([rows(b"c")]))]
+    assert [one.rows for one in messages] == [2, 1]
+    assert found(client, settings.topic) == []
+    pickle.loads(pickle.dumps(writer)).commit(pickle.loads(pickle.dumps(messages)))
+    assert sorted(found(client, settings.topic)) == [b"a", b"b", b"c"]
+
+
+def test_what_was_aborted_is_gone(client, settings):
+    writer = BatchWriter(settings)
+    message = writer.write(iter([rows(b"a")]))
+    writer.abort([message, None])
+    with pytest.raises(StageGone, match="nothing of it was published"):
+        writer.commit([message])
+    assert found(client, settings.topic) == []
+
+
+def test_an_abort_after_the_commit_takes_nothing_back(client, settings):
+    writer = BatchWriter(settings)
+    message = writer.write(iter([rows(b"a")]))
+    writer.commit([message])
+    writer.abort([message])
+    assert found(client, settings.topic) == [b"a"]
+
+
+def test_a_task_that_is_tried_again_has_a_stage_of_its_own(client, settings):
+    writer = BatchWriter(settings)
+    first, second = (writer.write(iter([rows(b"a")])) for _ in range(2))
+    assert first.stage != second.stage
+    writer.commit([second])
+    assert found(client, settings.topic) == [b"a"]
+
+
+def test_a_task_whose_rows_fail_leaves_no_stage(client, settings, monkeypatch):
+    opened = []
+    real = Client.stage
+
+    def note(self: Client, lease_s: float = 600.0):
+        stage = real(self, lease_s)
+        opened.append(stage.name)
+        return stage
+
+    monkeypatch.setattr(Client, "stage", note)
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield rows(b"a")
+        raise RuntimeError("the query has failed")
+
+    with pytest.raises(RuntimeError):
+        staged(settings, broken())
+    (stage,) = opened
+    with pytest.raises(StageGone):
+        client.act("stage.renew", stage=stage)
+
+
+def test_rows_that_end_early_are_published_by_nobody(client, settings, query):
+    """Beside a task that fails: Spark gets both messages, or one, and aborts."""
+    writer = StreamWriter(settings)
+    early = of_query(writer.write(iter([rows(b"a")])), query)  # and b"b" never came
+    writer.abort([early, None], 3)
+    whole = of_query(writer.write(iter([rows(b"a"), rows(b"b")])), query)
+    writer.commit([whole], 3)
+    assert sorted(found(client, settings.topic)) == [b"a", b"b"]
+
+
+def test_no_rows_are_no_stage(client, settings, query):
+    writer = StreamWriter(settings)
+    message = writer.write(iter([rows(b"a")[:0]]))
+    assert message.stage is None
+    writer.commit([message], 0)
+    writer.commit([], 1)
+    assert found(client, settings.topic) == []
+
+
+# --- what cannot be written
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (pa.record_batch({"body": [b"a", None]}), UsageError),
+        (rows(b"a", topic=["_mine"]), InvalidTopic),
+        (rows(b"a", topic=["x" * 300]), InvalidTopic),
+    ],
+)
+def test_the_driver_is_told_what_no_other_try_can_mend(client, settings, given, error):
+    writer = BatchWriter(settings)
+    good = writer.write(iter([rows(b"good")]))
+    bad = writer.write(iter([rows(b"before"), given]))
+    assert bad.stage is None
+    with pytest.raises(error):
+        writer.commit([good, bad])
+    writer.abort([good, bad])
+    assert found(client, settings.topic) == []
+
+
+def test_more_tasks_than_one_publish_takes(settings):
+    many = [Staged(f"{n:016x}", None) for n in range(publishing.MAX_STAGES + 1)]
+    with pytest.raises(TooLarge, match=r"coalesce\(890\)"):
+        BatchWriter(settings).commit(many)
+
+
+def test_as_many_tasks_as_one_publish_takes(client, settings, query):
+    full = staged(settings, iter([rows(b"a")])).stage
+    empty = [client.act("stage.new")["stage"] for _ in range(publishing.MAX_STAGES - 1)]
+    messages = [Staged(stage, query) for stage in (full, *empty)]
+    StreamWriter(settings).commit(messages, 0)
+    assert found(client, settings.topic) == [b"a"]
+
+
+# --- epochs
+
+
+def test_an_epoch_is_published_once_however_it_is_cut(client, settings, query):
+    writer = StreamWriter(settings)
+    for parts in ([[b"a", b"b"]], [[b"a"], [b"b"]], [[b"b"], [], [b"a"]]):
+        messages = [
+            of_query(writer.write(iter([rows(*one)]) if one else iter(())), query) for one in parts
+        ]
+        writer.commit(messages, 0)
+    assert sorted(found(client, settings.topic)) == [b"a", b"b"]
+
+
+def test_stages_of_a_replay_are_gone(client, settings, query):
+    writer = StreamWriter(settings)
+    writer.commit([of_query(writer.write(iter([rows(b"a")])), query)], 0)
+    again = of_query(writer.write(iter([rows(b"a")])), query)
+    writer.commit([again], 0)
+    with pytest.raises(StageGone):
+        client.act("stage.renew", stage=again.stage)
+
+
+def test_an_epoch_is_over_all_its_topics_at_once(client, settings, query):
+    other = f"{settings.topic}.other"
+    writer = StreamWriter(settings)
+    mixed = rows(b"a", b"b", topic=[other, settings.topic])
+    message = of_query(writer.write(iter([mixed])), query)
+    assert found(client, other) == found(client, settings.topic) == []
+    writer.commit([message], 0)
+    assert (found(client, other), found(client, settings.topic)) == ([b"a"], [b"b"])
+
+
+def test_a_lost_stage_fails_the_whole_epoch_and_uses_up_nothing(client, settings, query):
+    writer = StreamWriter(settings)
+    kept, lost = (of_query(writer.write(iter([rows(b"a")])), query) for _ in range(2))
+    client.act("stage.discard", stage=lost.stage)
+    with pytest.raises(StageGone, match="write it again"):
+        writer.commit([kept, lost], 0)
+    assert found(client, settings.topic) == []
+    writer.commit([of_query(writer.write(iter([rows(b"a")])), query)], 0)
+    assert found(client, settings.topic) == [b"a"]
+
+
+def test_another_query_under_the_same_name(client, settings):
+    named = replace(settings, producer=settings.topic)
+    writer = StreamWriter(named)
+    writer.commit([of_query(writer.write(iter([rows(b"a")])), "first")], 0)
+    for epoch in (0, 1):
+        with pytest.raises(Conflict, match="set onNewCheckpoint=continue"):
+            writer.commit([of_query(writer.write(iter([rows(b"b")])), "second")], epoch)
+    writer = StreamWriter(replace(named, on_new="continue"))
+    writer.commit([of_query(writer.write(iter([rows(b"b")])), "second")], 0)
+    assert found(client, settings.topic) == [b"a", b"b"]
+
+
+def test_a_batch_with_no_query_is_no_epoch(settings, query):
+    writer = StreamWriter(settings)
+    with pytest.raises(UsageError, match="queries"):
+        writer.commit([writer.write(iter([rows(b"a")]))], 0)
+
+
+def test_a_transaction_is_its_producers(client, settings):
+    for producer in (None, "p", "p", "q"):
+        one = replace(settings, transaction=f"{settings.topic}.tx", producer=producer)
+        writer = BatchWriter(one)
+        writer.commit([writer.write(iter([rows(b"a")]))])
+    assert found(client, settings.topic) == [b"a"] * 3
+
+
+# --- long tasks
+
+
+class staging_of:  # noqa: N801  # reads as a phrase
+    def __init__(self, client: Client, lease_s: float = 600.0) -> None:
+        self.staging = Staging(client, lease_s=lease_s)
+
+    def __enter__(self) -> Staging:
+        return self.staging
+
+    def __exit__(self, *_: object) -> None:
+        self.staging.discard()
+
+
+def _port_rows(*bodies: bytes) -> pa.RecordBatch:
+    return pa.record_batch(
+        {"shard_key": pa.nulls(len(bodies), pa.utf8()), "body": pa.array(bodies, pa.binary())}
+    )
+
+
+def test_a_lease_is_renewed_while_its_task_works():
+    times = count()
+    renewing = Renewing(lambda: next(times), 0.001)
+    until(lambda: next(times) > 10, "renewals")
+    renewing.end()
+    assert not renewing._thread.is_alive()
+
+
+def test_a_renewal_that_fails_is_followed_by_another():
+    seen: list[int] = []
+
+    def fail() -> None:
+        seen.append(1)
+        raise StageGone("gone")
+
+    renewing = Renewing(fail, 0.001)
+    until(lambda: len(seen) > 3, "tries")
+    renewing.end()
+
+
+def test_a_task_outlives_its_first_lease(client, settings):
+    """Its stage would be gone long before: the others, without renewals, are."""
+    lease_s = 0.3
+    abandoned = client.stage(lease_s)
+    with staging_of(client, lease_s) as staging:
+        staging.put(str(settings.topic), _port_rows(b"a"))
+        until(lambda: _is_gone(client, abandoned.name), "the end of a lease")
+        staging.put(str(settings.topic), _port_rows(b"b"))
+        client.publish([str(staging.finish())])
+    assert sorted(found(client, settings.topic)) == [b"a", b"b"]
+
+
+def _is_gone(client: Client, stage: str) -> bool:
+    """By publishing nothing new of it: to renew it would keep it."""
+    try:
+        client.publish([stage, "0" * 16])
+    except StageGone as error:
+        return stage in str(error)
+    raise AssertionError("a stage that never was has been published")
+
+
+def test_many_batches_and_topics_in_one_stage(client, settings):
+    names = [f"{settings.topic}.{n}" for n in range(40)]
+    with staging_of(client) as staging:
+        for turn in range(3):
+            for name in names:
+                staging.put(name, _port_rows(b"%d" % turn))
+        stage = staging.finish()
+        assert stage is not None
+        client.publish([stage])
+    for name in names:
+        assert sorted(found(client, name)) == [b"0", b"1", b"2"]
