@@ -7,7 +7,6 @@ told, and not whoever travels with it. A batch is checked column by column.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -78,15 +77,16 @@ def _encoded(text: str, what: str) -> bytes:
 def batch_of(
     keys: Sequence[str | None],
     bodies: Sequence[bytes],
-    insertion_ms: Sequence[int],
+    insertion_ms: Sequence[int] | int,
     headers: Iterable[Headers | None] | None,
 ) -> pa.RecordBatch:
-    """One batch of columns that were checked."""
-    columns = [
-        pa.array(keys, pa.utf8()),
-        pa.array(bodies, pa.binary()),
-        pa.array(insertion_ms, pa.int64()),
-    ]
+    """One batch of columns that were checked. One time is that of all of them."""
+    times = (
+        pa.repeat(pa.scalar(insertion_ms, pa.int64()), len(bodies))
+        if isinstance(insertion_ms, int)
+        else pa.array(insertion_ms, pa.int64())
+    )
+    columns = [pa.array(keys, pa.utf8()), pa.array(bodies, pa.binary()), times]
     if headers is None:
         return pa.record_batch(columns, schema=SIMPLE_SCHEMA)
     columns.append(pa.array(list(headers), PRODUCE_SCHEMA.field("headers").type))
@@ -107,7 +107,7 @@ def batch_of_requests(
     if found is None and with_headers:
         found = [None] * len(bodies)
     try:
-        batch = batch_of(keys, bodies, list(repeat(now_ms, len(bodies))), found)
+        batch = batch_of(keys, bodies, now_ms, found)
     except UnicodeEncodeError:
         raise MalformedRequest("a shard key is text that UTF-8 can write") from None
     except (pa.ArrowInvalid, pa.ArrowCapacityError):
