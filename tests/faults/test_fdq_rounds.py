@@ -28,8 +28,8 @@ from polybus.testing.fdq.verdict import Verdict
 from polybus.testing.fdq.workload import Workload
 
 DEEDS = 5
-KILLS, MOST_KILLS, SABOTAGED_KILLS = 4, 30, 16
-PAUSES, MOST_PAUSES = 3, 20
+KILLS, MOST_KILLS, SABOTAGED_KILLS = 3, 30, 16
+PAUSES, MOST_PAUSES = 2, 20
 SOAK_DEEDS = 600
 UNHURRIED = {"handler_timeout_s": 60.0}  # a run ends in its time, whoever stands still
 
@@ -54,10 +54,10 @@ def test_consumers_that_stood_still_change_nothing_when_they_wake(tmp_path, sabo
     settings = Settings(mix=CALM, sabotage=sabotage or "", orders=UNHURRIED)
     with workload(tmp_path, settings) as work:
         work.start()
-        for done in range(MOST_PAUSES if sabotage is None else PAUSES):
+        for done in range(MOST_PAUSES if sabotage is None else 2 * PAUSES):
             if done >= PAUSES and work.refused():
                 break
-            work.go_on(200)
+            work.go_on(100)
             work.do(PAUSE)
         verdict = judged(work)
     assert verdict.refused, "nobody came too late: nothing was shown"
@@ -81,7 +81,7 @@ def test_the_bus_is_killed_under_all_of_them(tmp_path, sabotage):
         for done in range(MOST_KILLS if sabotage is None else SABOTAGED_KILLS):
             if done >= KILLS and work.repeated():
                 break
-            work.disturb(1)
+            work.disturb(1, most_done=60)
         judged(work)
 
 
@@ -97,11 +97,11 @@ def test_counts_are_exact_when_nobody_dies(tmp_path):
 
 @pytest.mark.timeout(170)
 def test_handlers_that_raise_hang_and_end_their_process(tmp_path):
-    mix = {PLAIN: 300, FLAKY: 20, POISON: 5, SLOW: 2, EXIT: 2}
+    mix = {PLAIN: 200, FLAKY: 20, POISON: 5, SLOW: 2, EXIT: 2}
     settings = Settings(mix=mix, producers=0, deeds={})
     with workload(tmp_path, settings) as work:
         work.start()
-        work.produce("w0", most_messages=300)
+        work.produce("w0", most_messages=200)
         work.produce("deadly", most_messages=1, mix={DEADLY: 1})
         work.finish()
         verdict = judged(work)

@@ -47,6 +47,7 @@ GROUP = "billing"
 EXIT_CODE = 42  # of a process that its handler ended
 MOST_OUTPUTS = 3
 MOST_IN_FLIGHT = 32
+LOOK_S = 0.05
 TOO_LONG_A_KEY = "k" * 2000
 FORESEEN = (UsageError, Unavailable, Fenced)  # by producers
 PATIENT = ClientOptions(first_backoff_s=0.01, last_backoff_s=0.2, connect_timeout_s=60.0)
@@ -64,12 +65,18 @@ class Orders:
     heartbeat_s: float = 0.2
     dead_s: float = 0.8
     handler_timeout_s: float = 1.0
+    backoff_s: float = 0.02
     max_deliver: int = 4
     work_s: float = 0.002  # what a handler takes at most
     keys: int = 12
     most_messages: int = 0  # that a producer sends; 0: until it is told to end
-    pause_s: float = 0.01  # at most, between two calls of a producer
+    pause_s: float = 0.03  # at most, between two calls of a producer
     mix: Mapping[str, int] = field(default_factory=lambda: CALM)
+
+    @property
+    def who(self) -> str:
+        """What it calls itself: of one name there may be several, one after the other."""
+        return self.name.partition(".")[0]
 
     @property
     def diary(self) -> Path:
@@ -110,7 +117,7 @@ def record(diary: Diary) -> None:
 def produce(orders: Orders) -> None:
     ending = begin(orders)
     record(diary := Diary(orders.diary))
-    with fdq.Producer(orders.url, orders.name) as producer:
+    with fdq.Producer(orders.url, orders.who) as producer:
         Producing(orders, producer, diary).go_on(ending)
     diary.note("closed")
 
@@ -200,18 +207,21 @@ def consume(orders: Orders) -> None:
     consumer = fdq.Consumer(orders.url, heartbeat_s=orders.heartbeat_s, dead_s=orders.dead_s)
     consumer.consume(
         TOPIC,
-        orders.name.partition(".")[0],
+        orders.who,
         Handler(orders, diary),
         group=GROUP,
         executors=orders.executors,
         max_deliver=orders.max_deliver,
         handler_timeout_s=orders.handler_timeout_s,
+        first_backoff_s=orders.backoff_s,
+        last_backoff_s=4 * orders.backoff_s,
     )
-    ending.wait()
     try:
-        consumer.close()
+        while not ending.is_set() and not consumer.wait(LOOK_S):
+            pass
     except Fenced:
         diary.note("fenced")
+    consumer.close()
     diary.note("closed")
 
 

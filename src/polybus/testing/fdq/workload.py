@@ -39,7 +39,7 @@ from polybus.testing.fdq.deeds import (
 )
 from polybus.testing.fdq.diary import Operation, operations
 from polybus.testing.fdq.found import look
-from polybus.testing.fdq.history import ACK, COMMIT, FAILED, PRODUCE
+from polybus.testing.fdq.history import ACK, COMMIT, DUPLICATE, FAILED
 from polybus.testing.fdq.verdict import Verdict, judge
 from polybus.testing.nativebus import NativeBus
 from polybus.testing.watch import until
@@ -56,8 +56,8 @@ class Workload:
         self._folder = folder
         self._settings = settings or Settings()
         self._random = Random(seed)
-        self._brood = Brood()
         self.bus = NativeBus(env={"POLYBUS_SABOTAGE": self._settings.sabotage})
+        self._brood = Brood()
         self.client: Client = self.bus.client()
         self.producers: list[Child] = []
         self.consumers: list[Child] = []
@@ -112,10 +112,10 @@ class Workload:
 
     # --- what is done to them
 
-    def disturb(self, times: int) -> None:
+    def disturb(self, times: int, most_done: int = MOST_DONE) -> None:
         names, weights = list(self._settings.deeds), list(self._settings.deeds.values())
         for _ in range(times):
-            self.go_on(self._random.randint(LEAST_DONE, MOST_DONE))
+            self.go_on(self._random.randint(LEAST_DONE, most_done))
             self.do(self._random.choices(names, weights)[0])
 
     def do(self, name: str) -> None:
@@ -123,7 +123,7 @@ class Workload:
             KILL: lambda: self._end_one(self.consumers, signal.SIGKILL),
             STOP: lambda: self._end_one(self.consumers, signal.SIGTERM),
             START: self._start_one,
-            PAUSE: lambda: self.pause(self._random.choice(self.consumers)),
+            PAUSE: self._pause_one,
             KILL_BUS: self.kill_bus,
             KILL_PRODUCER: lambda: self._end_one(self.producers, signal.SIGKILL),
             TAKE_OVER: self._take_over,
@@ -140,10 +140,17 @@ class Workload:
     def pause(self, child: Child) -> None:
         """Until the group goes on without it. What it was about to say it then says too late."""
         child.signal(signal.SIGSTOP)
-        name = child.name.partition(".")[0]
-        until(lambda: name not in self.members(), f"{name} stands still", PATIENCE_S)
+        who = child.orders.who
+        until(lambda: who not in self.members(), f"{who} is missed", PATIENCE_S)
         self.go_on(LEAST_DONE)
         child.signal(signal.SIGCONT)
+
+    def _pause_one(self) -> None:
+        """Not one whose name another goes by: nobody would miss it."""
+        names = [child.orders.who for child in self.consumers]
+        alone = [child for child in self.consumers if names.count(child.orders.who) == 1]
+        if alone:
+            self.pause(self._random.choice(alone))
 
     def _start_one(self) -> None:
         if len(self.consumers) < MOST_CONSUMERS:
@@ -164,7 +171,7 @@ class Workload:
             ((self.consumers, self.consume), (self.producers, self.produce))
         )
         child = self._random.choice(children)
-        start(child.name.partition(".")[0])
+        start(child.orders.who)
 
     def _renew(self) -> None:
         """There are some of each at any time; who has ended by itself is let go."""
@@ -197,10 +204,9 @@ class Workload:
             for one in self._operations()
         )
 
-    def repeated(self) -> bool:
-        """Has something been done that nobody was told of: of producers, and of consumers?"""
-        again = {one.kind for one in self._operations() if one.answer.get("duplicate")}
-        return {PRODUCE, COMMIT} <= again
+    def repeated(self) -> int:
+        """Transactions that were done, and nobody was told: at the next try they were found."""
+        return sum(one.kind == COMMIT and one.outcome == DUPLICATE for one in self._operations())
 
     def _operations(self) -> list[Operation]:
         paths = self._folder.glob("*.diary")
