@@ -51,8 +51,10 @@ class Core:
     def close(self) -> None:
         """Whoever waits is let go; what was handed over is finished, and told."""
         self.port.close()
-        self._store.close()
-        self.answers.close()
+        try:
+            self._store.close()
+        finally:
+            self.answers.close()
 
     def _open_port(self, store: Store) -> Port:
         quotas = Quotas(
