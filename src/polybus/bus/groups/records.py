@@ -2,10 +2,12 @@
 
     group/TTTTTTTT 0 GROUP              the roster
     groupshard/TTTTTTTT 0 GROUP 0 SSSS  how far the group has come in a shard
+    groupmark/TTTTTTTT                  the first epoch that no removed group of the topic had
 
 T is the topic's number and S the shard's, in hex; 0 is a NUL, which no name has. The
-values are JSON. Rosters have a prefix of their own, so that a bus that starts finds
-all groups without reading all their shards.
+values are JSON (a mark: a number). A group that is made anew begins at the mark, so that
+whoever was in one of its name before holds no epoch of the new one. Rosters have a prefix
+of their own, so that a bus that starts finds all groups without reading all their shards.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from polybus.errors import Damaged, MalformedRequest
 
 ROSTERS: Final = b"group/"
 SHARDS: Final = b"groupshard/"
+MARKS: Final = b"groupmark/"
 
 # Of a group's or consumer's name, in bytes: a host, a pid and a word fit, and a roster of
 # as many members as there may be stays below what a record may hold.
@@ -96,6 +99,14 @@ def roster_key(topic: int, group: str) -> bytes:
 
 def shard_key(topic: int, group: str, shard: int) -> bytes:
     return shard_prefix(topic, group) + b"%04x" % shard
+
+
+def mark_key(topic: int) -> bytes:
+    return MARKS + b"%08x" % topic
+
+
+def read_mark_key(key: bytes) -> int:
+    return int(key[len(MARKS) :], 16)
 
 
 def read_roster_key(key: bytes) -> tuple[int, str]:

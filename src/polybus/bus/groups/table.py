@@ -48,6 +48,8 @@ class Table:
                 return
             for record in self._scan(records.ROSTERS):
                 self._find_again(record)
+            for record in self._scan(records.MARKS):
+                self._look_for(records.read_mark_key(record.key))
             self._recovered = True
 
     def loaded(self) -> list[Group]:
@@ -94,8 +96,7 @@ class Table:
             key = topic.number, name
             if key not in self._loaded:
                 self._charge(creator)
-                self._loaded[key] = self._new(topic, name, start)
-                self._loaded[key].roster = Roster(creator=creator)
+                self._loaded[key] = self._new(topic, name, start, creator)
                 self._known[key] = creator
             return self._loaded[key]
 
@@ -109,9 +110,13 @@ class Table:
                 self._known.pop(key, None)
 
     def remove(self, group: Group) -> None:
-        """With its records, for good."""
+        """With its records, for good; that its epochs were used is remembered."""
+        number = group.topic.number
         with group.lock, Work(self._means, group, group.shards):
-            self._remove_records(group.topic.number, group.name)
+            used = max(group.roster.next_epoch, *(one.progress.epoch + 1 for one in group.shards))
+            with self._lock:
+                mark = max(used, self._mark(number))
+                self._remove_records(number, group.name, mark)
             self.forget(group)
         self._means.wake(group.topic.number)
 
@@ -139,23 +144,31 @@ class Table:
                 self._dropped += dropped
 
     def _sweep(self, number: int) -> None:
+        """By numbers, which are never used for another topic: no mark is left."""
         with self._lock:
             keys = [key for key in self._known if key[0] == number]
         for key in keys:
             group = self._loaded.get(key)
             if group is not None:
-                self.remove(group)
+                with Work(self._means, group, group.shards):  # whoever is still at it has ended
+                    self._remove_records(*key, None)
+                self.forget(group)
             else:
-                self._remove_records(*key)
+                self._remove_records(*key, None)
                 with self._lock:
                     self._known.pop(key, None)
+        if self._store.get(records.mark_key(number)):
+            self._store.commit(Commit(changes=(Change(records.mark_key(number), None),))).result()
 
-    def _remove_records(self, number: int, name: str) -> None:
+    def _remove_records(self, number: int, name: str, mark: int | None) -> None:
         keys = [record.key for record in self._scan(records.shard_prefix(number, name))]
-        keys.append(records.roster_key(number, name))  # last: what is left can be found by it
-        for start in range(0, len(keys), AT_ONCE):
-            changes = tuple(Change(key, None) for key in keys[start : start + AT_ONCE])
-            self._store.commit(Commit(changes=changes)).result()
+        changes = [Change(key, None) for key in keys]
+        # Last: what is left can be found by the roster.
+        changes.append(Change(records.mark_key(number), str(mark).encode() if mark else None))
+        changes.append(Change(records.roster_key(number, name), None))
+        for start in range(0, len(changes), AT_ONCE):
+            some = tuple(changes[start : start + AT_ONCE])
+            self._store.commit(Commit(changes=some)).result()
 
     # --- under the lock
 
@@ -171,12 +184,17 @@ class Table:
         number, name = records.read_roster_key(record.key)
         roster = records.decode_roster(record.value)
         self._known[number, name] = roster.creator
+        topic = self._look_for(number)
+        if topic is not None and roster.members:
+            self._loaded[number, name] = self._load(topic, name)
+
+    def _look_for(self, number: int) -> Topic | None:
+        """A topic; one that is not there any more is for `sweep`."""
         topic = self._means.durable.numbered(number)
         if topic is None:
             with self._dropping:
                 self._dropped.append(number)
-        elif roster.members:
-            self._loaded[number, name] = self._load(topic, name)
+        return topic
 
     def _load(self, topic: Topic, name: str) -> Group:
         found = self._store.get(records.roster_key(topic.number, name))
@@ -194,12 +212,17 @@ class Table:
         group.unsettled = True
         return group
 
-    def _new(self, topic: Topic, name: str, start: str) -> Group:
-        group = Group(topic, name)
+    def _new(self, topic: Topic, name: str, start: str, creator: str) -> Group:
+        group, mark = Group(topic, name), self._mark(topic.number)
+        group.roster = Roster(next_epoch=mark, creator=creator)
         bounds = self._store.bounds(topic.number).shards
         ends = [one.start if start == EARLIEST else one.end for one in bounds]
-        group.shards = [_shard(number, ends[number]) for number in topic.shards]
+        group.shards = [_shard(number, ends[number], mark - 1) for number in topic.shards]
         return group
+
+    def _mark(self, number: int) -> int:
+        found = self._store.get(records.mark_key(number))
+        return int(found.value) if found else 1
 
     def _scan(self, prefix: bytes) -> Iterator[Record]:
         after = b""
@@ -208,8 +231,8 @@ class Table:
             after = page[-1].key
 
 
-def _shard(number: int, start: int) -> Shard:
-    return Shard(number, Progress(start=start, low=start))
+def _shard(number: int, start: int, epoch: int = 0) -> Shard:
+    return Shard(number, Progress(start=start, low=start, epoch=epoch))
 
 
 def at_once(shards: Iterable[Shard], most: int) -> Iterator[list[Shard]]:

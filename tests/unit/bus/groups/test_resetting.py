@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.bus.groups.judging import Failed
-from polybus.errors import Conflict, DoesNotExist, Expired, MalformedRequest
+from polybus.errors import Conflict, DoesNotExist, Expired, Fenced, MalformedRequest
 
 
 def lows(desk) -> list[int]:
@@ -94,7 +94,7 @@ def test_a_group_is_removed_with_its_records(desk):
     with pytest.raises(Conflict):
         desk.groups.remove(desk.topic(), "g")
     desk.groups.remove(desk.topic(), "g", force=True)
-    assert list(desk.store.scan(b"group")) == []
+    assert list(desk.store.scan(b"group/") + desk.store.scan(b"groupshard/")) == []
     for call in (one.beat, one.look, lambda: one.ack(0, (5, 6))):
         with pytest.raises(Expired):
             call()
@@ -107,9 +107,28 @@ def test_a_group_is_removed_with_its_records(desk):
     assert again.rows[0] == list(range(10))
 
 
+def test_who_was_in_a_removed_group_holds_no_epoch_of_the_next(desk):
+    zombie = used(desk)
+    one = desk.join("b")
+    zombie.release_all()
+    one.release_all()  # epochs of some shards have risen
+    for _ in range(2):
+        desk.groups.remove(desk.topic(), "g", force=True)
+        again = desk.join("a")
+        again.fetch()
+        assert again.epoch > zombie.epoch
+        assert all(again.held[n].epoch > held.epoch for n, held in zombie.held.items())
+        with pytest.raises(Fenced):
+            zombie.ack(0, (0, 9))
+        zombie = again
+    assert desk.join("a", group="other").epoch > 1  # one mark for all groups of the topic
+
+
 def test_a_topic_takes_its_groups_along(desk):
     one = used(desk)
     desk.join("a", group="h")
+    desk.join("a", group="i")
+    desk.groups.remove(desk.topic(), "i", force=True)
     topic = desk.topic()
     desk.store.drop("t")
     desk.durable.forget(topic)

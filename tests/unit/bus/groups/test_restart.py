@@ -120,8 +120,12 @@ def test_counts_are_exact_after_a_clean_stop(desk):
     assert desk.shard(0)["emitted"] == 9
 
 
-def test_groups_of_topics_that_went_meanwhile_are_swept(desk):
-    desk.join("a")
+@pytest.mark.parametrize("left", [True, False])
+def test_groups_of_topics_that_went_meanwhile_are_swept(desk, left):
+    desk.join("a", group="h")
+    desk.groups.remove(desk.topic(), "h", force=True)
+    if left:
+        desk.join("a")
     assert list(desk.store.scan(b"group"))
     desk.store.drop("t")
     desk.open()

@@ -1,0 +1,190 @@
+"""Breaks the coordinator of consumer groups on purpose, and demands that its tests notice.
+
+    python tests/mutants/groups.py [part of a mutant's name ...]
+
+The same procedure as in bus.py, with unit tests alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {"unit": ("tests/unit/bus/groups",)}
+
+ASSIGNMENT = mutants(
+    "bus/groups/assignment.py",
+    ("who has least gets more", "(-len(kept[name]), name)", "(len(kept[name]), name)"),
+    ("nobody keeps what it has", 'kept.get(owner or "", pool)', "pool"),
+    ("holders are not asked", "if holder in kept and", "if False and"),
+)
+
+RANGES = mutants(
+    "bus/groups/ranges.py",
+    ("touching ranges stay apart", "start <= merged[-1][1]", "start < merged[-1][1]"),
+    ("the low mark stands still", "if start <= low:", "if start < low:"),
+    ("the end is in", "offset < ranges[index][1]", "offset <= ranges[index][1]"),
+)
+
+JUDGING = mutants(
+    "bus/groups/judging.py",
+    ("any owner", "if progress.owner != consumer or progress.epoch != epoch:", "if False:"),
+    ("any epoch", " or progress.epoch != epoch:", ":"),
+    ("acks from the future", "if entry.last > end:", "if False:"),
+    ("ranges without end", "if len(above) > max(most, len(progress.ranges)):", "if False:"),
+    ("attempts without end", "if known == 0 and len(attempts) >= MAX_ATTEMPTS:", "if False:"),
+    (
+        "told again, counted again",
+        "count = known if told_before else known + 1",
+        "count = known + 1",
+    ),
+    ("one delivery too many", "if count >= max_deliver:", "if count > max_deliver:"),
+    ("attempts stay", "if not ranges.contains(low, above, at)}", "}"),
+    (
+        "suspicion stays",
+        "suspect_to = progress.suspect_to if progress.suspect_to > low else 0",
+        "suspect_to = progress.suspect_to",
+    ),
+    ("nobody is suspect", "suspect_to if suspect_to > progress.low else 0", "0"),
+    (
+        "the dead ran nothing",
+        "return fail(left, shard.number, running, max_deliver)",
+        "return Judged(left)",
+    ),
+    ("the same epoch again", "epoch=progress.epoch + 1)", "epoch=progress.epoch)"),
+    (
+        "counts of the last owner are lost",
+        "emitted=progress.emitted + emitted",
+        "emitted=progress.emitted",
+    ),
+    ("trimmed counts as acked", "start=progress.start + unread,", "start=progress.start,"),
+    (
+        "letters are not counted",
+        "dead_lettered=progress.dead_lettered + len(dead)",
+        "dead_lettered=0",
+    ),
+)
+
+MEMBERSHIP = mutants(
+    "bus/groups/membership.py",
+    ("members without end", "len(roster.members) >= self._max_members", "False"),
+    ("epochs do not rise", "next_epoch=member.epoch + 1", "next_epoch=member.epoch"),
+    ("the dead live", "if dead:", "if False:"),
+    ("what waits is forgotten", "elif group.unsettled:", "elif False:"),
+    ("who leaves is suspect", "if owner == leaving:", "if False:"),
+    (
+        "nobody is woken",
+        "        self._means.wake(group.topic.number)\n\n    def _move",
+        "\n    def _move",
+    ),
+    (
+        "replaced, and not fenced",
+        "return member is None or member.epoch != shard.progress.member",
+        "return member is None",
+    ),
+    ("a group of nobody stays", "if not group.version:", "if False:"),
+    ("what was meant is forgotten", "{**holders, **group.target}", "{**holders}"),
+)
+
+STATE = mutants(
+    "bus/groups/state.py",
+    ("a newer one of the name is no matter", "if found.epoch > epoch:", "if False:"),
+    ("written whatever is there", "value, shard.version)", "value, None)"),
+    ("counts go back", "max(self.counted[0], emitted)", "emitted"),
+    ("removed, and still used", "if self.gone:", "if False:"),
+    ("known before it is on disk", "        self._take(done.versions)\n", ""),
+)
+
+ACKS = mutants(
+    "bus/groups/acks.py",
+    ("done again", "if is_acked and not sabotage.REPEATS_OFF:", "if False:"),
+    ("late runs count", "if failed != attempt:", "if False:"),
+    (
+        "outputs are lost",
+        "            work.appends += appends\n            return",
+        "            return",
+    ),
+    ("stages are lost", "return work.commit(stages)", "return work.commit()"),
+    ("nothing is released", "if entry.release:", "if False:"),
+    ("nothing runs", "shard.running = entry.running", "pass"),
+    ("the next owner inherits", "shard.new_owner(shard.progress.low)", "pass"),
+)
+
+FETCHING = mutants(
+    "bus/groups/fetching.py",
+    ("rows of what is to be released", "if n not in release]", "]"),
+    ("told again and again", " or not held[n].releasing", ""),
+    ("paused is not heeded", "elif held.paused:", "elif False:"),
+    ("what is acked comes again", "return acked[1] if acked else at", "return at"),
+    ("nobody knows what was handed out", "shard.handed_to = max(shard.handed_to, end)", "pass"),
+    ("the first shard is always first", "shard.turn = self._group.turn", "pass"),
+    ("trimmed is not counted", "self._catch_up(shard, trimmed.start)", "pass"),
+)
+
+TABLE = mutants(
+    "bus/groups/table.py",
+    ("groups without end", "if len(self._known) >= self._max_groups:", "if False:"),
+    ("nobody is charged", ">= self._max_user_groups:", "> 1 << 30:"),
+    ("epochs begin anew", "return int(found.value) if found else 1", "return 1"),
+    ("the latest is the earliest", "one.start if start == EARLIEST else one.end", "one.start"),
+    (
+        "no new deadline",
+        "dict.fromkeys(group.roster.members, now)",
+        "dict.fromkeys(group.roster.members, 0.0)",
+    ),
+    ("dropped topics leave records", "self._dropped.append(topic.number)", "pass"),
+    ("a sweep that failed is over", "self._dropped += dropped", "pass"),
+)
+
+REST = [
+    *mutants(
+        "bus/groups/resetting.py",
+        ("moved under its members", "if group.roster.members and not force:", "if False:"),
+        ("a reset fences nobody", "epoch=progress.epoch + 1,", "epoch=progress.epoch,"),
+        ("the count goes on", "        start=to,\n", ""),
+        ("one id too far", '"little") < first:', '"little") <= first:'),
+    ),
+    *mutants(
+        "bus/groups/letters.py",
+        ("letters of letters", "return not topic.name.endswith(SUFFIX)", "return True"),
+        ("letters without end", "failures[:MAX_LETTERS]", "failures"),
+        ("headers are doubled", " if one[0] not in names]", "]"),
+    ),
+    *mutants(
+        "bus/groups/ends.py",
+        ("news go back", " and known[shard] < end", ""),
+        (
+            "news while it looks are lost",
+            "            shards = self._store.bounds(topic).shards\n        for",
+            "        for",
+        ),
+    ),
+    *mutants(
+        "bus/groups/latency.py",
+        ("notes without end", "if len(self._offsets) > MAX_NOTES:", "if False:"),
+    ),
+    *mutants(
+        "bus/port/groups.py",
+        ("produced without a right", "    access.judge(identity, PRODUCE, name)\n", ""),
+        (
+            "no bound of a fetch",
+            'min(given["max_rows"], limits.max_fetch_rows)',
+            'given["max_rows"]',
+        ),
+        ("changes wake nobody", "waits.wake(number, ANY_GROUP_OF)", "pass"),
+    ),
+]
+
+ALL = [*ASSIGNMENT, *RANGES, *JUDGING, *MEMBERSHIP, *STATE, *ACKS, *FETCHING, *TABLE, *REST]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-groups"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
