@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from polybus import fdq
 from polybus.cli import main
 from polybus.errors import Fenced
 from polybus.native import Client
@@ -242,3 +243,19 @@ def test_queries_of_spark_are_told_beside_the_groups(polybus, client, topic):
     (query,) = found["queries"]
     assert (query["query"], query["name"], query["lag"]) == ("q-1", "totals", 3)
     assert ["q-1", "totals", "3"] in told(polybus("topic", "stats", topic))
+
+
+def test_a_folder_that_no_process_has_is_a_bus_too(polybus, tmp_path):
+    url = f"lmdb:{tmp_path / 'data'}"
+    with fdq.Producer(url) as producer, fdq.Consumer(url) as consumer:
+        producer.produce("t", "k", b"1")
+        consumer.consume("t", "a", lambda _: None, group="g")
+        until(lambda: fdq.stats(url, "t")["all"]["acked"] == 1, "it is acked")
+    assert told(polybus("group", "ls", "--bus", url))[1][:3] == ["t", "g", "0"]
+    assert polybus("group", "reset", "t", "g", "--to", "earliest", "--bus", url) == (
+        "1 messages to go\n"
+    )
+    (found,) = json.loads(polybus("topic", "stats", "t", "--json", "--bus", url))
+    assert found["groups"][0]["lag"] == 1
+    assert "no such folder" in polybus("group", "ls", "--bus", url + "-mistyped", code=2)
+    assert not (tmp_path / "data-mistyped").exists()

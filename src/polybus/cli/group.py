@@ -21,12 +21,12 @@ import typer
 
 from polybus.cli import flags, moments
 from polybus.cli.lagging import show_groups
-from polybus.cli.reaching import Bus, ask
+from polybus.cli.reaching import Bus, asking
 from polybus.cli.table import show
 from polybus.errors import Conflict
 
 if TYPE_CHECKING:
-    from polybus.native import Client
+    from polybus.dialects.fdq import bus as buses
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Argument(metavar="GROUP")]
@@ -51,7 +51,7 @@ def ls(
     as_json: flags.Json = False,
     bus: Bus = None,
 ) -> None:
-    with ask(bus) as client:
+    with asking(bus) as client:
         groups = client.act("group.list", topic=pattern)["groups"]
     if as_json:
         print(json.dumps(groups, indent=2))
@@ -62,7 +62,7 @@ def ls(
 
 
 def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = None) -> None:
-    with ask(bus) as client:
+    with asking(bus) as client:
         found = _info(client, topic, group)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -71,7 +71,7 @@ def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = Non
 
 
 def rm(topic: Topic, group: Group, force: Force = False, yes: Yes = False, bus: Bus = None) -> None:
-    with ask(bus) as client:
+    with asking(bus) as client:
         _confirm(yes, f"Remove group {group} of {topic}, and its place in it?")
         with _telling_of_force():
             client.act("group.rm", topic=topic, group=group, force=force)
@@ -86,7 +86,7 @@ def reset(
     bus: Bus = None,
 ) -> None:
     place = _place(to)
-    with ask(bus) as client:
+    with asking(bus) as client:
         _confirm(yes, f"Move group {group} of {topic} to {to}?")
         with _telling_of_force():
             client.act("group.reset", topic=topic, group=group, to=place, force=force)
@@ -101,7 +101,7 @@ def _telling_of_force() -> Iterator[None]:
         raise Conflict(f"{error}; --force takes their shards from them") from None
 
 
-def _info(client: Client, topic: str, group: str) -> dict[str, Any]:
+def _info(client: buses.Bus, topic: str, group: str) -> dict[str, Any]:
     from polybus.bus.port.stats import with_sums
 
     return with_sums(client.act("group.info", topic=topic, group=group))

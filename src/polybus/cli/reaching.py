@@ -7,11 +7,14 @@ fails at once if no bus answers; what has begun waits for a bus that restarts.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from polybus.dialects.fdq import bus as buses
     from polybus.native import Client, ClientOptions
 
 BUS = "The bus; else $POLYBUS_URL, else polybus://127.0.0.1:6570."
@@ -23,6 +26,28 @@ def ask(bus: str | None) -> Client:
     from polybus.native import Client, ClientOptions, bus_url
 
     return Client(bus_url(bus, os.environ), ClientOptions(connect_timeout_s=0.0))
+
+
+@contextmanager
+def asking(bus: str | None, **patience: Any) -> Iterator[buses.Bus]:
+    """The same, or the bus of a folder that no process has (lmdb:PATH).
+
+    With `patience` it is for long work: a running bus is there now, and waited for later.
+    """
+    from polybus.cli.storeplace import LMDB, find_store
+    from polybus.dialects.fdq import bus as buses
+    from polybus.native import ClientOptions, bus_url
+
+    url = bus_url(bus, os.environ)
+    if url.startswith(LMDB):
+        find_store(url)  # a mistyped path is no new store
+    if patience:
+        reach(url)
+    reached = buses.connect(url, ClientOptions(**patience or {"connect_timeout_s": 0.0}))
+    try:
+        yield reached
+    finally:
+        reached.close()
 
 
 def stay(bus: str | None, **patience: Any) -> Client:

@@ -21,12 +21,12 @@ import typer
 from polybus.cli import flags
 from polybus.cli.lagging import show_groups
 from polybus.cli.progress import size
-from polybus.cli.reaching import Bus, ask, stay
+from polybus.cli.reaching import Bus, asking
 from polybus.cli.table import show, show_fields
 from polybus.errors import DoesNotExist, UsageError
 
 if TYPE_CHECKING:
-    from polybus.native import Client
+    from polybus.dialects.fdq import bus as buses
 
 Told = dict[str, Any]  # the stats of one topic
 
@@ -62,10 +62,10 @@ def stats(
 ) -> None:
     every_s = _every(watch, seconds)
     if every_s is None:
-        with ask(bus) as client:
+        with asking(bus) as client:
             _tell(_stats(client, pattern), as_json)
     else:
-        with stay(bus, connect_timeout_s=math.inf) as client:
+        with asking(bus, connect_timeout_s=math.inf) as client:
             _watch(client, pattern, every_s, as_lines=as_json or not sys.stdout.isatty())
 
 
@@ -81,13 +81,13 @@ def _every(watch: bool, seconds: float | None) -> float | None:
     return every_s
 
 
-def _stats(client: Client, pattern: str) -> list[Told]:
+def _stats(client: buses.Bus, pattern: str) -> list[Told]:
     if "*" not in pattern:
-        return [client.topic_stats(pattern)]
+        return [client.act("topic.stats", topic=pattern)]
     found = []
-    for one in client.topics(pattern):
+    for one in client.act("topic.list", pattern=pattern)["topics"]:
         try:
-            found.append(client.topic_stats(one["topic"]))
+            found.append(client.act("topic.stats", topic=one["topic"]))
         except DoesNotExist:  # since it was listed
             continue
     return found
@@ -104,7 +104,7 @@ def _tell(found: list[Told], as_json: bool) -> None:
         show_fields(COLUMNS, SHORT, [_row(one) for one in found])
 
 
-def _watch(client: Client, pattern: str, every_s: float, *, as_lines: bool) -> None:
+def _watch(client: buses.Bus, pattern: str, every_s: float, *, as_lines: bool) -> None:
     before: dict[str, Told] = {}
     before_s = time.monotonic()
     while True:
