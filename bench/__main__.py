@@ -23,6 +23,7 @@ from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
 from bench.native import run as native
 from bench.rqueue import run as rqueue
+from bench.spark import run as spark
 from bench.store import run as store
 from bench.store import soak
 
@@ -39,6 +40,7 @@ BENCHMARKS = {
     "store": Benchmark(store.NAMES, store.run),
     "native": Benchmark(native.NAMES, native.run),
     "fdq": Benchmark(fdq.NAMES, fdq.run),
+    "spark": Benchmark(spark.NAMES, spark.run),
 }
 SOAKS = {"store": soak.run}
 LOOPBACK = ("127.0.0.1", "localhost")

@@ -1,0 +1,38 @@
+"""The topic that is scanned: orders as JSON, of customers that have keys, in usual batches."""
+
+import random
+from collections.abc import Iterator
+
+from polybus.native import Client
+
+SIZE = 128
+BATCH_MESSAGES = 10_000
+CUSTOMERS = 1000
+SHARDS = 4
+
+
+def fill(url: str, topic: str, messages: int) -> None:
+    with Client(url) as client:
+        client.create_topic(topic, SHARDS)
+        with client.producer() as producer:
+            for bodies, keys in _batches(messages):
+                producer.produce(topic, bodies, keys)
+            producer.flush()
+
+
+def _batches(messages: int) -> Iterator[tuple[list[bytes], list[str]]]:
+    chance = random.Random(messages)
+    for first in range(0, messages, BATCH_MESSAGES):
+        numbers = range(first, min(first + BATCH_MESSAGES, messages))
+        customers = [chance.randrange(CUSTOMERS) for _ in numbers]
+        yield (
+            [_order(*one, chance) for one in zip(numbers, customers, strict=True)],
+            [f"customer-{customer}" for customer in customers],
+        )
+
+
+def _order(number: int, customer: int, chance: random.Random) -> bytes:
+    """No two are the same, and about half of each is."""
+    start = f'{{"order": {number}, "customer": {customer}, "cents": {chance.randrange(10**6)}, '
+    note = chance.randbytes(SIZE // 2).hex()
+    return (start + '"note": "' + note)[: SIZE - 2].encode() + b'"}'

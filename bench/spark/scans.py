@@ -1,0 +1,87 @@
+"""Full scans: of a topic, of the same rows in Parquet, and by a source that yields tuples."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from bench.harness.load import LoadFailed
+from bench.harness.quiet import OWN_PIDS
+from bench.harness.results import RATE, Values
+from bench.spark.engine import own_pids
+from polybus.spark.options import SOURCE_OPTIONS, Options
+from polybus.spark.reader import BatchReader
+from polybus.spark.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SIZE = 128
+WARMING = 5  # scans before the first that counts: the compiler of Java is slow to finish
+
+
+class Scan:
+    """`sum(length(body))` over a table. The bus's pid, if it takes part."""
+
+    def __init__(self, name: str, table: "DataFrame", messages: int, pid: int | None) -> None:
+        self.name, self.pid = name, pid
+        self._messages = messages
+        self._sum = table.agg(functions.sum(functions.length("body")))
+
+    def calibrate(self, wanted_s: float) -> None:
+        for _ in range(WARMING):
+            self.measure()
+
+    def measure(self) -> Values:
+        OWN_PIDS.update(own_pids())
+        started_s = time.perf_counter()
+        (found,) = self._sum.collect()[0]
+        seconds = time.perf_counter() - started_s
+        if found != self._messages * SIZE:
+            raise LoadFailed(f"{self.name} found {found} bytes, not {self._messages * SIZE}")
+        return {RATE.key: self._messages / seconds}
+
+
+def topic(spark: "SparkSession", bus: str, name: str) -> "DataFrame":
+    return spark.read.format("polybus").options(bus=bus, topic=name).load()
+
+
+def one_column(spark: "SparkSession", bus: str, name: str) -> "DataFrame":
+    reader = spark.read.format("polybus").options(bus=bus, topic=name)
+    return reader.schema("body binary").load()
+
+
+def parquet(spark: "SparkSession", folder: Path, rows: "DataFrame") -> "DataFrame":
+    """The same rows, all their columns, as Spark writes them."""
+    if not folder.exists():
+        rows.write.parquet(str(folder))
+    return spark.read.parquet(str(folder))
+
+
+def tuples(spark: "SparkSession", bus: str, name: str) -> "DataFrame":
+    spark.dataSource.register(TupleSource)
+    return spark.read.format("polybus_tuples").options(bus=bus, topic=name).load()
+
+
+class TupleSource(DataSource):
+    """What a Python source is in Spark's own examples: a tuple a row."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "polybus_tuples"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TupleReader(Options(self.options, SOURCE_OPTIONS), schema)
+
+
+class TupleReader(BatchReader):
+    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
+        for batch in super().read(partition):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
