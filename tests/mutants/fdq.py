@@ -125,7 +125,120 @@ CHECKER = [
     ),
 ]
 
-ALL = [*CHECKER]
+COORDINATOR = [
+    *mutants(
+        "bus/groups/judging.py",
+        (
+            "old epochs ack",
+            "if progress.owner != consumer or progress.epoch != epoch:",
+            "if progress.owner != consumer:",
+        ),
+        (
+            "others ack",
+            "if progress.owner != consumer or progress.epoch != epoch:",
+            "if progress.epoch != epoch:",
+        ),
+        ("acks of what is not there", "if entry.last > end:", "if False:"),
+        ("ranges without end", "if len(above) > max(most, len(progress.ranges)):", "if False:"),
+        (
+            "attempts stay",
+            " if not ranges.contains(low, above, at)}",
+            "}",
+        ),
+        (
+            "a repeat fails again",
+            "count = known if told_before else known + 1",
+            "count = known + 1",
+        ),
+        ("given up one late", "if count >= max_deliver:", "if count > max_deliver:"),
+        (
+            "nothing is suspect",
+            "suspect_to if suspect_to > progress.low else 0)",
+            "0)",
+        ),
+        ("whoever died ran nothing", "for offset in shard.running[:room]", "for offset in ()"),
+        ("counts go with their owner", "emitted=progress.emitted + emitted,", "emitted=0,"),
+        ("epochs stand still", "epoch=progress.epoch + 1)", "epoch=progress.epoch)"),
+        (
+            "letters are not counted",
+            "dead_lettered=progress.dead_lettered + len(dead)",
+            "dead_lettered=progress.dead_lettered",
+        ),
+    ),
+    *mutants(
+        "bus/groups/acks.py",
+        ("a transaction twice", "if is_acked and not sabotage.REPEATS_OFF:", "if False:"),
+        ("late runs commit", "if failed != attempt:", "if False:"),
+        (
+            "outputs are forgotten",
+            "            work.appends += appends\n            return",
+            "            return",
+        ),
+        ("nothing is released", "if entry.release:", "if False:"),
+        ("letters are not written", "    work.appends += appends\n    for shard", "    for shard"),
+    ),
+    *mutants(
+        "bus/groups/membership.py",
+        ("the dead stay", "> one.dead_ms / 1000", "> one.dead_ms"),
+        ("leaving is dying", "if owner == leaving:", "if False:"),
+    ),
+    *mutants(
+        "bus/groups/assignment.py",
+        (
+            "more moves than must be",
+            "sorted(kept, key=lambda name: (-len(kept[name]), name))",
+            "sorted(kept, key=lambda name: (len(kept[name]), name))",
+        ),
+    ),
+    *mutants(
+        "bus/groups/state.py",
+        ("names are shared", "if found.epoch > epoch:", "if False:"),
+    ),
+]
+
+CONSUMER = [
+    *mutants(
+        "dialects/fdq/lanes.py",
+        ("a failed key goes on", "if self._holds and self._waits(run):", "if False:"),
+        (
+            "late ends count",
+            "            return False\n        self.current = None\n        shard",
+            "            pass\n        self.current = None\n        shard",
+        ),
+        ("a held key stays held", "self._holds.pop((run.shard, hold.key), None)", "pass"),
+    ),
+    *mutants(
+        "dialects/fdq/executors.py",
+        (
+            "on without a lease",
+            "if now_s > self._member.lease_until_s or self.is_stopping:",
+            "if self.is_stopping:",
+        ),
+    ),
+    *mutants(
+        "dialects/fdq/keeping.py",
+        ("what was not heard is forgotten", "self.shard.put_back(self._acked)", "pass"),
+        (
+            "released while it runs",
+            "shard.is_releasing and self.is_idle([shard])",
+            "shard.is_releasing",
+        ),
+    ),
+    *mutants(
+        "dialects/fdq/membership.py",
+        ("shards outlive their member", "            self._on_lost()\n", ""),
+    ),
+    *mutants(
+        "dialects/fdq/holdings.py",
+        ("shards of a former life", "if generation != self.generation:", "if False:"),
+    ),
+    *mutants(
+        "dialects/fdq/committing.py",
+        ("runs that are over commit", "if run.is_over:", "if False:"),
+    ),
+]
+
+ALL = [*CHECKER, *COORDINATOR, *CONSUMER]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL
