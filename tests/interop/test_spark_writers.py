@@ -297,6 +297,8 @@ def test_a_task_outlives_its_first_lease(client, settings):
         staging.put(str(settings.topic), _port_rows(b"a"))
         until(lambda: _is_gone(client, abandoned.name), "the end of a lease")
         staging.put(str(settings.topic), _port_rows(b"b"))
+        assert staging._stage is not None
+        client.act("stage.renew", stage=staging._stage.name)  # what follows may take a while
         client.publish([str(staging.finish())])
     assert sorted(found(client, settings.topic)) == [b"a", b"b"]
 

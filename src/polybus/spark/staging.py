@@ -1,9 +1,9 @@
 """What a task does: it stages its rows where nobody sees them, and says where.
 
-Its stage is a fresh one, also when the task is tried again: what a killed or failed task
-has left is never published, and goes when its lease ends. While the task works, however
-long, its lease is renewed. What it has finished waits for the slowest task of the job, so
-it gets a long lease.
+Its stage is a fresh one, also when the task is tried again: what a killed task has left is
+never published, and goes when its lease ends; one that fails discards it. The lease is long,
+since what a task has finished waits for the slowest one of its job, with nobody there to
+renew it; while the task works, however long, it is renewed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from polybus.spark.points import passing
 if TYPE_CHECKING:
     from polybus.native import Client, Stage
 
-WORKING_LEASE_S = 600.0  # renewed three times in it
-WAITING_LEASE_S = 86_400.0  # the rest of the job may take so long
+LEASE_S = 86_400.0  # from the end of a task the rest of its job may take so long
 QUERY_ID = "sql.streaming.queryId"
 
 
@@ -51,7 +50,7 @@ def query_id() -> str | None:
 class Staging:
     """One task's stage, made when there is something to put."""
 
-    def __init__(self, client: Client, *, lease_s: float = WORKING_LEASE_S) -> None:
+    def __init__(self, client: Client, *, lease_s: float = LEASE_S) -> None:
         self._client = client
         self._lease_s = lease_s
         self._stage: Stage | None = None
@@ -69,7 +68,6 @@ class Staging:
             return None
         self._stage.settle()
         self._end()
-        self._client.act("stage.renew", stage=self._stage.name, lease_s=WAITING_LEASE_S)
         self._stage.close()
         passing("staged", self._stage.name)
         return self._stage.name

@@ -90,7 +90,10 @@ class Publishing:
 
 def publish(durable: Durable, owners: Owners, caller: Identity, asked: Publishing) -> Committed:
     """The stages become visible at once, unless this epoch of the run was published before."""
-    owners.claim(caller, asked.name)
+    try:
+        owners.check(caller, asked.name)  # remembered: no step of the store
+    except UnknownProducer:
+        owners.claim(caller, asked.name)
     was_fenced = False
     for _ in range(MAX_TRIES):
         version, run, change = _settle(durable, asked, was_fenced)
