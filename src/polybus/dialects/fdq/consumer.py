@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from polybus.native import ClientOptions
 
 AT_EXIT_S = 5.0  # for those whom nobody has closed
+# A handler that computes must not keep the threads that fetch, ack and give signs of life
+# from their turns for long: Python's default makes each wait five milliseconds.
+DEFAULT_SWITCH_S = 0.005
+SWITCH_S = 0.0005
 
 
 class Consumer:
@@ -100,6 +105,8 @@ class Consumer:
         with self._lock:
             if self._is_closed:
                 raise UsageError("this consumer was closed")
+            if sys.getswitchinterval() == DEFAULT_SWITCH_S:
+                sys.setswitchinterval(SWITCH_S)
             consumption = Consumption(self._bus, terms)
             consumption.start()
             self._consumptions.append(consumption)

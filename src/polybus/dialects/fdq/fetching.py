@@ -145,6 +145,8 @@ class Fetcher:
             return
         self._lose(told["lost"], held)
         self._take(told, batches, generation)
+        if batches:
+            time.sleep(0)  # executors first, who wait for this thread's turn to end
 
     # --- what came
 

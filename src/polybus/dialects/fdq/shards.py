@@ -116,6 +116,8 @@ class Shard:
 
     def gather(self) -> bool:
         """Books what has ended; was there anything?"""
+        if not (self.finished or self.finished_ranges or self.settled):
+            return False
         with self._lock:
             ended = ranges_of(_taken(self.finished))
             whole = _taken(self.finished_ranges)
