@@ -1,7 +1,9 @@
 """What waits to be sent, merged into batches: one topic each, in the order it came.
 
 What was produced as one batch is never cut, since it is atomic; but several that wait
-for the same topic travel as one, as long as they stay within the bounds.
+for the same topic travel as one, as long as they stay within the bounds. While
+something is on its way, less than `SMALL_BYTES` wait for company until it was answered:
+a journey costs the bus far more than a message does.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.native.options import ClientOptions
+
+
+SMALL_BYTES = 64 * 1024
 
 
 class Produced(NamedTuple):
@@ -93,12 +98,18 @@ class Queue:
         self._changed = changed
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
+        self._waiting_bytes = 0  # of those, what was not handed out
         self._taken = 0  # handed out and not settled
         self._closed_by: PolybusError | None = None
 
     @property
     def is_closed(self) -> bool:
         return self._closed_by is not None
+
+    @property
+    def is_small(self) -> bool:
+        """Is what waits not worth a journey of its own while others are on theirs?"""
+        return self._waiting_bytes < SMALL_BYTES
 
     def put(self, one: Waiting) -> None:
         with self._changed:
@@ -107,6 +118,7 @@ class Queue:
                 raise self._closed_by
             self._waiting.append(one)
             self._bytes += one.messages.size_bytes
+            self._waiting_bytes += one.messages.size_bytes
             self._changed.notify_all()
 
     def first(self) -> Waiting | None:
@@ -126,6 +138,7 @@ class Queue:
                 self._drop(part)
                 continue
             parts.append(part)
+            self._waiting_bytes -= part.messages.size_bytes
             rows += part.messages.num_rows
             size += part.messages.size_bytes
         self._taken += len(parts)
@@ -153,11 +166,13 @@ class Queue:
         """What was never sent and not cancelled, to be failed."""
         left = [one for one in self._waiting if one.future.set_running_or_notify_cancel()]
         self._waiting.clear()
+        self._waiting_bytes = 0
         self._changed.notify_all()
         return left
 
     def _drop(self, one: Waiting) -> None:
         self._bytes -= one.messages.size_bytes
+        self._waiting_bytes -= one.messages.size_bytes
         self._changed.notify_all()
 
     def _has_room(self, one: Waiting) -> bool:

@@ -128,6 +128,8 @@ class Sender:
         first = self.queue.first()
         if first is None:
             return None
+        if self._unanswered and self.queue.is_small:
+            return None  # it waits for company
         if session is None or session.takes(first.topic, first.schema):
             return self._send if self._has_place(None) else None
         return None if self._unanswered else self._end_session
@@ -298,6 +300,7 @@ class Sender:
             self._pauses = self._connection.pauses()
             self._progress_s = time.monotonic()
             self._tries, self._has_warned = 0, False
+            self.changed.notify_all()  # there is a place: nobody waits until all are told
         batch.tell(produced)
         self.queue.settle(batch)
 

@@ -97,6 +97,30 @@ def test_those_behind_it_travel_together_once_it_is_answered(merger: Merger, bus
             receipt.result(PATIENCE_S)
 
 
+def test_any_answer_sends_what_waits(merger: Merger, bus: Slow) -> None:
+    """Though others are still on their way."""
+    started(merger, bus)
+    merger.send_rows("t", batch_of(["k"], [b"second"], [0], None))
+    add(merger, b"third")
+    first = bus.futures.pop(0)
+    first.set_result(DONE)
+    until(lambda: len(bus.sent) == 3, "the third")
+    assert bus.bodies()[2] == [b"third"]
+
+
+def test_who_waits_sends_by_himself_if_nothing_is_on_its_way(merger: Merger, bus: Slow) -> None:
+    started(merger, bus)
+    add(merger, b"second")
+    merger.send_if_free()
+    assert len(bus.sent) == 1
+    bus.answer()
+    until(lambda: len(bus.sent) == 2, "the second, by the merger's own thread")
+    bus.answer()
+    add(merger, b"third")
+    merger.send_if_free()
+    assert bus.bodies()[2] == [b"third"]
+
+
 def test_time_sends_what_waits(bus: Slow) -> None:
     now_s = [0.0]
     merger = Merger(Merging(linger_s=0.001), bus.send, clock=lambda: now_s[0])

@@ -78,8 +78,6 @@ class Producer:
         receipt, is_full = producer.add(topic, shard_key, message, headers)
         if is_full:
             await asyncio.to_thread(producer.send_waiting)
-        elif wait:
-            producer.hurry()
         future = asyncio.wrap_future(receipt)
         return await future if wait else future
 

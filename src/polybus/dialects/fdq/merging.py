@@ -1,9 +1,10 @@
-"""What is produced without waiting travels together: many messages, one batch.
+"""What is produced one by one travels together: many messages, one batch.
 
-Messages of one topic wait as columns, each with a future of its own. They are sent as
-soon as nothing is on its way; else when enough have gathered (by then whoever brings the
-next one sends them, and feels it if the bus is slower than he is), or when the first has
-waited for `linger_s`. Somebody who waits for his message sends at once what is there.
+Messages of one topic wait as columns, each with a future of its own. If nothing is on its
+way they are sent at once; else as soon as something was answered, so that the bus sets
+the pace. Before that they are sent when enough have gathered (then whoever brought the
+last one sends them, and feels it if the bus is slower than he is), or when the first has
+waited for `linger_s`.
 
     _order   held by whoever sends: what was taken first is handed over first
     _state   held for moments only: also by whoever tells outcomes, who must never wait
@@ -109,6 +110,13 @@ class Merger:
         with self._order:
             self._drain()
 
+    def send_if_free(self) -> None:
+        """Hands over at once what waits if nothing is on its way; else it waits its turn."""
+        with self._lock:
+            is_free = not self._in_flight
+        if is_free:
+            self.send_waiting()
+
     def send_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         """A batch of its own, behind all that waits."""
         with self._order:
@@ -207,8 +215,8 @@ class Merger:
             tell(gathering.condition, gathering.receipts, result, error)
         with self._state:
             self._in_flight -= 1
-            if not self._in_flight:
-                self._state.notify_all()
+            self._hurried = bool(self._waiting)
+            self._state.notify_all()
 
     def _run(self) -> None:
         while self._is_due():

@@ -129,8 +129,10 @@ class Producer:
         The ids are those of all that travelled together.
         """
         receipt, is_full = self.add(topic, shard_key, message, headers)
-        if wait or is_full:
+        if is_full:
             self._merger.send_waiting()
+        elif wait:
+            self._merger.send_if_free()
         return receipt.result() if wait else receipt
 
     @overload
@@ -229,9 +231,6 @@ class Producer:
 
     def send_waiting(self) -> None:
         self._merger.send_waiting()
-
-    def hurry(self) -> None:
-        self._merger.hurry()
 
     def learn(self, topic: str) -> None:
         """The first message for a topic: may it be one, and is it there?"""
