@@ -7,6 +7,7 @@ away, by whoever calls `sweep`: dropping a topic must not wait for that.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Final
 from polybus.bus.groups import records
 from polybus.bus.groups.records import Progress, Roster
 from polybus.bus.groups.state import Group, Means, Shard, Work
-from polybus.errors import DoesNotExist, LimitReached
+from polybus.errors import Damaged, DoesNotExist, LimitReached
 from polybus.model.commit import Change, Commit
 
 if TYPE_CHECKING:
     from polybus.model.commit import Record
     from polybus.model.topic import Topic
+
+_log = logging.getLogger("polybus.groups")
 
 EARLIEST, LATEST = "earliest", "latest"
 STARTS: Final = (EARLIEST, LATEST)
@@ -162,10 +165,10 @@ class Table:
 
     def _remove_records(self, number: int, name: str, mark: int | None) -> None:
         keys = [record.key for record in self._scan(records.shard_prefix(number, name))]
-        changes = [Change(key, None) for key in keys]
-        # Last: what is left can be found by the roster.
-        changes.append(Change(records.mark_key(number), str(mark).encode() if mark else None))
-        changes.append(Change(records.roster_key(number, name), None))
+        # The mark first: should it end half way, no epoch is used again. The roster last:
+        # what is left can be found by it.
+        changes = [Change(records.mark_key(number), str(mark).encode() if mark else None)]
+        changes += [Change(key, None) for key in (*keys, records.roster_key(number, name))]
         for start in range(0, len(changes), AT_ONCE):
             some = tuple(changes[start : start + AT_ONCE])
             self._store.commit(Commit(changes=some)).result()
@@ -182,11 +185,14 @@ class Table:
 
     def _find_again(self, record: Record) -> None:
         number, name = records.read_roster_key(record.key)
-        roster = records.decode_roster(record.value)
-        self._known[number, name] = roster.creator
-        topic = self._look_for(number)
-        if topic is not None and roster.members:
-            self._loaded[number, name] = self._load(topic, name)
+        topic, self._known[number, name] = self._look_for(number), ""
+        try:
+            roster = records.decode_roster(record.value)
+            self._known[number, name] = roster.creator
+            if topic is not None and roster.members:
+                self._loaded[number, name] = self._load(topic, name)
+        except Damaged:  # whoever asks for it is told; the others go on
+            _log.exception("group %r of topic number %s", name, number)
 
     def _look_for(self, number: int) -> Topic | None:
         """A topic; one that is not there any more is for `sweep`."""
@@ -201,8 +207,8 @@ class Table:
         group = Group(topic, name)
         if found is not None:
             group.roster, group.version = records.decode_roster(found.value), found.version
-        bounds = self._store.bounds(topic.number).shards
-        group.shards = [_shard(number, bounds[number].start) for number in topic.shards]
+        bounds, mark = self._store.bounds(topic.number).shards, self._mark(topic.number)
+        group.shards = [_shard(number, bounds[number].start, mark - 1) for number in topic.shards]
         for record in self._scan(records.shard_prefix(topic.number, name)):
             number = int(record.key[-4:], 16)
             progress = records.decode_progress(record.value)
@@ -231,7 +237,7 @@ class Table:
             after = page[-1].key
 
 
-def _shard(number: int, start: int, epoch: int = 0) -> Shard:
+def _shard(number: int, start: int, epoch: int) -> Shard:
     return Shard(number, Progress(start=start, low=start, epoch=epoch))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.errors import Expired, Fenced
+from polybus.errors import Damaged, Expired, Fenced, StoreFull
+from polybus.model.commit import Change, Commit
 from polybus.store.opening import open_store
 from tests.unit.bus.groups.desk import Desk
 
@@ -118,6 +119,46 @@ def test_counts_are_exact_after_a_clean_stop(desk):
     two.ack(0, (5, 6), emitted=1)
     desk.open()
     assert desk.shard(0)["emitted"] == 9
+
+
+@pytest.mark.parametrize("prefix", [b"group/", b"groupshard/"])
+def test_a_damaged_record_is_its_groups_trouble_alone(desk, prefix):
+    desk.join("a", group="bad")
+    good = desk.join("a", group="good")
+    record = desk.store.scan(prefix)[0]
+    desk.store.commit(Commit(changes=(Change(record.key, b"{"),))).result()
+    desk.open()
+    desk.groups.tick()
+    good.beat()
+    with pytest.raises(Damaged):
+        desk.join("a", group="bad")
+    assert desk.groups.names(desk.topic()) == ["bad", "good"]
+
+
+def test_a_removal_that_ended_half_way_uses_no_epoch_again(desk, monkeypatch):
+    from polybus.bus.groups import table
+
+    zombie = desk.join("a")
+    zombie.fetch()
+    zombie.leave()
+    monkeypatch.setattr(table, "AT_ONCE", 2)  # the mark, and one of four shards
+    real, left = desk.store.commit, [1]
+
+    def commit(asked):
+        left[0] -= 1
+        if left[0] < 0:
+            raise StoreFull("no room")
+        return real(asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.store, "commit", commit)
+        with pytest.raises(StoreFull):
+            desk.groups.remove(desk.topic(), "g")
+    desk.open()
+    again = desk.join("a")
+    again.fetch()
+    assert again.epoch > zombie.epoch
+    assert all(again.held[n].epoch > held.epoch for n, held in zombie.held.items())
 
 
 @pytest.mark.parametrize("left", [True, False])
