@@ -30,6 +30,10 @@ cdef extern from "column_loops.h" nogil:
 
 cdef extern from "xxh64.h" nogil:
     uint64_t hash_of "polybus_xxh64"(const unsigned char* at, size_t size, uint64_t seed)
+    uint64_t hash_copying "polybus_xxh64_copying"(
+        const unsigned char* at, size_t size, uint64_t seed, size_t start, size_t end,
+        unsigned char* out,
+    )
 
 
 cdef struct Strings:
@@ -51,6 +55,9 @@ cdef struct Columns:
     int64_t entries  # no header offset lies beyond
     Strings names
     Strings values
+    const unsigned char* owed  # the block, while its checksum has yet to be compared
+    int64_t owed_size
+    bint is_damaged  # it was compared, and is another
 
 cdef struct Stretch:  # data[start:end], read once: what is written is what was measured
     int64_t start
@@ -101,5 +108,5 @@ cdef class Layout:
     cdef readonly Py_ssize_t size_bytes
     cdef int users  # calls that read it right now, without the GIL
     cdef bint is_open
-    cdef int hold(self) except -1
+    cdef int hold(self, bint compares=*) except -1
     cdef void release(self) noexcept

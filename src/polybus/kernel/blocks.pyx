@@ -232,6 +232,26 @@ cdef void write_headers(const Slice* slice, Target* target, Sizes* done) noexcep
     done.values += slice.values.end - slice.values.start
 
 
+cdef void write_checked_bodies(const Slice* slice, Target* target, const Sizes* done) noexcept nogil:
+    """The bodies, by way of which the checksum of the whole block is compared: only now."""
+    cdef Columns* columns = <Columns*>slice.columns
+    cdef const unsigned char* checked = columns.owed + CHECKED_FROM
+    cdef const Stretch* stretch = &slice.bodies
+    cdef size_t start = columns.bodies.data + stretch.start - checked
+    cdef uint64_t wanted, found
+    memcpy(&wanted, columns.owed + CHECKSUM_AT, 8)
+    rebase(
+        target.body_offsets + done.count * 4, columns.bodies.offsets + slice.start * 4,
+        slice.end - slice.start, <int32_t>(done.bodies - stretch.start),
+    )
+    found = hash_copying(
+        checked, columns.owed_size - CHECKED_FROM, 0,
+        start, start + (stretch.end - stretch.start), target.bodies + done.bodies,
+    )
+    columns.is_damaged = found != wanted
+    columns.owed = NULL
+
+
 cdef void write_slice(const Slice* slice, Target* target, Sizes* done) noexcept nogil:
     cdef const Columns* columns = slice.columns
     cdef int64_t count = slice.end - slice.start
@@ -239,10 +259,13 @@ cdef void write_slice(const Slice* slice, Target* target, Sizes* done) noexcept 
         repeat_i64(target.insertion + done.count * 8, count, columns.insertion_ms)
     else:
         memcpy(target.insertion + done.count * 8, columns.insertion + slice.start * 8, count * 8)
-    write_strings(
-        target.body_offsets, target.bodies, done.count, done.bodies,
-        &columns.bodies, slice.start, slice.end, &slice.bodies,
-    )
+    if columns.owed is NULL:
+        write_strings(
+            target.body_offsets, target.bodies, done.count, done.bodies,
+            &columns.bodies, slice.start, slice.end, &slice.bodies,
+        )
+    else:
+        write_checked_bodies(slice, target, done)
     if target.key_offsets is not NULL:
         write_keys(slice, target, done)
     if target.header_offsets is not NULL:
@@ -558,11 +581,13 @@ cdef class Layout:
 
     The bytes are held until `close`, or as long as this object lives. Whoever gives
     bytes of a mapped file closes the layout before the file may change.
-    BadBlock if they are no block; without `checksum`, only their structure is looked at.
+    BadBlock if they are no block; without `checksum`, only their structure is looked at,
+    and with `later` the checksum is compared when the messages are gathered.
     """
 
-    def __cinit__(self, data, *, bint checksum=True):
+    def __cinit__(self, data, *, bint checksum=True, bint later=False):
         cdef const char* reason
+        checksum = checksum and not later
         PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
         self.is_open = True
         self.size_bytes = self.view.len
@@ -575,10 +600,15 @@ cdef class Layout:
             reason = parse(
                 <const unsigned char*>self.view.buf, self.view.len, checksum, &self.columns
             )
+        if reason is not NULL and later:  # damage is called damage, whatever it hit
+            reason = parse(<const unsigned char*>self.view.buf, self.view.len, True, &self.columns)
         if reason is not NULL:
             self.close()
             text = reason.decode()
             raise (UnknownVersion if text == "version" else BadBlock)(text)
+        if later:
+            self.columns.owed = <const unsigned char*>self.view.buf
+            self.columns.owed_size = self.view.len
 
     def __dealloc__(self):
         if self.is_open:
@@ -603,9 +633,12 @@ cdef class Layout:
     def __exit__(self, *error):
         self.close()
 
-    cdef int hold(self) except -1:
+    cdef int hold(self, bint compares=False) except -1:
+        """`compares`: whoever asks will compare a checksum that is owed."""
         if not self.is_open:
             raise ValueError("the layout is closed")
+        if self.columns.owed is not NULL and not compares:
+            raise ValueError("the layout's checksum was not compared")
         self.users += 1
         return 0
 

@@ -109,7 +109,7 @@ cdef class Plan:
         self.layouts.append(layout)
         PyObject_GetBuffer(runs, &piece.runs, PyBUF_SIMPLE)
         try:
-            layout.hold()
+            layout.hold(True)
         except BaseException:
             PyBuffer_Release(&piece.runs)
             raise
@@ -289,6 +289,14 @@ cdef class Plan:
             at += count
         write_columns(self.slices, self.slice_count, &self.target)
 
+    cdef bint is_damaged(self) noexcept nogil:
+        """Whether a checksum that was compared on the way was another."""
+        cdef int64_t number
+        for number in range(self.piece_count):
+            if self.pieces[number].columns.is_damaged:
+                return True
+        return False
+
 
 cdef int by_id(const void* one, const void* other) noexcept nogil:
     cdef int64_t first = (<const Run*>one).first_id, second = (<const Run*>other).first_id
@@ -314,10 +322,11 @@ def gather(
     A piece is (layout, runs, first offset, shard, start, end); pieces of one shard come
     in its order. Given are messages with ids from `from_id` to `below_id` (exclusive), at
     most `max_rows` with `max_bytes` of bodies, keys and headers, but at least one. A
-    column that none of them needs is None.
+    column that none of them needs is None. Checksums that layouts owe are compared.
     """
     cdef Plan plan = Plan.__new__(Plan)
     cdef const char* reason
+    cdef bint is_damaged
     plan.bounds = Bounds(from_id, below_id, max(1, max_rows), min(max_bytes, MAX_GATHERED_BYTES))
     plan.take(list(pieces))
     with nogil:
@@ -327,4 +336,7 @@ def gather(
     columns = plan.columns()
     with nogil:
         plan.write()
+        is_damaged = plan.is_damaged()
+    if is_damaged:
+        raise BadPiece("a block does not match its checksum")
     return columns

@@ -56,21 +56,56 @@ static inline uint64_t polybus_xxh64_tail(uint64_t hash, const unsigned char *at
     return hash ^ hash >> 32;
 }
 
-static inline uint64_t polybus_xxh64(const unsigned char *at, size_t size, uint64_t seed) {
-    uint64_t a = seed + POLYBUS_P1 + POLYBUS_P2, b = seed + POLYBUS_P2, c = seed;
-    uint64_t d = seed - POLYBUS_P1, hash;
-    size_t left = size;
-    if (size < 32) return polybus_xxh64_tail(seed + POLYBUS_P5 + size, at, size);
-    for (; left >= 32; at += 32, left -= 32) {
-        a = polybus_round(a, polybus_word(at));
-        b = polybus_round(b, polybus_word(at + 8));
-        c = polybus_round(c, polybus_word(at + 16));
-        d = polybus_round(d, polybus_word(at + 24));
+typedef struct {
+    uint64_t a, b, c, d;
+} polybus_lanes;
+
+static inline void polybus_mix(polybus_lanes *lanes, const unsigned char *at) {
+    lanes->a = polybus_round(lanes->a, polybus_word(at));
+    lanes->b = polybus_round(lanes->b, polybus_word(at + 8));
+    lanes->c = polybus_round(lanes->c, polybus_word(at + 16));
+    lanes->d = polybus_round(lanes->d, polybus_word(at + 24));
+}
+
+/* Of all those bytes; those from `from` to `to` are copied to `out` on the way.
+ *
+ * A lane waits for its multiplications most of the time: copying what was loaded anyway
+ * costs next to nothing then, and memory is read once. */
+static inline uint64_t polybus_xxh64_copying(
+    const unsigned char *start, size_t size, uint64_t seed, size_t from, size_t to,
+    unsigned char *out
+) {
+    polybus_lanes lanes = {
+        seed + POLYBUS_P1 + POLYBUS_P2, seed + POLYBUS_P2, seed, seed - POLYBUS_P1
+    };
+    const unsigned char *at = start, *end = start + size / 32 * 32;
+    const unsigned char *copied = start + (from + 31) / 32 * 32, *copied_end = start + to / 32 * 32;
+    uint64_t hash;
+    if (copied >= copied_end) { /* not even one stripe lies within */
+        if (to > from) memcpy(out, start + from, to - from);
+        copied = copied_end = end;
+    } else {
+        memcpy(out, start + from, copied - (start + from));
+        memcpy(out + (copied_end - (start + from)), copied_end, start + to - copied_end);
     }
-    hash = polybus_rotate(a, 1) + polybus_rotate(b, 7) + polybus_rotate(c, 12)
-        + polybus_rotate(d, 18);
-    hash = polybus_merge(polybus_merge(polybus_merge(polybus_merge(hash, a), b), c), d);
-    return polybus_xxh64_tail(hash + size, at, left);
+    if (size < 32) return polybus_xxh64_tail(seed + POLYBUS_P5 + size, at, size);
+    for (; at < copied; at += 32) polybus_mix(&lanes, at);
+    for (; at < copied_end; at += 32) {
+        memcpy(out + (at - start - from), at, 32);
+        polybus_mix(&lanes, at);
+    }
+    for (; at < end; at += 32) polybus_mix(&lanes, at);
+    hash = polybus_rotate(lanes.a, 1) + polybus_rotate(lanes.b, 7) + polybus_rotate(lanes.c, 12)
+        + polybus_rotate(lanes.d, 18);
+    hash = polybus_merge(hash, lanes.a);
+    hash = polybus_merge(hash, lanes.b);
+    hash = polybus_merge(hash, lanes.c);
+    hash = polybus_merge(hash, lanes.d);
+    return polybus_xxh64_tail(hash + size, at, size % 32);
+}
+
+static inline uint64_t polybus_xxh64(const unsigned char *at, size_t size, uint64_t seed) {
+    return polybus_xxh64_copying(at, size, seed, 0, 0, NULL);
 }
 
 #endif

@@ -116,13 +116,14 @@ class Block(NamedTuple):
         return open_layout(self.data, checksum=False)
 
 
-def open_layout(data: Buffer, *, checksum: bool = True) -> Layout:
+def open_layout(data: Buffer, *, checksum: bool = True, later: bool = False) -> Layout:
     """A look into bytes that are held until it is closed, their structure and checksum verified.
 
-    `Damaged` if they are no block; `WrongFormat` if they are one of another version.
+    `Damaged` if they are no block; `WrongFormat` if they are one of another version. With
+    `later` the checksum is compared by `gather`, which reads the bytes anyway.
     """
     try:
-        return Layout(data, checksum=checksum)
+        return Layout(data, checksum=checksum, later=later)
     except kernel.UnknownVersion:
         raise WrongFormat("a block of another version of polybus") from None
     except kernel.BadBlock as error:
@@ -155,7 +156,8 @@ def gather(
 
     Pieces of one shard come in its order; those of several are merged by id. At most
     `max_rows`, with `max_bytes` of bodies, keys and headers, but at least one if there is
-    any. `Damaged` if a run table does not fit its block.
+    any. `Damaged` if a run table does not fit its block, or a checksum that was left for
+    later is another.
     """
     try:
         return Rows(*gathering.gather(pieces, from_id, below_id, max_rows, max_bytes))

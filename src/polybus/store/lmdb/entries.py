@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from polybus.errors import Damaged
 from polybus.kernel.blocks import xxh64
+from polybus.kernel.entries import BadEntry, read_head
 from polybus.store.lmdb import sabotage
 
 MAGIC: Final = b"PBe1"
@@ -37,7 +38,6 @@ _HEAD = Struct("<4sB3xIIqqqqII")
 _CHECKSUM = Struct("<Q")
 _PART = Struct("<Qqq")
 _RUN_BYTES: Final = 24
-_TABLES_AT: Final = _HEAD.size + _CHECKSUM.size
 
 
 class Part(NamedTuple):
@@ -83,17 +83,11 @@ def encode_head(entry: Entry, block_bytes: int) -> bytes:
 
 def decode(value: Buffer) -> Entry:
     """What a value says of itself; `Damaged` if it is not what was written."""
-    if len(value) < _TABLES_AT:
-        raise Damaged("an entry of the log is cut off")
-    magic, kind, topic, shard, first, count, charged, size, runs, parts = _HEAD.unpack_from(value)
-    parts_at = _TABLES_AT + runs * _RUN_BYTES
-    block_at = parts_at + parts * _PART.size
-    if magic != MAGIC or size < 0 or block_at + size > len(value):
-        raise Damaged("what stands in the log is no entry")
-    tables = bytes(value[_TABLES_AT:block_at])
-    (checksum,) = _CHECKSUM.unpack_from(value, _HEAD.size)
-    if xxh64(bytes(value[: _HEAD.size]) + tables) != checksum and not sabotage.CHECKSUM_OFF:
-        raise Damaged("an entry of the log does not match its checksum")
-    table, rest = tables[: runs * _RUN_BYTES], tables[runs * _RUN_BYTES :]
-    listed = tuple([Part(*part) for part in _PART.iter_unpack(rest)])
-    return Entry(kind, topic, shard, first, count, charged, table, listed, block_at, size)
+    try:
+        head = read_head(value, MAGIC, not sabotage.CHECKSUM_OFF)
+    except BadEntry as error:
+        raise Damaged(str(error)) from None
+    if head[7]:
+        parts = tuple([Part._make(part) for part in _PART.iter_unpack(head[7])])
+        return Entry(*head[:7], parts, *head[8:])
+    return Entry._make(head)

@@ -18,7 +18,6 @@ from polybus.store.lmdb import keys, values
 from polybus.store.lmdb.values import Counters
 
 if TYPE_CHECKING:
-    from polybus.model.commit import Committed
     from polybus.model.topic import Topic
     from polybus.store.lmdb.environment import Transaction
 
@@ -41,9 +40,6 @@ class TopicState:
     shards: dict[int, Shard] = field(default_factory=dict)
 
 
-Result = tuple[int, bytes, "Committed"]  # a counter, its digest, what came of it
-
-
 @dataclass(slots=True)
 class Producer:
     number: int
@@ -52,7 +48,7 @@ class Producer:
     dense: bool
     kept: int
     slots: int = 0  # used so far; the next result goes to slot `slots % kept`
-    results: dict[int, Result] = field(default_factory=dict)  # by slot
+    results: dict[int, bytes] = field(default_factory=dict)  # by slot, as they are written
 
 
 @dataclass(slots=True)
@@ -162,11 +158,11 @@ class Known:
             number, epoch, counter, dense, kept = values.PRODUCER.unpack(found)
             producer = Producer(number, epoch, counter, bool(dense), kept)
             listed = [
-                (keys.slot(key), *values.read_result(value))
+                (values.counter_of(value), keys.slot(key), bytes(value))
                 for key, value in prefixed(transaction, keys.results(number))
             ]
-        for slot, counter, digest, committed in sorted(listed, key=lambda item: item[1]):
-            producer.results[slot] = counter, digest, committed
+        for counter, slot, result in sorted(listed):
+            producer.results[slot] = result
             producer.counter = max(producer.counter, counter)
             producer.slots = slot + 1  # behind the newest
         if len(listed) > producer.slots:  # the ring has gone round: all of its slots are used

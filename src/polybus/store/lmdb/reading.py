@@ -122,13 +122,17 @@ class Reader:
     def read(
         self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
     ) -> Rows:
-        with self._look(number) as look, closing(Harvest(max_rows, max_bytes)) as harvest:
+        with self._look(number) as look:
             checks.shard_of(look.topic, shard)
             if end <= start:
                 return EMPTY
-            if shard == ALL:
-                return look.read_all(harvest, start, end)
-            return look.read_shard(harvest, shard, start, end)
+            try:
+                with closing(Harvest(max_rows, max_bytes)) as harvest:
+                    return look.read(harvest, shard, start, end, later=True)
+            except Damaged:
+                # Now block by block: what stands before the damage is given.
+                with closing(Harvest(max_rows, max_bytes)) as harvest:
+                    return look.read(harvest, shard, start, end, later=False)
 
     def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
         with self._look(number) as look:
@@ -164,6 +168,7 @@ class Look:
     def __init__(self, transaction: Transaction, topic: Topic, state: memoryview) -> None:
         self._transaction = transaction
         self._walks: list[Walk] = []
+        self._later = False
         self.topic = topic
         self.next_id, self.time_ns = values.TOPIC_STATE.unpack(state)
 
@@ -173,7 +178,8 @@ class Look:
         return start, end
 
     def walk(self, shard: int) -> Walk:
-        walk = Walk(self._transaction, self.topic.number, shard, self.topic.name)
+        number, name = self.topic.number, self.topic.name
+        walk = Walk(self._transaction, number, shard, name, later=self._later)
         self._walks.append(walk)
         return walk
 
@@ -196,6 +202,15 @@ class Look:
         if entry is None:
             return int(self.next_id)
         return runs.id_at(entry.runs, max(0, start - entry.first))
+
+    def read(
+        self, harvest: Harvest, shard: int | All, start: int, end: int, *, later: bool
+    ) -> Rows:
+        """`later`: checksums are compared while messages are copied, which reads memory once."""
+        self._later = later
+        if shard == ALL:
+            return self.read_all(harvest, start, end)
+        return self.read_shard(harvest, shard, start, end)
 
     def read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> Rows:
         first, last = self.range(shard)

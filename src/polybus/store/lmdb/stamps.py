@@ -66,7 +66,7 @@ def use(books: Books, producer: Producer, stamp: Stamp, committed: Committed) ->
     producer.slots += 1
     if counter > producer.counter:
         producer.counter = counter
-    producer.results[slot] = counter, digest, committed
+    producer.results[slot] = raw
 
 
 def _of_epoch(books: Books, name: str, epoch: int) -> Producer:
@@ -79,8 +79,9 @@ def _of_epoch(books: Books, name: str, epoch: int) -> Producer:
 
 
 def _first_result(producer: Producer, stamp: Stamp) -> Committed:
-    for counter, digest, committed in producer.results.values():
-        if counter == stamp.counter:
+    for raw in producer.results.values():
+        if values.counter_of(raw) == stamp.counter:
+            counter, digest, committed = values.read_result(raw)
             if digest != stamp.digest:
                 raise Stale(f"{stamp.producer!r} used {counter} for another request")
             return Committed(committed.spans, committed.timestamp_ns, (), committed.note, True)
@@ -91,10 +92,10 @@ def _resize(books: Books, producer: Producer, kept: int) -> None:
     """Lays the ring out anew, with as many of the newest results as it will hold."""
     for slot in range(min(producer.slots, producer.kept)):
         books.batch.delete(keys.result(producer.number, slot))
-    newest = sorted(producer.results.values(), key=lambda result: result[0])[-kept:]
+    newest = sorted(producer.results.values(), key=values.counter_of)[-kept:]
     producer.results = dict(enumerate(newest))
-    for slot, result in producer.results.items():
-        books.batch.put(keys.result(producer.number, slot), values.result(*result))
+    for slot, raw in producer.results.items():
+        books.batch.put(keys.result(producer.number, slot), raw)
     producer.kept, producer.slots = kept, len(newest)
 
 

@@ -133,6 +133,11 @@ def result(counter: int, digest: bytes, committed: Committed) -> bytes:
     return raw + digest + note if digest or note else raw
 
 
+def counter_of(raw: Buffer) -> int:
+    """Of a result: what it is the result of."""
+    return int.from_bytes(raw[:8], "little", signed=True)
+
+
 def read_result(raw: Buffer) -> tuple[int, bytes, Committed]:
     counter, time_ns, spans, digest, note = _RESULT.unpack_from(raw)
     digest_at = _RESULT.size + spans * _SPAN.size

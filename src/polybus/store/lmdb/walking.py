@@ -25,7 +25,11 @@ from polybus.store.lmdb.faults import translate
 class Walk:
     """A place in the log of one shard, within one transaction."""
 
-    def __init__(self, transaction: Transaction, topic: int, shard: int, name: str) -> None:
+    def __init__(
+        self, transaction: Transaction, topic: int, shard: int, name: str, *, later: bool = False
+    ) -> None:
+        """`later`: checksums of its blocks are compared when their messages are gathered."""
+        self._later = later
         self._transaction = transaction
         self._cursor = transaction.cursor()
         self._prefix = keys.log_of_shard(topic, shard)
@@ -33,6 +37,7 @@ class Walk:
         self.shard = shard
         self._name = name
         self.entry: Entry | None = None  # None: behind the last one
+        self._value = memoryview(b"")
 
     def seek(self, offset: int) -> Entry | None:
         """To the entry that holds the offset, or the first one behind it."""
@@ -75,8 +80,8 @@ class Walk:
         return keys.place_in_log(self._cursor.key())[2]
 
     def value(self) -> memoryview:
-        found: memoryview = self._cursor.value()
-        return found
+        """Of the entry where it stands."""
+        return self._value
 
     def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]:
         """Blocks of this entry from a place in it on: each with its runs and first offset."""
@@ -85,7 +90,7 @@ class Walk:
         offset = entry.first + start
         try:
             if entry.kind == entries.BLOCK:
-                yield _open(entry.block(self.value()), entry.count), entry.runs, entry.first
+                yield self._open(entry.block(self.value()), entry.count), entry.runs, entry.first
                 return
             for layout, table, first in self._extent(entry, start):
                 yield layout, table, first
@@ -114,7 +119,7 @@ class Walk:
                         break
                     first, reached = place + staged.first, staged.end
                     table = runs.cut_runs(entry.runs, first, first + staged.count)
-                    layout = _open(staged.block(value), staged.count)
+                    layout = self._open(staged.block(value), staged.count)
                     yield layout, table, entry.first + first
                 if reached < part.count:
                     raise Damaged("a staged block is missing")
@@ -135,17 +140,24 @@ class Walk:
 
     def _here(self) -> Entry | None:
         self.entry = None
-        key = self._cursor.key()
-        if key[: len(self._prefix)] == self._prefix:
-            place = keys.place_in_log(key)
-            try:
-                entry = entries.decode(self._cursor.value())
-                if entry[1:4] != place:
-                    raise Damaged("an entry of the log stands at another's place")
-            except Damaged as error:
-                raise self._named(error, place[2]) from error
-            self.entry = entry
-        return self.entry
+        key, self._value = self._cursor.item()
+        if not bytes(key).startswith(self._prefix):
+            return None
+        try:
+            entry = entries.decode(self._value)
+            if entry[1:4] != keys.place_in_log(key):
+                raise Damaged("an entry of the log stands at another's place")
+        except Damaged as error:
+            raise self._named(error, keys.place_in_log(key)[2]) from error
+        self.entry = entry
+        return entry
+
+    def _open(self, block: memoryview, count: int) -> Layout:
+        wanted = not sabotage.CHECKSUM_OFF
+        layout = open_layout(block, checksum=wanted, later=wanted and self._later)
+        if layout.count != count:
+            raise Damaged(f"a block has {layout.count} messages, its entry says {count}")
+        return layout
 
     def _named(self, error: StoreFault | lmdb.Error, offset: int) -> PolybusError:
         """The fault, with where it was found; once."""
@@ -157,10 +169,3 @@ class Walk:
 
     def close(self) -> None:
         self._cursor.close()
-
-
-def _open(block: memoryview, count: int) -> Layout:
-    layout = open_layout(block, checksum=not sabotage.CHECKSUM_OFF)
-    if layout.count != count:
-        raise Damaged(f"a block has {layout.count} messages, its entry says {count}")
-    return layout

@@ -1,0 +1,46 @@
+"""Heads of entries: what is read is what was written, and damage is named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.errors import Damaged
+from polybus.store.lmdb import entries
+from polybus.store.lmdb.entries import Entry, Part
+
+NUMBER = st.integers(-(2**63), 2**63 - 1)
+SMALL = st.integers(0, 2**32 - 1)
+PARTS = st.lists(st.builds(Part, st.integers(0, 2**64 - 1), NUMBER, NUMBER), max_size=60)
+ENTRIES = st.builds(
+    lambda kind, topic, shard, first, count, charged, runs, parts: Entry(
+        kind, topic, shard, first, count, charged, runs * 24, tuple(parts)
+    ),
+    st.integers(0, 255), SMALL, SMALL, NUMBER, NUMBER, NUMBER,
+    st.binary(max_size=60), PARTS,
+)  # fmt: skip
+
+
+@given(ENTRIES, st.binary(max_size=50), st.binary(max_size=10))
+def test_what_was_encoded_is_decoded(entry: Entry, block: bytes, more: bytes) -> None:
+    found = entries.decode(memoryview(entries.encode(entry, block) + more))
+    assert found[:8] == entry[:8]
+    assert all(isinstance(part, Part) for part in found.parts)
+    assert found.block(memoryview(entries.encode(entry, block))) == block
+
+
+@given(ENTRIES, st.data())
+def test_a_changed_bit_of_the_head_is_damage(entry: Entry, data: st.DataObject) -> None:
+    raw = bytearray(entries.encode(entry))
+    bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(Damaged):
+        entries.decode(bytes(raw))
+
+
+@given(ENTRIES, st.data())
+def test_what_is_cut_off_is_damage(entry: Entry, data: st.DataObject) -> None:
+    raw = entries.encode(entry, b"block")
+    with pytest.raises(Damaged):
+        entries.decode(raw[: data.draw(st.integers(0, len(raw) - 1))])
