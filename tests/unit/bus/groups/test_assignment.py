@@ -52,11 +52,11 @@ def test_what_is_even_stays_as_it_is(members, before):
 
 
 def test_a_shard_is_left_with_who_has_it_if_that_is_even():
-    # b was to get 2 and 3 of a, and has died before it got them.
+    # b was to get 2 of c and 3 of a, and has died before it got them.
     before = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
-    holders = {**before, 2: "a", 3: "a"}
+    holders = {**before, 2: "c", 3: "a"}
     target = spread({"a", "c"}, before, holders)
-    assert target == {0: "a", 1: "a", 2: "a", 3: "c", 4: "c", 5: "c"}
+    assert target == {0: "a", 1: "a", 2: "c", 3: "a", 4: "c", 5: "c"}
 
 
 class Hands(RuleBasedStateMachine):
