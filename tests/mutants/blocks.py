@@ -20,12 +20,18 @@ from tests.mutants.kernel import mutants  # noqa: E402
 PARTS = ("blocks", "gathering", "slabs")
 TESTS = (
     *(f"tests/unit/model/test_{name}.py" for name in ("block", "arrow")),
-    *(f"tests/unit/kernel/test_{name}.py" for name in ("blocks", "slabs")),
+    *(f"tests/unit/kernel/test_{name}.py" for name in ("blocks", "blocks_later", "slabs")),
     *(f"tests/property/kernel/test_{name}.py" for name in ("blocks", "gathering")),
 )
 
 OPENING = mutants(
     "blocks.pyx",
+    ("owed checksums are forgotten", "columns.is_damaged = found != wanted", ""),
+    (
+        "owed checksums can be done without",
+        "if self.columns.owed is not NULL and not compares:",
+        "if False:",
+    ),
     ("any magic", "if memcmp(header.magic, MAGIC_BYTES, 8):", "if False:"),
     (
         "a short magic",
@@ -289,8 +295,18 @@ LOOPS = [
         ),
         (
             "without the size",
-            "return polybus_xxh64_tail(hash + size, at, left);",
-            "return polybus_xxh64_tail(hash, at, left);",
+            "return polybus_xxh64_tail(hash + size, at, size % 32);",
+            "return polybus_xxh64_tail(hash, at, size % 32);",
+        ),
+        (
+            "copies less at the end",
+            "copied_end, start + to - copied_end);",
+            "copied_end, 0);",
+        ),
+        (
+            "copies less at the beginning",
+            "memcpy(out, start + from, copied - (start + from));",
+            "",
         ),
     ),
 ]

@@ -84,7 +84,7 @@ PRODUCERS = mutants(
     ),
     ("one result too few", "len(self.results) > self.habits", "len(self.results) >= self.habits"),
     ("a repeat looks new", "versions=(), duplicate=True", "versions=(), duplicate=False"),
-    ("a repeat has versions", "replace(result, versions=(), ", "replace(result, "),
+    ("a repeat has versions", "_replace(versions=(), ", "_replace("),
     ("habits stay", "        producer.habits = habits\n", ""),
     (
         "less is kept only later",
