@@ -18,7 +18,10 @@ from polybus.testing.watch import until
 PATIENCE_S = 60
 QUICK: dict[str, Any] = {"heartbeat_s": 0.1, "dead_s": 1.0}
 # Whose calls give up soon, so that it is the consumer who has to try again.
-HASTY: dict[str, Any] = {"options": ClientOptions(connect_timeout_s=0.1, last_backoff_s=0.05)}
+HASTY: dict[str, Any] = {
+    "dead_s": 120.0,
+    "options": ClientOptions(connect_timeout_s=0.1, last_backoff_s=0.05),
+}
 FAST: dict[str, Any] = {"first_backoff_s": 0.01, "last_backoff_s": 0.05}
 
 CHILD = """

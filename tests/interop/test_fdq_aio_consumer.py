@@ -44,7 +44,7 @@ def test_coroutines_run_on_the_loop_and_side_by_side(bus):
             running -= 1
             seen += 1
 
-        async with fdq.aio.Consumer(URL) as consumer:
+        async with fdq.aio.Consumer(URL, dead_s=120.0) as consumer:
             await consumer.consume("side", "one", handle, executors=4)
             await eventually(lambda: seen == 40, "all")
         assert 1 < most <= 4
@@ -58,7 +58,7 @@ def test_plain_functions_run_on_threads(bus):
 
     async def main():
         threads = []
-        async with fdq.aio.Consumer(URL) as consumer:
+        async with fdq.aio.Consumer(URL, dead_s=120.0) as consumer:
             await consumer.consume("plain", "one", lambda _: threads.append(threading.get_ident()))
             await eventually(lambda: len(threads) == 10, "all")
         assert threading.get_ident() not in threads
@@ -83,7 +83,7 @@ def test_a_coroutine_that_fails_or_hangs_is_tried_again(bus):
                     raise
             ended.append(envelope)
 
-        async with fdq.aio.Consumer(URL) as consumer:
+        async with fdq.aio.Consumer(URL, dead_s=120.0) as consumer:
             await consumer.consume("fail", "one", handle, handler_timeout_s=0.2, **QUICK)
             await eventually(lambda: ended and cancelled, "the third run")
         assert [one.delivery for one in ended] == [3]
@@ -100,7 +100,7 @@ def test_a_transaction_in_a_coroutine(bus):
             async with envelope.transaction() as tx:
                 tx.produce("tx.out", envelope.shard_key, envelope.message)
 
-        async with fdq.aio.Consumer(URL) as consumer:
+        async with fdq.aio.Consumer(URL, dead_s=120.0) as consumer:
             await consumer.consume("tx", "one", handle)
             await eventually(lambda: acked("tx") == 10, "all")
 
@@ -113,7 +113,7 @@ def test_a_handler_may_close_and_wait_tells(bus):
     bus.produce_batch("close", requests(10))
 
     async def main():
-        consumer, seen = fdq.aio.Consumer(URL), []
+        consumer, seen = fdq.aio.Consumer(URL, dead_s=120.0), []
 
         async def handle(envelope):
             seen.append(envelope)
@@ -130,7 +130,10 @@ def test_a_handler_may_close_and_wait_tells(bus):
 
 def test_waiting_ends_with_time_or_with_the_error(bus):
     async def main():
-        async with fdq.aio.Consumer(URL, heartbeat_s=0.1) as one, fdq.aio.Consumer(URL) as two:
+        async with (
+            fdq.aio.Consumer(URL, dead_s=120.0) as one,
+            fdq.aio.Consumer(URL, dead_s=120.0) as two,
+        ):
             await one.consume("same", "name", print)
             assert not await one.wait(0.01)
             await two.consume("same", "name", print)
@@ -142,9 +145,9 @@ def test_waiting_ends_with_time_or_with_the_error(bus):
 
 def test_what_is_no_handler_is_refused(bus):
     async def main():
-        async with fdq.aio.Consumer(URL) as consumer:
+        async with fdq.aio.Consumer(URL, dead_s=120.0) as consumer:
             with pytest.raises(UsageError):
-                await consumer.consume("any", "one", None)
+                await consumer.consume("any", "one", None)  # type: ignore[arg-type]
 
     asyncio.run(main())
 
@@ -156,7 +159,7 @@ def test_a_loop_that_has_ended_stops_its_consumer(bus):
         async def handle(envelope):
             await asyncio.sleep(0)
 
-        consumer = fdq.aio.Consumer(URL)
+        consumer = fdq.aio.Consumer(URL, dead_s=120.0)
         await consumer.consume("ended", "one", handle)
         made.append(await consumer._opened())
 

@@ -74,7 +74,7 @@ def test_nothing_is_done_twice(seed, caplog):
     handlers, consumers, count = Handlers(topic, random.Random(-seed)), {}, 0
 
     def start(name):
-        consumers[name] = fdq.Consumer(URL)
+        consumers[name] = fdq.Consumer(URL, dead_s=120.0)
         consumers[name].consume(
             topic,
             name,

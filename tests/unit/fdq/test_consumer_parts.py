@@ -37,12 +37,14 @@ def shard(number=0, epoch=1, **more):
 def test_a_window_follows_the_pace_within_its_bounds():
     window = Window(10, 1000)
     assert window.rows == 10
-    window.adjust(500, HORIZON_S)
+    window.adjust(500, HORIZON_S, is_dry=False)
     assert window.rows == 500
-    window.adjust(10**9, 0.0)
+    window.adjust(10**9, 0.0, is_dry=False)
     assert window.rows == 1000
-    window.adjust(1, 100.0)
+    window.adjust(1, 100.0, is_dry=True)
     assert window.rows == 10
+    window.adjust(10, 100.0, is_dry=True)
+    assert window.rows == 20, "all was used up: fetches are slow"
 
 
 def test_a_buffer_has_room_when_half_of_it_has_begun():

@@ -1,8 +1,8 @@
 """The thread that fetches, a little ahead of the executors.
 
-How far ahead follows how fast they are: about as much as they do in `HORIZON_S`. More
-would be of no use, and all that was fetched by a consumer that dies is suspect to the
-next one, who then runs it with care.
+How far ahead follows how fast they are: about as much as they do in `HORIZON_S`, or more
+if they had to wait for it. More still would be of no use, and all that was fetched by a
+consumer that dies is suspect to the next one, who then runs it with care.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ class Window:
         self._least = least
         self._most = most
 
-    def adjust(self, begun_rows: int, passed_s: float) -> None:
+    def adjust(self, begun_rows: int, passed_s: float, *, is_dry: bool) -> None:
+        """What was begun since the last time, and whether there was more to begin."""
         wanted = HORIZON_S * begun_rows / max(passed_s, 1e-6)
+        if is_dry and begun_rows >= self.rows:  # it is the fetches that are slow
+            wanted = max(wanted, 2 * self.rows)
         self.rows = max(self._least, min(self._most, int(wanted)))
 
 
@@ -97,7 +100,8 @@ class Buffer:
                 return 0
             now_s = time.monotonic()
             if self._begun:
-                self._window.adjust(self._begun, now_s - self._since_s)
+                passed_s = now_s - self._since_s
+                self._window.adjust(self._begun, passed_s, is_dry=not self._rows)
             self._begun, self._since_s = 0, now_s
             return max(self._window.rows - self._rows, 1)
 
