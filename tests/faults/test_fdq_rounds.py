@@ -131,6 +131,16 @@ def test_many_who_die_over_few_shards(tmp_path):
         judged(work)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_batches_of_arrow_are_acked_once_too(tmp_path):
+    orders = {"batch": True, "pause_s": 0.005}
+    with workload(tmp_path, Settings(mix={PLAIN: 1}, deeds=TO_ALL, orders=orders)) as work:
+        work.start()
+        disturb_for(work, SOAK_S / 2)
+        judged(work)
+
+
 def disturb_for(work: Workload, seconds: float) -> None:
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:

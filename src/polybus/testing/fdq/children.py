@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +62,7 @@ class Orders:
     folder: str
     seed: int = 0
     executors: int = 2
+    batch: bool = False  # then all messages are to be plain
     heartbeat_s: float = 0.2
     dead_s: float = 0.8
     handler_timeout_s: float = 1.0
@@ -101,14 +102,17 @@ def begin(orders: Orders) -> Event:
     return ending
 
 
-def record(diary: Diary) -> None:
-    """From now on every bus of this process writes down what goes through it."""
+def record(diary: Diary) -> Callable[[int], int]:
+    """From now on every bus of this process writes down what goes through it. What it
+    answers with tells the epoch under which a shard was given to us last."""
+    epochs: dict[int, int] = {}
 
     def connect(url: str | None = None, options: ClientOptions | None = None) -> Any:
         assert url is not None
-        return RecordedBus(Client(url, PATIENT), diary)
+        return RecordedBus(Client(url, PATIENT), diary, epochs)
 
     buses.connect = connect
+    return epochs.__getitem__
 
 
 # --- producing
@@ -203,13 +207,14 @@ class Producing:
 
 def consume(orders: Orders) -> None:
     ending = begin(orders)
-    record(diary := Diary(orders.diary))
+    recorded = record(diary := Diary(orders.diary))
     consumer = fdq.Consumer(orders.url, heartbeat_s=orders.heartbeat_s, dead_s=orders.dead_s)
     consumer.consume(
         TOPIC,
         orders.who,
-        Handler(orders, diary),
+        BatchHandler(diary, recorded) if orders.batch else Handler(orders, diary),
         group=GROUP,
+        batch=orders.batch,
         executors=orders.executors,
         max_deliver=orders.max_deliver,
         handler_timeout_s=orders.handler_timeout_s,
@@ -271,3 +276,28 @@ class Handler:
                 transaction.produce(OUTPUT, envelope.shard_key, output)
             if doubt:
                 raise ValueError(f"{body}: as planned")
+
+
+class BatchHandler:
+    """Does nothing with many messages, one after the other, and writes it down.
+
+    A batch does not tell how often it was delivered: any of it may have been before.
+    """
+
+    def __init__(self, diary: Diary, epoch_of: Callable[[int], int]) -> None:
+        self._diary = diary
+        self._epoch_of = epoch_of
+
+    def __call__(self, batch: Any) -> None:
+        epoch = self._epoch_of(batch.column("shard")[0].as_py())
+        for row in batch.to_pylist():
+            number = self._diary.begin(
+                RUN,
+                epoch=epoch,
+                shard=row["shard"],
+                offset=row["offset"],
+                key=row["shard_key"],
+                body=row["body"].decode(),
+                delivery=2,
+            )
+            self._diary.end(number, OK)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class RecordedBus:
-    """`client`, with a diary."""
+    """`client`, with a diary; `epochs` are those of the shards that it was given, newest."""
 
-    def __init__(self, client: Client, diary: Diary) -> None:
+    def __init__(self, client: Client, diary: Diary, epochs: dict[int, int]) -> None:
         self._client = client
         self._diary = diary
+        self._epochs = epochs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -32,6 +33,7 @@ class RecordedBus:
         answer, batches = self._client.fetch(**request)
         for one in answer.get("assigned", ()):
             self._diary.note(ASSIGNED, shard=one["shard"], epoch=one["epoch"])
+            self._epochs[one["shard"]] = one["epoch"]
         return answer, batches
 
     def act(self, name: str, **request: Any) -> dict[str, Any]:
