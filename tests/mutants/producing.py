@@ -1,0 +1,225 @@
+"""Breaks FDQ's producing side on purpose, and the bus inside a process; the tests must notice.
+
+    python tests/mutants/producing.py [part of a mutant's name ...]
+
+The same procedure as in bus.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": (
+        *(f"tests/unit/fdq/test_{name}.py" for name in ("merging", "receipts", "columns")),
+        *(f"tests/unit/fdq/test_{name}.py" for name in ("routing", "replaying", "producer")),
+        "tests/unit/fdq/test_aio.py",
+        "tests/unit/port/test_sightings.py",
+        "tests/unit/embedded",
+    ),
+    "live": ("tests/interop/test_fdq_producing.py",),
+}
+
+PRODUCER = [
+    *mutants(
+        "dialects/fdq/merging.py",
+        ("nothing is ever full", "self._rows >= most.max_batch_rows or", "False and"),
+        ("batches without a bound", "gathering.bytes + size > most.max_batch_bytes", "False"),
+        (
+            "a batch overtakes what waits",
+            "with self._order:\n            self._drain()\n            with self._state:",
+            "with self._order:\n            with self._state:",
+        ),
+        ("closed ones take more", 'raise ConnectionLost("this producer was closed")', "pass"),
+        (
+            "answers send nothing",
+            "self._in_flight -= 1\n            self._hurried = bool(self._waiting)",
+            "self._in_flight -= 1",
+        ),
+        ("linger for ever", "self._since_s + self._merging.linger_s", "self._since_s + 1e9"),
+        ("the first waits, too", "if self._hurried or not self._in_flight:", "if self._hurried:"),
+        (
+            "failures are nobody's",
+            "except Exception as error:  # whoever",
+            "except ZeroDivisionError as error:  # whoever",
+        ),
+        (
+            "called back, and waited for",
+            'ConnectionLost("it was called back") if done.cancelled() else ',
+            "",
+        ),
+        ("headers are lost", "gathering.has_headers = True", "pass"),
+        ("headers come and go", "if one.has_headers:", "if False:"),
+        (
+            "flush does not wait",
+            "not self._in_flight and not self._waiting, timeout_s",
+            "True, timeout_s",
+        ),
+        ("sent though others travel", "is_free = not self._in_flight", "is_free = True"),
+    ),
+    *mutants(
+        "dialects/fdq/receipts.py",
+        ("cancelled", "return False", "return super().cancel()"),
+        ("sets do not hear", "for waiter in receipt._waiters:", "for waiter in ():"),
+        ("no callbacks", "if receipt._done_callbacks:", "if False:"),
+        ("nobody wakes", "condition.notify_all()", "pass"),
+    ),
+    *mutants(
+        "dialects/fdq/columns.py",
+        ("long keys, one by one", "if size > MAX_KEY_BYTES:", "if False:"),
+        ("long keys, by the batch", "if longest > MAX_KEY_BYTES:", "if False:"),
+        ("large messages, one by one", "if len(message) > MAX_MESSAGE_BYTES:", "if False:"),
+        ("large messages, by the batch", "if largest > MAX_MESSAGE_BYTES:", "if False:"),
+        ("large headers", "if size > MAX_HEADER_BYTES:", "if False:"),
+        ("text for bytes", "if set(map(type, bodies)) != {bytes}:", "if False:"),
+        ("bytes for text", "if not set(map(type, keys)) <= TEXTS:", "if False:"),
+        ("empty batches", "if not given:", "if False:"),
+        (
+            "keys count characters",
+            'size = len(key) if key.isascii() else len(_encoded(key, "a shard key"))',
+            "size = len(key)",
+        ),
+    ),
+    *mutants(
+        "dialects/fdq/producer.py",
+        ("missing topics are made", "if not self._create:", "if False:"),
+        (
+            "a child of a fork goes on",
+            "or self._pid != process.pid:\n            self.learn(topic)\n        # What",
+            "and True:\n            self.learn(topic)\n        # What",
+        ),
+        ("not only ASCII is plainly right", "shard_key.isascii() and ", ""),
+        (
+            "the bus is not let go of",
+            "self._lines.close(None if is_done else 0.0)\n        self._bus.close()",
+            "self._lines.close(None if is_done else 0.0)",
+        ),
+    ),
+    *mutants(
+        "dialects/fdq/lines.py",
+        (
+            "a name for each topic",
+            "if self._is_named or not self._of_topic:",
+            "if not self._of_topic:",
+        ),
+        ("lines without a bound", "if len(self._all) < MAX_LINES:", "if True:"),
+        (
+            "a topic changes its line",
+            "line = self._of_topic[topic] = self._next_line()",
+            "line = self._next_line()",
+        ),
+    ),
+]
+
+REPLAY = [
+    *mutants(
+        "dialects/fdq/replaying.py",
+        ("it never ends", "if last is None and not wait_s:", "if False:"),
+        ("ids are times", "if not isinstance(place, At):", "if False:"),
+        (
+            "the bus is kept",
+            "self._reading.close()\n        self._bus.close()",
+            "self._reading.close()",
+        ),
+        ("kept by who fails", "        bus.close()\n        raise", "        raise"),
+    ),
+    *mutants(
+        "dialects/fdq/moments.py",
+        ("times without a zone", "if moment.tzinfo is None:", "if False:"),
+        ("flags are numbers", "or isinstance(given, bool) ", ""),
+    ),
+    *mutants(
+        "dialects/fdq/aio_replaying.py",
+        ("closing waits for ever", "self._inner.cancel()", "pass"),
+    ),
+    *mutants(
+        "dialects/fdq/aio_producer.py",
+        ("opened by each", "if self._made is None or _has_failed(self._made):", "if True:"),
+        ("a failure is for ever", "or _has_failed(self._made)", ""),
+        ("closed, and opened again", "if self._is_closed:", "if False:"),
+    ),
+]
+
+EMBEDDED = [
+    *mutants(
+        "embedded/sharing.py",
+        ("each his own", "if shared is None:", "if True:"),
+        ("closed by the first", "if not shared.users:", "if True:"),
+        ("never closed", "shared.core.close()", "pass"),
+        ("a path is a place", "folder = Path(path).resolve()", "folder = Path(path)"),
+        ("a data folder is a store", "folder /= IN_DATA", "pass"),
+        ("the child has the parent's", "    _shared.clear()", "    pass"),
+    ),
+    *mutants(
+        "embedded/bus.py",
+        ("a child of a fork uses it", "if os.getpid() != core.pid:", "if False:"),
+        ("closed ones go on", 'raise ConnectionLost("this client was closed")', "pass"),
+        ("who waits sleeps on", "self._core.port.waits.look()", "pass"),
+        ("counted twice", "            if self._closed:\n                return\n", ""),
+        (
+            "nothing is carried",
+            "found: dict[str, Any] = json.loads(json.dumps(given))",
+            "found: dict[str, Any] = dict(given)",
+        ),
+    ),
+    *mutants(
+        "embedded/producing.py",
+        (
+            "without a stamp",
+            "self._stream(topic).produce(block, self._next_stamp())",
+            "self._stream(topic).produce(block, None)",
+        ),
+        ("no end of what travels", "self._dead or self._in_flight < MAX_IN_FLIGHT", "True"),
+        ("fenced ones go on", "self._dead = self._dead or error", "pass"),
+        ("large batches", "if batch.nbytes > most:", "if False:"),
+        ("told by the store's thread", "self._core.answers.add(partial(tell, done))", "tell(done)"),
+        ("not forgotten", "            self._forget()\n", "            pass\n"),
+    ),
+    *mutants(
+        "embedded/reading.py",
+        ("cancelling is not heard", "        self._cancelled = True\n", ""),
+        ("following ends", "if time.monotonic() - heard_s >= wanted.wait_s:", "if True:"),
+    ),
+]
+
+SIGHTINGS = mutants(
+    "bus/port/sightings.py",
+    ("forgotten a day early", "KEPT_S: Final = 8 * DAY_S", "KEPT_S: Final = 7 * DAY_S"),
+    ("names are forgotten", "if not ANONYMOUS.fullmatch(producer):", "if False:"),
+    ("uses are not noted", "self._store.commit(Commit(changes=changes))", "pass"),
+    (
+        "each use is written",
+        "if noted_s is not None and self._clock() - noted_s < DAY_S:",
+        "if False:",
+    ),
+    (
+        "the wall clock alone",
+        "if noted_s is not None and self._clock() - noted_s < KEPT_S:",
+        "if False:",
+    ),
+    (
+        "looked at all the time",
+        "if self._looked_s is not None and now_s - self._looked_s < LOOK_EVERY_S:",
+        "if False:",
+    ),
+    (
+        "only the first are looked at",
+        'records[-1].key if len(records) == LOOKED_AT else b""',
+        'b""',
+    ),
+)
+
+ALL = [*PRODUCER, *REPLAY, *EMBEDDED, *SIGHTINGS]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-producing"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
