@@ -2,7 +2,8 @@
 
 Each call into LMDB gives other Python threads the turn, and getting it back may take
 a while, so a transaction is one `putmulti` of everything, in the order of the keys.
-Blocks for one shard become one entry while they stay below `MERGED_BYTES` together.
+Small blocks for one shard become one entry while they stay below `MERGED_BYTES` together.
+What is not small is an entry by itself: to merge it would be to copy and hash it again.
 """
 
 from __future__ import annotations
@@ -30,21 +31,24 @@ Target = tuple[int, int]  # topic and shard
 class Tail:
     """Blocks for the end of a shard that will be one entry."""
 
-    __slots__ = ("blocks", "count", "first", "runs", "size")
+    __slots__ = ("blocks", "count", "first", "is_closed", "runs", "size")
 
     def __init__(self, first: int) -> None:
         self.first = first
+        self.is_closed = False
         self.count = 0
         self.size = 0
         self.blocks: list[bytes] = []
         self.runs: list[list[int]] = []
 
     def add(self, block: Block, first_id: int, timestamp_ns: int) -> bool:
-        """Whether it was taken: else the entry would become too large. The first always is."""
+        """Whether it was taken: else it belongs into an entry of its own. The first always is."""
         data, count = block
         size, total = self.size + len(data), self.count + count
-        if (size > MERGED_BYTES or total > MERGED_MESSAGES) and self.blocks:
+        large = size > MERGED_BYTES or total > MERGED_MESSAGES
+        if self.blocks and (large or self.is_closed or len(data) >= SMALL_BYTES):
             return False
+        self.is_closed = len(data) >= SMALL_BYTES
         self.blocks.append(data)
         self.size, self.count = size, total
         runs = self.runs
