@@ -1,8 +1,9 @@
-"""Breaks FDQ on purpose: its coordinator, its consumer, its checker; the tests must notice.
+"""Breaks FDQ's consumer and its checker on purpose, and demands that their tests notice.
 
     python tests/mutants/fdq.py [--unit | --live] [part of a mutant's name ...]
 
-The same procedure as in bus.py. The live suite is rounds of real processes.
+The same procedure as in bus.py. The live suite is rounds of real processes. (Mutants of
+the coordinator are in groups.py, of the producer in producing.py.)
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
         "tests/unit/testing/test_fdq_checker.py",
         "tests/unit/testing/test_fdq_diary.py",
-        "tests/unit/bus/groups",
-        "tests/unit/fdq",
+        "tests/unit/fdq/test_lanes.py",
+        "tests/unit/fdq/test_consumer_parts.py",
     ),
     "live": ("tests/faults/test_fdq_rounds.py",),
 }
@@ -125,77 +126,6 @@ CHECKER = [
     ),
 ]
 
-COORDINATOR = [
-    *mutants(
-        "bus/groups/judging.py",
-        (
-            "old epochs ack",
-            "if progress.owner != consumer or progress.epoch != epoch:",
-            "if progress.owner != consumer:",
-        ),
-        (
-            "others ack",
-            "if progress.owner != consumer or progress.epoch != epoch:",
-            "if progress.epoch != epoch:",
-        ),
-        ("acks of what is not there", "if entry.last > end:", "if False:"),
-        ("ranges without end", "if len(above) > max(most, len(progress.ranges)):", "if False:"),
-        (
-            "attempts stay",
-            " if not ranges.contains(low, above, at)}",
-            "}",
-        ),
-        (
-            "a repeat fails again",
-            "count = known if told_before else known + 1",
-            "count = known + 1",
-        ),
-        ("given up one late", "if count >= max_deliver:", "if count > max_deliver:"),
-        (
-            "nothing is suspect",
-            "suspect_to if suspect_to > progress.low else 0)",
-            "0)",
-        ),
-        ("whoever died ran nothing", "for offset in shard.running[:room]", "for offset in ()"),
-        ("counts go with their owner", "emitted=progress.emitted + emitted,", "emitted=0,"),
-        ("epochs stand still", "epoch=progress.epoch + 1)", "epoch=progress.epoch)"),
-        (
-            "letters are not counted",
-            "dead_lettered=progress.dead_lettered + len(dead)",
-            "dead_lettered=progress.dead_lettered",
-        ),
-    ),
-    *mutants(
-        "bus/groups/acks.py",
-        ("a transaction twice", "if is_acked and not sabotage.REPEATS_OFF:", "if False:"),
-        ("late runs commit", "if failed != attempt:", "if False:"),
-        (
-            "outputs are forgotten",
-            "            work.appends += appends\n            return",
-            "            return",
-        ),
-        ("nothing is released", "if entry.release:", "if False:"),
-        ("letters are not written", "    work.appends += appends\n    for shard", "    for shard"),
-    ),
-    *mutants(
-        "bus/groups/membership.py",
-        ("the dead stay", "> one.dead_ms / 1000", "> one.dead_ms"),
-        ("leaving is dying", "if owner == leaving:", "if False:"),
-    ),
-    *mutants(
-        "bus/groups/assignment.py",
-        (
-            "more moves than must be",
-            "sorted(kept, key=lambda name: (-len(kept[name]), name))",
-            "sorted(kept, key=lambda name: (len(kept[name]), name))",
-        ),
-    ),
-    *mutants(
-        "bus/groups/state.py",
-        ("names are shared", "if found.epoch > epoch:", "if False:"),
-    ),
-]
-
 CONSUMER = [
     *mutants(
         "dialects/fdq/lanes.py",
@@ -238,7 +168,7 @@ CONSUMER = [
     ),
 ]
 
-ALL = [*CHECKER, *COORDINATOR, *CONSUMER]
+ALL = [*CHECKER, *CONSUMER]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL
