@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from polybus.dialects.fdq.dealing import Batches, Messages, lanes_of
 from polybus.dialects.fdq.executors import Alarm, told
-from polybus.dialects.fdq.fetching import HORIZON_S, Buffer, Window, lanes_of
+from polybus.dialects.fdq.fetching import HORIZON_S, Buffer, Window
 from polybus.dialects.fdq.holdings import Holdings
 from polybus.dialects.fdq.keeping import Telling
 from polybus.dialects.fdq.lanes import Lane
@@ -19,12 +20,16 @@ from polybus.errors import InvalidTopic, UsageError
 from polybus.model.arrow import READ_SCHEMA
 
 
-def rows(keys, first=0):
+def batch(keys, first=0):
     count = len(keys)
     at = list(range(first, first + count))
     columns = [at, [0] * count, at, at, at, keys, [b"body"] * count, [None] * count]
     arrays = [pa.array(one, field.type) for one, field in zip(columns, READ_SCHEMA, strict=True)]
-    return Rows(pa.record_batch(arrays, schema=READ_SCHEMA))
+    return pa.record_batch(arrays, schema=READ_SCHEMA)
+
+
+def rows(keys, first=0):
+    return Rows(batch(keys, first))
 
 
 def shard(number=0, epoch=1, **more):
@@ -80,6 +85,45 @@ def test_a_key_has_one_lane_by_bits_that_did_not_choose_its_shard():
 def test_messages_without_a_key_take_turns():
     assert lanes_of(rows([None] * 6, first=2), range(6), 3) == [2, 0, 1, 2, 0, 1]
     assert lanes_of(rows(["é", ""]), range(2), 1) == [0, 0]
+
+
+def taken(pieces):
+    """The offsets of pieces, run by run."""
+    found = []
+    for piece in pieces:
+        while (run := piece.take()) is not None:
+            found.append((run.shard.number, list(run.offsets)))
+    return found
+
+
+def test_messages_of_many_shards_are_dealt_by_key_and_without_what_is_done():
+    one, two = shard(1), shard(2, ranges=[[5, 7]])
+    dealt, count, size = Messages(1).deal([(one, batch(["a", "b"])), (two, batch("cdef", 4))])
+    assert taken(dealt[0]) == [(1, [0]), (1, [1]), (2, [4]), (2, [7])]
+    assert count == 4
+    assert size > 6 * len(b"body")
+    dealt, count, _ = Messages(3).deal([(one, batch([None] * 4))])
+    assert {lane: taken(pieces) for lane, pieces in dealt.items()} == {
+        0: [(1, [0]), (1, [3])],
+        1: [(1, [1])],
+        2: [(1, [2])],
+    }
+
+
+def test_batches_are_dealt_by_shard_and_cut_where_something_is_done():
+    one, two = shard(1), shard(2, ranges=[[5, 7]])
+    dealt, count, _ = Batches(2, 4).deal([(one, batch("ab")), (two, batch("cdefgh", 3))])
+    assert taken(dealt[1]) == [(1, [0, 1])]
+    assert taken(dealt[0]) == [(2, [3, 4]), (2, [7, 8])]
+    assert count == 6
+
+
+def test_a_message_that_waits_keeps_itself_alone():
+    held = shard()
+    lane = lane_of(held, ["a", "b"])
+    run = ended(lane, well=False)
+    assert len(run._rows.bodies) == 1
+    assert run.given("t", 0).shard_key == "a"
 
 
 # --- what is told

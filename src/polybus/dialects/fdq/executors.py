@@ -11,7 +11,7 @@ import contextvars
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Condition, Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polybus.fdq")
 
+FREE_EVERY = 32  # rows, until room for more is told
 MAX_REASON = 500  # characters of a dead letter's header
 LEASE_LOOK_S = 0.05
 # Threads of a lane that hang: each keeps its stack and whatever it holds. Then the lane waits.
@@ -95,9 +96,10 @@ class Executor:
         name = f"polybus-fdq-{self._terms.topic}-{self.index}"
         Thread(target=self._main, name=name, daemon=True).start()
 
-    def push(self, piece: Piece) -> None:
+    def push(self, pieces: Iterable[Piece]) -> None:
         with self.lock:
-            self.lane.push(piece)
+            for piece in pieces:
+                self.lane.push(piece)
             self.changed.notify()
 
     def retry(self, run: Run) -> None:
@@ -147,7 +149,7 @@ class Executor:
                     self.hung -= 1
                     return
                 run = self._begin() or self._wait_for_run()
-                if lane.freed_rows:
+                if lane.freed_rows >= FREE_EVERY:
                     self._free()
             if run is None:
                 return

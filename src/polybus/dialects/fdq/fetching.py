@@ -10,14 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from itertools import compress
 from threading import Condition
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
-from polybus.dialects.fdq.batches import MAX_ROWS, BatchPiece, neighbours
-from polybus.dialects.fdq.runs import MessagePiece, Rows
+from polybus.dialects.fdq import dealing
 from polybus.dialects.fdq.shards import Shard
 from polybus.errors import Expired
 
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("polybus.fdq")
 
 HORIZON_S = 0.2
-PIECE_ROWS = 128  # room for more is told a piece at a time
 MAX_FETCH_BYTES = 16 << 20
 MAX_BUFFERED_BYTES = 32 << 20
 WAIT_MS = 2000
@@ -121,6 +116,11 @@ class Fetcher:
         on_release: Callable[[], None],
     ) -> None:
         self._on_release = on_release
+        self._dealer = (
+            dealing.Batches(terms.executors, terms.max_deliver - 1)
+            if terms.batch
+            else dealing.Messages(terms.executors)
+        )
         self._terms = terms
         self._member = member
         self._holdings = holdings
@@ -149,8 +149,6 @@ class Fetcher:
             return
         self._lose(told["lost"], held)
         self._take(told, batches, generation)
-        if batches:
-            time.sleep(0)  # executors first, who wait for this thread's turn to end
 
     # --- what came
 
@@ -161,12 +159,22 @@ class Fetcher:
             if not self._holdings.put(shard, generation):
                 return
         self.release(told["release"])
+        found = []
         for place, batch in zip(told["rows"], batches, strict=True):
             held = self._holdings.get(int(place["shard"]), int(place["epoch"]))
             if held is not None:
                 held.next = int(place["to"])
                 if held.is_open and batch.num_rows:
-                    self._hand_out(held, batch)
+                    found.append((held, batch))
+        if found:
+            self._deal(found)
+
+    def _deal(self, found: list[tuple[Shard, pa.RecordBatch]]) -> None:
+        dealt, rows, size_bytes = self._dealer.deal(found)
+        self._buffer.add(rows, size_bytes)
+        for number, pieces in dealt.items():
+            self._executors[number].push(pieces)
+        time.sleep(0)  # executors first, who wait for this thread's turn to end
 
     def release(self, numbers: list[int]) -> None:
         """Shards that others are waiting for: nothing more of them is begun."""
@@ -188,63 +196,3 @@ class Fetcher:
     def _look(self) -> None:
         for executor in self._executors:
             executor.look()
-
-    # --- to whom it goes
-
-    def _hand_out(self, shard: Shard, batch: pa.RecordBatch) -> None:
-        self._buffer.add(batch.num_rows, batch.nbytes)
-        if self._terms.batch:
-            self._hand_out_batches(shard, batch)
-        else:
-            self._hand_out_messages(shard, batch)
-
-    def _hand_out_batches(self, shard: Shard, batch: pa.RecordBatch) -> None:
-        executor = self._executors[shard.number % len(self._executors)]
-        offsets = batch.column("offset")
-        first, last = offsets[0].as_py(), offsets[-1].as_py()
-        if last - first + 1 == batch.num_rows and not shard.is_done(first, last + 1):
-            self._push_batch(executor, shard, batch, first)
-            return
-        places = {offset: at for at, offset in enumerate(offsets.to_pylist())}
-        wanted = [offset for offset in places if not shard.is_done(offset, offset + 1)]
-        self._buffer.free(len(places) - len(wanted))
-        for start, end in neighbours(wanted):
-            self._push_batch(executor, shard, batch.slice(places[start], end - start), start)
-
-    def _push_batch(
-        self, executor: Executor, shard: Shard, batch: pa.RecordBatch, first: int
-    ) -> None:
-        for at in range(0, batch.num_rows, MAX_ROWS):
-            some = batch.slice(at, MAX_ROWS)
-            executor.push(BatchPiece(shard, some, first + at, self._terms.max_deliver - 1))
-
-    def _hand_out_messages(self, shard: Shard, batch: pa.RecordBatch) -> None:
-        rows = Rows(batch)
-        wanted: Sequence[int] = range(len(rows.offsets))
-        if shard.is_done(rows.offsets[0], rows.offsets[-1] + 1):
-            wanted = [at for at in wanted if not shard.is_done(rows.offsets[at])]
-            self._buffer.free(len(rows.offsets) - len(wanted))
-        if len(self._executors) == 1:
-            self._push_messages(self._executors[0], shard, rows, wanted)
-            return
-        lanes = lanes_of(rows, wanted, len(self._executors))
-        for number, executor in enumerate(self._executors):
-            mine = list(compress(wanted, (lane == number for lane in lanes)))
-            self._push_messages(executor, shard, rows, mine)
-
-    def _push_messages(
-        self, executor: Executor, shard: Shard, rows: Rows, wanted: Sequence[int]
-    ) -> None:
-        for at in range(0, len(wanted), PIECE_ROWS):
-            executor.push(MessagePiece(shard, rows, wanted[at : at + PIECE_ROWS]))
-
-
-def lanes_of(rows: Rows, wanted: Sequence[int], count: int) -> list[int]:
-    """Whose each is: by the upper half of its key's hash (the lower chose the shard),
-    without a key in turns."""
-    keys, offsets = rows.keys, rows.offsets
-    hashed = xxhash.xxh64_intdigest
-    return [
-        offsets[at] % count if (key := keys[at]) is None else (hashed(key.encode()) >> 32) % count
-        for at in wanted
-    ]

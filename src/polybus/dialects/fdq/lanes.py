@@ -195,6 +195,7 @@ class Lane:
         if hold is None:
             return False
         run.hold = hold
+        run.detach()
         hold.waiting.append(run)
         run.shard.wait(1, run.size_bytes)
         return True
@@ -205,6 +206,7 @@ class Lane:
 
     def _hold(self, run: Run) -> None:
         run.hold = Hold(run.key, self.index)
+        run.detach()
         run.shard.hold(1)
         if run.key is not None:
             self._holds[run.shard, run.key] = run.hold

@@ -36,6 +36,9 @@ class Run(Protocol):
     def size_bytes(self) -> int: ...
     def attempts_of(self, offset: int) -> int: ...
     def given(self, topic: str, executor: int) -> Any: ...
+    def detach(self) -> None:
+        """It will stay for a while, and must not keep what it came with."""
+
     def finish(self) -> None: ...
     def fail(self, reason: str) -> None: ...
     def again(self, attempts: dict[int, int], dead: set[int]) -> list[Run]: ...
@@ -65,6 +68,14 @@ class Rows:
         headers = batch.column("headers")
         has_any = headers.null_count < len(headers)
         self.headers: list[Any] | None = headers.to_pylist() if has_any else None
+
+    def only(self, index: int) -> Rows:
+        """One of them, which does not keep the others."""
+        found = Rows.__new__(Rows)
+        for name in Rows.__slots__:
+            column = getattr(self, name)
+            setattr(found, name, None if column is None else [column[index]])
+        return found
 
 
 class MessageRun:
@@ -112,6 +123,9 @@ class MessageRun:
 
     def attempts_of(self, offset: int) -> int:
         return self.attempts
+
+    def detach(self) -> None:
+        self._rows, self._index = self._rows.only(self._index), 0
 
     def finish(self) -> None:
         self.is_over = True
