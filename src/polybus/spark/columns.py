@@ -19,7 +19,7 @@ from polybus.spark.schema import SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-TIME = pa.timestamp("us", tz="UTC")
+TIME, NANOSECONDS, MILLISECONDS = (pa.timestamp(unit, tz="UTC") for unit in ("us", "ns", "ms"))
 # The years that Python and SQL have, 1 to 9999: a client may write any number as its time.
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 
@@ -31,14 +31,15 @@ def _as_stored(name: str) -> Column:
 
 
 def _timestamp(batch: pa.RecordBatch) -> pa.Array:
-    return pc.divide(batch.column("timestamp_ns"), 1000).view(TIME)
+    return batch.column("timestamp_ns").view(NANOSECONDS).cast(TIME, safe=False)
 
 
 def _insertion_time(batch: pa.RecordBatch) -> pa.Array:
-    bounded = pc.min_element_wise(
-        pc.max_element_wise(batch.column("insertion_ms"), FIRST_MS), LAST_MS
-    )
-    return pc.multiply(bounded, 1000).view(TIME)
+    times = batch.column("insertion_ms")
+    bounds = pc.min_max(times)
+    if bounds["min"].as_py() < FIRST_MS or bounds["max"].as_py() > LAST_MS:
+        times = pc.min_element_wise(pc.max_element_wise(times, FIRST_MS), LAST_MS)
+    return times.view(MILLISECONDS).cast(TIME, safe=False)
 
 
 # Spark's column → its Arrow type, and how it is made; the topic is the batch's, not in it.

@@ -20,11 +20,13 @@ TELL_EVERY_S = 1.0
 
 class Progress:
     def __init__(self) -> None:
+        self._noted: Position | None = None
         self._untold: Position | None = None
         self._told_s = float("-inf")
 
     def note(self, position: Position) -> None:
-        self._untold = position
+        if position != self._noted:
+            self._noted = self._untold = position
 
     def pass_on(self, access: Access, *, now: bool = False) -> None:
         """Tells the newest, if the last time is long enough ago."""

@@ -7,6 +7,8 @@ All else is in the positions that Spark keeps.
 
 from __future__ import annotations
 
+import os
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from polybus.spark.options import Options
 
+RUNTIME, WORKER = "SPARK_PYTHON_RUNTIME", "PYTHON_WORKER"  # a process that Spark has started
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 
 
@@ -87,16 +90,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with told_plainly():
             position = Position.parse(start)
             starts, ends = self._ahead.look(position)
-            self._progress.pass_on(self._ahead.access)
             bounds = (self._max_rows, self._max_bytes)
             if isinstance(limit, ReadAllAvailable):
                 bounds = (None, None)
             reached = {topic: dict(shards) for topic, shards in starts.items()}
             for one in self._ahead.admit(starts, ends, *bounds):
                 reached[one.topic][one.shard] = one.end
-            if reached == position.offsets and not position.is_initial:
-                return start
-            return position.advanced(reached, starts).as_json()
+            is_idle = reached == position.offsets and not position.is_initial
+            self._tell(position, now=is_idle)
+            return start if is_idle else position.advanced(reached, starts).as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
         return None if self._ahead.seen is None else Position(self._ahead.seen).as_json()
@@ -115,14 +117,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return partitions
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._progress.note(Position.parse(end))
-        self._progress.pass_on(self._ahead.access)
+        self._tell(Position.parse(end))
 
     def stop(self) -> None:
+        """If Spark has hung up, nobody hears what this process would say, but the terminal."""
         self._progress.pass_on(self._ahead.access, now=True)
+        if isinstance(sys.exception(), EOFError) and os.environ.get(RUNTIME) == WORKER:
+            os._exit(0)
 
     # --- and in tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
         return self._task.read(partition)
+
+    def _tell(self, done: Position, *, now: bool = False) -> None:
+        """Spark commits a batch when it has made the next, but asks what comes after it sooner.
+
+        Nor may there be time at the end: a query that is stopped is not waited for.
+        """
+        if not done.is_initial:
+            self._progress.note(done)
+        self._progress.pass_on(self._ahead.access, now=now)

@@ -1,0 +1,97 @@
+"""Topics as Spark's streams, in Spark: triggers, restarts, lag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from polybus.testing.nativebus import NativeBus
+from polybus.testing.watch import until
+
+PATIENCE_S = 90
+
+
+class Reading:
+    """A streaming query whose batches are kept here, as bodies."""
+
+    def __init__(self, spark: SparkSession, checkpoint: Path, **options: str) -> None:
+        self._frame = spark.readStream.format("polybus").options(**options).load()
+        self._checkpoint = checkpoint
+        self.batches: list[list[bytes]] = []
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        writer = self._frame.writeStream.foreachBatch(self._keep).queryName("kept")
+        return writer.option("checkpointLocation", str(self._checkpoint)).trigger(**trigger).start()
+
+    def run(self) -> list[bytes]:
+        """All that is there now."""
+        query = self.start(availableNow=True)
+        assert query.awaitTermination(PATIENCE_S)
+        return self.bodies
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return sorted(body for batch in self.batches for body in batch)
+
+    def _keep(self, frame: DataFrame, _number: int) -> None:
+        self.batches.append([row.body for row in frame.select("body").collect()])
+
+
+@pytest.fixture
+def reading(spark: SparkSession, bus: NativeBus, topic: str, tmp_path: Path) -> Any:
+    def reading(**options: str) -> Reading:
+        return Reading(
+            spark, tmp_path / "checkpoint", **{"bus": bus.url, "topic": topic, **options}
+        )
+
+    return reading
+
+
+def produce(client: Any, topic: str, *numbers: int) -> None:
+    with client.producer() as producer:
+        bodies = [b"%02d" % number for number in numbers]
+        producer.produce(topic, bodies, [str(number) for number in numbers]).result()
+
+
+def told(client: Any, topic: str) -> list[tuple[str, int]]:
+    return [(one["name"], one["lag"]) for one in client.topic_stats(topic)["queries"]]
+
+
+def test_what_is_there_in_bounded_batches_and_the_rest_after_a_restart(reading, client, topic):
+    produce(client, topic, *range(10))
+    first = reading(maxRowsPerBatch="4")
+    assert first.run() == [b"%02d" % n for n in range(10)]
+    assert [len(batch) for batch in first.batches] == [4, 4, 2]
+    produce(client, topic, 10, 11)
+    assert reading().run() == [b"10", b"11"]
+    until(lambda: told(client, topic) == [("kept", 0)], "that the bus was told all", PATIENCE_S)
+
+
+def test_a_stream_follows_from_latest_and_goes_on_after_a_stop(reading, client, topic):
+    produce(client, topic, 0)
+    first = reading(startingOffsets="latest")
+    query = first.start(processingTime="0 seconds")
+    until(lambda: query.lastProgress, "the first batch, which has nothing", PATIENCE_S)
+    produce(client, topic, 1, 2)
+    query.processAllAvailable()
+    query.stop()
+    produce(client, topic, 3)
+    assert reading(startingOffsets="latest").run() == [b"03"]
+    assert first.bodies == [b"01", b"02"]
+
+
+def test_a_topic_dropped_under_a_query_ends_it_with_what_to_do(reading, client, topic):
+    produce(client, topic, 0)
+    one = reading()
+    query = one.start(processingTime="0 seconds")
+    until(lambda: one.batches, "the first batch", PATIENCE_S)
+    client.drop_topic(topic)
+    with pytest.raises(StreamingQueryException) as error:
+        query.awaitTermination(PATIENCE_S)
+    assert f"topic '{topic}' was dropped while this query read it" in str(error.value)
+    assert "Traceback" not in str(error.value)
