@@ -40,8 +40,8 @@ PRODUCER = [
         ("closed ones take more", 'raise ConnectionLost("this producer was closed")', "pass"),
         (
             "answers send nothing",
-            "self._in_flight -= 1\n            self._hurried = bool(self._waiting)",
-            "self._in_flight -= 1",
+            "self._hurried = True\n                self._state.notify()",
+            "pass",
         ),
         ("linger for ever", "self._since_s + self._merging.linger_s", "self._since_s + 1e9"),
         ("the first waits, too", "if self._hurried or not self._in_flight:", "if self._hurried:"),

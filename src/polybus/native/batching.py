@@ -18,6 +18,8 @@ from polybus.errors import ConnectionLost, PolybusError
 from polybus.native.messages import Bodies, Rows, merged
 
 if TYPE_CHECKING:
+    from threading import Lock
+
     import pyarrow as pa
 
     from polybus.native.options import ClientOptions
@@ -90,12 +92,16 @@ class Batch:
 class Queue:
     """Bounded: whoever hands over too much waits until there is room.
 
-    It shares the condition of its user, who holds it for `first`, `take` and `empty`.
+    It shares the lock of its user, who holds it for `first`, `take` and `empty`, and is
+    told by his condition what he may have to act on. Others who wait have their own: whoever
+    is woken for nothing costs those who have something to do.
     """
 
-    def __init__(self, options: ClientOptions, changed: Condition) -> None:
+    def __init__(self, options: ClientOptions, changed: Condition, lock: Lock) -> None:
         self._options = options
         self._changed = changed
+        self._room = Condition(lock)
+        self._settled = Condition(lock)
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
         self._waiting_bytes = 0  # of those, what was not handed out
@@ -112,14 +118,16 @@ class Queue:
         return self._waiting_bytes < SMALL_BYTES
 
     def put(self, one: Waiting) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed_by or self._has_room(one))
+        with self._room:
+            if not self._has_room(one):
+                self._room.wait_for(lambda: self._closed_by or self._has_room(one))
             if self._closed_by is not None:
                 raise self._closed_by
             self._waiting.append(one)
             self._bytes += one.messages.size_bytes
             self._waiting_bytes += one.messages.size_bytes
-            self._changed.notify_all()
+            if not self._taken or not self.is_small:  # else it is looked at when they are settled
+                self._changed.notify()
 
     def first(self) -> Waiting | None:
         """The next to be sent. Those that were cancelled meanwhile are never sent."""
@@ -146,34 +154,43 @@ class Queue:
 
     def settle(self, batch: Batch) -> None:
         """All of the batch's futures have their outcome."""
-        with self._changed:
+        with self._settled:
             self._taken -= len(batch.parts)
             self._bytes -= sum(part.messages.size_bytes for part in batch.parts)
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify()
+            self._tell()
 
     def flush(self, timeout_s: float | None) -> bool:
         """Waits until everything handed over is settled."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._taken, timeout_s)
+        with self._settled:
+            return self._settled.wait_for(lambda: not self._waiting and not self._taken, timeout_s)
 
     def close(self, error: PolybusError | None = None) -> None:
         """Nothing more is taken; whoever tries, or waits for room, is told why."""
         with self._changed:
             self._closed_by = self._closed_by or error or ConnectionLost("this producer was closed")
-            self._changed.notify_all()
+            self._changed.notify()
+            self._room.notify_all()
 
     def empty(self) -> list[Waiting]:
         """What was never sent and not cancelled, to be failed."""
         left = [one for one in self._waiting if one.future.set_running_or_notify_cancel()]
         self._waiting.clear()
         self._waiting_bytes = 0
-        self._changed.notify_all()
+        self._tell()
         return left
 
     def _drop(self, one: Waiting) -> None:
         self._bytes -= one.messages.size_bytes
         self._waiting_bytes -= one.messages.size_bytes
-        self._changed.notify_all()
+        self._tell()
+
+    def _tell(self) -> None:
+        """There is room, and perhaps nothing left."""
+        self._room.notify_all()
+        if not self._waiting and not self._taken:
+            self._settled.notify_all()
 
     def _has_room(self, one: Waiting) -> bool:
         return (

@@ -27,7 +27,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Any
 
 from polybus.errors import (
@@ -65,8 +65,9 @@ class Sender:
         self.name = name
         self.epoch = epoch
         self.dead: PolybusError | None = None
-        self.changed = Condition()
-        self.queue = Queue(connection.options, self.changed)
+        lock = Lock()
+        self.changed = Condition(lock)
+        self.queue = Queue(connection.options, self.changed, lock)
         self._connection = connection
         self._next = last_counter + 1
         self._unanswered: deque[Batch] = deque()
@@ -300,9 +301,13 @@ class Sender:
             self._pauses = self._connection.pauses()
             self._progress_s = time.monotonic()
             self._tries, self._has_warned = 0, False
-            self.changed.notify_all()  # there is a place: nobody waits until all are told
+            if self._has_more():
+                self.changed.notify()  # there is a place: nobody waits until all are told
         batch.tell(produced)
         self.queue.settle(batch)
+
+    def _has_more(self) -> bool:
+        return self.queue.is_closed or bool(self.queue.first() or self._upcoming())
 
     def _wake(self) -> None:
         with self.changed:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Send = Callable[[str, "pa.RecordBatch"], "Future[Produced]"]
 Message = tuple[str | None, bytes, int, Headers | None]
+LOOK_S = 0.01
 ROW_BYTES = 64  # what a message costs beside its body and key while it waits
 
 
@@ -70,6 +71,7 @@ class Merger:
         self._order = Lock()
         self._lock = Lock()
         self._state = Condition(self._lock)
+        self._settled = Condition(self._lock)  # nothing waits, and nothing is on its way
         self._waiting: list[Gathering] = []
         self._open: dict[str, Gathering] = {}  # of those, where the next of a topic goes
         self._since_s = 0.0  # when the first of them came
@@ -80,6 +82,8 @@ class Merger:
         self._hurried = False
         self._closed = False
         self._thread: Thread | None = None
+        # Who begins to wait behind others need not wake the thread: it looks often enough.
+        self._looks_itself = merging.linger_s >= LOOK_S
 
     def add(
         self, topic: str, key: str | None, body: bytes, headers: Headers | None
@@ -130,7 +134,7 @@ class Merger:
         """All that waits now is sent soon, by another thread."""
         with self._state:
             self._hurried = bool(self._waiting)
-            self._state.notify_all()
+            self._state.notify()
 
     def wants_headers(self, topic: str) -> bool:
         """Have batches of this topic had headers? A change of columns is a new stream."""
@@ -143,8 +147,8 @@ class Merger:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Waits for the outcome of all that was added; False if time is up."""
         self.hurry()
-        with self._state:
-            return self._state.wait_for(
+        with self._settled:
+            return self._settled.wait_for(
                 lambda: not self._in_flight and not self._waiting, timeout_s
             )
 
@@ -164,7 +168,8 @@ class Merger:
         gathering = self._open[topic] = Gathering(topic, topic in self._with_headers)
         if not self._waiting:
             self._since_s = self._clock()
-            self._state.notify_all()
+            if not (self._in_flight and self._looks_itself):
+                self._state.notify()
         self._waiting.append(gathering)
         if self._thread is None:
             self._thread = Thread(target=self._run, name="polybus-fdq-merging", daemon=True)
@@ -215,8 +220,11 @@ class Merger:
             tell(gathering.condition, gathering.receipts, result, error)
         with self._state:
             self._in_flight -= 1
-            self._hurried = bool(self._waiting)
-            self._state.notify_all()
+            if self._waiting:
+                self._hurried = True
+                self._state.notify()
+            elif not self._in_flight:
+                self._settled.notify_all()
 
     def _run(self) -> None:
         while self._is_due():
@@ -229,7 +237,8 @@ class Merger:
                 if not self._waiting:
                     if self._closed:
                         return False
-                    self._state.wait()
+                    looks = self._in_flight and self._looks_itself
+                    self._state.wait(self._merging.linger_s if looks else None)
                 elif left_s := self._until_due_s():
                     self._state.wait(left_s)
                 else:
