@@ -18,7 +18,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.errors import PySparkException
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SOURCE, OUTPUTS = "in", ("out.0", "out.1")
-PATIENCE_S = 120.0
+STOP_S = 60.0
 MARK = "query: "  # before the line of JSON: others may write to stdout, too
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -138,17 +139,36 @@ class Driver:
         return self.ended()
 
     def close(self) -> int:
-        """Its exit code: -9 if it was killed before."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        code = self._process.wait(PATIENCE_S)
+        """Ends it, if it has not died; its exit code."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            os.killpg(self._process.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        try:
+            return self._process.wait(STOP_S)
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        return code
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 if __name__ == "__main__":
