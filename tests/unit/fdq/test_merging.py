@@ -164,6 +164,17 @@ def test_no_batch_is_larger_than_the_bound_but_for_a_large_message(bus: Slow) ->
     assert merger.close(PATIENCE_S)
 
 
+def test_keys_and_headers_count(bus: Slow) -> None:
+    merger = Merger(Merging(FOR_EVER_S, max_batch_bytes=1000), bus.send)
+    started(merger, bus)
+    assert not merger.add("t", "k" * 400, b"", None)[1]
+    assert merger.add("t", None, b"", [("n" * 300, b"v" * 300)])[1]
+    merger.send_waiting()
+    assert len(bus.sent) == 3
+    bus.answer()
+    assert merger.close(PATIENCE_S)
+
+
 def test_a_batch_of_its_own_comes_behind_what_waits(merger: Merger, bus: Slow) -> None:
     started(merger, bus)
     add(merger, b"a")

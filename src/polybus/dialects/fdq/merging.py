@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Send = Callable[[str, "pa.RecordBatch"], "Future[Produced]"]
 Message = tuple[str | None, bytes, int, Headers | None]
-LOOK_S = 0.01
-ROW_BYTES = 64  # what a message costs beside its body and key while it waits
+LOOK_S = 0.01  # a linger from this on is seen to by looking
+ROW_BYTES = 64  # what a message costs beside its parts while it waits
 
 
 class Gathering:
@@ -90,7 +90,9 @@ class Merger:
     ) -> tuple[Receipt, bool]:
         """Its receipt, and whether so much waits now that it must be sent."""
         now_ms = self._wall_ns() // 1_000_000
-        size = len(body) + ROW_BYTES
+        size = ROW_BYTES + len(body) + (len(key) if key else 0)
+        if headers:
+            size += sum([len(name) + len(value) for name, value in headers])
         most = self._merging
         with self._lock:
             if self._closed:
