@@ -49,6 +49,7 @@ FAILED: Checks = {
     "reason": ("a short text", lambda v: isinstance(v, str) and len(v) <= REASON_MUST_FIT),
     "attempt": COUNT,
 }
+USUAL = {"shard": int, "epoch": int, "next": int, "paused": bool, "releasing": bool}
 HELD: Checks = {"shard": COUNT, "epoch": COUNT, "next": COUNT, "paused": FLAG, "releasing": FLAG}
 MESSAGE: Checks = {
     "topic": TEXT,
@@ -86,12 +87,18 @@ def _entry(one: dict[str, Any]) -> Entry:
 
 
 def read_held(given: list[dict[str, Any]]) -> dict[int, Held]:
+    """All that a member has come with each of its fetches: what is as usual is seen at once."""
     found = {}
     for each in given:
-        one = checked("held", each, HELD, "shard", "epoch", "next")
+        one = each if _is_usual(each) else checked("held", each, HELD, "shard", "epoch", "next")
         flags = one.get("paused", False), one.get("releasing", False)
         found[one["shard"]] = Held(one["epoch"], one["next"], *flags)
     return found
+
+
+def _is_usual(held: dict[str, Any]) -> bool:
+    kinds = {key: type(value) for key, value in held.items()}
+    return kinds == USUAL and all(map(is_count, (held["shard"], held["epoch"], held["next"])))
 
 
 def read_by_shard(field: str, given: Mapping[str, Any]) -> dict[int, Any]:

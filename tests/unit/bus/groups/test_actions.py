@@ -194,7 +194,15 @@ def known(world) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "held_",
-    [[{}], [{"shard": 0, "epoch": 1}], [{"shard": 0, "epoch": 1, "next": -1}], [{"all": 1}]],
+    [
+        [{}],
+        [{"shard": 0, "epoch": 1}],
+        [{"shard": 0, "epoch": 1, "next": -1}],
+        [{"shard": 0, "epoch": 1, "next": -1, "paused": False, "releasing": False}],
+        [{"shard": 0, "epoch": 1, "next": 1 << 63, "paused": False, "releasing": False}],
+        [{"shard": 0, "epoch": 1, "next": 0, "paused": 0, "releasing": False}],
+        [{"all": 1}],
+    ],
 )
 def test_what_is_held_makes_no_sense(world, me, held_):
     with pytest.raises(MalformedRequest):
