@@ -63,6 +63,7 @@ def test_a_signal_is_time_to_leave(bus, env, topic):
     child = subprocess.Popen(
         [*POLYBUS, "fdq", "consume", topic, "--name", "one"], env=env, stdout=subprocess.PIPE
     )
+    assert child.stdout is not None
     assert child.stdout.readline() == b"0\n"
     until(lambda: acked(bus, topic) == 10, "all is acked")
     child.send_signal(signal.SIGTERM)
