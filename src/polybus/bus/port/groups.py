@@ -131,9 +131,9 @@ def fetch(port: Port, caller: Caller, given: Arguments) -> tuple[Answer, list[Ro
     if not found and wait_s:
         wanted = [shard for shard, one in held.items() if not one.paused]
         places = [(topic.number, shard) for shard in (ANY_GROUP_OF, *wanted)]
-        later = port.waits.until(places, fetching.look, wait_s, caller.is_gone)
+        last = port.waits.until(places, fetching.look, wait_s, caller.is_gone)
         _topic(port, caller, given)  # the rules may be others by now
-        found = later or found
+        found = found if last is None else last
     for _, rows in found.rows:
         port.access.durable.traffic.deliver(rows.count, rows.size_bytes)
     return _told(found), [rows for _, rows in found.rows]
