@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from polybus.embedded import Bus, open_bus
-from polybus.errors import AddressError, ConnectionLost, DataFolderInUse, StoreClosed
+from polybus.errors import (
+    AddressError,
+    ConnectionLost,
+    DataFolderInUse,
+    StoreClosed,
+    StoreFault,
+)
 
 OPENER = """
 import os, sys
@@ -132,7 +138,7 @@ def test_a_folder_that_could_not_be_opened_can_be_tried_again(tmp_path: Path) ->
     taken = tmp_path / "file"
     taken.write_text("no folder")
     for _ in range(2):
-        with pytest.raises(Exception, match="file"):
+        with pytest.raises(StoreFault, match="file"):
             open_bus(f"lmdb:{taken}")
     taken.unlink()
     open_bus(f"lmdb:{taken}").close()

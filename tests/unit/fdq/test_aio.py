@@ -151,7 +151,7 @@ def test_one_that_could_not_be_opened_can_be_tried_again(tmp_path: Path) -> None
     async def main() -> None:
         producer = fdq.aio.Producer(f"lmdb:{taken}")
         for _ in range(2):
-            with pytest.raises(Exception, match="file"):
+            with pytest.raises(errors.StoreFault, match="file"):
                 await producer.produce("t", "k", b"x")
         taken.unlink()
         await producer.produce("t", "k", b"x")
