@@ -32,7 +32,7 @@ DEEDS = 5
 KILLS, MOST_KILLS, SABOTAGED_KILLS = 3, 30, 16
 PAUSES, MOST_PAUSES = 2, 20
 SOAK_S = 300.0
-UNHURRIED = {"handler_timeout_s": 60.0}  # a run ends in its time, whoever stands still
+UNHURRIED = {"handler_timeout_s": 120.0}  # a run ends in its time, whoever stands still
 
 
 def workload(tmp_path: Path, settings: Settings) -> Workload:
@@ -87,7 +87,8 @@ def test_the_bus_is_killed_under_all_of_them(tmp_path, sabotage):
 
 
 def test_counts_are_exact_when_nobody_dies(tmp_path):
-    settings = Settings(mix={PLAIN: 6, MOVED: 3, FLAKY: 1}, deeds={START: 1, STOP: 1})
+    mix, deeds = {PLAIN: 6, MOVED: 3, FLAKY: 1}, {START: 1, STOP: 1}
+    settings = Settings(mix=mix, deeds=deeds, orders={"dead_s": 120.0, **UNHURRIED})
     with workload(tmp_path, settings) as work:
         work.start()
         work.disturb(DEEDS // 2)

@@ -54,6 +54,7 @@ class Record:
 class Round:
     def __init__(self, random: Random) -> None:
         self._random = random
+        self._is_calm = random.random() < 0.3  # nobody dies, shards stay where they are
         self._now_ns = 0
         self._sent = 0
         self._log: list[list[Row]] = [[] for _ in range(SHARDS)]
@@ -66,7 +67,7 @@ class Round:
         self.found = Found()
 
     def play(self, steps: int) -> Round:
-        acts = (self.produce, self.produce, self.assign, self.run, self.run, self.run, self.ack)
+        acts = (self.produce, self.produce, self.move, self.run, self.run, self.run, self.ack)
         for _ in range(steps):
             self._random.choice(acts)()
         return self._settle()
@@ -83,10 +84,16 @@ class Round:
         call = Produced("w", messages, outcome, began_ns, self._end(outcome))
         self.history = replace(self.history, produced=(*self.history.produced, call))
 
-    def assign(self, shard: int | None = None) -> Held:
+    def move(self) -> None:
+        shard = self._random.randrange(SHARDS)
+        if not (self._is_calm and self._records[shard].epoch):
+            self.assign(shard)
+
+    def assign(self, shard: int) -> Held:
         """To somebody new, or old. Who had it is not told."""
-        shard = self._random.randrange(SHARDS) if shard is None else shard
         record = self._records[shard]
+        if record.epoch:  # whoever had it has not drained it
+            self.history = replace(self.history, is_exact=False)
         record.epoch += 1
         held = Held(self._random.choice("xyz"), shard, record.epoch, set(record.acked))
         self._held = [
@@ -103,7 +110,7 @@ class Round:
         if held is None or row is None:
             return
         outcome, began_ns = (
-            outcome or self._chance((OK, 8), (FAILED, 2), (UNKNOWN, 1)),
+            outcome or self._chance((OK, 8), (FAILED, 2), (UNKNOWN, self._deaths)),
             self._tick(),
         )
         delivery = 1 + self._records[row.shard].attempts.get(row.offset, 0)
@@ -148,6 +155,10 @@ class Round:
         self.history = replace(self.history, acks=(*self.history.acks, said))
 
     # --- how it happens
+
+    @property
+    def _deaths(self) -> int:
+        return 0 if self._is_calm else 1
 
     def _tick(self) -> int:
         self._now_ns += 1
@@ -218,7 +229,7 @@ class Round:
             self._end(outcome),
         )
         self.history = replace(self.history, commits=(*self.history.commits, done))
-        if outcome == UNKNOWN and self._random.random() < 0.5:
+        if outcome == UNKNOWN and (self._is_calm or self._random.random() < 0.5):
             return self._commit(held, row)
         return OK if outcome == DUPLICATE else outcome
 
@@ -240,8 +251,9 @@ class Round:
     # --- the end
 
     def _settle(self) -> Round:
-        for shard in range(SHARDS):
-            held = self.assign(shard)
+        for shard, record in enumerate(self._records):
+            owners = [one for one in self._held if (one.shard, one.epoch) == (shard, record.epoch)]
+            held = owners[0] if owners else self.assign(shard)
             while self._next(held):
                 self.run(held, OK)
                 held = held if held in self._held else self.assign(shard)

@@ -23,6 +23,7 @@ from polybus.testing.fdq.evidence import (
     EARLY,
     LAG,
     LOST,
+    NEEDLESS,
     REORDERED,
     STALE_ACK,
     STATS,
@@ -184,7 +185,11 @@ CASES = {
         DUPLICATED,
         changed(runs=ZOMBIE, assigned=TAKEN, shards=(shard(emitted=4, redelivered=1),)),
         changed(
-            runs=ZOMBIE, acks=ZOMBIE_ACKS, assigned=TAKEN, shards=(shard(emitted=4, redelivered=1),)
+            runs=ZOMBIE,
+            acks=ZOMBIE_ACKS,
+            assigned=TAKEN,
+            shards=(shard(emitted=4, redelivered=1),),
+            is_exact=False,
         ),
     ),
     "two dead letters": (
@@ -265,6 +270,7 @@ CASES = {
         ),
         changed(
             runs=(*HISTORY.runs, run(0, 35, delivery=2, epoch=0, consumer="y")),
+            is_exact=False,
             shards=(shard(emitted=4, redelivered=1),),
         ),
     ),
@@ -338,6 +344,13 @@ CASES = {
             dead=(DEAD,),
             acks=(replace(ACK, ranges=((0, 1),)),),
             shards=GIVEN_UP_SHARD,
+        ),
+    ),
+    "done twice, and nobody died": (
+        NEEDLESS,
+        changed(runs=(run(0, 8), *HISTORY.runs), acks=(), shards=(shard(emitted=4),)),
+        changed(
+            runs=(run(0, 8), *HISTORY.runs), acks=(), shards=(shard(emitted=4),), is_exact=False
         ),
     ),
     "not acked": (

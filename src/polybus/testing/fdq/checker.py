@@ -12,6 +12,7 @@ hold, they know what they were told, and each rule here is what follows from tha
     reordered     a key's messages stored, handled, or produced further in another order
     aborted-read  visible though it was refused, or though nobody sent it
     stale-ack     an ack or a transaction accepted after a newer epoch was known
+    needless repeat   done twice, though nobody had died
     dead-lettered early, unacked, lag, stats: what those words say
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from polybus.testing.fdq.counting import early, lag, stats, unacked
+from polybus.testing.fdq.counting import early, lag, needless, stats, unacked
 from polybus.testing.fdq.evidence import Anomaly, Evidence
 from polybus.testing.fdq.fencing import stale_acks
 from polybus.testing.fdq.found import Found
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     aborted_reads,
     stale_acks,
     early,
+    needless,
     unacked,
     lag,
     stats,

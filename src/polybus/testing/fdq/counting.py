@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from polybus.testing.fdq.evidence import EARLY, LAG, STATS, UNACKED, Anomaly, Evidence
+from polybus.testing.fdq.evidence import EARLY, LAG, NEEDLESS, STATS, UNACKED, Anomaly, Evidence
 from polybus.testing.fdq.found import Shard
+from polybus.testing.fdq.history import OK
 
 
 def early(evidence: Evidence) -> Iterator[Anomaly]:
@@ -16,6 +17,14 @@ def early(evidence: Evidence) -> Iterator[Anomaly]:
         runs = len(evidence.runs.get(position, ()))
         if runs < most:
             yield Anomaly(EARLY, f"{letters[0].body}: {runs} runs of {most}")
+
+
+def needless(evidence: Evidence) -> Iterator[Anomaly]:
+    """If nobody died, a shard changed hands when its owner was done with it: once is enough."""
+    for runs in evidence.runs.values() if evidence.history.is_exact else ():
+        done = [run.consumer for run in runs if run.outcome == OK]
+        if len(done) > 1:
+            yield Anomaly(NEEDLESS, f"{runs[0].body}: done by {', '.join(done)}")
 
 
 def unacked(evidence: Evidence) -> Iterator[Anomaly]:
