@@ -90,6 +90,9 @@ class Acks:
         shard.count(entry.emitted, entry.redelivered)
         if entry.running is not None:
             shard.running = entry.running
+        elif entry.failed:  # these have ended, and must not count again should it die now
+            ended = {one.offset for one in entry.failed}
+            shard.running = tuple(offset for offset in shard.running if offset not in ended)
         if entry.release:
             judged.progress = judging.let_go(shard, judged.progress, judged.progress.suspect_to)
         if judged.progress != progress:

@@ -145,6 +145,16 @@ def test_what_a_consumer_was_running_when_it_died_has_failed(desk):
     assert (shard["low"], shard["suspect_to"], shard["dead_lettered"]) == (4, 10, 1)
 
 
+def test_a_run_that_has_failed_does_not_fail_again_by_a_death(desk):
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch()
+    one.beat({0: (2, 3)})
+    one.fail(0, 2)
+    two = desk.join("a")
+    assert two.fetch().assigned[0]["attempts"] == {"2": 1, "3": 1}
+
+
 def test_a_consumer_that_is_replaced_counts_as_dead(desk):
     desk.produce(10)
     one = desk.join("a")
