@@ -8,6 +8,7 @@ or by kill -9, and start it again with the same checkpoint: each large order is 
 """
 
 import sys
+import time
 
 from pyspark.sql.functions import col, from_json
 
@@ -16,6 +17,7 @@ import polybus.spark
 BUS = sys.argv[1] if len(sys.argv) > 1 else "polybus://127.0.0.1:6570"
 CHECKPOINT = sys.argv[2] if len(sys.argv) > 2 else "./checkpoints/orders.large"
 LARGE_EUROS = 100
+LOOK_S = 0.5
 
 
 def main() -> None:
@@ -30,9 +32,12 @@ def main() -> None:
         .start()
     )
     try:
-        query.awaitTermination()
+        while query.isActive:
+            time.sleep(LOOK_S)
     except KeyboardInterrupt:
         query.stop()
+    else:
+        query.awaitTermination()  # raises what has ended it
 
 
 if __name__ == "__main__":

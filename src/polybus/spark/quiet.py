@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock, Thread
+from threading import Event, Thread
 
 STDERR = 2
+MARK = b"\0polybus: started\0"  # no program says that
+CHUNK_BYTES = 65_536
 
 
 @contextmanager
@@ -39,29 +41,41 @@ def held_back(*, is_quiet: bool = True) -> Iterator[None]:
 
 
 class _Passing(Thread):
-    """Ends with the program that writes; it does not keep ours from ending."""
+    """Ends with the last program that writes; it does not keep ours from ending."""
 
     def __init__(self, reading: int, terminal: int) -> None:
         super().__init__(name="polybus-spark-stderr", daemon=True)
         self._reading = reading
         self._terminal = terminal
-        self._lock = Lock()
-        self._held: bytearray | None = bytearray()  # None: passed on
+        self._show = False
+        self._released = Event()
 
     def run(self) -> None:
         try:
-            while said := os.read(self._reading, 65_536):
-                with self._lock:
-                    if self._held is None:
-                        os.write(self._terminal, said)
-                    else:
-                        self._held += said
+            self._pass_on(self._hold())
+            while said := os.read(self._reading, CHUNK_BYTES):
+                self._pass_on(said)
         except OSError:
             pass  # nobody is there to be told
         os.close(self._reading)
 
     def release(self, *, show: bool) -> None:
-        with self._lock:
-            held, self._held = self._held, None
-            if show and held:
-                os.write(self._terminal, held)
+        """What was said up to now is shown or not, what is said from now on is."""
+        self._show = show
+        os.write(STDERR, MARK)
+        self._released.wait()
+
+    def _hold(self) -> bytes:
+        """Reads up to the mark; what came behind it, and before it if that is to be shown."""
+        held = b""
+        while MARK not in held:
+            held += os.read(self._reading, CHUNK_BYTES)
+        before, _, behind = held.partition(MARK)
+        if self._show:
+            self._pass_on(before)
+        self._released.set()
+        return behind
+
+    def _pass_on(self, said: bytes) -> None:
+        if said:
+            os.write(self._terminal, said)

@@ -1,0 +1,135 @@
+"""What a session needs, what it says if that is missing, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polybus.errors import ConfigError
+from polybus.spark.quiet import held_back
+from polybus.spark.session import check_java
+
+ROOT = Path(__file__).parents[2]
+OLD = "echo 'openjdk version \"11.0.2\" 2019-01-15' >&2"
+VERY_OLD = "echo 'java version \"1.8.0_402\"' >&2"
+
+
+def fake_java(folder: Path, script: str) -> Path:
+    """A JAVA_HOME whose java does this."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return folder
+
+
+# --- Java
+
+
+def test_the_java_of_this_machine_will_do():
+    check_java()
+
+
+@pytest.mark.parametrize(("script", "found"), [(OLD, "Java 11"), (VERY_OLD, "Java 8")])
+def test_an_old_java_is_named_with_what_to_install(tmp_path, monkeypatch, script, found):
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, script)))
+    with pytest.raises(ConfigError, match=f"{found}: install Java 17 or newer .*apt-get install"):
+        check_java()
+
+
+def test_no_java(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"there is none: install Java 17.*correct JAVA_HOME="):
+        check_java()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"there is none: install Java 17.*or set JAVA_HOME"):
+        check_java()
+
+
+def need_java(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / ".ci" / "need"), "java"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_setup_finds_a_java_that_will_do():
+    done = need_java()
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("script", [OLD, VERY_OLD, "exit 1"])
+def test_setup_says_in_one_line_that_java_is_too_old(tmp_path, script):
+    done = need_java(JAVA_HOME=str(fake_java(tmp_path, script)))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "Java 17 or newer" in line
+    assert "JAVA_HOME" in line
+
+
+# --- PySpark
+
+
+def test_without_pyspark_it_is_said_what_brings_it():
+    script = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from polybus.errors import MissingExtra\n"
+        "try:\n    import polybus.spark\n"
+        "except MissingExtra as error:\n    sys.stdout.write(str(error))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "Spark is not installed: pip install 'polybus[spark]'"
+
+
+# --- a quiet terminal
+
+
+def say(text: str) -> None:
+    subprocess.run(["sh", "-c", f"echo {text} >&2"], check=True)
+
+
+def test_what_a_program_says_while_it_starts_is_kept(capfd):
+    with held_back():
+        say("noise")
+    say("later")
+    assert capfd.readouterr().err == "later\n"
+
+
+def test_if_it_does_not_start_all_of_it_is_shown(capfd):
+    def start() -> None:
+        with held_back():
+            say("why")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        start()
+    assert capfd.readouterr().err == "why\n"
+
+
+def test_what_it_says_once_it_is_up_is_passed_on(capfd):
+    with held_back():
+        program = subprocess.Popen(
+            ["sh", "-c", "echo noise >&2; read line; echo $line >&2"], stdin=subprocess.PIPE
+        )
+        say("more noise")
+    program.communicate(b"news\n")
+    shown = capfd.readouterr().err
+    while "news" not in shown:
+        shown += capfd.readouterr().err
+    assert shown in ("news\n", "noise\nnews\n")  # it may have been slow to begin
+
+
+def test_who_asks_for_it_hears_all(capfd):
+    with held_back(is_quiet=False):
+        say("noise")
+    assert capfd.readouterr().err == "noise\n"
