@@ -188,6 +188,16 @@ def test_a_failure_whose_message_is_done_by_now_is_not_tried_again():
     assert held.done.low == 1
 
 
+def test_failures_that_the_bus_cannot_count_are_tried_again():
+    held = shard()
+    lane = lane_of(held, ["a", "b"])
+    ended(lane, well=True)
+    ended(lane, well=False)
+    following = Telling(held).was_too_much()
+    assert [[one.offset for one in after] for _, after in following] == [[1]]
+    assert Telling(held).entry()["acked"] == [(0, 1)]
+
+
 # --- holdings
 
 

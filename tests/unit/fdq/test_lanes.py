@@ -316,6 +316,10 @@ def test_neighbours(offsets, found):
     assert list(neighbours(offsets)) == found
 
 
+def test_cuts_keep_those_together_that_have_failed_together():
+    assert list(cuts(range(6), {2: 1, 3: 2}, 4)) == [(0, 2), (2, 4), (4, 6)]
+
+
 def test_cuts_leave_the_last_chance_alone():
     assert list(cuts(range(5), {0: 2, 3: 2}, 2)) == [(0, 1), (1, 3), (3, 4), (4, 5)]
 

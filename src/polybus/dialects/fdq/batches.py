@@ -2,7 +2,8 @@
 
 A batch that fails is run again as a whole, and each failed run counts for each of its
 messages. But a message's last run, the one that would make it a dead letter, is a run of
-its own: nobody dies of a neighbour's fault. A failed batch holds back its shard.
+its own: nobody dies of a neighbour's fault (unless the first run is the last one). A
+failed batch holds back its shard.
 """
 
 from __future__ import annotations
@@ -134,18 +135,21 @@ def neighbours(offsets: Iterable[int]) -> Iterator[Range]:
 
 
 def cuts(offsets: Iterable[int], attempts: dict[int, int], last_attempt: int) -> Iterator[Range]:
-    """Neighbours, but those alone whose next failure would be the last."""
+    """Neighbours, of which all have failed or none has; and those alone whose next failure
+    would be the last."""
     start = end = -1
+    has_failed = False
     for offset in offsets:
-        is_alone = attempts.get(offset, 0) >= last_attempt
-        if start >= 0 and (is_alone or offset != end):
+        failures = attempts.get(offset, 0)
+        is_alone = failures >= last_attempt
+        if start >= 0 and (is_alone or offset != end or has_failed is not (failures > 0)):
             yield start, end
             start = -1
         if is_alone:
             yield offset, offset + 1
             continue
         if start < 0:
-            start = offset
+            start, has_failed = offset, failures > 0
         end = offset + 1
     if start >= 0:
         yield start, end

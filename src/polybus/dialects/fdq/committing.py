@@ -7,18 +7,21 @@ the commit names the stage: what was staged becomes visible with it, or never.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polybus.dialects.fdq.columns import batch_of
 from polybus.dialects.fdq.membership import Closing
-from polybus.errors import ConnectionLost, Stale
+from polybus.errors import ConnectionLost, Stale, Unavailable
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.bus import Bus
     from polybus.dialects.fdq.membership import Member
     from polybus.dialects.fdq.runs import MessageRun
     from polybus.dialects.fdq.transaction import Output
+
+T = TypeVar("T")
 
 MAX_CARRIED_BYTES = 1 << 20
 MAX_STAGED_BYTES = 16 << 20  # in one batch
@@ -37,20 +40,20 @@ class Commits:
             raise Stale(f"offset {run.offset}: this run has ended, or took too long")
         is_small = sum(one.size_bytes for one in outputs) <= MAX_CARRIED_BYTES
         carried = [_message(one) for one in outputs] if is_small else []
-        stages = [] if is_small else [self._staged(outputs)]
+        place = {"shard": run.shard.number, "shard_epoch": run.shard.epoch, "offset": run.offset}
         try:
-            return self._member.patiently(
+            stages = [] if is_small else [self._patiently(lambda: self._staged(outputs))]
+            return self._patiently(
                 lambda: self._member.commit(
-                    shard=run.shard.number,
-                    shard_epoch=run.shard.epoch,
-                    offset=run.offset,
-                    attempt=run.attempts,
-                    messages=carried,
-                    stages=stages,
+                    **place, attempt=run.attempts, messages=carried, stages=stages
                 )
             )
         except Closing:
             raise ConnectionLost("the consumer was closed before the bus has answered") from None
+
+    def _patiently(self, step: Callable[[], T]) -> T:
+        """Limits are the handler's business: here only a bus that is away is waited for."""
+        return self._member.patiently(step, (Unavailable,))
 
     def _staged(self, outputs: list[Output]) -> str:
         """The name of a stage that has all of them, in order per topic."""

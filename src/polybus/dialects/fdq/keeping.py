@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from polybus.dialects.fdq import sabotage
 from polybus.dialects.fdq.membership import PASSING, Closing
 from polybus.dialects.fdq.retries import Schedule
-from polybus.errors import Expired, PolybusError, from_code
+from polybus.errors import Expired, LimitReached, PolybusError, from_code
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq.executors import Alarm, Executor
@@ -73,6 +73,11 @@ class Telling:
         self.shard.put_back(self._acked)
         self.shard.failures.extendleft(reversed(self._failures))
 
+    def was_too_much(self) -> list[tuple[Run, list[Run]]]:
+        """The bus has no room to count more failures: they are tried again, uncounted."""
+        self.shard.put_back(self._acked)
+        return [(one.run, one.run.again({}, set())) for one in self._failures]
+
     def was_heard(self, answer: dict[str, Any]) -> list[tuple[Run, list[Run]]]:
         """Books the answer: for each failed run those that follow it."""
         shard = self.shard
@@ -104,6 +109,7 @@ class Keeper:
         self._alarm = alarm
         self._retries: Schedule[Run] = Schedule()
         self._quiet_until_s = 0.0  # after an ack that failed
+        self._stuck: dict[int, Run] = {}  # executors that hang for good
 
     # --- rounds
 
@@ -196,7 +202,11 @@ class Keeper:
         """Of one shard alone. If it is another's now, what we did will be done again."""
         found = from_code(error.get("code", ""), error.get("text", ""))
         shard = telling.shard
-        if isinstance(found, PASSING):
+        if isinstance(found, LimitReached):
+            for run, runs in telling.was_too_much():
+                self._follow(run, runs)
+            self._quiet_until_s = time.monotonic() + PAUSE_S
+        elif isinstance(found, PASSING):
             telling.take_back()
             self._quiet_until_s = time.monotonic() + PAUSE_S
         else:
@@ -216,11 +226,15 @@ class Keeper:
             run = executor.lane.current
             if run is None or now_s - run.started_s <= timeout_s:
                 continue
+            place = self._terms.topic, run.shard.number, run.offset
             if executor.give_up(run, f"it ran longer than {timeout_s:g} s"):
-                place = self._terms.topic, run.shard.number, run.offset
                 log.error(
-                    "%s: the handler hangs at shard %s, offset %s: its thread is left behind",
-                    *place,
+                    "%s: the handler hangs at shard %s, offset %s: a new thread goes on", *place
+                )
+            elif run is not self._stuck.get(executor.index):
+                self._stuck[executor.index] = run
+                log.error(
+                    "%s: the handler hangs at shard %s, offset %s, and too many others do", *place
                 )
 
     # --- the end

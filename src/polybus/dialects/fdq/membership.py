@@ -93,12 +93,14 @@ class Member:
             self._rejoin(epoch)
             raise
 
-    def patiently(self, step: Callable[[], T]) -> T:
+    def patiently(
+        self, step: Callable[[], T], passing: tuple[type[PolybusError], ...] = PASSING
+    ) -> T:
         """Tries again what failed for want of a bus, until there is one."""
         for pause_s in Pauses(FIRST_PAUSE_S, LAST_PAUSE_S):
             try:
                 return step()
-            except PASSING as error:
+            except passing as error:
                 log.debug("%s waits: %s", self._terms.name, error)
             if self.closing.wait(pause_s):
                 raise Closing
