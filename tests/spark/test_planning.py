@@ -1,0 +1,65 @@
+"""Whatever is ahead, a batch has each row once: bounds cut from the end, plans lose nothing."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.spark.planning import Range, admit, admit_bytes, plan
+from polybus.spark.positions import Position
+
+SIZES = st.lists(st.integers(1, 2_000_000), min_size=1, max_size=12)
+
+
+def ranges_of(sizes: list[int]) -> list[Range]:
+    return [Range("t", shard, shard * 7, shard * 7 + rows) for shard, rows in enumerate(sizes)]
+
+
+@given(SIZES, st.one_of(st.none(), st.integers(10_000, 10**7)))
+def test_a_plan_has_every_offset_once(sizes, rows_per_partition):
+    ranges = ranges_of(sizes)
+    pieces = sorted(piece for one in plan(ranges, rows_per_partition) for piece in one.ranges)
+    for whole in ranges:
+        own = [piece for piece in pieces if piece.shard == whole.shard]
+        assert (own[0].start, own[-1].end) == (whole.start, whole.end)
+        assert all(one.end == following.start for one, following in pairwise(own))
+    assert all(piece.rows > 0 for piece in pieces)
+
+
+@given(SIZES, st.integers(1, 10**7))
+def test_a_bound_of_rows_is_reached_and_kept(sizes, max_rows):
+    ranges = ranges_of(sizes)
+    admitted = admit(ranges, max_rows)
+    assert sum(one.rows for one in admitted) == min(max_rows, sum(sizes))
+    for one, whole in zip(admitted, ranges, strict=True):
+        assert whole.start == one.start <= one.end <= whole.end
+    if max_rows >= len(ranges):
+        assert all(one.rows for one in admitted)
+
+
+@given(SIZES, st.integers(1, 10**9), st.lists(st.integers(0, 10**6), min_size=12, max_size=12))
+def test_a_bound_of_bytes_lets_something_through_and_not_much_more(sizes, max_bytes, weights):
+    ranges = ranges_of(sizes)
+    admitted = admit_bytes(ranges, max_bytes, lambda one, _: float(weights[one.shard]))
+    heavy = sum(one.rows * max(1, weights[one.shard]) for one in admitted)
+    assert sum(one.rows for one in admitted) >= 1
+    assert heavy <= max_bytes or sum(one.rows for one in admitted) == 1
+
+
+OFFSETS = st.dictionaries(
+    st.sampled_from(["a", "b", "ä"]),
+    st.dictionaries(st.integers(0, 700), st.integers(0, 2**63 - 1), min_size=1, max_size=5),
+    max_size=3,
+)
+
+
+@given(OFFSETS, OFFSETS, st.booleans())
+def test_positions_are_the_same_text_and_the_same_place_after_a_travel(offsets, since, is_initial):
+    position = Position(offsets, "q", is_initial, since)
+    text = json.dumps(position.as_json())
+    travelled = Position.parse(json.loads(text))
+    assert travelled == position
+    assert json.dumps(travelled.as_json()) == text
