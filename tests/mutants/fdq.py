@@ -23,6 +23,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/testing/test_fdq_diary.py",
         "tests/unit/fdq/test_lanes.py",
         "tests/unit/fdq/test_consumer_parts.py",
+        "tests/unit/fdq/test_lease.py",
     ),
     "live": ("tests/faults/test_fdq_rounds.py",),
 }
@@ -155,16 +156,8 @@ CONSUMER = [
         ),
     ),
     *mutants(
-        "dialects/fdq/membership.py",
-        ("shards outlive their member", "            self._on_lost()\n", ""),
-    ),
-    *mutants(
         "dialects/fdq/holdings.py",
         ("shards of a former life", "if generation != self.generation:", "if False:"),
-    ),
-    *mutants(
-        "dialects/fdq/committing.py",
-        ("runs that are over commit", "if run.is_over:", "if False:"),
     ),
 ]
 
