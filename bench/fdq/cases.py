@@ -20,11 +20,12 @@ PROCESSES = 4
 WINDOW = 16  # batches of one producer under way: as many as FDQ's client has
 PEERS_MANY = 32  # producers of a peer; JetStream takes 50 batches at once
 BATCH_MESSAGES = 1000
+KEYS = 1000  # customers
 PLAIN, DISK = "plain read", "fdatasync"
 
 PRODUCE = Case("fdq-produce", "durable produce, 4 processes × 1000, 128 B", (RATE,))
 WAITING = Case("fdq-waiting", "the same, one batch at a time each", (RATE,))
-BATCHES = Case("fdq-batches", "group of 4, batch=True, 128 B", (RATE,))
+BATCHES = Case("fdq-batches", "group of 4 that has settled, batch=True, 128 B", (RATE,))
 SINGLES = Case("fdq-singles", "message by message, one process, 128 B", (RATE,))
 LATENCY = Case("fdq-latency", "end to end at 1000 messages/s, 128 B", (P50, P99))
 CASES = (PRODUCE, WAITING, BATCHES, SINGLES, LATENCY)

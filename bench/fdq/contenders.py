@@ -3,7 +3,7 @@
 import time
 from itertools import count
 
-from bench.fdq.cases import BATCH_MESSAGES, PLAIN, PROCESSES
+from bench.fdq.cases import BATCH_MESSAGES, PROCESSES
 from bench.harness.crew import Crew
 from bench.harness.load import LoadFailed
 from bench.harness.results import OURS, P50, P99, RATE, Values
@@ -61,15 +61,15 @@ class Better:
         return {RATE.key: max(way.measure()[RATE.key] for way in self._ways)}
 
 
-class Group:
-    """A new group reads a whole topic: from joining until the bus has every ack."""
+class Alone:
+    """A new group of one reads a whole topic: from joining until the bus has every ack."""
 
     name = OURS
 
-    def __init__(self, bus: Bus, crew: Crew, topic: str, messages: int, mode: str) -> None:
+    def __init__(self, bus: Bus, crew: Crew, topic: str, messages: int) -> None:
         self.pid, self._crew = bus.pid, crew
         self._url = native_url(bus)
-        self._topic, self._messages, self._mode = topic, messages, mode
+        self._topic, self._messages = topic, messages
 
     def calibrate(self, wanted_s: float) -> None:
         """The topic is what it is; once through it warms all up."""
@@ -79,7 +79,7 @@ class Group:
         group = f"group-{next(_numbers)}"
         with Client(self._url) as client:
             started_s = time.perf_counter()
-            self._crew.tell(f"join {group} {self._mode}")
+            self._crew.tell(f"join {group} single")
             self._wait(client, group)
             seconds = time.perf_counter() - started_s
             found = sum(map(int, self._crew.ask("leave")))
@@ -96,26 +96,6 @@ class Group:
                 return
             time.sleep(LOOK_S)
         raise LoadFailed(f"not all was acked within {STALL_S:g} s")
-
-
-class PlainRead:
-    """As many processes read the same topic, each its share of the shards."""
-
-    name = PLAIN
-
-    def __init__(self, bus: Bus, crew: Crew, messages: int) -> None:
-        self.pid, self._crew, self._messages = bus.pid, crew, messages
-
-    def calibrate(self, wanted_s: float) -> None:
-        self.measure()
-
-    def measure(self) -> Values:
-        started_s = time.perf_counter()
-        found = sum(map(int, self._crew.ask(f"read {PROCESSES}")))
-        seconds = time.perf_counter() - started_s
-        if found != self._messages:
-            raise LoadFailed(f"{found} messages were read of {self._messages}")
-        return {RATE.key: self._messages / seconds}
 
 
 class EndToEnd:

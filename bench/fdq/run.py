@@ -22,8 +22,9 @@ from bench.fdq.cases import (
     WAITING,
     WINDOW,
 )
-from bench.fdq.contenders import Better, EndToEnd, Group, PlainRead, Produce, native_url
+from bench.fdq.contenders import Alone, Better, EndToEnd, Produce, native_url
 from bench.fdq.disk import Disk
+from bench.fdq.settled import PlainRead, Settled
 from bench.harness.crew import Crew, crew
 from bench.harness.options import Options
 from bench.harness.places import Unavailable, installed
@@ -40,7 +41,7 @@ from polybus import __version__
 
 NAMES = tuple(case.name for case in CASES)
 PEERS: tuple[LogPeer, ...] = (JetStream(), RedisStreams())
-MESSAGES, SHORT_MESSAGES = 4_000_000, 1_000_000  # that a group reads by batches
+MESSAGES, SHORT_MESSAGES = 2_000_000, 1_000_000  # that a group reads by batches, at once
 SINGLE_MESSAGES, SHORT_SINGLE_MESSAGES = 500_000, 200_000
 SHORT_REPEATS_S = 8.0
 
@@ -85,15 +86,13 @@ def _contenders(
         window = WINDOW if case is PRODUCE else 1
         return [Produce(ours, workers, window), *_peers(case, logs)]
     if case is BATCHES:
+        workers = _crew(ours, case, PROCESSES, during)
         messages = SHORT_MESSAGES if options.short else MESSAGES
-        workers = _filled(ours, case, messages, PROCESSES, during)
-        group = Group(ours, workers, case.name, messages, "batch")
-        return [group, PlainRead(ours, workers, messages)]
+        settled = Settled(ours, workers, case.name, messages)
+        return [settled, PlainRead(ours, workers, settled)]
     if case is SINGLES:
         messages = SHORT_SINGLE_MESSAGES if options.short else SINGLE_MESSAGES
-        return [
-            Group(ours, _filled(ours, case, messages, 1, during), case.name, messages, "single")
-        ]
+        return [Alone(ours, _filled(ours, case, messages, during), case.name, messages)]
     producer, listener = (_crew(ours, LATENCY, 1, during) for _ in range(2))
     return [EndToEnd(ours, LATENCY.name, producer, listener), Disk(folder)]
 
@@ -110,8 +109,8 @@ def _crew(bus: Bus, case: Case, processes: int, during: ExitStack) -> Crew:
     return during.enter_context(crew(*program, processes=processes, numbered=True))
 
 
-def _filled(bus: Bus, case: Case, messages: int, processes: int, during: ExitStack) -> Crew:
-    """The processes, and a topic with so many messages, in blocks as producers make them."""
-    workers = _crew(bus, case, processes, during)
-    workers.tell(f"produce {messages // BATCH_MESSAGES // processes} {BATCH_MESSAGES} {WINDOW}")
-    return workers
+def _filled(bus: Bus, case: Case, messages: int, during: ExitStack) -> Crew:
+    """One process, and a topic with so many messages, in blocks as producers make them."""
+    worker = _crew(bus, case, 1, during)
+    worker.tell(f"produce {messages // BATCH_MESSAGES} {BATCH_MESSAGES} {WINDOW}")
+    return worker

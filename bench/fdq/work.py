@@ -23,10 +23,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from bench.fdq.cases import KEYS
 from bench.store.contract import SIZE, bodies
 from polybus import fdq, native
 
-KEYS = 1000  # customers
 PATIENCE_S, LOOK_S = 20.0, 0.02
 TIME = struct.Struct("<q")
 
