@@ -5,7 +5,7 @@
     g topic shard offset            the log: an entry, by its first offset
     n name                          a topic's name: its number, or what a dropped one left
     p producer                      a producer's number, epoch and habits
-    q producer slot                 the results of its last commits, in a ring
+    q slot producer                 the results of its last commits, in a ring of slots
     r key                           a record
     s topic                         a topic's next id and newest time
     s topic shard                   where a shard starts and ends, the bytes it ever got
@@ -52,7 +52,7 @@ UNSTAGED: Final = b"xu"
 _TOPIC = Struct(">cI")
 _SHARD = Struct(">cII")
 _LOG = Struct(">cIIQ")
-_RESULT = Struct(">cIH")
+_RESULT = Struct(">cHI")
 _STAGE = Struct(">cQ")
 _STAGE_SHARD = Struct(">cQII")
 _STAGED = Struct(">cQIIQ")
@@ -89,17 +89,9 @@ def producer(raw: bytes) -> bytes:
 
 
 def result(producer: int, slot: int) -> bytes:
-    return _RESULT.pack(RESULTS, producer, slot)
-
-
-def slot(key: bytes | memoryview) -> int:
-    """Of a key that `result` made."""
-    found: int = _RESULT.unpack(key)[2]
-    return found
-
-
-def results(producer: int) -> bytes:
-    return _TOPIC.pack(RESULTS, producer)
+    """By slot first: producers that commit together are at about the same slot, so that
+    their results change a few pages, and not one each."""
+    return _RESULT.pack(RESULTS, slot, producer)
 
 
 def record(key: bytes) -> bytes:

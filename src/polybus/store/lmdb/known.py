@@ -157,9 +157,11 @@ class Known:
                 return None
             number, epoch, counter, dense, kept = values.PRODUCER.unpack(found)
             producer = Producer(number, epoch, counter, bool(dense), kept)
+            found = [transaction.get(keys.result(number, slot)) for slot in range(kept)]
             listed = [
-                (values.counter_of(value), keys.slot(key), bytes(value))
-                for key, value in prefixed(transaction, keys.results(number))
+                (values.counter_of(value), slot, bytes(value))
+                for slot, value in enumerate(found)
+                if value is not None
             ]
         for counter, slot, result in sorted(listed):
             producer.results[slot] = result

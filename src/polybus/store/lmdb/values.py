@@ -17,7 +17,7 @@ from polybus.kernel.blocks import xxh64
 from polybus.model.commit import Committed, Span
 from polybus.model.topic import Topic
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 Buffer = bytes | memoryview
 

@@ -30,11 +30,12 @@ def test_other_files_are_left_alone(tmp_path):
     assert (tmp_path / "acl.toml").read_text() == "x"
 
 
-def test_a_format_of_another_version_is_refused(tmp_path):
+@pytest.mark.parametrize("version", [1, values.FORMAT_VERSION + 1])
+def test_a_format_of_another_version_is_refused(tmp_path, version):
     filled(tmp_path)
-    (tmp_path / "CURRENT").write_text("polybus store 2\n0001\n")
+    (tmp_path / "CURRENT").write_text(f"polybus store {version}\n0001\n")
     for read_only in (False, True):
-        with pytest.raises(WrongFormat, match="format 2"):
+        with pytest.raises(WrongFormat, match=f"format {version}"):
             LmdbStore(tmp_path, read_only=read_only)
 
 
@@ -48,7 +49,7 @@ def test_a_foreign_current_is_refused(tmp_path, text):
         LmdbStore(tmp_path)
 
 
-@pytest.mark.parametrize("version", [None, 2])
+@pytest.mark.parametrize("version", [None, 1, values.FORMAT_VERSION + 1])
 def test_the_version_inside_counts_as_well(tmp_path, version):
     filled(tmp_path)
     with lmdb.open(str(tmp_path / "0001")) as opened, opened.begin(write=True) as transaction:
