@@ -70,6 +70,11 @@ PLANTED = {
         ("store/lmdb/keys.py", "polybus.store.opening"),
         ("store/checks.py", "polybus.bus.broker"),
     ],
+    "Spark knows a bus by its client": [
+        ("spark/access.py", "polybus.store.lmdb.engine"),
+        ("spark/sink.py", "polybus.bus.port.stages"),
+        ("spark/reader.py", "polybus.embedded"),
+    ],
     "Transports move bytes": [
         ("transports/stream.py", "polybus.kernel.fanout"),
         ("transports/stream.py", "polybus.bus.broker"),
