@@ -99,7 +99,7 @@ def run(session: SparkSession, copy: Copy) -> dict[str, Any]:
     try:
         query.awaitTermination()
     except PySparkException as fault:
-        error = str(fault).splitlines()[0]
+        error = str(fault)
     return {"epochs": [one["batchId"] for one in query.recentProgress], "error": error}
 
 
