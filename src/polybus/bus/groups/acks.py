@@ -23,7 +23,10 @@ class Acks:
     def take(
         self, group: Group, consumer: str, max_deliver: int, entries: Sequence[Entry]
     ) -> list[dict[str, Any]]:
-        """An answer for each entry, once all that is taken is on disk."""
+        """An answer for each entry, once all that is taken is on disk.
+
+        Whoever releases shards holds the group's lock: they go to others in the same commit.
+        """
         shards = [group.shard(one.shard) for one in entries]
         ends = self._ends(group, entries)
         with Work(self._means, group, shards) as work:
@@ -35,8 +38,13 @@ class Acks:
             dead = give_up(self._means, work, failures)
             if not work.is_empty:
                 work.commit()
+            released = {
+                one.shard
+                for one, each in zip(entries, judged, strict=True)
+                if one.release and isinstance(each, Judged)
+            }
             for shard in work.shards:
-                _tidy(shard)
+                _tidy(shard, shard.number in released)
         return [_told(shard, each, dead) for shard, each in zip(shards, judged, strict=True)]
 
     def transact(
@@ -94,7 +102,7 @@ class Acks:
             ended = {one.offset for one in entry.failed}
             shard.running = tuple(offset for offset in shard.running if offset not in ended)
         if entry.release:
-            judged.progress = judging.let_go(shard, judged.progress, judged.progress.suspect_to)
+            judged.progress = _handed_over(work.group, shard, judged.progress)
         if judged.progress != progress:
             self._set(work, shard, judged.progress, entry.acked)
         return judged
@@ -103,7 +111,8 @@ class Acks:
         self, work: Work, shard: Shard, progress: Progress, acked: Iterable[ranges.Range]
     ) -> None:
         latency = shard.sightings.add(progress.latency, acked, self._means.wall_ns())
-        counted = shard.counted if progress.owner is not None else (0, 0)
+        is_released = progress.epoch != shard.progress.epoch or progress.owner is None
+        counted = (0, 0) if is_released else shard.counted
         work.set(shard, progress._replace(latency=latency, counted=counted))
 
     def _ends(self, group: Group, entries: Sequence[Entry]) -> Sequence[int]:
@@ -128,8 +137,16 @@ def give_up(means: Means, work: Work, failures: Sequence[Failure]) -> set[tuple[
     return dead
 
 
-def _tidy(shard: Shard) -> None:
-    if shard.progress.owner is None:  # just released
+def _handed_over(group: Group, shard: Shard, progress: Progress) -> Progress:
+    """To whom it is meant for; nobody's if that one has gone."""
+    free = judging.let_go(shard, progress, progress.suspect_to)
+    name = group.target.get(shard.number, "")
+    member = group.roster.members.get(name)
+    return judging.give(free, name, member.epoch) if member else free
+
+
+def _tidy(shard: Shard, released: bool) -> None:
+    if released:
         shard.new_owner(shard.progress.low)
     else:
         shard.sightings.forget(shard.progress.low)

@@ -75,8 +75,9 @@ class Coordinator:
         self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[Entry]
     ) -> list[dict[str, Any]]:
         found, member = self._member(topic, group, consumer, epoch)
-        told = self._acks.take(found, consumer, member.max_deliver, entries) if entries else []
-        self._membership.leave(found, consumer, epoch)
+        with found.lock:
+            told = self._acks.take(found, consumer, member.max_deliver, entries) if entries else []
+            self._membership.leave(found, consumer, epoch)
         return told
 
     # --- messages
@@ -98,10 +99,14 @@ class Coordinator:
         self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[Entry]
     ) -> list[dict[str, Any]]:
         found, max_deliver = self._acking(topic, group, consumer, epoch)
-        told = self._acks.take(found, consumer, max_deliver, entries)
-        if any(entry.release for entry in entries):
-            found.unsettled = True
-            self._settle(found)
+        if not any(entry.release for entry in entries):
+            return self._acks.take(found, consumer, max_deliver, entries)
+        with found.lock:
+            told = self._acks.take(found, consumer, max_deliver, entries)
+            if any(found.shards[one.shard].progress.owner is None for one in entries):
+                found.unsettled = True
+                self._settle(found)
+        self._means.wake(topic.number)
         return told
 
     def commit(

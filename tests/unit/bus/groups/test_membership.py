@@ -34,6 +34,30 @@ def test_a_shard_goes_over_once_its_owner_has_released_it(desk):
     assert one.beat()[0] == []
 
 
+def test_a_shard_goes_over_in_the_commit_of_its_last_ack(desk, monkeypatch):
+    desk.produce(5, shard=3)
+    one, two = desk.join("a"), desk.join("b")
+    one.fetch()
+    commits = []
+    real = desk.store.commit
+    monkeypatch.setattr(desk.store, "commit", lambda asked: commits.append(asked) or real(asked))
+    one.ack(3, (0, 2), emitted=2, release=True)
+    assert len(commits) == 1
+    told = two.fetch().assigned[0]
+    assert (told["shard"], told["low"], told["epoch"]) == (3, 2, 2)
+    two.ack(3, (2, 3), emitted=1)
+    assert desk.shard(3)["emitted"] == 3
+
+
+def test_what_is_released_to_one_who_has_gone_goes_to_another(desk):
+    one, two = desk.join("a"), desk.join("b")
+    one.fetch()
+    two.leave()
+    one.ack(3, release=True)  # it did not know yet that it may keep it
+    assert one.owns == [0, 1, 2, 3]
+    assert desk.shard(3)["epoch"] == 2
+
+
 def test_who_knows_that_it_is_to_release_is_not_told_at_once_again(desk):
     one, _ = desk.join("a"), desk.join("b")
     assert one.fetch()
