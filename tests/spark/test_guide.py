@@ -78,7 +78,6 @@ def test_the_example(bus, client, tmp_path):
     command = [sys.executable, str(EXAMPLE), bus.url, str(tmp_path / "checkpoint")]
     with running(command, output):
         until(lambda: _bodies(client) == [large] * 5, "the large orders", PATIENCE_S)
-    with running(command, output):
         with client.producer() as producer:
             producer.produce("orders", [small, large], ["ann", "bob"]).result()
         until(lambda: len(_bodies(client)) > 5, "the next one", PATIENCE_S)
