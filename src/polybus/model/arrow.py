@@ -44,6 +44,7 @@ READ_SCHEMA = pa.schema(
 
 # A column of nulls costs no memory in batches of up to this size: that of a usual read.
 MAX_SHARED_NULLS = 65_536
+_NO_ENTRIES = pa.array([], pa.struct([HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]))
 _ZEROES = pa.py_buffer(bytes((MAX_SHARED_NULLS + 1) * 4))
 
 
@@ -81,9 +82,8 @@ def _strings(
 
 def _maps(rows: Rows) -> pa.Array:
     if rows.header_offsets is None:
-        none = pa.array([], pa.struct([HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]))
         buffers = _nothing(rows.count)
-        return pa.Array.from_buffers(HEADERS_TYPE, rows.count, buffers, children=[none])
+        return pa.Array.from_buffers(HEADERS_TYPE, rows.count, buffers, children=[_NO_ENTRIES])
     assert rows.header_name_offsets is not None
     entries = len(rows.header_name_offsets) // 4 - 1
     names = _strings(pa.utf8(), entries, None, rows.header_name_offsets, rows.header_names)
