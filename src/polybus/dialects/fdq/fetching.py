@@ -135,7 +135,7 @@ class Fetcher:
             return
         generation = self._holdings.generation
         held = self._holdings.held()
-        waits = any(one["paused"] and not one["releasing"] for one in held)
+        waits = any("paused" in one and not one["releasing"] for one in held)
         try:
             told, batches = self._member.patiently(
                 lambda: self._member.fetch(

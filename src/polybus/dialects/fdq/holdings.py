@@ -76,13 +76,10 @@ class Holdings:
 
     def held(self) -> list[dict[str, Any]]:
         """As a fetch tells it."""
-        return [
-            {
-                "shard": shard.number,
-                "epoch": shard.epoch,
-                "next": shard.next,
-                "paused": not shard.wants_rows,
-                "releasing": shard.is_releasing,
-            }
-            for shard in self.all()
-        ]
+        found = []
+        for shard in self.all():
+            held = {"shard": shard.number, "epoch": shard.epoch, "next": shard.next}
+            if not shard.wants_rows:
+                held |= {"paused": True, "releasing": shard.is_releasing}
+            found.append(held)
+        return found

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polybus.fdq")
 
-# Nobody waits for an ack, and each is a commit of the bus; but for a failed run's, which
-# says what follows, and for a release.
-ACK_EVERY_S = 0.02
+# Nobody waits for an ack, and each is a commit of the bus: they shall take a tenth of the
+# time. But somebody waits for a failed run's, which says what follows, and for a release.
+FIRST_ACK_EVERY_S = 0.03
+LAST_ACK_EVERY_S = 0.25
+ACKS_SHARE = 0.1
 URGENT_S = 0.002
 MAX_SHARDS = 256  # in one call
 LOOK_EVERY_S = 0.1  # while a handler runs for long
@@ -109,6 +111,7 @@ class Keeper:
         self._alarm = alarm
         self._retries: Schedule[Run] = Schedule()
         self._quiet_until_s = 0.0  # after an ack that failed
+        self._ack_every_s = FIRST_ACK_EVERY_S
         self._stuck: dict[int, Run] = {}  # executors that hang for good
 
     # --- rounds
@@ -122,8 +125,8 @@ class Keeper:
             timeout_s = max(0.0, min(timeout_s, due_s - time.monotonic()))
         self._alarm.sleep(timeout_s, unless=self._holdings.has_news)
         time.sleep(URGENT_S)
-        if due_s is None or due_s > time.monotonic() + ACK_EVERY_S:
-            self._alarm.linger(ACK_EVERY_S)
+        if due_s is None or due_s > time.monotonic() + self._ack_every_s:
+            self._alarm.linger(self._ack_every_s)
 
     def round(self) -> None:
         now_s = time.monotonic()
@@ -150,9 +153,11 @@ class Keeper:
     # --- acks
 
     def _ack(self) -> None:
-        tellings = self._tellings()
+        tellings, began_s = self._tellings(), time.monotonic()
         for at in range(0, len(tellings), MAX_SHARDS):
             self._send(tellings[at : at + MAX_SHARDS])
+        wanted_s = (time.monotonic() - began_s) / ACKS_SHARE
+        self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), LAST_ACK_EVERY_S)
 
     def _send(self, tellings: list[Telling]) -> None:
         try:
