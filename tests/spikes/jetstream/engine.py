@@ -7,7 +7,6 @@ may be, watching, an index, re-blocking, something smaller than JSON.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -205,7 +204,7 @@ class JetStreamSpike(Store):
         if result.duplicate:
             return result
         versions = tuple(committing.versions(wanted.changes, sequences))
-        return dataclasses.replace(result, versions=versions)
+        return result._replace(versions=versions)
 
     def _trim(self, draft: Draft, topic: int, before: Mapping[int, int]) -> None:
         tail = topics.tail_of(draft, topic)
