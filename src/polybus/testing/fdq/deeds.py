@@ -20,9 +20,6 @@ TAKE_OVER: Final = "take a name over"  # a second client of the same name
 TO_CONSUMERS: Final = {KILL: 3, STOP: 2, START: 2, PAUSE: 2}
 TO_ALL: Final = {**TO_CONSUMERS, KILL_BUS: 2, KILL_PRODUCER: 1, TAKE_OVER: 1}
 
-# After these alone the counts that ride on acks are exact.
-CLEAN: Final = frozenset({STOP, START})
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -31,5 +28,7 @@ class Settings:
     consumers: int = 3
     mix: Mapping[str, int] = field(default_factory=lambda: ROUGH)  # of messages' plans
     deeds: Mapping[str, int] = field(default_factory=lambda: TO_ALL)
+    # Nobody dies, or is taken for dead: nothing is done twice, and all is counted.
+    is_exact: bool = False
     sabotage: str = ""
     orders: Mapping[str, Any] = field(default_factory=dict)  # for all children
