@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, TopicDeleted, Trimmed, UsageError
 from polybus.native import Client
+from polybus.spark import sabotage as ways
 from polybus.spark.options import SOURCE_OPTIONS, Options
 from polybus.spark.schema import SCHEMA
 from polybus.spark.stream import StreamReader
@@ -104,8 +105,12 @@ def test_latest_is_resolved_once_and_kept(url, produce, topic):
     assert query.batch() == bodies(1)
 
 
-def test_latest_is_kept_over_a_restart_before_the_first_commit(url, produce, topic):
+@pytest.mark.sabotage("latest-again")
+def test_latest_is_kept_over_a_restart_before_the_first_commit(
+    url, produce, topic, sabotage, monkeypatch
+):
     """Spark has written where the first batch ends, and asks a new process where it began."""
+    monkeypatch.setattr(ways, "LATEST_AGAIN", sabotage == "latest-again")
     produce(topic, 0)
     old = Query(bus=url, topic=topic, startingOffsets="latest")
     old.start()
@@ -318,6 +323,22 @@ def test_a_range_trimmed_under_a_running_task(url, client, topic):
     with pytest.raises(Trimmed, match="offsets 0 to 9"):
         list(query.reader.read(plans[0][0]))
     assert list(lenient.reader.read(plans[1][0])) == []
+
+
+@pytest.mark.sabotage("losses-unseen")
+def test_no_loss_is_passed_over_in_silence(url, client, topic, sabotage, monkeypatch):
+    monkeypatch.setattr(ways, "LOSSES_UNSEEN", sabotage == "losses-unseen")
+    client.create_topic(topic, 1)
+    with client.producer() as producer:
+        producer.produce(topic, bodies(*range(10))).result()
+    query = Query(bus=url, topic=topic)
+    (planned,) = query.reader.partitions(query.start(), query.next_end())
+    client.trim(topic, {0: 9})
+    try:
+        found = [batch.num_rows for batch in query.reader.read(planned)]
+    except Trimmed:
+        found = []
+    assert found == []
 
 
 def test_a_bus_that_has_less_than_was_read_is_another_bus(url, produce, topic):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polybus.errors import UsageError
+from polybus.spark import sabotage
 from polybus.spark.bounds import Offsets
 
 QUERY, INITIAL, SINCE = "_query", "_initial", "_since"
@@ -57,7 +58,8 @@ class Position:
 
     def starts(self, end: Position) -> Offsets:
         """Where each shard of a batch that goes on from here to `end` begins."""
-        known: Offsets = {} if self.is_initial and end.since else self.offsets
+        begins_anew = self.is_initial and end.since and not sabotage.LATEST_AGAIN
+        known: Offsets = {} if begins_anew else self.offsets
         return {
             topic: {
                 shard: known.get(topic, {}).get(shard, end.since.get(topic, {}).get(shard, offset))
