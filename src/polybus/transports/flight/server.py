@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PRODUCE, STAGE = "produce", "stage"
 FETCH = "group.fetch"
+SCHEMA_AND_END_BYTES = 4096  # of a stream of rows: the schema takes less than half of it
 MAX_TICKET_BYTES = 64 * 1024
 
 
@@ -162,12 +163,17 @@ class Told:
 
 
 def _as_stream(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
-    """Batches of one schema, and that once before them."""
-    sink = pa.BufferOutputStream()
+    """Batches of one schema, and that once before them.
+
+    Into a buffer of the size that it takes: one that grows is copied again and again.
+    """
+    size = sum(pa.ipc.get_record_batch_size(batch) for batch in batches)
+    buffer = pa.allocate_buffer(size + SCHEMA_AND_END_BYTES)
+    sink = pa.FixedSizeBufferWriter(buffer)
     with pa.ipc.new_stream(sink, arrow.READ_SCHEMA) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    return sink.getvalue()
+    return buffer.slice(0, sink.tell())
 
 
 def _produce(stream: Stream, block: Any, stamp: Any) -> Any:
