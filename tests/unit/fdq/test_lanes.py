@@ -213,6 +213,16 @@ def test_of_a_closed_shard_nothing_is_started():
     assert lane.begin(0.0) is None
 
 
+def test_what_was_ready_when_its_shard_was_closed_is_not_started():
+    shard = Shard(given())
+    lane = lane_with(shard, ["a"])
+    lane.fail(lane.begin(0.0), "no")
+    failed = shard.failures.popleft().run
+    lane.retry(lane.follow(failed, failed.again({}, set())))
+    shard.is_open = False
+    assert lane.begin(0.0) is None
+
+
 def test_a_key_held_by_an_assignment_that_has_ended_is_free_in_the_next():
     old, new = Shard(given()), Shard(given() | {"epoch": 2})
     lane = lane_with(old, ["a"])

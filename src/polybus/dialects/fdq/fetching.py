@@ -53,7 +53,7 @@ class Window:
 
 
 def window_for(terms: Terms) -> Window:
-    return Window(65_536, 262_144) if terms.batch else Window(64 * terms.executors, 16_384)
+    return Window(16_384, 262_144) if terms.batch else Window(64 * terms.executors, 16_384)
 
 
 class Buffer:

@@ -1,0 +1,129 @@
+"""Breaks FDQ's consumer on purpose, and demands that its tests notice.
+
+    python tests/mutants/consuming.py [part of a mutant's name ...]
+
+The same procedure as in bus.py: unit tests, and consumers on a bus in the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": (
+        "tests/unit/fdq/test_ranges.py",
+        "tests/unit/fdq/test_retries.py",
+        "tests/unit/fdq/test_consumer_parts.py",
+        "tests/unit/fdq/test_lanes.py",
+    ),
+    "live": ("tests/interop/test_fdq_consumer.py", "tests/interop/test_fdq_coming_and_going.py"),
+}
+
+LANES = mutants(
+    "dialects/fdq/lanes.py",
+    ("a held key is overtaken", "if self._holds and self._waits(run):", "if False:"),
+    ("closed shards go on", "if not run.shard.is_open:", "if False:"),
+    (
+        "a late end counts",
+        "            return False\n        self.current = None\n        shard",
+        "            pass\n        self.current = None\n        shard",
+    ),
+    ("a commit is not the end", "if run.is_settled:  # its", "if False:  # its"),
+    ("full shards run on", "if not shard.may_start(run.offset, is_new=True):", "if False:"),
+    ("aside for ever", "if shard.version != version:", "if False:"),
+    ("overtaken from aside", "if shard in self._aside:", "if False:"),
+    ("the next of a key is lost", "self._ready.append(following)", "pass"),
+    ("keys are held for ever", "self._holds.pop((run.shard, hold.key), None)", "pass"),
+    (
+        "rows are never freed",
+        "popleft().rows\n            return None\n        if self._holds",
+        "popleft().rows * 0\n            return None\n        if self._holds",
+    ),
+)
+
+SHARDS = mutants(
+    "dialects/fdq/shards.py",
+    ("never full", "self.is_full = len(self.done) >= self._fullness or", "self.is_full ="),
+    ("any number of failures", "or self._holds >= MAX_HOLDS", ""),
+    ("acks are lost", "self._unsent = merged([*self._unsent, *ended, *whole])", "pass"),
+    (
+        "transactions are acked again",
+        "self.emitted += len(settled)",
+        "self._unsent += [(at, at + 1) for at in settled]",
+    ),
+    ("nothing is put back", "self._unsent = merged([*self._unsent, *ranges])", "pass"),
+    ("failures are not emitted", "self.emitted += failed", "pass"),
+)
+
+RUNS = mutants(
+    "dialects/fdq/runs.py",
+    (
+        "a run comes again as itself",
+        "return [MessageRun(self.shard, self._rows, self._index, self.offset, failed)]",
+        "self.attempts = failed\n        return [self]",
+    ),
+    ("the dead come again", "if self.offset in dead:", "if False:"),
+    ("what waits keeps all", "self._rows, self._index = self._rows.only(self._index), 0", "pass"),
+    ("runs are never over", "        self.is_over = True\n        shard", "        shard"),
+)
+
+BATCHES = mutants(
+    "dialects/fdq/batches.py",
+    ("the last run has company", "is_alone = failures >= last_attempt", "is_alone = False"),
+    (
+        "suspects in large batches",
+        "end = min(end, start + CAREFUL_ROWS, self.shard.suspect_to)",
+        "pass",
+    ),
+    ("the dead of a batch come again", "if at not in dead]", "]"),
+)
+
+REST = mutants(
+    "dialects/fdq/keeping.py",
+    ("failures are forgotten", "self.shard.failures.extendleft(reversed(self._failures))", "pass"),
+    (
+        "released while it runs",
+        "shard.is_releasing and self.is_idle([shard])",
+        "shard.is_releasing",
+    ),
+    ("hangs are not seen", "if run is None or now_s - run.started_s <= timeout_s:", "if True:"),
+    ("close does not wait", "while not self.is_idle(shards) and", "while False and"),
+)
+
+HOLDINGS = mutants(
+    "dialects/fdq/holdings.py",
+    ("a former life's shards", "if generation != self.generation:", "if False:"),
+    ("old epochs are held", "shard is not None and shard.epoch == epoch", "shard is not None"),
+    ("released again and again", "if shard is None or shard.is_releasing:", "if shard is None:"),
+    ("open after the end", "shard.is_open = not self._is_closed", "pass"),
+)
+
+FETCHING = mutants(
+    "dialects/fdq/dealing.py",
+    (
+        "what is done is run",
+        "if not shard.is_done(offsets[places[0]], offsets[places[-1]] + 1):",
+        "if True:",
+    ),
+    ("lanes by the shard's bits", ">> 32) % count", ") % 16 % count"),
+    (
+        "batches with holes",
+        "if last - first + 1 == batch.num_rows and not shard.is_done(first, last + 1):",
+        "if True:",
+    ),
+)
+
+ALL = [*LANES, *SHARDS, *RUNS, *BATCHES, *REST, *HOLDINGS, *FETCHING]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-consuming"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
