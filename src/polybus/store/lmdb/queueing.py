@@ -5,7 +5,9 @@ answered just now hand over their next while those who came too late for the las
 transaction are already here. Taken at once, the late ones would go alone, and so
 for ever: two half groups in turn, each with a sync of its own. So after an answer
 to many the writer waits for as many to come again, as long as they keep coming; a
-lone producer is never waited for.
+lone producer is never waited for. Nor is anybody once a megabyte is here: what takes
+the disk's time then is bytes, not syncs, and while one half is written the other can
+be brought.
 
 Whoever hands over wakes the writer only when it has what it waits for: a wake for
 each would have the two threads take turns at every step.
@@ -32,6 +34,7 @@ MAX_WAITING_BYTES: Final = 1 << 30
 # While more come within a look, the writer goes on waiting, but for so many looks at most.
 LOOK_S: Final = 0.0002
 LOOKS: Final = 10
+ENOUGH_BYTES: Final = 1 << 20
 
 
 class Queue(Generic[T]):
@@ -56,7 +59,8 @@ class Queue(Generic[T]):
                 refuse(waiting, size)
             self._items.append(item)
             self._bytes = size
-            if (urgent or waiting >= self._enough) and self._bell.locked():
+            is_enough = urgent or waiting >= self._enough or size >= ENOUGH_BYTES
+            if is_enough and self._bell.locked():
                 self._bell.release()
 
     def put_last(self, item: T) -> bool:
@@ -105,12 +109,15 @@ class Queue(Generic[T]):
     def _hear(self, enough: int, timeout_s: float | None) -> bool:
         """Waits until so many are here; whether they are."""
         with self._lock:
-            if len(self._items) >= enough:
+            if self._has(enough):
                 return True
             self._enough = enough
             self._bell.acquire(blocking=False)  # an old ring says nothing
         heard = self._bell.acquire(timeout=-1 if timeout_s is None else timeout_s)
-        return heard or len(self._items) >= enough
+        return heard or self._has(enough)
+
+    def _has(self, enough: int) -> bool:
+        return len(self._items) >= enough or self._bytes >= ENOUGH_BYTES
 
 
 def refuse(waiting: int, size: int) -> None:

@@ -6,7 +6,7 @@ from threading import Event, Thread
 
 import pytest
 
-from polybus.store.lmdb.queueing import Queue
+from polybus.store.lmdb.queueing import ENOUGH_BYTES, Queue
 
 TIMEOUT_S = 30.0
 
@@ -104,3 +104,20 @@ def test_nothing_is_lost_between_many_who_put_and_one_who_takes():
         assert [one for one in found if one // 1000 == at] == list(
             range(at * 1000, at * 1000 + 1000)
         )
+
+
+@pytest.mark.parametrize("sizes", [[ENOUGH_BYTES], [ENOUGH_BYTES // 2, ENOUGH_BYTES // 2]])
+def test_nobody_is_waited_for_once_there_are_bytes_enough(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+):
+    monkeypatch.setattr("polybus.store.lmdb.queueing.LOOK_S", TIMEOUT_S)
+    queue: Queue[int] = Queue()
+    queue.answered(9)
+    taker = Taker(queue)
+    for size in sizes:
+        queue.put(1, size)
+    assert taker.done() == [[1] * len(sizes)]
+    queue.taken(sum(sizes))
+    queue.answered(1)
+    queue.put(2, 1)
+    assert Taker(queue).done() == [[2]]
