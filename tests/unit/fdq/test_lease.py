@@ -1,4 +1,8 @@
-"""Whoever may have been taken for dead begins nothing: its shards may be others' by now."""
+"""Whoever may have been taken for dead begins nothing: its shards may be others' by now.
+
+Nor does whoever was told so when it was about to begin: what comes behind would be begun
+before the message that was not.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +16,37 @@ from polybus.dialects.fdq.executors import Alarm, Executor
 from polybus.dialects.fdq.runs import MessagePiece, Rows
 from polybus.dialects.fdq.shards import Shard
 from polybus.dialects.fdq.terms import Terms
+from polybus.errors import Fenced
 from polybus.model.arrow import READ_SCHEMA
+from polybus.testing.watch import until
 
 
 @pytest.fixture
 def member():
-    return SimpleNamespace(lease_until_s=0.0)
+    return SimpleNamespace(lease_until_s=0.0, handled=[])
+
+
+def refuse(run):
+    raise Fenced("a newer consumer has joined")
 
 
 @pytest.fixture
 def executor(member):
+    """Three messages of a key, of which the first may have been begun by one that died."""
     made = Executor(
         0,
-        Terms("orders", "c1", print),
+        Terms("orders", "c1", lambda envelope: member.handled.append(envelope.offset)),
         member,
         alarm=Alarm(),
-        announce=lambda run: None,
+        announce=refuse,
         on_free=lambda rows: None,
     )
-    row = [[1], [0], [0], [1], [1], ["key"], [b"body"], [None]]
-    columns = [pa.array(one, field.type) for one, field in zip(row, READ_SCHEMA, strict=True)]
-    rows = Rows(pa.record_batch(columns, schema=READ_SCHEMA))
-    shard = Shard({"shard": 0, "epoch": 1, "low": 0})
-    made.push([MessagePiece(shard, rows, range(1))])
+    at, none = [0, 1, 2], [None] * 3
+    columns = [at, [0] * 3, at, at, at, ["key"] * 3, [b"body"] * 3, none]
+    arrays = [pa.array(one, field.type) for one, field in zip(columns, READ_SCHEMA, strict=True)]
+    rows = Rows(pa.record_batch(arrays, schema=READ_SCHEMA))
+    shard = Shard({"shard": 0, "epoch": 1, "low": 0, "suspect_to": 1})
+    made.push([MessagePiece(shard, rows, range(3))])
     return made
 
 
@@ -50,3 +62,11 @@ def test_nothing_is_begun_while_it_stops(executor, member):
     member.lease_until_s = math.inf
     executor.stop()
     assert executor._begin() is None
+
+
+def test_what_follows_is_not_begun_if_the_first_may_not_be(executor, member):
+    member.lease_until_s = math.inf
+    executor.start()
+    until(lambda: executor.lane.freed_rows or executor._alarm._event.is_set(), "it has tried")
+    executor.stop()
+    assert member.handled == []

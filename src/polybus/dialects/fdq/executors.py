@@ -201,6 +201,8 @@ class Executor:
         try:
             self._announce(run)
         except (PolybusError, Closing):
+            # The shard is not ours any more: what follows must not be begun before this one.
+            run.shard.is_open = False
             return False
         run.started_s = time.monotonic()
         return run.shard.is_open
