@@ -82,6 +82,7 @@ mutants: setup ## break the code on purpose, in a hundred small ways: the tests 
 	@$(PYTHON_IN_VENV) tests/mutants/durable.py
 	@$(PYTHON_IN_VENV) tests/mutants/groups.py
 	@$(PYTHON_IN_VENV) tests/mutants/producing.py
+	@$(PYTHON_IN_VENV) tests/mutants/consuming.py
 	@$(PYTHON_IN_VENV) tests/mutants/fdq.py
 
 demo: setup ## a bus, a sink and a pusher for a few seconds
