@@ -145,10 +145,19 @@ CONSUMER = [
             "if now_s > self._member.lease_until_s or self.is_stopping:",
             "if self.is_stopping:",
         ),
+        (
+            "what may not be begun is passed over",
+            "            run.shard.is_open = False\n            return False",
+            "            return False",
+        ),
     ),
     *mutants(
         "dialects/fdq/keeping.py",
-        ("what was not heard is forgotten", "self.shard.put_back(self._acked)", "pass"),
+        (
+            "what was not heard is forgotten",
+            "        self.shard.put_back(self._acked)\n        self.shard.failures",
+            "        self.shard.failures",
+        ),
         (
             "released while it runs",
             "shard.is_releasing and self.is_idle([shard])",
