@@ -14,6 +14,7 @@ has an obvious twin in `polybus.testing.oracle`.
     blocks         messages as checksummed columns: made, opened, cut, put together
     gathering      messages of many blocks as one batch, with their ids
     entries        the heads of a log's entries
+    requests       messages that come as tuples, as columns
     slabs          memory for large columns, kept for the next read
     answers        what a store's callers wait for
     topics, sets   the topic table and the interned subscriber sets

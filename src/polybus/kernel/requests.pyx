@@ -1,0 +1,95 @@
+"""Messages that come as Python tuples, put together as columns in Arrow's layout.
+
+Only what is plainly right: anything else is for the caller, who has the time to say what
+is wrong with it.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy, memset
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+cdef int64_t MOST = 0x7FFFFFFF  # where Arrow's offsets end
+
+
+def columns_of(list requests not None, kind, int64_t max_key_bytes, int64_t max_body_bytes):
+    """Validity of keys (None: all have one), their offsets and bytes, offsets and bytes of bodies.
+
+    Each request is a tuple of exactly this kind: a key (text or None), a body (bytes), and
+    None. None if one is not, or is over a limit, or all are too much for one batch.
+    """
+    if not issubclass(kind, tuple):
+        raise TypeError("a request is a kind of tuple")
+    # What is in it cannot change: tuples, text and bytes. But the list itself could.
+    cdef tuple items = tuple(requests)
+    cdef tuple sizes = _measured(items, kind, max_key_bytes, max_body_bytes)
+    if sizes is None:
+        return None
+    return _filled(items, sizes[0], sizes[1], sizes[2])
+
+
+cdef tuple _measured(tuple items, kind, int64_t max_key_bytes, int64_t max_body_bytes):
+    """How many keys are missing, and the bytes of all keys and all bodies."""
+    cdef int64_t missing = 0, key_bytes = 0, body_bytes = 0
+    cdef Py_ssize_t size = 0
+    cdef tuple item
+    for one in items:
+        if type(one) is not kind:
+            return None
+        item = <tuple>one
+        if len(item) != 3 or item[2] is not None or type(item[1]) is not bytes:
+            return None
+        size = len(<bytes>item[1])
+        if size > max_body_bytes:
+            return None
+        body_bytes += size
+        if item[0] is None:
+            missing += 1
+            continue
+        if type(item[0]) is not str:
+            return None
+        try:
+            PyUnicode_AsUTF8AndSize(item[0], &size)
+        except UnicodeEncodeError:
+            return None
+        if size > max_key_bytes:
+            return None
+        key_bytes += size
+    if key_bytes > MOST or body_bytes > MOST:
+        return None
+    return missing, key_bytes, body_bytes
+
+
+cdef tuple _filled(tuple items, int64_t missing, int64_t key_bytes, int64_t body_bytes):
+    """The items are as they were when they were measured."""
+    cdef Py_ssize_t count = len(items), at = 0, size = 0
+    cdef int32_t key_at = 0, body_at = 0
+    cdef bytes validity = PyBytes_FromStringAndSize(NULL, (count + 7) // 8)
+    cdef bytes key_offsets = PyBytes_FromStringAndSize(NULL, (count + 1) * 4)
+    cdef bytes body_offsets = PyBytes_FromStringAndSize(NULL, (count + 1) * 4)
+    cdef bytes keys = PyBytes_FromStringAndSize(NULL, key_bytes)
+    cdef bytes bodies = PyBytes_FromStringAndSize(NULL, body_bytes)
+    cdef unsigned char* bits = <unsigned char*>PyBytes_AS_STRING(validity)
+    cdef int32_t* key_ends = <int32_t*>PyBytes_AS_STRING(key_offsets)
+    cdef int32_t* body_ends = <int32_t*>PyBytes_AS_STRING(body_offsets)
+    cdef char* key_out = PyBytes_AS_STRING(keys)
+    cdef char* body_out = PyBytes_AS_STRING(bodies)
+    cdef const char* text
+    cdef tuple item
+    memset(bits, 0, (count + 7) // 8)
+    key_ends[0] = body_ends[0] = 0
+    for at in range(count):
+        item = <tuple>items[at]
+        if item[0] is not None:
+            text = PyUnicode_AsUTF8AndSize(item[0], &size)
+            memcpy(key_out + key_at, text, size)
+            key_at += <int32_t>size
+            bits[at >> 3] |= <unsigned char>(1 << (at & 7))
+        size = len(<bytes>item[1])
+        memcpy(body_out + body_at, PyBytes_AS_STRING(<bytes>item[1]), size)
+        body_at += <int32_t>size
+        key_ends[at + 1] = key_at
+        body_ends[at + 1] = body_at
+    return (validity if missing else None), key_offsets, keys, body_offsets, bodies
