@@ -270,6 +270,46 @@ def test_a_full_shard_runs_only_what_adds_no_range():
     assert lane_with(shard, ["c"]).begin(0.0) is not None
 
 
+def test_a_shard_is_full_by_its_gaps_and_free_again_when_they_are_closed():
+    shard = Shard(given(), 1, GATHER_EVERY + 2 + 3)
+    shard.finished.extend([1, 3])
+    shard.gather()
+    assert not shard.is_full
+    shard.finished.append(5)
+    shard.gather()
+    assert shard.is_full
+    assert not shard.wants_rows
+    shard.finished.append(0)
+    shard.gather()
+    assert not shard.is_full
+
+
+def test_a_run_that_was_given_up_ends_in_vain():
+    shard = Shard(given())
+    lane = lane_with(shard, ["a"])
+    run = lane.begin(0.0)
+    assert lane.fail(run, "too long")
+    assert not lane.finish(run)
+    assert not lane.fail(run, "again")
+    assert not shard.gather()
+    assert len(shard.failures) == 1
+
+
+def test_a_key_is_free_when_all_that_waited_are_done():
+    shard = Shard(given())
+    lane = lane_with(shard, ["a", "a"])
+    lane.fail(lane.begin(0.0), "no")
+    assert lane.begin(0.0) is None
+    failed = shard.failures.popleft().run
+    lane.retry(lane.follow(failed, failed.again({}, set())))
+    for _ in range(2):
+        lane.finish(lane.begin(0.0))
+    assert lane.begin(0.0) is None
+    assert lane.freed_rows == 2
+    lane.push(MessagePiece(shard, Rows(rows(2, ["a"])), [0]))
+    assert started(lane) == 2
+
+
 # --- batches ----------------------------------------------------------------------
 
 
