@@ -146,7 +146,8 @@ def staged(settings: Settings, rows: Iterator[pa.RecordBatch]) -> Staged:
         done = Staged(staging.finish(), query_id(), staging.rows)
     except PERMANENT as error:
         staging.discard()
-        return Staged(None, query_id(), fault=(error.code, str(error)))
+        advice = "write to another topic: " if isinstance(error, WrongKind) else ""
+        return Staged(None, query_id(), fault=(error.code, f"{advice}{error}"))
     except BaseException:
         staging.discard()
         raise
