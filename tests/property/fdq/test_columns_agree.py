@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from polybus.dialects.fdq import MessageRequest, columns
 from polybus.errors import PolybusError
 from polybus.kernel.requests import columns_of
+from polybus.testing.oracle import requests as oracle
 
 LIMITS = 1024, 64 << 20
 keys = st.one_of(
@@ -21,6 +22,8 @@ keys = st.one_of(
 )
 bodies = st.one_of(st.binary(max_size=30), st.sampled_from(["text", bytearray(b"x"), None]))
 headers = st.one_of(st.none(), st.none(), st.just({}), st.just({"a": b"b"}))
+some = st.none() | st.text(max_size=5) | st.just("é" * 512)
+data = st.binary(max_size=30)
 plain = st.builds(MessageRequest, st.text(max_size=5), st.binary(max_size=30), st.none())
 requests = st.one_of(
     plain,
@@ -42,6 +45,12 @@ def told(make: Any, *args: Any, **settings: Any) -> Any:
 def test_both_ways_give_the_same(batch: list[Any]) -> None:
     plain = told(columns.batch_of_requests, batch, 17, with_headers=False)
     assert plain == told(columns._checked, batch, 17, with_headers=False)
+
+
+@given(st.lists(requests, max_size=20) | st.lists(st.builds(MessageRequest, some, data, st.none())))
+def test_the_kernel_agrees_with_its_oracle(batch: list[Any]) -> None:
+    expected = oracle.columns_of(batch, MessageRequest, *LIMITS)
+    assert columns_of(batch, MessageRequest, *LIMITS) == expected
 
 
 @given(st.lists(plain))
