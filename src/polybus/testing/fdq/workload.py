@@ -229,19 +229,30 @@ class Workload:
     def settle(self) -> None:
         """Producers end, consumers do all there is to do, then they end, too."""
         self.end(self.producers)
+        self._staff()
         self._quiet()
         self.end(self.consumers)
 
     def _quiet(self) -> None:
-        def is_quiet() -> bool:
-            for child in [one for one in self.consumers if one.has_ended]:
-                self.consumers.remove(child)
-                self._wait(child, (0, EXIT_CODE))
-            if not self.consumers:
-                self.consume(f"c{self._started}")
-            return self.lag() == 0
+        """Until everything is acked, however long that takes, as long as it goes on."""
+        left = self.lag()
+        while left:
+            before = left
 
-        until(is_quiet, "everything is acked", PATIENCE_S)
+            def is_less(before: int = before) -> bool:
+                self._staff()
+                return self.lag() < before
+
+            until(is_less, f"{before} messages are left, and nobody acks them", PATIENCE_S)
+            left = self.lag()
+
+    def _staff(self) -> None:
+        """As many consumers as in the beginning, whoever has ended by itself."""
+        for child in [one for one in self.consumers if one.has_ended]:
+            self.consumers.remove(child)
+            self._wait(child, (0, EXIT_CODE))
+        while len(self.consumers) < self._settings.consumers:
+            self.consume(f"c{self._started}")
 
     def finish(self) -> None:
         """Producers that were told how much to send have sent it."""
