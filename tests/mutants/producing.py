@@ -66,7 +66,7 @@ PRODUCER = [
     ),
     *mutants(
         "dialects/fdq/receipts.py",
-        ("cancelled", "return False", "return super().cancel()"),
+        ("can be called back", "self._state = RUNNING", 'self._state = "PENDING"'),
         ("sets do not hear", "for waiter in receipt._waiters:", "for waiter in ():"),
         ("no callbacks", "if receipt._done_callbacks:", "if False:"),
         ("nobody wakes", "condition.notify_all()", "pass"),

@@ -24,14 +24,11 @@ class Receipt(Future["Produced"]):
     def __init__(self, condition: Condition) -> None:
         # In place of Future's own: these are the fields that its methods look at.
         self._condition = condition
-        self._state = RUNNING
+        self._state = RUNNING  # so that it cannot be cancelled
         self._result = None
         self._exception = None
         self._waiters = []
         self._done_callbacks = []  # type: ignore[var-annotated]
-
-    def cancel(self) -> bool:
-        return False
 
 
 def tell(
