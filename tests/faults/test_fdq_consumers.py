@@ -185,3 +185,44 @@ def test_a_consumer_that_was_stopped_for_long_comes_back_as_somebody_new(bus, br
     one.kill()
     one.communicate()
     assert [body for body, _ in first] == [str(n) for n in range(5)]
+
+
+def test_a_consumer_can_be_closed_while_it_asks_a_bus_that_is_away_whether_it_may_begin(
+    bus, monkeypatch
+):
+    monkeypatch.setattr("polybus.dialects.fdq.keeping.LEAVE_TRIES_S", 0.2)
+    produce(bus.url, "t", *(("k", b"%d" % n) for n in range(3)))
+    began, may_end, seen = threading.Event(), threading.Event(), []
+
+    def handle(envelope):
+        seen.append(envelope.offset)
+        began.set()
+        may_end.wait(PATIENCE_S)
+
+    first, second = fdq.Consumer(bus.url, **HASTY), fdq.Consumer(bus.url, **HASTY)
+    first.consume("t", "one", handle)
+    assert began.wait(PATIENCE_S)
+    began.clear()
+    second.consume("t", "one", handle)  # takes over: what the first had is run with care
+    assert began.wait(PATIENCE_S)
+    bus.kill()
+    may_end.set()
+    (executor,) = second._consumptions[0]._executors
+    until(lambda: executor.lane.current is not None and executor.lane.current.offset == 1, "asks")
+    closing = threading.Thread(target=second.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert seen == [0, 0]
+    first.close()
+
+
+def test_close_waits_for_a_bus_that_is_away_no_longer_than_it_was_told(bus, monkeypatch):
+    monkeypatch.setattr("polybus.dialects.fdq.consumer.LEAVE_S", 0.2)
+    patient = fdq.Consumer(bus.url, options=ClientOptions(connect_timeout_s=600.0))
+    patient.consume("t", "one", print)
+    bus.kill()
+    closing = threading.Thread(target=patient.close, args=(0.1,), daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()

@@ -292,6 +292,29 @@ def test_a_handler_may_close_its_consumer(url, topic):
     assert (len(seen), acked(url, topic)) == (3, 3)
 
 
+def test_a_second_close_may_be_less_patient_than_the_first(url, topic):
+    produce(url, topic, ("k", b"one"))
+    began, may_end = threading.Event(), threading.Event()
+
+    def handle(envelope):
+        began.set()
+        may_end.wait(20)
+
+    consumer = fdq.Consumer(url)
+    consumer.consume(topic, "one", handle)
+    assert began.wait(20)
+    first = threading.Thread(target=consumer.close)
+    first.start()
+    until(lambda: consumer._is_closed, "it closes")
+    second = threading.Thread(target=consumer.close, args=(0.05,))
+    second.start()
+    second.join(10)
+    first.join(10)
+    alive = second.is_alive(), first.is_alive()
+    may_end.set()
+    assert alive == (False, False)
+
+
 def test_close_does_not_wait_longer_than_it_was_told(url, topic):
     started, hangs = threading.Event(), threading.Event()
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from polybus.native import ClientOptions
 
 AT_EXIT_S = 5.0  # for those whom nobody has closed
+LEAVE_S = 2.0  # behind the time that `close` was given: for the last acks, if there is a bus
 # A handler that computes must not keep the threads that fetch, ack and give signs of life
 # from their turns for long: Python's default makes each wait five milliseconds.
 DEFAULT_SWITCH_S = 0.005
@@ -141,10 +142,15 @@ class Consumer:
             one.request_close(deadline_s)
         if IN_HANDLER.get():
             return
-        for one in consumptions:
-            one.ended.wait()
+        self._await_end(consumptions, deadline_s + LEAVE_S)
         self._bus.close()
+        self._await_end(consumptions, deadline_s + 2 * LEAVE_S)  # who waited for the bus ends now
         _OPEN.discard(self)
+
+    def _await_end(self, consumptions: list[Consumption], deadline_s: float) -> None:
+        for one in consumptions:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            one.ended.wait(None if left_s == math.inf else left_s)
 
     def __enter__(self) -> Self:
         return self

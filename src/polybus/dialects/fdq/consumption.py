@@ -126,7 +126,13 @@ class Consumption:
         """Tells the bus what is running, this one among it, if nobody else has."""
         with self._announcing:
             if run not in self._announced:
-                self._member.patiently(self._tell_running)
+                self._member.patiently(self._tell_beginning)
+
+    def _tell_beginning(self) -> None:
+        """Whoever closes begins nothing more, and does not wait for a bus that is away."""
+        if self._stopping.is_set():
+            raise Closing
+        self._tell_running()
 
     def _tell_running(self) -> None:
         """One at a time: what is told later must be what is true later."""
@@ -145,9 +151,9 @@ class Consumption:
             while not self._stopping.is_set():
                 self._keeper.round()
                 self._keeper.sleep()
-            self._keeper.drain(self._deadline_s)
+            self._keeper.drain(lambda: self._deadline_s)
             if self.error is None:
-                self._keeper.leave()
+                self._keeper.leave(lambda: self._deadline_s)
         except BaseException as error:
             self._fail(error)
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polybus.dialects.fdq import sabotage
@@ -244,17 +244,17 @@ class Keeper:
 
     # --- the end
 
-    def drain(self, deadline_s: float) -> None:
-        """Until what runs has ended, or the deadline has passed."""
+    def drain(self, deadline_s: Callable[[], float]) -> None:
+        """Until what runs has ended, or the deadline has passed, which may come nearer."""
         shards = self._holdings.close()
-        while not self.is_idle(shards) and time.monotonic() < deadline_s:
+        while not self.is_idle(shards) and time.monotonic() < deadline_s():
             self._watch(time.monotonic())
             self._ack()
             self._alarm.sleep(LOOK_EVERY_S)
 
-    def leave(self) -> None:
-        """The last acks, and then the shards are others'."""
-        deadline_s = time.monotonic() + LEAVE_TRIES_S
+    def leave(self, deadline_s: Callable[[], float]) -> None:
+        """The last acks, and then the shards are others'. Past the deadline it is tried once."""
+        last_s = time.monotonic() + LEAVE_TRIES_S
         if len(self._holdings.all()) > MAX_SHARDS:
             self._ack()
         tellings = [Telling(shard) for shard in self._holdings.all()]
@@ -264,7 +264,7 @@ class Keeper:
                 self._member.act("group.leave", shards=entries)
                 return
             except PASSING as error:
-                if time.monotonic() > deadline_s:
+                if time.monotonic() > min(last_s, deadline_s()):
                     log.warning("%s left without a word: %s", self._terms.name, error)
                     return
                 time.sleep(PAUSE_S)

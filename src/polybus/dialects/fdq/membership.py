@@ -137,7 +137,12 @@ class Member:
             terms = self._terms
             log.warning("%s of %s/%s was taken for dead", terms.name, terms.topic, terms.group)
             self._on_lost()
-            self.patiently(self._join)
+            self.patiently(self._join_again)
+
+    def _join_again(self) -> None:
+        if self.is_leaving:
+            raise Closing
+        self._join()
 
     def _join(self) -> None:
         asked_s = self._clock()
