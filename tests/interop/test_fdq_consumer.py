@@ -345,6 +345,17 @@ def test_a_newer_one_of_the_same_name_ends_the_older(url, topic, consumer):
     assert (old.bodies, new.bodies) == ([b"before"], [b"after"])
 
 
+def test_wait_tells_of_the_first_that_ends_by_an_error(url, topic, consumer):
+    """Though what was asked for before it goes on."""
+    consumer.consume(topic, "one", Seen(), group="first")
+    consumer.consume(topic, "one", Seen(), group="second")
+    with unhurried(url) as other:
+        other.consume(topic, "one", Seen(), group="second")
+        with pytest.raises(Fenced):
+            consumer.wait(20)
+    assert len(group(url, topic, "first")["members"]) == 1
+
+
 def test_one_that_is_taken_for_dead_joins_again(url, topic, consumer):
     """The bus knows it no more; so it is somebody new, from the start."""
     seen = Seen()

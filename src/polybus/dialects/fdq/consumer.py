@@ -16,7 +16,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from threading import Lock
+from threading import Condition, Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -57,6 +57,7 @@ class Consumer:
         self._dead_s = dead_s
         self._bus = buses.connect(url, options)
         self._lock = Lock()
+        self._changed = Condition()  # something has ended
         self._consumptions: list[Consumption] = []
         self._is_closed = False
         _OPEN.add(self)
@@ -108,22 +109,16 @@ class Consumer:
                 raise UsageError("this consumer was closed")
             if sys.getswitchinterval() == DEFAULT_SWITCH_S:
                 sys.setswitchinterval(SWITCH_S)
-            consumption = Consumption(self._bus, terms)
+            consumption = Consumption(self._bus, terms, self._on_end)
             consumption.start()
             self._consumptions.append(consumption)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until all has ended, by `close` or by an error, which is raised then. False if
-        the time was up before."""
+        """Until all has ended, or any of it by an error, which is raised then. False if the
+        time was up before."""
         process.check(self._pid, "consumer")
-        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        for one in list(self._consumptions):
-            left_s = None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
-            if not one.ended.wait(left_s):
-                return False
-            if one.error is not None:
-                raise one.error
-        return True
+        with self._changed:
+            return self._changed.wait_for(self._has_ended, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Lets handlers finish that are running, acks, and hands the shards over.
@@ -146,6 +141,18 @@ class Consumer:
         self._bus.close()
         self._await_end(consumptions, deadline_s + 2 * LEAVE_S)  # who waited for the bus ends now
         _OPEN.discard(self)
+
+    def _on_end(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _has_ended(self) -> bool:
+        consumptions = list(self._consumptions)
+        ended = [one for one in consumptions if one.ended.is_set()]
+        for one in ended:
+            if one.error is not None:
+                raise one.error
+        return len(ended) == len(consumptions)
 
     def _await_end(self, consumptions: list[Consumption], deadline_s: float) -> None:
         for one in consumptions:

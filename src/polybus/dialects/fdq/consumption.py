@@ -36,9 +36,10 @@ MAX_RUNNING = 1024  # offsets of a shard that a heartbeat takes; a whole batch m
 
 
 class Consumption:
-    def __init__(self, bus: Bus, terms: Terms) -> None:
+    def __init__(self, bus: Bus, terms: Terms, on_end: Callable[[], None]) -> None:
         self.error: BaseException | None = None
         self.ended = Event()
+        self._on_end = on_end
         self._terms = terms
         self._alarm = Alarm()
         self._holdings = Holdings()
@@ -161,6 +162,7 @@ class Consumption:
             for executor in self._executors:
                 executor.stop()
             self.ended.set()
+            self._on_end()
 
     # --- what they ask
 
