@@ -399,6 +399,28 @@ def fdq_bus(url):
     return closing(buses.connect(url))
 
 
+def test_a_message_that_fails_and_is_trimmed_holds_its_key_no_longer(url, topic, consumer):
+    seen, trimmed = [], threading.Event()
+
+    def handle(envelope):
+        seen.append(envelope.message)
+        if envelope.message == b"bad":
+            if len(seen) > 1:
+                trimmed.wait(20)
+            raise ValueError
+
+    produce(url, topic, ("k", b"bad"))
+    consumer.consume(topic, "one", handle, max_deliver=3, first_backoff_s=0.01)
+    until(lambda: len(seen) == 2, "it runs once more")
+    with fdq_bus(url) as bus:
+        ends = {str(one["shard"]): one["end"] for one in bus.act("bounds", topic=topic)["shards"]}
+        bus.act("topic.trim", topic=topic, before=ends)
+    produce(url, topic, ("k", b"next"))
+    trimmed.set()
+    until(lambda: seen[2:] == [b"next"], "its key goes on")
+    until(lambda: acked(url, topic) == 1, "which is acked")
+
+
 # --- groups
 
 

@@ -92,6 +92,8 @@ class Acks:
         progress = work.progress(shard)
         try:
             judging.check_owner(progress, shard.number, consumer, entry.epoch)
+            if entry.failed:
+                progress = self._caught_up(work, shard, progress)
             judged = judging.judge(progress, entry, end, max_deliver)
         except PolybusError as error:
             return error
@@ -106,6 +108,14 @@ class Acks:
         if judged.progress != progress:
             self._set(work, shard, judged.progress, entry.acked)
         return judged
+
+    def _caught_up(self, work: Work, shard: Shard, progress: Progress) -> Progress:
+        """A message that was trimmed meanwhile is not tried again: no letter could tell of it."""
+        bounds = self._means.durable.store.bounds(work.group.topic.number).shards
+        caught_up = judging.trim(progress, bounds[shard.number].start)
+        if caught_up is not progress:
+            work.set(shard, caught_up)
+        return caught_up
 
     def _set(
         self, work: Work, shard: Shard, progress: Progress, acked: Iterable[ranges.Range]

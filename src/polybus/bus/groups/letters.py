@@ -2,8 +2,8 @@
 
 Key, body and headers stay as they were, and further headers say where a message came
 from and why it is there. A topic that is such an end itself has none. Where the
-letter cannot be written (its topic may not be made, the message was trimmed, there
-are too many of them for one commit), the message is not given up: it comes again.
+letter cannot be written (its topic may not be made, there are too many of them for one
+commit), the message is not given up: it comes again. One that was trimmed does not.
 """
 
 from __future__ import annotations

@@ -95,11 +95,16 @@ def test_trouble_that_passes_refuses_the_call(desk, seat, monkeypatch):
     assert desk.shard(1)["low"] == 0
 
 
-def test_a_trimmed_message_cannot_be_given_up(desk, seat):
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_trimmed_message_is_neither_given_up_nor_tried_again(desk, seat, runs):
+    seat.ack(1, (0, 2), failed=(Failed(4),))
     desk.store.trim(desk.topic().number, {1: 6})
-    told = seat.ack(1, failed=tuple(Failed(4) for _ in range(3)))
-    assert (told["dead"], told["error"]) == ([], None)
+    told = seat.ack(1, failed=tuple(Failed(4) for _ in range(runs)))
+    assert told == {"shard": 1, "low": 6, "attempts": {}, "dead": [], "error": None}
     assert desk.letters() == []
+    desk.open()
+    shard = desk.shard(1)
+    assert (shard["low"], shard["acked"], shard["trimmed_unread"]) == (6, 2, 4)
 
 
 def test_no_more_letters_in_a_commit_than_may_be(desk, seat, monkeypatch):
