@@ -575,6 +575,21 @@ def test_what_fails_after_its_commit_is_done(url, topic, consumer):
     assert (runs, acked(url, topic), len(outputs(url, f"{topic}.out"))) == ([1, 1], 2, 2)
 
 
+def test_very_many_small_outputs_are_a_transaction_too(url, topic, consumer):
+    count = 50_000  # together little, but not as JSON
+
+    def handle(envelope):
+        with envelope.transaction() as tx:
+            for _ in range(count):
+                tx.produce(f"{topic}.out", None, b"")
+
+    produce(url, topic, ("k", b"x"))
+    consumer.consume(topic, "one", handle)
+    until(lambda: acked(url, topic) == 1, "it is committed")
+    assert total(url, f"{topic}.out", "inserted") == count
+    assert total(url, topic, "redelivered") == 0
+
+
 def test_large_outputs_travel_as_stages(url, topic, consumer):
     size = 700_000
 

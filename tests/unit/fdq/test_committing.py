@@ -1,0 +1,21 @@
+"""What a commit carries in its JSON is never more than it was reckoned to be."""
+
+import json
+
+import pytest
+
+from polybus.dialects.fdq.committing import _carried_bytes, _message
+from polybus.dialects.fdq.transaction import Output
+
+
+@pytest.mark.parametrize("text", ["", "key", "é" * 100, "\x01" * 100, "\U0001f4a9" * 100])
+@pytest.mark.parametrize("raw", [b"", b"x", b"xy", b"xyz" * 100])
+@pytest.mark.parametrize("headers", [None, 0, 1, 40])
+def test_an_output_is_not_larger_than_it_was_reckoned(text, raw, headers):
+    some = None if headers is None else [(f"{text}{n}", raw) for n in range(headers)]
+    output = Output(text, text or None, raw, some, 2**62)
+    assert len(json.dumps([_message(output)])) <= _carried_bytes(output)
+
+
+def test_a_plain_output_is_reckoned_as_little():
+    assert _carried_bytes(Output("orders", "customer-7", b"x" * 1000, None, 2**40)) < 2000
