@@ -281,6 +281,14 @@ def test_terms_are_checked():
         {"group": "g" * 129},
         {"dead_s": 1.0},
         {"heartbeat_s": 0},
+        {"dead_s": float("inf")},
+        {"topic": None},
+        {"name": None},
+        {"name": "\udcff"},
+        {"group": 3},
+        {"executors": 1.5},
+        {"executors": "2"},
+        {"max_deliver": 2.5},
     ]
     for wrong in wrongs:
         given: dict[str, Any] = {"topic": "t", "name": "n", "handler": print, **wrong}

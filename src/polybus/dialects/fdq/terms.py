@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from polybus.dialects.fdq.retries import Backoff
 from polybus.dialects.fdq.shards import MAX_EXECUTORS
-from polybus.errors import UsageError
+from polybus.errors import InvalidTopic, UsageError
 from polybus.model import names
 
 STARTS = ("earliest", "latest")
@@ -34,19 +35,21 @@ class Terms:
     def __post_init__(self) -> None:
         if not callable(self.handler):
             raise UsageError("a handler is a function of one message")
+        if not isinstance(self.topic, str):
+            raise InvalidTopic(f"a topic's name is text, not {type(self.topic).__name__}")
         names.check(self.topic)
         for what, name in (("name", self.name), ("group", self.group)):
-            if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
+            if not _is_name(name):
                 raise UsageError(f"{what}: 1 to {MAX_NAME_BYTES} bytes of text")
         if self.start not in STARTS:
             raise UsageError(f"start is one of {', '.join(STARTS)}, not {self.start!r}")
-        if not 1 <= self.executors <= MAX_EXECUTORS:
+        if not _is_number(self.executors) or not 1 <= self.executors <= MAX_EXECUTORS:
             raise UsageError(f"executors is from 1 to {MAX_EXECUTORS}")
-        if self.max_deliver < 1:
+        if not _is_number(self.max_deliver) or self.max_deliver < 1:
             raise UsageError("max_deliver is at least 1")
         if not self.handler_timeout_s > 0:
             raise UsageError("handler_timeout_s is more than 0")
-        if not 0 < self.heartbeat_s < self.dead_s:
+        if not 0 < self.heartbeat_s < self.dead_s < math.inf:
             raise UsageError("heartbeat_s is more than 0, and less than dead_s")
 
     @property
@@ -58,3 +61,14 @@ class Terms:
             "heartbeat_ms": max(1, round(self.heartbeat_s * 1000)),
             "dead_ms": max(1, round(self.dead_s * 1000)),
         }
+
+
+def _is_name(name: object) -> bool:
+    try:
+        return isinstance(name, str) and 1 <= len(name.encode()) <= MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int)
