@@ -292,6 +292,26 @@ def test_a_handler_may_close_its_consumer(url, topic):
     assert (len(seen), acked(url, topic)) == (3, 3)
 
 
+def test_close_gives_up_what_hangs_though_too_much_else_does(url, topic, monkeypatch):
+    monkeypatch.setattr("polybus.dialects.fdq.executors.MAX_HUNG", 0)
+    produce(url, topic, ("k", b"one"))
+    began, may_end = threading.Event(), threading.Event()
+
+    def handle(envelope):
+        began.set()
+        may_end.wait(20)
+
+    consumer = fdq.Consumer(url)
+    consumer.consume(topic, "one", handle, handler_timeout_s=0.1)
+    assert began.wait(20)
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    closing.join(10)
+    is_alive = closing.is_alive()
+    may_end.set()
+    assert not is_alive
+
+
 def test_a_second_close_may_be_less_patient_than_the_first(url, topic):
     produce(url, topic, ("k", b"one"))
     began, may_end = threading.Event(), threading.Event()

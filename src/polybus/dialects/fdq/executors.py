@@ -125,10 +125,13 @@ class Executor:
     def give_up(self, run: Run, reason: str) -> bool:
         """The run has taken too long: it has failed, and a new thread goes on."""
         with self.lock:
-            if self.hung >= MAX_HUNG or not self.lane.fail(run, reason):
+            may_start = self.hung < MAX_HUNG
+            # Whoever leaves begins nothing more, and needs no other thread.
+            if not (may_start or self._member.is_leaving) or not self.lane.fail(run, reason):
                 return False
             self.hung += 1
-        self.start()
+        if may_start:
+            self.start()
         return True
 
     def stop(self) -> None:
