@@ -25,6 +25,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Two processes share the files of tests: what takes longest begins first, or one of them
+# would be at it alone in the end.
+LONGEST = ("tests/faults/test_spark_kills.py", "tests/spark/", "tests/faults/test_fdq")
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 
 # On a shared machine any single example may be slow; hangs are pytest-timeout's.
@@ -94,6 +97,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     if not config.getoption("--sabotage"):
         return
     honest = [item for item in items if item.get_closest_marker("sabotage") is None]

@@ -139,9 +139,12 @@ class Child:
 # --- the process that forks
 
 
-def die_with_the_parent() -> None:
-    """However it ends: nobody else would end us."""
-    parent = os.getppid()
+def die_with_the_parent(parent: int | None = None) -> None:
+    """However it ends: nobody else would end us.
+
+    Who was forked says by whom: the parent may have ended before we ask.
+    """
+    parent = parent or os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -153,8 +156,9 @@ def _main(module: str) -> None:
     gc.freeze()  # a child's collector would touch, and so copy, all that it shares
     for line in sys.stdin:
         answer, act, *args = json.loads(line)
-        pid = os.fork()
+        own, pid = os.getpid(), os.fork()
         if pid == 0:
+            die_with_the_parent(own)
             _live(Path(answer), acts, act, args)
         _tell(pid)
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -171,7 +175,6 @@ def _tell(number: int) -> None:
 
 def _live(path: Path, acts: Any, act: str, args: list[Any]) -> None:
     """The child's whole life. It never returns into its parent's code."""
-    die_with_the_parent()
     # Its words go to where errors go: stdout belongs to the talk with the tests.
     os.dup2(2, 1)
     with contextlib.suppress(OSError):
