@@ -225,7 +225,7 @@ def one_shard(bus: NativeBus):
         (errors.MalformedRequest, lambda client, topic: client.act("topic.fly")),
         (errors.MalformedRequest, lambda client, topic: list(client.read(topic, 7))),
         (errors.MalformedRequest, lambda client, topic: client.trim(topic, {0: -1})),
-        (errors.NotSupported, lambda client, topic: client.act("topic.reshard", topic=topic, shards=2)),
+        (errors.NotSupported, lambda c, t: c.act("topic.reshard", topic=t, shards=2)),
         (errors.StageGone, lambda client, topic: client.publish(["nothing"])),
         (errors.UnknownProducer, lambda c, t: c.act("producer.close", producer="who", epoch=1)),
     ],
