@@ -15,8 +15,9 @@ ARGS   ?=
 # How long `make soak` fuzzes each target.
 FUZZ_SECONDS ?= 120
 
-# Most tests wait for something: two processes share them, a file at a time.
-TWO_AT_ONCE := -n 2 --dist loadfile
+# Most tests wait for something: two processes share them, a file at a time, in the order
+# of tests/conftest.py.
+TWO_AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
 # What pytest answers when nothing is marked so (yet).
 NO_TESTS := 5
