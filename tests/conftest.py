@@ -25,9 +25,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Two processes share the files of tests: what takes longest begins first, or one of them
+# Two processes share the files of tests: what takes minutes begins first, or one of them
 # would be at it alone in the end.
-LONGEST = ("tests/faults/test_spark_kills.py", "tests/spark/", "tests/faults/test_fdq")
+LONGEST = "tests/faults/test_spark_kills.py"
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 
 # On a shared machine any single example may be slow; hangs are pytest-timeout's.
