@@ -51,6 +51,7 @@ check: setup ## lint, formatting, types, who imports whom
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(PYTHON_IN_VENV) .ci/imports.py
+	@$(PYTHON_IN_VENV) .ci/proto.py --check
 
 bench: setup ## the short benchmarks, beside their peers
 	@.ci/need command redis-server redis-server

@@ -1,0 +1,68 @@
+"""Packets: gsb.proto and its compiled form agree; values become data and come back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polybus.dialects.gsb import codec
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.errors import BadFrame
+from tests.vectors import gsb as golden
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_compiled_form_is_what_the_proto_file_says():
+    subprocess.run([sys.executable, ".ci/proto.py", "--check"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("vector", golden.PACKETS, ids=str)
+def test_packets_come_back_as_they_were_written(vector):
+    found = codec.packet(vector.payload)
+    assert found.WhichOneof("kind") == vector.kind
+    assert found.SerializeToString() == vector.payload
+
+
+def test_the_kinds_have_the_numbers_of_the_spec():
+    kinds = {field.name: field.number for field in pb.Packet.DESCRIPTOR.fields}
+    assert list(kinds.values()) == list(range(1, 19))
+    assert kinds["service_call_request"] == 6
+    assert kinds["credit"] == 18
+    assert set(kinds) > codec.FROM_CLIENTS
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff\xff", b"\x0a\x05x", b"\x98\x06\x01"])
+def test_what_is_no_packet_is_refused(payload):
+    """Nothing, noise, a packet cut short, and one of a kind that is not known."""
+    with pytest.raises(BadFrame) as caught:
+        codec.packet(payload)
+    assert caught.value.reason == codec.NO_PACKET
+
+
+def test_unknown_fields_are_ignored():
+    known = pb.Packet(ping=pb.Ping(token=b"x")).SerializeToString()
+    later = known + b"\x98\x06\x01"  # field 99 = 1
+    assert codec.packet(later).ping.token == b"x"
+
+
+@pytest.mark.parametrize("value", [None, 0, "", "text", b"bytes", [1, {"a": None}], {1: 2.5}])
+def test_values_come_back(value):
+    assert codec.unpack(codec.pack(value)) == value
+
+
+def test_no_value_takes_no_bytes():
+    assert codec.pack(None) == b""
+
+
+def test_a_failure_tells_who_failed():
+    data = codec.pack_failure(codec.Code.DEADLINE, "too late", codec.Origin.BUS)
+    assert codec.read_failure(data) == (504, "too late", "bus")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\xa1x", b"\x81\xa4code\xa1x"])
+def test_a_failure_that_says_nothing_is_one_of_the_service(data):
+    assert codec.read_failure(data)[::2] == (codec.Code.FAILURE, codec.Origin.SERVICE)
