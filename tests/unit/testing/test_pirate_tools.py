@@ -1,0 +1,99 @@
+"""The tools that judge pirate, tried on the model: an honest one passes, and no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.testing.pirate import wire
+from polybus.testing.pirate.bare import Bare
+from polybus.testing.pirate.model import Model, Refused
+from polybus.testing.pirate.modelserver import ModelServer
+from polybus.testing.pirate.proxy import KINDS, Odds
+from polybus.testing.pirate.voyage import Voyage
+
+SEED = 20
+STEPS = 20
+QUICK = Odds(most_delay_s=0.06, most_held_s=0.06, most_stall_s=0.04, cut=0.01, stalled=0.01)
+
+
+def quick(endpoint: str, name: str) -> Bare:
+    return Bare.introduced(endpoint, name, try_s=0.04)
+
+
+class RepeatsAreDone(Model):
+    """As with stamps off: a counter that was used is no matter."""
+
+    def _once(self, client, counter, request, name):
+        return self._do(name, counter, *request)
+
+
+class RepliesAreLost(Model):
+    def _once(self, client, counter, request, name):
+        if counter == client.counter:
+            raise Refused("STALE")
+        return super()._once(client, counter, request, name)
+
+
+class SendingIsReading(Model):
+    """A message counts as read as soon as it was sent."""
+
+    def _get(self, name, topic, last):
+        answer = super()._get(name, topic, last)
+        if answer[0] == "MSG":
+            self.topics[topic].lasts[name] = answer[1]
+        return answer
+
+
+class SubMovesTheCursor(Model):
+    def _subscribe(self, name, topic):
+        last = super()._subscribe(name, topic)
+        self.topics[topic].lasts[name] = max(last, self.topics[topic].newest)
+        return self.topics[topic].lasts[name]
+
+
+class AnswersBeforeItIsDone(Model):
+    """Every tenth PUT is answered, and not kept."""
+
+    def _do(self, name, counter, op, topic, body):
+        if op == wire.PUT and counter % 10 == 0:
+            return ("OK", counter, self.topics[topic].newest + 1) if topic in self.topics else ()
+        return super()._do(name, counter, op, topic, body)
+
+
+def voyage(model, tmp_path) -> list[str]:
+    with (
+        ModelServer(model) as server,
+        Voyage(tmp_path, server.endpoint, SEED, quick, odds=QUICK) as one,
+    ):
+        one.sail(STEPS)
+        one.land()
+        return one.anomalies()
+
+
+def test_an_honest_server_passes_and_all_harm_is_done(tmp_path):
+    assert voyage(Model(), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "sign"),
+    [
+        (RepeatsAreDone, "doubled"),
+        (RepliesAreLost, "told STALE"),
+        (SendingIsReading, "a gap"),
+        (SubMovesTheCursor, "moved"),
+        (AnswersBeforeItIsDone, "it is"),
+    ],
+)
+def test_one_that_does_wrong_is_found_out(model, sign, tmp_path):
+    assert any(sign in anomaly for anomaly in voyage(model(), tmp_path))
+
+
+def test_harm_that_was_not_done_is_an_anomaly(tmp_path):
+    with (
+        ModelServer() as server,
+        Voyage(tmp_path, server.endpoint, SEED, quick, odds=QUICK) as one,
+    ):
+        one.proxy.calm()
+        one.sail(1, most_steps=1)
+        one.land()
+        assert one.anomalies() == [f"nothing was {kind}" for kind in KINDS]
