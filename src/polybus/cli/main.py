@@ -27,6 +27,7 @@ NOUNS = {
     "fdq": ("fdq", "Sharded queues: produce, consume, replay."),
     "topic": ("topic", "Make, list, trim and remove durable topics."),
     "group": ("group", "Consumer groups: list, look at, move and remove them."),
+    "pipeline": ("pipeline", "Spark jobs: archive, retain, replay, stats, route, dead letters."),
     "pub": ("pub", "Publish lines of stdin, or arguments, to a durable topic."),
     "sub": ("sub", "Print a durable topic, from any place on."),
     "stats": ("stats", "Show the counters of the running bus."),

@@ -1,0 +1,29 @@
+"""What several pipelines take, with one wording each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Topics = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="One, several with commas between, or patterns with *."),
+]
+Bus = Annotated[
+    str | None,
+    typer.Option(
+        "--bus", metavar="URL", help="The bus; else $POLYBUS_URL, else polybus://127.0.0.1:6570."
+    ),
+]
+Once = Annotated[
+    bool, typer.Option("--once", help="Do what there is to do now, and end. Else go on for ever.")
+]
+Every = Annotated[
+    float,
+    typer.Option("--every", metavar="SECONDS", min=0.0, help="How long between two batches."),
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="FOLDER", help="Where Spark keeps how far it has come."),
+]

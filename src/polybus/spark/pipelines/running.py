@@ -1,0 +1,215 @@
+"""Runs a pipeline's query: once or for ever, with its progress told, until it is to stop.
+
+SIGTERM and Ctrl-C end a query between two looks at it; whatever it was about to do is done
+by the next run, as after a kill. What goes wrong in a task or beside the driver comes out of
+Spark as text: `plainly` makes it the error again that it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, current_thread, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.errors import PySparkException
+
+from polybus import errors
+from polybus.spark.positions import Position
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+LOOK_EVERY_S = 0.25
+DEFAULT_EVERY_S = 1.0
+SMOOTH = 0.3  # how much the last look counts in the rate
+FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+)")
+
+
+class Progress(NamedTuple):
+    """`lag` is how many rows wait, None if that is not known."""
+
+    rows: int
+    rows_per_s: float
+    lag: int | None
+
+
+Tell = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    pass
+
+
+@dataclass
+class Summary:
+    """What a pipeline has done. `facts` are lines for people: what → how much."""
+
+    rows: int
+    seconds: float
+    facts: dict[str, object] = field(default_factory=dict)
+    stopped_by: signal.Signals | None = None
+
+
+class Stop:
+    """Whether to go on. Set by a signal, and by nobody else."""
+
+    def __init__(self) -> None:
+        self.by: signal.Signals | None = None
+        self._event = Event()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """True at once if it is to stop, else False when the time is over."""
+        return self._event.wait(seconds)
+
+    def ask(self, number: int, frame: FrameType | None = None) -> None:
+        """A second Ctrl-C does not wait for anything."""
+        if self and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.by = signal.Signals(number)
+        self._event.set()
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Meanwhile SIGTERM and Ctrl-C only ask for an end. Signals are the main thread's: a
+    pipeline that runs in another is ended by whoever ends its session."""
+    stop = Stop()
+    if current_thread() is not main_thread():
+        yield stop
+        return
+    before = {one: signal.signal(one, stop.ask) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def follow(
+    writer: DataStreamWriter,
+    *,
+    once: bool,
+    every_s: float = DEFAULT_EVERY_S,
+    tell: Tell = silent,
+    rows: Callable[[], int] | None = None,
+) -> Summary:
+    """Starts a query and stays with it to its end.
+
+    `rows` counts what it has done, if that is not what its sources gave it.
+    """
+    if once:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds")
+    began_s = time.monotonic()
+    with stoppable() as stop, plainly():
+        query = writer.start()
+        watch = Watch(query, tell, rows)
+        try:
+            while not (query.awaitTermination(LOOK_EVERY_S) or stop):  # type: ignore[arg-type]  # seconds may be parts
+                watch.look()
+            watch.look()
+        finally:
+            query.stop()
+    return Summary(watch.rows, time.monotonic() - began_s, stopped_by=stop.by)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """An error of ours that comes as text inside one of Spark's is raised as what it is."""
+    try:
+        yield
+    except PySparkException as error:
+        found = as_ours(str(error))
+        if found is None:
+            raise
+        raise found from None
+
+
+def as_ours(text: str) -> errors.PolybusError | None:
+    found = FAULT.search(text)
+    kind = getattr(errors, found[1], None) if found else None
+    if found is None or not (isinstance(kind, type) and issubclass(kind, errors.PolybusError)):
+        return None
+    return errors.from_code(kind.code, found[2].strip())
+
+
+class Watch:
+    """Looks at a query now and then. Rows are told by offsets: Spark counts a batch that it
+    does again once more, and keeps the counts of the last batches only."""
+
+    def __init__(self, query: StreamingQuery, tell: Tell, rows: Callable[[], int] | None) -> None:
+        self._query = query
+        self._tell = tell
+        self._count = rows
+        self._read: list[Reading] = []
+        self._looked_s = time.monotonic()
+        self._rate = 0.0
+        self.rows = 0
+
+    def look(self) -> None:
+        last = self._last()
+        if last is None:
+            return
+        sources = last["sources"]
+        if not self._read:
+            first = self._query.recentProgress[0]["sources"]
+            self._read = [Reading(one["startOffset"], one["endOffset"]) for one in first]
+        for reading, source in zip(self._read, sources, strict=True):
+            reading.note(source["endOffset"], source.get("latestOffset"))
+        rows = self._count() if self._count else sum(one.rows for one in self._read)
+        now_s = time.monotonic()
+        rate = (rows - self.rows) / max(now_s - self._looked_s, 1e-3)
+        self._rate += (rate - self._rate) * (SMOOTH if self._rate else 1.0)
+        self.rows, self._looked_s = rows, now_s
+        lags = [one.lag for one in self._read if one.lag is not None]
+        self._tell(Progress(rows, self._rate, sum(lags) if lags else None))
+
+    def _last(self) -> dict[str, Any] | None:
+        """One call to Java: what Python makes of a progress takes dozens."""
+        found = self._query._jsq.lastProgress()
+        return None if found is None else json.loads(found.json())
+
+
+class Reading:
+    """How far one source of a query was read since this run began, and how far it could be."""
+
+    def __init__(self, start: Any, end: Any) -> None:
+        self.lag: int | None = None
+        self.rows = 0
+        first, last = _position(start), _position(end)
+        self._starts = {} if last is None else (first or Position({})).starts(last)
+
+    def note(self, end: Any, latest: Any) -> None:
+        reached, there = _position(end), _position(latest)
+        if reached is None:
+            return
+        self.rows, lag = 0, 0
+        for topic, shards in reached.offsets.items():
+            starts = self._starts.setdefault(topic, {})
+            for shard, offset in shards.items():
+                since = reached.since.get(topic, {}).get(shard, offset)
+                self.rows += offset - starts.setdefault(shard, since)
+                if there is not None:
+                    lag += max(0, there.offsets.get(topic, {}).get(shard, offset) - offset)
+        self.lag = None if there is None else lag
+
+
+def _position(told: Any) -> Position | None:
+    """Of a polybus source; None of any other."""
+    try:
+        given = json.loads(told) if isinstance(told, str) else told
+        return Position.parse(given) if isinstance(given, dict) else None
+    except (ValueError, errors.UsageError):
+        return None
