@@ -1,0 +1,181 @@
+"""The report's numbers, and that its page stands by itself whatever names it shows."""
+
+from __future__ import annotations
+
+import math
+import random
+from html.parser import HTMLParser
+
+import pytest
+
+from polybus.spark.pipelines.report import bars, histogram, scales
+from polybus.spark.pipelines.report.figures import Group, Key, Shard, Topic, Window, merged
+from polybus.spark.pipelines.report.lines import Plot, Series
+from polybus.spark.pipelines.report.page import page
+from polybus.spark.pipelines.report.svg import tag, text
+
+NASTY = "<script>alert(1)</script> \"&' \x00 \U0001f600"
+
+
+def bucket(value: float) -> int:
+    """What `bucket_sql` says, in Python."""
+    return 0 if value < 1 else 1 + math.floor(math.log2(value) * histogram.PER_DOUBLING)
+
+
+def counted(values: list[float]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for value in values:
+        found[bucket(value)] = found.get(bucket(value), 0) + 1
+    return found
+
+
+# --- numbers
+
+
+def test_a_quantile_is_right_within_a_tenth():
+    chance = random.Random(1)
+    values = sorted(chance.lognormvariate(6, 2) for _ in range(5000))
+    for share in (0.01, 0.5, 0.9, 0.99, 1.0):
+        exact = values[math.ceil(len(values) * share) - 1]
+        found = histogram.quantile(counted(values), share)
+        assert exact <= found <= max(1.0, exact * 1.1)
+
+
+def test_histograms_of_parts_add_up_to_that_of_the_whole():
+    chance = random.Random(2)
+    values = [chance.expovariate(0.001) for _ in range(1000)]
+    parts = (counted(values[:1]), counted(values[1:700]), counted(values[700:]))
+    assert histogram.added(parts) == counted(values)
+
+
+def test_nothing_has_no_quantile():
+    assert histogram.quantile({}, 0.5) is None
+
+
+@pytest.mark.parametrize("top", [0.0, 0.003, 1, 9.99, 10, 101, 7e9, math.inf])
+def test_steps_of_an_axis_reach_its_top_and_are_few(top):
+    steps = scales.steps(top)
+    assert steps[0] == 0
+    assert 2 <= len(steps) <= 6
+    assert steps[-1] >= top or math.isinf(top)
+
+
+@pytest.mark.parametrize("span_s", [0, 1, 59, 3600, 86_400, 40 * 86_400, 10_000 * 86_400])
+def test_moments_of_an_axis_are_between_its_ends_and_few(span_s):
+    moments = scales.moments(1_790_000_003, 1_790_000_003 + span_s)
+    assert all(1_790_000_003 <= one <= 1_790_000_003 + span_s for one in moments)
+    assert len(moments) <= 30
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (0.25, "0.25"),
+        (7, "7"),
+        (100, "100"),
+        (999.9, "1k"),
+        (1234, "1.23k"),
+        (1_234_567, "1.23M"),
+        (-1500, "-1.5k"),
+    ],
+)
+def test_numbers_are_short(value, shown):
+    assert scales.short(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("us", "shown"),
+    [(5, "5 µs"), (1500, "1.5 ms"), (2.5e6, "2.5 s"), (600e6, "10 min"), (4 * 86_400e6, "4 d")],
+)
+def test_durations_are_in_the_unit_that_reads_best(us, shown):
+    assert scales.duration(us) == shown
+
+
+# --- windows
+
+
+def test_windows_are_merged_and_silence_is_kept():
+    windows = [Window(n * 10, 10, 1, 5, {3: 1}, {7: 2}) for n in (*range(100), 900)]
+    points = merged(windows, most=50)
+    assert len(points) <= 50
+    assert sum(one.messages for one in points) == len(windows)
+    assert histogram.added(one.sizes for one in points) == {3: len(windows)}
+    assert histogram.added(one.latencies for one in points) == {7: 2 * len(windows)}
+    assert min(one.messages for one in points) == 0
+    assert len({one.width_s for one in points}) == 1
+
+
+# --- the page
+
+
+class Reader(HTMLParser):
+    """Every tag is closed in its turn; all that is referred to is in the page."""
+
+    EMPTY = ("meta", "!doctype")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.links: set[str] = set()
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        for name, value in attrs:
+            assert name not in ("src", "onload", "onclick"), name
+            if name == "href":
+                self.links.add(value)
+            elif name == "id":
+                self.ids.add(value)
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def a_topic(name: str) -> Topic:
+    windows = [Window(1_790_000_000 + 10 * n, 10, n, 100 * n, {50: n}, {60: n}) for n in range(20)]
+    groups = [
+        Group(1_790_000_000.0 + n, NASTY, 1, n, 0.5, n, 0, 0, {"1": n, "inf": 1}) for n in (1, 2)
+    ]
+    return Topic(name, windows, [Key(NASTY, 9, 9), Key("", 3, 3)], 2, 1, [Shard(0, 9, 9)], groups)
+
+
+def test_a_page_is_well_formed_and_stands_by_itself():
+    written = page([a_topic("orders"), a_topic(NASTY), Topic("silent", [])], "polybus://x", 1.79e9)
+    reader = Reader()
+    reader.feed(written)
+    assert not reader.open
+    assert "script" not in reader.seen
+    assert reader.links == {f"#{one}" for one in reader.ids}
+    assert "http" not in written.replace("http://www.w3.org/2000/svg", "")
+    assert "silent" in written
+
+
+def test_a_page_of_nothing_says_so():
+    assert "nothing yet" in page([], "polybus://x", 1.79e9)
+
+
+def test_what_comes_from_outside_is_escaped():
+    assert tag("p", text("<b>\x00"), title='"') == '<p title="&quot;">&lt;b&gt;\ufffd</p>'
+
+
+def test_a_line_has_gaps_where_there_is_no_value():
+    plot = Plot("p", [0.0, 1.0, 2.0, 3.0, 4.0], [Series("a", [1.0, 2.0, None, 4.0, None])], str)
+    drawn = plot.draw()
+    assert drawn.count('class="s0 line"') == 1
+    assert drawn.count("<circle") == 1
+    assert "a: 4.0" in drawn
+
+
+def test_buckets_far_apart_are_drawn_in_whole_doublings():
+    few = bars.spread("t", {9: 1, 16: 2}, str)
+    assert few.count("<rect") == 8
+    many = bars.spread("t", {0: 1, 9: 2, 16: 4, 99: 8}, str)
+    assert "<title>2.0 to 4.0: 6</title>" in many
