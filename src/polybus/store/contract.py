@@ -98,6 +98,10 @@ class Store(ABC):
         """Makes the producer if need be, and raises its epoch: stamps of older ones are fenced."""
 
     @abstractmethod
+    def look_up_producer(self, name: str) -> Opened | None:
+        """The producer as it is, with nothing raised; None if nobody has opened it."""
+
+    @abstractmethod
     def close_producer(self, name: str, epoch: int) -> None:
         """Forgets a producer for good: opened again, it starts anew.
 

@@ -92,6 +92,10 @@ class JetStreamSpike(Store):
         checks.habits(habits)
         return self._change(lambda draft: producers.open_producer(draft, name, habits))
 
+    def look_up_producer(self, name: str) -> Opened | None:
+        checks.producer(name)
+        return self._change(lambda draft: producers.look_up(draft, name))
+
     def close_producer(self, name: str, epoch: int) -> None:
         self._change(lambda draft: producers.close_producer(draft, name, epoch))
 

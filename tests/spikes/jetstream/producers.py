@@ -27,6 +27,11 @@ def open_producer(draft: Draft, name: str, habits: Habits) -> Opened:
     return Opened(head["epoch"], head["last"])
 
 
+def look_up(draft: Draft, name: str) -> Opened | None:
+    head = draft.head(subjects.producer(name)).json()
+    return Opened(head["epoch"], head["last"]) if head else None
+
+
 def close_producer(draft: Draft, name: str, epoch: int) -> None:
     _of_epoch(draft, name, epoch)
     draft.set(subjects.producer(name), None)

@@ -133,6 +133,11 @@ class LmdbStore(Store):
         opened: Opened = self._do(lambda books: stamps.open_producer(books, name, habits))
         return opened
 
+    def look_up_producer(self, name: str) -> Opened | None:
+        checks.producer(name)
+        opened: Opened | None = self._do(lambda books: stamps.look_up(books, name))
+        return opened
+
     def close_producer(self, name: str, epoch: int) -> None:
         checks.producer(name)
         self._do(lambda books: stamps.close_producer(books, name, epoch))

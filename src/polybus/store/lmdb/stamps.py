@@ -28,6 +28,11 @@ def open_producer(books: Books, name: str, habits: Habits) -> Opened:
     return Opened(producer.epoch, producer.counter)
 
 
+def look_up(books: Books, name: str) -> Opened | None:
+    producer = books.known.producer(name)
+    return producer and Opened(producer.epoch, producer.counter)
+
+
 def close_producer(books: Books, name: str, epoch: int) -> None:
     producer = _of_epoch(books, name, epoch)
     books.known.producers[name] = None

@@ -121,6 +121,10 @@ class MemoryStore(Store):
         checks.producer(name)
         return self._write(self._names.producers.open, name, checks.habits(habits))
 
+    def look_up_producer(self, name: str) -> Opened | None:
+        checks.producer(name)
+        return self._write(self._names.producers.look_up, name)
+
     def close_producer(self, name: str, epoch: int) -> None:
         self._write(self._names.producers.close, name, epoch)
 

@@ -33,6 +33,10 @@ class Producers:
         producer.forget_old_results()
         return Opened(producer.epoch, producer.last_counter)
 
+    def look_up(self, name: str) -> Opened | None:
+        producer = self._producers.get(name)
+        return producer and Opened(producer.epoch, producer.last_counter)
+
     def close(self, name: str, epoch: int) -> None:
         self._of_epoch(name, epoch)
         del self._producers[name]

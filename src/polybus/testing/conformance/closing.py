@@ -23,6 +23,7 @@ def _calls(store: Store, topic: Topic, stage: str) -> list[Callable[[], object]]
         lambda: store.drop("t"),
         lambda: put(store),
         lambda: store.open_producer("p", Habits()),
+        lambda: store.look_up_producer("p"),
         lambda: store.close_producer("p", 1),
         store.open_stage,
         lambda: store.stage(stage, []).result(TIMEOUT_S),

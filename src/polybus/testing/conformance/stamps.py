@@ -32,6 +32,20 @@ def check_epochs_rise_with_each_opening(engine: Engine) -> None:
         assert store.open_producer("q", Habits()) == (1, 0)
 
 
+def check_a_producer_can_be_looked_up(engine: Engine) -> None:
+    with engine.fresh() as store:
+        assert store.look_up_producer("p") is None
+        assert store.open_producer("p", Habits(dense=False, kept_results=1)) == (1, 0)
+        assert store.look_up_producer("p") == (1, 0)
+        put(store, stamp=Stamp("p", 1, 7))
+        assert store.look_up_producer("p") == (1, 7)
+        assert store.look_up_producer("p") == (1, 7)
+        store.close_producer("p", 1)
+        assert store.look_up_producer("p") is None
+        with refused(UsageError):
+            store.look_up_producer("")
+
+
 def check_a_repeat_gives_the_first_result(engine: Engine) -> None:
     clock = Clock(500)
     with engine.open(clock) as store:
