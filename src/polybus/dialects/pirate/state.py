@@ -1,0 +1,189 @@
+"""What a pirate client knows, and how each event changes it.
+
+State is what the events made of it, in order; the journal keeps the events (journal.py).
+`apply` is the whole table, and asks no clock and no disk, so that reading a journal gives
+what was there when it was written.
+
+    Named       the client's id: the first event, once
+    Opened      HELLO was answered: an epoch, and the highest counter that the bus has stored.
+                A bus that gives an epoch we have had, or has forgotten a counter that it had
+                stored, went back in time (a backup; another bus): every LAST is in doubt
+    Asked       PUT, SUB or UNSUB with its counter: now it may be sent, and must be settled
+    Answered    its answer: a value, or the code of a refusal; it is settled
+    Forgotten   it is settled without an answer
+    Read        a message was read: LAST rises
+    Trusted     the bus went back, and each topic in doubt is read from where the bus says
+    Everything  all of the above in one event: a journal that was written anew begins with it
+
+`counter` is the highest that was ever used here, `known` the highest that the bus has said
+it stored. `lasts` has an entry for each subscription that this folder knows of; the bus is
+the one who decides whether there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+SUB: Final = "SUB"
+UNSUB: Final = "UNSUB"
+PUT: Final = "PUT"
+# What stands in an outcome where no answer of the bus does.
+FORGOTTEN: Final = "FORGOTTEN"
+
+
+class Pending(NamedTuple):
+    """A counted request whose outcome is not known."""
+
+    counter: int
+    op: str
+    topic: str
+    body: bytes = b""
+
+
+class Outcome(NamedTuple):
+    """How the last counted request ended.
+
+    `value` is the answer's: LAST for SUB, 0 or 1 for UNSUB, the message's id for PUT; None
+    if it was refused, `error` being the code then, or forgotten (`FORGOTTEN`).
+    """
+
+    counter: int
+    op: str
+    topic: str
+    value: int | None
+    error: str = ""
+
+
+class Named(NamedTuple):
+    id: bytes
+
+
+class Opened(NamedTuple):
+    epoch: int
+    highest: int
+
+
+class Asked(NamedTuple):
+    counter: int
+    op: str
+    topic: str
+    body: bytes
+
+
+class Answered(NamedTuple):
+    counter: int
+    value: int | None
+    error: str
+    stored: bool  # the bus has used the counter up
+
+
+class Forgotten(NamedTuple):
+    counter: int
+
+
+class Read(NamedTuple):
+    topic: str
+    last: int
+
+
+class Trusted(NamedTuple):
+    pass
+
+
+class Everything(NamedTuple):
+    id: bytes
+    epoch: int
+    counter: int
+    known: int
+    lasts: dict[str, int]
+    doubted: list[str]
+    pending: Sequence[object] | None
+    outcome: Sequence[object] | None
+
+
+Event = Named | Opened | Asked | Answered | Forgotten | Read | Trusted | Everything
+
+
+@dataclass(slots=True)
+class State:
+    id: bytes = b""
+    epoch: int = 0
+    counter: int = 0
+    known: int = 0
+    lasts: dict[str, int] = field(default_factory=dict)
+    doubted: set[str] = field(default_factory=set)
+    pending: Pending | None = None
+    outcome: Outcome | None = None
+
+    def went_back(self, opened: Opened) -> bool:
+        """Does the bus know less than it did?"""
+        return opened.epoch <= self.epoch or opened.highest < self.known
+
+    def is_behind(self, opened: Opened) -> bool:
+        """Does the bus know of requests that this folder does not?"""
+        return opened.highest > self.counter
+
+    def everything(self) -> Everything:
+        pending = None if self.pending is None else list(self.pending)
+        outcome = None if self.outcome is None else list(self.outcome)
+        doubted = sorted(self.doubted)
+        return Everything(
+            self.id, self.epoch, self.counter, self.known, self.lasts, doubted, pending, outcome
+        )
+
+    # --- the table
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case Named(client_id):
+                self.id = client_id
+            case Opened():
+                self._opened(event)
+            case Asked(counter, op, topic, body):
+                self.counter = counter
+                self.pending = Pending(counter, op, topic, body)
+            case Answered():
+                self._answered(event)
+            case Forgotten():
+                self._settle(None, FORGOTTEN)
+            case Read(topic, last):
+                self.lasts[topic] = max(last, self.lasts.get(topic, 0))
+            case Trusted():
+                self.lasts.update(dict.fromkeys(self.doubted, 0))
+                self.doubted.clear()
+            case Everything():
+                self._everything(event)
+
+    def _opened(self, event: Opened) -> None:
+        if self.went_back(event):
+            self.doubted.update(topic for topic, last in self.lasts.items() if last)
+            self.known = event.highest
+        self.epoch = event.epoch
+        self.known = max(self.known, event.highest)
+        self.counter = max(self.counter, event.highest)
+
+    def _answered(self, event: Answered) -> None:
+        assert self.pending is not None
+        topic, value = self.pending.topic, event.value
+        if self.pending.op == SUB and value is not None:
+            self.lasts[topic] = max(value, self.lasts.get(topic, 0))
+        if self.pending.op == UNSUB and value is not None:
+            self.lasts.pop(topic, None)
+            self.doubted.discard(topic)
+        if event.stored:
+            self.known = max(self.known, event.counter)
+        self._settle(value, event.error)
+
+    def _settle(self, value: int | None, error: str) -> None:
+        assert self.pending is not None
+        counter, op, topic, _ = self.pending
+        self.outcome = Outcome(counter, op, topic, value, error)
+        self.pending = None
+
+    def _everything(self, event: Everything) -> None:
+        self.id, self.epoch, self.counter, self.known = event[:4]
+        self.lasts, self.doubted = dict(event.lasts), set(event.doubted)
+        self.pending = None if event.pending is None else Pending(*event.pending)  # type: ignore[arg-type]
+        self.outcome = None if event.outcome is None else Outcome(*event.outcome)  # type: ignore[arg-type]

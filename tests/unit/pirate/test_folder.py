@@ -1,0 +1,168 @@
+"""A state folder: one client at a time, and kill -9 at every point of every change."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polybus.dialects.pirate import journal
+from polybus.dialects.pirate.folder import Folder, default_folder
+from polybus.dialects.pirate.state import State
+from polybus.errors import ConfigError, DataFolderInUse, NotConnected, StoreFault, UsageError
+
+
+def test_a_new_folder_has_an_id_of_its_own_and_keeps_it(tmp_path):
+    ids = []
+    for name in ("a", "a", "b"):
+        folder = Folder(tmp_path / name)
+        ids.append(folder.state.id)
+        folder.close()
+    assert ids[0] == ids[1] != ids[2]
+    assert {len(one) for one in ids} == {16}
+
+
+def test_a_folder_can_be_given_an_id_and_keeps_to_it(tmp_path):
+    Folder(tmp_path, b"me").close()
+    folder = Folder(tmp_path)
+    assert folder.state.id == b"me"
+    folder.close()
+    with pytest.raises(UsageError, match="is that of client me, not of you"):
+        Folder(tmp_path, b"you")
+    Folder(tmp_path, b"me").close()  # and the lock was given back
+
+
+def test_two_clients_cannot_have_one_folder(tmp_path):
+    with_it = Folder(tmp_path)
+    with pytest.raises(DataFolderInUse, match=f"in use by the client with pid {os.getpid()}"):
+        Folder(tmp_path)
+    with_it.close()
+    Folder(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"state folder .*: Not a directory"):
+        Folder(tmp_path / "file" / "state")
+
+
+def test_a_damaged_folder_is_let_go(tmp_path):
+    Folder(tmp_path).close()
+    (tmp_path / journal.NAME).write_bytes(b"nonsense")
+    for _ in range(2):
+        with pytest.raises(StoreFault):
+            Folder(tmp_path)
+
+
+def test_a_closed_folder_changes_no_more(tmp_path):
+    folder = Folder(tmp_path)
+    folder.close()
+    folder.close()
+    with pytest.raises(NotConnected):
+        folder.read("news", 1)
+
+
+def test_folders_are_apart_by_bus_and_by_id():
+    home = {"HOME": "/home/me"}
+    folders = {
+        default_folder("tcp://127.0.0.1:6568", None, home),
+        default_folder("tcp://127.0.0.1:6569", None, home),
+        default_folder("tcp://127.0.0.1:6568", b"me", home),
+        default_folder("tcp://127.0.0.1:6568", b"\\xff/../..", home),
+    }
+    assert len(folders) == 4
+    assert {path.parent for path in folders} == {Path("/home/me/.local/state/polybus-pirate")}
+    assert default_folder("x", None, {"XDG_STATE_HOME": "/s"}).parent == Path("/s/polybus-pirate")
+    with pytest.raises(ConfigError):
+        default_folder("x", None, {})
+
+
+# --- kills
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from polybus.dialects.pirate import journal, points
+from polybus.dialects.pirate.folder import Folder
+
+point, passings = sys.argv[2], int(sys.argv[3])
+points.WATCHED = True
+journal.GROWTH_BYTES = 300  # written anew often
+
+def passing(name, detail=""):
+    global passings
+    if name == point:
+        passings -= 1
+        if passings == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+points.passing = passing
+folder = Folder(Path(sys.argv[1]), b"me")
+told = os.open(sys.argv[1] + ".told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+for number in range(1, 31):
+    folder.opened(number, folder.state.counter)
+    os.write(told, b"opened %d\\n" % number)
+    request = folder.asked("PUT", "news", b"x" * number)
+    os.write(told, b"asked %d\\n" % request.counter)
+    folder.answered(request.counter, number, "", True)
+    os.write(told, b"answered %d\\n" % request.counter)
+    folder.read("news", number)
+    os.write(told, b"read %d\\n" % number)
+"""
+
+
+def child(folder: Path, point: str, passings: int) -> int:
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, str(folder), point, str(passings)], timeout=60
+    ).returncode
+
+
+def told(folder: Path) -> dict[str, int]:
+    """The last of each kind that the child knew to be done."""
+    lines = Path(f"{folder}.told").read_text().split("\n")[:-1]
+    return {word: int(number) for word, number in (line.split() for line in lines)}
+
+
+def check(state: State, done: dict[str, int]) -> None:
+    """All that was told is there, and at most the one change more that was on its way."""
+    assert state.id == b"me"
+    last = state.lasts.get("news", 0)
+    answered = state.outcome.counter if state.outcome else 0
+    known = {"opened": state.epoch, "asked": state.counter, "answered": answered, "read": last}
+    more = {word: known[word] - done.get(word, 0) for word in known}
+    assert set(more.values()) <= {0, 1}
+    assert sum(more.values()) <= 1
+    assert state.pending is None or state.pending.body == b"x" * state.pending.counter
+    assert (state.pending is None) == (state.counter == answered)
+
+
+@pytest.mark.parametrize("point", ["torn", "written", "kept", "rewritten", "renamed"])
+def test_killed_at_every_point_it_knows_all_that_was_told(tmp_path, point):
+    rewrites = point in ("rewritten", "renamed")
+    for passings in (2, 3) if rewrites else (1, 2, 3, 4, 50):
+        folder = tmp_path / str(passings)
+        assert child(folder, point, passings) == -signal.SIGKILL, json.dumps([point, passings])
+        found = Folder(folder, b"me")  # the lock went with the process
+        check(found.state, told(folder))
+        found.close()
+
+
+def test_killed_before_the_first_journal_it_begins_anew(tmp_path):
+    folder = tmp_path / "first"
+    assert child(folder, "rewritten", 1) == -signal.SIGKILL
+    found = Folder(folder)
+    assert found.state.id != b"me"  # nobody was ever told of that one
+    found.close()
+
+
+def test_a_child_that_nobody_kills_comes_to_its_end(tmp_path):
+    folder = tmp_path / "whole"
+    assert child(folder, "nowhere", 1) == 0
+    found = Folder(folder)
+    assert found.state.lasts == {"news": 30}
+    found.close()

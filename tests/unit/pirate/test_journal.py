@@ -1,0 +1,312 @@
+"""Whatever is torn off a journal, it was not relied on; whatever else is wrong is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.dialects.pirate import journal
+from polybus.dialects.pirate.journal import HEADER, MAGIC, NAME, NEW, Journal, encoded
+from polybus.dialects.pirate.state import (
+    Answered,
+    Asked,
+    Event,
+    Forgotten,
+    Named,
+    Opened,
+    Read,
+    State,
+    Trusted,
+)
+from polybus.errors import Damaged, StoreFault, StoreFull, WrongFormat
+
+LIFE: tuple[Event, ...] = (
+    Opened(1, 0),
+    Asked(1, "SUB", "news", b""),
+    Answered(1, 4, "", True),
+    Read("news", 5),
+    Asked(2, "PUT", "news", b"hello" * 9),
+    Opened(2, 1),
+    Answered(2, 6, "", True),
+    Asked(3, "PUT", "other", b""),
+    Answered(3, None, "NO_TOPIC", True),
+    Read("news", 6),
+    Asked(4, "UNSUB", "news", b""),
+    Opened(3, 4),
+    Forgotten(4),
+    Trusted(),
+)
+
+
+def lived(folder: Path, events: tuple[Event, ...] = LIFE) -> list[tuple[int, State]]:
+    """A journal of these events; where each ends, and what was known then."""
+    made = journal.created(folder, b"me")
+    steps = [(made._end, _copy(made.state))]
+    for event in events:
+        made.keep(event)
+        steps.append((made._end, _copy(made.state)))
+    made.close()
+    return steps
+
+
+def _copy(state: State) -> State:
+    copy = State()
+    copy.apply(state.everything())
+    return copy
+
+
+def reopened(folder: Path, data: bytes) -> State:
+    (folder / NAME).write_bytes(data)
+    found = journal.opened(folder)
+    assert found is not None
+    found.close()
+    return found.state
+
+
+def test_a_journal_is_read_as_it_was_written(tmp_path):
+    steps = lived(tmp_path)
+    found = journal.opened(tmp_path)
+    assert found is not None
+    assert found.state == steps[-1][1]
+    found.close()
+
+
+def test_cut_at_every_byte_it_has_all_events_before(tmp_path):
+    steps = lived(tmp_path)
+    data = (tmp_path / NAME).read_bytes()
+    for length in range(steps[0][0], len(data) + 1):
+        known = [state for end, state in steps if end <= length][-1]
+        assert reopened(tmp_path, data[:length]) == known, length
+        # What was torn is gone from the file: the next event begins there.
+        assert (tmp_path / NAME).stat().st_size == max(end for end, _ in steps if end <= length)
+
+
+def test_cut_at_every_byte_and_filled_with_zeros(tmp_path):
+    """A file may have grown before its bytes were on the disk."""
+    steps = lived(tmp_path)
+    data = (tmp_path / NAME).read_bytes()
+    ends = [end for end, _ in steps]
+    for (start, known), end in zip(steps, ends[1:], strict=False):
+        for length in {start, *range(start + HEADER.size, end)}:
+            torn = data[:length] + bytes(end - length)
+            if torn != data[:end]:
+                assert reopened(tmp_path, torn) == known, length
+
+
+def test_torn_at_a_sector_inside_the_head_of_an_event(tmp_path):
+    made = journal.created(tmp_path, b"me")
+    room = journal.SECTOR_BYTES - made._end - HEADER.size - 5  # a head that lies across
+    filler = next(
+        event
+        for event in (Read("n" * size, 1) for size in range(1, room))
+        if journal.SECTOR_BYTES - HEADER.size < made._end + len(encoded(event)) < 512
+    )
+    made.keep(filler)
+    start, known = made._end, _copy(made.state)
+    made.keep(Read("news", 1))
+    made.close()
+    data = (tmp_path / NAME).read_bytes()
+    assert start < journal.SECTOR_BYTES < start + HEADER.size
+    first_lost = data[:start] + bytes(512 - start) + data[512:]
+    second_lost = data[:512] + bytes(len(data) - 512)
+    for torn in (first_lost, second_lost):
+        assert reopened(tmp_path, torn) == known
+
+
+def test_a_byte_that_changed_before_the_end_is_damage(tmp_path):
+    steps = lived(tmp_path)
+    data = (tmp_path / NAME).read_bytes()
+    last_but_one = steps[-2][0]
+    for at in range(len(MAGIC), last_but_one):
+        changed = bytearray(data)
+        changed[at] ^= 0x5A
+        with pytest.raises(Damaged, match="is damaged"):
+            reopened(tmp_path, bytes(changed))
+        assert (tmp_path / NAME).read_bytes() == changed  # for somebody to look at
+
+
+def test_what_is_no_journal_is_told_from_a_damaged_one(tmp_path):
+    for data in (b"", b"polybus pirate journal 2\n", b"#!/bin/sh\n"):
+        with pytest.raises(WrongFormat, match="journal"):
+            reopened(tmp_path, data)
+    with pytest.raises(Damaged):
+        reopened(tmp_path, MAGIC)
+
+
+def test_an_event_of_a_newer_version_is_not_skipped(tmp_path):
+    lived(tmp_path)
+    strange = b"\x91\x63"  # [99]
+    head = HEADER.pack(len(strange), journal._of_length(len(strange)), crc32(strange))
+    with pytest.raises(Damaged):
+        reopened(tmp_path, (tmp_path / NAME).read_bytes() + head + strange)
+
+
+@given(st.binary(max_size=200))
+def test_any_tail_is_cut_or_told_and_never_believed(tmp_path_factory, tail):
+    folder = tmp_path_factory.mktemp("tail")
+    known = lived(folder, LIFE[:4])[-1][1]
+    try:
+        assert reopened(folder, (folder / NAME).read_bytes() + tail) == known
+    except Damaged:
+        assert tail
+
+
+# --- growing
+
+
+def grown(folder: Path) -> Journal:
+    made = journal.created(folder, b"me")
+    last = 0
+    while made._end <= journal.GROWTH_BYTES:
+        last += 1
+        made.keep(Read("news", last))
+    return made
+
+
+def test_a_journal_that_has_grown_is_written_anew(tmp_path):
+    made = grown(tmp_path)
+    last = made.state.lasts["news"]
+    sizes = set()
+    for more in range(1, 20):
+        made.keep(Read("news", last + more))
+        sizes.add((tmp_path / NAME).stat().st_size < 1000)
+    assert sizes == {True, False} or sizes == {True}
+    assert not (tmp_path / NEW).exists()
+    made.close()
+    found = journal.opened(tmp_path)
+    assert found is not None
+    assert found.state == made.state
+    found.close()
+
+
+def test_a_large_request_is_not_written_twice_while_it_is_asked(tmp_path):
+    made = journal.created(tmp_path, b"me")
+    made.keep(Asked(1, "PUT", "news", bytes(3 * journal.GROWTH_BYTES)))
+    assert (tmp_path / NAME).stat().st_size > 3 * journal.GROWTH_BYTES
+    made.keep(Answered(1, 1, "", True))
+    assert (tmp_path / NAME).stat().st_size < 1000
+    made.close()
+
+
+def test_one_that_never_took_its_place_is_removed(tmp_path):
+    steps = lived(tmp_path)
+    (tmp_path / NEW).write_bytes(MAGIC + encoded(Named(b"you")))
+    found = journal.opened(tmp_path)
+    assert found is not None
+    assert found.state == steps[-1][1]
+    assert not (tmp_path / NEW).exists()
+    found.close()
+
+
+# --- a disk that fails
+
+
+def failing(monkeypatch, name, number=errno.ENOSPC):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, name, fail)
+
+
+def test_no_room_changes_nothing(tmp_path, monkeypatch):
+    made = journal.created(tmp_path, b"me")
+    made.keep(Read("news", 1))
+    with monkeypatch.context() as patch:
+        failing(patch, "pwrite")
+        with pytest.raises(StoreFull, match=str(tmp_path)):
+            made.keep(Read("news", 2))
+    assert made.state.lasts == {"news": 1}
+    made.keep(Read("news", 3))
+    made.close()
+    found = journal.opened(tmp_path)
+    assert found is not None
+    assert found.state.lasts == {"news": 3}
+    found.close()
+
+
+def test_half_an_event_is_cut_back(tmp_path, monkeypatch):
+    made = journal.created(tmp_path, b"me")
+    honest = os.pwrite
+
+    def half(descriptor, data, at):
+        if len(data) < 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return honest(descriptor, bytes(data[:4]), at)
+
+    size = (tmp_path / NAME).stat().st_size
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", half)
+        with pytest.raises(StoreFull):
+            made.keep(Read("new", 2))
+    assert (tmp_path / NAME).stat().st_size == size
+    made.close()
+
+
+def test_a_disk_that_could_not_keep_it_is_not_asked_again(tmp_path, monkeypatch):
+    made = journal.created(tmp_path, b"me")
+    with monkeypatch.context() as patch:
+        failing(patch, "fdatasync", errno.EIO)
+        with pytest.raises(StoreFault):
+            made.keep(Read("news", 2))
+    assert made.state.lasts == {}
+    with pytest.raises(StoreFault, match="open the folder again"):
+        made.keep(Read("news", 2))
+    made.close()
+
+
+def rewritten_badly(folder, monkeypatch, fail):
+    """A journal that is written anew with each event, on a disk with no room for it."""
+    lived(folder, LIFE[:4])
+    monkeypatch.setattr(journal, "GROWTH_BYTES", 0)
+    found = journal.opened(folder)
+    assert found is not None
+    with monkeypatch.context() as patch:
+        fail(patch)
+        found.keep(Read("news", 8))
+    return found
+
+
+def no_rename(patch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(Path, "rename", fail)
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [lambda patch: failing(patch, "open"), lambda patch: failing(patch, "fsync"), no_rename],
+    ids=["open", "fsync", "rename"],
+)
+def test_a_journal_that_cannot_be_written_anew_goes_on_as_it_is(tmp_path, monkeypatch, fail):
+    found = rewritten_badly(tmp_path, monkeypatch, fail)
+    monkeypatch.setattr(journal, "GROWTH_BYTES", 10**9)
+    found.keep(Read("news", 9))
+    found.close()
+    again = journal.opened(tmp_path)
+    assert again is not None
+    assert again.state.lasts == {"news": 9}
+    again.close()
+
+
+def test_a_new_journal_that_may_not_be_on_disk_is_not_written_to(tmp_path, monkeypatch):
+    def no_folder(patch):
+        def fail(_):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        patch.setattr(journal, "_sync_folder", fail)
+
+    found = rewritten_badly(tmp_path, monkeypatch, no_folder)
+    with pytest.raises(StoreFault, match="may not be on disk"):
+        found.keep(Read("news", 9))
+    found.close()
+    again = journal.opened(tmp_path)
+    assert again is not None
+    assert again.state.lasts == {"news": 8}
+    again.close()
