@@ -1,0 +1,231 @@
+"""Pirate's messages: values to frames and back. No I/O, no clock, no sockets.
+
+    request  =  envelope | "" | PIR1 | op | client | epoch | counter | topic | own frames
+    reply    =  envelope | "" | word | what belongs to it
+
+Numbers are 8 bytes, big-endian. All frames up to the first empty one are the envelope,
+which goes back as it came. What a request's frames must look like is checked here and
+nowhere else, and before anything is stored or looked up; a request that fails is a
+`Refusal` with MALFORMED, or TOO_LARGE if only the bodies are too much.
+
+The whole format, with its reasons, is docs/spec/pirate.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+from polybus.errors import BadFrame, InvalidTopic
+from polybus.model import names
+
+VERSION: Final = b"PIR1"
+HELLO, SUB, UNSUB, PUT, GET = b"HELLO", b"SUB", b"UNSUB", b"PUT", b"GET"
+OPS: Final = frozenset({HELLO, SUB, UNSUB, PUT, GET})
+OK, MSG, NONE, ERR = b"OK", b"MSG", b"NONE", b"ERR"
+
+MALFORMED, TOO_LARGE, DENIED = "MALFORMED", "TOO_LARGE", "DENIED"
+FENCED, STALE, BUSY = "FENCED", "STALE", "BUSY"
+NO_TOPIC, NOT_SUBSCRIBED = "NO_TOPIC", "NOT_SUBSCRIBED"
+CODES: Final = (MALFORMED, TOO_LARGE, DENIED, FENCED, STALE, NO_TOPIC, NOT_SUBSCRIBED, BUSY)
+
+MAX_CLIENT_BYTES: Final = 64
+MAX_FRAME_BYTES: Final = 1 << 20
+MAX_MESSAGE_BYTES: Final = 64 << 20
+# 64 frames of the largest size hold the largest message; frames of a few kB still fit in
+# so many, and reading one message never holds up everybody else for long.
+MAX_BODY_FRAMES: Final = 4096
+# Hops on the way add a routing id of at most 255 bytes each: nobody has so many.
+MAX_ENVELOPE_FRAMES: Final = 64
+MAX_ENVELOPE_BYTES: Final = 16 << 10
+# Counters and epochs are kept in 63 bits.
+MAX_COUNTER: Final = 2**63 - 1
+
+HEAD_FRAMES: Final = 6  # version, op, client, epoch, counter, topic
+NUMBER_BYTES: Final = 8
+_NUMBER = Struct(">Q")
+
+
+class Request(NamedTuple):
+    """What a client asks for. `counter` is HELLO's random number, and 0 of GET."""
+
+    op: bytes
+    client: bytes
+    epoch: int = 0
+    counter: int = 0
+    topic: str = ""
+    body: Sequence[bytes] = ()
+    last: int = 0
+
+
+class Refusal(NamedTuple):
+    """`ERR`: one of `CODES`, and a text for people."""
+
+    code: str
+    text: str
+
+
+class Done(NamedTuple):
+    """`OK` with two numbers: of HELLO epoch and counter, else the counter and the result."""
+
+    first: int
+    second: int
+
+
+class Message(NamedTuple):
+    """`MSG`: the answer to a GET that found something."""
+
+    id: int
+    timestamp_ns: int
+    body: bytes
+
+
+class Nothing(NamedTuple):
+    """`NONE`: the answer to a GET with nothing left to read."""
+
+
+Reply = Done | Message | Nothing | Refusal
+
+
+# --- requests
+
+
+def split(frames: Sequence[bytes]) -> int:
+    """Where the envelope ends: the place of the first empty frame; -1 if there is none."""
+    try:
+        place = frames.index(b"")
+    except ValueError:
+        return -1
+    if place > MAX_ENVELOPE_FRAMES or sum(map(len, frames[:place])) > MAX_ENVELOPE_BYTES:
+        return -1
+    return place
+
+
+def parse(frames: Sequence[bytes], start: int = 0) -> Request | Refusal:
+    """The request in the frames from `start` on, or why it is none."""
+    if len(frames) - start < HEAD_FRAMES:
+        return Refusal(MALFORMED, f"a request has at least {HEAD_FRAMES} frames")
+    version, op, client, epoch, counter, topic = frames[start : start + HEAD_FRAMES]
+    own = frames[start + HEAD_FRAMES :]
+    if version != VERSION:
+        return Refusal(MALFORMED, f"the first frame is {VERSION.decode()}, of this version")
+    if op not in OPS:
+        return Refusal(MALFORMED, "the second frame is HELLO, SUB, UNSUB, PUT or GET")
+    if not 1 <= len(client) <= MAX_CLIENT_BYTES:
+        return Refusal(MALFORMED, f"a client's id has 1 to {MAX_CLIENT_BYTES} bytes")
+    if len(epoch) != NUMBER_BYTES or (len(counter) != NUMBER_BYTES and op != GET):
+        return Refusal(MALFORMED, f"epoch and counter are {NUMBER_BYTES} bytes, big-endian")
+    if op == HELLO:
+        return _hello(client, epoch, counter, topic, own)
+    try:
+        name = topic.decode()
+        names.check(name)
+    except UnicodeDecodeError:
+        return Refusal(MALFORMED, "a topic's name is UTF-8")
+    except InvalidTopic as error:
+        return Refusal(MALFORMED, str(error))
+    number = int.from_bytes(epoch)
+    if op == GET:
+        return _get(client, number, name, own)
+    count = int.from_bytes(counter)
+    if not 1 <= count <= MAX_COUNTER:
+        return Refusal(MALFORMED, f"counters go from 1 to {MAX_COUNTER}")
+    if op == PUT:
+        return _put(client, number, count, name, own)
+    if own:
+        return Refusal(MALFORMED, f"{op.decode()} has no frames of its own")
+    return Request(op, client, number, count, name)
+
+
+def _hello(
+    client: bytes, epoch: bytes, number: bytes, topic: bytes, own: Sequence[bytes]
+) -> Request | Refusal:
+    if own or topic or int.from_bytes(epoch):
+        return Refusal(MALFORMED, "HELLO has epoch 0, no topic and no frames of its own")
+    return Request(HELLO, client, 0, int.from_bytes(number))
+
+
+def _get(client: bytes, epoch: int, name: str, own: Sequence[bytes]) -> Request | Refusal:
+    if len(own) != 1 or len(own[0]) != NUMBER_BYTES:
+        return Refusal(MALFORMED, f"GET has one frame of its own: LAST, {NUMBER_BYTES} bytes")
+    return Request(GET, client, epoch, 0, name, (), int.from_bytes(own[0]))
+
+
+def _put(
+    client: bytes, epoch: int, counter: int, name: str, own: Sequence[bytes]
+) -> Request | Refusal:
+    if not own:
+        return Refusal(MALFORMED, "PUT has at least one frame of its own: the body")
+    if len(own) > MAX_BODY_FRAMES:
+        return Refusal(TOO_LARGE, f"a body has at most {MAX_BODY_FRAMES} frames, not {len(own)}")
+    size = 0
+    for frame in own:
+        size += len(frame)
+        if len(frame) > MAX_FRAME_BYTES:
+            return Refusal(TOO_LARGE, f"a body's frame has at most {MAX_FRAME_BYTES} bytes")
+    if size > MAX_MESSAGE_BYTES:
+        return Refusal(TOO_LARGE, f"a message has at most {MAX_MESSAGE_BYTES} bytes, not {size}")
+    return Request(PUT, client, epoch, counter, name, own)
+
+
+def encode(request: Request) -> list[bytes]:
+    """The frames of a request, behind its envelope's empty one."""
+    own = [u64(request.last)] if request.op == GET else list(request.body)
+    epoch, counter = u64(request.epoch), u64(request.counter)
+    return [VERSION, request.op, request.client, epoch, counter, request.topic.encode(), *own]
+
+
+# --- replies
+
+
+def done(first: int, second: int) -> list[bytes]:
+    return [OK, u64(first), u64(second)]
+
+
+def message(message_id: int, timestamp_ns: int, body: bytes | memoryview) -> list[bytes]:
+    return [MSG, u64(message_id), u64(timestamp_ns), *cut(body)]
+
+
+def nothing() -> list[bytes]:
+    return [NONE]
+
+
+def error(code: str, text: str) -> list[bytes]:
+    return [ERR, code.encode(), text.encode("utf-8", "backslashreplace")]
+
+
+def decode(frames: Sequence[bytes]) -> Reply:
+    """The reply in the frames behind the envelope's empty one; `BadFrame` if it is none."""
+    word, own = (frames[0], frames[1:]) if frames else (b"", ())
+    if word == OK and len(own) == 2:
+        return Done(_u64(own[0]), _u64(own[1]))
+    if word == MSG and len(own) >= 3:
+        return Message(_u64(own[0]), _u64(own[1]), b"".join(own[2:]))
+    if word == NONE and not own:
+        return Nothing()
+    if word == ERR and len(own) == 2:
+        return Refusal(own[0].decode("ascii", "replace"), own[1].decode("utf-8", "replace"))
+    raise BadFrame("unknown_reply")
+
+
+# --- numbers and bodies
+
+
+def u64(number: int) -> bytes:
+    return _NUMBER.pack(number)
+
+
+def _u64(frame: bytes) -> int:
+    if len(frame) != NUMBER_BYTES:
+        raise BadFrame("bad_number")
+    return int.from_bytes(frame)
+
+
+def cut(body: bytes | memoryview) -> list[bytes]:
+    """A body in frames of at most 1 MiB; an empty one is one empty frame."""
+    if len(body) <= MAX_FRAME_BYTES:
+        return [bytes(body)]
+    view = memoryview(body)
+    starts = range(0, len(view), MAX_FRAME_BYTES)
+    return [bytes(view[start : start + MAX_FRAME_BYTES]) for start in starts]
