@@ -14,6 +14,7 @@ The whole format, with its reasons, is docs/spec/pirate.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -41,6 +42,7 @@ MAX_ENVELOPE_FRAMES: Final = 64
 MAX_ENVELOPE_BYTES: Final = 16 << 10
 # Counters and epochs are kept in 63 bits.
 MAX_COUNTER: Final = 2**63 - 1
+KNOWN_NAMES: Final = 4096  # topics whose names were found good lately; at most 300 bytes each
 
 HEAD_FRAMES: Final = 6  # version, op, client, epoch, counter, topic
 NUMBER_BYTES: Final = 8
@@ -85,6 +87,8 @@ class Nothing(NamedTuple):
     """`NONE`: the answer to a GET with nothing left to read."""
 
 
+_TOO_LONG = Refusal(MALFORMED, f"a topic's name has at most {names.MAX_NAME_BYTES} bytes")
+
 Reply = Done | Message | Nothing | Refusal
 
 
@@ -104,27 +108,17 @@ def split(frames: Sequence[bytes]) -> int:
 
 def parse(frames: Sequence[bytes], start: int = 0) -> Request | Refusal:
     """The request in the frames from `start` on, or why it is none."""
-    if len(frames) - start < HEAD_FRAMES:
-        return Refusal(MALFORMED, f"a request has at least {HEAD_FRAMES} frames")
-    version, op, client, epoch, counter, topic = frames[start : start + HEAD_FRAMES]
+    head = frames[start : start + HEAD_FRAMES]
+    problem = _problem(head)
+    if problem is not None:
+        return Refusal(MALFORMED, problem)
+    _, op, client, epoch, counter, topic = head
     own = frames[start + HEAD_FRAMES :]
-    if version != VERSION:
-        return Refusal(MALFORMED, f"the first frame is {VERSION.decode()}, of this version")
-    if op not in OPS:
-        return Refusal(MALFORMED, "the second frame is HELLO, SUB, UNSUB, PUT or GET")
-    if not 1 <= len(client) <= MAX_CLIENT_BYTES:
-        return Refusal(MALFORMED, f"a client's id has 1 to {MAX_CLIENT_BYTES} bytes")
-    if len(epoch) != NUMBER_BYTES or (len(counter) != NUMBER_BYTES and op != GET):
-        return Refusal(MALFORMED, f"epoch and counter are {NUMBER_BYTES} bytes, big-endian")
     if op == HELLO:
         return _hello(client, epoch, counter, topic, own)
-    try:
-        name = topic.decode()
-        names.check(name)
-    except UnicodeDecodeError:
-        return Refusal(MALFORMED, "a topic's name is UTF-8")
-    except InvalidTopic as error:
-        return Refusal(MALFORMED, str(error))
+    name = _name(topic) if len(topic) <= names.MAX_NAME_BYTES else _TOO_LONG
+    if isinstance(name, Refusal):
+        return name
     number = int.from_bytes(epoch)
     if op == GET:
         return _get(client, number, name, own)
@@ -136,6 +130,33 @@ def parse(frames: Sequence[bytes], start: int = 0) -> Request | Refusal:
     if own:
         return Refusal(MALFORMED, f"{op.decode()} has no frames of its own")
     return Request(op, client, number, count, name)
+
+
+def _problem(head: Sequence[bytes]) -> str | None:
+    if len(head) < HEAD_FRAMES:
+        return f"a request has at least {HEAD_FRAMES} frames"
+    version, op, client, epoch, counter, _ = head
+    if version != VERSION:
+        return f"the first frame is {VERSION.decode()}, the version of this bus"
+    if op not in OPS:
+        return "the second frame is HELLO, SUB, UNSUB, PUT or GET"
+    if not 1 <= len(client) <= MAX_CLIENT_BYTES:
+        return f"a client's id has 1 to {MAX_CLIENT_BYTES} bytes"
+    if len(epoch) != NUMBER_BYTES or (len(counter) != NUMBER_BYTES and op != GET):
+        return f"epoch and counter are {NUMBER_BYTES} bytes, big-endian"
+    return None
+
+
+@lru_cache(KNOWN_NAMES)
+def _name(topic: bytes) -> str | Refusal:
+    try:
+        name = topic.decode()
+        names.check(name)
+    except UnicodeDecodeError:
+        return Refusal(MALFORMED, "a topic's name is UTF-8")
+    except InvalidTopic as error:
+        return Refusal(MALFORMED, str(error))
+    return name
 
 
 def _hello(
