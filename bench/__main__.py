@@ -22,6 +22,7 @@ from bench.harness.places import OUTPUT, Unavailable
 from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
 from bench.native import run as native
+from bench.pirate import run as pirate
 from bench.rqueue import run as rqueue
 from bench.spark import run as spark
 from bench.store import run as store
@@ -40,6 +41,7 @@ BENCHMARKS = {
     "store": Benchmark(store.NAMES, store.run),
     "native": Benchmark(native.NAMES, native.run),
     "fdq": Benchmark(fdq.NAMES, fdq.run),
+    "pirate": Benchmark(pirate.NAMES, pirate.run),
     "spark": Benchmark(spark.NAMES, spark.run),
 }
 SOAKS = {"store": soak.run}

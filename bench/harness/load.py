@@ -9,7 +9,16 @@ from typing import Any
 
 from bench.harness.places import compiled
 
-SOURCES = ("load.c", "plan.c", "party.c", "stream.c", "frames.c", "latency.c", "answered.c")
+SOURCES = (
+    "load.c",
+    "plan.c",
+    "party.c",
+    "stream.c",
+    "frames.c",
+    "latency.c",
+    "answered.c",
+    "numbered.c",
+)
 # The generator gives up by itself after 15 s without progress; this is for a generator gone wrong.
 RUN_TIMEOUT_S = 120.0
 
@@ -58,6 +67,7 @@ class Plan:
     subscribers: tuple[Party, ...]
     aside: bytes = b""
     settings: dict[str, str] = field(default_factory=dict)
+    beginning: bytes = b""
 
     def encode(self, cycles: int) -> bytes:
         lines = [f"mode {self.mode}", f"cycles {cycles}"]
@@ -65,6 +75,8 @@ class Plan:
         text = "\n".join(lines).encode() + b"\n"
         if self.aside:
             text += f"aside {len(self.aside)}\n".encode() + self.aside
+        if self.beginning:
+            text += f"beginning {len(self.beginning)}\n".encode() + self.beginning
         publishers = _encode_parties("publisher", self.publishers)
         return text + publishers + _encode_parties("subscriber", self.subscribers)
 

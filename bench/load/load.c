@@ -15,7 +15,8 @@ int main(void) {
                  {"frames", run_frames},
                  {"turns", run_turns},
                  {"latency", run_latency},
-                 {"answered", run_answered}};
+                 {"answered", run_answered},
+                 {"numbered", run_numbered}};
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* never outlive the harness */
     read_plan(&plan);
     for (size_t i = 0; i < sizeof modes / sizeof *modes; ++i) {

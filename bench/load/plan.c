@@ -53,7 +53,18 @@ static int read_setting(Plan *plan, const char *word) {
         return scanf("%zu %zu %zu", &plan->frame_out, &plan->frame_in, &plan->tag) == 3;
     if (!strcmp(word, "answers"))
         return scanf("%ld %15s %15s", &plan->answers, plan->good, plan->bad) == 3;
+    if (!strcmp(word, "numbered"))
+        return scanf("%zu %zu %zu %ld", &plan->number_at, &plan->answer_size, &plan->answer_at,
+                     &plan->answer_more) == 4;
     return 0;
+}
+
+static Bytes read_sized(const char *word) {
+    size_t size;
+    if (scanf("%zu", &size) != 1)
+        fail("%s needs its length", word);
+    end_line();
+    return read_bytes(size);
 }
 
 void read_plan(Plan *plan) {
@@ -64,11 +75,9 @@ void read_plan(Plan *plan) {
         } else if (!strcmp(word, "subscriber")) {
             add_party(plan->subscribers, &plan->subscriber_count);
         } else if (!strcmp(word, "aside")) {
-            size_t size;
-            if (scanf("%zu", &size) != 1)
-                fail("an aside needs its length");
-            end_line();
-            plan->aside = read_bytes(size);
+            plan->aside = read_sized(word);
+        } else if (!strcmp(word, "beginning")) {
+            plan->beginning = read_sized(word);
         } else if (!read_setting(plan, word)) {
             fail("unknown or incomplete plan line: %s", word);
         }

@@ -9,13 +9,16 @@
  * A plan is read from standard input, lines of a word and numbers, each followed by raw bytes
  * where the numbers are lengths:
  *
- *   mode stream|frames|turns|latency|answered
+ *   mode stream|frames|turns|latency|answered|numbered
  *   cycles N                      how often each publisher sends its stream (stream) or its frames
  *   warmup N                      latency: the first N frames are sent but not counted
  *   seconds S                     stream: send until S seconds have passed, whole cycles only
  *   bytes_per_s N                 stream: each subscriber reads no faster than this
  *   frame OUT IN TAG              lengths of a frame sent and received; where its sender's number is
  *   answers N GOOD BAD            answered: so many answers a turn; how good ones and refusals begin
+ *   numbered AT SIZE IN MORE      numbered: where the number is in a request; how long an answer is,
+ *                                 where its number is, and how much more than the request's
+ *   beginning LEN                 numbered: how a good answer begins
  *   aside LEN                     bytes the server may put between messages (the PING of NATS)
  *   publisher PORT HELLO SKIP THEN UNTIL STREAM
  *   subscriber PORT HELLO SKIP THEN UNTIL STREAM
@@ -50,7 +53,9 @@ typedef struct {
     size_t frame_out, frame_in, tag;
     long answers;
     char good[16], bad[16];
-    Bytes aside;
+    size_t number_at, answer_size, answer_at;
+    long answer_more;
+    Bytes aside, beginning;
     Party publishers[MAX_PARTIES], subscribers[MAX_PARTIES];
     int publisher_count, subscriber_count;
 } Plan;
@@ -63,6 +68,7 @@ void run_frames(Plan *plan);
 void run_turns(Plan *plan);
 void run_latency(Plan *plan);
 void run_answered(Plan *plan);
+void run_numbered(Plan *plan);
 
 /* What one subscriber has received: `at` in its stream's cycle, `aside` inside an aside. */
 typedef struct {

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,22 +27,24 @@ class Bus:
     pid: int
     url: str  # of the native port
     rqueue_port: int
+    ports: Mapping[str, int]  # by dialect
 
 
 @contextmanager
-def bus(name: str, folder: Path, *command: str) -> Iterator[Bus]:
+def bus(name: str, folder: Path, *command: str, others: Sequence[str] = ()) -> Iterator[Bus]:
     """A server with a native port, started by this command; its log is build/bench/NAME.log."""
-    listen = ["native=grpc://127.0.0.1:0", "rqueue=tcp://127.0.0.1:0"]
+    listen = ["native=grpc://127.0.0.1:0", "rqueue=tcp://127.0.0.1:0", *others]
     flags = [flag for one in listen for flag in ("--listen", one)]
     admin = f"admin=unix:{folder / (name.replace(' ', '-') + '.sock')}"
     with Program(name, [*command, *flags, "--listen", admin]) as program:
-        ports: dict[str, str] = {}
+        ports: dict[str, int] = {}
         while (line := program.line()) != "ready":
             if found := re.fullmatch(r"listening (\w+) \w+://127\.0\.0\.1:(\d+)", line):
-                ports[found[1]] = found[2]
-        if set(ports) != {"native", "rqueue"}:
+                ports[found[1]] = int(found[2])
+        if not {"native", "rqueue"} <= set(ports):
             raise DidNotStart(f"{name} named no ports; see {program.log}")
-        yield Bus(program.pid, f"grpc://127.0.0.1:{ports['native']}", int(ports["rqueue"]))
+        url = f"grpc://127.0.0.1:{ports['native']}"
+        yield Bus(program.pid, url, ports["rqueue"], ports)
 
 
 class Produce:

@@ -1,0 +1,101 @@
+"""A bus with a pirate's listener, and what must be there before it is measured."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+from bench.harness.load import LoadFailed
+from bench.harness.places import installed
+from bench.native.contenders import Bus, bus
+from bench.pirate.clients import BODY
+from polybus.native import Client
+from polybus.testing.pirate import wire
+from polybus.testing.pirate.bare import Bare
+
+LISTEN = "pirate=tcp://127.0.0.1:0"
+BATCH = 1000
+COLLECT_S = 0.05
+
+
+@contextmanager
+def pirate_bus(folder: Path) -> Iterator[Bus]:
+    polybus = str(installed("polybus", "make setup"))
+    data = ("serve", "--data", str(folder / "data"))
+    with bus("pirate", folder, polybus, *data, others=[LISTEN]) as ours:
+        yield ours
+
+
+def endpoint(bus: Bus) -> str:
+    return f"tcp://127.0.0.1:{bus.ports['pirate']}"
+
+
+def greet(bus: Bus, clients: Sequence[bytes]) -> None:
+    with Bare(endpoint(bus), b"") as bare:
+        for client in clients:
+            _demand(bare, wire.hello(client, 1))
+
+
+def subscribe(bus: Bus, clients: Sequence[bytes], topic: str, counter: int = 1) -> None:
+    """Whatever comes later in the topic is theirs to read; this counter goes to it."""
+    greet(bus, clients)
+    with Bare(endpoint(bus), b"") as bare:
+        for client in clients:
+            _demand(bare, wire.counted(wire.SUB, client, 1, counter, topic))
+
+
+def _demand(bare: Bare, request: Sequence[bytes]) -> None:
+    answer = bare.ask(request)
+    if answer[0] != "OK":
+        raise LoadFailed(f"{request[1].decode()}: {answer}")
+
+
+class Filled:
+    """A topic that has as many messages as somebody is going to read."""
+
+    def __init__(self, bus: Bus, topic: str) -> None:
+        self._client = Client(bus.url.replace("grpc", "polybus"))
+        self._producer = self._client.producer()
+        self._topic, self._messages = topic, 0
+
+    def up_to(self, newest: int) -> None:
+        while self._messages < newest:
+            self._producer.produce(self._topic, [BODY] * BATCH).result()
+            self._messages += BATCH
+
+    def close(self) -> None:
+        self._producer.close()
+        self._client.close()
+
+
+class Collecting:
+    """One that follows a topic's end while others write: all before it has been read.
+
+    It puts a message to learn the newest id, and gets with that as its LAST.
+    """
+
+    def __init__(self, bus: Bus, client: bytes, topic: str) -> None:
+        self._endpoint, self._client, self._topic = endpoint(bus), client, topic
+        self._ending = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+        self.failure: str = ""
+
+    def __enter__(self) -> "Collecting":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ending.set()
+        self._thread.join()
+        if self.failure:
+            raise LoadFailed(self.failure)
+
+    def _run(self) -> None:
+        with closing(Bare(self._endpoint, self._client)) as bare:
+            bare.hello()
+            while not self._ending.wait(COLLECT_S):
+                word, _, newest = bare.put(self._topic, BODY)
+                if word != "OK" or not isinstance(newest, int):
+                    self.failure = f"the one who collects was told {word}"
+                    return
+                bare.ask(wire.get(self._client, bare.epoch, self._topic, newest))
