@@ -19,9 +19,9 @@ from polybus.errors import PolybusError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from polybus import native
-    from polybus.dialects import fdq, freud, rqueue
+    from polybus.dialects import fdq, freud, gsb, rqueue
 
-__all__ = ["PolybusError", "__version__", "fdq", "freud", "native", "rqueue"]
+__all__ = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "rqueue"]
 
 __version__ = "0.1.0"
 
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "fdq": "polybus.dialects.fdq",
     "freud": "polybus.dialects.freud",
+    "gsb": "polybus.dialects.gsb",
     "native": "polybus.native",
     "rqueue": "polybus.dialects.rqueue",
 }

@@ -27,7 +27,9 @@
     │   │   └── Expired               it gave no sign of life for too long: join again
     │   ├── OutOfSequence         a stamp's counter leaves a gap
     │   ├── Stale                 a stamp's counter was used, and for what is not known any more
+    │   ├── CallCancelled         a call that was cancelled before its answer
     │   └── LimitReached          a named limit or quota is used up
+    ├── ServiceFailed         a service was called, and says that it failed
     ├── StoreFault            what is stored cannot be used as it is
     │   ├── Damaged               bytes that are not what was written
     │   └── WrongFormat           written by another version of polybus, or not by polybus
@@ -36,6 +38,8 @@
         ├── DataFolderInUse       another bus owns the data folder
         ├── StoreFull             the disk has no room; nothing was changed
         ├── StoreClosed           the store was closed, or belongs to the parent of a fork
+        ├── ServiceGone           the service that was called went away
+        ├── DeadlinePassed        no answer came in time
         ├── NotConnected          no bus answers at the address
         └── ConnectionLost        the connection ended while something waited on it
 
@@ -174,6 +178,10 @@ class Stale(Refused):
     code = "stale"
 
 
+class CallCancelled(Refused):
+    code = "call_cancelled"
+
+
 class LimitReached(Refused):
     """`limit` is the name of the setting that was reached."""
 
@@ -182,6 +190,17 @@ class LimitReached(Refused):
     def __init__(self, limit: str, text: str | None = None) -> None:
         super().__init__(text or f"limit reached: {limit}")
         self.limit = limit
+
+
+class ServiceFailed(PolybusError):
+    """`status` and `data` are what the service said: a number of its own, and anything more."""
+
+    code = "service_failed"
+
+    def __init__(self, text: str, status: int = 500, data: object = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.data = data
 
 
 class StoreFault(PolybusError):
@@ -218,6 +237,14 @@ class StoreClosed(Unavailable):
     code = "store_closed"
 
 
+class ServiceGone(Unavailable):
+    code = "service_gone"
+
+
+class DeadlinePassed(Unavailable):
+    code = "deadline_passed"
+
+
 class NotConnected(Unavailable):
     code = "not_connected"
 
@@ -248,5 +275,6 @@ def _by_code() -> dict[str, type[PolybusError]]:
 _TRAVELS_WITHOUT: dict[type[PolybusError], dict[str, object]] = {
     BadFrame: {"reason": ""},
     LimitReached: {"limit": ""},
+    ServiceFailed: {"status": 500, "data": None},
     Trimmed: {"start": -1},
 }

@@ -15,7 +15,7 @@ import pytest
 import polybus
 from polybus import errors
 
-PUBLIC_NAMES = ["PolybusError", "__version__", "fdq", "freud", "native", "rqueue"]
+PUBLIC_NAMES = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "rqueue"]
 
 # Name → (stable code, who is to blame: the class it descends from).
 ERRORS = {
@@ -46,7 +46,9 @@ ERRORS = {
     "Expired": ("expired", "Fenced"),
     "OutOfSequence": ("out_of_sequence", "Refused"),
     "Stale": ("stale", "Refused"),
+    "CallCancelled": ("call_cancelled", "Refused"),
     "LimitReached": ("limit_reached", "Refused"),
+    "ServiceFailed": ("service_failed", "PolybusError"),
     "StoreFault": ("store_fault", "PolybusError"),
     "Damaged": ("damaged", "StoreFault"),
     "WrongFormat": ("wrong_format", "StoreFault"),
@@ -55,6 +57,8 @@ ERRORS = {
     "DataFolderInUse": ("data_folder_in_use", "Unavailable"),
     "StoreFull": ("store_full", "Unavailable"),
     "StoreClosed": ("store_closed", "Unavailable"),
+    "ServiceGone": ("service_gone", "Unavailable"),
+    "DeadlinePassed": ("deadline_passed", "Unavailable"),
     "NotConnected": ("not_connected", "Unavailable"),
     "ConnectionLost": ("connection_lost", "Unavailable"),
 }

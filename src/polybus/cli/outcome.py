@@ -7,6 +7,7 @@
 3    no bus answers, or it went away
 4    the bus understood and refused
 5    the other side does not speak the protocol
+6    a service was called, and failed
 130  Ctrl-C
 """
 
@@ -28,6 +29,7 @@ EXIT_CODES: tuple[tuple[type[errors.PolybusError], int], ...] = (
     (errors.Unavailable, 3),
     (errors.Refused, 4),
     (errors.PeerError, 5),
+    (errors.ServiceFailed, 6),
     (errors.PolybusError, 1),
 )
 USAGE = 2

@@ -34,6 +34,7 @@ EXPECTED = {
     errors.Denied: 4,
     errors.LimitReached: 4,
     errors.BadFrame: 5,
+    errors.ServiceFailed: 6,
     errors.PolybusError: 1,
 }
 
@@ -43,7 +44,7 @@ def test_every_error_has_a_line_and_a_code(kind, capsys):
     code = outcome.tell(make(kind))
     out, err = capsys.readouterr()
     assert code == EXPECTED.get(kind, code)
-    assert 1 <= code <= 5
+    assert 1 <= code <= 6
     assert out == ""
     assert err.startswith("polybus: ")
     assert err.count("\n") == 1

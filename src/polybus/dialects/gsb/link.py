@@ -1,0 +1,502 @@
+"""One connection of a client to a GSB bus, from dialling to its end.
+
+A link writes frames (`send`) and deals out what comes: replies to the calls that
+wait, requests to the services, all else to `other`. Frames of one turn of the loop
+go out together. A link never comes back: when it has ended, everybody who waited
+for something is told why, and the client makes another.
+
+It reads as long as what it has read is wanted. Streams that nobody
+reads fill up; then the socket is left alone, unless something else is waited
+for on this connection, which would otherwise wait for ever (see `_regulate`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from polybus.dialects.gsb import codec, sp
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.options import ClientOptions
+from polybus.errors import (
+    AddressError,
+    BadFrame,
+    ConnectionLost,
+    LimitReached,
+    NotConnected,
+    PolybusError,
+    TooLarge,
+)
+from polybus.kernel.gsb_client import (
+    REPLY,
+    REQUEST,
+    encode_call,
+    encode_reply,
+    read_packet,
+    scan,
+)
+from polybus.model.address import Address
+from polybus.model.limits import KIB, MIB
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# One system call brings this much; a larger packet gets a buffer of its own.
+READ_BUFFER_BYTES = 256 * KIB
+# Over this, senders wait: enough to keep the socket busy while the next is encoded.
+WRITE_HIGH_WATER_BYTES = 1 * MIB
+# Data of this size is handed to the system as it is, not copied behind its head first.
+LARGE_BYTES = 64 * KIB
+# What stands around the data of a packet, at most: tags, lengths, address, ids.
+AROUND_DATA_BYTES = 1 * KIB
+# A peer whose host vanished is noticed after about 30 + 3 × 10 s of silence.
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+SCHEMES = ("tcp", "tls+tcp", "ipc", "unix")
+
+# As the kernel gives it: a tuple by its kind.
+Packet = tuple[Any, ...]
+
+CLOSED_BY_BUS = (
+    "the bus closed the connection: it stopped, a limit was reached, or it was sent what it"
+    " cannot accept (its log says which)"
+)
+
+
+class Unread(Protocol):
+    """What holds bytes that nobody has read yet, and can be cut."""
+
+    held_bytes: int
+
+    def fail(self, error: PolybusError) -> None: ...
+
+
+class Arriving(Unread, Protocol):
+    """Who gets the replies of one call, and with them its end."""
+
+    @property
+    def is_waited_for(self) -> bool: ...
+
+    def take(self, code: int, kind: int, data: Buffer) -> bool:
+        """One reply; was it the last?"""
+
+
+class Services(Protocol):
+    """Who gets the calls of others."""
+
+    def __len__(self) -> int: ...
+    def take(self, request: Packet) -> None: ...
+    def begin(self) -> None: ...
+    def credit(self, request_id: bytes, replies: int) -> None: ...
+    def cancel(self, request_id: bytes) -> None: ...
+
+
+class Link(asyncio.BufferedProtocol):
+    """See the top of the file. `error` is why it ended, None if we closed it ourselves."""
+
+    def __init__(
+        self,
+        address: Address,
+        options: ClientOptions,
+        services: Services,
+        on_broadcast: Callable[[pb.BroadcastRequest], None],
+        on_end: Callable[[Link], None],
+    ) -> None:
+        self.address = address
+        self.options = options
+        self.ended = asyncio.Event()
+        self.error: PolybusError | None = None
+        self.is_ipc = address.is_unix
+        self.held_bytes = 0  # of all that is received and not read
+        self.unread: set[Unread] = set()  # who holds them
+        self.calls: dict[bytes, Arriving] = {}
+        self._services = services
+        self._on_broadcast = on_broadcast
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._greeted = False
+        self._main = bytearray(READ_BUFFER_BYTES)
+        self._view = memoryview(self._main)
+        self._large = False  # is the buffer that of one large packet?
+        self._filled = 0
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._ids = itertools.count(1)
+        self._expected: dict[str, deque[asyncio.Future[tuple[int, str]]]] = {}
+        self._pings: dict[bytes, asyncio.Future[None]] = {}
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._closing = False
+        self._reading = True
+
+    # --- calls
+
+    @property
+    def is_up(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def call(self, address: bytes, data: bytes, arriving: Arriving) -> bytes:
+        """Send a call; its id. `arriving` gets what comes back, or is told that nothing will."""
+        request_id = b"%x" % next(self._ids)
+        self._check(data)
+        self.calls[request_id] = arriving
+        if len(data) < LARGE_BYTES:
+            self.send(encode_call(self.is_ipc, address, request_id, data))
+        else:
+            self.send(encode_call(self.is_ipc, address, request_id, len(data)), data)
+        self.wanted()
+        return request_id
+
+    def cancel(self, request_id: bytes) -> None:
+        """End a call that is open, here and at the bus; what still comes of it is thrown away."""
+        arriving = self.calls.pop(request_id, None)
+        if arriving is None:
+            return
+        self.release(arriving)
+        packet = pb.Packet()
+        packet.cancel.request_id = request_id.decode()
+        self.send_packet(packet)
+
+    def reply(self, request_id: bytes, code: int, partial: bool, data: bytes) -> None:
+        self._check(data)
+        if len(data) < LARGE_BYTES:
+            self.send(encode_reply(self.is_ipc, request_id, code, partial, data))
+        else:
+            self.send(encode_reply(self.is_ipc, request_id, code, partial, len(data)), data)
+
+    def _check(self, data: bytes) -> None:
+        most = self.options.max_packet_bytes - AROUND_DATA_BYTES
+        if len(data) > most:
+            raise TooLarge(
+                f"{len(data)} bytes of data, and max_packet_bytes leaves room for {most}"
+            )
+
+    # --- everything else that is asked
+
+    async def ask(self, packet: pb.Packet) -> tuple[int, str]:
+        """Send register, subscribe and the like; code and message of the answer."""
+        answer = self.asked(packet)
+        return await self.answered(answer)
+
+    def asked(self, packet: pb.Packet) -> asyncio.Future[tuple[int, str]]:
+        kind = str(packet.WhichOneof("kind")).removesuffix("_request")
+        answer: asyncio.Future[tuple[int, str]] = self._loop.create_future()
+        self._expected.setdefault(kind, deque()).append(answer)
+        self.send_packet(packet)
+        self._regulate()
+        return answer
+
+    async def answered(self, answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
+        timeout_s = self.options.answer_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise NotConnected(f"no answer from {self.address} within {timeout_s:g} s") from None
+
+    async def ping(self) -> None:
+        """Return when the bus has answered, and so has read all that was sent before."""
+        token = b"%x" % next(self._ids)
+        pong: asyncio.Future[None] = self._loop.create_future()
+        self._pings[token] = pong
+        packet = pb.Packet()
+        packet.ping.token = token
+        self.send_packet(packet)
+        self._regulate()
+        try:
+            await pong
+        finally:
+            del self._pings[token]
+
+    # --- writing
+
+    def send(self, *frames: bytes) -> None:
+        """Hand over frames; all of one turn go out together. `ConnectionLost` if it has ended."""
+        if not self._out:
+            if self._transport is None or self._transport.is_closing():
+                raise self.lost()
+            self._loop.call_soon(self._flush)
+        self._out += frames
+        self._out_bytes += len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
+        if self._out_bytes > WRITE_HIGH_WATER_BYTES:
+            self._flush()
+
+    def send_packet(self, packet: pb.Packet) -> None:
+        self.send(sp.frame(packet.SerializeToString(), sp.Form(int(self.is_ipc))))
+
+    def _flush(self) -> None:
+        out, self._out, self._out_bytes = self._out, [], 0
+        if out and self.is_up:
+            assert self._transport is not None
+            if len(out) == 1:
+                self._transport.write(out[0])
+            else:
+                self._transport.writelines(out)
+
+    @property
+    def is_full(self) -> bool:
+        return not self._writable.is_set()
+
+    async def room(self) -> None:
+        """Wait until there is room for more; `ConnectionLost` if the link ends first."""
+        await self._writable.wait()
+        if not self.is_up:
+            raise self.lost()
+
+    # --- its end
+
+    def close(self) -> None:
+        """End it once everything written has gone out."""
+        self._flush()
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End it at once."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def lost(self) -> PolybusError:
+        """The error for whoever waited on this link."""
+        if isinstance(self.error, BadFrame):
+            return self.error
+        return ConnectionLost(str(self.error or f"the connection to {self.address} is closed"))
+
+    # --- what the event loop does with it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = stream = cast(asyncio.Transport, transport)
+        stream.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        if not self.address.is_unix:
+            for level, option, value in KEEPALIVE:
+                stream.get_extra_info("socket").setsockopt(level, option, value)
+        stream.write(sp.GREETING)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        try:
+            if self._large:
+                self._fill_large()
+            elif self._greeted or self._greet():
+                self._take_packets()
+        except BadFrame as error:
+            return self._refuse(error)
+        if self.held_bytes > self.options.max_unread_bytes:
+            self._regulate()
+        return None
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.error is None and not self._closing:
+            reason = f" ({exc})" if exc else ""
+            self.error = ConnectionLost(f"{self.address}: {CLOSED_BY_BUS}{reason}")
+        self.ended.set()
+        self._writable.set()
+        calls, self.calls = self.calls, {}
+        for arriving in calls.values():
+            arriving.fail(self.lost())
+        for answers in self._expected.values():
+            for answer in answers:
+                _fail(answer, self.lost())
+        for pong in self._pings.values():
+            _fail(pong, self.lost())
+        self._on_end(self)
+
+    # --- reading
+
+    def _greet(self) -> bool:
+        size = len(sp.GREETING)
+        sp.check_greeting(bytes(self._main[: min(self._filled, size)]))
+        if self._filled < size:
+            return False
+        self._keep(size)
+        self._greeted = True
+        return self._filled > 0
+
+    def _take_packets(self) -> None:
+        try:
+            consumed, packets, wanted = scan(
+                self._main, 0, self._filled, self.is_ipc, self.options.max_packet_bytes
+            )
+        except ValueError as error:
+            raise BadFrame(str(error)) from None
+        if consumed:
+            self._keep(consumed)
+        if wanted > READ_BUFFER_BYTES:
+            self._grow(wanted)
+        self._deal(packets)
+
+    def _keep(self, consumed: int) -> None:
+        """Only what stands behind so many bytes."""
+        rest = self._filled - consumed
+        if rest:
+            self._view[:rest] = self._view[consumed : self._filled]
+        self._filled = rest
+
+    def _grow(self, size: int) -> None:
+        """The rest of a large packet comes into a buffer of its own, and nothing else."""
+        frame = bytearray(size)
+        frame[: self._filled] = self._view[: self._filled]
+        self._view = memoryview(frame)
+        self._large = True
+
+    def _fill_large(self) -> None:
+        if self._filled < len(self._view):
+            return
+        frame = self._view.obj
+        self._view, self._large, self._filled = memoryview(self._main), False, 0
+        self._deal([read_packet(cast(bytearray, frame), self.is_ipc)])
+
+    def _deal(self, packets: list[Packet]) -> None:
+        calls, requested = self.calls, False
+        for packet in packets:
+            kind = packet[0]
+            if kind == REPLY:
+                arriving = calls.get(packet[1])
+                if arriving is not None and arriving.take(packet[2], packet[3], packet[4]):
+                    calls.pop(packet[1], None)
+            elif kind == REQUEST:
+                self._services.take(packet)
+                requested = True
+            else:
+                self._take_other(packet[1])
+        if requested:
+            self._services.begin()
+
+    def _take_other(self, payload: bytes) -> None:
+        packet = codec.packet(payload)
+        kind = str(packet.WhichOneof("kind"))
+        answers = self._expected.get(kind.removesuffix("_reply"))
+        if kind == "broadcast_request":
+            self._on_broadcast(packet.broadcast_request)
+        elif kind == "credit":
+            self._services.credit(packet.credit.request_id.encode(), packet.credit.replies)
+        elif kind == "cancel":
+            self._services.cancel(packet.cancel.request_id.encode())
+        elif kind == "ping":
+            self._pong(packet.ping.token)
+        elif kind == "pong":
+            self._ponged(packet.pong.token)
+        elif kind in ("call_reply", "call_request"):
+            self._deal([_spelled_out(packet)])
+        elif kind.endswith("_reply") and answers:
+            reply = getattr(packet, kind)
+            _fulfil(answers.popleft(), (reply.code, reply.message))
+        else:
+            raise BadFrame(codec.WRONG_DIRECTION)
+
+    def _pong(self, token: bytes) -> None:
+        packet = pb.Packet()
+        packet.pong.token = token
+        self.send_packet(packet)
+
+    def _ponged(self, token: bytes) -> None:
+        pong = self._pings.get(token)
+        if pong is not None and not pong.done():
+            pong.set_result(None)
+
+    def _refuse(self, error: BadFrame) -> None:
+        self.error = self.error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what is received and not read
+
+    def hold(self, by: Unread, nbytes: int) -> None:
+        by.held_bytes += nbytes
+        self.held_bytes += nbytes
+        self.unread.add(by)
+
+    def release(self, by: Unread) -> None:
+        """All that it holds was read, or thrown away."""
+        self.held_bytes -= by.held_bytes
+        by.held_bytes = 0
+        self.unread.discard(by)
+        self.wanted()
+
+    def wanted(self) -> None:
+        """Somebody waits for what may lie in the socket."""
+        if not self._reading:
+            self._regulate()
+
+    def _regulate(self) -> None:
+        """Read on, leave the socket alone, or cut who holds most."""
+        over = self.held_bytes > self.options.max_unread_bytes
+        wanted = not over or self._is_waited_for()
+        if over and wanted and self.held_bytes > self.options.cut_unread_bytes:
+            self._cut(max(self.unread, key=lambda one: one.held_bytes))
+        if wanted != self._reading and self.is_up:
+            self._reading = wanted
+            assert self._transport is not None
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _is_waited_for(self) -> bool:
+        return (
+            bool(self._pings)
+            or len(self._services) > 0
+            or any(self._expected.values())
+            or any(arriving.is_waited_for for arriving in self.calls.values())
+        )
+
+    def _cut(self, fullest: Unread) -> None:
+        fullest.fail(LimitReached("cut_unread_bytes", "too much was received and not read"))
+        for request_id in [one for one, by in self.calls.items() if by is fullest]:
+            self.cancel(request_id)
+        self.release(fullest)
+
+
+def _spelled_out(packet: pb.Packet) -> Packet:
+    """A call or a reply that the protobuf library had to read, as the kernel gives others."""
+    if packet.WhichOneof("kind") == "call_reply":
+        reply = packet.call_reply
+        return (REPLY, reply.request_id.encode(), reply.code, reply.type, reply.data)
+    call = packet.call_request
+    return (REQUEST, call.request_id.encode(), call.data, call.caller, call.address)
+
+
+def _fulfil(waiter: asyncio.Future[tuple[int, str]], result: tuple[int, str]) -> None:
+    if not waiter.done():
+        waiter.set_result(result)
+
+
+def _fail(
+    waiter: asyncio.Future[tuple[int, str]] | asyncio.Future[None], error: PolybusError
+) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()  # who has given up need not be told that nobody looked
+
+
+async def dial(link: Link) -> None:
+    """Connect `link` to its address. Failures are OSErrors."""
+    address, loop = link.address, asyncio.get_running_loop()
+    if address.scheme not in SCHEMES:
+        raise AddressError(f"GSB is reached by tcp://, tls+tcp:// or ipc://, not {address}")
+    if address.is_unix:
+        await loop.create_unix_connection(lambda: link, address.path)
+        return
+    tls = (link.options.tls or ssl.create_default_context()) if address.is_encrypted else None
+    await loop.create_connection(lambda: link, address.host, address.port, ssl=tls)

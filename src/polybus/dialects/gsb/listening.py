@@ -1,0 +1,148 @@
+"""Subscriptions: what is broadcast on a topic, as an async iterator.
+
+The bus sends a topic once to a connection; here it is given to everybody who
+subscribed to it. Whoever does not read loses what comes when `max_unread_bytes` are
+waiting for him, counted in `lost`; nobody waits for him.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from polybus.dialects.gsb import codec
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.errors import PolybusError
+
+# What an empty message weighs: an object for it.
+MESSAGE_BYTES = 128
+
+
+class Broadcast(NamedTuple):
+    """One message. `body` is its bytes: what rqueue, Freud and others wrote is any bytes."""
+
+    topic: str
+    body: bytes
+    caller: str
+
+    @property
+    def data(self) -> Any:
+        """The value that a GSB client broadcast; ValueError if the body is not msgpack."""
+        return codec.unpack(self.body)
+
+
+class Subscription:
+    """Made by `Client.subscribe`: an async iterator of what is broadcast from then on.
+
+    It goes on over reconnects; what was broadcast meanwhile is gone. The iteration
+    ends with `unsubscribe`, and with an error when the client is closed or has failed.
+    """
+
+    def __init__(
+        self, topic: str, max_bytes: int, leave: Callable[[Subscription], Awaitable[None]]
+    ) -> None:
+        self._topic = topic
+        self._max_bytes = max_bytes
+        self._leave = leave
+        self._messages: deque[Broadcast] = deque()
+        self._held_bytes = 0
+        self._lost = 0
+        self._news = asyncio.Event()
+        self._ended = False
+        self._error: PolybusError | None = None
+
+    @property
+    def topic(self) -> str:
+        return self._topic
+
+    @property
+    def lost(self) -> int:
+        """Messages that came while too much waited to be read."""
+        return self._lost
+
+    def put(self, message: Broadcast) -> None:
+        size = len(message.body) + MESSAGE_BYTES
+        if self._held_bytes + size > self._max_bytes and self._messages:
+            self._lost += 1
+            return
+        self._held_bytes += size
+        self._messages.append(message)
+        self._news.set()
+
+    def end(self, error: PolybusError | None) -> None:
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._news.set()
+
+    async def get(self, timeout_s: float | None = None) -> Broadcast | None:
+        """The next message, waiting for it; None if none came in time, or at the end."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await anext(self)
+        except (TimeoutError, StopAsyncIteration):
+            return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Broadcast:
+        while not self._messages:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        message = self._messages.popleft()
+        self._held_bytes -= len(message.body) + MESSAGE_BYTES
+        return message
+
+    async def unsubscribe(self) -> None:
+        """Receive no more. What was not read is gone."""
+        if not self._ended:
+            self.end(None)
+            self._messages.clear()
+            await self._leave(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.unsubscribe()
+
+
+class Listening:
+    """All subscriptions of one client."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[Subscription]] = {}
+
+    def take(self, broadcast: pb.BroadcastRequest) -> None:
+        message = Broadcast(broadcast.topic, broadcast.data, broadcast.caller)
+        for subscription in self.topics.get(broadcast.topic, ()):
+            subscription.put(message)
+
+    def add(self, subscription: Subscription) -> None:
+        self.topics.setdefault(subscription.topic, []).append(subscription)
+
+    def remove(self, subscription: Subscription) -> bool:
+        """Was it the last of its topic?"""
+        others = self.topics.get(subscription.topic, [])
+        if subscription in others:
+            others.remove(subscription)
+        if not others:
+            self.topics.pop(subscription.topic, None)
+        return not others
+
+    def end(self, error: PolybusError) -> None:
+        for subscriptions in self.topics.values():
+            for one in subscriptions:
+                one.end(error)

@@ -1,0 +1,115 @@
+"""Services that are plain functions: run in threads, beside the loop.
+
+A generator is stepped in a thread of its own pace: it may be a little ahead of what
+was sent, never further. When its call has ended it is closed at its next step; a
+function that runs cannot be interrupted, and what it returns is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+# How far a generator may be ahead: enough that the two sides need not meet for each item.
+AHEAD_ITEMS = 64
+
+
+class Threads:
+    """A few threads, started when they are needed."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="polybus-gsb")
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, context.run, function, *args)
+
+    async def iterate(self, items: Iterator[T]) -> AsyncIterator[T]:
+        ahead: _Ahead[T] = _Ahead(items, asyncio.get_running_loop())
+        stepping = asyncio.ensure_future(self.run(ahead.step))
+        try:
+            while True:
+                while ahead.items:
+                    yield ahead.take()
+                if stepping.done() and not ahead.items:
+                    break
+                await asyncio.wait([stepping, ahead.news()], return_when="FIRST_COMPLETED")
+            await stepping  # what it raised
+        finally:
+            ahead.stop()
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Ahead(Generic[T]):
+    """Between the thread that makes items and the loop that sends them."""
+
+    def __init__(self, items: Iterator[T], loop: asyncio.AbstractEventLoop) -> None:
+        self.items: deque[T] = deque()
+        self._source = items
+        self._loop = loop
+        self._news: asyncio.Future[None] = loop.create_future()
+        self._told = False
+        self._room = threading.Condition()
+        self._stopped = False
+
+    # --- in the thread
+
+    def step(self) -> None:
+        try:
+            for item in self._source:
+                self.items.append(item)
+                if not self._told:
+                    self._told = True
+                    self._loop.call_soon_threadsafe(self._tell)
+                if not self._may_go_on():
+                    break
+        finally:
+            close = getattr(self._source, "close", None)
+            if close is not None:
+                close()
+
+    def _may_go_on(self) -> bool:
+        with self._room:
+            while len(self.items) >= AHEAD_ITEMS and not self._stopped:
+                self._room.wait()
+            return not self._stopped
+
+    # --- on the loop
+
+    def news(self) -> asyncio.Future[None]:
+        if self._news.done():
+            self._news = self._loop.create_future()
+            self._told = False
+            if self.items:
+                self._tell()
+        return self._news
+
+    def take(self) -> T:
+        item = self.items.popleft()
+        if len(self.items) < AHEAD_ITEMS // 2:
+            with self._room:
+                self._room.notify()
+        return item
+
+    def stop(self) -> None:
+        with self._room:
+            self._stopped = True
+            self._room.notify()
+
+    def _tell(self) -> None:
+        if not self._news.done():
+            self._news.set_result(None)
