@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-from polybus.errors import UsageError
+from polybus.model.moments import EARLIEST, FORMS, LATEST, moment_ns, parse
 
 if TYPE_CHECKING:
     from polybus.native import Client
 
-EARLIEST, LATEST = "earliest", "latest"
-FORMS = "earliest, latest, an id, or @TIME (@2026-01-31T12:00, or @ and milliseconds since 1970)"
-NS_PER_MS = 1_000_000
-MAX_ID = 2**63 - 1
+__all__ = ["EARLIEST", "FORMS", "LATEST", "first_id", "moment_ns", "parse"]
 
 
 def first_id(client: Client, topic: str, text: str) -> int:
@@ -25,31 +21,3 @@ def first_id(client: Client, topic: str, text: str) -> int:
         return client.find(topic, moment_ns(text))
     bounds = client.bounds(topic)
     return int(bounds["first_id"] if place == EARLIEST else bounds["next_id"])
-
-
-def parse(text: str) -> int | str:
-    """An id, or what only the bus can turn into one; `UsageError` if it is neither."""
-    if text in (EARLIEST, LATEST):
-        return text
-    if text.startswith("@"):
-        moment_ns(text)
-        return text
-    if text.isascii() and text.isdigit() and int(text) <= MAX_ID:
-        return int(text)
-    raise UsageError(f"{text!r} is no place to begin: {FORMS}")
-
-
-def moment_ns(text: str) -> int:
-    """@TIME as nanoseconds since 1970. A time without a zone is the machine's."""
-    given = text.removeprefix("@")
-    if given.isascii() and given.isdigit():
-        found = int(given) * NS_PER_MS
-    else:
-        try:
-            seconds = datetime.fromisoformat(given).timestamp()
-        except (ValueError, OverflowError, OSError):
-            raise UsageError(f"{text!r} is no time: {FORMS}") from None
-        found = round(seconds * 1000) * NS_PER_MS
-    if not 0 <= found <= MAX_ID:
-        raise UsageError(f"{text!r} is out of range: {FORMS}")
-    return found

@@ -27,3 +27,21 @@ Checkpoint = Annotated[
     str | None,
     typer.Option("--checkpoint", metavar="FOLDER", help="Where Spark keeps how far it has come."),
 ]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="SQL", help="Only messages for which this holds."),
+]
+Select = Annotated[
+    str | None,
+    typer.Option(
+        "--select", metavar="SQL", help="What becomes of each. [default: body, shard_key, headers]"
+    ),
+]
+Into = Annotated[
+    str | None,
+    typer.Option("--into", metavar="TOPIC", help="Where to; unless --select has a column topic."),
+]
+IntoBus = Annotated[
+    str | None,
+    typer.Option("--into-bus", metavar="URL", help="Another bus to write to."),
+]

@@ -1,0 +1,92 @@
+"""From topics to topics, by SQL: each message once, whatever is killed meanwhile.
+
+A query of Spark from our source to our sink: a batch is published in one transaction with a
+stamp, so one that is done again after a kill changes nothing. Messages of one key keep their
+order: a batch is never so large that a shard's part of it would be cut over several tasks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pyspark.sql import DataFrame, SparkSession
+
+from polybus.errors import UsageError
+from polybus.spark.bounds import Wanted
+from polybus.spark.pipelines import arguments, checks, sql
+from polybus.spark.pipelines.running import DEFAULT_EVERY_S, Summary, Tell, follow, silent
+from polybus.spark.planning import MOST_ROWS
+
+WHY = "it is where route keeps how far it has come"
+# As an error of ours says it: what Spark wraps around it is taken off again.
+LOOP = (
+    "polybus.errors.UsageError: correct --select: a message would go to a topic that is read "
+    "here, and so round for ever: "
+)
+
+
+def route(
+    spark: SparkSession,
+    topic: arguments.Topics,
+    *,
+    into: arguments.Into = None,
+    where: arguments.Where = None,
+    select: arguments.Select = None,
+    checkpoint: arguments.Checkpoint = None,
+    bus: arguments.Bus = None,
+    into_bus: arguments.IntoBus = None,
+    start: Annotated[
+        str,
+        typer.Option("--from", metavar="earliest|latest", help="Where a new route begins."),
+    ] = "earliest",
+    batch_rows: Annotated[
+        int,
+        typer.Option("--batch-rows", min=1, max=MOST_ROWS, help="The most that one batch has."),
+    ] = MOST_ROWS,
+    every: arguments.Every = DEFAULT_EVERY_S,
+    once: arguments.Once = False,
+    tell: Tell = silent,
+) -> Summary:
+    """Copy topics into topics, filtered and reshaped by SQL, exactly once."""
+    sql.check(spark, where, select, into)
+    place = checks.folder(checkpoint, "--checkpoint", WHY)
+    source = checks.bus_of(bus)
+    target = checks.writable_bus(into_bus, source)
+    if "*" not in topic:
+        checks.topics_of(source, topic)
+    wanted = Wanted(topic)
+    if into is not None and wanted.covers(into) and source == target:
+        raise UsageError(f"--into {into} is read here, too: it would go round for ever")
+    rows = (
+        spark.readStream.format("polybus")
+        .options(bus=source, topic=topic, maxRowsPerBatch=batch_rows, startingOffsets=start)
+        .load()
+    )
+    routed = sql.shaped(rows, where, select)
+    if "topic" in routed.columns and source == target:
+        routed = _without_loop(routed, wanted)
+    writer = (
+        routed.writeStream.format("polybus")
+        .queryName(f"route {topic}")
+        .options(bus=target, checkpointLocation=str(place))
+    )
+    if into is not None:
+        writer = writer.option("topic", into)
+    return follow(writer, once=once, every_s=every, tell=tell)
+
+
+def _without_loop(rows: DataFrame, wanted: Wanted) -> DataFrame:
+    """Where SQL says where a row goes, that is known when it goes there."""
+    reads = [f"topic = {sql.literal(name)}" for name in wanted.names]
+    reads += [f"topic LIKE {sql.literal(_like(one))}" for one in wanted.patterns]
+    checked = f"CASE WHEN {' OR '.join(reads)} THEN raise_error(concat({sql.literal(LOOP)}, topic))"
+    return rows.selectExpr(
+        *(f"`{name}`" for name in rows.columns if name != "topic"),
+        f"{checked} ELSE topic END AS topic",
+    )
+
+
+def _like(pattern: str) -> str:
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return escaped.replace("*", "%")

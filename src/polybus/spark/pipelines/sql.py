@@ -1,0 +1,119 @@
+"""What --where and --select say, looked at before anything is read or written.
+
+Both are Spark's SQL over the columns of a topic: `where` a condition, `select` a list as it
+stands behind SELECT. They are tried on an empty table of the same columns, so that what does
+not parse, names no column or has a wrong type is told at once, in one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, ParseException
+
+from polybus.errors import UsageError
+from polybus.spark import shaping
+from polybus.spark.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WRITTEN = "body, shard_key, headers"  # of a message, without its topic
+MANY_AT_ONCE = re.compile(r"^[ +:*()\d-]*(Aggregate|Window|Distinct|Sort)\b", re.MULTILINE)
+CLASS = re.compile(r"^\[[\w.]+\] ")
+TAIL = re.compile(r"\s*SQLSTATE:.*", re.DOTALL)
+SPARKS_LOG = "SQLQueryContextLogger"
+_views = count(1)
+
+
+def empty(spark: SparkSession) -> DataFrame:
+    """The columns of a topic, and no row."""
+    columns = [
+        f"cast(null as {one.dataType.simpleString()}) as `{one.name}`" for one in SCHEMA.fields
+    ]
+    return spark.range(0).selectExpr(*columns)
+
+
+def filtered(rows: DataFrame, where: str | None) -> DataFrame:
+    if where is None:
+        return rows
+    with _told("--where", where):
+        return rows.where(where)
+
+
+def selected(rows: DataFrame, select: str, *further: str) -> DataFrame:
+    """`further` columns are selected as well, by their names."""
+    view = f"polybus_messages_{next(_views)}"
+    rows.createOrReplaceTempView(view)
+    try:
+        with _told("--select", select):
+            behind = "".join(f", {name}" for name in further)
+            return rows.sparkSession.sql(f"SELECT {select}\n{behind} FROM {view}")
+    finally:
+        rows.sparkSession.catalog.dropTempView(view)
+
+
+def shaped(
+    rows: DataFrame, where: str | None, select: str | None, *further: str, default: str = WRITTEN
+) -> DataFrame:
+    return selected(filtered(rows, where), select or default, *further)
+
+
+def check(spark: SparkSession, where: str | None, select: str | None, into: str | None) -> None:
+    """`UsageError` says what is wrong with a filter, a projection, or where rows would go."""
+    if select is not None and not select.strip():
+        raise UsageError("--select is empty: name columns, or leave it out")
+    found = shaped(empty(spark), where, select)
+    names = found.schema.names
+    if into is None and "topic" not in names:
+        raise UsageError("say where to: --into TOPIC, or a column topic in --select")
+    if into is not None and {*shaping.PASSED_OVER, "topic"} <= set(names):
+        raise UsageError(
+            f"name the columns in --select: with * each row keeps its own topic, and none "
+            f"would go to {into}"
+        )
+    _check_one_by_one(found, select)
+    shaping.check(found.schema, into)
+
+
+def _check_one_by_one(found: DataFrame, select: str | None) -> None:
+    plan = found._jdf.queryExecution().analyzed().toString()
+    if MANY_AT_ONCE.search(plan):
+        raise UsageError(
+            f"--select {select!r} is over many messages at once: each is handled by itself; "
+            "use polybus.spark for sums and windows"
+        )
+
+
+@contextmanager
+def _told(option: str, given: str) -> Iterator[None]:
+    log = logging.getLogger(SPARKS_LOG)
+    was_disabled, log.disabled = log.disabled, True  # or all of it would be on the terminal
+    try:
+        yield
+    except ParseException as error:
+        raise UsageError(f"{option} {given!r} does not parse: {said(error)}") from None
+    except AnalysisException as error:
+        raise UsageError(f"{option} {given!r} cannot be: {said(error)}") from None
+    finally:
+        log.disabled = was_disabled
+
+
+def said(error: AnalysisException) -> str:
+    """What Spark's error says, without its class and what comes behind."""
+    return CLASS.sub("", TAIL.sub("", str(error).strip())).strip().rstrip(".")
+
+
+def literal(text: str) -> str:
+    """A text as SQL writes it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def one_of(column: str, values: Sequence[str]) -> str:
+    return f"{column} IN ({', '.join(map(literal, values))})"
