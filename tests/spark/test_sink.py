@@ -304,3 +304,15 @@ def _is_empty(client: Any, topic: str) -> bool:
         return bodies(client, topic) == []
     except DoesNotExist:
         return True
+
+
+def test_a_series_of_transactions_has_each_number_once(numbers, bus, client, topic):
+    name = {"transactionId": f"{topic}.series"}
+    for number in (1, 2, 2, 1, 5, 5):
+        write(numbers.limit(10), bus.url, topic=topic, transactionNumber=str(number), **name)
+    assert len(bodies(client, topic)) == 30
+
+
+def test_a_number_without_a_transaction_is_refused(numbers, bus, topic):
+    with pytest.raises(PySparkException, match="transactionNumber needs transactionId"):
+        write(numbers, bus.url, topic=topic, transactionNumber="2")

@@ -25,8 +25,12 @@ SOURCE_OPTIONS = (
     "maxBytesPerBatch",
     "rowsPerPartition",
     "failOnDataLoss",
+    "archive",
 )
-SINK_OPTIONS = ("bus", "topic", "producerId", "transactionId", "onNewCheckpoint")
+SINK_OPTIONS = (
+    *("bus", "topic", "producerId", "transactionId", "transactionNumber"),
+    "onNewCheckpoint",
+)
 # What Spark gives to sources and sinks beside what the user has for us.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
@@ -94,3 +98,9 @@ class Options:
         if not folder:
             raise UsageError("lmdb: needs the data folder of a bus: lmdb:PATH")
         return FILES + str(Path(folder).absolute())
+
+    @property
+    def archive(self) -> str | None:
+        """The folder of the archive, as an absolute path; None: the log alone is read."""
+        folder = self.text("archive")
+        return None if folder is None else str(Path(folder).absolute())

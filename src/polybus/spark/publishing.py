@@ -44,11 +44,16 @@ def publish_epoch(
     _publish(client, stages, stamp=stamp, run={"id": query, "on_new": on_new})
 
 
-def publish_batch(client: Client, staged: Sequence[Staged], transaction: str | None) -> None:
-    """`transaction` names what is to be done once; None: this is done once more each time."""
+def publish_batch(
+    client: Client, staged: Sequence[Staged], transaction: str | None, number: int = 1
+) -> None:
+    """`transaction` names what is to be done once; None: this is done once more each time.
+
+    Transactions of one name are a series: each number is done once, and they rise.
+    """
     stages = stages_of(staged)
     if transaction is not None:
-        stamp: dict[str, Any] = {"producer": TRANSACTION + transaction, "counter": 1}
+        stamp: dict[str, Any] = {"producer": TRANSACTION + transaction, "counter": number}
         _publish(client, stages, stamp=stamp, run={"id": transaction})
     elif stages:
         opened = client.act("producer.open")

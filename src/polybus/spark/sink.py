@@ -41,6 +41,7 @@ class Settings:
     producer: str | None
     transaction: str | None
     on_new: str
+    number: int = 1  # of the transaction, in a series of the same name
 
 
 def batch_writer(options: Options, schema: StructType) -> DataSourceArrowWriter:
@@ -75,7 +76,10 @@ def _settings(options: Options, schema: StructType) -> Settings:
             f"shorten producerId or transactionId: they have at most {MAX_NAME_BYTES} bytes"
         )
     on_new = options.choice("onNewCheckpoint", (REFUSE, CONTINUE), REFUSE)
-    return Settings(bus, topic, producer, transaction, on_new)
+    number = options.count("transactionNumber")
+    if number is not None and transaction is None:
+        raise UsageError("transactionNumber needs transactionId: the name of the series it is of")
+    return Settings(bus, topic, producer, transaction, on_new, number or 1)
 
 
 # --- the writers
@@ -92,7 +96,9 @@ class BatchWriter(DataSourceArrowWriter):
     @told_plainly()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         settings = self._settings
-        publishing.publish_batch(client_of(settings.bus), _all(messages), _transaction(settings))
+        publishing.publish_batch(
+            client_of(settings.bus), _all(messages), _transaction(settings), settings.number
+        )
 
     @told_plainly()
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
