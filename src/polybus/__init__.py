@@ -19,9 +19,9 @@ from polybus.errors import PolybusError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from polybus import native
-    from polybus.dialects import fdq, freud, gsb, rqueue
+    from polybus.dialects import fdq, freud, gsb, pirate, rqueue
 
-__all__ = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "rqueue"]
+__all__ = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "pirate", "rqueue"]
 
 __version__ = "0.1.0"
 
@@ -31,6 +31,7 @@ _LAZY = {
     "freud": "polybus.dialects.freud",
     "gsb": "polybus.dialects.gsb",
     "native": "polybus.native",
+    "pirate": "polybus.dialects.pirate",
     "rqueue": "polybus.dialects.rqueue",
 }
 

@@ -41,7 +41,8 @@
         ├── ServiceGone           the service that was called went away
         ├── DeadlinePassed        no answer came in time
         ├── NotConnected          no bus answers at the address
-        └── ConnectionLost        the connection ended while something waited on it
+        ├── ConnectionLost        the connection ended while something waited on it
+        └── OutcomeUnknown        no answer came: it may have been done, or not; it is kept
 
 The type says who is to blame. `code` is stable: it is what other languages,
 logs, counters and exit codes see, so it never changes once released; the text
@@ -251,6 +252,10 @@ class NotConnected(Unavailable):
 
 class ConnectionLost(Unavailable):
     code = "connection_lost"
+
+
+class OutcomeUnknown(Unavailable):
+    code = "outcome_unknown"
 
 
 def from_code(code: str, text: str) -> PolybusError:

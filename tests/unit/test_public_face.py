@@ -15,7 +15,7 @@ import pytest
 import polybus
 from polybus import errors
 
-PUBLIC_NAMES = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "rqueue"]
+PUBLIC_NAMES = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "pirate", "rqueue"]
 
 # Name → (stable code, who is to blame: the class it descends from).
 ERRORS = {
@@ -61,6 +61,7 @@ ERRORS = {
     "DeadlinePassed": ("deadline_passed", "Unavailable"),
     "NotConnected": ("not_connected", "Unavailable"),
     "ConnectionLost": ("connection_lost", "Unavailable"),
+    "OutcomeUnknown": ("outcome_unknown", "Unavailable"),
 }
 
 # A program that only wants the version, or an error to catch, must not pay for these.

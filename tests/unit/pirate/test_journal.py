@@ -16,6 +16,7 @@ from polybus.dialects.pirate.journal import HEADER, MAGIC, NAME, NEW, Journal, e
 from polybus.dialects.pirate.state import (
     Answered,
     Asked,
+    Doubted,
     Event,
     Forgotten,
     Named,
@@ -40,6 +41,7 @@ LIFE: tuple[Event, ...] = (
     Asked(4, "UNSUB", "news", b""),
     Opened(3, 4),
     Forgotten(4),
+    Doubted(),
     Trusted(),
 )
 

@@ -10,6 +10,7 @@ from polybus.dialects.pirate.state import (
     FORGOTTEN,
     Answered,
     Asked,
+    Doubted,
     Event,
     Everything,
     Forgotten,
@@ -122,6 +123,10 @@ def test_trust_reads_from_where_the_bus_says():
     assert state.doubted == set()
 
 
+def test_doubt_is_of_what_was_read():
+    assert after(*read_to(9), Doubted()).doubted == {"news"}
+
+
 def test_unsubscribing_ends_the_doubt():
     state = after(*read_to(9), Opened(5, 3), Asked(4, "UNSUB", "news", b""))
     state.apply(Answered(4, 1, "", True))
@@ -142,6 +147,7 @@ EVENTS = st.lists(
         st.builds(Answered, SMALL, st.none() | U64, st.sampled_from(["", "DENIED"]), st.booleans()),
         st.builds(Forgotten, SMALL),
         st.builds(Read, TOPICS, SMALL),
+        st.builds(Doubted),
         st.builds(Trusted),
     ),
     max_size=30,

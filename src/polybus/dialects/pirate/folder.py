@@ -21,6 +21,7 @@ from polybus.dialects.pirate import identity, journal
 from polybus.dialects.pirate.state import (
     Answered,
     Asked,
+    Doubted,
     Event,
     Forgotten,
     Opened,
@@ -84,6 +85,9 @@ class Folder:
         with self._guard:
             if last > self.state.lasts.get(topic, 0):
                 self._keep_held(Read(topic, last))
+
+    def doubted(self) -> None:
+        self._keep(Doubted())
 
     def trusted(self) -> None:
         self._keep(Trusted())

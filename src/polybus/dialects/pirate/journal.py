@@ -28,6 +28,7 @@ from polybus.dialects.pirate import points
 from polybus.dialects.pirate.state import (
     Answered,
     Asked,
+    Doubted,
     Event,
     Everything,
     Forgotten,
@@ -57,6 +58,7 @@ KINDS: Final[dict[int, type[Event]]] = {
     6: Read,
     7: Trusted,
     8: Everything,
+    9: Doubted,
 }
 NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
 

@@ -12,6 +12,7 @@ what was there when it was written.
     Answered    its answer: a value, or the code of a refusal; it is settled
     Forgotten   it is settled without an answer
     Read        a message was read: LAST rises
+    Doubted     the bus was found to have gone back by other means: every LAST is in doubt
     Trusted     the bus went back, and each topic in doubt is read from where the bus says
     Everything  all of the above in one event: a journal that was written anew begins with it
 
@@ -88,6 +89,10 @@ class Read(NamedTuple):
     last: int
 
 
+class Doubted(NamedTuple):
+    pass
+
+
 class Trusted(NamedTuple):
     pass
 
@@ -103,7 +108,7 @@ class Everything(NamedTuple):
     outcome: Sequence[object] | None
 
 
-Event = Named | Opened | Asked | Answered | Forgotten | Read | Trusted | Everything
+Event = Named | Opened | Asked | Answered | Forgotten | Read | Doubted | Trusted | Everything
 
 
 @dataclass(slots=True)
@@ -150,6 +155,8 @@ class State:
                 self._settle(None, FORGOTTEN)
             case Read(topic, last):
                 self.lasts[topic] = max(last, self.lasts.get(topic, 0))
+            case Doubted():
+                self._doubt()
             case Trusted():
                 self.lasts.update(dict.fromkeys(self.doubted, 0))
                 self.doubted.clear()
@@ -158,11 +165,14 @@ class State:
 
     def _opened(self, event: Opened) -> None:
         if self.went_back(event):
-            self.doubted.update(topic for topic, last in self.lasts.items() if last)
+            self._doubt()
             self.known = event.highest
         self.epoch = event.epoch
         self.known = max(self.known, event.highest)
         self.counter = max(self.counter, event.highest)
+
+    def _doubt(self) -> None:
+        self.doubted.update(topic for topic, last in self.lasts.items() if last)
 
     def _answered(self, event: Answered) -> None:
         assert self.pending is not None

@@ -1,0 +1,255 @@
+"""Requests that count once: HELLO's epoch, counters, and the journal around them.
+
+A counted request (PUT, SUB, UNSUB) goes through three steps, and a kill between any two of
+them leaves a journal from which the next start goes on:
+
+    1. it is in the journal, with its counter         else it was never sent
+    2. it was sent, and answered                      else it is sent again: the bus answers
+                                                      the same counter with the same answer
+    3. the answer is in the journal                   else, as 2
+
+At most one is between 1 and 3: whoever wants to ask sends that one first. GET has no
+counter: it carries LAST, which says itself what was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from polybus.dialects.pirate import advice, codec, points
+from polybus.dialects.pirate.codec import Done, Nothing, Refusal, Reply, Request
+from polybus.dialects.pirate.folder import Folder
+from polybus.dialects.pirate.keys import Keys
+from polybus.dialects.pirate.lane import Lane
+from polybus.dialects.pirate.options import ClientOptions
+from polybus.dialects.pirate.reading import Message
+from polybus.dialects.pirate.refusals import ENDS, STORED, refused
+from polybus.dialects.pirate.state import Opened, Outcome, Pending, State
+from polybus.errors import (
+    BadFrame,
+    Conflict,
+    Fenced,
+    OutcomeUnknown,
+    PolybusError,
+)
+
+T = TypeVar("T")
+
+
+class Fate(StrEnum):
+    """What is known of a request that was forgotten."""
+
+    USED = "used"  # the bus has it: carried out, or refused
+    NEVER = "never"  # it was not carried out, and no late copy can be
+    UNKNOWN = "unknown"  # the bus has gone on without this folder
+
+
+class Asking:
+    """One start of a client, from its HELLO on."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        server: str,
+        options: ClientOptions,
+        keys: Keys | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._options = options
+        self._tell = tell
+        self._counting = Lane(server, options, keys)
+        self._reading = Lane(server, options, keys)
+        self._count_turn, self._read_turn = asyncio.Lock(), asyncio.Lock()
+        self._fenced: Fenced | None = None
+
+    @property
+    def state(self) -> State:
+        return self._folder.state
+
+    async def begin(self) -> None:
+        """HELLO: a new epoch. Whoever had this id is fenced from now on."""
+        await self._hello()
+        if self._options.reread and self.state.doubted:
+            await self._keep(self._folder.trusted)
+
+    async def count(self, op: bytes, topic: str, body: bytes = b"") -> int:
+        """Carry out a counted request, once; its value, or what it was refused with."""
+        async with self._count_turn:
+            left = await self._settle()
+            if left is not None:
+                self._tell(f"{_told(left)}; it was left from before")
+            request = await self._keep(self._folder.asked, op.decode(), topic, body)
+            points.passing("asked", str(request.counter))
+            return await self._carry_out(request)
+
+    async def resume(self) -> Outcome | None:
+        """What became of the request in the journal, sending it again; None if there is none."""
+        async with self._count_turn:
+            return await self._settle()
+
+    async def forget(self) -> Fate | None:
+        """Drop it, after a new epoch: no copy that is still on its way can be carried out."""
+        async with self._count_turn, self._read_turn:
+            self._check()
+            request = self.state.pending
+            if request is None:
+                return None
+            opened = await self._hello()
+            await self._keep(self._folder.forgotten, request.counter)
+            if opened.highest == request.counter:
+                return Fate.USED
+            return Fate.NEVER if opened.highest < request.counter else Fate.UNKNOWN
+
+    async def fetch(self, topic: str, record: bool) -> Message | None:
+        """The first message above LAST; with `record` it is the LAST before it is returned."""
+        async with self._read_turn:
+            self._check()
+            if topic in self.state.doubted:
+                raise Conflict(advice.in_doubt(topic))
+            message = await self._get(topic, self.state.lasts.get(topic, 0))
+            if message is not None:
+                points.passing("fetched", str(message.id))
+                if record:
+                    await self.record(message)
+            return message
+
+    async def record(self, message: Message) -> None:
+        await self._keep(self._folder.read, message.topic, message.id)
+        points.passing("recorded", str(message.id))
+
+    def close(self) -> None:
+        self._counting.close()
+        self._reading.close()
+
+    # --- HELLO
+
+    async def _hello(self) -> Opened:
+        # One number for all tries: a late copy gets the same epoch, and fences nobody.
+        number = int.from_bytes(os.urandom(8))
+        reply = await self._exchange(
+            self._counting, Request(codec.HELLO, self.state.id, 0, number), "HELLO"
+        )
+        if not isinstance(reply, Done):
+            raise _refused(reply, "HELLO")
+        opened = Opened(reply.first, reply.second)
+        for line in advice.on_opening(self.state, opened):
+            self._tell(line)
+        await self._keep(self._folder.opened, *opened)
+        return opened
+
+    # --- counted requests
+
+    async def _settle(self) -> Outcome | None:
+        """End what an earlier call left behind, whoever that was."""
+        self._check()
+        request = self.state.pending
+        if request is None:
+            return None
+        try:
+            await self._carry_out(request)
+        except PolybusError:
+            if self.state.pending is not None:
+                raise
+        return self.state.outcome
+
+    async def _carry_out(self, request: Pending) -> int:
+        counter, op, topic, body = request
+        asked = Request(
+            op.encode(), self.state.id, self.state.epoch, counter, topic, codec.cut(body)
+        )
+        if op != "PUT":
+            asked = asked._replace(body=())
+        reply = await self._answer(asked, request)
+        points.passing("answered", str(counter))
+        if isinstance(reply, Done):
+            if reply.first != counter:
+                raise BadFrame("other_counter")
+            await self._check_id(request, reply.second)
+            await self._keep(self._folder.answered, counter, reply.second, "", True)
+            points.passing("settled", str(counter))
+            return reply.second
+        error = _refused(reply, advice.described(request))
+        if isinstance(reply, Refusal) and reply.code in ENDS:
+            stored = reply.code in STORED
+            await self._keep(self._folder.answered, counter, None, reply.code, stored)
+        raise error
+
+    async def _answer(self, asked: Request, request: Pending) -> Reply:
+        try:
+            reply = await self._exchange(self._counting, asked, advice.described(request))
+        except Fenced:
+            raise
+        except PolybusError as error:
+            raise OutcomeUnknown(f"{error}; {advice.kept(request)}") from error
+        if isinstance(reply, Refusal) and reply.code == codec.BUSY:
+            raise OutcomeUnknown(f"the bus is busy: {reply.text}; {advice.kept(request)}")
+        return reply
+
+    async def _check_id(self, request: Pending, value: int) -> None:
+        """A message whose id was read before: the bus went back while we were connected."""
+        last = self.state.lasts.get(request.topic, 0)
+        if request.op == "PUT" and value <= last and request.topic not in self.state.doubted:
+            await self._went_back(f"it gave the id {value}, and {last} was read")
+
+    # --- GET
+
+    async def _get(self, topic: str, last: int) -> Message | None:
+        asked = Request(codec.GET, self.state.id, self.state.epoch, 0, topic, (), last)
+        reply = await self._exchange(self._reading, asked, f"GET {topic!r}")
+        if isinstance(reply, Nothing):
+            return None
+        if isinstance(reply, codec.Message):
+            if reply.id <= last:
+                raise BadFrame("old_message")
+            return Message(topic, *reply)
+        if isinstance(reply, Refusal) and reply.code == codec.MALFORMED and last:
+            await self._went_back(f"{topic!r} was read up to {last}, and has no such id")
+            raise Conflict(advice.in_doubt(topic))
+        raise _refused(reply, f"GET {topic!r}")
+
+    async def _went_back(self, how: str) -> None:
+        self._tell(advice.went_back(self.state, how))
+        await self._keep(self._folder.doubted)
+
+    # --- what they share
+
+    async def _exchange(self, lane: Lane, request: Request, what: str) -> Reply:
+        """The bus's answer. BUSY is asked again, as often as silence is."""
+        frames = codec.encode(request)
+        size = sum(map(len, request.body))
+        for attempt in itertools.count(1):
+            reply = codec.decode(await lane.ask(frames, size))
+            if isinstance(reply, Refusal) and reply.code == codec.FENCED:
+                self._fenced = Fenced(str(refused(reply, what)))
+                raise self._fenced
+            busy = isinstance(reply, Refusal) and reply.code == codec.BUSY
+            if not busy or attempt == self._options.tries:
+                return reply
+            await asyncio.sleep(random.uniform(0.5, 1.0) * self._options.jitter_s * attempt)
+        raise AssertionError  # never: counting has no end
+
+    async def _keep(self, change: Callable[..., T], *values: Any) -> T:
+        """A change of the folder: begun is done, also if we are cancelled meanwhile."""
+        return await asyncio.to_thread(change, *values)
+
+    def _check(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+
+
+def _refused(reply: Reply, what: str) -> PolybusError:
+    return refused(reply, what) if isinstance(reply, Refusal) else BadFrame("unexpected_reply")
+
+
+def _told(outcome: Outcome) -> str:
+    ended = (
+        f"was refused: {outcome.error}" if outcome.error else f"was carried out: {outcome.value}"
+    )
+    return f"{outcome.op} {outcome.topic!r} (counter {outcome.counter}) {ended}"
