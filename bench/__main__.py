@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from bench.fdq import run as fdq
 from bench.freud import run as freud
+from bench.gsb import run as gsb
 from bench.harness.load import LoadFailed
 from bench.harness.options import Options
 from bench.harness.places import OUTPUT, Unavailable
@@ -41,6 +42,7 @@ BENCHMARKS = {
     "store": Benchmark(store.NAMES, store.run),
     "native": Benchmark(native.NAMES, native.run),
     "fdq": Benchmark(fdq.NAMES, fdq.run),
+    "gsb": Benchmark(gsb.NAMES, gsb.run),
     "pirate": Benchmark(pirate.NAMES, pirate.run),
     "spark": Benchmark(spark.NAMES, spark.run),
 }

@@ -1,0 +1,37 @@
+"""What is measured, and what must hold.
+
+- one call at a time with our client: at least 0.6 of a relay in C with the same four hops between
+  the same ends
+- 64 calls under way on one connection of our client: at least 3 times raw pynng, Req0 and Rep0
+  with no bus between; at least 1.5 times nats-py on nats-server, and 1.5 times grpcio's asyncio
+- the same with pynng at both ends: not behind raw pynng
+- a stream of small items: at least 200 000 a second
+- 1 GiB in items of 1 MiB: at least 0.5 of the relay in C
+"""
+
+from bench.harness.results import P50, P99, Floor, Metric, Requirement, Target
+from bench.store.rounds import Case
+
+CALLS = Metric("calls_per_s", "k calls/s", higher_is_better=True, scale=1e3)
+ITEMS = Metric("items_per_s", "k items/s", higher_is_better=True, scale=1e3)
+BYTES = Metric("bytes_per_s", "MB/s", higher_is_better=True, scale=1e6)
+
+RELAY, PYNNG, NATS, GRPC = "relay in C", "pynng Req0/Rep0", "nats-py", "grpcio asyncio"
+IN_FLIGHT = 64
+
+ONE = Case("gsb-one", "one call at a time", (CALLS, P50, P99))
+MANY = Case("gsb-64", "64 calls at a time, one connection", (CALLS, P50, P99))
+PYNNG_ENDS = Case("gsb-pynng", "64 calls at a time, pynng at both ends", (CALLS, P50, P99))
+STREAM = Case("gsb-stream", "a stream of small items", (ITEMS,))
+BULK = Case("gsb-bulk", "a stream of items of 1 MiB", (BYTES,))
+CASES = (ONE, MANY, PYNNG_ENDS, STREAM, BULK)
+
+REQUIREMENTS: tuple[Requirement, ...] = (
+    Target(ONE.name, CALLS, (RELAY,), 0.6),
+    Target(MANY.name, CALLS, (PYNNG,), 3.0),
+    Target(MANY.name, CALLS, (NATS,), 1.5),
+    Target(MANY.name, CALLS, (GRPC,), 1.5),
+    Target(PYNNG_ENDS.name, CALLS, (PYNNG,), 1.0),
+    Floor(STREAM.name, ITEMS, 200e3),
+    Target(BULK.name, BYTES, (RELAY,), 0.5),
+)
