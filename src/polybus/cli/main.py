@@ -25,6 +25,7 @@ NOUNS = {
     "rqueue": ("rqueue", "Run the rqueue server alone; its sink and pusher."),
     "freud": ("freud", "Freud's topics: create, publish, subscribe."),
     "fdq": ("fdq", "Sharded queues: produce, consume, replay."),
+    "pirate": ("pirate", "A shell for durable topics on ZeroMQ: SUB, PUT, GET, exactly once."),
     "topic": ("topic", "Make, list, trim and remove durable topics."),
     "group": ("group", "Consumer groups: list, look at, move and remove them."),
     "pipeline": ("pipeline", "Spark jobs: archive, retain, replay, stats, route, dead letters."),

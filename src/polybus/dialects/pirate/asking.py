@@ -78,6 +78,8 @@ class Asking:
         await self._hello()
         if self._options.reread and self.state.doubted:
             await self._keep(self._folder.trusted)
+        if self.state.pending is not None:
+            self._tell(advice.kept(self.state.pending))
 
     async def count(self, op: bytes, topic: str, body: bytes = b"") -> int:
         """Carry out a counted request, once; its value, or what it was refused with."""

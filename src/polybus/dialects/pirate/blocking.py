@@ -23,6 +23,8 @@ class BlockingClient(Blocking[Client], of=Client):
 
     open = called(Client.open)
     close = called(Client.close)
+    server = read(Client.server)
+    folder = read(Client.folder)
     id = read(Client.id)
     counter = read(Client.counter)
     subscriptions = read(Client.subscriptions)

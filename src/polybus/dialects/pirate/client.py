@@ -29,9 +29,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from polybus.dialects.pirate import codec, folder, identity, keys
+from polybus.dialects.pirate import codec, identity, keys
 from polybus.dialects.pirate.asking import Asking, Fate
-from polybus.dialects.pirate.folder import Folder
+from polybus.dialects.pirate.folder import Folder, default_folder
 from polybus.dialects.pirate.keys import Keys
 from polybus.dialects.pirate.options import SERVER, ClientOptions, Order, order_of
 from polybus.dialects.pirate.reading import Message
@@ -59,7 +59,7 @@ class Client:
         curve: Keys | None = None,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
-        self.server = server
+        self._server = server
         self.options = options
         self._path = state
         self._given_id = client_id
@@ -80,7 +80,7 @@ class Client:
         if self._folder is not None:
             raise UsageError("a client opens once: make another one")
         self._folder = await asyncio.to_thread(Folder, self._path, self._given_id)
-        self._asking = Asking(self._folder, self.server, self.options, self._curve, self._tell)
+        self._asking = Asking(self._folder, self._server, self.options, self._curve, self._tell)
         try:
             await self._asking.begin()
         except BaseException:
@@ -107,6 +107,15 @@ class Client:
         await self.close()
 
     # --- what it knows
+
+    @property
+    def server(self) -> str:
+        return self._server
+
+    @property
+    def folder(self) -> Path:
+        """Where its state is."""
+        return self._path
 
     @property
     def id(self) -> bytes:
@@ -267,7 +276,7 @@ def connect(
     options = ClientOptions(timeout_s, tries, jitter_s, poll_s, reread)
     own = _keys(curve)
     client_id = _chosen_id(id, own)
-    path = folder.default_folder(server, client_id, os.environ) if state is None else Path(state)
+    path = default_folder(server, client_id, os.environ) if state is None else Path(state)
     return Client(server, path, options, client_id=client_id, curve=own, on_notice=on_notice)
 
 

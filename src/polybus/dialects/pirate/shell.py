@@ -1,0 +1,202 @@
+"""The shell's language: a line is a command, an answer is a line.
+
+    SUB <topic>             OK <id after which it begins>
+    UNSUB <topic>           OK 1, or OK 0 if there was no subscription
+    PUT <topic> <data>      OK <id>
+    PUT <topic> @file…      OK <id> <id> …; each file is a message; @@x is the text @x
+    GET <topic>             MSG <id> <body>, or NONE
+    GET <topic> *           a MSG line for each that is left, then NONE
+    RESUME                  OK and how the request of unknown outcome ended
+    FORGET                  OK and what is known of it
+    HELP, QUIT              OK …
+
+What goes wrong is a line that begins with ERROR. A body is shown with \\\\ for a backslash and
+\\n, \\xff … for what cannot be printed, so that it is one line, and can be read back.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from polybus.dialects.pirate import codec
+from polybus.dialects.pirate.asking import Fate
+from polybus.dialects.pirate.options import Order
+from polybus.dialects.pirate.state import Outcome
+from polybus.errors import Fenced, PolybusError, Refused, UsageError, from_code
+
+if TYPE_CHECKING:
+    from polybus.dialects.pirate.blocking import BlockingClient
+
+USAGE: Final = {
+    "SUB": "SUB <topic>",
+    "UNSUB": "UNSUB <topic>",
+    "PUT": "PUT <topic> <data> (or @file…; @@x is the text @x)",
+    "GET": "GET <topic> [*]",
+    "RESUME": "RESUME",
+    "FORGET": "FORGET",
+    "HELP": "HELP",
+    "QUIT": "QUIT",
+}
+NOTHING: Final = "OK nothing waits for an answer"
+FATES: Final = {
+    Fate.USED: "used: the bus has it, carried out or refused",
+    Fate.NEVER: "never: it was not carried out, and will not be",
+    Fate.UNKNOWN: "unknown: the bus has gone on without this state folder",
+}
+
+
+class Quit(Exception):
+    """QUIT was typed."""
+
+
+class Shell:
+    """Carries out lines. `show` gets each answer, and has shown it when it returns."""
+
+    def __init__(self, client: BlockingClient, order: Order, show: Callable[[str], None]) -> None:
+        self._client = client
+        self._order = order
+        self._show = show
+        # Of the first command that failed: a script ends with what it means.
+        self.failed: PolybusError | None = None
+
+    def run(self, line: str) -> None:
+        """Answer one line. `Quit` ends the shell, and so does `Fenced`."""
+        if not line.strip():
+            return
+        try:
+            self._carry_out(line)
+        except PolybusError as error:
+            self.failed = self.failed or error
+            self._show("ERROR " + printable(str(error)))
+            if isinstance(error, Fenced):
+                raise
+
+    def _carry_out(self, line: str) -> None:
+        verb, _, rest = line.removesuffix("\n").removesuffix("\r").lstrip().partition(" ")
+        verb = verb.upper()
+        if verb not in USAGE:
+            raise UsageError(f"{verb} is no command: {' | '.join(USAGE)}")
+        method = getattr(self, f"_{verb.lower()}")
+        if verb in ("RESUME", "FORGET", "HELP", "QUIT"):
+            _check(not rest.strip(), verb)
+            method()
+            return
+        topic, _, data = rest.lstrip().partition(" ")
+        _check(bool(topic), verb)
+        method(topic, data)
+
+    # --- the commands
+
+    def _sub(self, topic: str, more: str) -> None:
+        _check(not more.strip(), "SUB")
+        self._show(f"OK {self._client.subscribe(topic)}")
+
+    def _unsub(self, topic: str, more: str) -> None:
+        _check(not more.strip(), "UNSUB")
+        self._show(f"OK {int(self._client.unsubscribe(topic))}")
+
+    def _put(self, topic: str, data: str) -> None:
+        _check(bool(data), "PUT")
+        if data.startswith("@") and not data.startswith("@@"):
+            self._put_files(topic, _files(data))
+            return
+        text = data.removeprefix("@") if data.startswith("@@") else data
+        self._show(f"OK {self._client.put(topic, text.encode('utf-8', 'surrogateescape'))}")
+
+    def _put_files(self, topic: str, paths: list[Path]) -> None:
+        ids: list[str] = []
+        for path in paths:
+            try:
+                ids.append(str(self._client.put(topic, _content(path))))
+            except PolybusError as error:
+                before = f"after {' '.join(ids)}: " if ids else ""
+                raise from_code(error.code, f"{before}{path}: {error}") from error
+        self._show(f"OK {' '.join(ids)}")
+
+    def _get(self, topic: str, more: str) -> None:
+        _check(more.strip() in ("", "*"), "GET")
+        for line in self._read(topic, more.strip() == "*"):
+            self._show(line)
+
+    def _read(self, topic: str, everything: bool) -> Iterator[str]:
+        while True:
+            message = self._client.get(topic, order=self._order)
+            if message is None:
+                yield "NONE"
+                return
+            yield f"MSG {message.id} {printable_body(message.body)}"
+            if self._order is Order.DELIVER_THEN_RECORD:
+                self._client.record(message)
+            if not everything:
+                return
+
+    def _resume(self) -> None:
+        outcome = self._client.resume()
+        if outcome is not None and outcome.error:
+            raise Refused(_told(outcome))
+        self._show(NOTHING if outcome is None else f"OK {_told(outcome)}")
+
+    def _forget(self) -> None:
+        fate = self._client.forget()
+        self._show(NOTHING if fate is None else f"OK {FATES[fate]}")
+
+    def _help(self) -> None:
+        self._show("OK " + " | ".join(USAGE.values()))
+
+    def _quit(self) -> None:
+        self._show("OK")
+        raise Quit
+
+
+# --- words
+
+
+def _check(fits: bool, verb: str) -> None:
+    if not fits:
+        raise UsageError(f"usage: {USAGE[verb]}")
+
+
+def _files(data: str) -> list[Path]:
+    """@one @two; quotes for names with spaces."""
+    try:
+        words = shlex.split(data)
+    except ValueError as error:
+        raise UsageError(f"{data}: {error}") from None
+    for word in words:
+        if not word.startswith("@") or word == "@":
+            raise UsageError(f"{word!r} is no @file; a text that begins with @ is written @@")
+    return [Path(word.removeprefix("@")) for word in words]
+
+
+def _content(path: Path) -> bytes:
+    """A file that is too large is not read to its end."""
+    try:
+        with path.open("rb") as file:
+            return file.read(codec.MAX_MESSAGE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(error.strerror or str(error)) from None
+
+
+def _told(outcome: Outcome) -> str:
+    ended = outcome.error or str(outcome.value)
+    return f"{outcome.op} {outcome.topic} (counter {outcome.counter}): {ended}"
+
+
+def printable(text: str) -> str:
+    return " ".join("".join(map(_escaped, text)).split())
+
+
+def printable_body(body: bytes) -> str:
+    text = body.decode("utf-8", "surrogateescape")
+    return "".join(map(_escaped, text.replace("\\", "\\\\")))
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable():
+        return char
+    if "\udc80" <= char <= "\udcff":
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return repr(char)[1:-1]
