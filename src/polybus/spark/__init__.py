@@ -2,6 +2,7 @@
 
     spark = polybus.spark.session()
     orders = spark.readStream.format("polybus").option("topic", "orders").load()
+    history = polybus.spark.table(spark, "orders", archive="/archive")
 
 Spark finds the format by itself where polybus is installed (`pyspark_polybus`); `register`
 is for where it does not look. Tasks need polybus, too, on every machine of a cluster.
@@ -20,11 +21,12 @@ except ImportError:
 
 from polybus.spark.session import session
 from polybus.spark.source import PolybusSource
+from polybus.spark.table import table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PolybusSource", "register", "session"]
+__all__ = ["PolybusSource", "register", "session", "table"]
 
 
 def register(spark: SparkSession) -> None:

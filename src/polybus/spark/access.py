@@ -155,10 +155,15 @@ _open: dict[tuple[int, str], Access] = {}
 _lock = Lock()
 
 
-def opened(url: str) -> Access:
-    """This process's way to a bus."""
+def opened(url: str, archive: str | None = None) -> Access:
+    """This process's way to a bus, and to the archive of its topics if there is one."""
     key = os.getpid(), url
     with _lock:
         if key not in _open:
             _open[key] = FromFiles(url) if url.startswith(FILES) else ThroughBus(url)
-        return _open[key]
+        found = _open[key]
+    if archive is None:
+        return found
+    from polybus.spark.archives.reading import WithArchive  # which knows this module
+
+    return WithArchive(found, archive)

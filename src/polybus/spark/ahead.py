@@ -21,8 +21,11 @@ SAMPLE_ROWS = 4
 class Ahead:
     """Pickled with its reader: it keeps no connection."""
 
-    def __init__(self, bus: str, wanted: Wanted, *, strict: bool) -> None:
+    def __init__(
+        self, bus: str, wanted: Wanted, *, strict: bool, archive: str | None = None
+    ) -> None:
         self._bus = bus
+        self._archive = archive
         self._wanted = wanted
         self._strict = strict  # failOnDataLoss
         self._target: Offsets | None = None
@@ -30,7 +33,7 @@ class Ahead:
 
     @property
     def access(self) -> Access:
-        return opened(self._bus)
+        return opened(self._bus, self._archive)
 
     def first(self, bound: Bound) -> Offsets:
         """Where a new query begins."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from polybus.spark import columns
-from polybus.spark.access import opened
 from polybus.spark.bounds import EARLIEST, LATEST, Bound, Offsets, Wanted, settle
 from polybus.spark.faults import told_plainly
 from polybus.spark.planning import Partition, plan, ranges_between
@@ -31,7 +30,7 @@ class BatchReader(DataSourceReader):
         self._end = Bound.parse(options, "ending", LATEST)
         self._rows_per_partition = options.count("rowsPerPartition")
         strict = options.flag("failOnDataLoss", default=True)
-        self._task = Task(options.bus, schema, strict)
+        self._task = Task(options.bus, schema, strict, options.archive)
 
     def partitions(self) -> list[Partition]:
         with told_plainly():
@@ -43,7 +42,7 @@ class BatchReader(DataSourceReader):
         return self._task.read(partition)
 
     def _between(self) -> tuple[Offsets, Offsets]:
-        access, strict = opened(self._task.bus), self._task.strict
+        access, strict = self._task.access, self._task.strict
         topics = self._wanted.find(access)
         if not topics:
             raise self._wanted.nothing()

@@ -7,6 +7,7 @@ whose `stamps-off` takes the sink's stamps, too); nobody but the tests of faults
                     as done; the driver publishes nothing
     latest-again    a first batch that is planned again begins where "latest" is then
     losses-unseen   a task that finds messages missing goes on without a word
+    archive-positions-off   the archive adds what a batch has, whatever it has already
 """
 
 from __future__ import annotations
@@ -20,3 +21,4 @@ _chosen = frozenset(filter(None, os.environ.get(VARIABLE, "").split(",")))
 TASKS_PUBLISH: Final = "tasks-publish" in _chosen
 LATEST_AGAIN = "latest-again" in _chosen
 LOSSES_UNSEEN = "losses-unseen" in _chosen
+ARCHIVE_POSITIONS_OFF = "archive-positions-off" in _chosen

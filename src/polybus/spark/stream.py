@@ -27,7 +27,7 @@ from polybus.spark import columns
 from polybus.spark.ahead import Ahead
 from polybus.spark.bounds import EARLIEST, Bound, Wanted
 from polybus.spark.faults import told_plainly
-from polybus.spark.planning import Partition, plan, ranges_between
+from polybus.spark.planning import Partition, Range, plan, ranges_between
 from polybus.spark.positions import Position
 from polybus.spark.progress import Progress
 from polybus.spark.tasks import Task
@@ -54,8 +54,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_rows = options.count("maxRowsPerBatch")
         self._max_bytes = options.count("maxBytesPerBatch")
         self._rows_per_partition = options.count("rowsPerPartition")
-        self._task = Task(options.bus, schema, strict)
-        self._ahead = Ahead(options.bus, wanted, strict=strict)
+        self._task = Task(options.bus, schema, strict, options.archive)
+        self._ahead = Ahead(options.bus, wanted, strict=strict, archive=options.archive)
         self._progress = Progress()
         self._initial: Position | None = None
         self._is_introduced = False
@@ -107,10 +107,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with told_plainly():
             first, last = Position.parse(start), Position.parse(end)
             self._ahead.check(last)
-            ranges = self._ahead.still_there(ranges_between(first.starts(last), last.offsets))
+            ranges = self._to_read(ranges_between(first.starts(last), last.offsets))
             if not ranges:
                 return []
-            partitions = plan(ranges, self._rows_per_partition)
+            partitions = self._cut(ranges)
             if not self._is_introduced:
                 partitions[0].query, partitions[0].introduces = last.query, tuple(last.offsets)
                 self._is_introduced = True
@@ -130,6 +130,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
         return self._task.read(partition)
+
+    # --- what another reader may do in its own way
+
+    def _to_read(self, ranges: list[Range]) -> list[Range]:
+        return self._ahead.still_there(ranges)
+
+    def _cut(self, ranges: list[Range]) -> list[Partition]:
+        return plan(ranges, self._rows_per_partition)
 
     def _tell(self, done: Position, *, now: bool = False) -> None:
         """Spark commits a batch when it has made the next, but asks what comes after it sooner.

@@ -34,15 +34,25 @@ class Task:
     bus: str
     schema: StructType
     strict: bool  # failOnDataLoss
+    archive: str | None = None
+
+    @property
+    def access(self) -> Access:
+        return opened(self.bus, self.archive)
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         shape = Shape(self.schema)
         with told_plainly():
-            access = opened(self.bus)
-            _introduce(access, partition)
-            for one in partition.ranges:
-                for batch in self._rows(access, one):
+            for one, batches in self.ranges(partition):
+                for batch in batches:
                     yield shape.batch(one.topic, batch)
+
+    def ranges(self, partition: Partition) -> Iterator[tuple[Range, Iterator[pa.RecordBatch]]]:
+        """Each with its rows, of which none is missing."""
+        access = self.access
+        _introduce(access, partition)
+        for one in partition.ranges:
+            yield one, self._rows(access, one)
 
     def _rows(self, access: Access, wanted: Range) -> Iterator[pa.RecordBatch]:
         at = wanted.start
@@ -54,8 +64,8 @@ class Task:
                 if at < wanted.end:
                     self._lose(wanted, at, wanted.end)
                     return
-            except Trimmed:
-                start = access.shards(wanted.topic)[wanted.shard].start
+            except Trimmed as error:
+                start = max(error.start, access.shards(wanted.topic)[wanted.shard].start)
                 self._lose(wanted, at, start)
                 at = max(at + 1, start)
             except DoesNotExist:
