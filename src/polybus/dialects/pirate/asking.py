@@ -87,9 +87,13 @@ class Asking:
             left = await self._settle()
             if left is not None:
                 self._tell(f"{_told(left)}; it was left from before")
+            last = self.state.lasts.get(topic, 0)  # other tasks may read while we wait
             request = await self._keep(self._folder.asked, op.decode(), topic, body)
             points.passing("asked", str(request.counter))
-            return await self._carry_out(request)
+            value = await self._carry_out(request)
+            if op == codec.PUT and value <= last and topic not in self.state.doubted:
+                await self._went_back(f"it gave the id {value}, and {last} had been read")
+            return value
 
     async def resume(self) -> Outcome | None:
         """What became of the request in the journal, sending it again; None if there is none."""
@@ -173,7 +177,6 @@ class Asking:
         if isinstance(reply, Done):
             if reply.first != counter:
                 raise BadFrame("other_counter")
-            await self._check_id(request, reply.second)
             await self._keep(self._folder.answered, counter, reply.second, "", True)
             points.passing("settled", str(counter))
             return reply.second
@@ -193,12 +196,6 @@ class Asking:
         if isinstance(reply, Refusal) and reply.code == codec.BUSY:
             raise OutcomeUnknown(f"the bus is busy: {reply.text}; {advice.kept(request)}")
         return reply
-
-    async def _check_id(self, request: Pending, value: int) -> None:
-        """A message whose id was read before: the bus went back while we were connected."""
-        last = self.state.lasts.get(request.topic, 0)
-        if request.op == "PUT" and value <= last and request.topic not in self.state.doubted:
-            await self._went_back(f"it gave the id {value}, and {last} was read")
 
     # --- GET
 
