@@ -52,7 +52,7 @@ def test_what_holds_is_copied_once_and_the_next_run_goes_on(feed, run, client, t
     out = f"{topic}.large"
     query = {"into": out, "where": "get_json_object(cast(body AS string), '$.euros') >= 300"}
     feed(50)
-    assert run(**query, batch_rows=20).rows == 50
+    assert run(**query, rows_per_batch=20).rows == 50
     assert numbers(client, out) == list(range(30, 50))
     feed(10)
     assert run(**query).rows == 10
@@ -69,7 +69,7 @@ def test_messages_keep_key_order_and_headers(client, run, topic):
             headers = pa.array([[("n", b"%d" % n)] for n in some], HEADERS_TYPE)
             names = ["shard_key", "body", "headers"]
             producer.produce_rows(topic, pa.record_batch([*columns, headers], names)).result()
-    run(into=f"{topic}.out", batch_rows=30)
+    run(into=f"{topic}.out", rows_per_batch=30)
     found = messages(client, f"{topic}.out")
     for row in found:
         assert row["shard_key"] == f"k{int(row['body']) % 7}"

@@ -40,9 +40,15 @@ def route(
         str,
         typer.Option("--from", metavar="earliest|latest", help="Where a new route begins."),
     ] = "earliest",
-    batch_rows: Annotated[
+    rows_per_batch: Annotated[
         int,
-        typer.Option("--batch-rows", min=1, max=MOST_ROWS, help="The most that one batch has."),
+        typer.Option(
+            "--rows-per-batch",
+            metavar="N",
+            min=1,
+            max=MOST_ROWS,
+            help="The most that one batch has.",
+        ),
     ] = MOST_ROWS,
     every: arguments.Every = DEFAULT_EVERY_S,
     once: arguments.Once = False,
@@ -60,7 +66,7 @@ def route(
         raise UsageError(f"--into {into} is read here, too: it would go round for ever")
     rows = (
         spark.readStream.format("polybus")
-        .options(bus=source, topic=topic, maxRowsPerBatch=batch_rows, startingOffsets=start)
+        .options(bus=source, topic=topic, maxRowsPerBatch=rows_per_batch, startingOffsets=start)
         .load()
     )
     routed = sql.shaped(rows, where, select)
