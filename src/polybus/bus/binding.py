@@ -142,6 +142,13 @@ class Binding:
         self._claimed.add(topic.number)
         return topic
 
+    def claim_unused(self, topic: Topic) -> bool:
+        """The same for the bus itself; False if another changes it just now."""
+        if topic.number in self._claimed:
+            return False
+        self._claimed.add(topic.number)
+        return True
+
     def release(self, topic: Topic) -> None:
         self._claimed.discard(topic.number)
 

@@ -13,7 +13,7 @@ from polybus.bus.delivery import Delivery
 from polybus.bus.durable import Durable
 from polybus.bus.following import Following, Readers
 from polybus.bus.keeping import Keeping, Soon
-from polybus.bus.outbox import Turn
+from polybus.bus.outbox import Outbox, Turn
 from polybus.bus.party import Party
 from polybus.bus.policy import OVERFLOW, Policy
 from polybus.bus.pulling import Pulling
@@ -45,6 +45,12 @@ class Log(Protocol):
     def warning(self, event: str, **fields: Any) -> Any: ...
 
 
+class Pushed(Protocol):
+    """What takes messages for one subscriber."""
+
+    def push(self, data: bytes) -> None: ...
+
+
 class Broker:
     def __init__(
         self,
@@ -62,10 +68,11 @@ class Broker:
         self.policy = policy or Policy()
         self.quotas = Quotas(quotas or QuotaLimits(), self.counters, log)
         self._clock = clock
-        self._log = log
+        self.log = log
         self._fanout = Fanout(self._may_produce)
         self._subscriptions = Subscriptions(self._fanout, self.policy, limits)
-        self._delivery = Delivery(self._fanout, Turn(call_soon), limits, self.cut)
+        self.turn = Turn(call_soon)
+        self._delivery = Delivery(self._fanout, self.turn, limits, self.cut)
         self.topics = EphemeralTopics(
             self._fanout,
             self._delivery,
@@ -77,15 +84,17 @@ class Broker:
             wall_ns,
         )
         self._delivery.collected = self._collected
-        self._limits = limits
-        self._wall_ns = wall_ns
+        self.limits = limits
+        self.wall_ns = wall_ns
         # Of a bus with a store (see `keep`).
         self.durable: Durable | None = None
         self.binding: Binding | None = None
         self.following: Following | None = None
         self.keeping: Keeping | None = None
+        self.readers: Readers | None = None
         self._stalls = Stalls(limits, self.cut)
         self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
+        self.sections: dict[str, Callable[[], dict[str, Any]]] = {}  # what they add to `stats`
         self._parties: dict[int, Party] = {}
         self._in_doubt: list[Party] = []  # whose groups are not known yet
         self._joined = 0
@@ -95,6 +104,7 @@ class Broker:
         self._judge_again()
         # The hot path, without a step in between.
         self.route: Callable[[Party, Framing, Buffer, int, int], Routed] = self._delivery.route
+        self.publish = self._delivery.publish
 
     def keep(self, store: Store, soon: Soon, readers: Readers) -> None:
         """There are durable topics from now on; to be called before anybody is served.
@@ -102,12 +112,13 @@ class Broker:
         `soon` brings a step to the loop from any thread, `readers` reads on others.
         """
         durable = self.durable = Durable(store)
+        self.readers = readers
         self.binding = Binding(durable, self.policy, self.quotas, self.topics.exists)
         following = self.following = Following(
-            durable, self._fanout, self._delivery.relay_kept, readers, self._log
+            durable, self._fanout, self._delivery.relay_kept, readers, self.log
         )
         limit = self.max_uncommitted_bytes
-        self.keeping = Keeping(durable, self.counters, limit, soon, self._wall_ns, self._log)
+        self.keeping = Keeping(durable, self.counters, limit, soon, self.wall_ns, self.log)
         self.binding.on_bound.append(following.bound)
         self.binding.on_gone.append(following.gone)
         self.binding.on_gone.append(self.topics.log_gone)
@@ -119,18 +130,30 @@ class Broker:
     @property
     def max_uncommitted_bytes(self) -> int:
         """What one connection may have on its way to the disk."""
-        return self._limits.max_uncommitted_bytes
+        return self.limits.max_uncommitted_bytes
 
     def new_encoding_number(self) -> int:
         """A dialect asks once for the number under which its encoding is known."""
         self._encodings += 1
         return self._encodings - 1
 
-    def join(self, dialect: str, pipe: Pipe, encoding: Encoding) -> Party:
-        """A new connection, ready to publish and to be subscribed."""
+    def join(
+        self,
+        dialect: str,
+        pipe: Pipe,
+        encoding: Encoding,
+        *,
+        outbox: Outbox | None = None,
+        reader: Pushed | None = None,
+    ) -> Party:
+        """A new connection, ready to publish and to be subscribed.
+
+        A dialect may bring an outbox with marks of its own, and something that stands
+        before it and takes what the fan-out pushes.
+        """
         self._joined += 1
-        outbox = self._delivery.open_outbox(pipe)
-        number = self._fanout.add_subscriber(outbox, encoding)
+        outbox = outbox or self._delivery.open_outbox(pipe)
+        number = self._fanout.add_subscriber(reader or outbox, encoding)
         source = Source(OVERFLOW)
         party = Party(
             id=self._joined,
@@ -146,7 +169,7 @@ class Broker:
         outbox.party = party
         self._parties[party.id] = party
         self._classify([party])
-        self._log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
+        self.log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
         return party
 
     def subscribe(self, party: Party, topic: bytes) -> Subscribed:
@@ -188,7 +211,7 @@ class Broker:
         """
         if self._leave(party, reason, send_held=True):
             party.pipe.close()
-            self._log.warning(
+            self.log.warning(
                 "connection closed", dialect=party.dialect, peer=party.pipe.peer, reason=reason
             )
 
@@ -200,7 +223,7 @@ class Broker:
         self.counters.count("dropped", reason, lost)
         self._leave(party, reason, send_held=False)
         party.pipe.abort()
-        self._log.warning(
+        self.log.warning(
             "connection cut",
             dialect=party.dialect,
             peer=party.pipe.peer,
@@ -220,7 +243,7 @@ class Broker:
         """
         self.counters.count("dropped", "disconnected", self._unsent_messages(party))
         if self._leave(party, "peer", send_held=False):
-            self._log.debug("connection ended", dialect=party.dialect, peer=party.pipe.peer)
+            self.log.debug("connection ended", dialect=party.dialect, peer=party.pipe.peer)
 
     def close_all(self, reason: str) -> None:
         for party in list(self._parties.values()):
@@ -284,6 +307,7 @@ class Broker:
             "dropped": {reason: n for reason, n in sorted(dropped.items()) if n},
             "refused": self.counters.family("refused"),
             "faults": self.counters.family("faults"),
+            **{name: tell() for name, tell in self.sections.items()},
         }
 
     def connections(self) -> list[dict[str, Any]]:
@@ -329,7 +353,7 @@ class Broker:
 
     def _say_refused(self, party: Party, reason: str, topic: bytes) -> None:
         name = topic.decode("utf-8", "backslashreplace")
-        self._log.warning("refused", **_names(party), topic=name, reason=reason)
+        self.log.warning("refused", **_names(party), topic=name, reason=reason)
 
     def _may_produce(self, identity_class: int, topic: bytes) -> bool:
         """The fan-out asks once per class and topic, and counts the messages itself."""
@@ -365,7 +389,7 @@ class Broker:
                     self.following.unsubscribed(party, topic)
         if ended:
             self.counters.count("refused", "subscription_revoked", ended)
-            self._log.warning("subscriptions revoked", count=ended)
+            self.log.warning("subscriptions revoked", count=ended)
 
     def _unsent_messages(self, party: Party) -> int:
         return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from polybus.store.contract import Store
 
 MAX_BYTES = "max_bytes"  # a topic's setting; absent or 0: as much as the disk holds
+# A topic's setting: what it keeps. `read`: a message goes once everyone has read it.
+KEEP, KEEP_ALL, KEEP_READ = "keep", "all", "read"
+# A topic's setting: it was made by its first subscriber, and goes with its last.
+WITH_SUBSCRIBERS = "with_subscribers"
 
 
 class Durable:
@@ -66,6 +70,10 @@ class Durable:
     def next_id(self, topic: Topic) -> int:
         """All messages with lower ids are there for readers."""
         return self._next_ids.get(topic.number, 1)
+
+    def reached(self, topic: Topic, next_id: int) -> None:
+        """Somebody has read messages up to there: news of their commit may still be on its way."""
+        self._reach(topic.number, next_id)
 
     def find(self, name: str) -> Topic | None:
         return self._by_name.get(name)

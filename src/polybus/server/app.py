@@ -15,10 +15,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
@@ -34,7 +34,7 @@ from polybus.server import host, runtime, sockets
 from polybus.server.acl import Acl
 from polybus.server.aclfile import ACL_NAME
 from polybus.server.admin import ROOT_UID, AdminDesk, Request, Verb, Wrong
-from polybus.server.dialects import ADMIN, DIALECTS, NATIVE
+from polybus.server.dialects import ADMIN, DIALECTS, NATIVE, PIRATE
 from polybus.server.directory import Directory
 from polybus.server.lifecycle import Lifecycle, Ticker
 from polybus.server.listening import Wanted
@@ -46,6 +46,9 @@ from polybus.server.program import Program
 from polybus.server.tls import Certificates
 from polybus.transports.hangups import Hangups
 from polybus.transports.stream import Gate, ListenOptions, OpenSession, listen
+
+if TYPE_CHECKING:
+    from polybus.server.pirate import PirateSide
 
 SHUTDOWN = "shutdown"
 UNEXPECTED = "unexpected_error"
@@ -110,6 +113,7 @@ class App:
         self._acl = self._open_acl()
         self._desk = self._open_desk()
         self._durable_side = DurableSide(self._broker, self._settings, self._log)
+        self._pirate_side: PirateSide | None = None
         lifecycle = Lifecycle(self._reload, self._log, self._logs.close)
         async with AsyncExitStack() as stack:
             lifecycle.watch()  # first: a SIGTERM while starting is a clean stop, too
@@ -141,10 +145,15 @@ class App:
             if wanted.dialect == NATIVE:
                 await self._open_port(stack, wanted)
                 continue
+            if wanted.dialect == PIRATE:
+                await self._open_pirate(stack, wanted)
+                continue
             if wanted.dialect not in openers:
                 sessions = DIALECTS[wanted.dialect].sessions
                 assert sessions is not None
-                openers[wanted.dialect] = sessions(self._broker, self._settings)
+                opener = openers[wanted.dialect] = sessions(self._broker, self._settings)
+                if (close := getattr(opener, "close", None)) is not None:
+                    stack.callback(close)
             await self._open(stack, wanted, openers[wanted.dialect])
 
     async def _open_port(self, stack: AsyncExitStack, wanted: Wanted) -> None:
@@ -155,15 +164,34 @@ class App:
         stack.push_async_callback(listener.drain, 0)
         self._listeners.append((wanted.dialect, listener))
 
+    async def _open_pirate(self, stack: AsyncExitStack, wanted: Wanted) -> None:
+        if self._pirate_side is None:
+            from polybus.server.pirate import PirateSide
+
+            subscribers = self._durable_side.subscribers
+            side = PirateSide(self._broker, subscribers, self._settings, self._gate, self._log)
+            self._pirate_side = side
+            stack.push_async_callback(side.close)
+        with self._place(stack, wanted):
+            listener = self._pirate_side.listen(wanted.address)
+        stack.push_async_callback(listener.drain, 0)
+        self._listeners.append((wanted.dialect, listener))
+
+    @contextmanager
+    def _place(self, stack: AsyncExitStack, wanted: Wanted) -> Iterator[None]:
+        """Where a listener is bound: of a socket file, its folder is made and it is ours."""
+        if not wanted.address.is_unix:
+            yield
+            return
+        path = Path(wanted.address.path)
+        self._prepare_folder(wanted, path.parent)
+        with sockets.claimed(path):
+            yield
+            stack.callback(sockets.remove, path, sockets.identify(path))
+
     async def _open(self, stack: AsyncExitStack, wanted: Wanted, opener: OpenSession) -> None:
         options = self._options(wanted)
-        if wanted.address.is_unix:
-            path = Path(wanted.address.path)
-            self._prepare_folder(wanted, path.parent)
-            with sockets.claimed(path):
-                listener = await listen(wanted.address, opener, options)
-                stack.callback(sockets.remove, path, sockets.identify(path))
-        else:
+        with self._place(stack, wanted):
             listener = await listen(wanted.address, opener, options)
         stack.push_async_callback(listener.drain, 0)
         stack.callback(listener.close)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # The admin socket is no dialect of messages, but it is listened on and listed like one.
 ADMIN = "admin"
 NATIVE = "native"
+PIRATE = "pirate"
 RUNTIME = "<runtime>"
 
 
@@ -30,8 +31,9 @@ RUNTIME = "<runtime>"
 class Dialect:
     """One row: `sessions` gives what opens a session on a new connection.
 
-    With `counts_places` each connection is charged to its user's quota_connections. The
-    native port has no sessions: it brings its own threads and connections (`server.port`).
+    With `counts_places` each connection is charged to its user's quota_connections. Those
+    without sessions bring their own connections: the native port (`server.port`) and ZeroMQ
+    (`server.pirate`).
     """
 
     name: str
@@ -55,11 +57,28 @@ def _freud(broker: Broker, settings: Settings) -> OpenSession:
     return FreudDialect(broker, settings.freud, asyncio.get_running_loop())
 
 
+def _gsb(broker: Broker, settings: Settings) -> OpenSession:
+    import asyncio
+    import os
+
+    from polybus.dialects.gsb.session import GsbDialect
+    from polybus.model.identity import Identity
+
+    return GsbDialect(broker, settings.gsb, asyncio.get_running_loop(), Identity(uid=os.geteuid()))
+
+
 DIALECTS = {
     row.name: row
     for row in (
         Dialect("rqueue", ("tcp://127.0.0.1:6567",), ("tcp", "tls", "unix"), _rqueue),
         Dialect("freud", (f"unix:{RUNTIME}/freud.sock",), ("unix",), _freud, counts_places=True),
+        Dialect(
+            "gsb",
+            ("tcp://127.0.0.1:6569", f"ipc://{RUNTIME}/gsb.sock"),
+            ("tcp", "tls+tcp", "ipc"),
+            _gsb,
+        ),
+        Dialect(PIRATE, ("tcp://127.0.0.1:6568",), ("tcp", "ipc"), None),
         Dialect(NATIVE, ("grpc://127.0.0.1:6570",), ("grpc", "grpc+tls"), None),
     )
 }

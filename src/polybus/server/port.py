@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.port.access import Access
 from polybus.bus.port.verbs import Port
+from polybus.bus.subscribers.means import Means
+from polybus.bus.subscribers.subscribers import Recovered, Subscribers
 from polybus.errors import ConfigError, PolybusError, Unavailable, from_code
 from polybus.server.admin import Wrong
-from polybus.server.threads import ANSWER_TIMEOUT_S, Completions, OnLoop, Readers
+from polybus.server.threads import ANSWER_TIMEOUT_S, WORKERS, Completions, OnLoop, Readers
 from polybus.store.opening import open_store
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
+    from polybus.bus.keeping import Soon
     from polybus.model.address import Address
     from polybus.model.identity import Identity
     from polybus.server.admin import Verb
@@ -56,9 +59,34 @@ class DurableSide:
         readers = Readers(completions)
         self._stack.callback(readers.close)
         await asyncio.to_thread(self._broker.keep, self.store, completions.add, readers)
+        workers = Readers(completions, WORKERS)
+        self._stack.callback(workers.close)
+        self.subscribers = await self._open_subscribers(completions.add, workers)
         self._on_loop = OnLoop(loop)
         self._loop = loop
         self._soon = completions.add
+
+    async def _open_subscribers(self, soon: Soon, workers: Readers) -> Subscribers:
+        """Whether or not pirates are served: they hold back what is not to be collected."""
+        broker = self._broker
+        assert broker.durable is not None
+        assert broker.binding is not None
+        means = Means(
+            broker.durable,
+            broker.binding,
+            broker.policy,
+            broker.counters,
+            self._settings.pirate,
+            soon,
+            workers,
+            time.monotonic,
+            time.time_ns,
+            self._log,
+        )
+        subscribers = Subscribers(means, await asyncio.to_thread(Recovered, means))
+        broker.on_tick.append(subscribers.tick)
+        broker.sections["pirate"] = subscribers.stats
+        return subscribers
 
     def listen(
         self,

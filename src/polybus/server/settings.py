@@ -17,8 +17,10 @@ from polybus.model.limits import (
     KIB,
     MIB,
     FreudLimits,
+    GsbLimits,
     Limits,
     NativeLimits,
+    PirateLimits,
     QuotaLimits,
     RqueueLimits,
 )
@@ -67,6 +69,16 @@ class NativeSettings(NativeLimits):
 
 
 @dataclass(frozen=True, slots=True)
+class PirateSettings(PirateLimits):
+    """Pirate: its bounds, and who its callers are (`[pirate]`)."""
+
+    # Clients must show a CURVE key that `polybus keys allow` has let in; needed beyond loopback.
+    curve: bool = False
+    # The folder of the bus's own key and of those it lets in; None: `pirate` in the data folder.
+    keys: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole configuration: the top-level keys, then one field a section."""
 
@@ -90,7 +102,9 @@ class Settings:
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
     rqueue: RqueueLimits = field(default_factory=RqueueLimits)
     freud: FreudLimits = field(default_factory=FreudLimits)
+    gsb: GsbLimits = field(default_factory=GsbLimits)
     native: NativeSettings = field(default_factory=NativeSettings)
+    pirate: PirateSettings = field(default_factory=PirateSettings)
 
 
 UNBOUNDED = float("inf")
@@ -120,6 +134,12 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "rqueue.max_payload": (282, 64 * MIB),
     "rqueue.max_message_bytes": (1, 64 * MIB),
     # A message of 64 MiB must fit, and a block holds no more.
+    # 0: subscribers are never dropped for being away.
+    "pirate.subscriber_ttl_s": (0, UNBOUNDED),
+    # A message of the largest size must come through.
+    "pirate.max_unfinished_bytes": (66 * MIB, UNBOUNDED),
+    "pirate.max_unread_bytes": (66 * MIB, UNBOUNDED),
+    "pirate.max_uncommitted_bytes": (65 * MIB, UNBOUNDED),
     "native.max_batch_bytes": (65 * MIB, 255 * MIB),
     "native.max_uncommitted_bytes": (65 * MIB, UNBOUNDED),
     "native.max_action_bytes": (64 * KIB, 64 * MIB),
@@ -137,4 +157,12 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "native.max_fetch_bytes": (64 * KIB, 256 * MIB),
     # A message of one byte under the longest name must fit, and no reader takes one over 64 MiB.
     "freud.max_frame_bytes": (260, 64 * MIB),
+    # A call with the longest address and id must fit, and an outbox must hold one.
+    "gsb.max_packet_bytes": (4 * KIB, 64 * MIB),
+    "gsb.deadline_ms": (1, 2**32 - 1),
+    # Below a receive buffer every burst would stop a stream.
+    "gsb.outbox_full_bytes": (64 * KIB, 16 * MIB),
+    "gsb.outbox_free_bytes": (0, 16 * MIB),
+    "gsb.free_partials": (1, 65_536),
+    "gsb.free_bytes": (1, 16 * MIB),
 }

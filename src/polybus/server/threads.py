@@ -19,6 +19,8 @@ T = TypeVar("T")
 # A loop that does not get round to a question in this time is stuck, or has ended.
 ANSWER_TIMEOUT_S = 30.0
 READERS = 4  # threads that read for the loop: a disk serves few at once better than many
+# Threads that wait for the disk for the loop: what they write at once shares a sync.
+WORKERS = 16
 
 
 class OnLoop:
@@ -87,9 +89,9 @@ class Completions:
 class Readers:
     """The loop's threads for reading."""
 
-    def __init__(self, completions: Completions) -> None:
+    def __init__(self, completions: Completions, threads: int = READERS) -> None:
         self._completions = completions
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="polybus-reader")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="polybus-reader")
 
     def __call__(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
         """Runs `work` on one of them, and then `then` on the loop with its outcome."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from polybus.bus.binding import CREATOR, Reservation, as_creator
+from polybus.bus.durable import WITH_SUBSCRIBERS
 from polybus.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Access:
 
     def configure(self, caller: Identity, name: str, settings: Mapping[str, object]) -> Topic:
         with self._alone(caller, name) as topic:
-            kept = {CREATOR: topic.settings[CREATOR]} if CREATOR in topic.settings else {}
+            own = (CREATOR, WITH_SUBSCRIBERS)
+            kept = {key: topic.settings[key] for key in own if key in topic.settings}
             changed = self.durable.store.configure(name, {**settings, **kept})
             self.on_loop(self._binding.changed, changed)
             return changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polybus.bus.binding import CREATOR, creator_of
-from polybus.bus.durable import MAX_BYTES
+from polybus.bus.durable import KEEP, KEEP_ALL, KEEP_READ, MAX_BYTES, WITH_SUBSCRIBERS
 from polybus.bus.port import queries
 from polybus.bus.port.fields import Action, Answer, Arguments, Field, is_count
 from polybus.errors import AlreadyExists, MalformedRequest, NotSupported
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from polybus.bus.port.verbs import Caller, Port
     from polybus.model.topic import Bounds, Topic
 
-KEEP = "keep"
-KEEPS = ("all", "read")
+KEEPS = (KEEP_ALL, KEEP_READ)
+HIDDEN = (CREATOR, WITH_SUBSCRIBERS)  # settings of the bus's own
 TOPIC = Field("topic", "text", "its name")
 SETTINGS = Field(
     "settings", "object", "keep (all, read) and max_bytes (0: no bound), each optional", None
@@ -27,14 +27,14 @@ SETTINGS = Field(
 
 def told(topic: Topic) -> Answer:
     """A topic for people and programs."""
-    settings = {key: value for key, value in topic.settings.items() if key != CREATOR}
+    settings = {key: value for key, value in topic.settings.items() if key not in HIDDEN}
     return {
         "topic": topic.name,
         "number": topic.number,
         "shards": len(topic.open_shards),
         "generations": list(topic.generations),
         "creator": creator_of(topic).name,
-        "settings": {KEEP: "all", MAX_BYTES: 0, **settings},
+        "settings": {KEEP: KEEP_ALL, MAX_BYTES: 0, **settings},
     }
 
 
@@ -55,7 +55,7 @@ def _settings(given: Arguments) -> dict[str, object]:
     unknown = sorted(settings.keys() - {KEEP, MAX_BYTES})
     if unknown:
         raise MalformedRequest(f"a topic has no setting {unknown[0][:64]!r}")
-    if settings.get(KEEP, "all") not in KEEPS:
+    if settings.get(KEEP, KEEP_ALL) not in KEEPS:
         raise MalformedRequest(f"keep is one of {', '.join(KEEPS)}")
     if not is_count(settings.get(MAX_BYTES, 0)):
         raise MalformedRequest("max_bytes is an integer from 0 on")

@@ -1,0 +1,125 @@
+"""What is kept of subscribers, in three families of records and the store's producers.
+
+    pirate/subscription/TTTTTTTT CLIENT   who takes up a place: the account it is charged to
+    pirate/last/TTTTTTTT CLIENT           LAST: up to where it has read, 8 bytes big-endian
+    pirate/counter/CLIENT                 the client's newest epoch, and the random numbers of
+                                          its last HELLOs, 8 bytes each, the newest last
+
+T is the topic's number in hex; CLIENT the id's bytes as they are, to the end of the key.
+The counter itself, and the answer that belongs to it, is a producer of the store named
+`pirate:` and the id in hex: one whose counters may leave gaps, with one result kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct, unpack
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from polybus.errors import Damaged
+from polybus.model.commit import Change, Commit
+from polybus.model.stamp import Habits
+
+if TYPE_CHECKING:
+    from polybus.model.commit import Record
+    from polybus.store.contract import Store
+
+SUBSCRIPTIONS: Final = b"pirate/subscription/"
+LASTS: Final = b"pirate/last/"
+COUNTERS: Final = b"pirate/counter/"
+PRODUCERS: Final = "pirate:"
+HABITS: Final = Habits(dense=False, kept_results=1)
+
+# So many starts of a client are told apart from delayed copies of their HELLO.
+MAX_NUMBERS: Final = 1024
+AT_ONCE: Final = 600  # records changed by one commit: the store takes 900
+
+_NUMBER: Final = Struct(">Q")
+_TOPIC_DIGITS: Final = 8
+
+
+class Greetings(NamedTuple):
+    """Epochs rise by one with each new number: the newest epoch is the last number's."""
+
+    newest: int = 0
+    numbers: tuple[int, ...] = ()
+
+    def epoch_of(self, number: int) -> int | None:
+        if number not in self.numbers:
+            return None
+        return self.newest - (len(self.numbers) - 1 - self.numbers.index(number))
+
+    def with_new(self, number: int) -> Greetings:
+        return Greetings(self.newest + 1, (*self.numbers, number)[-MAX_NUMBERS:])
+
+    def encode(self) -> bytes:
+        return b"".join([_NUMBER.pack(one) for one in (self.newest, *self.numbers)])
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Greetings:
+        if len(raw) < _NUMBER.size or len(raw) % _NUMBER.size:
+            raise Damaged("a record of pirate's counters is damaged")
+        newest, *numbers = unpack(f">{len(raw) // _NUMBER.size}Q", raw)
+        return cls(newest, tuple(numbers))
+
+
+class Place(NamedTuple):
+    """A subscription: whose, and of which topic."""
+
+    topic: int
+    client: bytes
+
+
+def producer(client: bytes) -> str:
+    return PRODUCERS + client.hex()
+
+
+def counter_key(client: bytes) -> bytes:
+    return COUNTERS + client
+
+
+def of_topic(family: bytes, topic: int) -> bytes:
+    return family + b"%08x" % topic
+
+
+def key(family: bytes, place: Place) -> bytes:
+    return of_topic(family, place.topic) + place.client
+
+
+def read_key(family: bytes, raw: bytes) -> Place:
+    start = len(family)
+    number = raw[start : start + _TOPIC_DIGITS]
+    return Place(int(number, 16), raw[start + _TOPIC_DIGITS :])
+
+
+def entering(place: Place, account: str, last: int) -> tuple[Change, ...]:
+    value = account.encode("utf-8", "backslashreplace")
+    return Change(key(SUBSCRIPTIONS, place), value), moving(place, last)
+
+
+def leaving(place: Place) -> tuple[Change, ...]:
+    return Change(key(SUBSCRIPTIONS, place), None), Change(key(LASTS, place), None)
+
+
+def moving(place: Place, last: int) -> Change:
+    return Change(key(LASTS, place), _NUMBER.pack(last))
+
+
+def read_last(raw: bytes) -> int:
+    if len(raw) != _NUMBER.size:
+        raise Damaged("a record of what a subscriber has read is damaged")
+    return int.from_bytes(raw)
+
+
+def scan(store: Store, prefix: bytes) -> Iterator[Record]:
+    after = b""
+    while page := store.scan(prefix, after):
+        yield from page
+        after = page[-1].key
+
+
+def sweep(store: Store, topic: int) -> None:
+    """Removes all records of a topic's subscriptions; blocks."""
+    for family in (LASTS, SUBSCRIPTIONS):
+        while page := store.scan(of_topic(family, topic), limit=AT_ONCE):
+            store.commit(Commit(changes=tuple(Change(one.key, None) for one in page))).result()

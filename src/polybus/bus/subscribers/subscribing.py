@@ -1,0 +1,267 @@
+"""SUB and UNSUB, and topics that live as long as they have subscribers.
+
+A new SUB makes the topic if need be, then enters the subscription with LAST at the
+topic's newest id, its stamp in the same commit. While subscribed, a new SUB answers
+LAST as it is. A topic made so is removed when its last subscriber has left and no
+group reads it; whoever subscribes in between waits, and gets a new one, whose ids go on.
+
+Both go alone among their client's requests, so the highest counter that is stored is
+known: a request that does not go beyond it changes nothing, and is answered by the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from polybus.bus.binding import CREATOR, Reservation, as_creator
+from polybus.bus.durable import KEEP, KEEP_READ, WITH_SUBSCRIBERS
+from polybus.bus.groups.records import roster_prefix
+from polybus.bus.port import queries
+from polybus.bus.subscribers import notes, records, sabotage
+from polybus.bus.subscribers.means import Means, Request, Then, fault_of
+from polybus.bus.subscribers.putting import STALE, digest
+from polybus.bus.subscribers.records import Place
+from polybus.errors import Denied, PolybusError, Stale, WrongKind
+from polybus.model.commit import Commit
+from polybus.model.rules import SUBSCRIBE
+from polybus.model.stamp import Stamp
+
+if TYPE_CHECKING:
+    from polybus.bus.subscribers.clients import Client, Clients
+    from polybus.bus.subscribers.lasts import Lasts
+    from polybus.bus.subscribers.table import Subscription, Table
+    from polybus.model.commit import Change, Committed
+    from polybus.model.identity import Identity
+    from polybus.model.topic import Topic
+
+SETTINGS: Final = {KEEP: KEEP_READ, WITH_SUBSCRIBERS: True}
+
+
+class Subscribing:
+    def __init__(self, means: Means, clients: Clients, table: Table, lasts: Lasts) -> None:
+        self._means = means
+        self._clients = clients
+        self._table = table
+        self._lasts = lasts
+        # Topics that are being removed, and who waits for their names.
+        self._leaving: dict[int, list[Callable[[], None]]] = {}
+
+    def is_leaving(self, topic: Topic) -> bool:
+        return topic.number in self._leaving
+
+    # --- SUB
+
+    def subscribe(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
+        if not self._is_used(client, request, then):
+            self._find_topic(client, request, caller, then)
+
+    def _find_topic(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
+        again = partial(self._find_topic, client, request, caller, then)
+        topic = self._means.durable.find(request.topic)
+        if topic is not None and topic.number in self._leaving:
+            self._leaving[topic.number].append(again)
+            return
+        try:
+            if self._means.policy.mentions(SUBSCRIBE):
+                self._means.binding.judge(caller, SUBSCRIBE, request.topic)
+            if topic is None:
+                failed = partial(self._finish, client, then)
+                self._make(caller, request.topic, again, failed)
+                return
+        except (Denied, WrongKind) as error:
+            self._use_up(client, request, notes.of_refusal(error), then)
+        except PolybusError as error:
+            self._finish(client, then, error)
+        else:
+            self._enter(client, request, caller, topic, then)
+
+    def _make(self, caller: Identity, name: str, again: Callable[[], None], failed: Then) -> None:
+        """Sees to it that there is such a topic, then goes on."""
+        found, mine = self._means.binding.reserve(caller, name)
+        if not isinstance(found, Reservation):
+            again()
+        elif mine:
+            store = self._means.durable.store
+            settings = {**SETTINGS, CREATOR: as_creator(caller)}
+
+            def make() -> tuple[Topic, int]:
+                topic = store.create(name, 1, settings)
+                return topic, store.bounds(topic.number).next_id
+
+            self._means.workers(make, lambda future: self._made(found, future, again, failed))
+        else:
+            found.outcome.add_done_callback(lambda _: self._means.soon(again))
+
+    def _made(
+        self,
+        reservation: Reservation,
+        future: Future[tuple[Topic, int]],
+        again: Callable[[], None],
+        failed: Then,
+    ) -> None:
+        error = fault_of(future)
+        if error is None:
+            self._means.binding.fulfil(reservation, *future.result())
+            again()
+        else:
+            self._means.binding.give_up(reservation, error)
+            failed(error)
+
+    def _enter(
+        self, client: Client, request: Request, caller: Identity, topic: Topic, then: Then
+    ) -> None:
+        found = self._table.find(topic.number, client.id)
+        if found is not None:
+            found.seen_s = self._means.clock()
+            self._use_up(client, request, notes.of_number(found.last), then)
+            return
+        newest = self._means.durable.next_id(topic) - 1
+        place = Place(topic.number, client.id)
+        try:
+            # In the table first: nothing beyond it is collected from now on.
+            new = self._table.enter(place, caller.name, newest, self._means.clock())
+        except PolybusError as error:
+            self._finish(client, then, error)
+            return
+        changes = records.entering(place, caller.name, newest)
+
+        def entered(error: PolybusError | None) -> None:
+            if error is not None:
+                self._table.remove(new)
+            elif self._means.durable.numbered(topic.number) is None:
+                self.sweep(topic)  # it was dropped while this was on its way
+
+        self._use_up(client, request, notes.of_number(newest), then, changes, entered)
+
+    # --- UNSUB
+
+    def unsubscribe(self, client: Client, request: Request, then: Then) -> None:
+        if self._is_used(client, request, then):
+            return
+        topic = self._means.durable.find(request.topic)
+        found = self._table.find(topic.number, client.id) if topic else None
+        if topic is None or found is None:
+            self._use_up(client, request, notes.of_number(0), then)
+            return
+
+        def left(error: PolybusError | None) -> None:
+            if error is None:
+                self._left(topic, found)
+
+        changes = records.leaving(found.place)
+        self._use_up(client, request, notes.of_number(1), then, changes, left)
+
+    def drop(self, gone: Subscription, then: Then) -> None:
+        """Ends a subscription without its client, which will find out."""
+        topic = self._means.durable.numbered(gone.place.topic)
+
+        def dropped(future: Future[Committed]) -> None:
+            error = fault_of(future)
+            if error is None and topic is not None:
+                self._left(topic, gone)
+            then(error)
+
+        self._lasts.flush()
+        self._means.commit(Commit(changes=records.leaving(gone.place)), dropped)
+
+    def _left(self, topic: Topic, gone: Subscription) -> None:
+        self._table.remove(gone)
+        self.remove_unused(topic)
+
+    # --- topics that go with their last subscriber
+
+    def remove_unused(self, topic: Topic) -> None:
+        """Removes a topic if it was made by SUB, and nobody is left who reads it."""
+        if not topic.settings.get(WITH_SUBSCRIBERS) or self._table.has(topic.number):
+            return
+        if topic.number in self._leaving or not self._means.binding.claim_unused(topic):
+            return
+        self._leaving[topic.number] = []
+        self._means.workers(
+            lambda: self._drop_topic(topic), lambda future: self._removed(topic, future)
+        )
+
+    def _drop_topic(self, topic: Topic) -> bool:
+        """On a worker; False if a group reads it."""
+        store = self._means.durable.store
+        if store.scan(roster_prefix(topic.number), limit=1):
+            return False
+        store.drop(topic.name)
+        queries.forget(store, topic.number)
+        return True
+
+    def _removed(self, topic: Topic, future: Future[bool]) -> None:
+        self._means.binding.release(topic)
+        error = fault_of(future)
+        waiting = self._leaving.pop(topic.number)
+        if error is not None:
+            self._means.log.warning("topic not removed", topic=topic.name, reason=str(error))
+        elif future.result():
+            self._means.binding.gone(topic)
+        for again in waiting:
+            again()
+
+    def gone(self, topic: Topic) -> None:
+        """A topic was dropped, by whomever: its subscriptions have gone with it."""
+        if self._table.drop(topic.number):
+            self.sweep(topic)
+
+    def sweep(self, topic: Topic) -> None:
+        self.sweep_number(topic.number)
+
+    def sweep_number(self, number: int) -> None:
+        """Removes the records of a topic that is not there any more."""
+        store = self._means.durable.store
+        self._means.workers(lambda: records.sweep(store, number), self._swept)
+
+    def _swept(self, future: Future[None]) -> None:
+        error = fault_of(future)
+        if error is not None:  # the next start does it
+            self._means.log.warning("records not removed", reason=str(error))
+
+    # --- what they share
+
+    def _is_used(self, client: Client, request: Request, then: Then) -> bool:
+        """Answers what needs no look at topics: another epoch, and counters used before."""
+        if request.epoch != client.epoch:
+            self._finish(client, then, client.fenced(request))
+            return True
+        if request.counter > client.counter or sabotage.REPLIES_OFF:
+            return False
+        self._use_up(client, request, notes.of_refusal(Stale(STALE)), then)
+        return True
+
+    def _use_up(
+        self,
+        client: Client,
+        request: Request,
+        note: bytes,
+        then: Then,
+        changes: tuple[Change, ...] = (),
+        after: Callable[[PolybusError | None], None] = lambda error: None,
+    ) -> None:
+        """Commits the counter, its answer and what it changes; or gets the answer of before."""
+        stamp: Stamp | None = Stamp(
+            client.producer, request.epoch, request.counter, digest(request)
+        )
+        if sabotage.REPLIES_OFF and request.counter <= client.counter:
+            stamp = None
+
+        def done(future: Future[Committed]) -> None:
+            error = fault_of(future)
+            after(error)
+            if error is None:
+                client.counter = max(client.counter, request.counter)
+            if isinstance(error, Stale):
+                error = Stale(STALE)
+            self._finish(client, then, error or notes.outcome(future.result()))
+
+        self._lasts.flush()  # what was read before comes before it
+        self._means.commit(Commit(changes=changes, stamp=stamp, note=note), done)
+
+    def _finish(self, client: Client, then: Then, answer: int | PolybusError) -> None:
+        then(answer)
+        self._clients.finished(client)

@@ -1,0 +1,129 @@
+"""Pirate's session: requests become verbs of the bus, what comes of them becomes replies.
+
+One session serves all connections of all listeners: who a client is stands in the
+request, not in the connection. Nothing is answered before it is on disk; requests that
+wait for that are counted, so that a bus that stops can wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Protocol
+
+from polybus.bus.subscribers.clients import Greeted
+from polybus.dialects.pirate import codec
+from polybus.errors import (
+    Denied,
+    DoesNotExist,
+    Fenced,
+    MalformedRequest,
+    PolybusError,
+    Stale,
+    UnknownProducer,
+    WrongKind,
+)
+
+if TYPE_CHECKING:
+    from polybus.bus.stats import Counters
+    from polybus.bus.subscribers.subscribers import Subscribers
+    from polybus.bus.traffic import Traffic
+    from polybus.model.identity import Identity
+
+FINGERPRINT_BYTES = 16
+
+Frame = bytes | memoryview
+
+
+class Peer(Protocol):
+    """The connection by which a request came."""
+
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def key(self) -> bytes | None: ...
+    def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None: ...
+
+
+class PirateSession:
+    def __init__(self, bus: Subscribers, counters: Counters, traffic: Traffic) -> None:
+        self._counters = counters
+        self._traffic = traffic
+        self._subscribers = bus
+        self._verbs: dict[bytes, Callable[[Any, Identity, Callable[[Any], None]], None]] = {
+            codec.HELLO: lambda request, _, then: bus.hello(request, then),
+            codec.SUB: bus.subscribe,
+            codec.UNSUB: lambda request, _, then: bus.unsubscribe(request, then),
+            codec.PUT: bus.put,
+            codec.GET: bus.get,
+        }
+        self.requests = dict.fromkeys(sorted(codec.OPS), 0)
+        self.unanswered = 0
+
+    def receive(self, peer: Peer, frames: list[Any]) -> None:
+        end = codec.split(frames)
+        if end < 0:
+            self._counters.count("dropped", "pirate_no_envelope")
+            return
+        envelope = frames[:end]
+        request = codec.parse(frames, end + 1)
+        if isinstance(request, codec.Refusal):
+            self._refuse(peer, envelope, request.code, request.text)
+            return
+        if peer.key is not None and request.client != fingerprint(peer.key):
+            text = "the client's id is not the fingerprint of its key"
+            self._refuse(peer, envelope, codec.DENIED, text)
+            return
+        self.requests[request.op] += 1
+        self.unanswered += 1
+        then = partial(self._answer, peer, envelope, request)
+        self._verbs[request.op](request, peer.identity, then)
+
+    def turn_over(self) -> None:
+        self._subscribers.turn_over()
+
+    def _answer(self, peer: Peer, envelope: list[Any], request: codec.Request, came: Any) -> None:
+        self.unanswered -= 1
+        if isinstance(came, int):
+            if request.op == codec.PUT:
+                self._traffic.receive(1, sum(map(len, request.body)))
+            peer.send(envelope, codec.done(request.counter, came))
+        elif came is None:
+            peer.send(envelope, codec.nothing())
+        elif isinstance(came, PolybusError):
+            self._refuse(peer, envelope, code_of(came, request.op), str(came))
+        elif isinstance(came, Greeted):
+            peer.send(envelope, codec.done(came.epoch, came.counter))
+        else:
+            self._traffic.deliver(1, len(came.body))
+            peer.send(envelope, codec.message(came.id, came.timestamp_ns, came.body))
+
+    def _refuse(self, peer: Peer, envelope: list[Any], code: str, text: str) -> None:
+        self._counters.count("refused", f"pirate_{code.lower()}")
+        peer.send(envelope, codec.error(code, text))
+
+
+def fingerprint(key: bytes) -> bytes:
+    """The id of the client that holds a CURVE key."""
+    return sha256(key).digest()[:FINGERPRINT_BYTES]
+
+
+_CODES: tuple[tuple[type[PolybusError], str], ...] = (
+    (UnknownProducer, codec.FENCED),
+    (Fenced, codec.FENCED),
+    (Stale, codec.STALE),
+    (Denied, codec.DENIED),
+    (WrongKind, codec.DENIED),
+    (MalformedRequest, codec.MALFORMED),
+)
+
+
+def code_of(error: PolybusError, op: bytes) -> str:
+    """The word on the wire; whatever may go better another time is BUSY."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    if isinstance(error, DoesNotExist):
+        return codec.NOT_SUBSCRIBED if op == codec.GET else codec.NO_TOPIC
+    return codec.BUSY

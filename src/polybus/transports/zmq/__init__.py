@@ -1,0 +1,1 @@
+"""ZeroMQ: a ROUTER socket drained from the loop, its connections watched and bounded."""

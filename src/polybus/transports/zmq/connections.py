@@ -1,0 +1,211 @@
+"""The connections of a ROUTER: who is behind each, how much it sends, and when it ends.
+
+libzmq owns the connections, and tells of them in two ways: its monitor says when a
+descriptor was accepted and when it has ended, and each message says by which descriptor
+it came. From the descriptor the kernel tells who is at the other end. Descriptors are
+used again, so a message is one connection's only if no other of that descriptor could
+have sent it; in doubt it is anonymous. (A connection ends before its last messages are
+read, so it is remembered for a little while.)
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.transports.peer import describe, identify
+from polybus.transports.zmq.session import Frame
+
+REMEMBERED_S: Final = 1.0  # how long an ended connection may still have messages to be read
+# Of Linux's struct tcp_info: where bytes_acked and bytes_received (64 bits each) begin.
+ACKED, RECEIVED, TCP_INFO_BYTES = 120, 128, 136
+
+
+class Gate(Protocol):
+    def enter(self, peer: str) -> bool: ...
+    def leave(self) -> None: ...
+
+
+class Connection:
+    """One accepted connection; `routing` is what its messages are answered by."""
+
+    def __init__(self, fd: int, since_s: float) -> None:
+        self.fd = fd
+        self.since_s = since_s
+        self.identity = ANONYMOUS
+        self.key: bytes | None = None
+        self.where = "gone"
+        self.address: object = None
+        self.routing: bytes | None = None
+        self.ended_s: float | None = None
+        self.admitted = False
+        self.received = self.received_bytes = 0
+        self.sent = self.sent_bytes = 0
+        # Of the watch: what the kernel had received when a whole message had come last.
+        self.whole = -1
+        self.baseline = 0
+        self.unfinished = 0
+        self.out: Callable[[Connection, Sequence[Frame], Sequence[Frame]], None]
+
+    def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None:
+        self.out(self, envelope, frames)
+
+    def look(self) -> None:
+        """Asks the kernel who is at the other end. Nothing here waits."""
+        with self.opened() as sock:
+            if sock is not None:
+                self.identity = identify(sock)
+                self.address = _address(sock)
+                self.where = describe(self.address, self.identity)
+
+    def cut(self) -> bool:
+        """Ends it; libzmq takes that for the peer's end, and forgets what was not whole."""
+        with self.opened() as sock:
+            if sock is None or (self.address is not None and _address(sock) != self.address):
+                return False
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return False
+            return True
+
+    def counted(self) -> tuple[int, int] | None:
+        """Bytes that the kernel has received and that the peer has confirmed; TCP's alone."""
+        with self.opened() as sock:
+            if sock is None or sock.family == socket.AF_UNIX or _address(sock) != self.address:
+                return None
+            try:
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+            except OSError:
+                return None
+        numbers = (info[at : at + 8] for at in (RECEIVED, ACKED))
+        received, acked = (int.from_bytes(one, sys.byteorder) for one in numbers)
+        return received, acked
+
+    @contextmanager
+    def opened(self) -> Iterator[socket.socket | None]:
+        """The connection's socket by a descriptor of our own; None if it has ended."""
+        try:
+            sock = socket.socket(fileno=os.dup(self.fd))
+        except OSError:
+            yield None
+            return
+        with sock:
+            yield sock
+
+
+def _address(sock: socket.socket) -> Any:
+    try:
+        return sock.getpeername()
+    except OSError:
+        return None
+
+
+class Connections:
+    """`changes` takes what the monitor has to tell: (descriptor, has it begun?), in order."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        changes: Callable[[], list[tuple[int, bool]]],
+        clock: Callable[[], float],
+        out: Callable[[Connection, Sequence[Frame], Sequence[Frame]], None],
+    ) -> None:
+        self._gate = gate
+        self._changes = changes
+        self._clock = clock
+        self._out = out
+        self._by_routing: dict[bytes, Connection] = {}
+        self._open: dict[int, Connection] = {}
+        self._unclaimed: dict[int, list[Connection]] = {}
+        self._ended: list[Connection] = []
+        self.accepted = 0
+
+    def find(self, routing: bytes, fd: int) -> Connection:
+        """The connection by which a message has come."""
+        found = self._by_routing.get(routing)
+        if found is not None and found.fd == fd:
+            return found
+        self.hear()
+        waiting = self._unclaimed.get(fd, [])
+        found = waiting.pop(0) if waiting else Connection(fd, self._clock())
+        if waiting:  # it may be another's: nobody vouches for either
+            found.identity = ANONYMOUS
+        elif fd in self._unclaimed:
+            del self._unclaimed[fd]
+        found.routing, found.out = routing, self._out
+        if found.ended_s is None and self._open.get(fd) is found:
+            self._by_routing[routing] = found
+        return found
+
+    def hear(self) -> None:
+        """Takes in what the monitor tells."""
+        new: list[Connection] = []
+        while told := self._changes():
+            for fd, begun in told:
+                self._end(fd)
+                if begun:
+                    new.append(self._begin(fd))
+            # One look, then again what has happened meanwhile: what was looked at may have
+            # ended just before, and another may have had its descriptor by then.
+            for one in new:
+                if one.ended_s is None and one.address is None:
+                    one.look()
+        for one in new:
+            if one.ended_s is not None:
+                one.identity = ANONYMOUS
+            elif not self._admit(one):
+                one.cut()
+
+    def tick(self) -> None:
+        """Forgets those that have ended a while ago."""
+        self.hear()
+        before_s = self._clock() - REMEMBERED_S
+        ended, self._ended = self._ended, []
+        for one in ended:
+            if one.ended_s is None or one.ended_s > before_s:
+                self._ended.append(one)
+                continue
+            if one.routing is not None and self._by_routing.get(one.routing) is one:
+                del self._by_routing[one.routing]
+            waiting = self._unclaimed.get(one.fd, [])
+            if one in waiting:
+                waiting.remove(one)
+                if not waiting:
+                    del self._unclaimed[one.fd]
+
+    def open(self) -> list[Connection]:
+        return list(self._open.values())
+
+    def close(self) -> None:
+        for fd in list(self._open):
+            self._end(fd)
+
+    def _begin(self, fd: int) -> Connection:
+        self.accepted += 1
+        found = self._open[fd] = Connection(fd, self._clock())
+        self._unclaimed.setdefault(fd, []).append(found)
+        return found
+
+    def _admit(self, new: Connection) -> bool:
+        new.admitted = self._gate.enter(new.where)
+        return new.admitted
+
+    def _end(self, fd: int) -> None:
+        gone = self._open.pop(fd, None)
+        if gone is None:
+            return
+        gone.ended_s = self._clock()
+        self._ended.append(gone)
+        if gone.admitted:
+            self._gate.leave()
+
+
+def identity_of(key: str) -> Identity:
+    """Whoever has shown a key that the bus knows by this name."""
+    return Identity(key=key)

@@ -1,0 +1,202 @@
+"""A ROUTER socket as one of the bus's listeners: bound, drained from the loop, closed.
+
+The socket's descriptor becomes readable when its state changes, and only then: so it is
+drained until nothing is left, at most so many messages a turn, and looked at again
+after anything was sent. Messages come whole; one turn's are handed over one by one, and
+then the session is told that the turn is over, so that it can put together what belongs
+together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, Final
+
+import zmq
+
+from polybus.errors import AddressError, AddressInUse
+from polybus.model.address import Address
+from polybus.transports.zmq.connections import Connection, Connections, Gate
+from polybus.transports.zmq.session import Frame, Session
+
+TURN_MESSAGES: Final = 256
+# One frame over what a body's may have is still read, and answered; a larger one is cut.
+MAX_FRAME_BYTES: Final = (64 << 20) + 1
+# Whole messages of one connection that wait to be read: it may have sent some ahead.
+WAITING_MESSAGES: Final = 100
+COPIED_BYTES: Final = 64 << 10  # larger frames are not copied on the loop
+SETTLE_S: Final = 0.01
+EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+_EVENT = Struct("=Hi")
+
+
+class RouterListener:
+    """`count(family, reason)` books what is dropped; `curve` sets the socket up for keys."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: Address,
+        session: Session,
+        gate: Gate,
+        clock: Callable[[], float],
+        count: Callable[[str, str], None],
+        curve: Callable[[zmq.Socket[bytes]], None] | None = None,
+    ) -> None:
+        self._session = session
+        self._count = count
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket = context.socket(zmq.ROUTER)
+        _configure(socket, address)
+        if curve is not None:
+            curve(socket)
+        self.connections = Connections(gate, self._changes, clock, self._send)
+        self._monitor = socket.get_monitor_socket(EVENTS)
+        try:
+            self.address = _bind(socket, address)
+        except BaseException:
+            socket.disable_monitor()
+            socket.close(0)
+            raise
+        self._loop.add_reader(socket.FD, self._read)
+        self._loop.add_reader(self._monitor.FD, self.connections.hear)
+        self._reading = True
+        self._due = False  # to be looked at again, by the next turn
+        self._again()
+
+    # --- receiving
+
+    def _read(self) -> None:
+        self._due = False
+        if not self._reading:
+            return
+        for _ in range(TURN_MESSAGES):
+            if not self._receive():
+                break
+        else:
+            self._again()
+        self._session.turn_over()
+
+    def _receive(self) -> bool:
+        """Takes one message; False if there is none."""
+        receive = self._socket.recv
+        try:
+            frame = receive(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        routing = frame.bytes
+        connection = self.connections.find(routing, frame.get(zmq.SRCFD))
+        frames: list[Frame] = [routing]
+        size = 0
+        while frame.more:
+            frame = receive(zmq.NOBLOCK, copy=False)
+            data = frame.bytes if len(frame) < COPIED_BYTES else frame.buffer
+            size += len(data)
+            frames.append(data)
+        connection.received += 1
+        connection.received_bytes += size
+        self._session.receive(connection, frames)
+        return True
+
+    def _again(self) -> None:
+        if not self._due and self._reading:
+            self._due = True
+            self._loop.call_soon(self._read)
+
+    # --- sending
+
+    def _send(
+        self, connection: Connection, envelope: Sequence[Frame], frames: Sequence[Frame]
+    ) -> None:
+        if self._socket.closed:
+            return
+        send, more = self._socket.send, zmq.SNDMORE | zmq.NOBLOCK
+        try:
+            send(envelope[0], more)
+        except zmq.ZMQError as error:
+            reason = "peer_slow" if error.errno == zmq.EAGAIN else "peer_gone"
+            self._count("dropped", reason)
+            return
+        for frame in envelope[1:]:
+            send(frame, more)
+        send(b"", more)
+        size = 0
+        for frame in frames[:-1]:
+            size += len(frame)
+            send(frame, more, copy=len(frame) < COPIED_BYTES)
+        send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < COPIED_BYTES)
+        connection.sent += 1
+        connection.sent_bytes += size + len(frames[-1])
+        self._again()
+
+    # --- connections
+
+    def _changes(self) -> list[tuple[int, bool]]:
+        told: list[tuple[int, bool]] = []
+        while True:
+            try:
+                event = self._monitor.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return told
+            self._monitor.recv(zmq.NOBLOCK)  # the address, which is our own
+            kind, fd = _EVENT.unpack(event)
+            if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
+                told.append((fd, kind == zmq.EVENT_ACCEPTED))
+
+    # --- the end
+
+    def close(self) -> None:
+        """Takes nothing more; what was taken is still answered."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._socket.FD)
+            endpoint: Any = self._socket.last_endpoint
+            self._socket.unbind(endpoint)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Waits until nobody is owed an answer, gives them a moment to leave, and ends all."""
+        self.close()
+        if self._socket.closed:
+            return
+        end_s = self._loop.time() + timeout_s
+        # A session knows no loop, so it is asked a few times.
+        while self._session.unanswered and self._loop.time() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(SETTLE_S)
+        self._loop.remove_reader(self._monitor.FD)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self.connections.close()
+        left_ms = max(0.0, min(1.0, end_s - self._loop.time())) * 1000
+        self._socket.close(int(left_ms))
+
+
+def _configure(socket: zmq.Socket[bytes], address: Address) -> None:
+    socket.ROUTER_MANDATORY = 1  # to know what is dropped
+    socket.MAXMSGSIZE = MAX_FRAME_BYTES
+    socket.RCVHWM = WAITING_MESSAGES
+    socket.IPV6 = ":" in address.host
+    socket.TCP_KEEPALIVE = 1
+    socket.TCP_KEEPALIVE_IDLE = 60
+    socket.TCP_KEEPALIVE_INTVL = 10
+    socket.BACKLOG = 1024
+
+
+def _bind(socket: zmq.Socket[bytes], address: Address) -> Address:
+    try:
+        socket.bind(str(address) if address.is_unix else _endpoint(address))
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address}: something else listens there already") from None
+        raise AddressError(f"{address}: cannot be listened on: {error.strerror}") from None
+    if address.is_unix:
+        return address
+    bound: Any = socket.last_endpoint
+    return address.with_port(int(bound.decode().rpartition(":")[2]))
+
+
+def _endpoint(address: Address) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"tcp://{host}:{address.port or '*'}"

@@ -1,0 +1,38 @@
+"""What a ROUTER's session and transport know of each other: nothing but these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from polybus.model.identity import Identity
+
+Frame = bytes | memoryview
+
+
+class Peer(Protocol):
+    """One connection, as its messages tell."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def key(self) -> bytes | None:
+        """The CURVE key that it has shown, its 32 bytes."""
+
+    def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None:
+        """An answer: the envelope of the request, an empty frame, and these."""
+
+
+class Session(Protocol):
+    """The dialect behind a ROUTER: one for all its peers."""
+
+    def receive(self, peer: Peer, frames: list[Frame]) -> None:
+        """One message, its envelope first."""
+
+    def turn_over(self) -> None:
+        """All that had come by now was received."""
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that wait for the disk."""
