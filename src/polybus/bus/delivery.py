@@ -56,13 +56,23 @@ class Delivery:
         """Routes received frames; a publisher that must wait is not read from meanwhile."""
         self.sender = party
         routed = self._fanout.route(framing, party.source, buffer, start, end)
+        self._spread(party, routed)
+        return routed
+
+    def publish(self, party: Party, topic: bytes, offsets: Buffer, bodies: Buffer) -> Routed:
+        """The same for messages that are not in frames of the fan-out's."""
+        self.sender = party
+        routed = self._fanout.publish(party.source, topic, offsets, bodies)
+        self._spread(party, routed)
+        return routed
+
+    def _spread(self, party: Party, routed: Routed) -> None:
         for outbox, data in routed.outputs:
             outbox.push(data)
         if routed.stop == BLOCKED and not party.ended:
             self._wait(party, routed.blocker)
         for batch in routed.collected:
             self.collected(party, batch)
-        return routed
 
     def relay(self, party: Party, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
         """Sends messages that were judged already to push readers: all of them, or none.

@@ -69,6 +69,7 @@ class Outbox:
         "_held",
         "_held_bytes",
         "_high_water",
+        "_low_water",
         "_max_bytes",
         "_owner",
         "_pipe",
@@ -83,11 +84,20 @@ class Outbox:
         "window_taken",
     )
 
-    def __init__(self, pipe: Pipe, turn: Turn, owner: Owner, high_water: int, max_bytes: int):
+    def __init__(
+        self,
+        pipe: Pipe,
+        turn: Turn,
+        owner: Owner,
+        high_water: int,
+        max_bytes: int,
+        low_water: int | None = None,
+    ) -> None:
         self._pipe = pipe
         self._turn = turn
         self._owner = owner
         self._high_water = high_water
+        self._low_water = high_water // 2 if low_water is None else low_water
         self._max_bytes = max_bytes
         self._held: list[bytes] = []
         self._held_bytes = 0
@@ -152,7 +162,7 @@ class Outbox:
         self._handed = []
         self._handed_bytes = 0
         self.flush()
-        if self.full and not self._closed and self.backlog() <= self._high_water // 2:
+        if self.full and not self._closed and self.backlog() <= self._low_water:
             self.full = False
             self._owner.has_room(self)
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 class MemoryPipe:
+    is_unix = False
+
     def __init__(
         self, peer: str = "memory", appetite: int | None = None, identity: Identity = ANONYMOUS
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +26,7 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     peer: str
     identity: Identity
+    is_unix: bool
     hangups: Hangups | None = None  # set by the listener
     _session: Session
     _transport: asyncio.Transport
@@ -154,6 +156,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         self.identity = identify(sock)
+        self.is_unix = sock.family == socket.AF_UNIX
         self.peer = describe(transport.get_extra_info("peername"), self.identity)
         self._admitted = self._admit(self)
         if self._admitted:

@@ -40,6 +40,7 @@ def test_dialects_and_exit_codes_are_on_the_page():
     page = (DOCS / "guides" / "running.md").read_text()
     for row in DIALECTS.values():
         schemes = ", ".join(f"`{scheme}`" for scheme in row.schemes)
-        assert f"| `{row.name}` | `{row.defaults[0]}` | {schemes} |" in page
+        defaults = " and ".join(f"`{default}`" for default in row.defaults)
+        assert f"| `{row.name}` | {defaults} | {schemes} |" in page
     for code in {code for _, code in EXIT_CODES} | {0, 130}:
         assert re.search(rf"^\| {code} \|", page, re.MULTILINE)

@@ -37,6 +37,8 @@ def test_nothing_listed_is_everything_at_its_default():
     assert planned() == [
         "rqueue tcp://127.0.0.1:6567",
         "freud unix:/run/polybus/freud.sock",
+        "gsb tcp://127.0.0.1:6569",
+        "gsb ipc:///run/polybus/gsb.sock",
         "native grpc://127.0.0.1:6570",
         "admin unix:/run/polybus/admin.sock",
     ]
@@ -75,10 +77,10 @@ def test_a_relative_socket_path_is_made_absolute(monkeypatch, tmp_path):
     assert planned("rqueue=unix:r.sock", admin=False) == [f"rqueue unix:{tmp_path}/r.sock"]
 
 
-@pytest.mark.parametrize("name", ["pirate", "gsb", "console", "RQUEUE", "", "x"])
+@pytest.mark.parametrize("name", ["pirate", "console", "RQUEUE", "", "x"])
 def test_what_is_not_built_is_an_unknown_dialect(name):
     said = refusal(f"{name}=tcp://127.0.0.1:1")
-    assert said == f"--listen: unknown dialect {name!r}: this bus has rqueue, freud, native, admin"
+    assert said == f"--listen: unknown dialect {name!r}: this bus has rqueue, freud, gsb, native, admin"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ The whole format, with its reasons, is docs/spec/gsb.md.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import msgpack
@@ -18,6 +17,7 @@ from google.protobuf.message import DecodeError
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.errors import BadFrame
 from polybus.model.limits import MIB
+from polybus.model.services import Code as Code
 
 DEFAULT_MAX_PACKET_BYTES = 16 * MIB
 
@@ -26,21 +26,6 @@ NO_PACKET = "no_packet"  # bytes that are no Packet, or one without a kind we kn
 WRONG_DIRECTION = "wrong_direction"
 BAD_REPLY_TYPE = "bad_reply_type"
 SECOND_HELLO = "second_hello"  # or one that is not the first packet
-
-
-class Code(IntEnum):
-    """What replies and failures say."""
-
-    OK = 0
-    BAD_REQUEST = 400
-    DENIED = 403
-    NOT_FOUND = 404
-    CONFLICT = 409
-    TOO_LARGE = 413
-    CANCELLED = 499
-    FAILURE = 500
-    UNAVAILABLE = 503
-    DEADLINE = 504
 
 
 class Origin:

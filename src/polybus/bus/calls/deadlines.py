@@ -1,0 +1,83 @@
+"""Calls that take too long.
+
+A call's clock starts again with each reply. It stands while the service is out of credit,
+and while the bus does not read from it: neither is the service's fault.
+
+One timer serves all calls. It is set for the earliest deadline, when it fires all open
+calls are looked at, and it is set again: so a call that is answered in time costs nothing
+but a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from polybus.kernel.gsb_calls import Call, End
+
+NEVER = float("inf")
+MIN_STEP_S = 0.01  # between two looks: how late a deadline may be noticed
+STANDING_S = 1.0  # calls whose clock stands are looked at again after this
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """The part of an event loop that calls need."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
+    def call_soon(self, callback: Callable[[], None], /) -> object: ...
+
+
+class Deadlines:
+    """`expire` is told of each call that is over its deadline."""
+
+    def __init__(
+        self,
+        ends: Iterable[End],
+        timers: Timers,
+        clock: Callable[[], float],
+        expire: Callable[[Call], None],
+    ) -> None:
+        self._ends = ends
+        self._timers = timers
+        self._clock = clock
+        self._expire = expire
+        self._timer: Timer | None = None
+        self.next_s = NEVER
+
+    def watch(self, due_s: float) -> None:
+        """There is a call with this deadline."""
+        if due_s < self.next_s:
+            self._set(due_s)
+
+    def _set(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.next_s = due_s
+        if due_s < NEVER:
+            self._timer = self._timers.call_later(max(0.0, due_s - self._clock()), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self.next_s = NEVER
+        now_s = self._clock()
+        dues = [(due(call, now_s), call) for end in self._ends for call in end.calls.values()]
+        nearest = min((due_s for due_s, _ in dues if due_s > now_s), default=NEVER)
+        if nearest < NEVER:
+            self._set(max(nearest, now_s + MIN_STEP_S))
+        for due_s, call in dues:
+            if due_s <= now_s and call.caller.calls.get(call.request_id) is call:
+                self._expire(call)
+
+
+def due(call: Call, now_s: float) -> float:
+    """When it is over its deadline, if nothing happens before."""
+    end = call.end
+    if call.dry_since_s or (end.halted and not end.lifted):
+        return now_s + STANDING_S
+    return call.last_s + call.caller.deadline_s + end.unread_s - call.unread_before_s

@@ -1,0 +1,81 @@
+"""Peers that have fallen silent, and peers that keep others waiting.
+
+Only those who asked for pings get them: nng's own sockets know nothing of them. Whatever
+a peer sends is a sign of life; while the bus does not read from it, its clock stands.
+
+A full peer is no trouble by itself: its streams wait. But if others wait with it, callers
+of a service that takes nothing or services without credits, it must take something: one
+that takes next to nothing for `stuck_timeout_s` is cut.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from polybus.bus.broker import Broker
+    from polybus.bus.calls.peer import Peer
+    from polybus.bus.calls.pressure import Pressure
+    from polybus.model.limits import GsbLimits
+
+MIN_BYTES_PER_S = 1024  # less than that is next to nothing
+SAY_AFTER_S = 5.0
+
+
+class Pings:
+    def __init__(self, broker: Broker, limits: GsbLimits) -> None:
+        self._broker = broker
+        self._limits = limits
+        self.peers: dict[Peer, None] = {}
+
+    def tick(self, now_s: float) -> None:
+        for peer in list(self.peers):
+            if peer.halted:
+                peer.heard_s = now_s
+            silent_s = now_s - peer.heard_s
+            if silent_s >= self._limits.ping_timeout_s:
+                self._broker.cut(peer.party, "ping_timeout")
+            elif silent_s >= self._limits.ping_idle_s and not peer.pinged:
+                peer.pinged = True
+                peer.send_ping()
+
+
+class Window(NamedTuple):
+    start_s: float
+    taken: int
+    said: bool
+
+
+class Stuck:
+    def __init__(self, pressure: Pressure, broker: Broker, limits: GsbLimits) -> None:
+        self._pressure = pressure
+        self._broker = broker
+        self._timeout_s = limits.stuck_timeout_s
+        self._windows: dict[Peer, Window] = {}
+
+    def tick(self, now_s: float) -> None:
+        holding = [peer for peer in self._pressure.full if holds_up_others(peer)]
+        self._windows = {
+            peer: self._windows.get(peer) or Window(now_s, peer.party.outbox.taken(), False)
+            for peer in holding
+        }
+        for peer in holding:
+            self._judge(peer, self._windows[peer], now_s)
+
+    def _judge(self, peer: Peer, window: Window, now_s: float) -> None:
+        taken, waited_s = peer.party.outbox.taken(), now_s - window.start_s
+        if taken - window.taken >= MIN_BYTES_PER_S * max(waited_s, 1.0):
+            self._windows[peer] = Window(now_s, taken, False)
+        elif waited_s >= self._timeout_s:
+            self._broker.cut(peer.party, "stuck")
+        elif waited_s >= SAY_AFTER_S and not window.said:
+            self._windows[peer] = window._replace(said=True)
+            self._broker.log.warning("peer keeps others waiting", peer=peer.party.pipe.peer)
+
+
+def holds_up_others(peer: Peer) -> bool:
+    """Does anybody but its own streams wait because this one takes nothing?"""
+    held = {call.end for call in peer.calls.values() if call.end.halted}
+    if any(waiter is not peer and waiter not in held for waiter in peer.waiters):
+        return True
+    return any(call.caller is not peer for end in held for call in end.serving.values())

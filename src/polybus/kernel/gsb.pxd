@@ -1,0 +1,26 @@
+# GSB's packets in SP's frames: the few that are hot, found in received bytes and written.
+from libc.stdint cimport int32_t, uint64_t
+
+cdef enum Kind:
+    NOT_HOT = 0  # some other packet, or one in an unusual form: for protobuf itself
+    SERVICE_CALL = 6
+    CALL_REPLY = 7
+
+cdef struct Slice:
+    const unsigned char* at
+    Py_ssize_t size
+
+cdef struct Packet:
+    Slice address
+    Slice request_id
+    Slice data
+    uint64_t code
+    uint64_t type
+
+cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil
+cdef Py_ssize_t varint_size(uint64_t value) noexcept nogil
+cdef unsigned char* put_varint(unsigned char* out, uint64_t value) noexcept nogil
+cdef unsigned char* put_field(unsigned char* out, int number, Slice field) noexcept nogil
+cdef Py_ssize_t field_size(Slice field) noexcept nogil
+cdef unsigned char* put_head(unsigned char* out, bint ipc, int kind, Py_ssize_t inner) noexcept nogil
+cdef Py_ssize_t frame_size(bint ipc, Py_ssize_t inner) noexcept nogil

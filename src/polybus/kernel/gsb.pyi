@@ -1,0 +1,17 @@
+from typing_extensions import Buffer
+
+from polybus.kernel.framing import Encoding
+
+def frame(ipc: bool, payload: bytes) -> bytes: ...
+def call_request(
+    ipc: bool, request_id: bytes, data: Buffer, caller: bytes, address: bytes
+) -> bytes: ...
+def call_reply(ipc: bool, request_id: bytes, code: int, type: int, data: Buffer) -> bytes: ...
+def read(
+    buffer: Buffer, start: int, end: int
+) -> tuple[int, bytes, bytes, bytes] | tuple[int, bytes, int, int, bytes] | None: ...
+
+class GsbEncoding(Encoding):
+    ipc: bool
+    caller: bytes
+    def __init__(self, number: int, ipc: bool) -> None: ...

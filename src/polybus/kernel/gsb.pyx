@@ -1,0 +1,345 @@
+"""GSB's packets in SP's frames: the hot ones, read and written without protobuf.
+
+    frame    =  [01 over ipc] | length u64 big-endian | payload
+    payload  =  tag of the kind | length | the message's fields
+
+Two kinds of packet are most of the traffic: calls and replies. They are read here if
+they have the form in which every protobuf library writes them: one kind, each field at
+most once, strings in UTF-8. Whatever else protobuf allows (fields that are not known,
+kinds that come twice) is left to protobuf itself, which decides what it means.
+"""
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from polybus.kernel.framing cimport Encoding, Frame
+
+cdef enum:
+    VARINT = 0  # protobuf's wire types
+    LENGTH = 2
+    LENGTH_SIZE = 8  # of a frame
+    BROADCAST = 12  # kinds, beside those of the .pxd
+    MAX_ENUM = 0x7FFFFFFF  # beyond it numbers are negative, which nobody writes
+
+
+cdef inline const unsigned char* take_varint(
+    const unsigned char* at, const unsigned char* end, uint64_t* value
+) noexcept nogil:
+    """Reads one; behind it, or NULL if there is none."""
+    cdef uint64_t found = 0
+    cdef int shift = 0
+    while at < end and shift < 70:
+        if shift == 63 and at[0] > 1:
+            return NULL
+        found |= <uint64_t>(at[0] & 0x7F) << shift
+        if at[0] < 0x80:
+            value[0] = found
+            return at + 1
+        at += 1
+        shift += 7
+    return NULL
+
+
+cdef inline bint is_ascii(Slice text) noexcept nogil:
+    """UTF-8 that is no more than this needs no closer look; all else goes the long way."""
+    cdef Py_ssize_t at
+    for at in range(text.size):
+        if text.at[at] >= 0x80:
+            return False
+    return True
+
+
+cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil:
+    """What a payload holds, if that is hot and in the usual form."""
+    cdef const unsigned char* end = at + size
+    cdef uint64_t tag, length, value
+    cdef int kind, seen = 0
+    cdef Slice* text
+    if size < 2 or (at[0] != (SERVICE_CALL << 3 | LENGTH) and at[0] != (CALL_REPLY << 3 | LENGTH)):
+        return NOT_HOT
+    kind = at[0] >> 3
+    at = take_varint(at + 1, end, &length)
+    if at is NULL or length != <uint64_t>(end - at):
+        return NOT_HOT
+    packet.address.size = packet.request_id.size = packet.data.size = 0
+    packet.address.at = packet.request_id.at = packet.data.at = at
+    packet.code = packet.type = 0
+    while at < end:
+        tag = at[0]
+        at += 1
+        if tag >= 0x80 or seen & (1 << (tag >> 3)):
+            return NOT_HOT
+        seen |= 1 << (tag >> 3)
+        at = take_varint(at, end, &value)
+        if at is NULL:
+            return NOT_HOT
+        if kind == SERVICE_CALL:
+            if tag == (1 << 3 | LENGTH):
+                text = &packet.address
+            elif tag == (2 << 3 | LENGTH):
+                text = &packet.request_id
+            elif tag == (3 << 3 | LENGTH):
+                text = &packet.data
+            else:
+                return NOT_HOT
+        elif tag == (1 << 3 | LENGTH):
+            text = &packet.request_id
+        elif tag == (4 << 3 | LENGTH):
+            text = &packet.data
+        elif tag == (2 << 3 | VARINT) and value <= MAX_ENUM:
+            packet.code = value
+            continue
+        elif tag == (3 << 3 | VARINT) and value <= MAX_ENUM:
+            packet.type = value
+            continue
+        else:
+            return NOT_HOT
+        if value > <uint64_t>(end - at):
+            return NOT_HOT
+        text.at = at
+        text.size = <Py_ssize_t>value
+        at += value
+    if not is_ascii(packet.address) or not is_ascii(packet.request_id):
+        return NOT_HOT
+    return <Kind>kind
+
+
+# --- writing: how much room something takes, then the bytes; a pointer behind them
+
+
+cdef Py_ssize_t varint_size(uint64_t value) noexcept nogil:
+    cdef Py_ssize_t size = 1
+    while value >= 0x80:
+        value >>= 7
+        size += 1
+    return size
+
+
+cdef unsigned char* put_varint(unsigned char* out, uint64_t value) noexcept nogil:
+    while value >= 0x80:
+        out[0] = (value & 0x7F) | 0x80
+        value >>= 7
+        out += 1
+    out[0] = <unsigned char>value
+    return out + 1
+
+
+cdef Py_ssize_t field_size(Slice field) noexcept nogil:
+    """Of a text or bytes whose number is below 16; an empty one is left out."""
+    return 1 + varint_size(field.size) + field.size if field.size else 0
+
+
+cdef unsigned char* put_field(unsigned char* out, int number, Slice field) noexcept nogil:
+    if not field.size:
+        return out
+    out[0] = number << 3 | LENGTH
+    out = put_varint(out + 1, field.size)
+    memcpy(out, field.at, field.size)
+    return out + field.size
+
+
+cdef Py_ssize_t tag_size(int kind) noexcept nogil:
+    return 1 if kind < 16 else 2
+
+
+cdef Py_ssize_t frame_size(bint ipc, Py_ssize_t inner) noexcept nogil:
+    """Of a frame whose packet is a message of so many bytes; for a kind of 16 or more, one more."""
+    return ipc + LENGTH_SIZE + 1 + varint_size(inner) + inner
+
+
+cdef unsigned char* put_head(unsigned char* out, bint ipc, int kind, Py_ssize_t inner) noexcept nogil:
+    """Everything of a frame that comes before the message's fields."""
+    cdef uint64_t length = tag_size(kind) + varint_size(inner) + inner
+    cdef int at
+    if ipc:
+        out[0] = 1
+        out += 1
+    for at in range(LENGTH_SIZE):
+        out[at] = (length >> (8 * (LENGTH_SIZE - 1 - at))) & 0xFF
+    out = put_varint(out + LENGTH_SIZE, <uint64_t>kind << 3 | LENGTH)
+    return put_varint(out, inner)
+
+
+cdef Slice slice_of(bytes text):
+    cdef Slice found
+    found.at = <const unsigned char*>PyBytes_AS_STRING(text)
+    found.size = PyBytes_GET_SIZE(text)
+    return found
+
+
+# --- for Python: the same, one packet at a time
+
+
+def frame(bint ipc, bytes payload not None) -> bytes:
+    """A payload in its frame."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(payload)
+    cdef bytes found = PyBytes_FromStringAndSize(NULL, ipc + LENGTH_SIZE + size)
+    cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(found)
+    cdef int at
+    if ipc:
+        out[0] = 1
+        out += 1
+    for at in range(LENGTH_SIZE):
+        out[at] = (<uint64_t>size >> (8 * (LENGTH_SIZE - 1 - at))) & 0xFF
+    memcpy(out + LENGTH_SIZE, PyBytes_AS_STRING(payload), size)
+    return found
+
+
+def call_request(bint ipc, bytes request_id not None, data, bytes caller not None, bytes address not None) -> bytes:
+    """A CallRequest in its frame: what a service gets."""
+    cdef Py_buffer view
+    cdef Slice body
+    cdef Py_ssize_t inner
+    cdef bytes found
+    cdef unsigned char* out
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        body.at, body.size = <const unsigned char*>view.buf, view.len
+        inner = (
+            field_size(slice_of(request_id)) + field_size(body)
+            + field_size(slice_of(caller)) + field_size(slice_of(address))
+        )
+        found = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner) + 1)
+        out = put_head(<unsigned char*>PyBytes_AS_STRING(found), ipc, 16, inner)
+        out = put_field(out, 1, slice_of(request_id))
+        out = put_field(out, 2, body)
+        out = put_field(out, 3, slice_of(caller))
+        put_field(out, 4, slice_of(address))
+    finally:
+        PyBuffer_Release(&view)
+    return found
+
+
+def call_reply(bint ipc, bytes request_id not None, uint64_t code, uint64_t type, data) -> bytes:
+    """A CallReply in its frame: what a caller gets."""
+    cdef Py_buffer view
+    cdef Slice body
+    cdef bytes found
+    cdef Py_ssize_t inner
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        body.at, body.size = <const unsigned char*>view.buf, view.len
+        inner = reply_size(slice_of(request_id), code, type, body)
+        found = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner))
+        put_reply(
+            <unsigned char*>PyBytes_AS_STRING(found), ipc, inner, slice_of(request_id), code, type, body
+        )
+    finally:
+        PyBuffer_Release(&view)
+    return found
+
+
+cdef Py_ssize_t reply_size(Slice request_id, uint64_t code, uint64_t type, Slice data) noexcept nogil:
+    cdef Py_ssize_t size = field_size(request_id) + field_size(data)
+    if code:
+        size += 1 + varint_size(code)
+    if type:
+        size += 1 + varint_size(type)
+    return size
+
+
+cdef unsigned char* put_reply(
+    unsigned char* out, bint ipc, Py_ssize_t inner, Slice request_id, uint64_t code, uint64_t type, Slice data
+) noexcept nogil:
+    out = put_head(out, ipc, CALL_REPLY, inner)
+    out = put_field(out, 1, request_id)
+    if code:
+        out[0] = 2 << 3 | VARINT
+        out = put_varint(out + 1, code)
+    if type:
+        out[0] = 3 << 3 | VARINT
+        out = put_varint(out + 1, type)
+    return put_field(out, 4, data)
+
+
+def read(buffer, Py_ssize_t start, Py_ssize_t end):
+    """A hot packet in buffer[start:end], a whole payload: (6, address, request id, data) or
+    (7, request id, code, type, data). None: it is for protobuf.
+    """
+    cdef Py_buffer view
+    cdef Packet packet
+    cdef Kind kind
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        if not 0 <= start <= end <= view.len:
+            raise ValueError("start and end must lie within the buffer")
+        kind = read_packet(<const unsigned char*>view.buf + start, end - start, &packet)
+        if kind == SERVICE_CALL:
+            return (
+                6,
+                packet.address.at[:packet.address.size],
+                packet.request_id.at[:packet.request_id.size],
+                packet.data.at[:packet.data.size],
+            )
+        if kind == CALL_REPLY:
+            return (
+                7,
+                packet.request_id.at[:packet.request_id.size],
+                packet.code,
+                packet.type,
+                packet.data.at[:packet.data.size],
+            )
+        return None
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef class GsbEncoding(Encoding):
+    """Broadcasts for subscribers on one form of stream.
+
+    `caller` is who sent what is being written: set around a broadcast of GSB's own,
+    empty for messages of other dialects.
+    """
+
+    cdef readonly bint ipc
+    cdef bytes sender
+    cdef Slice written  # the same, for loops without the interpreter
+
+    def __init__(self, int number, bint ipc):
+        self.ipc = ipc
+        self.caller = b""
+
+    @property
+    def caller(self):
+        return self.sender
+
+    @caller.setter
+    def caller(self, bytes value not None):
+        self.sender = value
+        self.written = slice_of(value)
+
+    def count(self, bytes encoded not None, Py_ssize_t sent) -> int:
+        """Only broadcasts are messages; replies and calls have counters of their own."""
+        cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(encoded)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(encoded)
+        cdef Py_ssize_t head = self.ipc + LENGTH_SIZE
+        cdef Py_ssize_t at = 0, messages = 0, begin
+        cdef uint64_t length
+        cdef int place
+        while size - at > head:
+            length = 0
+            for place in range(LENGTH_SIZE):
+                length = length << 8 | start[at + self.ipc + place]
+            begin = at + head
+            if length > <uint64_t>(size - begin):
+                break
+            at = begin + <Py_ssize_t>length
+            messages += at > sent and start[begin] == (BROADCAST << 3 | LENGTH)
+        return messages
+
+    cdef Py_ssize_t inner(self, const Frame* frame) noexcept nogil:
+        cdef Slice topic, data
+        topic.at, topic.size = frame.topic, frame.topic_size
+        data.at, data.size = frame.body, frame.body_size
+        return field_size(topic) + field_size(data) + field_size(self.written)
+
+    cdef Py_ssize_t measure(self, const Frame* frame) noexcept nogil:
+        return frame_size(self.ipc, self.inner(frame))
+
+    cdef unsigned char* write(self, const Frame* frame, unsigned char* out) noexcept nogil:
+        cdef Slice topic, data
+        topic.at, topic.size = frame.topic, frame.topic_size
+        data.at, data.size = frame.body, frame.body_size
+        out = put_head(out, self.ipc, BROADCAST, self.inner(frame))
+        return put_field(put_field(put_field(out, 1, topic), 2, data), 3, self.written)
