@@ -123,7 +123,7 @@ cdef object read_reply(const unsigned char* data, Py_ssize_t at, Py_ssize_t end,
                 return None
         else:
             return None
-    if code > 0x7FFFFFFF or kind > 0x7FFFFFFF:
+    if code > 0x7FFFFFFF or kind > 0x7FFFFFFF or not is_ascii(data, request_id):
         return None
     return (REPLY, part(data, request_id), <int64_t> code, <int64_t> kind, taken(data, body, owner))
 
@@ -144,11 +144,22 @@ cdef object read_request(const unsigned char* data, Py_ssize_t at, Py_ssize_t en
         seen |= 1u << field
         if not read_slice(data, &at, end, &found[field]):
             return None
+    if not is_ascii(data, found[1]):
+        return None
     try:
         caller, address = text(data, found[3]), text(data, found[4])
     except UnicodeDecodeError:
         return None
     return (REQUEST, part(data, found[1]), taken(data, found[2], owner), caller, address)
+
+
+cdef inline bint is_ascii(const unsigned char* data, Slice of) noexcept nogil:
+    """Text for sure. Ids of ours and of the bus are; of others the library knows if they are."""
+    cdef Py_ssize_t at
+    for at in range(of.start, of.start + of.size):
+        if data[at] & 0x80:
+            return False
+    return True
 
 
 cdef inline bytes part(const unsigned char* data, Slice of):

@@ -1,0 +1,27 @@
+"""Fuzzes the client's side of GSB's wire: what any bus may send.
+
+The first byte says whether it is ipc. The invariant, whatever the bytes: nothing
+crashes, and packets, what is consumed, what is waited for and why it ends are the
+oracle's, which is the protobuf library.
+"""
+
+from __future__ import annotations
+
+from polybus.testing.oracle import gsb_client as oracle
+from tests.property.kernel.test_gsb_client import CAP, scanned
+
+
+def target(data: bytes) -> None:
+    is_ipc, stream = bool(data[:1] and data[0] & 1), data[1:]
+    expected = oracle.scan(stream, 0, len(stream), is_ipc, CAP)
+    assert scanned(stream, 0, len(stream), is_ipc) == expected
+
+
+GOOD = (
+    oracle.encode_reply(False, b"17", 0, True, b"data"),
+    oracle.encode_reply(False, b"17", 500, False, b"x" * 200),
+    b"\0\0\0\0\0\0\0\x12\x82\x01\x0f\x0a\x011\x12\x01d\x1a\x03who\x22\x02at",
+    b"\0\0\0\0\0\0\0\x05\x7a\x03\x0a\x01t",
+)
+SEEDS = [b"\0" + one for one in GOOD] + [b"\1" + b"\1".join((b"", *GOOD))]
+WORDS = [*GOOD, *(one[8:] for one in GOOD), b"\0\0\0\0\0\0\0\x05"]
