@@ -10,6 +10,7 @@ import zmq
 
 from polybus.dialects.pirate.session import PirateSession
 from polybus.transports.zmq.listener import RouterListener
+from polybus.transports.zmq.watching import Bounds
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
@@ -39,11 +40,22 @@ class PirateSide:
             address,
             self._session,
             self._gate,
+            self._bounds(),
             time.monotonic,
             self._broker.counters.count,
+            self._log,
         )
         self._listeners.append(listener)
         return listener
+
+    def _bounds(self) -> Bounds:
+        own, all_of_them = self._settings.pirate, self._settings.limits
+        return Bounds(
+            own.max_unfinished_bytes,
+            own.max_unread_bytes,
+            all_of_them.slow_consumer_timeout_s,
+            all_of_them.slow_consumer_min_bytes_per_s,
+        )
 
     async def close(self) -> None:
         """Behind its listeners: what is still to be sent has a moment left."""

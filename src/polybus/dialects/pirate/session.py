@@ -43,6 +43,7 @@ class Peer(Protocol):
     def identity(self) -> Identity: ...
     @property
     def key(self) -> bytes | None: ...
+    def is_full(self) -> bool: ...
     def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None: ...
 
 
@@ -74,6 +75,9 @@ class PirateSession:
         if peer.key is not None and request.client != fingerprint(peer.key):
             text = "the client's id is not the fingerprint of its key"
             self._refuse(peer, envelope, codec.DENIED, text)
+            return
+        if request.op == codec.GET and peer.is_full():
+            self._refuse(peer, envelope, codec.BUSY, "answers sent before were not taken yet")
             return
         self.requests[request.op] += 1
         self.unanswered += 1

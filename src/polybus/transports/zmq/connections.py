@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.identity import ANONYMOUS
 from polybus.transports.peer import describe, identify
 from polybus.transports.zmq.session import Frame
 
@@ -46,11 +46,21 @@ class Connection:
         self.admitted = False
         self.received = self.received_bytes = 0
         self.sent = self.sent_bytes = 0
-        # Of the watch: what the kernel had received when a whole message had come last.
+        self.is_full: Callable[[], bool] = lambda: False
+        # Of the watch, in bytes as the kernel counts them: what had come when a whole message
+        # had come last, what has come since, and what the peer has confirmed.
         self.whole = -1
         self.baseline = 0
         self.unfinished = 0
+        self.acked = 0
+        self.slow_since_s: float | None = None
+        self.slow_acked = 0
         self.out: Callable[[Connection, Sequence[Frame], Sequence[Frame]], None]
+
+    @property
+    def untaken(self) -> int:
+        """What was sent and not confirmed, as far as is known."""
+        return max(0, self.sent_bytes - self.acked)
 
     def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None:
         self.out(self, envelope, frames)
@@ -107,19 +117,22 @@ def _address(sock: socket.socket) -> Any:
 
 
 class Connections:
-    """`changes` takes what the monitor has to tell: (descriptor, has it begun?), in order."""
+    """`changes` takes what the monitor has to tell: (descriptor, has it begun?), in order.
+
+    `attach` gives a connection its ways out.
+    """
 
     def __init__(
         self,
         gate: Gate,
         changes: Callable[[], list[tuple[int, bool]]],
         clock: Callable[[], float],
-        out: Callable[[Connection, Sequence[Frame], Sequence[Frame]], None],
+        attach: Callable[[Connection], None],
     ) -> None:
         self._gate = gate
         self._changes = changes
         self._clock = clock
-        self._out = out
+        self._attach = attach
         self._by_routing: dict[bytes, Connection] = {}
         self._open: dict[int, Connection] = {}
         self._unclaimed: dict[int, list[Connection]] = {}
@@ -138,7 +151,8 @@ class Connections:
             found.identity = ANONYMOUS
         elif fd in self._unclaimed:
             del self._unclaimed[fd]
-        found.routing, found.out = routing, self._out
+        found.routing = routing
+        self._attach(found)
         if found.ended_s is None and self._open.get(fd) is found:
             self._by_routing[routing] = found
         return found
@@ -204,8 +218,3 @@ class Connections:
         self._ended.append(gone)
         if gone.admitted:
             self._gate.leave()
-
-
-def identity_of(key: str) -> Identity:
-    """Whoever has shown a key that the bus knows by this name."""
-    return Identity(key=key)

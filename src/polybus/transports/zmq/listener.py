@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from polybus.errors import AddressError, AddressInUse
 from polybus.model.address import Address
 from polybus.transports.zmq.connections import Connection, Connections, Gate
 from polybus.transports.zmq.session import Frame, Session
+from polybus.transports.zmq.watching import LOOK_S, Bounds, Watch
 
 TURN_MESSAGES: Final = 256
 # One frame over what a body's may have is still read, and answered; a larger one is cut.
@@ -29,6 +31,8 @@ MAX_FRAME_BYTES: Final = (64 << 20) + 1
 WAITING_MESSAGES: Final = 100
 COPIED_BYTES: Final = 64 << 10  # larger frames are not copied on the loop
 SETTLE_S: Final = 0.01
+# What ZMTP puts before a frame: of a short one, and of others.
+HEAD_BYTES, LONG_HEAD_BYTES, SHORT_BYTES = 2, 9, 256
 EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _EVENT = Struct("=Hi")
 
@@ -42,18 +46,22 @@ class RouterListener:
         address: Address,
         session: Session,
         gate: Gate,
+        bounds: Bounds,
         clock: Callable[[], float],
         count: Callable[[str, str], None],
+        log: Any,
         curve: Callable[[zmq.Socket[bytes]], None] | None = None,
     ) -> None:
         self._session = session
         self._count = count
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._socket = socket = context.socket(zmq.ROUTER)
         _configure(socket, address)
         if curve is not None:
             curve(socket)
-        self.connections = Connections(gate, self._changes, clock, self._send)
+        self.connections = Connections(gate, self._changes, clock, self._attach)
+        self._watch = Watch(self.connections.open, bounds, clock, self._has_waiting, self._cut)
         self._monitor = socket.get_monitor_socket(EVENTS)
         try:
             self.address = _bind(socket, address)
@@ -66,6 +74,7 @@ class RouterListener:
         self._reading = True
         self._due = False  # to be looked at again, by the next turn
         self._again()
+        self._looking = self._loop.call_later(LOOK_S, self._look)
 
     # --- receiving
 
@@ -108,6 +117,10 @@ class RouterListener:
 
     # --- sending
 
+    def _attach(self, connection: Connection) -> None:
+        connection.out = self._send
+        connection.is_full = partial(self._watch.is_full, connection)
+
     def _send(
         self, connection: Connection, envelope: Sequence[Frame], frames: Sequence[Frame]
     ) -> None:
@@ -120,19 +133,33 @@ class RouterListener:
             reason = "peer_slow" if error.errno == zmq.EAGAIN else "peer_gone"
             self._count("dropped", reason)
             return
+        size = HEAD_BYTES
         for frame in envelope[1:]:
+            size += len(frame) + HEAD_BYTES
             send(frame, more)
         send(b"", more)
-        size = 0
-        for frame in frames[:-1]:
-            size += len(frame)
-            send(frame, more, copy=len(frame) < COPIED_BYTES)
-        send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < COPIED_BYTES)
+        last = len(frames) - 1
+        for number, frame in enumerate(frames):
+            length = len(frame)
+            size += length + (HEAD_BYTES if length < SHORT_BYTES else LONG_HEAD_BYTES)
+            flags = more if number < last else zmq.NOBLOCK
+            send(frame, flags, copy=length < COPIED_BYTES)
         connection.sent += 1
-        connection.sent_bytes += size + len(frames[-1])
+        connection.sent_bytes += size
         self._again()
 
     # --- connections
+
+    def _look(self) -> None:
+        self._looking = self._loop.call_later(self._watch.look(), self._look)
+
+    def _has_waiting(self) -> bool:
+        events: Any = self._socket.EVENTS
+        return bool(events & zmq.POLLIN)
+
+    def _cut(self, connection: Connection, reason: str) -> None:
+        self._count("closed", reason)
+        self._log.warning("connection cut", dialect="pirate", peer=connection.where, reason=reason)
 
     def _changes(self) -> list[tuple[int, bool]]:
         told: list[tuple[int, bool]] = []
@@ -165,6 +192,7 @@ class RouterListener:
         # A session knows no loop, so it is asked a few times.
         while self._session.unanswered and self._loop.time() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(SETTLE_S)
+        self._looking.cancel()
         self._loop.remove_reader(self._monitor.FD)
         self._socket.disable_monitor()
         self._monitor.close(0)

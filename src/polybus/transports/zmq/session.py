@@ -20,6 +20,9 @@ class Peer(Protocol):
     def key(self) -> bytes | None:
         """The CURVE key that it has shown, its 32 bytes."""
 
+    def is_full(self) -> bool:
+        """Does it leave too much of what it was sent?"""
+
     def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None:
         """An answer: the envelope of the request, an empty frame, and these."""
 

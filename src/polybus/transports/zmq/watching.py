@@ -1,0 +1,132 @@
+"""A bound on what libzmq holds for a ROUTER's connections.
+
+libzmq bounds a frame and counts whole messages, but a message of endlessly many frames
+grows in its memory unseen, and so does an answer that nobody takes. The kernel knows what
+came in and what was confirmed, so a look at that tells what must be in between:
+
+    unfinished   what has come since the connection's last whole message
+    untaken      what was sent to it and not confirmed
+
+A connection over its bound is cut, and if all of them together are over theirs, the one
+with most. Frames weigh more in memory than on the wire, empty ones thirty times; so the
+process's own size counts, too: if it grows past the bound while something is unfinished,
+the connection with most of that is taken for the reason. A client whose connection is cut
+sends its request again; whoever meant no harm comes through. One that takes next to nothing
+of what it is owed is slow, and cut like every slow consumer.
+
+Looks come often, since a local peer sends gigabytes a second, but never take more than a
+small share of the loop's time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from polybus.transports.zmq.connections import Connection
+
+LOOK_S: Final = 0.05
+SHARE: Final = 20  # between looks passes so many times what a look takes
+MINOR_BYTES: Final = 1 << 20  # less than this is a message on its way, and no trouble
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+STATM: Final = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bytes of one connection and of all; and how slow is too slow for how long."""
+
+    max_unfinished: int
+    max_unread: int
+    slow_timeout_s: float
+    slow_bytes_per_s: int
+
+
+class Watch:
+    """`has_waiting` says whether whole messages wait to be read; `cut` is told who was ended."""
+
+    def __init__(
+        self,
+        open_now: Callable[[], list[Connection]],
+        bounds: Bounds,
+        clock: Callable[[], float],
+        has_waiting: Callable[[], bool],
+        cut: Callable[[Connection, str], Any],
+    ) -> None:
+        self._open = open_now
+        self._bounds = bounds
+        self._clock = clock
+        self._has_waiting = has_waiting
+        self._cut = cut
+        self._calm_bytes = process_bytes()
+        self._untaken = 0  # of all connections, at the last look
+
+    def look(self) -> float:
+        """Measures all, cuts who is over; the seconds until it should be done again."""
+        began_s = self._clock()
+        unfinished = untaken = 0
+        most: Connection | None = None
+        for one in self._open():
+            self._measure(one)
+            self._judge(one, began_s)
+            unfinished += one.unfinished
+            untaken += one.untaken
+            if most is None or one.unfinished > most.unfinished:
+                most = one
+        self._untaken = untaken
+        self._judge_all(unfinished, most)
+        return max(LOOK_S, SHARE * (self._clock() - began_s))
+
+    def is_full(self, one: Connection) -> bool:
+        """Has it, or have all together, left too much of what they were sent?"""
+        bound = self._bounds.max_unfinished  # the largest message has room, and not two
+        if one.untaken <= bound // 2 and self._untaken <= self._bounds.max_unread:
+            return False
+        self._measure(one)
+        return one.untaken > bound or self._untaken > self._bounds.max_unread
+
+    def _measure(self, one: Connection) -> None:
+        counted = one.counted()
+        if counted is None:
+            return
+        received, one.acked = counted
+        if one.received != one.whole:  # a whole message has come: what is behind it is new
+            one.whole, one.baseline = one.received, received
+        one.unfinished = received - one.baseline
+
+    def _judge(self, one: Connection, now_s: float) -> None:
+        if one.unfinished > self._bounds.max_unfinished and not self._has_waiting():
+            self._end(one, "max_unfinished_bytes")
+        elif one.untaken <= MINOR_BYTES:
+            one.slow_since_s = None
+        elif one.slow_since_s is None:
+            one.slow_since_s, one.slow_acked = now_s, one.acked
+        elif (passed_s := now_s - one.slow_since_s) > self._bounds.slow_timeout_s:
+            if one.acked - one.slow_acked < self._bounds.slow_bytes_per_s * passed_s:
+                self._end(one, "slow_consumer")
+            one.slow_since_s = None
+
+    def _judge_all(self, unfinished: int, most: Connection | None) -> None:
+        if most is None or most.unfinished < MINOR_BYTES:
+            self._calm_bytes = process_bytes()
+            return
+        grown = process_bytes() - self._calm_bytes
+        if max(unfinished, grown) > self._bounds.max_unread:
+            self._end(most, "max_unread_bytes")
+            self._calm_bytes += max(0, grown)
+
+    def _end(self, one: Connection, reason: str) -> None:
+        if one.cut():
+            one.unfinished = 0
+            self._cut(one, reason)
+
+
+def process_bytes() -> int:
+    """What this process takes up in memory."""
+    try:
+        return int(STATM.read_text().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
