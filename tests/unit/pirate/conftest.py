@@ -1,0 +1,63 @@
+"""What the tests of the client stand on: a real bus, shared, under topics of each test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polybus.dialects.pirate import blocking
+from polybus.dialects.pirate.blocking import BlockingClient
+from polybus.testing.pirate.gate import Gate
+from polybus.testing.pirate.piratebus import PirateBus
+
+# A test that loses messages on purpose shall not wait for long; all others shall not fail
+# because a machine is slow.
+QUICK: dict[str, Any] = {"timeout_s": 0.4, "tries": 2, "jitter_s": 0.01}
+PATIENT: dict[str, Any] = {"timeout_s": 10.0}
+
+Opening = Callable[..., BlockingClient]
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    """Of a bus that other tests use too."""
+    with PirateBus() as bus:
+        yield bus.endpoint
+
+
+@pytest.fixture
+def gate(endpoint: str) -> Iterator[Gate]:
+    """A way to that bus on which messages can be lost."""
+    with Gate(endpoint) as one:
+        yield one
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    return str(request.node.nodeid).rpartition("/")[2].replace(",", ";").replace(" ", "_")
+
+
+@pytest.fixture
+def opening(endpoint: str, tmp_path: Path) -> Iterator[Opening]:
+    """Opens clients, each with a folder of its name, and closes them."""
+    with ExitStack() as stack:
+
+        def open_one(name: str = "client", server: str = endpoint, **more: Any) -> BlockingClient:
+            pace = PATIENT if server == endpoint else QUICK
+            more.setdefault("state", tmp_path / name)
+            return stack.enter_context(blocking.connect(server, **pace | more))
+
+        yield open_one
+
+
+@pytest.fixture
+def keeper(opening: Opening, topic: str) -> BlockingClient:
+    """Subscribed to the test's topic, so that it exists."""
+    client = opening("keeper")
+    client.subscribe(topic)
+    return client

@@ -1,0 +1,231 @@
+"""When the two sides remember differently, the client says what happened and what to do."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+
+from polybus.dialects.pirate import codec
+from polybus.dialects.pirate.asking import Fate
+from polybus.dialects.pirate.codec import Done
+from polybus.errors import Conflict, Fenced, OutcomeUnknown, Stale
+from polybus.testing.pirate.gate import ALL
+from polybus.testing.pirate.modelserver import ModelServer
+
+
+def bodies(client, topic):
+    return [one.body for one in client.messages(topic, wait=False)]
+
+
+def told(client, *words):
+    assert any(all(word in one for word in words) for one in client.notices), client.notices
+
+
+# --- the same id twice
+
+
+def test_two_clients_with_one_id_the_older_is_fenced_and_ends(opening, keeper, topic):
+    first, second = opening("a", id=topic[-60:]), opening("b", id=topic[-60:])
+    with pytest.raises(Fenced, match=r"another client with this id has started.*End the other"):
+        first.put(topic, b"mine")
+    for ask in (
+        lambda: first.get(topic),
+        lambda: first.put(topic, b""),
+        first.resume,
+        first.forget,
+    ):
+        with pytest.raises(Fenced):  # it never takes a new epoch by itself
+            ask()
+    assert second.put(topic, b"yours") == 1
+    assert bodies(keeper, topic) == [b"yours"]
+
+
+def test_a_fenced_reader_reads_no_more(opening, keeper, topic):
+    first = opening("a", id=topic[-60:])
+    first.subscribe(topic)
+    keeper.put(topic, b"one")
+    opening("b", id=topic[-60:])
+    with pytest.raises(Fenced):
+        first.get(topic)
+
+
+def test_a_fenced_put_stays_unknown_and_a_new_start_settles_it(opening, keeper, topic):
+    first = opening("a", id=topic[-60:])
+    opening("b", id=topic[-60:])
+    with pytest.raises(Fenced):
+        first.put(topic, b"mine")
+    assert first.pending is not None
+    first.close()
+    assert opening("a", id=topic[-60:]).resume().value == 1
+    assert bodies(keeper, topic) == [b"mine"]
+
+
+def test_a_hello_that_comes_late_fences_nobody(gate, opening, keeper, topic):
+    opening("a", gate.endpoint).close()
+    late = gate.requests[0]
+    client = opening("a", gate.endpoint)
+    assert codec.decode(gate.again(late)) == Done(1, 0)  # the epoch that it had
+    assert client.put(topic, b"here") == 1
+    assert codec.decode(gate.again(late)) == Done(1, 1)
+    assert client.put(topic, b"still") == 2
+
+
+def test_a_hello_that_was_sent_twice_is_one_start(gate, opening, keeper, topic):
+    gate.lose_replies = 1
+    client = opening("a", gate.endpoint)
+    assert len(gate.requests) == 2
+    assert gate.requests[0] == gate.requests[1]
+    assert client.put(topic, b"here") == 1
+
+
+# --- a state folder that is old, or new
+
+
+def test_a_restored_folder_goes_on_above_what_the_bus_has(opening, keeper, topic, tmp_path):
+    client = opening("a")
+    client.subscribe(topic)
+    keeper.put(topic, b"one")
+    assert client.get(topic).body == b"one"
+    client.close()
+    shutil.copytree(tmp_path / "a", tmp_path / "backup")
+    client = opening("a")
+    client.put(topic, b"two")
+    assert bodies(client, topic) == [b"two"]
+    client.close()
+    restored = opening("backup")
+    told(restored, "old copy", "up to counter 1, the bus up to 2", "go on from 3")
+    assert restored.put(topic, b"three") == 3
+    # What was read after the copy was made the bus has heard of, but for the last of it.
+    assert bodies(restored, topic) == [b"three"]
+
+
+def test_a_restored_folder_with_a_request_of_the_past(gate, opening, keeper, topic, tmp_path):
+    client = opening("a", gate.endpoint)
+    gate.lose_replies = ALL
+    with pytest.raises(OutcomeUnknown):
+        client.put(topic, b"one")
+    gate.lose_replies = 0
+    client.close()
+    shutil.copytree(tmp_path / "a", tmp_path / "backup")
+    client = opening("a")
+    client.resume()
+    client.put(topic, b"two")
+    client.close()
+    restored = opening("backup")
+    told(restored, "old copy", "PUT", "(counter 1), is of the past: forget it")
+    for ask in (restored.resume, lambda: restored.put(topic, b"three")):
+        with pytest.raises(Stale, match=r"this state folder is an old copy.*forget it"):
+            ask()
+    assert restored.forget() is Fate.UNKNOWN
+    assert restored.put(topic, b"three") == 3
+    assert bodies(keeper, topic) == [b"one", b"two", b"three"]
+
+
+def test_a_lost_folder_with_the_same_id_goes_on_where_the_bus_knows(opening, keeper, topic):
+    client = opening("a", id=topic[-60:])
+    client.subscribe(topic)
+    for body in (b"one", b"two"):
+        keeper.put(topic, body)
+    assert bodies(client, topic) == [b"one", b"two"]  # the bus heard of both
+    client.put(topic, b"three")
+    client.get(topic)  # and not of this one
+    client.close()
+    again = opening("b", id=topic[-60:])
+    told(again, "this state folder is new", "go on from 3", "can come again")
+    assert again.put(topic, b"four") == 4
+    assert bodies(again, topic) == [b"three", b"four"]
+
+
+def test_nothing_is_told_when_there_is_nothing_to_tell(opening, keeper, topic):
+    for _ in range(3):
+        client = opening("a")
+        client.subscribe(topic)
+        client.put(topic, b"")
+        client.get(topic)
+        assert client.notices == ()
+        client.close()
+
+
+# --- a bus that went back
+
+
+@pytest.fixture
+def model():
+    """A server whose memory can be set back: a real one needs a backup for that."""
+    with ModelServer() as server:
+        yield server
+
+
+def test_a_restored_bus_is_told_and_nothing_is_skipped_in_silence(opening, model):
+    client = opening("a", model.endpoint)
+    client.subscribe("news")
+    client.put("news", b"one")
+    backup = copy.deepcopy(model.model)
+    client.put("news", b"two")
+    assert bodies(client, "news") == [b"one", b"two"]
+    client.close()
+    model.model = backup
+    client = opening("a", model.endpoint)
+    told(client, "restored from a backup", "had 1 and 3", "Before news can be read", "--reread")
+    client.put("news", b"new two")
+    client.put("news", b"three")
+    for _ in range(2):
+        with pytest.raises(Conflict, match=r"restored from a backup.*reread=True"):
+            client.get("news")
+        client.close()
+        client = opening("a", model.endpoint)  # it is not forgotten
+    client.close()
+    client = opening("a", model.endpoint, reread=True)
+    assert bodies(client, "news") == [b"one", b"new two", b"three"]
+
+
+def test_subscribing_anew_is_the_other_way_to_go_on(opening, model):
+    client = opening("a", model.endpoint)
+    client.subscribe("news")
+    backup = copy.deepcopy(model.model)
+    client.put("news", b"one")
+    assert bodies(client, "news") == [b"one"]
+    client.close()
+    model.model = backup
+    client = opening("a", model.endpoint)
+    with pytest.raises(Conflict):
+        client.get("news")
+    client.unsubscribe("news")
+    client.subscribe("news")
+    client.put("news", b"two")
+    assert bodies(client, "news") == [b"two"]
+
+
+def test_a_bus_that_went_back_under_a_client_in_the_same_epoch(opening, model):
+    client = opening("a", model.endpoint)
+    client.subscribe("news")
+    backup = copy.deepcopy(model.model)
+    client.put("news", b"one")
+    assert bodies(client, "news") == [b"one"]
+    model.model = backup
+    with pytest.raises(Conflict, match="restored from a backup"):
+        client.get("news")  # LAST is above the newest id
+    told(client, "was read up to 1, and has no such id")
+
+
+def test_an_id_that_is_given_again_is_noticed(opening, model):
+    client = opening("a", model.endpoint)
+    client.subscribe("news")
+    backup = copy.deepcopy(model.model)
+    client.put("news", b"one")
+    assert bodies(client, "news") == [b"one"]
+    model.model = backup
+    assert client.put("news", b"new one") == 1
+    told(client, "it gave the id 1, and 1 had been read")
+    with pytest.raises(Conflict):
+        client.get("news")
+
+
+def test_a_bus_that_went_behind_our_epoch_fences_us(opening, model):
+    backup = copy.deepcopy(model.model)
+    client = opening("a", model.endpoint)
+    model.model = backup
+    with pytest.raises(Fenced, match="or the bus was restored from a backup"):
+        client.subscribe("news")
