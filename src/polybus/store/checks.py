@@ -35,7 +35,8 @@ from polybus.model.stamp import (
 )
 from polybus.model.topic import ALL, MAX_SHARDS, All, Topic
 
-MAX_NUMBER = (1 << 63) - 1  # positions, epochs, counters and times are stored as int64
+MAX_NUMBER = (1 << 63) - 1  # positions, epochs and times are stored as int64
+MAX_COUNTER = (1 << 64) - 1  # pirate's clients may use all of them
 
 # A read's columns are addressed by int32: more than this does not fit into one answer.
 MAX_ANSWER_BYTES = 1 << 30
@@ -181,8 +182,8 @@ def stamp(stamp: Stamp) -> Stamp:
     producer(name)
     if not 1 <= epoch <= MAX_NUMBER:
         raise UsageError(f"epochs start at 1, not {epoch}")
-    if not 1 <= counter <= MAX_NUMBER:
-        raise UsageError(f"counters start at 1, not {counter}")
+    if not 1 <= counter <= MAX_COUNTER:
+        raise UsageError(f"counters go from 1 to {MAX_COUNTER}, not {counter}")
     if digest:
         _at_most(digest, MAX_DIGEST_BYTES, "a digest")
     return stamp

@@ -116,11 +116,11 @@ SHARD_UPKEEP: Final = Struct("<qq")  # bytes that went again, offset up to which
 
 # --- producers and their results
 
-PRODUCER: Final = Struct("<IqqBH")  # number, epoch, last counter, dense, kept results
+PRODUCER: Final = Struct("<IqQBH")  # number, epoch, last counter, dense, kept results
 
-_RESULT = Struct("<qqHHH")  # counter, time; how many spans, bytes of digest, bytes of note
+_RESULT = Struct("<QqHHH")  # counter, time; how many spans, bytes of digest, bytes of note
 _SPAN = Struct("<IIqqq")
-_RESULT_OF_ONE = Struct("<qqHHHIIqqq")  # and its span: what nearly all are
+_RESULT_OF_ONE = Struct("<QqHHHIIqqq")  # and its span: what nearly all are
 
 
 def result(counter: int, digest: bytes, committed: Committed) -> bytes:
@@ -135,7 +135,7 @@ def result(counter: int, digest: bytes, committed: Committed) -> bytes:
 
 def counter_of(raw: Buffer) -> int:
     """Of a result: what it is the result of."""
-    return int.from_bytes(raw[:8], "little", signed=True)
+    return int.from_bytes(raw[:8], "little")
 
 
 def read_result(raw: Buffer) -> tuple[int, bytes, Committed]:

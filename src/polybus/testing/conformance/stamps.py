@@ -119,13 +119,13 @@ def check_other_counters_may_leave_gaps(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         stamp = producer(store, dense=False)
-        for counter in (5, 6, 1 << 62):
+        for counter in (5, 6, (1 << 64) - 1):
             put(store, append(topic, 0, b"%d" % counter), stamp=stamp(counter))
         for counter in (1, 4, 7):
             with refused(Stale, store):
                 put(store, append(topic, 0, b"x"), stamp=stamp(counter))
         assert put(store, stamp=stamp(5)).duplicate
-        assert store.open_producer("p", Habits()).last_counter == 1 << 62
+        assert store.open_producer("p", Habits()).last_counter == (1 << 64) - 1
 
 
 def check_only_the_last_results_are_kept(engine: Engine) -> None:
@@ -248,7 +248,7 @@ def check_stamps_have_limits(engine: Engine) -> None:
         for kept in (0, -1, MAX_KEPT_RESULTS + 1):
             with refused(UsageError):
                 store.open_producer("p", Habits(True, kept))
-        for epoch, counter, digest in ((0, 2, b""), (1, 0, b""), (1, -1, b""), (1, 1 << 63, b"")):
+        for epoch, counter, digest in ((0, 2, b""), (1, 0, b""), (1, -1, b""), (1, 1 << 64, b"")):
             with refused(UsageError):
                 put(store, stamp=Stamp(longest, epoch, counter, digest))
         with refused(UsageError):
