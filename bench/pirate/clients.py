@@ -13,6 +13,7 @@ from bench.harness.rounds import TRIAL_S
 from bench.peers import zmtp
 from bench.store.contract import bodies
 from polybus.testing.pirate import wire
+from polybus.testing.pirate.zmtp import message
 
 BODY = bodies(1)[0]
 EPOCH = 1  # of a client that has said hello once
@@ -39,18 +40,18 @@ class Exchange:
 
 def put(topic: str) -> Exchange:
     def request(client: bytes, number: int) -> bytes:
-        return zmtp.message(*wire.counted(wire.PUT, client, EPOCH, number, topic, BODY))
+        return message(*wire.counted(wire.PUT, client, EPOCH, number, topic, BODY))
 
-    answer = zmtp.message(b"OK", wire.number(MARK), wire.number(1))
-    return Exchange(request, lambda _client: answer, zmtp.message(b"OK", b"")[:6])
+    answer = message(b"OK", wire.number(MARK), wire.number(1))
+    return Exchange(request, lambda _client: answer, message(b"OK", b"")[:6])
 
 
 def get(topic: str) -> Exchange:
     def request(client: bytes, number: int) -> bytes:
-        return zmtp.message(*wire.get(client, EPOCH, topic, number))
+        return message(*wire.get(client, EPOCH, topic, number))
 
-    answer = zmtp.message(b"MSG", wire.number(MARK + 1), bytes(8), BODY)
-    return Exchange(request, lambda _client: answer, zmtp.message(b"MSG", b"")[:7], more=1)
+    answer = message(b"MSG", wire.number(MARK + 1), bytes(8), BODY)
+    return Exchange(request, lambda _client: answer, message(b"MSG", b"")[:7], more=1)
 
 
 def echo() -> Exchange:

@@ -23,28 +23,27 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from polybus.testing.nursery import ChildFailed, die_with_the_parent
-
-if TYPE_CHECKING:
-    from polybus.testing.fdq.children import Orders
 
 CHILDREN = "polybus.testing.fdq.children"
 
 
 class Brood:
-    def __init__(self) -> None:
+    """Children are functions of `module`; its dataclass `Orders` says what one is to do."""
+
+    def __init__(self, module: str = CHILDREN) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         self.children: list[Child] = []
 
-    def start(self, act: str, orders: Orders) -> Child:
-        pid = self.ask("start", act, {**asdict(orders), "mix": dict(orders.mix)})
+    def start(self, act: str, orders: Any) -> Child:
+        pid = self.ask("start", act, asdict(orders))
         child = Child(self, pid, orders)
         self.children.append(child)
         return child
@@ -82,7 +81,7 @@ class Brood:
 class Child:
     """One that runs, stands still, or is a zombie."""
 
-    def __init__(self, brood: Brood, pid: int, orders: Orders) -> None:
+    def __init__(self, brood: Brood, pid: int, orders: Any) -> None:
         self._brood = brood
         self._code: int | None = None
         self.pid = pid
@@ -90,7 +89,7 @@ class Child:
 
     @property
     def name(self) -> str:
-        return self.orders.name
+        return str(self.orders.name)
 
     def signal(self, number: signal.Signals) -> None:
         if self._code is None:
@@ -113,9 +112,9 @@ class Child:
 # --- the process that forks
 
 
-def _main() -> None:
+def _main(module: str) -> None:
     die_with_the_parent()
-    children = importlib.import_module(CHILDREN)
+    children = importlib.import_module(module)
     gc.freeze()  # a child's collector would touch, and so copy, all that it shares
     for line in sys.stdin:
         what, *args = json.loads(line)
@@ -145,4 +144,4 @@ def _reap(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    _main()
+    _main(sys.argv[1])

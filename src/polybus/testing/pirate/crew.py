@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from polybus.testing.fdq.diary import Diary
 from polybus.testing.pirate.wire import NONE, Answer
@@ -16,6 +16,7 @@ from polybus.testing.pirate.wire import NONE, Answer
 PUT, GET, SUB, UNSUB = "put", "get", "sub", "unsub"
 DRAINED: Final = "drained"  # told that there was nothing left, after all writers had ended
 OK: Final = "ok"
+UNSENT: Final = "UNSENT"  # killed before it was in the journal: nobody heard of it
 
 MIX: Final = {PUT: 10, GET: 14, SUB: 2, UNSUB: 1}
 LARGE_ODDS: Final = 0.01
@@ -29,6 +30,14 @@ class Talker(Protocol):
     def get(self, topic: str, /) -> Answer: ...
     def sub(self, topic: str, /) -> Answer: ...
     def unsub(self, topic: str, /) -> Answer: ...
+
+    def delivered(self) -> None:
+        """What `get` returned last is with its reader: it is on record."""
+        ...
+
+    def mark(self) -> dict[str, Any]:
+        """What helps to find out, after a kill, whether the next counted request was done."""
+        ...
 
 
 def body_of(label: str, padding: int) -> bytes:
@@ -89,6 +98,7 @@ class Sailor:
             identity, body = rest
             assert isinstance(body, bytes)
             self._diary.end(number, OK, id=identity, body=told(body))
+            self._talker.delivered()
         else:
             self._diary.end(number, str(rest[0]) if rest else str(word))
         return answer
@@ -97,16 +107,16 @@ class Sailor:
         self._sent += 1
         large = self._random.random() < LARGE_ODDS
         body = body_of(f"{self._name} {self._sent}", self._random.randrange(MOST_PADDING) * large)
-        number = self._diary.begin(PUT, topic=topic, body=told(body))
+        number = self._diary.begin(PUT, topic=topic, body=told(body), **self._talker.mark())
         self._end(number, self._talker.put(topic, body))
 
     def _sub(self, topic: str) -> None:
-        number = self._diary.begin(SUB, topic=topic)
+        number = self._diary.begin(SUB, topic=topic, **self._talker.mark())
         if self._end(number, self._talker.sub(topic)):
             self._subscribed.add(topic)
 
     def _unsub(self, topic: str) -> None:
-        number = self._diary.begin(UNSUB, topic=topic)
+        number = self._diary.begin(UNSUB, topic=topic, **self._talker.mark())
         if self._end(number, self._talker.unsub(topic)):
             self._subscribed.discard(topic)
 

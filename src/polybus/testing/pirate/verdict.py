@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from polybus.testing.fdq.diary import UNKNOWN, Operation
-from polybus.testing.pirate.crew import DRAINED, GET, OK, PUT, SUB, UNSUB
+from polybus.testing.pirate.crew import DRAINED, GET, OK, PUT, SUB, UNSENT, UNSUB
 
 # What is told to a client that does all things right, and has its id for itself.
 FORESEEN: Final = {
-    PUT: (OK, UNKNOWN, "NO_TOPIC"),
-    SUB: (OK, UNKNOWN),
-    UNSUB: (OK, UNKNOWN),
+    PUT: (OK, UNKNOWN, UNSENT, "NO_TOPIC"),
+    SUB: (OK, UNKNOWN, UNSENT),
+    UNSUB: (OK, UNKNOWN, UNSENT),
     GET: (OK, UNKNOWN, "NONE"),
     DRAINED: (UNKNOWN,),
 }
@@ -39,17 +39,23 @@ Seen = Mapping[str, Sequence[tuple[int, str]]]
 
 
 @dataclass(frozen=True)
+class Life:
+    operations: Sequence[Operation]
+    was_killed: bool = False
+
+
+@dataclass(frozen=True)
 class History:
-    """One client: what each of its lives did, in order. All but the last ended by a kill."""
+    """One client: what each of its lives did, in order."""
 
     name: str
-    lives: Sequence[Sequence[Operation]]
+    lives: Sequence[Life]
     records_first: bool = False  # LAST is recorded before a message is delivered
 
 
 @dataclass
 class Cursor:
-    """Where a reader stands in one topic; `began` with this life's first read of it."""
+    """Where a reader stands in one topic."""
 
     last: int
     fresh: bool = False  # killed since it last read
@@ -119,10 +125,10 @@ def _put(history: History, topic: str, one: Operation, there: Mapping[str, int])
 def _reads(history: History, seen: Seen) -> Iterator[str]:
     reader = Reader(history)
     for life in history.lives:
-        for cursor in reader.cursors.values():
-            cursor.fresh = True
-        for one in life:
+        for one in life.operations:
             yield from _step(reader, one, seen)
+        for cursor in reader.cursors.values():
+            cursor.fresh = cursor.fresh or life.was_killed
 
 
 def _step(reader: Reader, one: Operation, seen: Seen) -> Iterator[str]:
@@ -166,4 +172,4 @@ def _read(reader: Reader, topic: str, identity: int, body: str, seen: Seen) -> I
 
 
 def _all(history: History) -> Iterator[Operation]:
-    return (one for life in history.lives for one in life)
+    return (one for life in history.lives for one in life.operations)

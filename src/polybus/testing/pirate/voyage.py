@@ -22,7 +22,7 @@ from typing import Protocol, Self
 from polybus.testing.fdq.diary import Diary, operations
 from polybus.testing.pirate.crew import Sailor, Talker
 from polybus.testing.pirate.proxy import LossyProxy, Odds
-from polybus.testing.pirate.verdict import History, judge
+from polybus.testing.pirate.verdict import History, Life, judge
 from polybus.testing.pirate.witness import Witness
 from polybus.testing.watch import until
 
@@ -87,7 +87,9 @@ class Voyage:
 
     def anomalies(self) -> list[str]:
         """With harm that was not done among them: then less was shown than it seems."""
-        histories = [History(name, [operations(name, self._diary(name))]) for name in self._names]
+        histories = [
+            History(name, [Life(operations(name, self._diary(name)))]) for name in self._names
+        ]
         missing = [f"nothing was {kind}" for kind in self.proxy.missing()]
         return [*judge(histories, self.witness.seen), *missing]
 
