@@ -94,6 +94,9 @@ class Manifest:
             and start < one.shards[shard].end
         ]
 
+    def paths(self, shard: int, start: int, end: int) -> list[str]:
+        return [one.path for one in self.holding(shard, start, end)]
+
     def added(
         self, files: Iterable[File], lasts: Mapping[int, Last], *, gaps: bool = False
     ) -> Manifest:

@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polybus.spark.pipelines.running import Progress, Summary
 
-__all__ = ["PIPELINES", "Progress", "Summary"]
+if TYPE_CHECKING:  # what `_found` finds
+    from polybus.spark.pipelines.archive import archive
+    from polybus.spark.pipelines.retain import retain
+
+__all__ = ["PIPELINES", "Progress", "Summary", "archive", "retain"]
 
 
 def _found() -> dict[str, Callable[..., Summary]]:

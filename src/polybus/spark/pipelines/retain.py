@@ -1,0 +1,156 @@
+"""`retain`: trims the log up to what is archived, acked by every group and read by every
+subscriber.
+
+Before anything goes, Spark reads from the archive which rows it has, and the log is compared
+with it: what is trimmed was seen in the files a moment ago. There is nothing to remember, for
+what was trimmed is gone from the log: killed and started again it goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from polybus.errors import Damaged, UsageError
+from polybus.native import Client
+from polybus.spark.access import PATIENCE, ThroughBus
+from polybus.spark.archives import versions
+from polybus.spark.archives.adding import check_same
+from polybus.spark.archives.folder import Folder
+from polybus.spark.archives.limits import needless
+from polybus.spark.archives.writing import ROWS
+from polybus.spark.bounds import Wanted
+from polybus.spark.options import FILES, Options
+from polybus.spark.pipelines import arguments
+from polybus.spark.pipelines.running import (
+    Progress,
+    Summary,
+    Tell,
+    plainly,
+    silent,
+    stoppable,
+)
+from polybus.spark.points import passing
+
+if TYPE_CHECKING:
+    from polybus.spark.archives.manifest import Manifest, Span
+
+EVERY_S = 60.0
+
+Source = Annotated[str, typer.Argument(metavar="FOLDER", help="The archive.")]
+Topics = Annotated[
+    str, typer.Argument(metavar="[TOPIC]", help="Only these of the archive, as for archive.")
+]
+Unused = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="FOLDER", help="Needless here: the log is the record."),
+]
+
+
+def retain(
+    spark: SparkSession,
+    folder: Source,
+    topic: Topics = "*",
+    *,
+    bus: arguments.Bus = None,
+    once: arguments.Once = False,
+    every: arguments.Every = EVERY_S,
+    checkpoint: Unused = None,
+    tell: Tell = silent,
+) -> Summary:
+    """Trim topics up to what is archived, acked by every group and read by every subscriber."""
+    place, wanted = Folder(folder), Wanted(topic)
+    place.check()
+    url = Options({} if bus is None else {"bus": bus}, ("bus",)).bus
+    if url.startswith(FILES):
+        raise UsageError(f"{url}: only a running bus can trim its topics; give polybus://…")
+    began_s, trimming = time.monotonic(), Trimming(spark, place, url)
+    with stoppable() as stop, plainly():
+        while not stop:
+            trimming.go_over(wanted, tell)
+            if once or stop.wait(every):
+                break
+    facts = {"topics": len(trimming.topics), "held back by": trimming.held()}
+    return Summary(trimming.rows, time.monotonic() - began_s, facts, stop.by)
+
+
+class Trimming:
+    def __init__(self, spark: SparkSession, folder: Folder, bus: str) -> None:
+        self._spark, self._folder = spark, folder
+        self._client = Client(bus, PATIENCE)
+        self._log = ThroughBus(bus)
+        self._holders: dict[str, set[str]] = {}
+        self.topics: set[str] = set()
+        self.rows = 0
+
+    def go_over(self, wanted: Wanted, tell: Tell) -> None:
+        """All topics that are in the archive, once."""
+        began_s, before = time.monotonic(), self.rows
+        there = set(self._log.names("*"))
+        for topic in (one for one in versions.topics(self._folder) if wanted.covers(one)):
+            if topic in there:
+                self._trim(versions.newest(self._folder, topic))
+                rate = (self.rows - before) / max(time.monotonic() - began_s, 1e-3)
+                tell(Progress(self.rows, rate, None))
+
+    def held(self) -> list[str]:
+        """Who keeps messages that are archived."""
+        return sorted(set().union(*self._holders.values())) or ["nobody"]
+
+    def _trim(self, manifest: Manifest) -> None:
+        topic = manifest.topic
+        check_same(self._log, manifest)
+        stats = self._client.topic_stats(topic)
+        found = needless(self._log, manifest, self._log.shards(topic), stats)
+        self._holders[topic] = {
+            by for n, (span, by) in found.items() if span.end < (manifest.end(n) or 0)
+        }
+        spans = {shard: span for shard, (span, _) in found.items() if span.rows}
+        if not spans:
+            return
+        self._check(manifest, spans)
+        passing("trimming")
+        self._client.trim(topic, {shard: span.end for shard, span in spans.items()})
+        passing("trimmed")
+        self.topics.add(topic)
+        self.rows += sum(span.rows for span in spans.values())
+
+    def _check(self, manifest: Manifest, spans: dict[int, Span]) -> None:
+        """`Damaged` unless the files have each of these rows, once."""
+        files = {one for n, span in spans.items() for one in manifest.paths(n, *span)}
+        missing = [one for one in sorted(files) if not (self._folder.path / one).is_file()]
+        rows = {} if missing else self._counted(files, spans)
+        for shard, span in spans.items():
+            if rows.get(shard) != (span.rows, span.start, span.end - 1, _sum(span)):
+                why = f"{missing[0]} is missing" if missing else f"found {rows.get(shard)}"
+                raise Damaged(
+                    f"nothing was trimmed of topic {manifest.topic!r}: its archive does not have "
+                    f"offsets {span.start} to {span.end - 1} of shard {shard}, though it should "
+                    f"({why}); restore its files"
+                )
+
+    def _counted(
+        self, files: Iterable[str], spans: dict[int, Span]
+    ) -> dict[int, tuple[int, int, int, int]]:
+        """What the files have of these offsets: how many, the first, the last, their sum."""
+        rows = self._spark.read.schema(ROWS).parquet(
+            *(str(self._folder.path / one) for one in files)
+        )
+        place, offset = f.col("shard"), f.col("offset")
+        within = [
+            (place == n) & (offset >= span.start) & (offset < span.end) for n, span in spans.items()
+        ]
+        numbers = f.count("*"), f.min(offset), f.max(offset), f.sum(offset)
+        found = rows.where(reduce(or_, within)).groupBy("shard").agg(*numbers).collect()
+        return {row[0]: (row[1], row[2], row[3], row[4]) for row in found}
+
+
+def _sum(span: Span) -> int:
+    return (span.start + span.end - 1) * span.rows // 2
