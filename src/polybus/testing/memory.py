@@ -10,6 +10,7 @@ that is not there:
     bus.turn()                           # the loop comes round
     bus.pass_time(5)                     # and five seconds go by
     bus.connect_freud(identity=ALICE)    # speaks Freud
+    bus.connect_gsb()                    # speaks GSB
 
 With `durable=True` there is a store, whose disk and whose readers wait to be told, too:
 
@@ -33,9 +34,10 @@ from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
 from polybus.dialects.freud.session import FreudDialect
 from polybus.dialects.freud.turns import Line
+from polybus.dialects.gsb.session import GsbDialect
 from polybus.dialects.rqueue.session import RqueueDialect
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.model.limits import FreudLimits, Limits, QuotaLimits, RqueueLimits
+from polybus.model.limits import FreudLimits, GsbLimits, Limits, QuotaLimits, RqueueLimits
 from polybus.model.topic import Topic
 from polybus.testing.pipe import MemoryPipe
 from polybus.testing.steppedstore import SteppedStore
@@ -81,6 +83,7 @@ class MemoryBus:
         rqueue: RqueueLimits | None = None,
         *,
         freud: FreudLimits | None = None,
+        gsb: GsbLimits | None = None,
         quotas: QuotaLimits | None = None,
         policy: Policy | None = None,
         durable: bool = False,
@@ -108,6 +111,8 @@ class MemoryBus:
         if durable:
             self.store = SteppedStore(wall_ns=self.wall_ns, clock_s=lambda: self.now_s)
             self.broker.keep(self.store, self._soon.append, self._read_later)
+        # Last: its log of calls is a durable topic.
+        self.gsb = GsbDialect(self.broker, gsb or GsbLimits(), self, ANONYMOUS)
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
         """A new rqueue connection; with an appetite it takes so many bytes and then no more."""
@@ -117,6 +122,15 @@ class MemoryBus:
         self, appetite: int | None = None, identity: Identity = ANONYMOUS
     ) -> MemoryPipe:
         return self._connect(self._freud, appetite, identity)
+
+    def connect_gsb(
+        self,
+        appetite: int | None = None,
+        identity: Identity = ANONYMOUS,
+        *,
+        is_unix: bool = False,
+    ) -> MemoryPipe:
+        return self._connect(self.gsb, appetite, identity, is_unix)
 
     def wall_ns(self) -> int:
         return int(self.now_s * 1e9) + self.wall_ahead_ns
@@ -211,12 +225,14 @@ class MemoryBus:
 
     def _connect(
         self,
-        dialect: RqueueDialect | FreudDialect,
+        dialect: RqueueDialect | FreudDialect | GsbDialect,
         appetite: int | None,
         identity: Identity,
+        is_unix: bool = False,
     ) -> MemoryPipe:
         number = len(self._sessions) + 1
         pipe = MemoryPipe(f"memory:{number}", appetite, identity)
+        pipe.is_unix = is_unix
         session = dialect(pipe)
         self._sessions[session] = number
         pipe.attach(session)

@@ -49,6 +49,10 @@ class MemoryPipe:
         """From now on `session` is told what a transport would tell it."""
         self._session = session
 
+    @property
+    def session(self) -> Session | None:
+        return self._session
+
     # What the session may do (bus.party.Pipe).
 
     def write(self, data: bytes) -> None:

@@ -1,0 +1,322 @@
+"""One GSB connection in memory: what it may send, and what ends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb import sp
+from polybus.model.limits import KIB, GsbLimits
+from polybus.testing.gsbmemory import Far, Reply
+from polybus.testing.memory import MemoryBus
+
+MAX = 8 * KIB
+LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(gsb=LIMITS)
+
+
+def reasons(bus: MemoryBus) -> dict[str, int]:
+    found = bus.stats("connections", "closed")
+    assert isinstance(found, dict)
+    return found
+
+
+# --- greeting and frames
+
+
+def test_the_bus_greets_at_once(bus):
+    pipe = bus.connect_gsb()
+    assert bytes(pipe.taken) == sp.GREETING
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"\0SP\1\0\x10\0\0", b"\0SP\0\0\x11\0\0", b"\0SP\0\0\x30\0\0", b"GET / HTTP"]
+)
+def test_a_bad_greeting_ends_it(bus, greeting):
+    pipe = bus.connect_gsb()
+    pipe.deliver(greeting)
+    assert pipe.closed
+    assert reasons(bus) == {sp.BAD_GREETING: 1}
+
+
+@pytest.mark.parametrize("is_unix", [False, True])
+def test_a_conversation_in_single_bytes(bus, is_unix):
+    service = Far(bus)
+    service.register("greeter")
+    pipe = bus.connect_gsb(is_unix=is_unix)
+    call = pb.ServiceCallRequest(address="greeter", request_id="1", data=b"x" * 300)
+    payload = pb.Packet(service_call_request=call).SerializeToString()
+    for byte in sp.GREETING + 2 * sp.frame(payload, sp.Form(is_unix)):
+        pipe.deliver(bytes([byte]))
+    assert service.called().data == b"x" * 300
+    assert service.kinds() == []  # the second has an id in use
+
+
+def test_an_ipc_frame_without_its_mark_ends_it(bus):
+    far = Far(bus, is_unix=True)
+    far.pipe.deliver(b"\2")
+    assert reasons(bus) == {sp.BAD_FRAME: 1}
+
+
+# --- packets that end the connection
+
+
+def packed(**kind: object) -> bytes:
+    return pb.Packet(**kind).SerializeToString()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "no_packet"),
+        (b"\xff\xff\xff", "no_packet"),
+        (b"\x32\x7f", "no_packet"),  # a call that is cut short
+        (b"\x32\x03\x0a\x01\xff", "no_packet"),  # an address that is not UTF-8
+        (b"\x98\x06\x01", "no_packet"),  # nothing but an unknown field
+        (packed(register_reply=pb.RegisterReply()), "wrong_direction"),
+        (packed(unregister_reply=pb.UnregisterReply()), "wrong_direction"),
+        (packed(subscribe_reply=pb.SubscribeReply()), "wrong_direction"),
+        (packed(unsubscribe_reply=pb.UnsubscribeReply()), "wrong_direction"),
+        (packed(broadcast_reply=pb.BroadcastReply()), "wrong_direction"),
+        (packed(call_request=pb.CallRequest(request_id="1")), "wrong_direction"),
+        (packed(credit=pb.Credit(request_id="1", replies=1)), "wrong_direction"),
+        (packed(call_reply=pb.CallReply(request_id="1", type=2)), "bad_reply_type"),  # type: ignore[arg-type]
+        (packed(call_reply=pb.CallReply(request_id="1", type=-1)), "bad_reply_type"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_no_client_may_send(bus, payload, reason):
+    far = Far(bus)
+    far.register("greeter")
+    far.send_payload(payload)
+    assert far.pipe.closed
+    assert reasons(bus) == {reason: 1}
+    assert Far(bus).register("greeter") == 0
+
+
+def test_a_hello_is_the_first_packet_or_none(bus):
+    first = Far(bus, deadline_ms=1)
+    first.send(hello=pb.Hello())
+    late = Far(bus)
+    late.register("x")
+    late.send(hello=pb.Hello())
+    assert reasons(bus) == {"second_hello": 2}
+
+
+def test_unknown_fields_are_ignored(bus):
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    inner = pb.ServiceCallRequest(address="greeter", request_id="1", data=b"x").SerializeToString()
+    later = inner + b"\xf8\x3f\x07"  # field 1023
+    caller.send_payload(b"\x32" + bytes([len(later)]) + later + b"\xf8\x3f\x07")
+    request = service.called()
+    assert request.data == b"x"
+    reply = pb.CallReply(request_id=request.request_id, data=b"y").SerializeToString()
+    service.send_payload(b"\x3a" + bytes([len(reply) + 3]) + reply + b"\xf8\x3f\x07")
+    assert caller.replies() == [Reply("1", 0, 0, b"y")]
+
+
+def test_the_last_of_several_kinds_counts_as_protobuf_has_it(bus):
+    far = Far(bus)
+    ping = packed(ping=pb.Ping(token=b"a"))
+    far.send_payload(packed(cancel=pb.Cancel(request_id="1")) + ping)
+    assert far.next("pong").token == b"a"
+
+
+def test_an_id_beyond_ascii_is_one_like_any_other(bus):
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    caller.call("greeter", "eins–zwei")
+    service.reply(service.called().request_id, b"y")
+    assert caller.replies() == [Reply("eins–zwei", 0, 0, b"y")]
+
+
+# --- packets over the limit
+
+
+def big(n: int = MAX) -> bytes:
+    return b"x" * n
+
+
+def test_the_largest_packet_fits(bus):
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    overhead = len(packed(service_call_request=_call(big()))) - MAX
+    caller.send(service_call_request=_call(big(MAX - overhead)))
+    assert len(service.called().data) == MAX - overhead
+    caller.send(service_call_request=_call(big(MAX - overhead + 1), "2"))
+    assert caller.failure() == ("2", 413)
+
+
+def _call(data: bytes, request_id: str = "1") -> pb.ServiceCallRequest:
+    return pb.ServiceCallRequest(address="greeter", request_id=request_id, data=data)
+
+
+def test_a_call_over_the_limit_is_skipped_and_the_connection_lives(bus):
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    caller.call("greeter", "1", big(5 * MAX))
+    caller.call("greeter", "2", b"small")
+    assert caller.failure() == ("1", 413)
+    assert service.called().data == b"small"
+
+
+@pytest.mark.parametrize("step", [1, 100])
+def test_its_id_is_found_wherever_it_stands(bus, step):
+    caller = Far(bus)
+    fields = [b"\x0a\x07greeter", b"\x1a\x81\x80\x01" + big(16385), b"\x12\x03abc", b"\x20\x05"]
+    inner = b"".join(fields)
+    payload = b"\x32" + _varint(len(inner)) + inner
+    data = sp.frame(payload, sp.Form.TCP)
+    for at in range(0, len(data), step):
+        caller.pipe.deliver(data[at : at + step])
+    assert caller.failure() == ("abc", 413)
+    caller.call("sys/ping", "2", b"x")
+    assert caller.replies() == [Reply("2", 0, 0, b"x")]
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def test_nothing_of_it_is_held(bus):
+    caller = Far(bus)
+    payload = packed(service_call_request=_call(big(64 * MAX)))
+    caller.pipe.deliver(sp.frame(payload, sp.Form.TCP)[: 32 * MAX])
+    assert caller.pipe.unread == 0
+
+
+def test_a_reply_over_the_limit_ends_its_call_and_cancels_it(bus):
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    call_id = service.called().request_id
+    service.reply(call_id, big(2 * MAX), partial=True)
+    assert caller.failure() == ("1", 413)
+    assert service.next("cancel").request_id == call_id
+    service.reply(call_id, big(2 * MAX))
+    assert bus.stats("dropped", "unknown_call") == 1
+    assert bus.stats("gsb", "open_calls") == 0
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        packed(broadcast_request=pb.BroadcastRequest(topic="t", data=big())),
+        packed(ping=pb.Ping(token=big())),
+        packed(cancel=pb.Cancel(request_id="x" * MAX)),
+        packed(service_call_request=pb.ServiceCallRequest(request_id="x" * MAX)),
+    ],
+    ids=["broadcast", "ping", "cancel", "an id of that size"],
+)
+def test_any_other_packet_over_the_limit_ends_it(bus, payload):
+    far = Far(bus)
+    far.send_payload(payload)
+    assert far.pipe.closed
+    assert reasons(bus) == {"too_large": 1}
+
+
+def test_a_head_that_promises_the_earth_costs_nothing(bus):
+    far = Far(bus)
+    far.pipe.deliver((2**63).to_bytes(8, "big"))
+    far.pipe.deliver(b"\x32\xff\xff\xff\xff\x0f" + big())
+    assert far.pipe.unread == 0
+
+
+# --- pings
+
+
+def test_a_ping_is_answered_with_its_token(bus):
+    far = Far(bus)
+    far.send(ping=pb.Ping(token=b"abc"))
+    assert far.next("pong").token == b"abc"
+
+
+def test_only_those_who_asked_are_pinged(bus):
+    quiet, asked = Far(bus), Far(bus, ping=True)
+    bus.pass_time(29)
+    assert asked.kinds() == []
+    bus.pass_time(2)
+    assert asked.kinds() == ["ping"]
+    bus.pass_time(20)
+    assert asked.kinds() == []
+    asked.send(pong=pb.Pong())
+    bus.pass_time(100)
+    assert asked.kinds() == ["ping"]
+    bus.pass_time(30)
+    assert asked.pipe.aborted
+    assert not quiet.pipe.aborted
+    assert quiet.kinds() == []
+    assert reasons(bus) == {"ping_timeout": 1}
+
+
+def test_whatever_a_peer_sends_is_a_sign_of_life(bus):
+    far = Far(bus, ping=True)
+    for _ in range(10):
+        bus.pass_time(25)
+        far.cancel("x")
+    assert far.kinds() == []
+
+
+def test_the_clock_of_a_peer_that_is_not_read_stands(bus):
+    far = Far(bus, ping=True)
+    far.session.halt()
+    bus.pass_time(500)
+    assert not far.pipe.aborted
+    far.session.try_again()
+    bus.turn()
+    bus.pass_time(29)
+    assert far.kinds() == []
+
+
+# --- ends
+
+
+def test_a_peer_that_sends_no_more_is_gone(bus):
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    service.pipe.shut_down()
+    assert caller.failure() == ("1", 503)
+    assert service.pipe.closed
+
+
+def test_what_connections_tells(bus):
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    first, second = bus.broker.connections()
+    assert (first["services"], first["serving"], first["open_calls"]) == (1, 1, 0)
+    assert (second["services"], second["serving"], second["open_calls"]) == (0, 0, 1)
+
+
+# --- the bus's own services
+
+
+@pytest.mark.parametrize("prefix", ["sys/", "/local/sys/"])
+def test_built_in_services(bus, prefix):
+    import msgpack
+
+    service, caller = Far(bus), Far(bus)
+    service.register("b")
+    service.register("a")
+    caller.call("a", "1")
+    caller.call(prefix + "services", "2")
+    listed = msgpack.unpackb(caller.next("call_reply").data)
+    assert [(one["id"], one["calls"], one["pending"]) for one in listed] == [
+        ("a", 1, 1),
+        ("b", 0, 0),
+    ]
+    assert listed[0]["since_ms"] == bus.wall_ns() // 1_000_000
+    caller.call(prefix + "ping", "3", b"\x93\x01\x02\x03")
+    assert caller.next("call_reply").data == b"\x93\x01\x02\x03"
+    caller.call(prefix + "stats", "4")
+    stats = msgpack.unpackb(caller.next("call_reply").data)
+    assert stats["gsb"]["services"] == 2

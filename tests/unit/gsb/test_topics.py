@@ -1,0 +1,224 @@
+"""GSB's subscribers and broadcasts on the bus's topics, and the log of calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polybus.bus.policy import Policy
+from polybus.bus.ruletable import Placed
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.model.identity import Identity
+from polybus.model.limits import KIB, GsbLimits, Limits
+from polybus.model.rules import Rule
+from polybus.model.topic import ALL
+from polybus.testing import freud, rqueue
+from polybus.testing.gsbmemory import Far
+from polybus.testing.memory import MemoryBus
+
+ALICE = Identity(1, groups=frozenset())
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(Limits(outbox_high_water_bytes=2 * KIB), durable=True)
+
+
+def codes(far: Far) -> list[int]:
+    """Of the replies to broadcasts."""
+    return [
+        packet.broadcast_reply.code
+        for packet in far.packets()
+        if packet.WhichOneof("kind") == "broadcast_reply"
+    ]
+
+
+@pytest.mark.parametrize("is_unix", [False, True])
+def test_a_broadcast_reaches_every_subscriber_the_sender_included(bus, is_unix):
+    sender, other = Far(bus, identity=ALICE), Far(bus, is_unix=is_unix)
+    assert [sender.subscribe("news"), other.subscribe("news"), other.subscribe("news")] == [0, 0, 0]
+    sender.broadcast("news", b"hi", caller="somebody else")
+    heard = other.next("broadcast_request")
+    assert (heard.topic, heard.data, heard.caller) == ("news", b"hi", "local:1")
+    assert sorted(sender.kinds()) == ["broadcast_reply", "broadcast_request"]
+    assert other.kinds() == []
+
+
+def test_a_broadcast_that_nobody_hears_is_done(bus):
+    far = Far(bus)
+    far.broadcast("nobody")
+    assert codes(far) == [0]
+
+
+@pytest.mark.parametrize("topic", ["", "a,b", "a*", "_probe", "x" * 256, "a\nb"])
+def test_names_that_no_topic_has(bus, topic):
+    far = Far(bus)
+    assert far.subscribe(topic) == 400
+    far.broadcast(topic)
+    assert codes(far) == [400]
+
+
+def test_unsubscribing(bus):
+    far = Far(bus)
+    far.subscribe("news")
+    far.send(unsubscribe_request=pb.UnsubscribeRequest(topic="news"))
+    assert far.next("unsubscribe_reply").code == 0
+    far.send(unsubscribe_request=pb.UnsubscribeRequest(topic="news"))
+    assert far.next("unsubscribe_reply").code == 404
+    Far(bus).broadcast("news")
+    assert far.kinds() == []
+
+
+def test_rules_of_topics_hold():
+    bus = MemoryBus(policy=Policy())
+    rules = [Rule.parse("deny user:1 produce,subscribe news")]
+    bus.broker.policy.replace([Placed(rule, "config", rule.who.number) for rule in rules])
+    far = Far(bus, identity=ALICE)
+    assert far.subscribe("news") == 403
+    far.broadcast("news")
+    assert codes(far) == [403]
+
+
+def test_limits_of_subscriptions_are_named():
+    bus = MemoryBus(Limits(max_subscriptions_per_connection=1))
+    far = Far(bus)
+    assert [far.subscribe("a"), far.subscribe("b")] == [0, 403]
+    assert bus.stats("refused", "max_subscriptions_per_connection") == 1
+
+
+def test_rqueue_and_gsb_hear_each_other(bus):
+    far, queue = Far(bus), bus.connect()
+    far.subscribe("news")
+    queue.deliver(rqueue.subscribe(b"news"))
+    queue.deliver(rqueue.publish(b"news", b"from rqueue"))
+    heard = far.next("broadcast_request")
+    assert (heard.topic, heard.data, heard.caller) == ("news", b"from rqueue", "")
+    far.broadcast("news", b"from gsb")
+    assert b"from gsb" in bytes(queue.taken)
+
+
+def test_freud_reads_broadcasts(bus):
+    far, reader = Far(bus), bus.connect_freud()
+    reader.deliver(freud.create(b"news") + freud.subscribe(b"news"))
+    subscriber = bytes(reader.taken[-16:])
+    far.broadcast("news", b"from gsb")
+    reader.deliver(freud.get(subscriber, 0))
+    assert bytes(reader.taken).endswith(b"from gsb")
+
+
+def test_a_full_subscriber_loses_broadcasts_and_holds_up_nobody(bus):
+    slow, quick, sender = Far(bus), Far(bus), Far(bus)
+    slow.subscribe("news")
+    quick.subscribe("news")
+    slow.pipe.appetite = 0
+    body = b"x" * (256 * KIB)
+    for _ in range(8):
+        sender.broadcast("news", body)
+    assert codes(sender) == [0] * 8
+    assert len(quick.packets()) == 8
+    slow.pipe.eat()
+    assert len(slow.packets()) == 4  # with the one that went over the mark
+    assert bus.stats("dropped", "subscriber_full") == 4
+
+
+def test_a_full_reader_of_rqueue_makes_its_writers_wait(bus):
+    far, queue = Far(bus), bus.connect(appetite=0)
+    queue.deliver(rqueue.subscribe(b"news"))
+    for _ in range(4):
+        far.broadcast("news", b"x" * KIB)
+    assert not far.is_read
+    queue.eat()
+    bus.turn()
+    assert far.is_read
+    assert codes(far) == [0] * 4
+
+
+# --- durable topics
+
+
+def test_a_durable_broadcast_is_answered_and_heard_when_it_is_on_disk(bus):
+    bus.make("log")
+    far, other = Far(bus), Far(bus)
+    other.subscribe("log")
+    far.broadcast("log", b"kept")
+    far.send(register_request=pb.RegisterRequest(service_id="greeter"))
+    assert far.kinds() == []  # replies keep the order of their requests
+    assert other.kinds() == []
+    bus.settle()
+    assert far.kinds() == ["broadcast_reply", "register_reply"]
+    assert other.next("broadcast_request").data == b"kept"
+
+
+def test_what_is_on_its_way_to_the_disk_is_bounded():
+    bus = MemoryBus(Limits(max_uncommitted_bytes=10 * KIB), durable=True)
+    bus.make("log")
+    far = Far(bus)
+    for _ in range(4):
+        far.broadcast("log", b"x" * 4 * KIB)
+    assert not far.is_read
+    bus.settle()
+    assert codes(far) == [0] * 4
+    assert far.is_read
+
+
+def test_a_durable_broadcast_may_be_refused(bus):
+    bus.broker.policy.replace([Placed(Rule.parse("deny everyone produce log"), "config", None)])
+    bus.make("log")
+    far = Far(bus)
+    far.broadcast("log")
+    assert codes(far) == [403]
+
+
+# --- the log of calls
+
+
+def rows(bus: MemoryBus) -> list[dict[str, object]]:
+    bus.pass_time(1)
+    bus.settle()
+    durable = bus.broker.durable
+    assert durable is not None
+    topic = durable.get("gsb.calls")
+    found = durable.store.read(topic.number, ALL, 1, None, max_rows=1000, max_bytes=1 << 20)
+    ends = memoryview(found.body_offsets).cast("B").cast("i")
+    bodies = bytes(found.bodies)
+    return [json.loads(bodies[ends[n] : ends[n + 1]]) for n in range(found.count)]
+
+
+def test_every_call_is_a_message_of_the_log():
+    bus = MemoryBus(gsb=GsbLimits(audit=True), durable=True)
+    bus.settle()
+    service, caller = Far(bus), Far(bus, identity=ALICE)
+    service.register("greeter")
+    caller.call("/local/greeter/many", "1", b"four")
+    call_id = service.called().request_id
+    bus.pass_time(0.5)
+    service.reply(call_id, b"123", partial=True)
+    service.reply(call_id, b"45")
+    caller.call("nobody", "2", b"x")
+    caller.call("greeter", "3")
+    service.reply(service.called().request_id, b"", code=500)
+    caller.call("greeter", "4")
+    caller.cancel("4")
+    caller.call("sys/ping", "5", b"abc")
+    found = rows(bus)
+    assert [(row["address"], row["service"], row["code"]) for row in found] == [
+        ("greeter/many", "greeter", 0),
+        ("nobody", "", 404),
+        ("greeter", "greeter", 500),
+        ("greeter", "greeter", 499),
+        ("sys/ping", "sys/ping", 0),
+    ]
+    first = found[0]
+    assert first["caller"] == "local:1"
+    assert (first["request_bytes"], first["reply_bytes"], first["replies"]) == (4, 5, 2)
+    assert first["duration_ms"] == pytest.approx(500, abs=1)
+
+
+def test_without_the_setting_there_is_no_log():
+    bus = MemoryBus(durable=True)
+    caller = Far(bus)
+    caller.call("sys/ping")
+    bus.pass_time(1)
+    assert bus.broker.durable is not None
+    assert bus.broker.durable.find("gsb.calls") is None
