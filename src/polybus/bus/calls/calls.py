@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
+from polybus.bus.calls import sabotage
 from polybus.bus.calls.audit import Audit, Ended
 from polybus.bus.calls.builtin import BuiltIn
 from polybus.bus.calls.deadlines import Deadlines
@@ -90,6 +91,9 @@ class Calls:
         self.pings.peers.pop(peer, None)
         self.services.forget(peer)
         for call in list(peer.serving.values()):
+            if sabotage.GONE_OFF:
+                self._close(call, Code.UNAVAILABLE)
+                continue
             self._fail(call, Code.UNAVAILABLE, "the service went away", cancel=False)
         for call in list(peer.calls.values()):
             self._fail(call, Code.CANCELLED, "the caller went away", cancel=True)
@@ -147,7 +151,8 @@ class Calls:
         """False: it has to wait for the caller, and is not read until then."""
         call = service.serving.get(call_id)
         if call is None:
-            self.counters.count("dropped", "unknown_call")
+            if not sabotage.LATE_OFF:
+                self.counters.count("dropped", "unknown_call")
             return True
         caller = cast("Peer", call.caller)
         if not self.pressure.may_pass(call, partial=kind == PARTIAL):
@@ -192,7 +197,7 @@ class Calls:
         if not 0 < len(request_id) <= MAX_REQUEST_ID_BYTES:
             text = f"a request id has 1 to {MAX_REQUEST_ID_BYTES} bytes"
             return Answer(Code.BAD_REQUEST, text)
-        if request_id in caller.calls:
+        if request_id in caller.calls and not sabotage.IDS_OFF:
             return Answer(Code.CONFLICT, "a call with this request id is open")
         if len(caller.calls) >= self._limits.max_open_calls:
             self.counters.count("refused", "max_open_calls")
@@ -213,7 +218,7 @@ class Calls:
     def _fail(self, call: Call, code: Code, message: str, *, cancel: bool) -> None:
         """The bus ends it. The service is told first: both may be one connection."""
         self._close(call, code)
-        if cancel and not call.end.gone:
+        if cancel and not call.end.gone and not sabotage.CANCEL_OFF:
             cast("Peer", call.end).send_cancel(call.id)
         if not call.caller.gone:
             cast("Peer", call.caller).send_failure(call.request_id, code, message)
@@ -223,8 +228,8 @@ class Calls:
         self._fail(call, Code.DEADLINE, text, cancel=True)
 
     def _close(self, call: Call, code: int) -> None:
-        del call.caller.calls[call.request_id]
-        del call.end.serving[call.id]
+        call.caller.calls.pop(call.request_id, None)
+        call.end.serving.pop(call.id, None)
         call.service.pending -= 1
         self._ended[code] += 1
         self.pressure.ended(call)
