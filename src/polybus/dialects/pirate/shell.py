@@ -11,7 +11,7 @@
     HELP, QUIT              OK …
 
 What goes wrong is a line that begins with ERROR. A body is shown with \\\\ for a backslash and
-\\n, \\xff … for what cannot be printed, so that it is one line, and can be read back.
+\\n, \\xff … for bytes that cannot be printed: it is one line, and can be read back.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ USAGE: Final = {
     "HELP": "HELP",
     "QUIT": "QUIT",
 }
+SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 NOTHING: Final = "OK nothing waits for an answer"
 FATES: Final = {
     Fate.USED: "used: the bus has it, carried out or refused",
@@ -197,6 +198,5 @@ def printable_body(body: bytes) -> str:
 def _escaped(char: str) -> str:
     if char.isprintable():
         return char
-    if "\udc80" <= char <= "\udcff":
-        return f"\\x{ord(char) - 0xDC00:02x}"
-    return repr(char)[1:-1]
+    raw = char.encode("utf-8", "surrogateescape")
+    return SHORT.get(char) or "".join(f"\\x{byte:02x}" for byte in raw)
