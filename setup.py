@@ -1,7 +1,7 @@
 """Builds the compiled kernel; everything else is in pyproject.toml.
 
 The kernel is required: there is no slow path in Python to fall back to, so a
-machine without a C compiler is told in one line what to install.
+machine without a compiler is told in one line what to install.
 
 Environment variables let other builds share this file:
 
@@ -28,6 +28,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError
 
 KERNEL = Path("src/polybus/kernel")
+FLIGHT = "flightport"  # the one part in C++, on the Arrow libraries inside pyarrow
 BUILD_DIR = Path(os.environ.get("POLYBUS_BUILD_DIR", "build"))
 
 # -O3 unrolls and vectorises the copy loops of the fan-out. Later flags win, so
@@ -50,6 +51,10 @@ NO_COMPILER = (
     "polybus: no C compiler ({name}): the kernel must be compiled."
     " Install one, e.g. `apt-get install gcc libc6-dev` (or set CC)."
 )
+NO_CXX_COMPILER = (
+    "polybus: no C++ compiler ({name}): the native port must be compiled."
+    " Install one, e.g. `apt-get install g++` (or set CXX)."
+)
 NO_HEADERS = (
     "polybus: no Python.h in {folder}: the kernel must be compiled."
     " Install the headers, e.g. `apt-get install python3-dev`."
@@ -60,9 +65,9 @@ def flags(variable):
     return shlex.split(os.environ.get(variable, ""))
 
 
-def compiler():
+def compiler(variable="CC", usual="cc"):
     """The first word of the compiler command, as setuptools will run it."""
-    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    command = os.environ.get(variable) or sysconfig.get_config_var(variable) or usual
     return shlex.split(command)[0]
 
 
@@ -70,6 +75,8 @@ def missing_tool():
     """One line that names what to install, or None when all is there."""
     if shutil.which(compiler()) is None:
         return NO_COMPILER.format(name=compiler())
+    if shutil.which(compiler("CXX", "c++")) is None:
+        return NO_CXX_COMPILER.format(name=compiler("CXX", "c++"))
     folder = sysconfig.get_path("include")
     if not Path(folder, "Python.h").exists():
         return NO_HEADERS.format(folder=folder)
@@ -77,7 +84,7 @@ def missing_tool():
 
 
 def extension(source):
-    return Extension(
+    made = Extension(
         f"polybus.kernel.{source.stem}",
         [str(source)],
         include_dirs=[str(KERNEL)],
@@ -85,6 +92,24 @@ def extension(source):
         extra_compile_args=[*CFLAGS, *flags("POLYBUS_CFLAGS")],
         extra_link_args=flags("POLYBUS_LDFLAGS"),
     )
+    if source.stem == FLIGHT:
+        against_arrow(made)
+    return made
+
+
+def against_arrow(made):
+    """Against the very libraries that pyarrow brings: they are loaded before this one is.
+
+    They carry their version in their names, so another pyarrow at run time is noticed.
+    """
+    import pyarrow
+
+    folder = Path(pyarrow.__file__).parent
+    made.language = "c++"
+    made.include_dirs.append(pyarrow.get_include())
+    made.extra_compile_args.append("-std=c++20")
+    for name in ("libarrow_flight.so", "libarrow_python.so", "libarrow.so"):
+        made.extra_link_args.append(str(max(folder.glob(f"{name}.*00"))))
 
 
 def kernel_extensions():

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.harness.backed import back_memory
 from bench.harness.quiet import Watch
 from bench.harness.results import CaseResult, Metric
 from bench.harness.rounds import Effort, Measured, contest
@@ -25,6 +26,7 @@ class Watched:
         self._contender.calibrate(wanted_s)
 
     def measure(self) -> Measured:
+        back_memory()
         watch = Watch(self._contender.pid)
         values = self._contender.measure()
         return values, watch.disturbance()

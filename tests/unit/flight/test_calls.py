@@ -15,19 +15,29 @@ def test_one_too_many():
             pass
         assert caught.value.limit == "max_calls"
         assert calls.count == 1
-    with calls.one():
+    with calls.entering():
         assert calls.count == 1
+    assert calls.count == 1  # a call that began goes on
+    calls.leave()
     assert calls.count == 0
+
+
+def test_what_could_not_begin_does_not_count():
+    calls = Calls(1)
+    with pytest.raises(ZeroDivisionError), calls.entering(owed=True):
+        1 // 0
+    assert calls.count == 0
+    assert calls.wait_settled(0)
 
 
 def test_stopping_waits_for_what_is_owed():
     calls = Calls(10)
-    with calls.one():
+    with calls.entering():
         assert calls.wait_settled(0)  # an open stream is owed nothing
-        with calls.owing():
-            assert not calls.wait_settled(0.01)
-            calls.stop()
-            for refused in (calls.check, calls.owe, calls.one().__enter__):
-                with pytest.raises(StoreClosed):
-                    refused()
-        assert calls.wait_settled(0)
+    with calls.one():
+        assert not calls.wait_settled(0.01)
+        calls.stop()
+        for refused in (calls.check, calls.one().__enter__, calls.entering().__enter__):
+            with pytest.raises(StoreClosed):
+                refused()
+    assert calls.wait_settled(0)

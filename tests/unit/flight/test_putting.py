@@ -1,121 +1,233 @@
-"""A put stream without gRPC: answers in order, bounded, and a client that has gone."""
+"""Put streams over real gRPC, with outcomes in the test's hand."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 
 from polybus.errors import MalformedRequest, OutOfSequence, StoreClosed
+from polybus.kernel.flightport import Desk, Port
+from polybus.model.arrow import READ_SCHEMA
 from polybus.testing.watch import until
-from polybus.transports.flight.calls import Calls
-from polybus.transports.flight.putting import Answering, Window, read_json
+from polybus.transports.flight.errors import as_refusal
+from polybus.transports.flight.putting import Intake, Putting, read_json
+
+SCHEMA = pa.schema([("shard_key", pa.utf8()), ("body", pa.binary())])
+MAX_BATCH_BYTES = 50_000
 
 
-class Writer:
-    """gRPC's: takes answers, until the client has gone."""
+@dataclass
+class Handler:
+    """What the port calls. Every batch waits in `handed` for its outcome."""
 
-    def __init__(self) -> None:
-        self.answers: list[dict[str, object]] = []
-        self.is_gone = False
+    handed: list[tuple[bytes, Future[Any]]] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    closed: int = 0
+    refused: Exception | None = None
 
-    def write(self, raw: bytes) -> None:
-        if self.is_gone:
-            raise OSError("gone")
-        self.answers.append(json.loads(raw))
+    def open_put(self, call: Any, path: list[bytes], schema: pa.Schema) -> Putting:
+        if self.refused is not None:
+            raise self.refused
+        return Putting(self.hand_over, lambda counter, done: {"counter": counter, "done": done})
+
+    def hand_over(self, block: Any, stamp: Any) -> Future[Any]:
+        if stamp is not None and stamp.counter == 99:
+            raise OutOfSequence("a gap")
+        outcome: Future[Any] = Future()
+        self.handed.append((block.data, outcome))
+        return outcome
+
+    def close_put(self, owner: Putting) -> None:
+        self.closed += 1
+
+    def malformed(self, text: str) -> Exception:
+        return MalformedRequest(text)
+
+    def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
+        return as_refusal(error)
+
+    def settle(self, index: int, result: object = None) -> None:
+        until(lambda: len(self.handed) > index, f"batch {index} is handed over")
+        self.handed[index][1].set_result(result)
 
 
-def answering(writer: Writer, calls: Calls, max_batches: int = 8, max_bytes: int = 100):
-    errors: list[BaseException] = []
-    made = Answering(
-        writer,
-        Window(max_batches, max_bytes, calls),
-        lambda counter, done: {"counter": counter, "done": done},
-        contextlib.nullcontext,
-        errors.append,
-    )
-    return made, errors
+class World:
+    def __init__(self, max_batches: int = 8, max_bytes: int = 1 << 20) -> None:
+        self.handler, self.desk = Handler(), Desk()
+        location = "grpc://127.0.0.1:0"
+        self.port = Port(location, self.handler, self.desk, READ_SCHEMA, max_batches, max_bytes)
+        errors = self.handler.errors
+        self.intake = Intake(self.desk, MAX_BATCH_BYTES, lambda: 0, errors.append)
+        self.client = flight.connect(f"grpc://127.0.0.1:{self.port.port}")
+
+    def put(self) -> tuple[Any, Any]:
+        descriptor = flight.FlightDescriptor.for_path("produce", "orders")
+        writer, reader = self.client.do_put(descriptor, SCHEMA)
+        return writer, reader
+
+    def close(self) -> None:
+        self.client.close()
+        self.port.shutdown()
+        self.desk.close()
+        self.intake.join()
 
 
-def test_answers_come_in_order_whatever_ends_first():
-    writer, calls = Writer(), Calls(10)
-    stream, errors = answering(writer, calls)
-    first, second = Future(), Future()
-    stream.add(lambda: first, 1, 10)
-    stream.add(lambda: second, 2, 10)
-    stream.refuse(OutOfSequence("a gap"), 4)
-    second.set_result("b")
-    first.set_result("a")
-    stream.close()
-    assert writer.answers == [
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def batch(body: bytes = b"x") -> pa.RecordBatch:
+    return pa.record_batch([pa.nulls(1, pa.utf8()), pa.array([body])], schema=SCHEMA)
+
+
+def stamp(counter: int) -> bytes:
+    return json.dumps({"producer": "p", "epoch": 1, "counter": counter}).encode()
+
+
+def answer(reader: Any) -> dict[str, Any]:
+    return json.loads(reader.read().to_pybytes())
+
+
+def test_answers_come_in_order_whatever_ends_first(world):
+    writer, reader = world.put()
+    for counter in (1, 2, 99):
+        writer.write_with_metadata(batch(), stamp(counter))
+    world.handler.settle(1, "b")
+    world.handler.settle(0, "a")
+    assert [answer(reader) for _ in range(3)] == [
         {"counter": 1, "done": "a"},
         {"counter": 2, "done": "b"},
-        {"counter": 4, "error": {"code": "out_of_sequence", "text": "a gap"}},
+        {"counter": 99, "error": {"code": "out_of_sequence", "text": "a gap"}},
     ]
-    assert [type(one) for one in errors] == [OutOfSequence]  # it is counted
-    assert calls.wait_settled(0)
+    assert [type(one) for one in world.handler.errors] == [OutOfSequence]  # it is counted
+    writer.close()
+    until(lambda: world.handler.closed == 1, "the stream is closed")
+    assert world.desk.wait_settled(0)
 
 
-def test_a_fault_of_ours_is_told_as_such_and_logged():
-    writer = Writer()
-    stream, errors = answering(writer, Calls(10))
-    stream.add(lambda: 1 // 0, None, 1)
-    stream.close()
-    assert writer.answers[0]["error"]["code"] == "internal"  # type: ignore[index]
-    assert [type(one) for one in errors] == [ZeroDivisionError]
+def test_a_fault_of_ours_is_told_as_such_and_logged(world):
+    writer, reader = world.put()
+    writer.write_batch(batch())
+    until(lambda: world.handler.handed, "it is handed over")
+    world.handler.handed[0][1].set_exception(ZeroDivisionError())
+    assert answer(reader)["error"]["code"] == "internal"
+    assert [type(one) for one in world.handler.errors] == [ZeroDivisionError]
+    writer.close()
 
 
-@pytest.mark.parametrize(("max_batches", "max_bytes"), [(1, 1000), (100, 15)])
+@pytest.mark.parametrize(("max_batches", "max_bytes"), [(1, 1 << 20), (100, 15)])
 def test_what_is_under_way_is_bounded(max_batches, max_bytes):
-    stream, _ = answering(Writer(), Calls(10), max_batches, max_bytes)
-    first = Future()
-    stream.add(lambda: first, 1, 10)
-    with ThreadPoolExecutor(1) as pool:
-        handed: list[int] = []
-        second = pool.submit(stream.add, lambda: handed.append(2) or done(), 2, 10)
-        assert not second.done()
-        assert handed == []
-        first.set_result(None)
-        second.result(10)
-    assert handed == [2]
-    stream.add(done, 3, 10_000)  # larger than all of it: alone
-    stream.close()
+    world = World(max_batches, max_bytes)
+    writer, reader = world.put()
+    other, other_reader = world.put()
+    for body in (b"a" * 10, b"b" * 10, b"c" * 10_000):  # the last is larger than all of it: alone
+        writer.write_batch(batch(body))
+    until(lambda: len(world.handler.handed) == 1, "one is handed over")
+    other.write_batch(batch(b"other"))  # another stream has a window of its own
+    until(lambda: len(world.handler.handed) == 2, "and one of the other")
+    assert b"other" in world.handler.handed[1][0]
+    world.handler.settle(0)
+    assert answer(reader) == {"counter": None, "done": None}
+    for index in (2, 3):
+        until(lambda index=index: len(world.handler.handed) > index, "the next is handed over")
+        assert len(world.handler.handed) == index + 1
+        world.handler.settle(index)
+        answer(reader)
+    world.handler.settle(1)
+    answer(other_reader)
+    writer.close()
+    other.close()
+    world.close()
 
 
-def done() -> Future[None]:
-    future: Future[None] = Future()
-    future.set_result(None)
-    return future
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ((batch(b"x" * 60_000), b""), "too_large"),
+        ((batch(), b"{"), "malformed_request"),
+        ((batch(), b'{"producer": "p"}'), "malformed_request"),
+        ((batch().slice(0, 0), b""), "malformed_request"),
+    ],
+)
+def test_a_batch_that_is_no_good_is_answered_and_the_next_is_taken(world, sent, code):
+    writer, reader = world.put()
+    writer.write_with_metadata(*sent)
+    assert answer(reader)["error"]["code"] == code
+    writer.write_batch(batch())
+    world.handler.settle(0, "fine")
+    assert answer(reader)["done"] == "fine"
+    writer.close()
 
 
-def test_a_client_that_has_gone_holds_nothing_up():
-    writer, calls = Writer(), Calls(10)
-    stream, errors = answering(writer, calls, max_batches=1)
-    writer.is_gone = True
-    handed = []
-    for number in range(5):
-        stream.add(lambda number=number: handed.append(number) or done(), number, 1)
-    stream.close()
-    assert handed == [0, 1, 2, 3, 4]
-    assert (writer.answers, errors) == ([], [])
-    assert calls.wait_settled(0)
+def test_metadata_without_a_batch(world):
+    writer, reader = world.put()
+    writer.write_metadata(b"{}")
+    assert answer(reader)["error"] == {
+        "code": "malformed_request",
+        "text": "a stamp has producer, epoch and counter, and nothing else",
+    }
+    writer.write_metadata(stamp(1))
+    assert answer(reader)["error"]["text"] == "metadata without a batch"
+    writer.close()
 
 
-def test_a_port_that_stops_takes_no_more():
-    writer, calls = Writer(), Calls(10)
-    stream, _ = answering(writer, calls)
-    first = Future()
-    stream.add(lambda: first, 1, 1)
-    calls.stop()
-    with pytest.raises(StoreClosed):
-        stream.add(done, 2, 1)
-    assert not calls.wait_settled(0)
-    first.set_result(None)
-    stream.close()
-    assert [one["counter"] for one in writer.answers] == [1]
-    until(lambda: calls.wait_settled(0), "all is answered")
+def test_a_client_that_has_gone_holds_nothing_up(world):
+    writer, _ = world.put()
+    for _ in range(5):
+        writer.write_batch(batch())
+    until(lambda: len(world.handler.handed) == 5, "all are handed over")
+    world.client.close()
+    del writer
+    for index in range(5):
+        world.handler.settle(index)
+    until(lambda: world.handler.closed == 1, "the stream is closed")
+    assert world.desk.wait_settled(0)
+    assert world.handler.errors == []
+
+
+def test_a_port_that_stops_takes_no_more(world):
+    writer, reader = world.put()
+    writer.write_batch(batch())
+    until(lambda: world.handler.handed, "it is handed over")
+    world.desk.stop(*stopping())
+    writer.write_batch(batch())
+    assert not world.desk.wait_settled(0)
+    world.handler.settle(0)
+    assert answer(reader) == {"counter": None, "done": None}
+    assert world.desk.wait_settled(10)
+    with pytest.raises(flight.FlightUnavailableError, match="stopping"):
+        reader.read()
+
+
+def stopping() -> tuple[int, bytes, bytes]:
+    code, text, extra = as_refusal(StoreClosed("the bus is stopping"))
+    return code, text.encode(), extra
+
+
+def test_a_stream_that_is_refused(world):
+    world.handler.refused = MalformedRequest("not so")
+    _, reader = world.put()
+    with pytest.raises(flight.FlightError, match="not so") as caught:
+        reader.read()
+    assert json.loads(caught.value.extra_info)["code"] == "malformed_request"
+    assert world.handler.closed == 0
+
+
+def test_an_address_that_is_none():
+    world = World()
+    with pytest.raises(OSError):
+        Port(f"grpc://127.0.0.1:{world.port.port}x", Handler(), Desk(), READ_SCHEMA, 1, 1)
+    world.close()
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"\xff", b"[" * 10**5, b"1" * 5000, b" " * 200])

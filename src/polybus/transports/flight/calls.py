@@ -1,8 +1,7 @@
 """Calls under way: at most so many, since each has a thread; none new once the port stops.
 
-What is *owed* is counted besides: batches that were taken and not yet answered,
-actions and reads. A port that stops waits for that, and not for streams that are
-open and idle.
+What is *owed* is counted besides: actions and reads (the desk counts batches). A port
+that stops waits for that, and not for streams that are open and idle.
 """
 
 from __future__ import annotations
@@ -27,38 +26,28 @@ class Calls:
         return self._count
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """For as long as a call lasts. `LimitReached` if there are too many."""
-        with self._changed:
-            self._check_open()
-            if self._count >= self._max_calls:
-                text = f"{self._max_calls} calls are under way already: try again later"
-                raise LimitReached("max_calls", text)
-            self._count += 1
+    def entering(self, *, owed: bool = False) -> Iterator[None]:
+        """A call begins; it goes on until `leave`, unless this ends with an error."""
+        self._enter(owed)
         try:
             yield
-        finally:
-            with self._changed:
-                self._count -= 1
+        except BaseException:
+            self.leave(owed=owed)
+            raise
 
     @contextmanager
-    def owing(self) -> Iterator[None]:
-        """For as long as a client is owed something."""
-        self.owe()
+    def one(self) -> Iterator[None]:
+        """A call that is owed something, for as long as it lasts."""
+        self._enter(owed=True)
         try:
             yield
         finally:
-            self.settle()
+            self.leave(owed=True)
 
-    def owe(self) -> None:
-        """`StoreClosed` once the port stops."""
+    def leave(self, *, owed: bool = False) -> None:
         with self._changed:
-            self._check_open()
-            self._owed += 1
-
-    def settle(self) -> None:
-        with self._changed:
-            self._owed -= 1
+            self._count -= 1
+            self._owed -= owed
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -72,9 +61,15 @@ class Calls:
 
     def check(self) -> None:
         """`StoreClosed` once the port stops."""
-        with self._changed:
-            self._check_open()
-
-    def _check_open(self) -> None:
         if self._stopping:
             raise StoreClosed("the bus is stopping")
+
+    def _enter(self, owed: bool) -> None:
+        """`LimitReached` if there are too many."""
+        with self._changed:
+            self.check()
+            if self._count >= self._max_calls:
+                text = f"{self._max_calls} calls are under way already: try again later"
+                raise LimitReached("max_calls", text)
+            self._count += 1
+            self._owed += owed

@@ -1,40 +1,40 @@
-"""Our errors as Flight's: the class says the kind, `extra_info` carries code and text."""
+"""Our errors as Flight's: the status says the kind, its extra info carries code and text."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import pyarrow.flight as flight
-
-from polybus.errors import (
-    Denied,
-    PolybusError,
-    Unavailable,
-)
+from polybus.errors import Denied, PolybusError, Unavailable
+from polybus.kernel import flightport
 
 INTERNAL = "internal"
 
 
+class Unauthenticated(Exception):
+    """Somebody shows who they are, and it does not hold: `Denied`, with a status of its own."""
+
+
 def as_json(error: BaseException) -> dict[str, Any]:
     """What a client is told. A fault of ours says so, and the log says what it was."""
+    if isinstance(error, Unauthenticated):
+        return {"code": Denied.code, "text": str(error)}
     if isinstance(error, PolybusError):
         return {"code": error.code, "text": str(error)}
     return {"code": INTERNAL, "text": "the bus failed to answer; its log says why"}
 
 
-def as_flight(error: BaseException) -> flight.FlightError:
+def as_refusal(error: BaseException) -> tuple[int, str, bytes]:
+    """The kind of status, its text, and its extra info."""
     told = as_json(error)
-    kind = flight.FlightServerError
+    return _kind(error), told["text"], json.dumps(told).encode()
+
+
+def _kind(error: BaseException) -> int:
+    if isinstance(error, Unauthenticated):
+        return flightport.UNAUTHENTICATED
     if isinstance(error, Denied):
-        kind = flight.FlightUnauthorizedError
-    elif isinstance(error, Unavailable):
-        kind = flight.FlightUnavailableError
-    elif told["code"] == INTERNAL:
-        kind = flight.FlightInternalError
-    return kind(told["text"], extra_info=json.dumps(told).encode())
-
-
-def unauthenticated(text: str) -> flight.FlightError:
-    told = {"code": Denied.code, "text": text}
-    return flight.FlightUnauthenticatedError(text, extra_info=json.dumps(told).encode())
+        return flightport.UNAUTHORIZED
+    if isinstance(error, Unavailable):
+        return flightport.UNAVAILABLE
+    return flightport.FAILED if isinstance(error, PolybusError) else flightport.INTERNAL

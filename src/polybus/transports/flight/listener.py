@@ -19,15 +19,16 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from polybus.errors import AddressError, AddressInUse, ConfigError
+from polybus.errors import AddressError, AddressInUse, ConfigError, StoreClosed
+from polybus.kernel.flightport import Desk
 from polybus.model.address import Address
 from polybus.transports.flight import sockets
 from polybus.transports.flight.calls import Calls
+from polybus.transports.flight.errors import as_refusal
 from polybus.transports.flight.pace import Pace
+from polybus.transports.flight.putting import Intake
 from polybus.transports.flight.server import Service
-from polybus.transports.flight.who import MIDDLEWARE, Identifier, TokenCheck, Tokens, peer_end
+from polybus.transports.flight.who import Identifier, Tokens, peer_end
 
 if TYPE_CHECKING:
     from polybus.model.limits import NativeLimits
@@ -75,7 +76,15 @@ class FlightListener:
         self._log = log
         self._on_cut = on_cut
         self._on_error = on_error
-        self._pace = Pace(slow.timeout_s, slow.min_bytes_per_s, clock, self._taken, self._cut)
+        self._desk = Desk()
+        self._pace = Pace(
+            slow.timeout_s,
+            slow.min_bytes_per_s,
+            clock,
+            self._desk.under_way,
+            self._taken,
+            self._cut,
+        )
         self._security = security
         self._calls = Calls(limits.max_calls)
         self._tls = _tls(address, security)
@@ -84,15 +93,14 @@ class FlightListener:
             verbs=verbs,
             limits=limits,
             calls=self._calls,
-            identify=Identifier(address.host).identify,
-            pace=self._pace,
-            now_ms=now_ms,
+            desk=self._desk,
+            identify=Identifier(address.host, security.tokens).identify,
             on_error=on_error,
-            middleware={MIDDLEWARE: TokenCheck(security.tokens)},
         )
         _check_free(address)
         self._service = self._serve(address, self._tls)
         self.address = address.with_port(self._service.port)
+        self._intake = Intake(self._desk, limits.max_batch_bytes, now_ms, on_error)
         self._closed = Event()
         self._is_closing = False
         self._stopping: list[Thread] = []
@@ -105,6 +113,8 @@ class FlightListener:
         if not self._is_closing:
             self._is_closing = True
             self._calls.stop()
+            code, text, extra = as_refusal(StoreClosed("the bus is stopping"))
+            self._desk.stop(code, text.encode(), extra)
             self._retire(self._service)
 
     def reload(self) -> None:
@@ -133,7 +143,7 @@ class FlightListener:
     def _serve(self, address: Address, tls: dict[str, Any]) -> Service:
         try:
             return self._open(_location(address), **tls)
-        except (OSError, pa.ArrowException) as error:
+        except OSError as error:
             text = str(error).splitlines()[0]
             raise AddressError(f"{address}: cannot be listened on: {text}") from None
 
@@ -149,13 +159,17 @@ class FlightListener:
         await asyncio.to_thread(self._end, timeout_s)
 
     def _end(self, timeout_s: float) -> None:
-        self._calls.wait_settled(timeout_s)
+        end_s = time.monotonic() + timeout_s
+        self._desk.wait_settled(timeout_s)
+        self._calls.wait_settled(max(0.0, end_s - time.monotonic()))
         self._stopping[-1].join(FLUSH_S)
         end_s = time.monotonic() + STOP_TIMEOUT_S
         while any(one.is_alive() for one in self._stopping) and time.monotonic() < end_s:
             sockets.end_all(self.address.port)
             self._stopping[-1].join(FLUSH_S)
         self._closed.set()
+        self._desk.close()
+        self._intake.join()
         self._watching.join()
 
     def _watch(self) -> None:
@@ -193,12 +207,9 @@ def _tls(address: Address, security: Security) -> dict[str, Any]:
             security.certificate, security.key, password=""
         )
         pair = (security.certificate.read_bytes(), security.key.read_bytes())
-        options: dict[str, Any] = {"tls_certificates": [pair]}
+        options: dict[str, Any] = {"certificates": [pair]}
         if security.client_authorities is not None:
-            options |= {
-                "verify_client": True,
-                "root_certificates": security.client_authorities.read_bytes(),
-            }
+            options["client_authorities"] = security.client_authorities.read_bytes()
     except ssl.SSLError as error:
         reason = error.reason or "not a certificate with its key in PEM form"
         raise ConfigError(f"[tls] {security.certificate} and {security.key}: {reason}") from None

@@ -1,26 +1,26 @@
 """Clients that take nothing: gRPC waits for them for ever, we do not.
 
-Whoever hands something to gRPC says so before and after. What has not come back
-for the slow consumer's time is a client that does not read, or a slow link. The
+The compiled port tells what gRPC was given and has not passed on. What has not come
+back for the slow consumer's time is a client that does not read, or a slow link. The
 kernel knows which: it counts the bytes that the other side has confirmed. Half the
 time over, they are noted; a client that then takes less than the least rate is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Handing:
-    """Something that gRPC has, and has not passed on yet."""
+class Waited:
+    """How long one handing over is looked at, and what its peer had taken when noted."""
 
     peer: str
     since_s: float
     noted_s: float = 0.0
     taken: int | None = None
+    is_cut: bool = False
 
 
 class Pace:
@@ -29,41 +29,44 @@ class Pace:
         timeout_s: float,
         min_bytes_per_s: int,
         clock: Callable[[], float],
+        under_way: Callable[[], Sequence[tuple[int, str, float]]],
         taken: Callable[[str], int | None],
         cut: Callable[[str], None],
     ) -> None:
-        """`taken`: how many bytes a peer has confirmed; None if it is not connected."""
+        """`under_way`: a number, the peer, and since when gRPC has something for it.
+
+        `taken`: how many bytes a peer has confirmed; None if it is not connected.
+        """
         self._timeout_s = timeout_s
         self._min_bytes_per_s = min_bytes_per_s
         self._clock = clock
+        self._under_way = under_way
         self._taken = taken
         self._cut = cut
-        self._under_way: dict[int, Handing] = {}
-
-    @contextmanager
-    def handing_over(self, peer: str) -> Iterator[None]:
-        handing = Handing(peer, self._clock())
-        self._under_way[id(handing)] = handing
-        try:
-            yield
-        finally:
-            self._under_way.pop(id(handing), None)
+        self._known: dict[tuple[int, float], Waited] = {}
 
     def tick(self) -> None:
         """To be called a few times a second, by one thread."""
         now_s = self._clock()
-        for key, handing in list(self._under_way.items()):
-            waited_s = now_s - handing.since_s
-            if handing.taken is None:
-                if waited_s >= self._timeout_s / 2:
-                    handing.noted_s, handing.taken = now_s, self._taken(handing.peer) or 0
-            elif waited_s >= self._timeout_s:
-                if self._is_moving(handing, now_s):
-                    handing.since_s, handing.taken = now_s, None
-                else:
-                    self._under_way.pop(key, None)
-                    self._cut(handing.peer)
+        before, self._known = self._known, {}
+        for number, peer, since_s in self._under_way():
+            key = number, since_s
+            waited = self._known[key] = before.get(key) or Waited(peer, since_s)
+            if not waited.is_cut:
+                self._judge(waited, now_s)
 
-    def _is_moving(self, handing: Handing, now_s: float) -> bool:
-        moved = (self._taken(handing.peer) or 0) - (handing.taken or 0)
-        return moved > 0 and moved >= self._min_bytes_per_s * (now_s - handing.noted_s)
+    def _judge(self, waited: Waited, now_s: float) -> None:
+        waited_s = now_s - waited.since_s
+        if waited.taken is None:
+            if waited_s >= self._timeout_s / 2:
+                waited.noted_s, waited.taken = now_s, self._taken(waited.peer) or 0
+        elif waited_s >= self._timeout_s:
+            if self._is_moving(waited, now_s):
+                waited.since_s, waited.taken = now_s, None
+            else:
+                waited.is_cut = True
+                self._cut(waited.peer)
+
+    def _is_moving(self, waited: Waited, now_s: float) -> bool:
+        moved = (self._taken(waited.peer) or 0) - (waited.taken or 0)
+        return moved > 0 and moved >= self._min_bytes_per_s * (now_s - waited.noted_s)

@@ -1,141 +1,115 @@
-"""A put stream: batches in, one answer each, in order, as each is on disk.
+"""Batches that came in on put streams: handed to the bus, and answered when they are on disk.
 
-The thread that gRPC gives reads batches and hands them over; a second one waits
-for the outcome of the oldest and answers it. Between them stand at most so many
-batches, and so many bytes: then reading stops, and the client feels it.
+The compiled port reads streams and holds them back (`kernel.flightport`). Here one thread
+takes whatever has come on all of them, and whatever is done meanwhile: so many streams
+cost the bus no more turns at the interpreter's lock than one does.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from queue import SimpleQueue
-from threading import Condition, Thread
+from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from polybus.errors import MalformedRequest, PolybusError
+from polybus.errors import MalformedRequest, TooLarge
+from polybus.model import arrow
 from polybus.model.stamp import Stamp
 from polybus.transports.flight.errors import as_json
 
 if TYPE_CHECKING:
-    from polybus.transports.flight.calls import Calls
+    from polybus.kernel.flightport import Desk, Slot
+    from polybus.model.block import Block
 
 MAX_METADATA_BYTES = 4096
 
 
+class Putting(NamedTuple):
+    """What becomes of the batches of one stream, and how an outcome is told."""
+
+    hand_over: Callable[[Block, Stamp | None], Future[Any]]
+    tell: Callable[[int | None, Any], dict[str, Any]]
+
+
 class Awaited(NamedTuple):
-    """A batch on its way, or one that was refused at once."""
-
+    putting: Putting
+    slot: Slot
     counter: int | None
-    size: int
-    outcome: Future[Any]
 
 
-class Window:
-    """Room for the batches of one stream. One that is larger than all of it goes alone."""
-
-    def __init__(self, max_batches: int, max_bytes: int, calls: Calls) -> None:
-        self._max_batches = max_batches
-        self._max_bytes = max_bytes
-        self._calls = calls
-        self._batches = 0
-        self._bytes = 0
-        self._changed = Condition()
-
-    def enter(self, size: int) -> None:
-        """Waits for room. `StoreClosed` once the port stops."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_room(size))
-            self._calls.owe()
-            self._batches += 1
-            self._bytes += size
-
-    def leave(self, size: int) -> None:
-        with self._changed:
-            self._batches -= 1
-            self._bytes -= size
-            self._changed.notify()
-        self._calls.settle()
-
-    def _has_room(self, size: int) -> bool:
-        fits = self._batches < self._max_batches and self._bytes + size <= self._max_bytes
-        return fits or self._batches == 0
-
-
-class Answering:
-    """Answers what was handed over; `tell` makes an answer of an outcome."""
-
+class Intake:
     def __init__(
         self,
-        writer: Any,
-        window: Window,
-        tell: Callable[[int | None, Any], dict[str, Any]],
-        handing_over: Callable[[], AbstractContextManager[None]],
+        desk: Desk,
+        max_batch_bytes: int,
+        now_ms: Callable[[], int],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._writer = writer
-        self._window = window
-        self._tell = tell
-        self._handing_over = handing_over
+        self._desk = desk
+        self._max_batch_bytes = max_batch_bytes
+        self._now_ms = now_ms
         self._on_error = on_error
-        self._queue: SimpleQueue[Awaited | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="polybus-answers", daemon=True)
+        self._done: deque[tuple[Awaited, Future[Any]]] = deque()
+        self._thread = Thread(target=self._run, name="polybus-intake", daemon=True)
         self._thread.start()
 
-    def add(self, hand_over: Callable[[], Future[Any]], counter: int | None, size: int) -> None:
-        """Hands a batch over once there is room; what is wrong with it is its answer."""
-        self._window.enter(size)
-        try:
-            outcome = hand_over()
-        except Exception as error:
-            outcome = failed(error)
-        self._queue.put(Awaited(counter, size, outcome))
-
-    def refuse(self, error: PolybusError, counter: int | None) -> None:
-        self.add(lambda: failed(error), counter, 0)
-
-    def close(self) -> None:
-        """Waits until all is answered, or nobody is there to be told."""
-        self._queue.put(None)
+    def join(self) -> None:
+        """Once the desk is closed."""
         self._thread.join()
 
     def _run(self) -> None:
-        is_there = True
-        while (one := self._queue.get()) is not None:
-            if is_there:
-                is_there = self._tell_client(self._answer(one))
-            self._window.leave(one.size)
+        while (arrivals := self._desk.take()) is not None:
+            for putting, slot, batch, metadata, size in arrivals:
+                self._take(putting, slot, batch, metadata, size)
+            while self._done:
+                self._answer(*self._done.popleft())
 
-    def _tell_client(self, answer: dict[str, Any]) -> bool:
-        """False if the client has gone: what it sent is carried out all the same."""
+    def _take(self, putting: Putting, slot: Slot, batch: Any, metadata: bytes, size: int) -> None:
+        counter = None
         try:
-            with self._handing_over():
-                self._writer.write(json.dumps(answer).encode())
-        except Exception:
-            return False
-        return True
-
-    def _answer(self, one: Awaited) -> dict[str, Any]:
-        try:
-            return self._tell(one.counter, one.outcome.result())
+            stamp = read_stamp(metadata)
+            counter = stamp.counter if stamp else None
+            outcome = putting.hand_over(self._block(batch, size), stamp)
         except Exception as error:
-            self._on_error(error)
-            return {"counter": one.counter, "error": as_json(error)}
+            self._refuse(slot, counter, error)
+        else:
+            outcome.add_done_callback(partial(self._note, Awaited(putting, slot, counter)))
+
+    def _block(self, batch: Any, size: int) -> Block:
+        if batch is None:
+            raise MalformedRequest("metadata without a batch")
+        if size > self._max_batch_bytes:
+            most = self._max_batch_bytes
+            raise TooLarge(f"a batch of {size} bytes: at most {most} are taken")
+        return arrow.block_of(batch, self._now_ms())
+
+    def _note(self, awaited: Awaited, outcome: Future[Any]) -> None:
+        """On the store's thread, which has more to do."""
+        self._done.append((awaited, outcome))
+        self._desk.nudge()
+
+    def _answer(self, awaited: Awaited, outcome: Future[Any]) -> None:
+        putting, slot, counter = awaited
+        try:
+            answer = putting.tell(counter, outcome.result())
+        except Exception as error:
+            self._refuse(slot, counter, error)
+        else:
+            slot.fill(json.dumps(answer).encode())
+
+    def _refuse(self, slot: Slot, counter: int | None, error: Exception) -> None:
+        self._on_error(error)
+        slot.fill(json.dumps({"counter": counter, "error": as_json(error)}).encode())
 
 
-def failed(error: Exception) -> Future[Any]:
-    outcome: Future[Any] = Future()
-    outcome.set_exception(error)
-    return outcome
-
-
-def read_stamp(metadata: Any) -> Stamp | None:
+def read_stamp(metadata: bytes) -> Stamp | None:
     """The stamp in a batch's app_metadata; None if there is none."""
-    if metadata is None or metadata.size == 0:
+    if not metadata:
         return None
-    return Stamp.parse(read_json(metadata.to_pybytes(), MAX_METADATA_BYTES, "app_metadata"))
+    return Stamp.parse(read_json(metadata, MAX_METADATA_BYTES, "app_metadata"))
 
 
 def read_json(raw: bytes, max_bytes: int, what: str) -> dict[str, Any]:

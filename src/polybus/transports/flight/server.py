@@ -1,4 +1,8 @@
-"""The Flight service itself: which call is which verb, and nothing of what verbs do."""
+"""The verbs of the bus as the compiled port calls them (`kernel.flightport`).
+
+Each method runs on a thread of gRPC's. Batches of a stream do not come by here: they
+lie on the desk, and `putting.Intake` takes them.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.flight as flight
 
-from polybus.errors import MalformedRequest, PolybusError, TooLarge
+from polybus.errors import Denied, MalformedRequest
+from polybus.kernel.flightport import Port
 from polybus.model import arrow
-from polybus.transports.flight.calls import Calls
-from polybus.transports.flight.errors import as_flight
-from polybus.transports.flight.pace import Pace
-from polybus.transports.flight.putting import Answering, Window, read_json, read_stamp
+from polybus.transports.flight.errors import Unauthenticated, as_refusal
+from polybus.transports.flight.putting import Putting, read_json
 
 if TYPE_CHECKING:
+    from polybus.kernel.flightport import Call, Desk
+    from polybus.model.identity import Identity
     from polybus.model.limits import NativeLimits
     from polybus.model.rows import Rows
+    from polybus.transports.flight.calls import Calls
     from polybus.transports.flight.verbs import Caller, Stream, Verbs
 
 PRODUCE, STAGE = "produce", "stage"
@@ -28,138 +33,97 @@ SCHEMA_AND_END_BYTES = 4096  # of a stream of rows: the schema takes less than h
 MAX_TICKET_BYTES = 64 * 1024
 
 
-class Service(flight.FlightServerBase):  # type: ignore[misc]
+class Service:
     def __init__(
         self,
-        location: Any,
+        location: str,
         verbs: Verbs,
         limits: NativeLimits,
         calls: Calls,
-        identify: Callable[[Any, int], Any],
-        pace: Pace,
-        now_ms: Callable[[], int],
+        desk: Desk,
+        identify: Callable[[Call, int], Identity],
         on_error: Callable[[Exception], None],
         **security: Any,
     ) -> None:
         self._verbs = verbs
         self._limits = limits
+        self._calls = calls
         self._identify = identify
-        self._pace = pace
-        self._now_ms = now_ms
         self._on_error = on_error
-        self.calls = calls
-        super().__init__(location, **security)
+        window = limits.max_batches_in_flight, limits.max_bytes_in_flight
+        self._port = Port(location, self, desk, arrow.READ_SCHEMA, *window, **security)
 
-    # --- what Flight calls, each on a thread of its own
+    @property
+    def port(self) -> int:
+        return self._port.port
 
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with Told(self._on_error), self.calls.one():
-            caller = self._caller(context)
-            verb, *names = _path(descriptor)
+    def shutdown(self) -> None:
+        """Lets go of the port at once; returns when all calls have ended."""
+        self._port.shutdown()
+
+    # --- what the port calls
+
+    def open_put(self, call: Call, path: list[bytes], schema: pa.Schema) -> Putting:
+        with self._calls.entering():
+            arrow.check_schema(schema)
+            caller = self._caller(call)
+            verb, *names = _path(path)
             if verb == PRODUCE and len(names) == 1:
                 stream = self._verbs.produce(caller, names[0])
-                self._put(context, reader, writer, partial(_produce, stream), _told_ids)
-            elif verb == STAGE and len(names) == 2:
+                return Putting(stream.produce, _told_ids)
+            if verb == STAGE and len(names) == 2:
                 stream = self._verbs.produce(caller, names[1])
-                self._put(context, reader, writer, partial(_stage, stream, names[0]), _told_nothing)
-            else:
-                forms = '["produce", TOPIC] or ["stage", STAGE, TOPIC]'
-                raise MalformedRequest(f"the path of a put is {forms}")
+                return Putting(partial(_stage, stream, names[0]), _told_nothing)
+            forms = '["produce", TOPIC] or ["stage", STAGE, TOPIC]'
+            raise MalformedRequest(f"the path of a put is {forms}")
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        with Told(self._on_error):
-            request = read_json(ticket.ticket, MAX_TICKET_BYTES, "the ticket")
-            rows = self._verbs.read(self._caller(context), request)
-            batches = self._batches(iter(rows), context.peer())
-            return flight.GeneratorStream(arrow.READ_SCHEMA, batches)
+    def close_put(self, putting: Putting) -> None:
+        self._calls.leave()
 
-    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        with Told(self._on_error), self.calls.one(), self.calls.owing():
-            body = action.body.to_pybytes() if action.body is not None else b""
+    def act(self, call: Call, name: str, body: bytes) -> list[bytes | pa.Buffer]:
+        with self._calls.entering(owed=True):
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
-            for result in self._results(self._caller(context), action.type, request):
-                with self._pace.handing_over(context.peer()):
-                    yield flight.Result(result)
+            return self._results(self._caller(call), name, request)
 
-    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+    def end_act(self) -> None:
+        self._calls.leave(owed=True)
+
+    def rows(self, call: Call, ticket: bytes) -> Iterator[pa.RecordBatch]:
+        request = read_json(ticket, MAX_TICKET_BYTES, "the ticket")
+        return self._batches(iter(self._verbs.read(self._caller(call), request)))
+
+    def actions(self) -> list[tuple[str, str]]:
         return [(one.name, one.meaning) for one in self._verbs.actions()]
+
+    def malformed(self, text: str) -> Exception:
+        return MalformedRequest(text)
+
+    def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
+        if isinstance(error, Exception):
+            unproven = isinstance(error, Unauthenticated)
+            self._on_error(Denied(str(error)) if unproven else error)
+        return as_refusal(error)
 
     # --- inside
 
-    def _caller(self, context: Any) -> Caller:
-        identity = self._identify(context, self.port)
-        return self._verbs.caller(identity, context.is_cancelled)
+    def _caller(self, call: Call) -> Caller:
+        return self._verbs.caller(self._identify(call, self.port), call.is_cancelled)
 
-    def _results(self, caller: Caller, name: str, request: Any) -> Iterator[Any]:
+    def _results(self, caller: Caller, name: str, request: Any) -> list[bytes | pa.Buffer]:
         """One in JSON; of a fetch, the rows of shards behind it."""
-        rows: Sequence[Rows] = ()
-        if name == FETCH:
-            answer, rows = self._verbs.fetch(caller, request)
-        else:
-            answer = self._verbs.act(caller, name, request)
-        yield json.dumps(answer).encode()
+        if name != FETCH:
+            return [json.dumps(self._verbs.act(caller, name, request)).encode()]
+        answer, rows = self._verbs.fetch(caller, request)
+        told: list[bytes | pa.Buffer] = [json.dumps(answer).encode()]
         if rows:
-            yield _as_stream([arrow.batch_of(one) for one in rows])
+            told.append(_as_stream([arrow.batch_of(one) for one in rows]))
+        return told
 
-    def _put(
-        self, context: Any, reader: Any, writer: Any, hand_over: Callable[..., Any], tell: Any
-    ) -> None:
-        limits = self._limits
-        arrow.check_schema(_schema(reader))
-        answering = Answering(
-            writer,
-            Window(limits.max_batches_in_flight, limits.max_bytes_in_flight, self.calls),
-            tell,
-            partial(self._pace.handing_over, context.peer()),
-            self._on_error,
-        )
-        try:
-            for data, metadata in _chunks(reader):
-                self._take(answering, data, metadata, hand_over)
-        finally:
-            answering.close()
-
-    def _take(
-        self, answering: Answering, data: Any, metadata: Any, hand_over: Callable[..., Any]
-    ) -> None:
-        counter = None
-        try:
-            stamp = read_stamp(metadata)
-            counter = stamp.counter if stamp else None
-            if data is None:
-                raise MalformedRequest("metadata without a batch")
-            if data.nbytes > self._limits.max_batch_bytes:
-                most = self._limits.max_batch_bytes
-                raise TooLarge(f"a batch of {data.nbytes} bytes: at most {most} are taken")
-            block = arrow.block_of(data, self._now_ms())
-        except PolybusError as error:
-            answering.refuse(error, counter)
-        else:
-            answering.add(partial(hand_over, block, stamp), counter, block.size_bytes)
-
-    def _batches(self, rows: Iterator[Rows], peer: str) -> Iterator[pa.RecordBatch]:
-        with Told(self._on_error), self.calls.one(), self.calls.owing():
+    def _batches(self, rows: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
+        with self._calls.one():
             for one in rows:
-                self.calls.check()
-                with self._pace.handing_over(peer):
-                    yield arrow.batch_of(one)
-
-
-class Told:
-    """Turns what went wrong into what the client is told; `on_error` hears of it, too."""
-
-    def __init__(self, on_error: Callable[[Exception], None]) -> None:
-        self._on_error = on_error
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, flight.FlightError | GeneratorExit):
-            return
-        if isinstance(error, Exception):
-            self._on_error(error)
-        raise as_flight(error) from None
+                self._calls.check()
+                yield arrow.batch_of(one)
 
 
 def _as_stream(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
@@ -174,10 +138,6 @@ def _as_stream(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
         for batch in batches:
             writer.write_batch(batch)
     return buffer.slice(0, sink.tell())
-
-
-def _produce(stream: Stream, block: Any, stamp: Any) -> Any:
-    return stream.produce(block, stamp)
 
 
 def _stage(stream: Stream, stage: str, block: Any, stamp: Any) -> Any:
@@ -197,28 +157,8 @@ def _told_nothing(counter: int | None, done: Any) -> dict[str, Any]:
     return {"counter": counter}
 
 
-def _path(descriptor: Any) -> list[str]:
+def _path(path: list[bytes]) -> list[str]:
     try:
-        path = [part.decode("utf-8") for part in descriptor.path or ()]
+        return [part.decode("utf-8") for part in path] or [""]
     except UnicodeDecodeError:
         raise MalformedRequest("the path of a put is no UTF-8") from None
-    return path or [""]
-
-
-def _schema(reader: Any) -> pa.Schema:
-    try:
-        return reader.schema
-    except pa.ArrowInvalid as error:
-        raise MalformedRequest(f"the stream begins with no schema: {error}") from None
-
-
-def _chunks(reader: Any) -> Iterator[tuple[Any, Any]]:
-    """Batches and their metadata, until all was read or the connection has ended."""
-    while True:
-        try:
-            chunk = reader.read_chunk()
-        except StopIteration:
-            return
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise MalformedRequest(f"the stream is no Arrow: {error}") from None
-        yield chunk.data, chunk.app_metadata

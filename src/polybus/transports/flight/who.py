@@ -15,20 +15,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
-
-import pyarrow.flight as flight
 
 from polybus.errors import ConfigError
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.transports.flight.errors import unauthenticated
+from polybus.transports.flight.errors import Unauthenticated
 from polybus.transports.peer import is_loopback, open_socket_table
 from polybus.transports.procnet import packed
 from polybus.transports.sockdiag import End
 
-MIDDLEWARE = "polybus"
-AUTHORIZATION = "authorization"
+if TYPE_CHECKING:
+    from polybus.kernel.flightport import Call
+
 BEARER = "Bearer "
 MIN_TOKEN_CHARACTERS = 16  # fewer could be guessed
 MAX_TOKENS_CHARACTERS = 1 << 20  # each call is compared with all of them
@@ -58,15 +57,15 @@ class Tokens:
     def name_of(self, header: str) -> str:
         """The name that goes with an `authorization` header, or an error for its sender."""
         if not header.startswith(BEARER):
-            raise unauthenticated("authorization is 'Bearer TOKEN'")
+            raise Unauthenticated("authorization is 'Bearer TOKEN'")
         secret = header.removeprefix(BEARER).encode("utf-8", "surrogateescape")
         # All are compared, so that the time it takes tells nothing.
         found = [one for one in self._tokens if hmac.compare_digest(one.secret, secret)]
         if not found:
-            raise unauthenticated("this token is not known here")
+            raise Unauthenticated("this token is not known here")
         expires_s = found[0].expires_s
         if expires_s is not None and expires_s <= self._wall_s():
-            raise unauthenticated("this token has expired")
+            raise Unauthenticated("this token has expired")
         return found[0].name
 
 
@@ -103,42 +102,22 @@ def _moment(text: str) -> float:
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
 
 
-class Shown(flight.ServerMiddleware):  # type: ignore[misc]
-    """The name in the token that came with a call; empty if none did."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> Shown:
-        shown = next((v for k, v in headers.items() if k.lower() == AUTHORIZATION), None)
-        if not shown:
-            return Shown("")
-        text = shown[0] if isinstance(shown[0], str) else shown[0].decode("utf-8", "replace")
-        return Shown(self._tokens.name_of(text))
-
-
 class Identifier:
     """Finds out who is behind a call to a listener at `host`:`port`."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, tokens: Tokens) -> None:
         self._host = host
+        self._tokens = tokens
         self._table = open_socket_table()
         self._lock = Lock()  # the table answers one question at a time
 
-    def identify(self, context: Any, port: int) -> Identity:
-        shown = context.get_middleware(MIDDLEWARE)
-        if shown is not None and shown.name:
-            return Identity(key=shown.name)
-        certified = context.peer_identity()
-        if certified:
-            return Identity(key=certified.decode("utf-8", "replace"))
-        uid = self._uid(context.peer(), port)
-        if uid is None or context.is_cancelled():  # then the port may be another's by now
+    def identify(self, call: Call, port: int) -> Identity:
+        if call.authorization is not None:
+            return Identity(key=self._tokens.name_of(call.authorization))
+        if call.identity:
+            return Identity(key=call.identity.decode("utf-8", "replace"))
+        uid = self._uid(call.peer, port)
+        if uid is None or call.is_cancelled():  # then the port may be another's by now
             return ANONYMOUS
         return Identity(uid=uid)
 

@@ -1,0 +1,442 @@
+# distutils: language = c++
+"""The native port's Flight service, so far as it needs no Python (flightport.h).
+
+pyarrow's own server runs Python on gRPC's threads for everything: for a batch that comes in, for
+waiting until it is stored, for its answer. Each of these steps then waits for the interpreter's
+lock with all the others, and with the event loop. Here batches are read, checked, held back and
+answered without it, and `Desk.take` gives one thread of Python all that have come meanwhile.
+
+`Port` calls an object with these methods, on gRPC's threads:
+
+    open_put(call, path, schema) → owner     who takes the batches of a stream; raises to refuse it
+    close_put(owner)
+    malformed(text) → an exception
+    act(call, type, body) → results          bytes or buffers of Arrow
+    end_act()                                gRPC has taken the last of them
+    rows(call, ticket) → an iterator of record batches
+    actions() → pairs of name and meaning
+    refusal(error) → (code, text, extra)     code: one of `INTERNAL` to `FAILED`
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.stdint cimport int64_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport make_shared, shared_ptr, unique_ptr
+from libcpp.string cimport string
+from libcpp.utility cimport move
+from libcpp.vector cimport vector
+
+
+cdef extern from "arrow/api.h" namespace "arrow" nogil:
+    cdef cppclass CStatus "arrow::Status":
+        cbool ok()
+        string ToString()
+
+    cdef cppclass CBuffer "arrow::Buffer":
+        const char* data_as "data_as<char>"()
+        const unsigned char* data()
+        int64_t size()
+        @staticmethod
+        shared_ptr[CBuffer] FromString(string)
+
+    cdef cppclass CSchema "arrow::Schema":
+        pass
+
+    cdef cppclass CRecordBatch "arrow::RecordBatch":
+        pass
+
+    cdef cppclass CResult "arrow::Result"[T]:
+        cbool ok()
+        CStatus status()
+        T ValueUnsafe()
+
+
+cdef extern from "arrow/flight/api.h" namespace "arrow::flight" nogil:
+    cdef cppclass CLocation "arrow::flight::Location":
+        CLocation()
+        @staticmethod
+        CResult[CLocation] Parse(const string&)
+
+    cdef cppclass CCertKeyPair "arrow::flight::CertKeyPair":
+        string pem_cert
+        string pem_key
+
+    cdef cppclass CActionType "arrow::flight::ActionType":
+        string type
+        string description
+
+    cdef cppclass COptions "arrow::flight::FlightServerOptions":
+        COptions(const CLocation&)
+        vector[CCertKeyPair] tls_certificates
+        cbool verify_client
+        string root_certificates
+
+
+cdef extern from "arrow/python/pyarrow.h" namespace "arrow::py":
+    int import_pyarrow() except -1
+    object wrap_batch(const shared_ptr[CRecordBatch]&)
+    object wrap_buffer(const shared_ptr[CBuffer]&)
+    object wrap_schema(const shared_ptr[CSchema]&)
+    CResult[shared_ptr[CRecordBatch]] unwrap_batch(object)
+    CResult[shared_ptr[CBuffer]] unwrap_buffer(object)
+    CResult[shared_ptr[CSchema]] unwrap_schema(object)
+
+
+cdef extern from "flightport.h" namespace "polybus" nogil:
+    double Now()
+
+    cdef cppclass Refusal:
+        cbool is_set
+        int code
+        string text
+        string extra
+
+    cdef cppclass Handing:
+        uint64_t id
+        string peer
+        double since_s
+
+    cdef cppclass CDesk "polybus::Desk":
+        CDesk()
+        cbool Take(vector[Arrival]*)
+        void Nudge()
+        void Stop(const Refusal&)
+        cbool WaitSettled(double)
+        void Close()
+        vector[shared_ptr[Handing]] UnderWay()
+
+    cdef cppclass CCall "polybus::Call":
+        const string& peer()
+        const string& identity()
+        cbool is_cancelled()
+        cbool is_authorized()
+        string authorization()
+
+    cdef cppclass CPut "polybus::Put":
+        vector[string] path
+        shared_ptr[CSchema] schema
+        void* owner
+        void Fill(uint64_t, const string&)
+
+    cdef cppclass Arrival:
+        shared_ptr[CPut] put
+        uint64_t ticket
+        shared_ptr[CRecordBatch] batch
+        shared_ptr[CBuffer] metadata
+        int64_t size
+
+    cdef cppclass Hooks:
+        void* python
+        void (*open_put)(void*, CCall*, CPut*, Refusal*) noexcept
+        void (*close_put)(void*, CPut*) noexcept
+        void (*malformed)(void*, const string&, Refusal*) noexcept
+        void (*act)(void*, CCall*, const string&, const shared_ptr[CBuffer]&,
+                    vector[shared_ptr[CBuffer]]*, Refusal*) noexcept
+        void (*end_act)(void*) noexcept
+        void* (*open_get)(void*, CCall*, const string&, Refusal*) noexcept
+        void (*next_rows)(void*, void*, shared_ptr[CRecordBatch]*, Refusal*) noexcept
+        void (*close_get)(void*, void*) noexcept
+        void (*list_actions)(void*, vector[CActionType]*) noexcept
+
+    cdef cppclass CService "polybus::Service":
+        CService(shared_ptr[CDesk], const Hooks&, shared_ptr[CSchema], int, int64_t)
+        CStatus Init(const COptions&)
+        CStatus Shutdown()
+        CStatus Wait()
+        int port()
+
+
+import_pyarrow()
+
+# Of arrow::flight::FlightStatusCode.
+INTERNAL, UNAUTHENTICATED, UNAUTHORIZED, UNAVAILABLE, FAILED = 0, 3, 4, 5, 6
+
+
+cdef bytes as_bytes(const shared_ptr[CBuffer]& buffer):
+    if buffer.get() == NULL:
+        return b""
+    return PyBytes_FromStringAndSize(<const char*>buffer.get().data(), buffer.get().size())
+
+
+cdef class Desk:
+    """What has come in on all streams of a listener, and waits for Python."""
+
+    cdef shared_ptr[CDesk] desk
+
+    def __cinit__(self):
+        self.desk = make_shared[CDesk]()
+
+    def take(self):
+        """Waits; all that lies there (after a nudge, maybe nothing); None once it is closed.
+
+        Each is (owner of its stream, slot, batch or None, metadata, size); the size is -1 if the
+        batch's structure is not what it says.
+        """
+        cdef vector[Arrival] arrivals
+        cdef cbool is_open
+        cdef Slot slot
+        with nogil:
+            is_open = self.desk.get().Take(&arrivals)
+        if not is_open:
+            return None
+        found = []
+        for arrival in arrivals:
+            slot = Slot.__new__(Slot)
+            slot.put = arrival.put
+            slot.ticket = arrival.ticket
+            batch = None if arrival.batch.get() == NULL else wrap_batch(arrival.batch)
+            owner = <object>arrival.put.get().owner
+            found.append((owner, slot, batch, as_bytes(arrival.metadata), arrival.size))
+        return found
+
+    def nudge(self):
+        """Lets `take` return."""
+        with nogil:
+            self.desk.get().Nudge()
+
+    def stop(self, int code, bytes text, bytes extra):
+        """Every further batch ends its stream with this refusal."""
+        cdef Refusal refusal
+        refusal.is_set = True
+        refusal.code, refusal.text, refusal.extra = code, text, extra
+        with nogil:
+            self.desk.get().Stop(refusal)
+
+    def wait_settled(self, double timeout_s):
+        """Until every batch is answered; False if that takes too long."""
+        cdef cbool settled
+        with nogil:
+            settled = self.desk.get().WaitSettled(timeout_s)
+        return settled
+
+    def close(self):
+        with nogil:
+            self.desk.get().Close()
+
+    def under_way(self):
+        """What gRPC has and has not passed on: (id, peer, since when on the monotonic clock)."""
+        cdef vector[shared_ptr[Handing]] found = self.desk.get().UnderWay()
+        return [(one.get().id, one.get().peer.decode(), one.get().since_s) for one in found]
+
+
+cdef class Slot:
+    """Where the answer to one batch goes."""
+
+    cdef shared_ptr[CPut] put
+    cdef uint64_t ticket
+
+    def fill(self, bytes answer):
+        """Once, from any thread."""
+        cdef string text = answer
+        with nogil:
+            self.put.get().Fill(self.ticket, text)
+
+
+cdef class Call:
+    """Who is on the other side; knows nothing any more when the call has ended."""
+
+    cdef CCall* call
+    cdef readonly str peer
+    cdef readonly bytes identity  # of a client's certificate; empty without one
+    cdef readonly object authorization  # the header, or None
+
+    cdef close(self):
+        self.call = NULL
+
+    def is_cancelled(self):
+        return self.call == NULL or self.call.is_cancelled()
+
+
+cdef Call open_call(CCall* call):
+    cdef Call made = Call.__new__(Call)
+    made.call = call
+    made.peer = call.peer().decode("utf-8", "replace")
+    made.identity = call.identity()
+    made.authorization = None
+    if call.is_authorized():
+        made.authorization = call.authorization().decode("utf-8", "surrogateescape")
+    return made
+
+
+# --- what the service calls: with the interpreter's lock, and nothing may be raised
+
+
+cdef void refuse(object handler, object error, Refusal* refusal) noexcept:
+    try:
+        code, text, extra = handler.refusal(error)
+        refusal.code, refusal.text, refusal.extra = code, text.encode(), extra
+    except BaseException:
+        refusal.code, refusal.text = 0, b"the bus failed to answer"
+    refusal.is_set = True
+
+
+cdef void open_put(void* python, CCall* call, CPut* put, Refusal* refusal) noexcept with gil:
+    handler = <object>python
+    cdef Call given
+    try:
+        given = open_call(call)
+        path = put.path
+        owner = handler.open_put(given, path, wrap_schema(put.schema))
+        Py_INCREF(owner)
+        put.owner = <void*>owner
+    except BaseException as error:
+        refuse(handler, error, refusal)
+
+
+cdef void close_put(void* python, CPut* put) noexcept with gil:
+    owner = <object>put.owner
+    Py_DECREF(owner)
+    try:
+        (<object>python).close_put(owner)
+    except BaseException:
+        pass
+
+
+cdef void malformed(void* python, const string& text, Refusal* refusal) noexcept with gil:
+    handler = <object>python
+    try:
+        refuse(handler, handler.malformed(text.decode("utf-8", "replace")), refusal)
+    except BaseException as error:
+        refuse(handler, error, refusal)
+
+
+cdef void act(
+    void* python,
+    CCall* call,
+    const string& kind,
+    const shared_ptr[CBuffer]& body,
+    vector[shared_ptr[CBuffer]]* results,
+    Refusal* refusal,
+) noexcept with gil:
+    handler = <object>python
+    cdef Call given = None
+    try:
+        given = open_call(call)
+        for result in handler.act(given, kind.decode("utf-8", "replace"), as_bytes(body)):
+            results.push_back(as_buffer(result))
+    except BaseException as error:
+        refuse(handler, error, refusal)
+    if given is not None:
+        given.close()
+
+
+cdef shared_ptr[CBuffer] as_buffer(object given) except *:
+    cdef string text
+    if isinstance(given, bytes):
+        text = given
+        return CBuffer.FromString(move(text))
+    return unwrap_buffer(given).ValueUnsafe()
+
+
+cdef void end_act(void* python) noexcept with gil:
+    try:
+        (<object>python).end_act()
+    except BaseException:
+        pass
+
+
+cdef void* open_get(
+    void* python, CCall* call, const string& ticket, Refusal* refusal
+) noexcept with gil:
+    handler = <object>python
+    cdef Call given
+    cdef bytes wanted
+    try:
+        given, wanted = open_call(call), ticket
+        rows = (given, iter(handler.rows(given, wanted)))
+        Py_INCREF(rows)
+        return <void*>rows
+    except BaseException as error:
+        refuse(handler, error, refusal)
+    return NULL
+
+
+cdef void next_rows(
+    void* python, void* rows, shared_ptr[CRecordBatch]* batch, Refusal* refusal
+) noexcept with gil:
+    try:
+        found = next((<tuple>rows)[1], None)
+        batch[0] = shared_ptr[CRecordBatch]()
+        if found is not None:
+            batch[0] = unwrap_batch(found).ValueUnsafe()
+    except BaseException as error:
+        refuse(<object>python, error, refusal)
+
+
+cdef void close_get(void* python, void* rows) noexcept with gil:
+    call, iterator = <tuple>rows
+    Py_DECREF(<object>rows)
+    (<Call>call).close()
+    try:
+        iterator.close()
+    except BaseException:
+        pass
+
+
+cdef void list_actions(void* python, vector[CActionType]* actions) noexcept with gil:
+    cdef CActionType one
+    try:
+        for name, meaning in (<object>python).actions():
+            one.type, one.description = name.encode(), meaning.encode()
+            actions.push_back(one)
+    except BaseException:
+        pass
+
+
+cdef class Port:
+    """A Flight service at a location, for as long as it is not shut down."""
+
+    cdef unique_ptr[CService] service
+    cdef object handler
+
+    def __init__(
+        self,
+        str location,
+        object handler,
+        Desk desk not None,
+        object rows_schema,
+        int max_batches,
+        int64_t max_bytes,
+        *,
+        object certificates=(),
+        bytes client_authorities=b"",
+    ):
+        """`certificates` are pairs of PEM texts. `OSError` if it cannot be listened on."""
+        self.handler = handler
+        cdef Hooks hooks
+        hooks.python = <void*>handler
+        hooks.open_put, hooks.close_put, hooks.malformed = open_put, close_put, malformed
+        hooks.act, hooks.end_act, hooks.list_actions = act, end_act, list_actions
+        hooks.open_get, hooks.next_rows, hooks.close_get = open_get, next_rows, close_get
+        cdef shared_ptr[CSchema] schema = unwrap_schema(rows_schema).ValueUnsafe()
+        self.service.reset(new CService(desk.desk, hooks, schema, max_batches, max_bytes))
+        cdef CResult[CLocation] parsed = CLocation.Parse(location.encode())
+        check(parsed.status())
+        cdef unique_ptr[COptions] options
+        options.reset(new COptions(parsed.ValueUnsafe()))
+        cdef CCertKeyPair pair
+        for certificate, key in certificates:
+            pair.pem_cert, pair.pem_key = certificate, key
+            options.get().tls_certificates.push_back(pair)
+        options.get().verify_client = bool(client_authorities)
+        options.get().root_certificates = client_authorities
+        cdef CStatus status
+        with nogil:
+            status = self.service.get().Init(options.get()[0])
+        check(status)
+
+    @property
+    def port(self):
+        return self.service.get().port()
+
+    def shutdown(self):
+        """Lets go of the port at once; returns when all calls have ended."""
+        with nogil:
+            self.service.get().Shutdown()
+            self.service.get().Wait()
+
+
+cdef check(const CStatus& status):
+    if not (<CStatus>status).ok():
+        raise OSError((<CStatus>status).ToString().decode("utf-8", "replace"))
