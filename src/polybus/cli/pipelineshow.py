@@ -63,6 +63,9 @@ def said_of(progress: Progress) -> str:
 
 
 def tell_summary(verb: str, summary: Summary) -> None:
+    if summary.table is not None and summary.table.rows:
+        show(*summary.table)
+        print()
     facts = {"rows": summary.rows, **summary.facts, "seconds": round(summary.seconds, 1)}
     show((verb, ""), [(what, _listed(fact)) for what, fact in facts.items()])
 

@@ -17,6 +17,11 @@ And of the archive:
     trimming    retain is about to trim a topic
     trimmed     it has
 
+And of stats:
+
+    counting    a batch is about to be counted
+    counted     its sums are on disk, and Spark's commit log does not know
+
 $POLYBUS_POINTS names the module to ask (`polybus.testing.sparkpoints`); nobody but the
 tests of faults sets it, and without it a point is one comparison.
 """
@@ -31,6 +36,7 @@ VARIABLE: Final = "POLYBUS_POINTS"
 POINTS: Final = (
     *("planned", "begun", "mid-stage", "staged", "publishing", "published"),
     *("mid-file", "written", "archiving", "archived", "compacted", "trimming", "trimmed"),
+    *("counting", "counted"),
 )
 _asked: Final = os.environ.get(VARIABLE, "")
 

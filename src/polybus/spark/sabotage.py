@@ -8,6 +8,8 @@ whose `stamps-off` takes the sink's stamps, too); nobody but the tests of faults
     latest-again    a first batch that is planned again begins where "latest" is then
     losses-unseen   a task that finds messages missing goes on without a word
     archive-positions-off   the archive adds what a batch has, whatever it has already
+    marks-off       dead letters that were re-queued are not known as such
+    parts-add       a batch of stats that is counted again stands beside what it was before
 """
 
 from __future__ import annotations
@@ -22,3 +24,5 @@ TASKS_PUBLISH: Final = "tasks-publish" in _chosen
 LATEST_AGAIN = "latest-again" in _chosen
 LOSSES_UNSEEN = "losses-unseen" in _chosen
 ARCHIVE_POSITIONS_OFF = "archive-positions-off" in _chosen
+MARKS_OFF = "marks-off" in _chosen
+PARTS_ADD = "parts-add" in _chosen

@@ -19,9 +19,23 @@ from polybus.spark.pipelines.running import Progress, Summary
 
 if TYPE_CHECKING:  # what `_found` finds
     from polybus.spark.pipelines.archive import archive
+    from polybus.spark.pipelines.dead_letters import dead_letters
+    from polybus.spark.pipelines.replay import replay
     from polybus.spark.pipelines.retain import retain
+    from polybus.spark.pipelines.route import route
+    from polybus.spark.pipelines.stats import stats
 
-__all__ = ["PIPELINES", "Progress", "Summary", "archive", "retain"]
+__all__ = [
+    "PIPELINES",
+    "Progress",
+    "Summary",
+    "archive",
+    "dead_letters",
+    "replay",
+    "retain",
+    "route",
+    "stats",
+]
 
 
 def _found() -> dict[str, Callable[..., Summary]]:

@@ -85,14 +85,9 @@ def route(
 def _without_loop(rows: DataFrame, wanted: Wanted) -> DataFrame:
     """Where SQL says where a row goes, that is known when it goes there."""
     reads = [f"topic = {sql.literal(name)}" for name in wanted.names]
-    reads += [f"topic LIKE {sql.literal(_like(one))}" for one in wanted.patterns]
+    reads += [f"topic LIKE {sql.literal(sql.like(one))}" for one in wanted.patterns]
     checked = f"CASE WHEN {' OR '.join(reads)} THEN raise_error(concat({sql.literal(LOOP)}, topic))"
     return rows.selectExpr(
         *(f"`{name}`" for name in rows.columns if name != "topic"),
         f"{checked} ELSE topic END AS topic",
     )
-
-
-def _like(pattern: str) -> str:
-    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return escaped.replace("*", "%")

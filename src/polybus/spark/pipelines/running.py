@@ -11,7 +11,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, current_thread, main_thread
@@ -48,6 +48,11 @@ def silent(progress: Progress) -> None:
     pass
 
 
+class Table(NamedTuple):
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
 @dataclass
 class Summary:
     """What a pipeline has done. `facts` are lines for people: what → how much."""
@@ -56,6 +61,7 @@ class Summary:
     seconds: float
     facts: dict[str, object] = field(default_factory=dict)
     stopped_by: signal.Signals | None = None
+    table: Table | None = None
 
 
 class Stop:

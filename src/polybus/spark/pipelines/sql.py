@@ -117,3 +117,17 @@ def literal(text: str) -> str:
 
 def one_of(column: str, values: Sequence[str]) -> str:
     return f"{column} IN ({', '.join(map(literal, values))})"
+
+
+def like(pattern: str) -> str:
+    """A pattern with * for anything, as SQL's LIKE writes it."""
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return escaped.replace("*", "%")
+
+
+def check_steady(rows: DataFrame) -> None:
+    """What is asked twice must be answered in the same way."""
+    if not rows._jdf.queryExecution().analyzed().deterministic():
+        raise UsageError(
+            "--where and --select must say the same each time: leave rand() and uuid() out"
+        )
