@@ -95,6 +95,8 @@ class Broker:
         self._stalls = Stalls(limits, self.cut)
         self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
         self.sections: dict[str, Callable[[], dict[str, Any]]] = {}  # what they add to `stats`
+        # Of dialects whose connections are no parties.
+        self.other_connections: list[Callable[[], list[dict[str, Any]]]] = []
         self._parties: dict[int, Party] = {}
         self._in_doubt: list[Party] = []  # whose groups are not known yet
         self._joined = 0
@@ -299,7 +301,7 @@ class Broker:
             "topics": self._subscriptions.topics,
             "subscriptions": self._subscriptions.count + self.topics.reader_count,
             "connections": {
-                "open": len(self._parties),
+                "open": len(self._parties) + sum(len(tell()) for tell in self.other_connections),
                 "accepted": self._joined,
                 "waiting": self._delivery.waiting,
                 "closed": self.counters.family("closed"),
@@ -311,7 +313,8 @@ class Broker:
         }
 
     def connections(self) -> list[dict[str, Any]]:
-        return [self._describe(party) for party in self._parties.values()]
+        own = [self._describe(party) for party in self._parties.values()]
+        return own + [one for tell in self.other_connections for one in tell()]
 
     def _describe(self, party: Party) -> dict[str, Any]:
         messages, size = self._fanout.sent(party.number)

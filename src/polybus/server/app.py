@@ -41,8 +41,9 @@ from polybus.server.listening import Wanted
 from polybus.server.lock import FolderLock
 from polybus.server.logs import Logs
 from polybus.server.notify import Notifier
+from polybus.server.pirateadmin import SubscriberVerbs
 from polybus.server.port import DurableSide
-from polybus.server.program import Program
+from polybus.server.program import Program, pirate_keys
 from polybus.server.tls import Certificates
 from polybus.transports.hangups import Hangups
 from polybus.transports.stream import Gate, ListenOptions, OpenSession, listen
@@ -169,9 +170,13 @@ class App:
             from polybus.server.pirate import PirateSide
 
             subscribers = self._durable_side.subscribers
-            side = PirateSide(self._broker, subscribers, self._settings, self._gate, self._log)
-            self._pirate_side = side
+            assert subscribers is not None
+            keys = pirate_keys(self._program.loaded, os.environ)
+            self._pirate_side = side = PirateSide(
+                self._broker, subscribers, self._settings, self._gate, keys, self._log
+            )
             stack.push_async_callback(side.close)
+            await side.open()
         with self._place(stack, wanted):
             listener = self._pirate_side.listen(wanted.address)
         stack.push_async_callback(listener.drain, 0)
@@ -251,6 +256,7 @@ class App:
                 "connections": Verb(lambda *_: self._broker.connections()),
                 "store_compact": Verb(self._compact, keys=frozenset({"folder"})),
                 **self._acl.verbs(),
+                **SubscriberVerbs(lambda: self._durable_side).verbs(),
             },
             own_uid=self._program.uid,
             max_connections=server.max_admin_connections,
@@ -312,6 +318,11 @@ class App:
             await asyncio.to_thread(self._durable_side.reload)
         except ConfigError as error:
             self._log.error("reload failed", what="native port", reason=str(error))
+        if self._pirate_side is not None:
+            try:
+                await self._pirate_side.reload()
+            except ConfigError as error:
+                self._log.error("reload failed", what="pirate keys", reason=str(error))
         if self._certificates is not None:
             try:
                 await asyncio.to_thread(self._certificates.reload)

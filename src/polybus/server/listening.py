@@ -19,10 +19,19 @@ from pathlib import Path
 from polybus.errors import AddressError, ConfigError
 from polybus.model.address import Address
 from polybus.server.config import DEFAULT, Loaded
-from polybus.server.dialects import ADMIN, ADMIN_DEFAULT, ADMIN_SCHEMES, DIALECTS, RUNTIME
+from polybus.server.dialects import (
+    ADMIN,
+    ADMIN_DEFAULT,
+    ADMIN_SCHEMES,
+    DIALECTS,
+    PIRATE,
+    RUNTIME,
+)
 from polybus.server.settings import Settings
 
 LOCALHOST = "localhost"
+# How a dialect is encrypted, where that is no scheme of its address.
+ENCRYPTED = {PIRATE: "set curve = true in [pirate]"}
 LOOPBACKS = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
 
@@ -105,10 +114,13 @@ def _check(one: Wanted, settings: Settings) -> None:
         raise ConfigError(
             f"{one.dialect} on {address} needs a certificate: set certificate and key in [tls]"
         )
+    if one.dialect == PIRATE and settings.pirate.curve:
+        return
     if not (address.is_loopback or address.is_encrypted or settings.insecure):
         raise ConfigError(
             f"{one.dialect} on {address} could be reached by other machines, and nothing on it"
-            " is encrypted: use a tls scheme, or say insecure = true (--insecure)"
+            f" is encrypted: {ENCRYPTED.get(one.dialect, 'use a tls scheme')}, or say"
+            " insecure = true (--insecure)"
         )
 
 

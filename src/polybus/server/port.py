@@ -20,6 +20,7 @@ from polybus.store.opening import open_store
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
+    from polybus.bus.durable import Durable
     from polybus.bus.keeping import Soon
     from polybus.model.address import Address
     from polybus.model.identity import Identity
@@ -42,6 +43,8 @@ class DurableSide:
         self._log = log
         self._stack = ExitStack()
         self.store: Store
+        self.durable: Durable | None = None
+        self.subscribers: Subscribers | None = None
         self._port: Port | None = None
         self._reloads: list[Callable[[], None]] = []
 
@@ -71,6 +74,7 @@ class DurableSide:
         broker = self._broker
         assert broker.durable is not None
         assert broker.binding is not None
+        self.durable = broker.durable
         means = Means(
             broker.durable,
             broker.binding,

@@ -20,6 +20,7 @@ from polybus.server.listening import Wanted, plan
 from polybus.server.runtime import data_folder
 
 ENGINES = ("memory", "lmdb", "nats")
+PIRATE_KEYS = "pirate"  # the folder in the data folder where CURVE keys are
 STORE_NAME = "store"  # the folder in the data folder where durable topics are
 
 
@@ -46,6 +47,12 @@ def serving(loaded: Loaded, environ: Mapping[str, str]) -> Program:
     data = (loaded.settings.data or data_folder(environ, uid)).absolute()
     engine = loaded.settings.engine or f"lmdb:{data / STORE_NAME}"
     return Program(loaded, plan(loaded, runtime), runtime, data, uid, engine)
+
+
+def pirate_keys(loaded: Loaded, environ: Mapping[str, str]) -> Path:
+    """The folder of the CURVE keys of a bus."""
+    data = loaded.settings.data or data_folder(environ, os.getuid())
+    return (loaded.settings.pirate.keys or data / PIRATE_KEYS).absolute()
 
 
 def rqueue_alone(loaded: Loaded, environ: Mapping[str, str], admin: bool) -> Program:

@@ -40,8 +40,6 @@ MAX_BODY_FRAMES: Final = 4096
 # Hops on the way add a routing id of at most 255 bytes each: nobody has so many.
 MAX_ENVELOPE_FRAMES: Final = 64
 MAX_ENVELOPE_BYTES: Final = 16 << 10
-# Counters and epochs are kept in 63 bits.
-MAX_COUNTER: Final = 2**63 - 1
 KNOWN_NAMES: Final = 4096  # topics whose names were found good lately; at most 300 bytes each
 
 HEAD_FRAMES: Final = 6  # version, op, client, epoch, counter, topic
@@ -123,8 +121,8 @@ def parse(frames: Sequence[bytes], start: int = 0) -> Request | Refusal:
     if op == GET:
         return _get(client, number, name, own)
     count = int.from_bytes(counter)
-    if not 1 <= count <= MAX_COUNTER:
-        return Refusal(MALFORMED, f"counters go from 1 to {MAX_COUNTER}")
+    if not count:
+        return Refusal(MALFORMED, "counters start at 1")
     if op == PUT:
         return _put(client, number, count, name, own)
     if own:

@@ -34,8 +34,9 @@ class Gate(Protocol):
 class Connection:
     """One accepted connection; `routing` is what its messages are answered by."""
 
-    def __init__(self, fd: int, since_s: float) -> None:
+    def __init__(self, fd: int, since_s: float, number: int = 0) -> None:
         self.fd = fd
+        self.number = number
         self.since_s = since_s
         self.identity = ANONYMOUS
         self.key: bytes | None = None
@@ -202,7 +203,7 @@ class Connections:
 
     def _begin(self, fd: int) -> Connection:
         self.accepted += 1
-        found = self._open[fd] = Connection(fd, self._clock())
+        found = self._open[fd] = Connection(fd, self._clock(), self.accepted)
         self._unclaimed.setdefault(fd, []).append(found)
         return found
 

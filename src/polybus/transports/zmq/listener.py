@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from typing import Any, Final
@@ -20,9 +21,11 @@ import zmq
 
 from polybus.errors import AddressError, AddressInUse
 from polybus.model.address import Address
+from polybus.model.identity import Identity
 from polybus.transports.zmq.connections import Connection, Connections, Gate
 from polybus.transports.zmq.session import Frame, Session
 from polybus.transports.zmq.watching import LOOK_S, Bounds, Watch
+from polybus.transports.zmq.zap import DOMAIN
 
 TURN_MESSAGES: Final = 256
 # One frame over what a body's may have is still read, and answered; a larger one is cut.
@@ -37,8 +40,17 @@ EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _EVENT = Struct("=Hi")
 
 
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The bus's secret key (Z85), whom keys are, and whether they may come in."""
+
+    secret: bytes
+    identify: Callable[[bytes], Identity]
+    may: Callable[[bytes], bool]
+
+
 class RouterListener:
-    """`count(family, reason)` books what is dropped; `curve` sets the socket up for keys."""
+    """`count(family, reason)` books what is dropped; `curve` is how keys are asked for."""
 
     def __init__(
         self,
@@ -50,7 +62,7 @@ class RouterListener:
         clock: Callable[[], float],
         count: Callable[[str, str], None],
         log: Any,
-        curve: Callable[[zmq.Socket[bytes]], None] | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self._session = session
         self._count = count
@@ -58,8 +70,11 @@ class RouterListener:
         self._loop = asyncio.get_running_loop()
         self._socket = socket = context.socket(zmq.ROUTER)
         _configure(socket, address)
+        self._curve = curve
         if curve is not None:
-            curve(socket)
+            socket.CURVE_SERVER = 1
+            socket.CURVE_SECRETKEY = curve.secret
+            socket.ZAP_DOMAIN = DOMAIN.encode()
         self.connections = Connections(gate, self._changes, clock, self._attach)
         self._watch = Watch(self.connections.open, bounds, clock, self._has_waiting, self._cut)
         self._monitor = socket.get_monitor_socket(EVENTS)
@@ -98,6 +113,8 @@ class RouterListener:
             return False
         routing = frame.bytes
         connection = self.connections.find(routing, frame.get(zmq.SRCFD))
+        if self._curve is not None:
+            self._recognise(connection, str(frame.get("User-Id")))
         frames: list[Frame] = [routing]
         size = 0
         while frame.more:
@@ -109,6 +126,20 @@ class RouterListener:
         connection.received_bytes += size
         self._session.receive(connection, frames)
         return True
+
+    def _recognise(self, connection: Connection, shown: str) -> None:
+        """The key with which a message came; libzmq vouches for it."""
+        assert self._curve is not None
+        key = bytes.fromhex(shown)
+        if connection.key != key:
+            connection.key, connection.identity = key, self._curve.identify(key)
+
+    def enforce(self) -> None:
+        """Ends the connections of keys that are no longer let in."""
+        for one in self.connections.open():
+            if self._curve is not None and one.key is not None and not self._curve.may(one.key):
+                one.cut()
+                self._cut(one, "key_revoked")
 
     def _again(self) -> None:
         if not self._due and self._reading:
