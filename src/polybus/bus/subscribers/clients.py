@@ -53,6 +53,9 @@ class Client:
         if opened is not None:
             self.epoch, self.counter = opened.epoch, max(self.counter, opened.last_counter)
 
+    def is_fenced(self, request: Request) -> bool:
+        return request.epoch != self.epoch and not sabotage.EPOCHS_OFF
+
     def fenced(self, request: Request) -> Fenced:
         if self.epoch == UNKNOWN:
             return Fenced("this bus has had no HELLO of this client: say HELLO first")

@@ -29,7 +29,7 @@ class Getting:
         self._shelf = shelf
 
     def get(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
-        if request.epoch != client.epoch:
+        if client.is_fenced(request):
             then(client.fenced(request))
             return
         topic = self._means.durable.find(request.topic)

@@ -53,7 +53,7 @@ class Putting:
 
     def put(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
         """A small one, which goes beside others."""
-        if request.epoch != client.epoch:
+        if client.is_fenced(request):
             then(client.fenced(request))
             return
         body = request.body[0] if len(request.body) == 1 else b"".join(request.body)
@@ -62,7 +62,7 @@ class Putting:
 
     def put_large(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
         """Goes alone while it is made ready, and no longer."""
-        if request.epoch != client.epoch:
+        if client.is_fenced(request):
             then(client.fenced(request))
             self._clients.finished(client)
             return

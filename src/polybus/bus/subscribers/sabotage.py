@@ -6,6 +6,7 @@ $POLYBUS_SABOTAGE lists names, separated by commas; it is read once, and is no s
     greetings-off   each copy of a HELLO takes a new epoch
     last-off        what a subscriber has read is answered for, and not stored
     collect-all     messages go that somebody has still to read
+    epochs-off      clients go on though others of their id were started since
 """
 
 from __future__ import annotations
@@ -19,3 +20,4 @@ REPLIES_OFF: Final = "replies-off" in _chosen
 GREETINGS_OFF: Final = "greetings-off" in _chosen
 LAST_OFF: Final = "last-off" in _chosen
 COLLECT_ALL: Final = "collect-all" in _chosen
+EPOCHS_OFF: Final = "epochs-off" in _chosen

@@ -226,7 +226,7 @@ class Subscribing:
 
     def _is_used(self, client: Client, request: Request, then: Then) -> bool:
         """Answers what needs no look at topics: another epoch, and counters used before."""
-        if request.epoch != client.epoch:
+        if client.is_fenced(request):
             self._finish(client, then, client.fenced(request))
             return True
         if request.counter > client.counter or sabotage.REPLIES_OFF:

@@ -1,0 +1,44 @@
+"""The bus and its clients are killed with -9, over and over, at whatever they are doing.
+
+Each subscriber's messages are the topic's, from its SUB on: no gap, no double. Only a client
+that was itself killed may meet one message twice, or miss one: that which it was handing over,
+as its order of recording and delivering says.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from polybus.testing.pirate.killing import Killing
+
+KILLS, KILLS_SOAKED, SABOTAGED = 6, 400, 30
+
+
+def kill_them(tmp_path: Path, kills: int, sabotage: str | None = None) -> str:
+    """What it went through."""
+    with Killing(tmp_path, random.getrandbits(32), sabotage=sabotage) as round_:
+        round_.start()
+        round_.kill(kills)
+        round_.settle()
+        anomalies = round_.anomalies()
+        assert not anomalies, f"{round_}: {len(anomalies)} anomalies, {anomalies[:10]}"
+        return str(round_)
+
+
+@pytest.mark.sabotage("replies-off")
+@pytest.mark.timeout(170)
+def test_each_message_comes_once_whoever_is_killed(tmp_path, sabotage):
+    told = kill_them(tmp_path, KILLS if sabotage is None else SABOTAGED, sabotage)
+    print(told)  # noqa: T201  # what the round went through
+
+
+@pytest.mark.soak
+@pytest.mark.sabotage("replies-off", "stamps-off")
+@pytest.mark.timeout(3000)
+def test_the_same_hundreds_of_times(tmp_path, sabotage, capsys):
+    told = kill_them(tmp_path, KILLS_SOAKED if sabotage is None else SABOTAGED, sabotage)
+    with capsys.disabled():
+        print(f"\n{told}")  # noqa: T201  # what there is to tell of it

@@ -1,0 +1,57 @@
+"""Several clients through a proxy that drops, doubles, delays and reorders whole messages.
+
+Each subscriber's messages are the topic's, from its SUB on: no gap, no double. A run in which
+some kind of harm was not done fails, too. What is random comes from a seed that is printed.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from polybus.testing.pirate.bare import Bare
+from polybus.testing.pirate.ours import Ours
+from polybus.testing.pirate.piratebus import PirateBus
+from polybus.testing.pirate.voyage import MakeTalker, Voyage
+
+STEPS, STEPS_SOAKED = 40, 2500
+
+
+def sail(tmp_path: Path, talker: MakeTalker, steps: int, sabotage: str | None = None) -> str:
+    """What it went through."""
+    seed = random.getrandbits(32)
+    with (
+        PirateBus(env={"POLYBUS_SABOTAGE": sabotage or ""}) as bus,
+        Voyage(tmp_path, bus.endpoint, seed, talker) as voyage,
+    ):
+        voyage.sail(steps)
+        voyage.land()
+        anomalies = voyage.anomalies()
+        assert not anomalies, f"{voyage}: {len(anomalies)} anomalies, {anomalies[:10]}"
+        return str(voyage)
+
+
+@pytest.mark.sabotage("stamps-off")
+@pytest.mark.timeout(170)
+def test_each_message_comes_once_whatever_is_lost_on_the_way(tmp_path, sabotage):
+    told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), STEPS, sabotage)
+    print(told)  # noqa: T201  # what the run went through
+
+
+@pytest.mark.soak
+@pytest.mark.sabotage("stamps-off", "replies-off")
+@pytest.mark.timeout(3000)
+def test_the_same_for_minutes(tmp_path, sabotage, capsys):
+    steps = STEPS_SOAKED if sabotage is None else 10 * STEPS
+    told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), steps, sabotage)
+    with capsys.disabled():
+        print(f"\n{told}")  # noqa: T201  # what there is to tell of it
+
+
+@pytest.mark.soak
+@pytest.mark.sabotage("stamps-off", "replies-off")
+@pytest.mark.timeout(3000)
+def test_a_client_of_bare_zeromq_is_served_as_well(tmp_path, sabotage):
+    sail(tmp_path, Bare.introduced, STEPS_SOAKED if sabotage is None else 10 * STEPS, sabotage)
