@@ -17,8 +17,9 @@ And of the archive:
     trimming    retain is about to trim a topic
     trimmed     it has
 
-And of stats:
+Of the source, and of stats:
 
+    reading     a task has handed a few rows to Spark
     counting    a batch is about to be counted
     counted     its sums are on disk, and Spark's commit log does not know
 
@@ -36,7 +37,7 @@ VARIABLE: Final = "POLYBUS_POINTS"
 POINTS: Final = (
     *("planned", "begun", "mid-stage", "staged", "publishing", "published"),
     *("mid-file", "written", "archiving", "archived", "compacted", "trimming", "trimmed"),
-    *("counting", "counted"),
+    *("reading", "counting", "counted"),
 )
 _asked: Final = os.environ.get(VARIABLE, "")
 

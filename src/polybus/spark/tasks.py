@@ -16,6 +16,7 @@ from polybus.spark.access import Access, opened
 from polybus.spark.bounds import trimmed
 from polybus.spark.columns import Shape
 from polybus.spark.faults import told_plainly
+from polybus.spark.points import passing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,6 +47,7 @@ class Task:
             for one, batches in self.ranges(partition):
                 for batch in batches:
                     yield shape.batch(one.topic, batch)
+                    passing("reading")
 
     def ranges(self, partition: Partition) -> Iterator[tuple[Range, Iterator[pa.RecordBatch]]]:
         """Each with its rows, of which none is missing."""

@@ -45,3 +45,6 @@ IntoBus = Annotated[
     str | None,
     typer.Option("--into-bus", metavar="URL", help="Another bus to write to."),
 ]
+RowsPerBatch = Annotated[
+    int, typer.Option("--rows-per-batch", metavar="N", min=1, help="The most of one batch.")
+]

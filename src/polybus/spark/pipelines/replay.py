@@ -41,6 +41,7 @@ from polybus.spark.planning import MOST_ROWS
 WHY = "it is where replay keeps how far it has come"
 # A part of a slow replay: about what is to go in so long.
 PART_S = 1.0
+BATCH = "The most that is read at a time."
 
 
 def replay(
@@ -78,6 +79,10 @@ def replay(
     bus: arguments.Bus = None,
     into_bus: arguments.IntoBus = None,
     every: arguments.Every = DEFAULT_EVERY_S,
+    rows_per_batch: Annotated[
+        int,
+        typer.Option("--rows-per-batch", metavar="N", min=1, max=MOST_ROWS, help=BATCH),
+    ] = MOST_ROWS,
     once: arguments.Once = False,
     tell: Tell = silent,
 ) -> Summary:
@@ -108,7 +113,8 @@ def replay(
     plan = book.plan(asked) or reading.plan(book, asked, start, None if is_open else end or LATEST)
     writing = Writing(target, into, _where(where, key), select)
     with stoppable() as stop, plainly():
-        loop = Loop(reading, writing, book, plan, rate, stop, tell)
+        most = min(rows_per_batch, max(1, int(rate * PART_S))) if rate else rows_per_batch
+        loop = Loop(reading, writing, book, plan, most, rate, stop, tell)
         loop.run(every_s=every)
     facts: dict[str, object] = {
         "read": loop.read,
@@ -214,6 +220,7 @@ class Loop:
         writing: Writing,
         book: Book,
         plan: Plan,
+        part_rows: int,
         rate: float | None,
         stop: Stop,
         tell: Tell,
@@ -221,7 +228,7 @@ class Loop:
         self._reading, self._writing = reading, writing
         self._book, self._plan = book, plan
         self._rate, self._stop, self._tell = rate, stop, tell
-        self._part_rows = MOST_ROWS if rate is None else max(1, min(MOST_ROWS, int(rate * PART_S)))
+        self._part_rows = part_rows
         self._began_s = time.monotonic()
         self.position = book.position(plan)
         self.rows = self.read = self.parts = 0

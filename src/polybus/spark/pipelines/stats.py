@@ -1,0 +1,164 @@
+"""Rates, sizes, latency and the skew of keys, counted as messages come; tables and a report.
+
+Each batch of a stream is counted into small sums (`stats_parts.py`) under the batch's number:
+counted again after a kill it is the same file again. Tables and report are made of all sums
+now and then, and at the end (`stats_tables.py`, `report/`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+
+from polybus.errors import UsageError
+from polybus.spark.archives.folder import writable, write_durably
+from polybus.spark.pipelines import arguments, checks, stats_groups, stats_tables
+from polybus.spark.pipelines.report.figures import Topic
+from polybus.spark.pipelines.report.histogram import bucket_sql
+from polybus.spark.pipelines.report.page import page
+from polybus.spark.pipelines.running import Progress, Summary, Tell, follow, silent
+from polybus.spark.pipelines.stats_parts import Parts
+from polybus.spark.points import passing
+
+WHY = "tables and report are written there"
+MARK, REPORT, CHECKPOINT = "stats.json", "report.html", "_checkpoint"
+VERSION = 1
+EVERY_S, WINDOW_S = 10.0, 10
+ROWS_PER_BATCH = 4_000_000
+READ = "topic string, shard int, timestamp_ns long, insertion_time timestamp, "
+READ += "shard_key string, body binary"
+LATENCY_US = "greatest(0, timestamp_ns div 1000 - unix_micros(insertion_time))"
+
+
+def stats(
+    spark: SparkSession,
+    topic: arguments.Topics,
+    *,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FOLDER", help="For tables and report.html.")
+    ] = None,
+    window: Annotated[
+        int, typer.Option("--window", metavar="SECONDS", min=1, help="What is counted together.")
+    ] = WINDOW_S,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="FOLDER", help="Count what is archived there as well."),
+    ] = None,
+    checkpoint: arguments.Checkpoint = None,
+    bus: arguments.Bus = None,
+    every: arguments.Every = EVERY_S,
+    rows_per_batch: arguments.RowsPerBatch = ROWS_PER_BATCH,
+    once: arguments.Once = False,
+    tell: Tell = silent,
+) -> Summary:
+    """Count messages over time: rates, sizes, latency, keys, groups; Parquet and a report."""
+    folder = checks.folder(out, "--out", WHY)
+    url = checks.bus_of(bus)
+    if archive is None:
+        checks.topics_of(url, topic)
+    _mark(folder, topic, window)
+    counting = Counting(spark, folder, url, window)
+    options = {"bus": url, "topic": topic, "maxRowsPerBatch": str(rows_per_batch)}
+    if archive is not None:
+        options["archive"] = archive
+    rows = spark.readStream.format("polybus").schema(READ).options(**options).load()
+    writer = (
+        rows.writeStream.foreachBatch(counting.count)
+        .queryName(f"stats {topic}")
+        .option("checkpointLocation", checkpoint or str(folder / CHECKPOINT))
+    )
+    told_s = time.monotonic()
+
+    def told(progress: Progress) -> None:
+        nonlocal told_s
+        tell(progress)
+        if not once and time.monotonic() - told_s >= every:
+            counting.write()
+            told_s = time.monotonic()
+
+    summary = follow(writer, once=once, every_s=every, tell=told)
+    topics = counting.write()
+    summary.facts = {
+        "topics": len(topics),
+        "messages in all": sum(one.messages for one in topics),
+        "report": folder / REPORT,
+    }
+    return summary
+
+
+def _mark(folder: Path, topic: str, window_s: int) -> None:
+    """What is counted in a folder stays the same."""
+    path = folder / MARK
+    asked = {"version": VERSION, "TOPIC": topic, "--window": window_s}
+    try:
+        before = json.loads(path.read_text())
+    except FileNotFoundError:
+        with writable(folder):
+            write_durably(path, json.dumps(asked))
+        return
+    except (OSError, ValueError):
+        raise UsageError(f"{path} is not of polybus: name another --out") from None
+    for what, value in asked.items():
+        if not isinstance(before, dict) or before.get(what) != value:
+            was = before.get(what) if isinstance(before, dict) else before
+            raise UsageError(
+                f"{folder} has stats of something else ({what} was {was!r}, and is {value!r}): "
+                "name another --out"
+            )
+
+
+class Counting:
+    def __init__(self, spark: SparkSession, folder: Path, bus: str, window_s: int) -> None:
+        self._spark, self._folder = spark, folder
+        self._bus, self._window_s = bus, window_s
+        self._parts = Parts(folder)
+
+    def count(self, batch: DataFrame, number: int) -> None:
+        """Called by Spark, for each batch once, and again if it was killed meanwhile."""
+        passing("counting")
+        measured = batch.selectExpr(
+            *("topic", "shard", "shard_key"),
+            f"timestamp_ns div 1000000000 div {self._window_s} * {self._window_s} AS start_s",
+            "length(body) AS size",
+            f"{LATENCY_US} AS latency_us",
+        ).persist()
+        try:
+            self._parts.write(number, self._sums(measured))
+        finally:
+            measured.unpersist()
+        passing("counted")
+
+    def write(self) -> list[Topic]:
+        """Tables and report, of what is counted up to now."""
+        self._parts.sum_up()
+        now_s = time.time()
+        names = set(self._parts.read("windows").column("topic").to_pylist())
+        samples = stats_groups.kept(
+            self._folder, stats_groups.sample(self._bus, sorted(names), now_s)
+        )
+        topics = stats_tables.make(self._folder, self._parts, self._window_s, samples)
+        with writable(self._folder):
+            write_durably(self._folder / REPORT, page(topics, self._bus, now_s))
+        return topics
+
+    def _sums(self, measured: DataFrame) -> dict[str, pa.Table]:
+        total = (expr("count(*) AS messages"), expr("sum(size) AS bytes"))
+        kinds = ", ".join(
+            f"named_struct('kind', '{kind}', 'bucket', {bucket_sql(column)})"
+            for kind, column in (("size", "size"), ("latency", "latency_us"))
+        )
+        buckets = measured.selectExpr("topic", "start_s", f"inline(array({kinds}))")
+        return {
+            "windows": measured.groupBy("topic", "start_s").agg(*total).toArrow(),
+            "buckets": buckets.groupBy("topic", "start_s", "kind", "bucket")
+            .agg(expr("count(*) AS messages"))
+            .toArrow(),
+            "keys": measured.groupBy("topic", "shard", "shard_key").agg(*total).toArrow(),
+        }

@@ -1,0 +1,131 @@
+"""`polybus pipeline stats`: what it counts is what is there, however it came to be counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from polybus.dialects import fdq
+from polybus.errors import DoesNotExist, UsageError
+from polybus.spark.pipelines import stats_parts
+from polybus.spark.pipelines.stats import stats
+from polybus.testing.watch import until
+
+ROWS = 300
+
+
+@pytest.fixture
+def feed(client, topic):
+    """Messages of growing size; a third of them of one key, some without."""
+    client.create_topic(topic, shards=3)
+    sent = 0
+
+    def produce(count: int = ROWS) -> None:
+        nonlocal sent
+        some = range(sent, sent + count)
+        keys = ["hot" if n % 3 == 0 else None if n % 10 == 1 else f"k{n % 7}" for n in some]
+        with client.producer() as producer:
+            producer.produce(topic, [b"x" * (n % 50 + 1) for n in some], keys).result()
+        sent += count
+
+    return produce
+
+
+@pytest.fixture
+def run(spark, bus, topic, tmp_path):
+    def run(**given: Any) -> Any:
+        options = {"bus": bus.url, "out": str(tmp_path / "out"), "once": True, "window": 3600}
+        return stats(spark, given.pop("topic", topic), **{**options, **given})
+
+    return run
+
+
+def table(tmp_path: Any, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(tmp_path / "out" / f"{name}.parquet").to_pylist()
+    return found
+
+
+def messages(client: Any, topic: str) -> list[dict[str, Any]]:
+    return [row for batch in client.read(topic) for row in batch.to_pylist()]
+
+
+def check(client: Any, topic: str, tmp_path: Any) -> None:
+    """Every table, against the messages themselves."""
+    rows = messages(client, topic)
+    size = sum(len(row["body"]) for row in rows)
+    windows = table(tmp_path, "windows")
+    assert sum(one["messages"] for one in windows) == len(rows)
+    assert sum(one["bytes"] for one in windows) == size
+    assert all(one["size_p50"] <= one["size_p99"] <= one["size_max"] for one in windows)
+    assert all(0 < one["latency_ms_p50"] <= one["latency_ms_max"] for one in windows)
+    keys = Counter(row["shard_key"] for row in rows if row["shard_key"] is not None)
+    assert {one["shard_key"]: one["messages"] for one in table(tmp_path, "keys")} == keys
+    shards = Counter(row["shard"] for row in rows)
+    assert {one["shard"]: one["messages"] for one in table(tmp_path, "shards")} == shards
+    (whole,) = table(tmp_path, "topics")
+    assert (whole["messages"], whole["bytes"]) == (len(rows), size)
+    assert (whole["keys"], whole["keyless"]) == (len(keys), len(rows) - keys.total())
+    assert whole["largest_key"] == "hot"
+    assert whole["largest_key_share"] == keys["hot"] / len(rows)
+
+
+def test_tables_hold_what_is_there_and_go_on(feed, run, client, topic, tmp_path, monkeypatch):
+    """The second run adds to the first; sums are summed up as they become many."""
+    monkeypatch.setattr(stats_parts, "MOST_FILES", 2)
+    feed()
+    assert run().rows == ROWS
+    check(client, topic, tmp_path)
+    for _ in range(2):
+        feed(50)
+        assert run().rows == 50
+        check(client, topic, tmp_path)
+    assert run().rows == 0
+    check(client, topic, tmp_path)
+    names = sorted(path.name for path in (tmp_path / "out" / "_parts").glob("*.keys.parquet"))
+    assert len(names) <= 3
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert topic in page
+    assert "Keys with the most messages" in page
+
+
+def test_groups_are_told_by_the_bus(feed, run, bus, topic, tmp_path):
+    feed()
+    handled = []
+    with fdq.Consumer(bus.url) as consumer:
+        consumer.consume(topic, "c-1", handled.append, group="billing")
+        until(lambda: len(handled) == ROWS, "all to be handled")
+    run()
+    (group,) = table(tmp_path, "groups")
+    assert (group["topic"], group["group"], group["lag"]) == (topic, "billing", 0)
+    assert group["acked"] == ROWS
+    assert group["ack_p50_ms"] <= group["ack_p99_ms"]
+    assert "Group billing" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"out": None}, UsageError, "--out FOLDER is missing"),
+        ({"out": "/proc/here"}, UsageError, "--out /proc/here cannot be written"),
+        ({"topic": "nowhere"}, DoesNotExist, "there is no durable topic 'nowhere'"),
+        ({"window": 7200}, UsageError, "--window was 3600, and is 7200"),
+    ],
+)
+def test_what_cannot_be_is_told_at_once(feed, run, tmp_path, topic, given, error, says):
+    (tmp_path / "out").mkdir()
+    mark = {"version": 1, "TOPIC": topic, "--window": 3600}
+    (tmp_path / "out" / "stats.json").write_text(json.dumps(mark))
+    with pytest.raises(error) as caught:
+        run(**given)
+    assert says in str(caught.value).splitlines()[0]
+
+
+def test_a_folder_of_something_else_is_left_alone(feed, run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stats.json").write_text("[1]")
+    with pytest.raises(UsageError, match="has stats of something else"):
+        run()
