@@ -15,6 +15,7 @@ from typing import Annotated, Final
 
 import typer
 
+from polybus.cli import pirate_subs
 from polybus.cli.outcome import exit_code
 from polybus.dialects.pirate import blocking
 from polybus.dialects.pirate.advice import kept
@@ -69,6 +70,7 @@ Reread = Annotated[
 def register(root: typer.Typer, name: str, help_line: str) -> None:
     group = typer.Typer(invoke_without_command=True)
     group.callback()(pirate)
+    pirate_subs.register(group)
     root.add_typer(group, name=name, help=help_line, epilog=EXIT_CODES)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from polybus.dialects.pirate import journal
 from polybus.dialects.pirate.folder import Folder, default_folder
 from polybus.dialects.pirate.state import State
 from polybus.errors import ConfigError, DataFolderInUse, NotConnected, StoreFault, UsageError
+from polybus.testing.pirate.killpoints import killed_at
 
 
 def test_a_new_folder_has_an_id_of_its_own_and_keeps_it(tmp_path):
@@ -85,23 +85,12 @@ def test_folders_are_apart_by_bus_and_by_id():
 # --- kills
 
 CHILD = """
-import os, signal, sys
+import os, sys
 from pathlib import Path
-from polybus.dialects.pirate import journal, points
+from polybus.dialects.pirate import journal
 from polybus.dialects.pirate.folder import Folder
 
-point, passings = sys.argv[2], int(sys.argv[3])
-points.WATCHED = True
 journal.GROWTH_BYTES = 300  # written anew often
-
-def passing(name, detail=""):
-    global passings
-    if name == point:
-        passings -= 1
-        if passings == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-points.passing = passing
 folder = Folder(Path(sys.argv[1]), b"me")
 told = os.open(sys.argv[1] + ".told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 for number in range(1, 31):
@@ -116,9 +105,9 @@ for number in range(1, 31):
 """
 
 
-def child(folder: Path, point: str, passings: int) -> int:
+def child(folder: Path, **env: str) -> int:
     return subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder), point, str(passings)], timeout=60
+        [sys.executable, "-c", CHILD, str(folder)], env=os.environ | env, timeout=60
     ).returncode
 
 
@@ -144,9 +133,9 @@ def check(state: State, done: dict[str, int]) -> None:
 @pytest.mark.parametrize("point", ["torn", "written", "kept", "rewritten", "renamed"])
 def test_killed_at_every_point_it_knows_all_that_was_told(tmp_path, point):
     rewrites = point in ("rewritten", "renamed")
-    for passings in (2, 3) if rewrites else (1, 2, 3, 4, 50):
+    for passings in (2, 3) if rewrites else (2, 47):
         folder = tmp_path / str(passings)
-        assert child(folder, point, passings) == -signal.SIGKILL, json.dumps([point, passings])
+        assert child(folder, **killed_at(point, passings)) == -signal.SIGKILL, passings
         found = Folder(folder, b"me")  # the lock went with the process
         check(found.state, told(folder))
         found.close()
@@ -154,7 +143,7 @@ def test_killed_at_every_point_it_knows_all_that_was_told(tmp_path, point):
 
 def test_killed_before_the_first_journal_it_begins_anew(tmp_path):
     folder = tmp_path / "first"
-    assert child(folder, "rewritten", 1) == -signal.SIGKILL
+    assert child(folder, **killed_at("rewritten")) == -signal.SIGKILL
     found = Folder(folder)
     assert found.state.id != b"me"  # nobody was ever told of that one
     found.close()
@@ -162,7 +151,7 @@ def test_killed_before_the_first_journal_it_begins_anew(tmp_path):
 
 def test_a_child_that_nobody_kills_comes_to_its_end(tmp_path):
     folder = tmp_path / "whole"
-    assert child(folder, "nowhere", 1) == 0
+    assert child(folder) == 0
     found = Folder(folder)
     assert found.state.lasts == {"news": 30}
     found.close()

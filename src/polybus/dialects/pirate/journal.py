@@ -24,7 +24,7 @@ from zlib import crc32
 
 import msgpack
 
-from polybus.dialects.pirate import points
+from polybus.dialects.pirate import points, sabotage
 from polybus.dialects.pirate.state import (
     Answered,
     Asked,
@@ -131,7 +131,7 @@ class Journal:
         """On disk when it returns; then the state changes. `StoreFull` changes nothing."""
         if self._broken:
             raise StoreFault(f"{self._folder}: {self._broken}: open the folder again")
-        data = encoded(event)
+        data = b"" if sabotage.JOURNAL_OFF else encoded(event)
         self._append(data)
         self._end += len(data)
         points.passing("kept", type(event).__name__)
