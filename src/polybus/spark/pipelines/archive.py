@@ -7,21 +7,27 @@ and becomes true in the same step: Spark's checkpoint may be lost, or be old.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
+from polybus.errors import Trimmed
 from polybus.spark.access import opened
+from polybus.spark.archives import versions
 from polybus.spark.archives.adding import Adding
-from polybus.spark.archives.compaction import compact
+from polybus.spark.archives.compaction import MANY, compact
 from polybus.spark.archives.folder import Folder
 from polybus.spark.archives.source import FORMAT, ArchiveSource
 from polybus.spark.archives.writing import Written
 from polybus.spark.bounds import Wanted
-from polybus.spark.options import Options
-from polybus.spark.pipelines import arguments
+from polybus.spark.pipelines import arguments, checks
 from polybus.spark.pipelines.running import Summary, Tell, follow, silent
+
+if TYPE_CHECKING:
+    from polybus.spark.access import Access
 
 ROWS_PER_BATCH = 8_000_000  # so that something is archived now and then
 EVERY_S = 10.0  # more often would make many small files
@@ -51,41 +57,72 @@ def archive(
     tell: Tell = silent,
 ) -> Summary:
     """Archive topics as Parquet: by topic and date, compacted, each message once."""
-    wanted, place = Wanted(topic), Folder(folder)
-    url = Options({} if bus is None else {"bus": bus}, ("bus",)).bus
-    access = opened(url)
-    topics = wanted.find(access)
-    if not topics and not wanted.patterns:
-        raise wanted.nothing()
-    for name in topics:
-        access.shards(name)  # one that is not there makes no archive
+    source, wanted, place = checks.bus_of(bus), Wanted(topic), Folder(folder)
+    for name in wanted.names:
+        checks.there(source, name)
     place.prepare()
-    adding = Adding(place, gaps=accept_loss)
-    try:
-        for name in topics:
-            adding.begin(name, access)
-        compacted = 0
-
-        def add(batch: DataFrame, number: int) -> None:
-            nonlocal compacted
-            grown = adding.add([Written.parse(row.written) for row in batch.collect()])
-            compacted += compact(spark, place, grown)
-
-        spark.dataSource.register(ArchiveSource)
-        query = (
-            spark.readStream.format(FORMAT)
-            .options(bus=url, topic=topic, folder=str(place.path))
-            .options(maxRowsPerBatch=rows_per_batch, failOnDataLoss=not accept_loss)
-            .options(tasks=spark.sparkContext.defaultParallelism)
-            .load()
-            .writeStream.foreachBatch(add)
-            .option("checkpointLocation", checkpoint or str(place.checkpoint(wanted.text)))
-            .queryName("polybus archive")
-        )
-        summary = follow(query, once=once, every_s=every, tell=tell, rows=lambda: adding.rows)
+    work = Work(spark, place, gaps=accept_loss)
+    spark.dataSource.register(ArchiveSource)
+    query = (
+        spark.readStream.format(FORMAT)
+        .options(bus=source, topic=topic, folder=str(place.path))
+        .options(maxRowsPerBatch=rows_per_batch, failOnDataLoss=not accept_loss)
+        .options(tasks=spark.sparkContext.defaultParallelism)
+        .load()
+        .writeStream.foreachBatch(work.add)
+        .option("checkpointLocation", checkpoint or str(place.checkpoint(wanted.text)))
+        .queryName(f"archive {wanted.text}")
+    )
+    with work.begun(wanted.find(opened(source)), opened(source)), told_of_loss():
+        summary = follow(query, once=once, every_s=every, tell=tell, rows=lambda: work.rows)
         if once and summary.stopped_by is None:
-            compacted += compact(spark, place, wanted.find(access), least=2)
-    finally:
-        adding.end()
-    summary.facts = {"files": adding.files - compacted, "bytes": adding.size_bytes}
+            work.compact(versions.topics(place), least=2)
+    summary.facts = {"files": work.files, "bytes": work.size_bytes}
     return summary
+
+
+class Work:
+    """What the driver does with each batch, and what has come of it."""
+
+    def __init__(self, spark: SparkSession, folder: Folder, *, gaps: bool) -> None:
+        self._spark, self._folder = spark, folder
+        self._adding = Adding(folder, gaps=gaps)
+        self._merged = 0
+
+    @contextmanager
+    def begun(self, topics: list[str], access: Access) -> Iterator[None]:
+        """Meanwhile nobody else adds to these."""
+        try:
+            for topic in topics:
+                self._adding.begin(topic, access)
+            yield
+        finally:
+            self._adding.end()
+
+    def add(self, batch: DataFrame, number: int) -> None:
+        written = [Written.parse(row.written) for row in batch.collect()]
+        self.compact(self._adding.add(written), MANY)
+
+    def compact(self, topics: list[str], least: int) -> None:
+        self._merged += compact(self._spark, self._folder, topics, least)
+
+    @property
+    def rows(self) -> int:
+        return self._adding.rows
+
+    @property
+    def files(self) -> int:
+        return self._adding.files - self._merged
+
+    @property
+    def size_bytes(self) -> int:
+        return self._adding.size_bytes
+
+
+@contextmanager
+def told_of_loss() -> Iterator[None]:
+    try:
+        yield
+    except Trimmed as error:
+        what, _, _ = str(error).partition(";")
+        raise Trimmed(f"{what}; --accept-loss goes on with what is left", error.start) from None

@@ -27,8 +27,8 @@ from polybus.spark.archives.folder import Folder
 from polybus.spark.archives.limits import needless
 from polybus.spark.archives.writing import ROWS
 from polybus.spark.bounds import Wanted
-from polybus.spark.options import FILES, Options
-from polybus.spark.pipelines import arguments
+from polybus.spark.options import FILES
+from polybus.spark.pipelines import arguments, checks
 from polybus.spark.pipelines.running import (
     Progress,
     Summary,
@@ -68,7 +68,7 @@ def retain(
     """Trim topics up to what is archived, acked by every group and read by every subscriber."""
     place, wanted = Folder(folder), Wanted(topic)
     place.check()
-    url = Options({} if bus is None else {"bus": bus}, ("bus",)).bus
+    url = checks.bus_of(bus)
     if url.startswith(FILES):
         raise UsageError(f"{url}: only a running bus can trim its topics; give polybus://…")
     began_s, trimming = time.monotonic(), Trimming(spark, place, url)
