@@ -1,0 +1,192 @@
+"""A GSB peer on a plain socket: caller, service, or neither, and able to be wrong.
+
+SP is written here once more, from nng's own bytes; packets are protobuf's. Blocking,
+with a deadline on everything.
+
+    with connect(bus.address("gsb")) as service, connect(bus.address("gsb")) as caller:
+        service.register("echo")
+        caller.send(call("echo", "1", b"data"))
+        request = service.call()
+        service.send(reply(request.request_id, b"answer"))
+        assert caller.reply().data == b"answer"
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.model.address import Address
+
+TIMEOUT_S = 20.0  # only ever reached when something is wrong
+READ_BYTES = 1 << 18
+GREETING = b"\0SP\0\0\x10\0\0"
+FULL, PARTIAL = 0, 1
+# A caller or service that takes nothing: its buffers shall be full soon.
+SMALL_BUFFER_BYTES = 4096
+
+
+class HungUp(Exception):
+    """The bus has closed the connection."""
+
+
+class Silent(AssertionError):
+    """Nothing came before the deadline."""
+
+
+# --- packets -----------------------------------------------------------------
+
+
+def packet(kind: str, **fields: Any) -> bytes:
+    made = pb.Packet()
+    message = getattr(made, kind)
+    message.SetInParent()
+    for name, value in fields.items():
+        setattr(message, name, value)
+    return made.SerializeToString()
+
+
+def hello(**fields: Any) -> bytes:
+    return packet("hello", **fields)
+
+
+def call(address: str, request_id: str, data: bytes = b"") -> bytes:
+    return packet("service_call_request", address=address, request_id=request_id, data=data)
+
+
+def reply(request_id: str, data: bytes = b"", code: int = 0, kind: int = FULL) -> bytes:
+    return packet("call_reply", request_id=request_id, data=data, code=code, type=kind)
+
+
+def partial(request_id: str, data: bytes = b"") -> bytes:
+    return reply(request_id, data, kind=PARTIAL)
+
+
+def cancel(request_id: str) -> bytes:
+    return packet("cancel", request_id=request_id)
+
+
+class Peer:
+    """One connection."""
+
+    def __init__(self, sock: socket.socket, is_ipc: bool) -> None:
+        self.socket = sock
+        self._is_ipc = is_ipc
+        self._received = b""
+
+    # --- sending
+
+    def frame(self, payload: bytes) -> bytes:
+        return b"\1" * self._is_ipc + len(payload).to_bytes(8, "big") + payload
+
+    def send(self, *payloads: bytes) -> None:
+        self.socket.sendall(b"".join(map(self.frame, payloads)))
+
+    def send_bytes(self, data: bytes) -> None:
+        """As they are; a bus that has hung up meanwhile is no surprise."""
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    # --- receiving
+
+    def greeting(self) -> bytes:
+        while len(self._received) < len(GREETING):
+            self._receive()
+        found, self._received = self._received[:8], self._received[8:]
+        return found
+
+    def packet(self) -> pb.Packet:
+        """The next one; `HungUp` if there is none."""
+        head = 8 + self._is_ipc
+        while len(self._received) < head:
+            self._receive()
+        size = int.from_bytes(self._received[head - 8 : head], "big")
+        while len(self._received) < head + size:
+            self._receive()
+        payload = self._received[head : head + size]
+        self._received = self._received[head + size :]
+        return pb.Packet.FromString(payload)
+
+    def next(self, kind: str) -> Any:
+        """The next packet, which must be of this kind."""
+        found = self.packet()
+        assert found.WhichOneof("kind") == kind, found
+        return getattr(found, kind)
+
+    def reply(self) -> pb.CallReply:
+        found: pb.CallReply = self.next("call_reply")
+        return found
+
+    def call(self) -> pb.CallRequest:
+        found: pb.CallRequest = self.next("call_request")
+        return found
+
+    def wait_for_end(self) -> None:
+        """Read on until the bus hangs up."""
+        try:
+            while True:
+                self._receive()
+        except (HungUp, ConnectionResetError):
+            return
+
+    def _receive(self) -> None:
+        try:
+            data = self.socket.recv(READ_BYTES)
+        except TimeoutError:
+            raise Silent("the bus said nothing") from None
+        if not data:
+            raise HungUp
+        self._received += data
+
+    # --- small talk
+
+    def register(self, service_id: str) -> int:
+        self.send(packet("register_request", service_id=service_id))
+        return int(self.next("register_reply").code)
+
+    def ping(self) -> None:
+        """Return when the bus has read all that was sent; what came before the pong is lost."""
+        token = str(time.monotonic_ns()).encode()
+        self.send(packet("ping", token=token))
+        while True:
+            found = self.packet()
+            if found.WhichOneof("kind") == "pong" and found.pong.token == token:
+                return
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect(
+    address: Address, *, greeting: bytes = GREETING, first: bytes | None = None, small: bool = False
+) -> Peer:
+    """Greeted, and with its hello sent if there is one; `small` takes little before it is full."""
+    family = socket.AF_UNIX if address.is_unix else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.settimeout(TIMEOUT_S)
+    if small:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+    sock.connect(address.path if address.is_unix else (address.host, address.port))
+    peer = Peer(sock, address.is_unix)
+    peer.send_bytes(greeting)
+    if greeting == GREETING:
+        assert peer.greeting() == GREETING
+    if first is not None:
+        peer.send(first)
+    return peer

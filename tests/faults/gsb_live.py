@@ -1,0 +1,58 @@
+"""A live bus for GSB's fault tests: what each may ask of it, and what must be left of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from polybus.dialects.gsb import codec
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.testing.gsb import Peer, connect
+from polybus.testing.process import BusProcess, serve
+from polybus.testing.watch import check_unharmed, stats, until
+
+MAX_PACKET_BYTES = 1 << 20
+SETTINGS = {
+    "POLYBUS_GSB_MAX_PACKET_BYTES": str(MAX_PACKET_BYTES),
+    "POLYBUS_LOG_FORMAT": "json",
+}
+
+
+@contextmanager
+def serving(
+    sabotage: str | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[BusProcess]:
+    broken = {"POLYBUS_SABOTAGE": sabotage} if sabotage else {}
+    with serve(
+        "--engine",
+        "memory:",
+        listen=("gsb=tcp://127.0.0.1:0",),
+        env={**SETTINGS, **broken, **(env or {})},
+    ) as bus:
+        yield bus
+
+
+def tables(bus: BusProcess) -> dict[str, Any]:
+    found: dict[str, Any] = stats(bus)["gsb"]
+    return found
+
+
+def check_nothing_is_left(bus: BusProcess) -> None:
+    """Nobody is connected any more: then no call, no service and nobody who waits is left."""
+    until(lambda: tables(bus)["connections"] == 0, "connections end")
+    left = {
+        name: tables(bus)[name] for name in ("services", "open_calls", "serving", "full", "waiting")
+    }
+    assert not any(left.values()), left
+    check_unharmed(bus)
+
+
+def failure(reply: pb.CallReply) -> codec.Failure:
+    """What a FULL reply with code 500 says."""
+    assert (reply.code, reply.type) == (500, 0), reply
+    return codec.read_failure(reply.data)
+
+
+def party(bus: BusProcess, **more: Any) -> Peer:
+    return connect(bus.address("gsb"), **more)
