@@ -13,7 +13,14 @@ import pytest
 from polybus.dialects.pirate import journal
 from polybus.dialects.pirate.folder import Folder, default_folder
 from polybus.dialects.pirate.state import State
-from polybus.errors import ConfigError, DataFolderInUse, NotConnected, StoreFault, UsageError
+from polybus.errors import (
+    ConfigError,
+    DataFolderInUse,
+    LimitReached,
+    NotConnected,
+    StoreFault,
+    UsageError,
+)
 from polybus.testing.pirate.killpoints import killed_at
 
 
@@ -65,6 +72,16 @@ def test_a_closed_folder_changes_no_more(tmp_path):
     folder.close()
     with pytest.raises(NotConnected):
         folder.read("news", 1)
+
+
+def test_counters_have_an_end(tmp_path):
+    folder = Folder(tmp_path)
+    folder.opened(1, 2**64 - 2)
+    assert folder.asked("PUT", "news", b"").counter == 2**64 - 1
+    folder.answered(2**64 - 1, 1, "", True)
+    with pytest.raises(LimitReached, match="take another id"):
+        folder.asked("PUT", "news", b"")
+    folder.close()
 
 
 def test_folders_are_apart_by_bus_and_by_id():

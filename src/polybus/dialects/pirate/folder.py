@@ -30,9 +30,10 @@ from polybus.dialects.pirate.state import (
     State,
     Trusted,
 )
-from polybus.errors import ConfigError, DataFolderInUse, NotConnected, UsageError
+from polybus.errors import ConfigError, DataFolderInUse, LimitReached, NotConnected, UsageError
 
 LOCK: Final = "lock"
+MAX_COUNTER: Final = 2**64 - 1  # on the wire it has 8 bytes
 
 
 def default_folder(server: str, client_id: bytes | None, environ: Mapping[str, str]) -> Path:
@@ -70,6 +71,8 @@ class Folder:
     def asked(self, op: str, topic: str, body: bytes) -> Pending:
         """The request with the next counter, in the journal: it may be sent now."""
         with self._guard:
+            if self.state.counter >= MAX_COUNTER:
+                raise LimitReached("counter", "this id has used up its counters: take another id")
             request = Pending(self.state.counter + 1, op, topic, body)
             self._keep_held(Asked(*request))
             return request

@@ -1,0 +1,160 @@
+"""CURVE: the id is the key's, and whoever is shut out is told, not left waiting.
+
+No timeout here is ever waited for: they are long, and so a silence would be a failure.
+"""
+
+from __future__ import annotations
+
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import zmq.auth
+from zmq.utils import z85
+
+from polybus import pirate
+from polybus.dialects.pirate import blocking, keys
+from polybus.errors import ConfigError, Denied, NotConnected, OutcomeUnknown, UsageError
+from polybus.server.keys import make_pair
+from polybus.testing.pirate.piratebus import PirateBus
+from polybus.testing.watch import until
+
+LONG_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def bus():
+    with PirateBus(env={"POLYBUS_PIRATE_CURVE": "true"}) as one:
+        yield one
+
+
+@pytest.fixture
+def ring(bus, tmp_path) -> Path:
+    """A client's folder of keys: its own, as `polybus keys new` makes it, and the bus's."""
+    folder = tmp_path / "keys"
+    make_pair(folder, "client")
+    shutil.copy(bus.folder / "data" / "pirate" / "server.key", folder)
+    return folder
+
+
+def let_in(bus, ring, name):
+    done = bus.process.run("keys", "allow", str(ring / "client.key"), "--name", name)
+    assert done.returncode == 0, done.stderr
+
+
+def opened(bus, ring, tmp_path, **more):
+    settings = {"state": tmp_path / "state", "curve": ring, "timeout_s": LONG_S} | more
+    client = blocking.connect(bus.endpoint, **settings)
+    client.open()
+    return client
+
+
+def let_in_and_opened(bus, ring, tmp_path, name, **more):
+    let_in(bus, ring, name)
+    found = []
+
+    def opens():
+        try:
+            found.append(opened(bus, ring, tmp_path, **more))
+        except Denied:  # the bus looks once a second
+            return False
+        return True
+
+    until(opens, "the bus lets the key in")
+    return found[0]
+
+
+def test_an_unknown_key_is_told_at_once_and_what_to_do(bus, ring, tmp_path):
+    key, _ = zmq.auth.load_certificate(ring / "client.key")
+    client_id = sha256(z85.decode(key)).hexdigest()[:32]
+    with pytest.raises(
+        Denied, match=rf"does not know the key of client hex:{client_id}.*keys allow"
+    ):
+        opened(bus, ring, tmp_path)
+
+
+def test_a_key_that_was_let_in_is_the_client(bus, ring, tmp_path, topic):
+    client = let_in_and_opened(bus, ring, tmp_path, "alice")
+    key, _ = zmq.auth.load_certificate(ring / "client.key")
+    assert client.id == sha256(z85.decode(key)).digest()[:16]
+    client.subscribe(topic)
+    assert client.put(topic, b"secret") == 1
+    assert client.get(topic).body == b"secret"
+    client.close()
+
+
+def test_a_key_that_is_revoked_leaves_the_outcome_unknown(bus, ring, tmp_path, topic):
+    client = let_in_and_opened(bus, ring, tmp_path, "eve")
+    client.subscribe(topic)
+    assert bus.process.run("keys", "revoke", "eve").returncode == 0
+
+    def shut_out():
+        try:
+            client.put(topic, b"")
+        except OutcomeUnknown as error:
+            return "does not know the key" in str(error)
+        return False
+
+    until(shut_out, "the bus shuts it out")
+    assert client.pending is not None
+    client.close()
+
+
+def test_without_a_key_where_one_is_needed(bus, tmp_path):
+    with pytest.raises(Denied, match=r"is for clients with a CURVE key: use --curve"):
+        opened(bus, None, tmp_path)
+
+
+def test_with_a_key_where_none_is_known(endpoint, ring, tmp_path):
+    client = blocking.connect(endpoint, state=tmp_path / "state", curve=ring, timeout_s=LONG_S)
+    with pytest.raises(ConfigError, match="does not speak CURVE"):
+        client.open()
+
+
+def test_another_key_of_the_bus(bus, ring, tmp_path):
+    shutil.copy(ring / "client.key", ring / "server.key")
+    with pytest.raises(NotConnected, match=r"is server.key its public key\?"):
+        opened(bus, ring, tmp_path, timeout_s=0.5, tries=1)
+
+
+def test_the_shell_says_it_too(bus, ring, tmp_path):
+    flags = ("--server", bus.endpoint, "--state", str(tmp_path / "s"), "--keys", str(ring))
+    done = bus.process.run("pirate", *flags, "--timeout", str(LONG_S))
+    assert done.returncode == 4
+    assert "does not know the key" in done.stderr
+
+
+# --- the files
+
+
+def test_an_id_beside_the_keys_own_is_a_mistake(ring):
+    with pytest.raises(UsageError, match="the id is that of the key"):
+        pirate.connect(id="me", curve=ring)
+    own = keys.load(ring).client_id
+    pirate.connect(id=own, curve=ring)
+
+
+def test_keys_that_cannot_be_used(ring, tmp_path):
+    with pytest.raises(ConfigError, match=r"client.key_secret is not there: make it with"):
+        keys.load(tmp_path)
+    (ring / "client.key_secret").chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by other users: chmod 600"):
+        keys.load(ring)
+    (ring / "client.key_secret").chmod(0o600)
+    (ring / "server.key").unlink()
+    with pytest.raises(ConfigError, match=r"server.key is not there: copy it from the bus"):
+        keys.load(ring)
+    (ring / "server.key").write_text("nonsense")
+    with pytest.raises(ConfigError, match=r"server\.key"):
+        keys.load(ring)
+    shutil.copy(ring / "client.key", ring / "client.key_secret")
+    with pytest.raises(ConfigError, match="has no secret key"):
+        keys.load(ring)
+
+
+def test_the_folder_of_keys():
+    assert keys.keys_folder({"XDG_CONFIG_HOME": "/c"}) == Path("/c/polybus/keys")
+    assert keys.keys_folder({"HOME": "/h"}) == Path("/h/.config/polybus/keys")
+    with pytest.raises(ConfigError):
+        keys.keys_folder({})
