@@ -1,5 +1,5 @@
 # GSB's packets in SP's frames: the few that are hot, found in received bytes and written.
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 cdef enum Kind:
     NOT_HOT = 0  # some other packet, or one in an unusual form: for protobuf itself
@@ -24,3 +24,7 @@ cdef unsigned char* put_field(unsigned char* out, int number, Slice field) noexc
 cdef Py_ssize_t field_size(Slice field) noexcept nogil
 cdef unsigned char* put_head(unsigned char* out, bint ipc, int kind, Py_ssize_t inner) noexcept nogil
 cdef Py_ssize_t frame_size(bint ipc, Py_ssize_t inner) noexcept nogil
+cdef Py_ssize_t reply_size(Slice request_id, uint64_t code, uint64_t type, Slice data) noexcept nogil
+cdef unsigned char* put_reply(
+    unsigned char* out, bint ipc, Py_ssize_t inner, Slice request_id, uint64_t code, uint64_t type, Slice data
+) noexcept nogil

@@ -1,3 +1,36 @@
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import Buffer
+
+class Desk:
+    generation: int
+    opened: int
+    answered: int
+    failed: int
+    next_due_s: float
+    is_short: bool
+    max_packet_bytes: int
+    max_open_calls: int
+    free_partials: int
+    free_bytes: int
+    window_bytes: int
+    min_window: int
+    max_window: int
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        grant: Callable[[Call], Any],
+        *,
+        max_packet_bytes: int,
+        max_open_calls: int,
+        free_partials: int,
+        free_bytes: int,
+        window_bytes: int,
+        min_window: int,
+        max_window: int,
+    ) -> None: ...
+
 class Service:
     id: str
     end: End
@@ -36,6 +69,8 @@ class Call:
         now_s: float,
     ) -> None: ...
     def restart_clock(self, now_s: float) -> None: ...
+    def free_left(self, desk: Desk) -> int: ...
+    def window(self, desk: Desk) -> int: ...
 
 class End:
     calls: dict[bytes, Call]
@@ -51,9 +86,15 @@ class End:
     halted: bool
     lifted: bool
     pinged: bool
+    is_open: bool
+    is_first: bool
+    ipc: bool
     full_calls: int
     deadline_s: float
     unread_s: float
     halted_since_s: float
     heard_s: float
     caller_name: bytes
+    def take_short_path(self, desk: Desk, push: Callable[[bytes], Any], ipc: bool) -> None: ...
+    def receive(self, buffer: Buffer, start: int, end: int) -> int: ...
+    def finish_large(self) -> bool: ...

@@ -51,15 +51,16 @@ class Calls:
         self._clock = broker.now_s
         self.counters = broker.counters
         self.peers: dict[Peer, None] = {}
-        self.services = Services(broker, limits)
         self.pressure = Pressure(limits, broker.limits.outbox_max_bytes, broker.now_s)
-        self.deadlines = Deadlines(self.peers, timers, broker.now_s, self._expire)
+        desk = self.desk = self.pressure.desk
+        self.services = Services(broker, desk, limits)
+        self.deadlines = Deadlines(self.peers, desk, timers, broker.now_s, self._expire)
         self.pings = Pings(broker, limits)
         self._stuck = Stuck(self.pressure, broker, limits)
         self._built_in = BuiltIn(self.services, broker.stats)
         self.audit = Audit(broker, owner) if limits.audit else None
-        self._opened = 0
         self._ended: Counter[int] = Counter()
+        desk.is_short = self.audit is None and not sabotage.ANY
         broker.on_tick += [self.pings.tick, self._stuck.tick]
         broker.sections["gsb"] = self.stats
         if self.audit is not None:
@@ -120,8 +121,9 @@ class Calls:
             self.pressure.wait(caller, service)
             return False
         now_s = self._clock()
-        self._opened += 1
-        call = Call(caller, route, request_id, b"%x" % self._opened, len(memoryview(data)), now_s)
+        self.desk.opened += 1
+        call_id = b"%x" % self.desk.opened
+        call = Call(caller, route, request_id, call_id, len(memoryview(data)), now_s)
         caller.calls[request_id] = service.serving[call.id] = call
         call.service.calls += 1
         call.service.pending += 1
@@ -180,15 +182,18 @@ class Calls:
 
     def stats(self) -> dict[str, Any]:
         open_calls = sum(len(peer.calls) for peer in self.peers)
+        ended = self._ended + Counter(
+            {int(Code.OK): self.desk.answered, int(Code.FAILURE): self.desk.failed}
+        )
         return {
             "connections": len(self.peers),
             "services": len(self.services),
-            "calls": self._opened,
+            "calls": self.desk.opened,
             "open_calls": open_calls,
             "serving": sum(len(peer.serving) for peer in self.peers),
             "full": len(self.pressure.full),
             "waiting": sum(peer.halted for peer in self.peers),
-            "ended": {str(int(code)): count for code, count in sorted(self._ended.items())},
+            "ended": {str(int(code)): count for code, count in sorted(ended.items())},
         }
 
     # --- inside
@@ -210,7 +215,7 @@ class Calls:
             why = Answer(Code.NOT_FOUND, f"no service {name!r}")
             self.refuse(caller, request_id, name.encode(), data, why)
             return
-        self._opened += 1
+        self.desk.opened += 1
         self._ended[Code.OK] += 1
         self.note(Ended.by_bus(caller, name, len(data), len(found), self._clock()))
         caller.send_reply(request_id, Code.OK, FULL, found)

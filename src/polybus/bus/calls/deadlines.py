@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from polybus.bus.calls import sabotage
 
 if TYPE_CHECKING:
-    from polybus.kernel.gsb_calls import Call, End
+    from polybus.kernel.gsb_calls import Call, Desk, End
 
 NEVER = float("inf")
 MIN_STEP_S = 0.01  # between two looks: how late a deadline may be noticed
@@ -40,33 +40,35 @@ class Deadlines:
     def __init__(
         self,
         ends: Iterable[End],
+        desk: Desk,
         timers: Timers,
         clock: Callable[[], float],
         expire: Callable[[Call], None],
     ) -> None:
         self._ends = ends
+        self._desk = desk
         self._timers = timers
         self._clock = clock
         self._expire = expire
         self._timer: Timer | None = None
-        self.next_s = NEVER
+        desk.next_due_s = NEVER
 
     def watch(self, due_s: float) -> None:
         """There is a call with this deadline."""
-        if due_s < self.next_s and not sabotage.DEADLINES_OFF:
+        if due_s < self._desk.next_due_s and not sabotage.DEADLINES_OFF:
             self._set(due_s)
 
     def _set(self, due_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.next_s = due_s
+        self._desk.next_due_s = due_s
         if due_s < NEVER:
             self._timer = self._timers.call_later(max(0.0, due_s - self._clock()), self._look)
 
     def _look(self) -> None:
         self._timer = None
-        self.next_s = NEVER
+        self._desk.next_due_s = NEVER
         now_s = self._clock()
         dues = [(due(call, now_s), call) for end in self._ends for call in end.calls.values()]
         nearest = min((due_s for due_s, _ in dues if due_s > now_s), default=NEVER)

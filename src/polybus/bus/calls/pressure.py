@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from polybus.bus.calls import sabotage
+from polybus.kernel.gsb_calls import Desk
 
 if TYPE_CHECKING:
     from polybus.bus.calls.peer import Peer
@@ -32,7 +33,17 @@ MAX_WINDOW = 256
 
 class Pressure:
     def __init__(self, limits: GsbLimits, max_owed: int, clock: Callable[[], float]) -> None:
-        self._limits = limits
+        self.desk = Desk(
+            clock,
+            self.grant,
+            max_packet_bytes=limits.max_packet_bytes,
+            max_open_calls=limits.max_open_calls,
+            free_partials=limits.free_partials,
+            free_bytes=limits.free_bytes,
+            window_bytes=limits.outbox_full_bytes,
+            min_window=MIN_WINDOW,
+            max_window=MAX_WINDOW,
+        )
         self._clock = clock
         self._hard = max_owed // 2  # beyond it even what needs no credit waits
         self.full: dict[Peer, None] = {}
@@ -101,13 +112,13 @@ class Pressure:
         caller = cast("Peer", call.caller)
         if call.end.lifted or not caller.full:
             return True
-        if partial and not (call.end.credits and (self._is_free(call) or call.credit > 0)):
+        if partial and not (call.end.credits and (call.free_left(self.desk) or call.credit > 0)):
             return False
         return caller.owed <= self._hard
 
     def streamed(self, call: Call, size: int) -> None:
         """One PARTIAL has passed."""
-        if not self._is_free(call):
+        if not call.free_left(self.desk):
             call.credit = max(0, call.credit - 1)
         call.partials += 1
         call.reply_bytes += size
@@ -115,8 +126,8 @@ class Pressure:
             self.grant(call)
 
     def grant(self, call: Call) -> None:
-        window = self._window(call)
-        left = self._free_left(call) + call.credit
+        window = call.window(self.desk)
+        left = call.free_left(self.desk) + call.credit
         if left > window // 2:
             return
         now_s = self._clock()
@@ -130,19 +141,6 @@ class Pressure:
             call.dry_since_s = 0
         call.credit += window - left
         cast("Peer", call.end).send_credit(call.id, window - left)
-
-    def _window(self, call: Call) -> int:
-        average = call.reply_bytes // max(1, call.partials)
-        fitting = self._limits.outbox_full_bytes // max(1, average)
-        return min(MAX_WINDOW, max(MIN_WINDOW, fitting))
-
-    def _is_free(self, call: Call) -> bool:
-        return self._free_left(call) > 0
-
-    def _free_left(self, call: Call) -> int:
-        if call.reply_bytes >= self._limits.free_bytes:
-            return 0
-        return max(0, self._limits.free_partials - call.partials)
 
     def _hold_up(self, call: Call) -> None:
         if not call.end.credits:

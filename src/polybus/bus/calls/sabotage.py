@@ -25,3 +25,5 @@ LATE_OFF: Final = "late-off" in _chosen
 PRESSURE_OFF: Final = "pressure-off" in _chosen
 IDS_OFF: Final = "ids-off" in _chosen
 SIZES_OFF: Final = "sizes-off" in _chosen
+
+ANY: Final = any((GONE_OFF, DEADLINES_OFF, CANCEL_OFF, LATE_OFF, PRESSURE_OFF, IDS_OFF, SIZES_OFF))

@@ -17,6 +17,7 @@ from polybus.model.services import BUILT_IN, Code, check_service, place_of
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.calls.peer import Peer
+    from polybus.kernel.gsb_calls import Desk
     from polybus.model.limits import GsbLimits
 
 MAX_ROUTES = 1024  # remembered for one caller; beyond that they are found anew
@@ -35,11 +36,11 @@ DONE = Answer(Code.OK)
 
 
 class Services:
-    def __init__(self, broker: Broker, limits: GsbLimits) -> None:
+    def __init__(self, broker: Broker, desk: Desk, limits: GsbLimits) -> None:
         self._broker = broker
+        self._desk = desk
         self._limits = limits
         self._by_name: dict[str, Service] = {}
-        self.generation = 1
         broker.policy.watch(self._changed)
 
     def __len__(self) -> int:
@@ -84,9 +85,9 @@ class Services:
 
     def route(self, peer: Peer, address: bytes) -> Route | Answer | str:
         """Where a call goes; a text is the name of a service of the bus's own."""
-        if peer.generation != self.generation:
+        if peer.generation != self._desk.generation:
             peer.routes.clear()
-            peer.generation = self.generation
+            peer.generation = self._desk.generation
         found = peer.routes.get(address)
         return found if found is not None else self._find(peer, address)
 
@@ -126,4 +127,4 @@ class Services:
         return all(self._broker.policy.allows(who, CALL, name.encode()) for name in names)
 
     def _changed(self) -> None:
-        self.generation += 1
+        self._desk.generation += 1

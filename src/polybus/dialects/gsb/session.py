@@ -73,12 +73,12 @@ class GsbSession(Peer):
         self._call_soon = dialect.timers.call_soon
         self._pipe = pipe
         self._max_packet_bytes = limits.max_packet_bytes
-        self.ipc = pipe.is_unix
-        self._head = sp.head_size(sp.Form(self.ipc))
+        self._head = sp.head_size(sp.Form(pipe.is_unix))
         self.caller_name = _caller(pipe.identity).encode()
         most = broker.limits.outbox_max_bytes
         full, free = limits.outbox_full_bytes, limits.outbox_free_bytes
         self._outbox = Outbox(pipe, broker.turn, self, full, most, free)
+        self.take_short_path(dialect.calls.desk, self._outbox.push, pipe.is_unix)
         self._encoding = dialect.encodings[self.ipc]
         reader = Subscriber(self, most)
         self.party = broker.join("gsb", pipe, self._encoding, outbox=self._outbox, reader=reader)
@@ -96,29 +96,33 @@ class GsbSession(Peer):
             "pong": lambda pong: True,
         }
         self._greeted = False
-        self._is_first = True  # no packet has come yet
         self._skipping: Skipping | None = None
         self._trying = False  # soon
         self._calls.join(self)
         self.send(sp.GREETING)
 
-    # --- what the transport calls (`stalled` and `writable` are the outbox's)
+    # --- what the transport calls (`stalled` and `writable` are the outbox's, `receive` is
+    # the short path's, which calls these two if need be)
 
-    def receive(self, buffer: Buffer, start: int, end: int) -> int:
-        self.heard_s = self.broker.now_s()
-        self.pinged = False
-        at = start
+    def receive_slowly(self, buffer: Buffer, start: int, end: int) -> int:
+        """The greeting, a frame, or some of what is skipped: its size; 0: nothing is whole."""
+        if self.party.ended:
+            return end - start
         try:
             if not self._greeted:
-                at = self._greet(buffer, start, end)
-            while self._greeted and not self.halted and not self.party.ended:
-                used = self._take(buffer, at, end)
-                if not used:
-                    break
-                at += used
+                return self._greet(buffer, start, end)
+            return self._take(buffer, start, end)
         except BadFrame as error:
             self._close(error.reason)
-        return end - start if self.party.ended else at - start
+            return end - start
+
+    def packet_slowly(self, payload: bytes, start: int, end: int) -> bool:
+        """One whole packet; False: it has to wait."""
+        try:
+            return self._packet(payload, start, end)
+        except BadFrame as error:
+            self._close(error.reason)
+            return True
 
     def half_closed(self) -> bool:
         """The peer sends no more; nng's never do that and stay."""
@@ -187,7 +191,8 @@ class GsbSession(Peer):
         must_wait = self.full_calls and not self.lifted
         if self.halted and not must_wait and not self.party.ended:
             self._wake()
-            self._pipe.resume_reading()
+            if self.finish_large():
+                self._pipe.resume_reading()
 
     def _wake(self) -> None:
         if self.halted:
@@ -204,16 +209,16 @@ class GsbSession(Peer):
         self.lifted = True
         self._calls.hung_up(self)
         self._wake()
+        self.finish_large()
         self._pipe.offer_again()
 
     # --- frames
 
     def _greet(self, buffer: Buffer, start: int, end: int) -> int:
-        """Behind the greeting, once it is whole; `start` until then."""
         size = len(sp.GREETING)
         sp.check_greeting(bytes(memoryview(buffer)[start : min(end, start + size)]))
-        self._greeted = end - start >= size
-        return start + size if self._greeted else start
+        self._greeted = self.is_open = end - start >= size
+        return size if self._greeted else 0
 
     def _take(self, buffer: Buffer, at: int, end: int) -> int:
         """One frame: its size, or 0 if it is not whole or must wait."""
@@ -227,6 +232,7 @@ class GsbSession(Peer):
         size: int = LENGTH.unpack_from(buffer, begin - LENGTH.size)[0]
         if size > self._max_packet_bytes and not sabotage.SIZES_OFF:
             self._skipping = Skipping(size)
+            self.is_open = False
             return self._head
         if begin + size > end:
             return 0
@@ -241,7 +247,7 @@ class GsbSession(Peer):
             done = self._calls.call(self, *hot[1:])
         else:
             done = self._replied(*hot[1:])
-        self._is_first = self._is_first and not done
+        self.is_first = self.is_first and not done
         return done
 
     def _other(self, payload: bytes) -> bool:
@@ -258,7 +264,8 @@ class GsbSession(Peer):
         used = skipping.feed(data)
         if not skipping.left:
             self._skipping = None
-            self._is_first = False
+            self.is_open = True
+            self.is_first = False
             if skipping.kind == SERVICE_CALL:
                 text = f"a packet has at most {self._max_packet_bytes} bytes"
                 why = Answer(Code.TOO_LARGE, text)
@@ -274,7 +281,7 @@ class GsbSession(Peer):
     # --- packets
 
     def _hello(self, hello: Any) -> bool:
-        if not self._is_first:
+        if not self.is_first:
             raise BadFrame(codec.SECOND_HELLO)
         self._calls.greet(
             self, deadline_ms=hello.deadline_ms, keeps_credits=hello.credits, pings=hello.ping
