@@ -18,22 +18,21 @@ class Totals(NamedTuple):
 class Traffic:
     def __init__(self) -> None:
         self._lock = Lock()
-        self._totals = Totals()
+        self._received = self._received_bytes = 0
+        self._delivered = self._delivered_bytes = 0
 
     @property
     def totals(self) -> Totals:
-        return self._totals
+        with self._lock:
+            received = self._received, self._received_bytes
+            return Totals(*received, self._delivered, self._delivered_bytes)
 
     def receive(self, messages: int, size: int) -> None:
         with self._lock:
-            old = self._totals
-            self._totals = old._replace(
-                received=old.received + messages, received_bytes=old.received_bytes + size
-            )
+            self._received += messages
+            self._received_bytes += size
 
     def deliver(self, messages: int, size: int) -> None:
         with self._lock:
-            old = self._totals
-            self._totals = old._replace(
-                delivered=old.delivered + messages, delivered_bytes=old.delivered_bytes + size
-            )
+            self._delivered += messages
+            self._delivered_bytes += size

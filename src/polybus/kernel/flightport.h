@@ -72,6 +72,46 @@ struct Arrival {
   int64_t size;
 };
 
+// The columns of a batch as a block takes them, which most batches allow: all keys are there or
+// none is, all times or none, and no headers. The types are those of its stream, checked before.
+struct Columns {
+  bool is_plain = false;
+  int64_t count = 0;
+  const uint8_t *bodies = nullptr, *body_offsets = nullptr;
+  const uint8_t *keys = nullptr, *key_offsets = nullptr;  // nullptr: no message has a key
+  const uint8_t* times = nullptr;                         // nullptr: no message has one
+  int64_t bodies_size = 0, keys_size = 0;
+};
+
+inline bool HasAll(const arrow::Array& array) { return array.null_count() == 0; }
+inline bool HasNone(const arrow::Array& array) { return array.null_count() == array.length(); }
+
+inline void UseStrings(const arrow::ArrayData& array, const uint8_t** data, int64_t* size,
+                       const uint8_t** offsets) {
+  static const uint8_t nothing = 0;
+  const auto& held = array.buffers[2];
+  *data = held && held->size() > 0 ? held->data() : &nothing;
+  *size = held ? held->size() : 0;
+  *offsets = array.buffers[1]->data() + array.offset * 4;
+}
+
+inline Columns ColumnsOf(const arrow::RecordBatch& batch) {
+  Columns found;
+  found.count = batch.num_rows();
+  auto bodies = batch.GetColumnByName("body"), keys = batch.GetColumnByName("shard_key");
+  auto times = batch.GetColumnByName("insertion_ms"), headers = batch.GetColumnByName("headers");
+  if (found.count == 0 || !bodies || !keys || !HasAll(*bodies)) return found;
+  if (!(HasAll(*keys) || HasNone(*keys)) || (headers && !HasNone(*headers))) return found;
+  if (times && !(HasAll(*times) || HasNone(*times))) return found;
+  UseStrings(*bodies->data(), &found.bodies, &found.bodies_size, &found.body_offsets);
+  if (!HasNone(*keys))
+    UseStrings(*keys->data(), &found.keys, &found.keys_size, &found.key_offsets);
+  if (times && !HasNone(*times))
+    found.times = times->data()->buffers[1]->data() + times->data()->offset * 8;
+  found.is_plain = true;
+  return found;
+}
+
 // Where batches of all streams wait, and what the port owes to all clients together.
 class Desk {
  public:

@@ -18,7 +18,9 @@ answered without it, and `Desk.take` gives one thread of Python all that have co
     refusal(error) → (code, text, extra)     code: one of `INTERNAL` to `FAILED`
 """
 
+from cpython.buffer cimport PyBUF_READ
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
@@ -126,6 +128,19 @@ cdef extern from "flightport.h" namespace "polybus" nogil:
         shared_ptr[CBuffer] metadata
         int64_t size
 
+    cdef cppclass Columns:
+        cbool is_plain
+        int64_t count
+        const unsigned char* bodies
+        const unsigned char* body_offsets
+        const unsigned char* keys
+        const unsigned char* key_offsets
+        const unsigned char* times
+        int64_t bodies_size
+        int64_t keys_size
+
+    Columns ColumnsOf(const CRecordBatch&)
+
     cdef cppclass Hooks:
         void* python
         void (*open_put)(void*, CCall*, CPut*, Refusal*) noexcept
@@ -170,8 +185,8 @@ cdef class Desk:
     def take(self):
         """Waits; all that lies there (after a nudge, maybe nothing); None once it is closed.
 
-        Each is (owner of its stream, slot, batch or None, metadata, size); the size is -1 if the
-        batch's structure is not what it says.
+        Each is (owner of its stream, slot, metadata, size); the size is -1 if the batch's structure
+        is not what it says.
         """
         cdef vector[Arrival] arrivals
         cdef cbool is_open
@@ -185,9 +200,9 @@ cdef class Desk:
             slot = Slot.__new__(Slot)
             slot.put = arrival.put
             slot.ticket = arrival.ticket
-            batch = None if arrival.batch.get() == NULL else wrap_batch(arrival.batch)
+            slot.held = arrival.batch
             owner = <object>arrival.put.get().owner
-            found.append((owner, slot, batch, as_bytes(arrival.metadata), arrival.size))
+            found.append((owner, slot, as_bytes(arrival.metadata), arrival.size))
         return found
 
     def nudge(self):
@@ -220,11 +235,45 @@ cdef class Desk:
         return [(one.get().id, one.get().peer.decode(), one.get().since_s) for one in found]
 
 
+cdef object view(const unsigned char* data, int64_t size):
+    return PyMemoryView_FromMemory(<char*>data, size, PyBUF_READ)
+
+
 cdef class Slot:
-    """Where the answer to one batch goes."""
+    """One batch, and where the answer to it goes."""
 
     cdef shared_ptr[CPut] put
     cdef uint64_t ticket
+    cdef shared_ptr[CRecordBatch] held
+
+    def columns(self):
+        """(bodies, offsets, keys, key offsets, times): views of the batch, until `let_go`.
+
+        The last three are None where no message has one. None if it is not as simple as that:
+        then `batch` has it. Only for a batch whose structure is what it says.
+        """
+        cdef Columns found
+        if self.held.get() == NULL:
+            return None
+        found = ColumnsOf(self.held.get()[0])
+        if not found.is_plain:
+            return None
+        offsets = (found.count + 1) * 4
+        keys = key_offsets = times = None
+        if found.keys != NULL:
+            keys, key_offsets = view(found.keys, found.keys_size), view(found.key_offsets, offsets)
+        if found.times != NULL:
+            times = view(found.times, found.count * 8)
+        bodies = view(found.bodies, found.bodies_size)
+        return bodies, view(found.body_offsets, offsets), keys, key_offsets, times
+
+    def batch(self):
+        """The batch as pyarrow's; None if there is none."""
+        return None if self.held.get() == NULL else wrap_batch(self.held)
+
+    def let_go(self):
+        """Of the batch's memory."""
+        self.held.reset()
 
     def fill(self, bytes answer):
         """Once, from any thread."""

@@ -117,15 +117,22 @@ def block_of(batch: pa.RecordBatch, now_ms: int) -> Block:
     check_schema(batch.schema)
     if batch.num_rows == 0:
         raise MalformedRequest("body: the batch has no rows")
-    try:
+    with Refused():
         batch.validate()
         return _block({name: batch.column(name) for name in batch.schema.names}, now_ms)
-    except TooLarge:
-        raise
-    except pa.ArrowInvalid as error:
-        raise MalformedRequest(f"the batch is malformed: {error}") from None
-    except UsageError as error:
-        raise MalformedRequest(str(error)) from None
+
+
+class Refused:
+    """What is wrong with somebody's columns, as an answer to whoever sent them."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, pa.ArrowInvalid):
+            raise MalformedRequest(f"the batch is malformed: {error}") from None
+        if isinstance(error, UsageError) and not isinstance(error, TooLarge):
+            raise MalformedRequest(str(error)) from None
 
 
 def check_schema(schema: pa.Schema) -> None:

@@ -35,7 +35,7 @@ class Handler:
     def open_put(self, call: Any, path: list[bytes], schema: pa.Schema) -> Putting:
         if self.refused is not None:
             raise self.refused
-        return Putting(self.hand_over, lambda counter, done: {"counter": counter, "done": done})
+        return Putting(self.hand_over, tell)
 
     def hand_over(self, block: Any, stamp: Any) -> Future[Any]:
         if stamp is not None and stamp.counter == 99:
@@ -54,8 +54,15 @@ class Handler:
         return as_refusal(error)
 
     def settle(self, index: int, result: object = None) -> None:
-        until(lambda: len(self.handed) > index, f"batch {index} is handed over")
+        self.wait(index)
         self.handed[index][1].set_result(result)
+
+    def wait(self, index: int) -> None:
+        until(lambda: len(self.handed) > index, f"batch {index} is handed over")
+
+
+def tell(counter: int | None, done: Any) -> bytes:
+    return json.dumps({"counter": counter, "done": done}).encode()
 
 
 class World:
@@ -139,7 +146,7 @@ def test_what_is_under_way_is_bounded(max_batches, max_bytes):
     world.handler.settle(0)
     assert answer(reader) == {"counter": None, "done": None}
     for index in (2, 3):
-        until(lambda index=index: len(world.handler.handed) > index, "the next is handed over")
+        world.handler.wait(index)
         assert len(world.handler.handed) == index + 1
         world.handler.settle(index)
         answer(reader)
@@ -225,7 +232,7 @@ def test_a_stream_that_is_refused(world):
 
 def test_an_address_that_is_none():
     world = World()
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="port"):
         Port(f"grpc://127.0.0.1:{world.port.port}x", Handler(), Desk(), READ_SCHEMA, 1, 1)
     world.close()
 

@@ -71,17 +71,23 @@ class Budget:
     def _take(self, size: int) -> None:
         if size > self._max_bytes:
             raise TooLarge(f"a batch of {size} bytes: at most {self._max_bytes} are taken at once")
-        turn = object()
         with self._changed:
-            self._turns.append(turn)
-            try:
-                self._changed.wait_for(lambda: self._closed or self._is_next(turn, size))
-                if self._closed:
-                    raise StoreClosed("the bus is stopping")
+            if not self._turns and self._used + size <= self._max_bytes and not self._closed:
                 self._used += size
-            finally:
-                self._turns.remove(turn)
-                self._changed.notify_all()
+            else:
+                self._wait_for_turn(size)
+
+    def _wait_for_turn(self, size: int) -> None:
+        turn = object()
+        self._turns.append(turn)
+        try:
+            self._changed.wait_for(lambda: self._closed or self._is_next(turn, size))
+            if self._closed:
+                raise StoreClosed("the bus is stopping")
+            self._used += size
+        finally:
+            self._turns.remove(turn)
+            self._changed.notify_all()
 
     def _is_next(self, turn: object, size: int) -> bool:
         return self._turns[0] is turn and self._used + size <= self._max_bytes
@@ -89,7 +95,8 @@ class Budget:
     def _give(self, size: int) -> None:
         with self._changed:
             self._used -= size
-            self._changed.notify_all()
+            if self._turns:
+                self._changed.notify_all()
 
 
 class Stream:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.errors import MalformedRequest, TooLarge
 from polybus.model import arrow
+from polybus.model.block import Block, Keys
 from polybus.model.stamp import Stamp
 from polybus.transports.flight.errors import as_json
 
 if TYPE_CHECKING:
     from polybus.kernel.flightport import Desk, Slot
-    from polybus.model.block import Block
+    from polybus.model.rows import Column
 
 MAX_METADATA_BYTES = 4096
 
@@ -31,7 +32,7 @@ class Putting(NamedTuple):
     """What becomes of the batches of one stream, and how an outcome is told."""
 
     hand_over: Callable[[Block, Stamp | None], Future[Any]]
-    tell: Callable[[int | None, Any], dict[str, Any]]
+    tell: Callable[[int | None, Any], bytes]
 
 
 class Awaited(NamedTuple):
@@ -62,28 +63,45 @@ class Intake:
 
     def _run(self) -> None:
         while (arrivals := self._desk.take()) is not None:
-            for putting, slot, batch, metadata, size in arrivals:
-                self._take(putting, slot, batch, metadata, size)
+            for putting, slot, metadata, size in arrivals:
+                self._take(putting, slot, metadata, size)
             while self._done:
                 self._answer(*self._done.popleft())
 
-    def _take(self, putting: Putting, slot: Slot, batch: Any, metadata: bytes, size: int) -> None:
+    def _take(self, putting: Putting, slot: Slot, metadata: bytes, size: int) -> None:
         counter = None
         try:
             stamp = read_stamp(metadata)
             counter = stamp.counter if stamp else None
-            outcome = putting.hand_over(self._block(batch, size), stamp)
+            outcome = putting.hand_over(self._block(slot, size), stamp)
         except Exception as error:
             self._refuse(slot, counter, error)
         else:
             outcome.add_done_callback(partial(self._note, Awaited(putting, slot, counter)))
 
-    def _block(self, batch: Any, size: int) -> Block:
-        if batch is None:
-            raise MalformedRequest("metadata without a batch")
+    def _block(self, slot: Slot, size: int) -> Block:
         if size > self._max_batch_bytes:
             most = self._max_batch_bytes
             raise TooLarge(f"a batch of {size} bytes: at most {most} are taken")
+        columns = slot.columns() if size >= 0 else None
+        try:
+            return self._simple(*columns) if columns else self._any(slot)
+        finally:
+            columns = None
+            slot.let_go()
+
+    def _simple(
+        self, bodies: Column, offsets: Column, keys: Any, key_offsets: Any, times: Any
+    ) -> Block:
+        given = None if keys is None else Keys(keys, key_offsets)
+        with arrow.Refused():
+            moment = self._now_ms() if times is None else times
+            return Block.from_columns(bodies, offsets, insertion_ms=moment, keys=given)
+
+    def _any(self, slot: Slot) -> Block:
+        batch = slot.batch()
+        if batch is None:
+            raise MalformedRequest("metadata without a batch")
         return arrow.block_of(batch, self._now_ms())
 
     def _note(self, awaited: Awaited, outcome: Future[Any]) -> None:
@@ -98,7 +116,7 @@ class Intake:
         except Exception as error:
             self._refuse(slot, counter, error)
         else:
-            slot.fill(json.dumps(answer).encode())
+            slot.fill(answer)
 
     def _refuse(self, slot: Slot, counter: int | None, error: Exception) -> None:
         self._on_error(error)
@@ -117,7 +135,7 @@ def read_json(raw: bytes, max_bytes: int, what: str) -> dict[str, Any]:
     if len(raw) > max_bytes:
         raise MalformedRequest(f"{what} has {len(raw)} bytes: at most {max_bytes} are read")
     try:
-        found = json.loads(raw.decode("utf-8")) if raw else {}
+        found = json.loads(str(raw, "utf-8")) if raw else {}
     except (ValueError, RecursionError):
         raise MalformedRequest(f"{what} is no JSON") from None
     if not isinstance(found, dict):
