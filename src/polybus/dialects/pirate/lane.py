@@ -88,7 +88,8 @@ class Lane:
                 return reply
             story = self._wire.story
             self.close()
-        raise NotConnected(f"{story} ({self._options.tries} tries of {timeout_s:g} s)")
+        tried = f"{self._options.tries} tries of {self._options.timeout_s:g} s"
+        raise NotConnected(f"{story} ({tried})")
 
     def close(self) -> None:
         if self._wire is not None:

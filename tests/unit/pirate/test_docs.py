@@ -1,0 +1,75 @@
+"""The guide says what the code does, and the example does what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from polybus import errors, pirate
+from polybus.cli import pirate as command
+from polybus.dialects.pirate.blocking import BlockingClient
+from polybus.dialects.pirate.options import Order
+from polybus.dialects.pirate.shell import USAGE
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "docs" / "guides" / "pirate.md").read_text()
+
+
+def rows() -> list[list[str]]:
+    """The first two cells of every row of every table."""
+    found = re.findall(r"^\| ([^|]+?) \| ([^|]*?) \|", GUIDE, re.MULTILINE)
+    return [list(cells) for cells in found]
+
+
+def words(cells: list[str]) -> set[str]:
+    return set(re.findall(r"\w+", cells[0]))
+
+
+def test_every_setting_is_there():
+    documented = {cells[0].strip("`"): cells[1] for cells in rows()}
+    for field in dataclasses.fields(pirate.ClientOptions):
+        assert documented[field.name] == str(field.default), field.name
+
+
+def test_every_call_is_there():
+    calls = set().union(*map(words, rows()))
+    public = {name for name in vars(BlockingClient) if not name.startswith("_")}
+    assert public - {"open"} <= calls
+
+
+def test_every_order_and_command_and_exit_code_is_there():
+    first = [cells[0].strip("`") for cells in rows()]
+    assert {str(order) for order in Order} <= set(first)
+    for verb in USAGE:
+        assert any(re.search(rf"\b{verb}\b", cell) for cell in first), verb
+    for code in re.findall(r"^  (\d+) ", command.EXIT_CODES, re.MULTILINE):
+        assert any(code in re.findall(r"\d+", cell) for cell in first), code
+
+
+def test_every_error_that_is_named_exists():
+    table = GUIDE.partition("## Errors")[2].partition("## Keys")[0]
+    named = re.findall(r"`([A-Z]\w+)`", table)
+    assert named
+    for name in named:
+        assert hasattr(errors, name), name
+
+
+def test_the_example_reads_what_it_missed_once(endpoint):
+    for start in (0, 3):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "pirate.py"), endpoint],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        ids = range(start + 1, start + 4)
+        assert done.stdout.splitlines() == [
+            f"subscribed after {start}",
+            *(f"put {number}" for number in ids),
+            *(f"read {number} news {number - start - 1}" for number in ids),
+        ]
