@@ -34,6 +34,7 @@ class Produce:
         self._batches = 4
 
     def calibrate(self, wanted_s: float) -> None:
+        self._run()  # connects, opens producers, and makes the topic
         while (took_s := self._run()) < TRIAL_S:
             self._batches *= 4
         self._batches = max(1, round(self._batches * wanted_s / took_s))
