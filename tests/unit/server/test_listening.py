@@ -39,6 +39,7 @@ def test_nothing_listed_is_everything_at_its_default():
         "freud unix:/run/polybus/freud.sock",
         "gsb tcp://127.0.0.1:6569",
         "gsb ipc:///run/polybus/gsb.sock",
+        "pirate tcp://127.0.0.1:6568",
         "native grpc://127.0.0.1:6570",
         "admin unix:/run/polybus/admin.sock",
     ]
@@ -77,10 +78,11 @@ def test_a_relative_socket_path_is_made_absolute(monkeypatch, tmp_path):
     assert planned("rqueue=unix:r.sock", admin=False) == [f"rqueue unix:{tmp_path}/r.sock"]
 
 
-@pytest.mark.parametrize("name", ["pirate", "console", "RQUEUE", "", "x"])
+@pytest.mark.parametrize("name", ["console", "RQUEUE", "", "x"])
 def test_what_is_not_built_is_an_unknown_dialect(name):
     said = refusal(f"{name}=tcp://127.0.0.1:1")
-    assert said == f"--listen: unknown dialect {name!r}: this bus has rqueue, freud, gsb, native, admin"
+    known = "rqueue, freud, gsb, pirate, native, admin"
+    assert said == f"--listen: unknown dialect {name!r}: this bus has {known}"
 
 
 @pytest.mark.parametrize(
@@ -150,3 +152,14 @@ def test_rqueue_alone_has_no_data_folder():
     environ = {"XDG_RUNTIME_DIR": "/run"}
     assert rqueue_alone(loaded(), environ, admin=False).data is None
     assert serving(loaded(data="/d"), environ).data == Path("/d")
+
+
+def test_pirate_beyond_loopback_needs_keys():
+    said = refusal("pirate=tcp://0.0.0.0:1")
+    assert "set curve = true in [pirate], or say insecure = true" in said
+    with_keys = load(
+        None, {"POLYBUS_PIRATE_CURVE": "true", "POLYBUS_LISTEN": "pirate=tcp://0.0.0.0:1"}
+    )
+    assert [str(one.address) for one in plan(with_keys, RUNTIME, admin=False)] == [
+        "tcp://0.0.0.0:1"
+    ]
