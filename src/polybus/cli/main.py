@@ -30,7 +30,7 @@ NOUNS = {
     "keys": ("keys", "CURVE keys: make them, let clients in, shut them out."),
     "topic": ("topic", "Make, list, trim and remove durable topics."),
     "group": ("group", "Consumer groups: list, look at, move and remove them."),
-    "pipeline": ("pipeline", "Spark jobs: archive, retain, replay, stats, route, dead letters."),
+    "pipeline": ("pipeline", "Jobs of Spark: archive, retain, replay, stats, route."),
     "pub": ("pub", "Publish lines of stdin, or arguments, to a durable topic."),
     "sub": ("sub", "Print a durable topic, from any place on."),
     "stats": ("stats", "Show the counters of the running bus."),
