@@ -17,7 +17,8 @@
  *   frame OUT IN TAG              lengths of a frame sent and received; where its sender's number is
  *   answers N GOOD BAD            answered: so many answers a turn; how good ones and refusals begin
  *   numbered AT SIZE IN MORE      numbered: where the number is in a request; how long an answer is,
- *                                 where its number is, and how much more than the request's
+ *                                 where its number is (0: nowhere), and how much more than
+ *                                 the request's it is
  *   beginning LEN                 numbered: how a good answer begins
  *   aside LEN                     bytes the server may put between messages (the PING of NATS)
  *   publisher PORT HELLO SKIP THEN UNTIL STREAM

@@ -34,7 +34,7 @@ class Exchange:
         """The same for all clients whose names are equally long."""
         answer = self.answer(client)
         at = self.request(client, MARK).index(wire.number(MARK))
-        answer_at = answer.index(wire.number(MARK + self.more))
+        answer_at = max(0, answer.find(wire.number(MARK + self.more)))
         return {"numbered": f"{at} {len(answer)} {answer_at} {self.more}"}
 
 
@@ -52,6 +52,16 @@ def get(topic: str) -> Exchange:
 
     answer = message(b"MSG", wire.number(MARK + 1), bytes(8), BODY)
     return Exchange(request, lambda _client: answer, message(b"MSG", b"")[:7], more=1)
+
+
+def get_again(topic: str) -> Exchange:
+    """The same message each time: what rises is the counter, which a GET is not asked for."""
+
+    def request(client: bytes, number: int) -> bytes:
+        return message(*wire.get(client, EPOCH, topic, 0, wire.number(number)))
+
+    answer = message(b"MSG", wire.number(1), bytes(8), BODY)
+    return Exchange(request, lambda _client: answer, message(b"MSG", b"")[:7])
 
 
 def echo() -> Exchange:
@@ -86,6 +96,12 @@ class Clients:
     def measure(self) -> Values:
         seconds = self._run()
         return {RATE.key: len(self._clients) * self._turns / seconds}
+
+    def do(self, turns: int) -> int:
+        """So much of it, whatever it takes; how many requests that were."""
+        self._turns = turns
+        self._run()
+        return len(self._clients) * turns
 
     def _run(self) -> float:
         first, self._next = self._next, self._next + self._turns

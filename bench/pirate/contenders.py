@@ -5,8 +5,8 @@ from bench.harness.results import OURS, Values
 from bench.native.contenders import Bus
 from bench.peers import router
 from bench.pirate.cases import CLIENTS, HELD, STORE
-from bench.pirate.clients import Clients, echo, get, put
-from bench.pirate.places import Collecting, Filled, greet, subscribe
+from bench.pirate.clients import Clients, echo, get, get_again, put
+from bench.pirate.places import Collecting, greet, subscribe
 from bench.store.writing import Ours as StoreAlone
 from polybus.store.contract import Store
 
@@ -23,12 +23,32 @@ def putting(bus: Bus, topic: str, name: str = OURS) -> Clients:
     return Clients(name, bus.pid, bus.ports["pirate"], clients, put(topic))
 
 
+class Filled:
+    """A topic that has as many messages as somebody is going to read."""
+
+    def __init__(self, bus: Bus, topic: str) -> None:
+        self._clients = putting(bus, topic)
+        self._messages = 0
+
+    def up_to(self, newest: int) -> None:
+        missing = newest - self._messages
+        if missing > 0:
+            self._messages += self._clients.do(-(-missing // CLIENTS))
+
+
 def getting(bus: Bus, topic: str, count: int, filled: Filled) -> Clients:
-    clients = names(topic, count)
+    clients = names(f"{topic}-reader", count)
     subscribe(bus, clients, topic)
     return Clients(
         OURS, bus.pid, bus.ports["pirate"], clients, get(topic), first=0, ready=filled.up_to
     )
+
+
+def getting_again(bus: Bus, topic: str, filled: Filled) -> Clients:
+    clients = names(f"{topic}-reader", 1)
+    subscribe(bus, clients, topic)
+    filled.up_to(1)
+    return Clients(OURS, bus.pid, bus.ports["pirate"], clients, get_again(topic))
 
 
 def echoing(running: Running, count: int) -> Clients:

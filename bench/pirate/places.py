@@ -9,12 +9,10 @@ from bench.harness.load import LoadFailed
 from bench.harness.places import installed
 from bench.native.contenders import Bus, bus
 from bench.pirate.clients import BODY
-from polybus.native import Client
 from polybus.testing.pirate import wire
 from polybus.testing.pirate.bare import Bare
 
 LISTEN = "pirate=tcp://127.0.0.1:0"
-BATCH = 1000
 COLLECT_S = 0.05
 
 
@@ -48,24 +46,6 @@ def _demand(bare: Bare, request: Sequence[bytes]) -> None:
     answer = bare.ask(request)
     if answer[0] != "OK":
         raise LoadFailed(f"{request[1].decode()}: {answer}")
-
-
-class Filled:
-    """A topic that has as many messages as somebody is going to read."""
-
-    def __init__(self, bus: Bus, topic: str) -> None:
-        self._client = Client(bus.url.replace("grpc", "polybus"))
-        self._producer = self._client.producer()
-        self._topic, self._messages = topic, 0
-
-    def up_to(self, newest: int) -> None:
-        while self._messages < newest:
-            self._producer.produce(self._topic, [BODY] * BATCH).result()
-            self._messages += BATCH
-
-    def close(self) -> None:
-        self._producer.close()
-        self._client.close()
 
 
 class Collecting:

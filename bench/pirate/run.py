@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 
 from bench.harness.options import Options
@@ -17,14 +17,23 @@ from bench.pirate.cases import (
     CLIENTS,
     COLLECT,
     GET,
-    GET_MANY,
+    GET_ALONE,
+    GET_SAME,
     HELD,
     PUT,
     REQUIREMENTS,
     STORE,
 )
-from bench.pirate.contenders import Followed, echoing, getting, putting, store_alone
-from bench.pirate.places import Filled, pirate_bus
+from bench.pirate.contenders import (
+    Filled,
+    Followed,
+    echoing,
+    getting,
+    getting_again,
+    putting,
+    store_alone,
+)
+from bench.pirate.places import pirate_bus
 from bench.store.contract import Contender
 from bench.store.rounds import Case, run_case
 from bench.store.run import data_folder
@@ -51,9 +60,8 @@ def run(options: Options) -> Outcome:
         outcome.versions = versions
         for case in (case for case in CASES if options.wants(case.name)):
             print(f"… {case.title}", file=sys.stderr, flush=True)
-            with ExitStack() as during:
-                contenders = _contenders(case, ours, bare, store, during)
-                outcome.results.append(run_case(case, effort, contenders))
+            contenders = _contenders(case, ours, bare, store)
+            outcome.results.append(run_case(case, effort, contenders))
     for requirement in REQUIREMENTS:
         outcome.verdicts += requirement.judge(outcome.results)
     if options.wants(MEMORY):
@@ -61,15 +69,15 @@ def run(options: Options) -> Outcome:
     return outcome
 
 
-def _contenders(
-    case: Case, ours: Bus, bare: Running, store: Store, during: ExitStack
-) -> Sequence[Contender]:
+def _contenders(case: Case, ours: Bus, bare: Running, store: Store) -> Sequence[Contender]:
     if case is PUT:
         alone = store_alone(store, case.name)
         return [putting(ours, case.name), alone, echoing(bare, CLIENTS)]
-    if case in (GET, GET_MANY):
-        count = 1 if case is GET else CLIENTS
-        filled = during.enter_context(closing(Filled(ours, case.name)))
+    if case in (GET, GET_SAME, GET_ALONE):
+        count = CLIENTS if case is GET else 1
+        filled = Filled(ours, case.name)
+        if case is GET_SAME:
+            return [getting_again(ours, case.name, filled), echoing(bare, count)]
         return [getting(ours, case.name, count, filled), echoing(bare, count)]
     assert case is COLLECT
     return [
