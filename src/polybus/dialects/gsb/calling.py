@@ -59,9 +59,10 @@ class Answer:
 class Received:
     """What came of a stream and was not read yet, and how it ended."""
 
-    def __init__(self, link: Link, address: str) -> None:
+    def __init__(self, link: Link, address: str, leave: Callable[[Link], None]) -> None:
         self.link = link
         self.request_id = b""
+        self._leave: Callable[[Link], None] | None = leave
         self.items: deque[Buffer] = deque()
         self.held_bytes = 0
         self.ended = False
@@ -94,6 +95,8 @@ class Received:
             await self._wait(timeout_s)
         taken, self.items = self.items, deque()
         self.link.release(self)
+        if self.ended:
+            self._give_back()
         if not taken and self.error is not None:
             raise self.error
         return taken
@@ -106,6 +109,13 @@ class Received:
             if self.link.is_up:
                 self.link.cancel(self.request_id)
         self.link.release(self)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Others may have the connection; once."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave(self.link)
 
     async def _wait(self, timeout_s: float | None) -> None:
         self._news = asyncio.get_running_loop().create_future()

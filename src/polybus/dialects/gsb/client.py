@@ -16,7 +16,7 @@ What the client promises:
 - A call or a stream that the program gives up (cancelled, timed out, iterator
   dropped) is cancelled at the bus, and there at the service.
 - A stream is read no faster than the program takes it: what is not taken makes the
-  service wait, at its `yield`. Calls on the same connection go on.
+  service wait, at its `yield`. Nothing else waits: streams have connections of their own.
 - After a lost connection it comes back by itself, and registers its services and
   subscriptions again before anything else is sent.
 - Any number of tasks may use it at once.
@@ -37,7 +37,8 @@ import msgpack
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.calling import Answer, Received, Stream, value_of
 from polybus.dialects.gsb.failures import refusal
-from polybus.dialects.gsb.lifeline import Lifeline
+from polybus.dialects.gsb.lanes import Lanes, NoServices
+from polybus.dialects.gsb.lifeline import Lifeline, reach
 from polybus.dialects.gsb.link import Link
 from polybus.dialects.gsb.listening import Listening, Subscription
 from polybus.dialects.gsb.options import ClientOptions, default_address
@@ -65,6 +66,7 @@ class Client:
         self._lifeline = Lifeline(
             self.address, options, self._make_link, self._introduce, self._link_ended
         )
+        self._lanes = Lanes(self._dial_lane, options.stream_connections)
         self._pack = msgpack.Packer().pack
         self._closed = asyncio.Event()
 
@@ -82,6 +84,7 @@ class Client:
         self._closed.set()
         await self._registering.stop()
         await self._lifeline.close()
+        await self._lanes.close()
         await self._serving.stop()
 
     async def __aenter__(self) -> Self:
@@ -114,7 +117,8 @@ class Client:
     def open_calls(self) -> int:
         """Calls that wait for their answer: those made here, and those to services here."""
         link = self._lifeline.link
-        return (0 if link is None else len(link.calls)) + self._serving.open_calls
+        calls = (0 if link is None else len(link.calls)) + self._lanes.open_calls
+        return calls + self._serving.open_calls
 
     # --- calling
 
@@ -136,15 +140,7 @@ class Client:
         for each item; without it the bus's deadline holds.
         """
 
-        async def open_call() -> Received:
-            link = self._lifeline.link or await self._lifeline.ready()
-            if link.is_full:
-                await link.room()
-            received = Received(link, address)
-            received.request_id = link.call(_address(address), self._packed(data), received)
-            return received
-
-        return Stream(open_call, address, timeout_s)
+        return Stream(lambda: self._open_stream(address, data), address, timeout_s)
 
     async def ping(self) -> float:
         """Milliseconds to the bus and back."""
@@ -243,6 +239,19 @@ class Client:
                 link.cancel(answer.request_id)
             raise
 
+    async def _open_stream(self, address: str, data: Any) -> Received:
+        called, packed = _address(address), self._packed(data)
+        await self._lifeline.ready()
+        await self._registering.settled()  # it goes another way, and must not come before them
+        link = await self._lanes.take()
+        received = Received(link, address, self._lanes.give_back)
+        try:
+            received.request_id = link.call(called, packed, received)
+        except BaseException:
+            self._lanes.give_back(link)
+            raise
+        return received
+
     async def _call_within(self, link: Link, address: str, data: Any, timeout_s: float) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
@@ -278,12 +287,24 @@ class Client:
     def _make_link(self, on_end: Callable[[Link], None]) -> Link:
         return Link(self.address, self.options, self._serving, self._listening.take, on_end)
 
+    async def _dial_lane(self, on_end: Callable[[Link], None]) -> Link:
+        async def introduce(lane: Link) -> None:
+            self._say_hello(lane)
+            await lane.ping()
+
+        link = Link(self.address, self.options, NoServices(), self._listening.take, on_end)
+        await reach(link, introduce)
+        return link
+
+    def _say_hello(self, link: Link) -> None:
+        packet = pb.Packet()
+        packet.hello.deadline_ms = self.options.deadline_ms
+        packet.hello.credits = packet.hello.ping = True
+        link.send_packet(packet)
+
     async def _introduce(self, link: Link) -> None:
         """The hello, services, topics; and a ping, so that all of it is known to be read."""
-        hello = pb.Packet()
-        hello.hello.deadline_ms = self.options.deadline_ms
-        hello.hello.credits = hello.hello.ping = True
-        link.send_packet(hello)
+        self._say_hello(link)
         self._serving.link = link
         again = self._lifeline.last_loss is not None
         services = self._registering.send_all(link)
@@ -321,6 +342,7 @@ def connect(
     *,
     deadline_s: float | None = DEFAULTS.deadline_s,
     max_packet_bytes: int = DEFAULTS.max_packet_bytes,
+    stream_connections: int = DEFAULTS.stream_connections,
     max_unread_bytes: int = DEFAULTS.max_unread_bytes,
     cut_unread_bytes: int = DEFAULTS.cut_unread_bytes,
     max_calls: int = DEFAULTS.max_calls,
@@ -343,6 +365,7 @@ def connect(
         ClientOptions(
             deadline_s=deadline_s,
             max_packet_bytes=max_packet_bytes,
+            stream_connections=stream_connections,
             max_unread_bytes=max_unread_bytes,
             cut_unread_bytes=cut_unread_bytes,
             max_calls=max_calls,

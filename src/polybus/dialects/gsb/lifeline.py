@@ -36,6 +36,27 @@ STABLE_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 
 
+async def reach(link: Link, introduce: Callable[[Link], Awaitable[None]]) -> None:
+    """Dial and introduce; `NotConnected` if nobody answers who speaks GSB."""
+    timeout_s = link.options.connect_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            await dial(link)
+            await introduce(link)
+        if link.ended.is_set():
+            raise link.lost()
+    except PermissionError:
+        link.abort()
+        raise Denied(f"{link.address} is not for this user") from None
+    except (OSError, ConnectionLost) as error:  # TimeoutError is an OSError
+        link.abort()
+        reason = str(error) or f"no GSB bus answered within {timeout_s:g} s"
+        raise NotConnected(f"cannot connect to {link.address}: {reason}") from error
+    except BaseException:
+        link.abort()
+        raise
+
+
 class Lifeline:
     """See the top of the file."""
 
@@ -91,31 +112,11 @@ class Lifeline:
         if link is None:
             return
         link.close()
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await link.ended.wait()
-        except TimeoutError:
-            link.abort()
+        await link.end_within(CLOSE_TIMEOUT_S)
 
     async def _dial(self) -> Link:
         link = self._make(self._ended)
-        timeout_s = self._options.connect_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await dial(link)
-                await self._introduce(link)
-            if link.ended.is_set():
-                raise link.lost()
-        except PermissionError:
-            link.abort()
-            raise Denied(f"{self._address} is not for this user") from None
-        except (OSError, ConnectionLost) as error:  # TimeoutError is an OSError
-            link.abort()
-            reason = str(error) or f"no GSB bus answered within {timeout_s:g} s"
-            raise NotConnected(f"cannot connect to {self._address}: {reason}") from error
-        except BaseException:
-            link.abort()
-            raise
+        await reach(link, self._introduce)
         self.link = link
         self._changed.set()
         return link

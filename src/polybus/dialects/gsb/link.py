@@ -5,9 +5,9 @@ wait, requests to the services, all else to `other`. Frames of one turn of the l
 go out together. A link never comes back: when it has ended, everybody who waited
 for something is told why, and the client makes another.
 
-It reads as long as what it has read is wanted. Streams that nobody
-reads fill up; then the socket is left alone, unless something else is waited
-for on this connection, which would otherwise wait for ever (see `_regulate`).
+It reads as long as what it has read is wanted. A stream that nobody reads fills up;
+then the socket is left alone, unless something else is waited for on this connection,
+which would otherwise wait for ever (see `_regulate`; and lanes.py for why that is rare).
 """
 
 from __future__ import annotations
@@ -261,6 +261,14 @@ class Link(asyncio.BufferedProtocol):
         self._closing = True
         if self._transport is not None:
             self._transport.close()
+
+    async def end_within(self, timeout_s: float) -> None:
+        """Wait for its end after `close`; make it end if that takes too long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.ended.wait()
+        except TimeoutError:
+            self.abort()
 
     def abort(self) -> None:
         """End it at once."""

@@ -25,11 +25,13 @@ class ClientOptions:
     deadline_s: float | None = None
     # Should be the bus's own: a larger call or reply is refused here, before it is sent.
     max_packet_bytes: int = codec.DEFAULT_MAX_PACKET_BYTES
-    # What streams have received and nobody has read. Then the socket is left alone, so
-    # that the services feel it. While something else is waited for on the connection it
-    # reads on, up to `cut_unread_bytes`: then the fullest stream is cut. A subscription
-    # that holds so much loses what comes next, counted.
-    max_unread_bytes: int = 8 * MIB
+    # Each stream has a connection of its own, up to so many; more of them share.
+    stream_connections: int = 16
+    # What a stream has received and nobody has read. Then its connection is left alone,
+    # so that the service feels it. If it shares it, and others wait there, it is read on,
+    # up to `cut_unread_bytes`: then the fullest stream is cut. A subscription that holds
+    # so much loses what comes next, counted.
+    max_unread_bytes: int = 4 * MIB
     cut_unread_bytes: int = 64 * MIB
     # Calls that are answered at once; one more is told that the service is busy.
     max_calls: int = 10_000
@@ -51,6 +53,7 @@ class ClientOptions:
     def __post_init__(self) -> None:
         for name in (
             "max_packet_bytes",
+            "stream_connections",
             "max_unread_bytes",
             "max_calls",
             "threads",

@@ -53,6 +53,12 @@ class Registering:
             await asyncio.shield(settled)
             self._waiting.pop(service_id, None)
 
+    async def settled(self) -> None:
+        """Return when no answer is waited for, whatever they were."""
+        waiting = [one for one in self._waiting.values() if not one.done()]
+        if waiting:
+            await asyncio.wait(waiting)
+
     async def wait_for_all(self) -> None:
         for service_id in list(self._waiting):
             await self.wait(service_id)

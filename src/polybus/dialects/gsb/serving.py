@@ -254,8 +254,9 @@ class _Answering:
         data = b"" if result is None else serving.pack(result)
         if len(data) > 0xFFFF:  # it may be too large to be sent, and then it is a failure
             await self._room()
-        if serving.done(self.request_id):
-            serving.reply(self.request_id, OK, False, data)
+        if not self.cancelled:
+            serving.reply(self.request_id, OK, False, data)  # too large? then it has not ended
+            serving.done(self.request_id)
         return None
 
     def _value(self) -> Any:

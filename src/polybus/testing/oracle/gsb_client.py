@@ -19,7 +19,8 @@ def scan(
     data: bytes, start: int, end: int, is_ipc: bool, max_packet_bytes: int
 ) -> tuple[int, list[Any], int] | str:
     """(bytes consumed, packets, size of the frame that has begun), or why it is no frame."""
-    rest, found, header = data[start:end], [], 9 if is_ipc else 8
+    rest, header = data[start:end], 9 if is_ipc else 8
+    found: list[Any] = []
     consumed = 0
     while len(rest) >= header:
         if is_ipc and rest[0] != 1:

@@ -1,0 +1,95 @@
+"""What the tests of the client stand on: a real bus in a process of its own.
+
+Coroutine tests run twice: on uvloop over TCP, and on asyncio's own loop over a Unix
+socket; those that start a bus of their own, which takes most of their time, once.
+After each test nothing may be left at the bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from polybus.testing.process import BusProcess, serve
+from polybus.testing.watch import stats, until
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+# Below pytest's own: that one interrupts the loop, which may take it for a callback's error.
+TEST_TIMEOUT_S = 50.0
+
+Start = Callable[..., AbstractContextManager[BusProcess]]
+
+
+@contextmanager
+def running(
+    *args: str, folder: Path | None = None, port: int = 0, **settings: str
+) -> Iterator[BusProcess]:
+    """A bus with GSB and rqueue; settings are POLYBUS_* variables without the prefix."""
+    env = {f"POLYBUS_{name.upper()}": value for name, value in settings.items()}
+    # Short on purpose: the path of a Unix socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as own:
+        place = folder or Path(own)
+        gsb = (f"gsb=tcp://127.0.0.1:{port}", f"gsb=ipc://{place}/gsb.sock")
+        listen = (*gsb, "rqueue=tcp://127.0.0.1:0")
+        with serve(*args, listen=listen, folder=place, env=env) as bus:
+            yield bus
+
+
+@pytest.fixture(scope="session")
+def bus() -> Iterator[BusProcess]:
+    """A bus that other tests use too, under other names."""
+    with running("--engine", "memory:") as one:
+        yield one
+
+
+@pytest.fixture
+def address(bus: BusProcess, request: pytest.FixtureRequest) -> Iterator[str]:
+    callspec = getattr(request.node, "callspec", None)
+    over_ipc = callspec is not None and callspec.params.get("loop_kind") == "asyncio"
+    wanted = "ipc" if over_ipc else "tcp"
+    yield next(str(place) for name, place in bus.listeners if place.scheme == wanted)
+    until(lambda: stats(bus)["gsb"]["connections"] == 0, "all have gone")
+    left = stats(bus)["gsb"]
+    assert (left["services"], left["open_calls"], left["serving"]) == (0, 0, 0)
+
+
+@pytest.fixture
+def start() -> Start:
+    """Starts a bus of the test's own, which it may stop."""
+    return running
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if inspect.iscoroutinefunction(metafunc.function):
+        loops = ["uvloop"] if "start" in metafunc.fixturenames else list(LOOPS)
+        metafunc.fixturenames.append("loop_kind")
+        metafunc.parametrize("loop_kind", loops)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test on its loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
+    loop_kind = str(pyfuncitem.callspec.params["loop_kind"])
+    with asyncio.Runner(loop_factory=LOOPS[loop_kind]) as runner:
+        runner.run(_within(TEST_TIMEOUT_S, pyfuncitem.obj(**arguments)))
+    return True
+
+
+async def _within(timeout_s: float, test: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.timeout(timeout_s):
+        await test
