@@ -16,9 +16,12 @@ NODE = "0x" + "0123456789abcdef" * 2 + "01234567"
 FULL, PARTIAL = 0, 1
 
 
-@pytest.fixture
-def bus() -> MemoryBus:
-    return MemoryBus(gsb=GsbLimits(max_open_calls=3, max_services=2))
+@pytest.fixture(params=[True, False], ids=["short", "long"])
+def bus(request) -> MemoryBus:
+    """With the kernel's short path, and without it."""
+    bus = MemoryBus(gsb=GsbLimits(max_open_calls=3, max_services=2))
+    bus.gsb.calls.desk.is_short = request.param
+    return bus
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "ipc"])

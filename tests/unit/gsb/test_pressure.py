@@ -20,9 +20,12 @@ LIMITS = GsbLimits(
 )
 
 
-@pytest.fixture
-def bus() -> MemoryBus:
-    return MemoryBus(Limits(outbox_max_bytes=16 * MARK), gsb=LIMITS)
+@pytest.fixture(params=[True, False], ids=["short", "long"])
+def bus(request) -> MemoryBus:
+    """With the kernel's short path, and without it."""
+    bus = MemoryBus(Limits(outbox_max_bytes=16 * MARK), gsb=LIMITS)
+    bus.gsb.calls.desk.is_short = request.param
+    return bus
 
 
 def service_of(bus: MemoryBus, *, with_credits: bool = False) -> Far:

@@ -14,9 +14,12 @@ MAX = 8 * KIB
 LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)
 
 
-@pytest.fixture
-def bus() -> MemoryBus:
-    return MemoryBus(gsb=LIMITS)
+@pytest.fixture(params=[True, False], ids=["short", "long"])
+def bus(request) -> MemoryBus:
+    """With the kernel's short path, and without it."""
+    bus = MemoryBus(gsb=LIMITS)
+    bus.gsb.calls.desk.is_short = request.param
+    return bus
 
 
 def reasons(bus: MemoryBus) -> dict[str, int]:

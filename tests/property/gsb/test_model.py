@@ -1,0 +1,116 @@
+"""Random conversations: the bus does what the model says, on the short path and without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.codec import read_failure
+from polybus.testing.gsbmemory import Far
+from polybus.testing.memory import MemoryBus
+from polybus.testing.oracle.gsb import GsbBus, Sent
+
+NODE = "0x" + "ab" * 20
+PARTIES = 3
+NAMES = ["a", "a/b", "b", "sys/x", "net", "a//b", NODE]
+ADDRESSES = [
+    "a", "a/b", "a/b/c", "a/bc", "b", "/local/a/b", "/local/b", "sys/ping", "sys/none", "",
+    "/a", "a/", f"/net/{NODE}/a", f"{NODE}/a", NODE, "/net/a", "grün", "x" * 65,
+]  # fmt: skip
+party = st.integers(0, PARTIES - 1)
+request_id = st.sampled_from(["1", "2", "3", "ü", "", "x" * 256])
+# Ids that the bus may have given, and others.
+call_id = st.sampled_from(["1", "2", "3", "4", "5", "6", "a", "zz", ""])
+data = st.sampled_from([b"", b"x", b"y" * 130, b"z" * 70_000])
+steps = st.one_of(
+    st.tuples(st.just("register"), party, st.sampled_from(NAMES)),
+    st.tuples(st.just("register"), party, st.sampled_from(["a", "a/b", "b"])),
+    st.tuples(st.just("unregister"), party, st.sampled_from(NAMES)),
+    st.tuples(st.just("call"), party, st.sampled_from(ADDRESSES), request_id, data),
+    st.tuples(st.just("call"), party, st.sampled_from(["a", "a/b", "b"]), request_id, data),
+    st.tuples(
+        st.just("reply"), party, call_id, st.sampled_from([0, 500, 7]), st.integers(0, 1), data
+    ),
+    st.tuples(st.just("cancel"), party, request_id),
+    st.tuples(st.just("leave"), party),
+)
+
+
+class Real:
+    """The bus, asked as the model is."""
+
+    def __init__(self, *, is_short: bool) -> None:
+        self.bus = MemoryBus()
+        self.bus.gsb.calls.desk.is_short = is_short
+        self.far = [Far(self.bus, is_unix=number == 1) for number in range(PARTIES)]
+
+    def register(self, party: int, name: str) -> None:
+        self.far[party].send(register_request=pb.RegisterRequest(service_id=name))
+
+    def unregister(self, party: int, name: str) -> None:
+        self.far[party].send(unregister_request=pb.UnregisterRequest(service_id=name))
+
+    def call(self, party: int, address: str, request_id: str, data: bytes) -> None:
+        self.far[party].call(address, request_id, data)
+
+    def reply(self, party: int, call_id: str, code: int, kind: int, data: bytes) -> None:
+        self.far[party].reply(call_id, data, partial=kind == 1, code=code)
+
+    def cancel(self, party: int, request_id: str) -> None:
+        self.far[party].cancel(request_id)
+
+    def leave(self, party: int) -> None:
+        self.far[party].pipe.hang_up()
+        self.bus.turn()
+
+    def sent(self, party: int) -> list[Sent]:
+        return [plain(packet) for packet in self.far[party].packets()]
+
+
+def plain(packet: pb.Packet) -> Sent:
+    kind = packet.WhichOneof("kind") or ""
+    if kind == "call_reply":
+        reply = packet.call_reply
+        failure = read_failure(reply.data)
+        if reply.code == 500 and failure.origin == "bus":
+            return "failure", reply.request_id, failure.code
+        return kind, reply.request_id, reply.code, reply.type, reply.data
+    if kind == "call_request":
+        call = packet.call_request
+        return kind, call.request_id, call.data, call.caller, call.address
+    if kind == "cancel":
+        return kind, packet.cancel.request_id
+    return kind, getattr(packet, kind).code
+
+
+def told(program: list[tuple[Any, ...]], subject: Any) -> None:
+    gone: set[int] = set()
+    for verb, who, *rest in program:
+        if who in gone:
+            continue
+        if verb == "leave":
+            gone.add(who)
+        getattr(subject, verb)(who, *rest)
+
+
+@given(st.lists(steps, max_size=40))
+def test_conversations(program):
+    model = GsbBus()
+    for number in range(PARTIES):
+        model.join(number)
+    told(program, model)
+    for is_short in (True, False):
+        real = Real(is_short=is_short)
+        told(program, real)
+        for number in range(PARTIES):
+            if number not in model.gone:
+                assert real.sent(number) == model.sent[number]
+        stats = real.bus.stats("gsb")
+        assert stats["open_calls"] == stats["serving"] == len(model.calls)
+        assert stats["services"] == len(model.names)
+        assert stats["calls"] == model.opened
+        assert real.bus.stats("dropped", "unknown_call") == model.unknown_replies
+        assert real.bus.stats("refused", "unknown_cancel") == model.unknown_cancels

@@ -1,0 +1,88 @@
+"""The kernel's reader and writer of packets, against protobuf's own."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb import sp
+from polybus.kernel import gsb
+
+text = st.text(max_size=20)
+body = st.one_of(st.binary(max_size=300), st.integers(0, 70_000).map(bytes))
+number = st.integers(0, 2**31 - 1)
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> bytes:
+    """Calls and replies as protobuf writes them, sometimes damaged a little."""
+    if draw(st.booleans()):
+        call = pb.ServiceCallRequest(address=draw(text), request_id=draw(text), data=draw(body))
+        payload = pb.Packet(service_call_request=call).SerializeToString()
+    else:
+        reply = pb.CallReply(request_id=draw(text), data=draw(body))
+        reply.code = draw(st.one_of(st.just(500), number))  # type: ignore[assignment]
+        reply.type = draw(st.integers(0, 3))  # type: ignore[assignment]
+        payload = pb.Packet(call_reply=reply).SerializeToString()
+    damage = draw(st.sampled_from(["none", "none", "cut", "extra", "flip", "twice"]))
+    if damage == "cut":
+        return payload[: draw(st.integers(0, len(payload)))]
+    if damage == "extra":
+        return payload + draw(st.binary(min_size=1, max_size=10))
+    if damage == "flip" and payload:
+        at = draw(st.integers(0, min(40, len(payload)) - 1))
+        return payload[:at] + bytes([draw(st.integers(0, 255))]) + payload[at + 1 :]
+    return payload * 2 if damage == "twice" else payload
+
+
+@given(packets())
+def test_what_the_kernel_reads_is_what_protobuf_reads(payload):
+    found = gsb.read(b"??" + payload + b"?", 2, 2 + len(payload))
+    if found is None:
+        return
+    try:
+        packet = pb.Packet.FromString(payload)
+    except DecodeError:
+        raise AssertionError("protobuf takes it for no packet") from None
+    if found[0] == 6:
+        call = packet.service_call_request
+        assert found[1:] == (call.address.encode(), call.request_id.encode(), call.data)
+    else:
+        reply = packet.call_reply
+        assert found[1:] == (reply.request_id.encode(), reply.code, reply.type, reply.data)
+    assert packet.WhichOneof("kind") == {6: "service_call_request", 7: "call_reply"}[found[0]]
+
+
+ascii_text = st.text(st.characters(max_codepoint=127), max_size=200)
+
+
+@given(ascii_text, ascii_text, body)
+def test_usual_calls_are_read_by_the_kernel(address, request_id, data):
+    call = pb.ServiceCallRequest(address=address, request_id=request_id, data=data)
+    payload = pb.Packet(service_call_request=call).SerializeToString()
+    assert gsb.read(payload, 0, len(payload)) is not None
+
+
+@given(ascii_text, st.sampled_from([0, 500]), st.integers(0, 1), body, st.booleans())
+def test_replies_are_written_and_read_as_protobuf_does(request_id, code, kind, data, ipc):
+    reply = pb.CallReply(request_id=request_id, data=data)
+    reply.code, reply.type = code, kind
+    payload = pb.Packet(call_reply=reply).SerializeToString()
+    assert gsb.read(payload, 0, len(payload)) == (7, request_id.encode(), code, kind, data)
+    written = gsb.call_reply(ipc, request_id.encode(), code, kind, data)
+    assert written == sp.frame(payload, sp.Form(ipc))
+
+
+@given(text, body, text, text, st.booleans())
+def test_requests_are_written_as_protobuf_does(request_id, data, caller, address, ipc):
+    request = pb.CallRequest(request_id=request_id, data=data, caller=caller, address=address)
+    payload = pb.Packet(call_request=request).SerializeToString()
+    written = gsb.call_request(ipc, request_id.encode(), data, caller.encode(), address.encode())
+    assert written == sp.frame(payload, sp.Form(ipc))
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_frames_are_written_as_the_format_says(payload, ipc):
+    assert gsb.frame(ipc, payload) == sp.frame(payload, sp.Form(ipc))

@@ -1,0 +1,58 @@
+"""The page on GSB's wire says what the code does."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from polybus.dialects.gsb import codec, sp
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.model.limits import GsbLimits
+from polybus.model.services import Code
+
+SPEC = (Path(__file__).parents[3] / "docs" / "spec" / "gsb.md").read_text()
+
+
+def rows() -> list[list[str]]:
+    """The cells of every row of every table."""
+    lines = re.findall(r"^\| (.+?) \|$", SPEC, re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
+def test_every_kind_of_packet_has_its_row():
+    for kind in pb.Packet.DESCRIPTOR.fields:
+        (row,) = [row for row in rows() if row[:2] == [str(kind.number), f"`{kind.name}`"]]
+        assert kind.message_type is not None
+        fields = ", ".join(field.name for field in kind.message_type.fields)
+        assert row[3] == f"`{fields}`"
+        assert row[2].startswith(("client", "both")) == (kind.name in codec.FROM_CLIENTS)
+
+
+def test_every_reason_for_an_end_is_there():
+    reasons = (
+        sp.BAD_GREETING,
+        sp.BAD_FRAME,
+        codec.NO_PACKET,
+        codec.WRONG_DIRECTION,
+        codec.BAD_REPLY_TYPE,
+        codec.SECOND_HELLO,
+        sp.TOO_LARGE,
+    )
+    found = [row[0].strip("`") for row in rows()]
+    assert [name for name in found if name in reasons] == list(reasons)
+
+
+def test_every_code_is_there():
+    found = {row[0] for row in rows()}
+    assert {str(int(code)) for code in Code if code is not Code.FAILURE} <= found
+
+
+def test_every_setting_is_there():
+    found = {row[0] for row in rows()}
+    for field in dataclasses.fields(GsbLimits):
+        assert f"`[gsb] {field.name}`" in found
+
+
+def test_the_greeting_is_there():
+    assert sp.GREETING.hex(" ").replace(" 00 10 ", " | 00 10 | ") in SPEC
