@@ -33,6 +33,7 @@ from polybus.spark.pipelines.running import (
     Summary,
     Table,
     Tell,
+    activate,
     plainly,
     silent,
     stoppable,
@@ -90,6 +91,7 @@ def dead_letters(
 ) -> Summary:
     """Count dead letters by reason, and queue those that are chosen again, exactly once."""
     began_s = time.monotonic()
+    activate(spark)
     chosen = [
         *_likes("reason", reason),
         *_likes("group", group),

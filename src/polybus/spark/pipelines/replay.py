@@ -32,6 +32,7 @@ from polybus.spark.pipelines.running import (
     Stop,
     Summary,
     Tell,
+    activate,
     plainly,
     silent,
     stoppable,
@@ -88,6 +89,7 @@ def replay(
 ) -> Summary:
     """Bring history back into a topic: from archive and log, filtered, exactly once."""
     began_s = time.monotonic()
+    activate(spark)
     _check(topic, rate, archive, log)
     sql.check(spark, where, select, into)
     for place in (start, end):

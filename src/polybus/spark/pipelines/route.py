@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from polybus.errors import UsageError
 from polybus.spark.bounds import Wanted
 from polybus.spark.pipelines import arguments, checks, sql
-from polybus.spark.pipelines.running import DEFAULT_EVERY_S, Summary, Tell, follow, silent
+from polybus.spark.pipelines.running import DEFAULT_EVERY_S, Summary, Tell, activate, follow, silent
 from polybus.spark.planning import MOST_ROWS
 
 WHY = "it is where route keeps how far it has come"
@@ -55,6 +55,7 @@ def route(
     tell: Tell = silent,
 ) -> Summary:
     """Copy topics into topics, filtered and reshaped by SQL, exactly once."""
+    activate(spark)
     sql.check(spark, where, select, into)
     place = checks.folder(checkpoint, "--checkpoint", WHY)
     source = checks.bus_of(bus)

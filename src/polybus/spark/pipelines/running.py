@@ -24,6 +24,7 @@ from polybus import errors
 from polybus.spark.positions import Position
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -100,6 +101,12 @@ def stoppable() -> Iterator[Stop]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+def activate(spark: SparkSession) -> None:
+    """Spark finds formats by the session that is active in a thread; a new thread has none."""
+    sessions = spark._get_j_spark_session_class(spark._jvm)
+    sessions.setActiveSession(spark._jsparkSession)
 
 
 def follow(

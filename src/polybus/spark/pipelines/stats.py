@@ -23,7 +23,7 @@ from polybus.spark.pipelines import arguments, checks, stats_groups, stats_table
 from polybus.spark.pipelines.report.figures import Topic
 from polybus.spark.pipelines.report.histogram import bucket_sql
 from polybus.spark.pipelines.report.page import page
-from polybus.spark.pipelines.running import Progress, Summary, Tell, follow, silent
+from polybus.spark.pipelines.running import Progress, Summary, Tell, activate, follow, silent
 from polybus.spark.pipelines.stats_parts import Parts
 from polybus.spark.points import passing
 
@@ -59,6 +59,7 @@ def stats(
     tell: Tell = silent,
 ) -> Summary:
     """Count messages over time: rates, sizes, latency, keys, groups; Parquet and a report."""
+    activate(spark)
     folder = checks.folder(out, "--out", WHY)
     url = checks.bus_of(bus)
     if archive is None:
