@@ -442,9 +442,10 @@ class TestPressure:
 
     async def test_a_stream_that_is_never_read_is_cut_when_others_wait(self, address):
         """Streams that share a connection, because there are no more."""
-        limits = {"max_unread_bytes": 100_000, "cut_unread_bytes": 300_000}
-        limits["stream_connections"] = 1
-        async with gsb.connect(address) as server, gsb.connect(address, **limits) as bus:
+        bus = gsb.connect(
+            address, max_unread_bytes=100_000, cut_unread_bytes=300_000, stream_connections=1
+        )
+        async with gsb.connect(address) as server, bus:
 
             async def items(call):
                 for _ in range(call.data):
@@ -534,10 +535,11 @@ class TestTopics:
             await mine.unsubscribe()
             assert [message async for message in mine] == []
             await two.broadcast("news", body=b"\xc1 no msgpack")
-            message = await again.get(10)
-            assert message.body == b"\xc1 no msgpack"
+            heard = await again.get(10)
+            assert heard is not None
+            assert heard.body == b"\xc1 no msgpack"
             with pytest.raises(ValueError, match=r".*"):
-                _ = message.data
+                _ = heard.data
             assert await again.get(0.05) is None
             await again.unsubscribe()
             await theirs.unsubscribe()

@@ -1,0 +1,99 @@
+"""`polybus gsb`, as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from polybus import gsb
+from polybus.testing.process import POLYBUS, run
+from polybus.testing.watch import stats, until
+
+UPPER = "import sys, json; print(json.dumps(json.load(sys.stdin)['name'].upper()))"
+
+
+@contextmanager
+def service(address: str, name: str, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """`polybus gsb serve`, once it serves."""
+    words = [*POLYBUS, "gsb", "serve", name, "--at", address, "--", *command]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == f"polybus: serving {name!r}\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def gsb_command(address: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return run("gsb", *words, "--at", address)
+
+
+def test_a_program_as_a_service(address):
+    with service(address, "upper", sys.executable, "-c", UPPER) as process:
+        done = gsb_command(address, "call", "upper", '{"name": "Ada"}')
+        assert (done.returncode, done.stdout, done.stderr) == (0, '"ADA"\n', "")
+        failed = gsb_command(address, "call", "upper", "{}")
+        assert (failed.returncode, failed.stdout) == (6, "")
+        assert "KeyError: 'name'" in failed.stderr
+        listed = gsb_command(address, "ls", "--json")
+        assert [(one["id"], one["calls"]) for one in json.loads(listed.stdout)] == [("upper", 2)]
+        assert gsb_command(address, "ls").stdout.split()[:5] == [
+            *("id", "since", "calls", "pending"),
+            "upper",
+        ]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+
+
+def test_lines_are_a_stream_and_a_caller_that_leaves_ends_the_program(address, bus):
+    endless = (
+        "import itertools, os; [print(n, os.environ['GSB_METHOD']) for n in itertools.count()]"
+    )
+    with service(address, "endless", sys.executable, "-c", endless):
+        with gsb.blocking.connect(address) as client, client.stream("endless/m") as lines:
+            assert [next(lines) for _ in range(3)] == ["0 m", "1 m", "2 m"]
+        until(lambda: stats(bus)["gsb"]["serving"] == 0, "the call has ended")
+        with gsb.blocking.connect(address) as client:
+            assert client.call("sys/services")[0]["pending"] == 0
+
+
+def test_a_program_that_cannot_be_started(address):
+    with service(address, "none", "/no/such/program"):
+        done = gsb_command(address, "call", "none")
+        assert done.returncode == 6
+        assert "/no/such/program: No such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["call", "nobody"], 4, "no service 'nobody'"),
+        (["call", "/x"], 2, "/x"),
+        (["call", "x", "{"], 2, "what to send is JSON"),
+        (["call", "sys/ping", '[1, "two"]'], 0, '[1, "two"]\n'),
+        (["call", "sys/ping"], 0, ""),
+        (["ping", "-n", "2"], 0, " ms\n"),
+        (["ls"], 0, "no services"),
+        (["serve", "sys/x", "--", "true"], 2, "register 'sys/x'"),
+    ],
+    ids=str,
+)
+def test_answers_and_exit_codes(address, words, code, says):
+    rest = words[words.index("--") :] if "--" in words else []
+    words = words[: len(words) - len(rest)]
+    done = run("gsb", *words, "--at", address, *rest)
+    assert done.returncode == code, done
+    assert says in done.stdout + done.stderr
+
+
+def test_no_bus():
+    done = run("gsb", "ping", "--at", "tcp://127.0.0.1:1")
+    assert done.returncode == 3
+    assert done.stderr.startswith("polybus: cannot connect to tcp://127.0.0.1:1")
