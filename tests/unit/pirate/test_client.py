@@ -10,6 +10,7 @@ import pytest
 
 from polybus import pirate
 from polybus.dialects.pirate import codec
+from polybus.dialects.pirate.folder import Folder
 from polybus.dialects.pirate.options import ClientOptions, Order
 from polybus.dialects.pirate.state import Outcome, Pending
 from polybus.errors import (
@@ -212,6 +213,55 @@ def test_a_cancelled_put_is_kept_and_carried_out(gate, keeper, topic, tmp_path):
 
     assert asyncio.run(main()) == 2
     assert bodies(keeper, topic) == [b"first", b"second"]
+
+
+def cancelled_after(step, work):
+    """Cancelled after so many fifths of a millisecond: what it returned, if it did."""
+
+    async def run():
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(step / 5000)
+        task.cancel()
+        return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    return run()
+
+
+def test_puts_that_are_cancelled_anywhere_are_done_once_or_not(endpoint, keeper, topic, tmp_path):
+    async def main():
+        done = []
+        async with pirate.connect(endpoint, state=tmp_path / "a", **PATIENT) as client:
+            for step in range(40):
+                returned = await cancelled_after(step, client.put(topic, b"%d" % step))
+                done += [step] * isinstance(returned, int)
+            await client.resume()
+        return done
+
+    done = asyncio.run(main())
+    found = [int(body) for body in bodies(keeper, topic)]
+    assert found == sorted(set(found))
+    assert set(done) <= set(found)
+    assert len(found) < 40  # some were cancelled before they were kept
+    Folder(tmp_path / "a").close()  # the journal can be read
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_readers_that_are_cancelled_anywhere_miss_nothing(endpoint, keeper, topic, tmp_path, order):
+    async def main():
+        found = []
+        async with pirate.connect(endpoint, state=tmp_path / "a", **PATIENT) as client:
+            await client.subscribe(topic)
+            for number in range(20):
+                await client.put(topic, b"%d" % number)
+            for step in range(60):
+                message = await cancelled_after(step, client.get(topic, order=order))
+                if isinstance(message, pirate.Message):
+                    found.append(message)
+                    await client.record(message)
+            found += [one async for one in client.messages(topic, order=order, wait=False)]
+        return found
+
+    assert [one.id for one in asyncio.run(main())] == list(range(1, 21))
 
 
 # --- reading

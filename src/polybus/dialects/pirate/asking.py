@@ -20,10 +20,10 @@ import os
 import random
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, TypeVar
 
 from polybus.dialects.pirate import advice, codec, points
 from polybus.dialects.pirate.codec import Done, Nothing, Refusal, Reply, Request
+from polybus.dialects.pirate.finishing import finished
 from polybus.dialects.pirate.folder import Folder
 from polybus.dialects.pirate.keys import Keys
 from polybus.dialects.pirate.lane import Lane
@@ -38,8 +38,6 @@ from polybus.errors import (
     OutcomeUnknown,
     PolybusError,
 )
-
-T = TypeVar("T")
 
 
 class Fate(StrEnum):
@@ -68,6 +66,8 @@ class Asking:
         self._reading = Lane(server, options, keys)
         self._count_turn, self._read_turn = asyncio.Lock(), asyncio.Lock()
         self._fenced: Fenced | None = None
+        # Recorded for a reader who was cancelled before it got them: topic → message.
+        self._undelivered: dict[str, Message] = {}
 
     @property
     def state(self) -> State:
@@ -77,7 +77,7 @@ class Asking:
         """HELLO: a new epoch. Whoever had this id is fenced from now on."""
         await self._hello()
         if self._options.reread and self.state.doubted:
-            await self._keep(self._folder.trusted)
+            await finished(self._folder.trusted)
         if self.state.pending is not None:
             self._tell(advice.kept(self.state.pending))
 
@@ -88,9 +88,11 @@ class Asking:
             if left is not None:
                 self._tell(f"{_told(left)}; it was left from before")
             last = self.state.lasts.get(topic, 0)  # other tasks may read while we wait
-            request = await self._keep(self._folder.asked, op.decode(), topic, body)
+            request = await finished(self._folder.asked, op.decode(), topic, body)
             points.passing("asked", str(request.counter))
             value = await self._carry_out(request)
+            if op == codec.UNSUB:
+                self._undelivered.pop(topic, None)
             if op == codec.PUT and value <= last and topic not in self.state.doubted:
                 await self._went_back(f"it gave the id {value}, and {last} had been read")
             return value
@@ -108,7 +110,7 @@ class Asking:
             if request is None:
                 return None
             opened = await self._hello()
-            await self._keep(self._folder.forgotten, request.counter)
+            await finished(self._folder.forgotten, request.counter)
             if opened.highest == request.counter:
                 return Fate.USED
             return Fate.NEVER if opened.highest < request.counter else Fate.UNKNOWN
@@ -119,15 +121,18 @@ class Asking:
             self._check()
             if topic in self.state.doubted:
                 raise Conflict(advice.in_doubt(topic))
+            if topic in self._undelivered:
+                return self._undelivered.pop(topic)
             message = await self._get(topic, self.state.lasts.get(topic, 0))
-            if message is not None:
-                points.passing("fetched", str(message.id))
-                if record:
-                    await self.record(message)
+            if message is None:
+                return None
+            points.passing("fetched", str(message.id))
+            if record:
+                await self._record_first(message)
             return message
 
     async def record(self, message: Message) -> None:
-        await self._keep(self._folder.read, message.topic, message.id)
+        await finished(self._folder.read, message.topic, message.id)
         points.passing("recorded", str(message.id))
 
     def close(self) -> None:
@@ -147,7 +152,7 @@ class Asking:
         opened = Opened(reply.first, reply.second)
         for line in advice.on_opening(self.state, opened):
             self._tell(line)
-        await self._keep(self._folder.opened, *opened)
+        await finished(self._folder.opened, *opened)
         return opened
 
     # --- counted requests
@@ -175,25 +180,27 @@ class Asking:
         reply = await self._answer(asked, request)
         points.passing("answered", str(counter))
         if isinstance(reply, Done):
-            if reply.first != counter:
-                raise BadFrame("other_counter")
-            await self._keep(self._folder.answered, counter, reply.second, "", True)
+            await finished(self._folder.answered, counter, reply.second, "", True)
             points.passing("settled", str(counter))
             return reply.second
-        error = _refused(reply, advice.described(request))
-        if isinstance(reply, Refusal) and reply.code in ENDS:
+        if reply.code in ENDS:
             stored = reply.code in STORED
-            await self._keep(self._folder.answered, counter, None, reply.code, stored)
-        raise error
+            await finished(self._folder.answered, counter, None, reply.code, stored)
+        raise refused(reply, advice.described(request))
 
-    async def _answer(self, asked: Request, request: Pending) -> Reply:
+    async def _answer(self, asked: Request, request: Pending) -> Done | Refusal:
+        """The answer to it; with any other its outcome is as unknown as without one."""
         try:
             reply = await self._exchange(self._counting, asked, advice.described(request))
+            if isinstance(reply, Done) and reply.first == request.counter:
+                return reply
+            if not isinstance(reply, Refusal):
+                raise BadFrame("unexpected_reply")
         except Fenced:
             raise
         except PolybusError as error:
             raise OutcomeUnknown(f"{error}; {advice.kept(request)}") from error
-        if isinstance(reply, Refusal) and reply.code == codec.BUSY:
+        if reply.code == codec.BUSY:
             raise OutcomeUnknown(f"the bus is busy: {reply.text}; {advice.kept(request)}")
         return reply
 
@@ -213,9 +220,18 @@ class Asking:
             raise Conflict(advice.in_doubt(topic))
         raise _refused(reply, f"GET {topic!r}")
 
+    async def _record_first(self, message: Message) -> None:
+        """Whoever is cancelled here gets it at the next call: no message goes without a crash."""
+        try:
+            await self.record(message)
+        except asyncio.CancelledError:
+            if self.state.lasts.get(message.topic, 0) >= message.id:
+                self._undelivered[message.topic] = message
+            raise
+
     async def _went_back(self, how: str) -> None:
         self._tell(advice.went_back(self.state, how))
-        await self._keep(self._folder.doubted)
+        await finished(self._folder.doubted)
 
     # --- what they share
 
@@ -233,10 +249,6 @@ class Asking:
                 return reply
             await asyncio.sleep(random.uniform(0.5, 1.0) * self._options.jitter_s * attempt)
         raise AssertionError  # never: counting has no end
-
-    async def _keep(self, change: Callable[..., T], *values: Any) -> T:
-        """A change of the folder: begun is done, also if we are cancelled meanwhile."""
-        return await asyncio.to_thread(change, *values)
 
     def _check(self) -> None:
         if self._fenced is not None:

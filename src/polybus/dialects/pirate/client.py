@@ -31,12 +31,20 @@ from typing import Final, Self
 
 from polybus.dialects.pirate import codec, identity, keys
 from polybus.dialects.pirate.asking import Asking, Fate
+from polybus.dialects.pirate.finishing import finished
 from polybus.dialects.pirate.folder import Folder, default_folder
 from polybus.dialects.pirate.keys import Keys
 from polybus.dialects.pirate.options import SERVER, ClientOptions, Order, order_of
 from polybus.dialects.pirate.reading import Message
 from polybus.dialects.pirate.state import Outcome, Pending
-from polybus.errors import InvalidTopic, NotConnected, TooLarge, UsageError
+from polybus.errors import (
+    InvalidTopic,
+    NotConnected,
+    StoreFull,
+    TooLarge,
+    Unavailable,
+    UsageError,
+)
 from polybus.model import names
 
 DEFAULTS: Final = ClientOptions()
@@ -79,9 +87,9 @@ class Client:
         """
         if self._folder is not None:
             raise UsageError("a client opens once: make another one")
-        self._folder = await asyncio.to_thread(Folder, self._path, self._given_id)
-        self._asking = Asking(self._folder, self._server, self.options, self._curve, self._tell)
         try:
+            folder = await finished(self._take_folder)
+            self._asking = Asking(folder, self._server, self.options, self._curve, self._tell)
             await self._asking.begin()
         except BaseException:
             await self.close()
@@ -90,9 +98,10 @@ class Client:
     async def close(self) -> None:
         """Let go of the folder. A request without an answer stays in it."""
         self._closed = True
-        if self._asking is not None and self._folder is not None:
+        if self._asking is not None:
             self._asking.close()
-            await asyncio.to_thread(self._folder.close)
+        if self._folder is not None:
+            await finished(self._folder.close)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -223,11 +232,15 @@ class Client:
     async def _fetched(self, topic: str, record: bool, patient: bool) -> Message | None:
         try:
             return await self._up().fetch(topic, record)
-        except NotConnected as error:
-            if not patient or self._closed:
+        except Unavailable as error:
+            if not patient or self._closed or isinstance(error, StoreFull):
                 raise
             self._tell(f"{error}; waiting for it to read on in {topic!r}")
             return None
+
+    def _take_folder(self) -> Folder:
+        self._folder = Folder(self._path, self._given_id)
+        return self._folder
 
     def _begun(self) -> Asking:
         if self._asking is None:

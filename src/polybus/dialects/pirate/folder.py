@@ -73,15 +73,16 @@ class Folder:
         with self._guard:
             if self.state.counter >= MAX_COUNTER:
                 raise LimitReached("counter", "this id has used up its counters: take another id")
+            assert self.state.pending is None
             request = Pending(self.state.counter + 1, op, topic, body)
             self._keep_held(Asked(*request))
             return request
 
     def answered(self, counter: int, value: int | None, error: str, stored: bool) -> None:
-        self._keep(Answered(counter, value, error, stored))
+        self._settle(Answered(counter, value, error, stored))
 
     def forgotten(self, counter: int) -> None:
-        self._keep(Forgotten(counter))
+        self._settle(Forgotten(counter))
 
     def read(self, topic: str, last: int) -> None:
         """LAST never goes back: reading again what was read changes nothing."""
@@ -103,6 +104,14 @@ class Folder:
                 self._unlock()
 
     # --- inside
+
+    def _settle(self, event: Answered | Forgotten) -> None:
+        """An end that nothing has would make the journal unreadable: never written."""
+        with self._guard:
+            pending = self.state.pending
+            assert pending is not None
+            assert pending.counter == event.counter
+            self._keep_held(event)
 
     def _keep(self, event: Event) -> None:
         with self._guard:
