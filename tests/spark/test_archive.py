@@ -2,45 +2,244 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
 import polybus.spark
+from polybus.errors import (
+    Conflict,
+    DataFolderInUse,
+    DoesNotExist,
+    StoreFull,
+    Trimmed,
+    WrongFormat,
+)
+from polybus.model.arrow import PRODUCE_SCHEMA
 from polybus.spark.archives import versions
-from polybus.spark.archives.folder import Folder
+from polybus.spark.archives.folder import CHECKPOINTS, MARK, OWN, Folder
+from polybus.spark.archives.lock import Locks
+from polybus.spark.archives.manifest import Last
 from polybus.spark.pipelines import archive
 
 PATIENCE_S = 60.0
+DISK_BYTES = 1 << 20
 
 
-def fill(client, topic, numbers, headers=None):
+def fill(client, topic, numbers):
+    """Some have no key, and some headers."""
+    columns = {
+        "shard_key": [f"k{n % 7}" if n % 5 else None for n in numbers],
+        "body": [b"%d" % n for n in numbers],
+        "insertion_ms": [n * 1000 for n in numbers],
+        "headers": [[("n", b"%d" % n)] if n % 3 else None for n in numbers],
+    }
+    batch = pa.RecordBatch.from_pydict(columns, PRODUCE_SCHEMA)
     with client.producer() as producer:
-        bodies = [b"%d" % n for n in numbers]
-        keys = [f"k{n % 7}" for n in numbers]
-        producer.produce(topic, bodies, keys).result(PATIENCE_S)
+        producer.produce_rows(topic, batch).result(PATIENCE_S)
 
 
 def rows_of(frame):
     return sorted(frame.collect(), key=lambda row: (row.topic, row.shard, row.offset))
 
 
-def test_what_is_read_with_the_archive_is_what_the_log_had(spark, bus, client, topic, tmp_path):
+@pytest.fixture
+def made(client, topic):
     client.create_topic(topic, shards=3)
-    fill(client, topic, range(300))
-    log = rows_of(polybus.spark.table(spark, topic, bus=bus.url))
-    summary = archive(spark, topic, str(tmp_path / "a"), bus=bus.url, once=True)
-    assert summary.rows == 300
-    fill(client, topic, range(300, 350))
-    both = {"bus": bus.url, "archive": str(tmp_path / "a")}
-    whole = rows_of(polybus.spark.table(spark, topic, bus=bus.url))
-    assert whole[:1] == log[:1] and len(whole) == 350
-    assert rows_of(polybus.spark.table(spark, topic, **both)) == whole
-    plain = spark.read.format("polybus").option("topic", topic).options(**both).load()
-    assert rows_of(plain) == whole
-    client.trim(
-        topic, {n: s.end for n, s in versions.newest(Folder(tmp_path / "a"), topic).shards.items()}
-    )
-    assert rows_of(polybus.spark.table(spark, topic, **both)) == whole
-    assert (
-        rows_of(spark.read.format("polybus").option("topic", topic).options(**both).load()) == whole
-    )
-    again = archive(spark, topic, str(tmp_path / "a"), bus=bus.url, once=True)
-    assert again.rows == 50
-    assert rows_of(polybus.spark.table(spark, topic, **both)) == whole
+    fill(client, topic, range(200))
+    return topic
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "archive"
+
+
+@pytest.fixture
+def once(spark, bus, folder):
+    """Archives what there is."""
+    return lambda topic, **more: archive(spark, topic, str(folder), bus=bus.url, once=True, **more)
+
+
+@pytest.fixture
+def archived(spark, bus, folder):
+    """The rows of the archive, and nothing of the log."""
+
+    def read(topic):
+        ends = versions.newest(Folder(folder), topic).shards
+        told = {topic: {str(n): span.end for n, span in ends.items()}}
+        options = {"bus": bus.url, "archive": str(folder), "endingOffsets": _json(told)}
+        return rows_of(polybus.spark.table(spark, topic, **options))
+
+    return read
+
+
+def _json(value):
+    return str(value).replace("'", '"')
+
+
+def log_of(spark, bus, topic):
+    return rows_of(polybus.spark.table(spark, topic, bus=bus.url))
+
+
+def test_the_archive_has_the_rows_of_the_log(spark, bus, made, once, archived):
+    assert once(made).rows == 200
+    assert archived(made) == log_of(spark, bus, made)
+    assert once(made).rows == 0
+
+
+def test_many_small_batches_become_one_file(spark, bus, made, once, archived, folder):
+    summary = once(made, rows_per_batch=10)
+    manifest = versions.newest(Folder(folder), made)
+    assert summary.facts["files"] == len(manifest.files) == 1
+    assert len(manifest.replaced) > 8
+    assert all((folder / one.path).is_file() for one in manifest.replaced)
+    assert archived(made) == log_of(spark, bus, made)
+
+
+def test_a_checkpoint_that_is_lost_or_another_changes_nothing(
+    spark, bus, client, made, once, archived, folder, tmp_path
+):
+    once(made)
+    shutil.rmtree(folder / OWN / CHECKPOINTS)
+    fill(client, made, range(200, 240))
+    assert once(made).rows == 40
+    fill(client, made, range(240, 250))
+    assert once(made, checkpoint=str(tmp_path / "other")).rows == 10
+    assert once(made).rows == 0
+    assert archived(made) == log_of(spark, bus, made)
+
+
+def test_a_checkpoint_of_another_archive_is_refused(made, once, folder, client, tmp_path):
+    once(made, checkpoint=str(tmp_path / "kept"))
+    shutil.rmtree(folder)
+    fill(client, made, range(200, 210))
+    with pytest.raises(Conflict, match="the checkpoint is of another archive"):
+        once(made, checkpoint=str(tmp_path / "kept"))
+
+
+def test_topics_of_a_pattern_have_each_their_own(spark, bus, client, topic, once, archived):
+    for name in ("a", "b"):
+        client.create_topic(f"{topic}.{name}", shards=1)
+        fill(client, f"{topic}.{name}", range(20))
+    assert once(f"{topic}.*").rows == 40
+    client.create_topic(f"{topic}.c", shards=1)
+    fill(client, f"{topic}.c", range(5))
+    assert once(f"{topic}.*").rows == 5
+    for name in "abc":
+        assert archived(f"{topic}.{name}") == log_of(spark, bus, f"{topic}.{name}")
+
+
+# --- what cannot be
+
+
+def test_what_was_trimmed_too_early_is_told_and_passed_over_if_that_is_accepted(
+    spark, bus, client, made, once, archived, folder
+):
+    once(made)
+    fill(client, made, range(200, 260))
+    before = log_of(spark, bus, made)
+    ends = {n: span.end for n, span in versions.newest(Folder(folder), made).shards.items()}
+    client.trim(made, {n: end + 2 for n, end in ends.items()})
+    with pytest.raises(Trimmed, match="trimmed away before they were read; --accept-loss"):
+        once(made)
+    left = [row for row in before if not 0 <= row.offset - ends[row.shard] < 2]
+    assert once(made, accept_loss=True).rows == len(left) - 200
+    both = {"bus": bus.url, "archive": str(folder)}
+    with pytest.raises(Exception, match="were trimmed away before they were read"):
+        spark.read.format("polybus").options(topic=made, **both).load().count()
+    loose = spark.read.format("polybus").options(topic=made, failOnDataLoss=False, **both)
+    assert rows_of(loose.load()) == left
+
+
+def test_a_second_archive_of_a_topic_is_refused(made, once, folder):
+    once(made)
+    other = Locks(Folder(folder))
+    other.take(made)
+    try:
+        with pytest.raises(DataFolderInUse, match=r"is being archived to .* by process"):
+            once(made)
+    finally:
+        other.release()
+    assert once(made).rows == 0
+
+
+def test_a_topic_of_another_bus_is_not_added_to_the_archive(made, once, folder):
+    once(made)
+    manifest = versions.newest(Folder(folder), made)
+    other = replace(manifest, number=2, lasts={n: Last(1, 1) for n in manifest.lasts})
+    versions.commit(Folder(folder), other)
+    with pytest.raises(Conflict, match="is not the one that is in the archive"):
+        once(made)
+    assert versions.newest(Folder(folder), made) == other
+
+
+def test_a_topic_that_is_not_there_makes_no_archive(once, folder, topic):
+    with pytest.raises(DoesNotExist, match="there is no durable topic"):
+        once(topic)
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_none_is_left_as_it_is(made, once, folder, spark, bus):
+    folder.mkdir()
+    (folder / "letter").touch()
+    for way in (once, lambda topic: _read(spark, bus, topic, folder)):
+        with pytest.raises(WrongFormat, match="is no archive"):
+            way(made)
+    with pytest.raises(Exception, match="is no archive"):
+        spark.read.format("polybus").options(topic=made, bus=bus.url, archive=folder).load().count()
+    assert [one.name for one in folder.iterdir()] == ["letter"]
+
+
+def test_an_archive_of_another_version_is_not_touched(made, once, folder, spark, bus):
+    once(made)
+    (folder / MARK).write_text('{"format": "polybus archive", "version": 99}')
+    before = versions.newest(Folder(folder), made)
+    for way in (once, lambda topic: _read(spark, bus, topic, folder)):
+        with pytest.raises(WrongFormat, match="version 99"):
+            way(made)
+    assert versions.newest(Folder(folder), made) == before
+
+
+def _read(spark, bus, topic, folder):
+    return polybus.spark.table(spark, topic, bus=bus.url, archive=folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own; only root may make one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "polybus", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_on_a_full_disk_what_is_archived_stays_and_the_rest_follows(
+    spark, bus, client, made, small_disk, tmp_path
+):
+    place, options = small_disk / "archive", {"bus": bus.url, "once": True}
+    checkpoint = str(tmp_path / "checkpoint")
+    archive(spark, made, str(place), checkpoint=checkpoint, **options)
+    with client.producer() as producer:
+        noise = [random.Random(n).randbytes(40_000) for n in range(50)]
+        producer.produce(made, noise).result(PATIENCE_S)
+    with pytest.raises(StoreFull, match=r"the disk of .* is full"):
+        archive(spark, made, str(place), checkpoint=checkpoint, **options)
+    assert versions.newest(Folder(place), made).rows == 200
+    both = {"bus": bus.url, "archive": str(place)}
+    assert rows_of(polybus.spark.table(spark, made, **both)) == log_of(spark, bus, made)
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    assert archive(spark, made, str(place), checkpoint=checkpoint, **options).rows == 50
+    assert rows_of(polybus.spark.table(spark, made, **both)) == log_of(spark, bus, made)

@@ -1,0 +1,243 @@
+"""The parts of an archive, without Spark: manifests, locks, files by date, what is merged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from polybus.errors import ConfigError, Conflict, Damaged, DataFolderInUse, WrongFormat
+from polybus.model.arrow import READ_SCHEMA
+from polybus.spark.archives import versions
+from polybus.spark.archives.adding import KEEP_S, tidy
+from polybus.spark.archives.compaction import SMALL_BYTES, chosen
+from polybus.spark.archives.folder import MARK, Folder, quoted
+from polybus.spark.archives.lock import Locks
+from polybus.spark.archives.manifest import File, Last, Manifest, Replaced, Span
+from polybus.spark.archives.source import FEW_ROWS, MOST_ROWS, few
+from polybus.spark.archives.writing import FILE_BYTES, NS_PER_DAY, by_date
+from polybus.spark.planning import Range
+
+
+def file(path, spans, date="2026-01-31", size_bytes=100):
+    shards = {n: Span(*span) for n, span in spans.items()}
+    return File(path, date, size_bytes, 1, 2, shards)
+
+
+def lasts(files):
+    return {n: Last(span.end, 2) for one in files for n, span in one.shards.items()}
+
+
+def manifest_of(*files):
+    return Manifest("t").added(files, lasts(files))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = Folder(tmp_path / "archive")
+    made.prepare()
+    return made
+
+
+# --- manifests
+
+
+def test_files_go_on_where_the_archive_ends():
+    one = manifest_of(file("b", {1: (5, 9)}), file("a", {0: (0, 4), 1: (0, 5)}))
+    assert [each.path for each in one.files] == ["a", "b"]
+    assert one.shards == {0: Span(0, 4), 1: Span(0, 9)}
+    assert (one.number, one.rows) == (1, 13)
+
+
+@pytest.mark.parametrize("start", [3, 5])
+def test_a_file_that_overlaps_or_leaves_a_gap_is_refused(start):
+    one = manifest_of(file("a", {0: (0, 4)}))
+    with pytest.raises(Conflict, match=f"archived up to 4, and was to go on with {start}"):
+        one.added([file("b", {0: (start, 9)})], {})
+
+
+def test_what_the_log_has_lost_may_be_a_gap_if_that_was_said():
+    one = manifest_of(file("a", {0: (0, 4)}))
+    new = [file("b", {0: (6, 9)})]
+    assert one.added(new, lasts(new), gaps=True).shards == {0: Span(0, 9)}
+    with pytest.raises(Conflict):
+        one.added([file("b", {0: (3, 9)})], {}, gaps=True)
+
+
+def test_a_manifest_is_read_as_it_was_written(folder):
+    one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(Replaced("x", 17),))
+    versions.commit(folder, one)
+    assert versions.newest(folder, "t") == one
+    assert versions.topics(folder) == ["t"]
+
+
+def test_of_two_that_make_the_next_manifest_one_has_to_begin_again(folder):
+    one = manifest_of(file("a", {0: (0, 4)}))
+    versions.commit(folder, one)
+    with pytest.raises(Conflict, match="somebody else adds"):
+        versions.commit(folder, one)
+    assert versions.newest(folder, "t") == one
+
+
+def test_the_newest_counts_and_a_few_old_ones_stay(folder):
+    for number in range(1, 21):
+        versions.commit(folder, Manifest("t", number))
+    assert versions.newest(folder, "t").number == 20
+    assert len(list(folder.manifests("t").glob("*.json"))) == versions.KEPT
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"topic": "t"}', '{"shards": {"0": 5}}'])
+def test_a_manifest_that_is_none_is_damage(folder, text):
+    folder.manifests("t").mkdir(parents=True)
+    (folder.manifests("t") / f"{1:020}.json").write_text(text)
+    with pytest.raises(Damaged):
+        versions.newest(folder, "t")
+
+
+# --- the folder
+
+
+def test_an_empty_folder_becomes_an_archive_and_stays_one(folder):
+    folder.prepare()
+    folder.check()
+    assert versions.topics(folder) == []
+
+
+def test_a_folder_with_something_else_is_no_archive_and_is_left_alone(tmp_path):
+    (tmp_path / "letter").touch()
+    for way in (Folder(tmp_path).prepare, Folder(tmp_path).check):
+        with pytest.raises(WrongFormat, match="is no archive"):
+            way()
+    assert [one.name for one in tmp_path.iterdir()] == ["letter"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (json.dumps({"format": "polybus archive", "version": 2}), "version 2, and this polybus"),
+        (json.dumps({"format": "another"}), "of something else"),
+        ("[]", "of something else"),
+        ("{", "is no archive"),
+    ],
+)
+def test_an_archive_of_another_version_is_refused(folder, text, told):
+    (folder.path / MARK).write_text(text)
+    for way in (folder.prepare, folder.check):
+        with pytest.raises(WrongFormat, match=told):
+            way()
+
+
+def test_a_folder_that_is_a_file_or_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is no folder"):
+        Folder(tmp_path / "file").prepare()
+    with pytest.raises(ConfigError, match="is no folder"):
+        Folder(tmp_path / "file" / "archive").prepare()
+    with pytest.raises(ConfigError, match="not writable"):
+        Folder("/sys/archive").prepare()
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "ü" * 100, "checkpoints", "x~y", "a b%"])
+def test_any_topic_has_a_place_of_its_own(folder, name):
+    assert folder.manifests(name).parent == folder.manifests("plain").parent
+    assert len(quoted(name)) <= 200
+    assert len({quoted(one) for one in (name, name + "x", "x" + name)}) == 3
+    versions.commit(folder, Manifest(name, 1))
+    assert versions.topics(folder) == [name]
+
+
+def test_one_at_a_time_adds_to_a_topic(folder):
+    first, second = Locks(folder), Locks(folder)
+    first.take("t")
+    first.take("t")
+    second.take("other")
+    with pytest.raises(DataFolderInUse, match=r"'t' is being archived .* by process"):
+        second.take("t")
+    first.release()
+    second.take("t")
+    second.release()
+
+
+def test_only_what_nobody_can_be_reading_is_removed(folder):
+    place = folder.data("t") / "date=2026-01-31"
+    place.mkdir(parents=True)
+    names = ["counts", "new-replaced", "old-replaced", "stray"]
+    paths = {name: f"{place.relative_to(folder.path)}/{name}.parquet" for name in names}
+    for path in paths.values():
+        (folder.path / path).touch()
+    now_s = (folder.path / paths["stray"]).stat().st_mtime
+    one = manifest_of(file(paths["counts"], {0: (0, 4)}))
+    gone = (
+        Replaced(paths["new-replaced"], int(now_s + KEEP_S)),
+        Replaced(paths["old-replaced"], int(now_s - 1)),
+    )
+    versions.commit(folder, replace(one, replaced=gone))
+    tidy(folder, "t", now_s + 10)
+    assert len(list(place.iterdir())) == 4
+    tidy(folder, "t", now_s + KEEP_S + 10)
+    left = sorted(one.name for one in place.iterdir())
+    assert left == ["counts.parquet", "new-replaced.parquet"]
+    assert versions.newest(folder, "t").replaced == gone[:1]
+
+
+# --- what goes into which file
+
+
+def batch_of(times):
+    columns: dict[str, list[Any]] = {name: [None] * len(times) for name in READ_SCHEMA.names}
+    columns |= {"timestamp_ns": times, "offset": list(range(len(times)))}
+    schema = pa.schema(one.with_nullable(True) for one in READ_SCHEMA)
+    return pa.RecordBatch.from_pydict(columns, schema)
+
+
+def test_rows_are_cut_by_the_date_of_the_bus_in_utc():
+    day = 20_000 * NS_PER_DAY
+    batch = batch_of([day, day + NS_PER_DAY - 1, day + NS_PER_DAY, day + 3 * NS_PER_DAY])
+    pieces = [(date, piece.column("offset").to_pylist()) for date, piece in by_date(batch)]
+    assert pieces == [("2024-10-04", [0, 1]), ("2024-10-05", [2]), ("2024-10-07", [3])]
+
+
+def test_few_rows_are_one_task_and_many_are_as_many_as_run_at_once():
+    assert [part.ranges for part in few([Range("t", 0, 5, 9)], 8)] == [((Range("t", 0, 5, 9)),)]
+    total = 4 * FEW_ROWS
+    parts = few([Range("t", 1, 0, total // 2), Range("t", 0, 0, total // 2)], 3)
+    assert [part.rows for part in parts] == pytest.approx([total / 3] * 3, abs=1)
+    assert [one for part in parts for one in part.ranges] == sorted(
+        one for part in parts for one in part.ranges
+    )
+    assert sum(part.rows for part in parts) == total
+    assert max(part.rows for part in few([Range("t", 0, 0, 5 * MOST_ROWS)], 2)) <= MOST_ROWS
+
+
+def test_small_neighbours_of_a_date_are_merged_and_large_files_are_left_alone():
+    small = [file(f"s{n}", {0: (n, n + 1)}) for n in range(4)]
+    large = file("large", {0: (4, 100)}, size_bytes=SMALL_BYTES)
+    later = [file(f"l{n}", {0: (n, n + 1)}, date="2026-02-01") for n in (100, 101)]
+    one = manifest_of(*small, large, *later)
+    assert [[each.path for each in merge.files] for merge in chosen(one, 2)] == [
+        ["s0", "s1", "s2", "s3"],
+        ["l100", "l101"],
+    ]
+    assert [len(merge.files) for merge in chosen(one, 3)] == [4]
+    assert chosen(one, 8) == []
+
+
+def test_no_merge_is_larger_than_a_file_should_be():
+    size = SMALL_BYTES - 1
+    files = [file(f"s{n:02}", {0: (n, n + 1)}, size_bytes=size) for n in range(20)]
+    merges = chosen(manifest_of(*files), 2)
+    assert max(sum(one.size_bytes for one in merge.files) for merge in merges) <= FILE_BYTES
+    assert sum(len(merge.files) for merge in merges) >= 19
+
+
+def test_a_merged_file_stands_where_the_small_ones_stood():
+    small = [file(f"s{n}", {0: (n, n + 1)}) for n in range(3)]
+    one = manifest_of(*small, file("next", {0: (3, 9)}))
+    after = one.compacted(small[:2], file("merged", {0: (0, 2)}), 17.9)
+    assert [each.path for each in after.files] == ["merged", "s2", "next"]
+    assert after.replaced == (Replaced("s0", 17), Replaced("s1", 17))
+    assert (after.number, after.shards, after.rows) == (2, one.shards, one.rows)
+    assert after.without_replaced({"s1"}).replaced == (Replaced("s1", 17),)

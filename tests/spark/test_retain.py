@@ -1,0 +1,169 @@
+"""Retaining: the log loses what is archived, acked and read, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from polybus.errors import Conflict, Damaged, UsageError, WrongFormat
+from polybus.spark.access import Shard, opened
+from polybus.spark.archives import versions
+from polybus.spark.archives.folder import Folder
+from polybus.spark.archives.limits import first_beyond, needless
+from polybus.spark.archives.manifest import Manifest, Span
+from polybus.spark.pipelines import archive, retain
+
+PATIENCE_S = 60.0
+ROWS = 60
+
+
+def fill(client, topic, numbers):
+    with client.producer() as producer:
+        keys = [f"k{n % 7}" for n in numbers]
+        producer.produce(topic, [b"%d" % n for n in numbers], keys).result(PATIENCE_S)
+
+
+@pytest.fixture
+def made(spark, bus, client, topic, tmp_path):
+    """A topic of which all but the last ten messages are archived."""
+    client.create_topic(topic, shards=2)
+    fill(client, topic, range(ROWS))
+    archive(spark, topic, str(tmp_path), bus=bus.url, once=True)
+    fill(client, topic, range(ROWS, ROWS + 10))
+    return topic
+
+
+@pytest.fixture
+def once(spark, bus, tmp_path):
+    return lambda topic="*": retain(spark, str(tmp_path), topic, bus=bus.url, once=True)
+
+
+def starts(bus, topic):
+    return {n: one.start for n, one in opened(bus.url).shards(topic).items()}
+
+
+def archived(folder, topic):
+    return {n: span.end for n, span in versions.newest(Folder(folder), topic).shards.items()}
+
+
+def test_what_is_archived_goes_and_the_rest_stays(bus, made, once, tmp_path):
+    summary = once()
+    assert (summary.rows, summary.facts) == (ROWS, {"topics": 1, "held back by": ["nobody"]})
+    assert starts(bus, made) == archived(tmp_path, made)
+    assert once().rows == 0
+
+
+def test_a_group_that_has_not_acked_holds_back(bus, client, made, once, tmp_path):
+    client.act("group.join", topic=made, group="slow", consumer="one")
+    summary = once()
+    assert (summary.rows, summary.facts["held back by"]) == (0, ["group slow"])
+    assert starts(bus, made) == {0: 0, 1: 0}
+    to = {"offsets": {"0": 3, "1": 5}}
+    client.act("group.reset", topic=made, group="slow", to=to, force=True)
+    assert once().rows == 8
+    assert starts(bus, made) == {0: 3, 1: 5}
+    client.act("group.rm", topic=made, group="slow", force=True)
+    assert once().rows == ROWS - 8
+
+
+def test_only_the_topics_that_are_named(bus, made, once):
+    assert once("another").rows == 0
+    assert once(made).rows == ROWS
+
+
+def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, tmp_path):
+    (file,) = versions.newest(Folder(tmp_path), made).files
+    path = tmp_path / file.path
+    path.rename(path.with_suffix(".gone"))
+    with pytest.raises(Damaged, match=r"nothing was trimmed .* is missing"):
+        once()
+    assert starts(bus, made) == {0: 0, 1: 0}
+    path.with_suffix(".gone").rename(path)
+    assert once().rows == ROWS
+
+
+def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, tmp_path):
+    manifest = versions.newest(Folder(tmp_path), made)
+    (file,) = manifest.files
+    one = {n: Span(span.start, span.end + 1) for n, span in manifest.shards.items()}
+    # The last rows are compared with the log, so they must be right to come that far.
+    lasts = {}
+    for shard, span in one.items():
+        (batch,) = opened(bus.url).read(made, shard, span.end - 1, span.end)
+        lasts[shard] = (batch.column("id")[0].as_py(), batch.column("timestamp_ns")[0].as_py())
+    versions.commit(
+        Folder(tmp_path),
+        Manifest.parse(
+            {
+                **manifest.as_json(),
+                "number": manifest.number + 1,
+                "files": [{**file.as_json(), "shards": {str(n): list(s) for n, s in one.items()}}],
+                "shards": {
+                    str(n): {**s._asdict(), "id": lasts[n][0], "timestamp_ns": lasts[n][1]}
+                    for n, s in one.items()
+                },
+            }
+        ),
+    )
+    with pytest.raises(Damaged, match="its archive does not have"):
+        once()
+    assert starts(bus, made) == {0: 0, 1: 0}
+
+
+def test_another_bus_is_not_trimmed(bus, made, once, tmp_path):
+    manifest = versions.newest(Folder(tmp_path), made).as_json()
+    for shard in manifest["shards"].values():
+        shard["id"] += 1
+    versions.commit(Folder(tmp_path), Manifest.parse({**manifest, "number": 2}))
+    with pytest.raises(Conflict, match="is not the one that is in the archive"):
+        once()
+    assert starts(bus, made) == {0: 0, 1: 0}
+
+
+def test_no_archive_and_no_running_bus_are_refused(spark, bus, tmp_path):
+    with pytest.raises(WrongFormat, match="is no archive"):
+        retain(spark, str(tmp_path / "none"), bus=bus.url, once=True)
+    Folder(tmp_path).prepare()
+    with pytest.raises(UsageError, match="only a running bus"):
+        retain(spark, str(tmp_path), bus=f"lmdb:{bus.folder}", once=True)
+
+
+# --- who holds back what
+
+
+class Log:
+    """Ids 10, 12, 14… at offsets 0, 1, 2…"""
+
+    def read(self, topic, shard, start, end, max_rows=0):
+        yield pa.RecordBatch.from_pydict({"id": [10 + 2 * n for n in range(start, end)]})
+
+
+@pytest.mark.parametrize(
+    ("last", "offset"), [(0, 3), (15, 3), (16, 4), (17, 4), (28, 10), (99, 10)]
+)
+def test_the_first_message_that_a_subscriber_has_not_read(last, offset):
+    log: Any = Log()
+    assert first_beyond(log, "t", 0, Shard(3, 10), last) == offset
+
+
+@pytest.mark.parametrize(
+    ("groups", "subscribers", "end", "by"),
+    [
+        ([], [], 8, "the archive"),
+        ([("g", 5)], [], 5, "group g"),
+        ([("g", 9)], [("s", 20)], 6, "subscriber s"),
+        ([("g", 4)], [("s", 20)], 4, "group g"),
+        ([("g", 1)], [], 3, "group g"),
+    ],
+)
+def test_the_slowest_decides(groups, subscribers, end, by):
+    stats = {
+        "groups": [{"group": g, "shards": [{"shard": 0, "low": low}]} for g, low in groups],
+        "subscribers": [{"id": name, "last": last} for name, last in subscribers],
+    }
+    manifest = Manifest("t", shards={0: Span(0, 8)})
+    log: Any = Log()
+    found = needless(log, manifest, {0: Shard(3, 10)}, stats)
+    assert found == {0: (Span(3, end), by)}
