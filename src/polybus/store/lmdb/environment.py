@@ -20,7 +20,7 @@ import lmdb
 
 from polybus.errors import DataFolderInUse
 from polybus.store.lmdb import sabotage
-from polybus.store.lmdb.faults import translated
+from polybus.store.lmdb.faults import translate, translated
 
 # Address space, not disk: more than any store will fill. It costs nothing.
 MAP_BYTES: Final = 1 << 40
@@ -87,15 +87,23 @@ class Environment:
     @contextmanager
     def look(self) -> Iterator[Transaction]:
         """A transaction for a short look, by one who has entered."""
-        with translated():
-            transaction = self._kept or self.lmdb.begin(buffers=True)
+        transaction = self.begin()
         try:
             yield transaction
         finally:
-            if sabotage.LONG_READ_TRANSACTIONS:
-                self._kept = transaction
-            else:
-                transaction.abort()
+            self.end(transaction)
+
+    def begin(self) -> Transaction:
+        try:
+            return self._kept or self.lmdb.begin(buffers=True)
+        except lmdb.Error as error:
+            raise translate(error) from error
+
+    def end(self, transaction: Transaction) -> None:
+        if sabotage.LONG_READ_TRANSACTIONS:
+            self._kept = transaction
+        else:
+            transaction.abort()
 
 
 def acquire(path: Path, *, read_only: bool) -> Environment:

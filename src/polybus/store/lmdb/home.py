@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import lmdb
+
 from polybus.errors import PolybusError, StoreClosed, WrongFormat
 from polybus.store.lmdb import environment, folder, keys, ownership, values
 from polybus.store.lmdb.environment import Environment, Transaction
-from polybus.store.lmdb.faults import translated
+from polybus.store.lmdb.faults import translate, translated
 
 
 class Home:
@@ -35,22 +37,24 @@ class Home:
     def used(self) -> Environment:
         return self._used
 
-    @contextmanager
-    def reading(self) -> Iterator[Transaction]:
+    def reading(self) -> Reading:
         """A short look: views of what is stored must not outlive it."""
-        with self.using() as used, translated(), used.look() as transaction:
-            yield transaction
+        return Reading(self)
 
     @contextmanager
     def using(self) -> Iterator[Environment]:
         """The environment in use, which stays open for the time."""
-        if self.read_only:
-            self._follow()
-        used = self._entered()
+        used = self.enter()
         try:
             yield used
         finally:
             environment.leave(used)
+
+    def enter(self) -> Environment:
+        """The environment in use, which stays open until `environment.leave`."""
+        if self.read_only:
+            self._follow()
+        return self._entered()
 
     def move(self, generation: Path) -> None:
         """A new generation, complete on disk, is the one in use from now on.
@@ -144,6 +148,35 @@ class Home:
                 before = self._used
                 self._open_current()
             environment.release(before)
+
+
+class Reading:
+    """A transaction to read in, for the length of a `with`.
+
+    A class, since every read begins here: generators in each other took as long as the rest.
+    """
+
+    __slots__ = ("_home", "_transaction", "_used")
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def __enter__(self) -> Transaction:
+        used = self._used = self._home.enter()
+        try:
+            self._transaction = used.begin()
+        except BaseException:
+            environment.leave(used)
+            raise
+        return self._transaction
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._used.end(self._transaction)
+        finally:
+            environment.leave(self._used)
+        if isinstance(error, lmdb.Error | OSError):
+            raise translate(error) from error
 
 
 def _fill(path: Path) -> None:

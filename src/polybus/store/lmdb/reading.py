@@ -10,8 +10,8 @@ hold ids by turns, and one without the other is good for a message or two.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 
 from polybus.errors import Damaged, DoesNotExist, StoreFault, Trimmed
 from polybus.model import runs
@@ -21,7 +21,7 @@ from polybus.model.topic import ALL, All, Bounds, ShardBounds, Topic
 from polybus.store import checks
 from polybus.store.lmdb import keys, values
 from polybus.store.lmdb.environment import Transaction
-from polybus.store.lmdb.home import Home
+from polybus.store.lmdb.home import Home, Reading
 from polybus.store.lmdb.known import MAX_KNOWN, prefixed
 from polybus.store.lmdb.walking import Walk
 
@@ -142,17 +142,10 @@ class Reader:
                 return min(ids)
             return look.find_time(shard, timestamp_ns)[0]
 
-    @contextmanager
-    def _look(self, number: int) -> Iterator[Look]:
-        with self._home.reading() as transaction:
-            raw = transaction.get(keys.topic(number))
-            state = transaction.get(keys.state(number))
-            if raw is None or state is None:
-                raise DoesNotExist(f"there is no topic number {number}")
-            with closing(Look(transaction, self._topic(number, bytes(raw)), state)) as look:
-                yield look
+    def _look(self, number: int) -> Looking:
+        return Looking(self._home.reading(), number, self.topic)
 
-    def _topic(self, number: int, raw: bytes) -> Topic:
+    def topic(self, number: int, raw: bytes) -> Topic:
         """Decoded once, as long as it stays the same."""
         known = self._topics.get(number)
         if known is None or known[0] != raw:
@@ -160,6 +153,36 @@ class Reader:
                 self._topics.clear()
             known = self._topics[number] = raw, values.read_topic(raw)[0]
         return known[1]
+
+
+class Looking:
+    """A topic within a transaction, for the length of a `with`."""
+
+    __slots__ = ("_decode", "_look", "_number", "_reading")
+
+    def __init__(
+        self, reading: Reading, number: int, decode: Callable[[int, bytes], Topic]
+    ) -> None:
+        self._reading = reading
+        self._number = number
+        self._decode = decode
+
+    def __enter__(self) -> Look:
+        transaction = self._reading.__enter__()
+        try:
+            raw = transaction.get(keys.topic(self._number))
+            state = transaction.get(keys.state(self._number))
+            if raw is None or state is None:
+                raise DoesNotExist(f"there is no topic number {self._number}")
+            self._look = Look(transaction, self._decode(self._number, bytes(raw)), state)
+        except BaseException as error:
+            self._reading.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self._look
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._look.close()
+        self._reading.__exit__(kind, error, trace)
 
 
 class Look:
