@@ -72,6 +72,23 @@ async def grpcio(address: str, stack: AsyncExitStack) -> Call:
     return call
 
 
+async def req_many(address: str, stack: AsyncExitStack) -> Call:
+    """Req0 with a context for each call under way."""
+    import pynng
+
+    socket = stack.enter_context(pynng.Req0(dial=address, block_on_dial=True))
+    free: list[Any] = []
+
+    async def call(number: int) -> int:
+        context = free.pop() if free else socket.new_context()
+        await context.asend(number.to_bytes(NUMBER_BYTES, "big"))
+        answer = await context.arecv()
+        free.append(context)
+        return int.from_bytes(answer, "big")
+
+    return call
+
+
 async def run_calls(call: Call, count: int, in_flight: int) -> list[float]:
     """How long each took."""
     took: list[float] = []
@@ -111,7 +128,7 @@ async def stream(bus: Any, order: str, count: int) -> None:
 
 @contextmanager
 def req(address: str, _in_flight: int) -> Iterator[Callable[[int], list[float]]]:
-    """Req0 has one request under way; with contexts and asyncio it is slower than this."""
+    """Req0 by itself has one request under way."""
     import pynng
 
     with pynng.Req0(dial=address, block_on_dial=True) as socket:
@@ -196,20 +213,21 @@ async def asynchronous(kind: str, address: str, in_flight: int) -> None:
             told(time.perf_counter() - began, took)
 
 
-CALLS = {"gsb": gsb, "nats": nats, "grpc": grpcio}
+CALLS = {"gsb": gsb, "nats": nats, "grpc": grpcio, "req": req_many}
 PLAIN = {"req": req, "pair": pair}
 
 
 def main() -> None:
     kind, address, in_flight = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    if kind in PLAIN:
+    if kind == "pair" or (kind == "req" and in_flight == 1):
         with PLAIN[kind](address, in_flight) as calls:
             for _order, count in orders():
                 began = time.perf_counter()
                 took = calls(count)
                 told(time.perf_counter() - began, took)
         return
-    loop = asyncio.new_event_loop if kind == "grpc" else uvloop.new_event_loop
+    threaded = kind in ("grpc", "req")  # they have threads of their own for the sockets
+    loop = asyncio.new_event_loop if threaded else uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(asynchronous(kind, address, in_flight))
 
