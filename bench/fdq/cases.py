@@ -8,10 +8,7 @@
   fdatasync in the same run
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from bench.harness.results import OURS, P50, P99, RATE, CaseResult, Requirement, Target, Verdict
+from bench.harness.results import P50, P99, RATE, US_PER_MS, Ceiling, Requirement, Target
 from bench.harness.results import Floor as AtLeast
 from bench.peers import jetstream, redis_streams
 from bench.store.rounds import Case
@@ -30,36 +27,11 @@ SINGLES = Case("fdq-singles", "message by message, one process, 128 B", (RATE,))
 LATENCY = Case("fdq-latency", "end to end at 1000 messages/s, 128 B", (P50, P99))
 CASES = (PRODUCE, WAITING, BATCHES, SINGLES, LATENCY)
 
-US_PER_MS = 1000.0
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """Our median of a time is at most so long, and so many times that of the disk."""
-
-    metric_key: str
-    at_most_us: float
-    times_disk: float = 0.0
-
-    def judge(self, results: Sequence[CaseResult]) -> list[Verdict]:
-        return [self._verdict(one) for one in results if one.name == LATENCY.name]
-
-    def _verdict(self, result: CaseResult) -> Verdict:
-        reached = result.median(OURS, self.metric_key)
-        disk_us = result.median(DISK, self.metric_key) or 0.0
-        allowed_us = self.at_most_us + self.times_disk * disk_us
-        of_disk = f" + {self.times_disk:g} × {DISK}'s {disk_us / US_PER_MS:.3g}"
-        wanted = f"at most {self.at_most_us / US_PER_MS:g}" + (of_disk if self.times_disk else "")
-        shown = None if reached is None else reached / US_PER_MS
-        text = f"{result.title}: {self.metric_key.removesuffix('_us')} ms"
-        return Verdict(text, wanted, shown, reached is not None and reached <= allowed_us)
-
-
 REQUIREMENTS: tuple[Requirement, ...] = (
     Target(PRODUCE.name, RATE, (jetstream.NAME,), 3.0),
     Target(PRODUCE.name, RATE, (redis_streams.NAME,), 3.0),
     Target(BATCHES.name, RATE, (PLAIN,), 0.5),
     AtLeast(SINGLES.name, RATE, 1e5),
-    AtMost(P50.key, 5 * US_PER_MS),
-    AtMost(P99.key, 10 * US_PER_MS, times_disk=4.0),
+    Ceiling(LATENCY.name, P50, 5 * US_PER_MS),
+    Ceiling(LATENCY.name, P99, 10 * US_PER_MS, DISK, 4.0),
 )

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any, Protocol
 
 OURS = "polybus"
+US_PER_MS = 1000.0
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,30 @@ class Floor:
         text = f"{result.title}: {self.metric.unit}"
         shown = None if reached is None else reached / self.metric.scale
         return Verdict(text, f"at least {self.at_least / self.metric.scale:g}", shown, holds)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """Our own median of a time is at most so long; behind it, so many times that of `peer`."""
+
+    case: str
+    metric: Metric
+    at_most_us: float
+    peer: str = ""
+    times_peer: float = 0.0
+
+    def judge(self, results: Sequence[CaseResult]) -> list[Verdict]:
+        return [self._verdict(result) for result in results if result.name == self.case]
+
+    def _verdict(self, result: CaseResult) -> Verdict:
+        reached = result.median(OURS, self.metric.key)
+        peer_us = result.median(self.peer, self.metric.key) or 0.0
+        allowed_us = self.at_most_us + self.times_peer * peer_us
+        of_peer = f" + {self.times_peer:g} × {self.peer}'s {peer_us / US_PER_MS:.3g}"
+        wanted = f"at most {self.at_most_us / US_PER_MS:g}" + (of_peer if self.peer else "")
+        shown = None if reached is None else reached / US_PER_MS
+        text = f"{result.title}: {self.metric.key.removesuffix('_us')} ms"
+        return Verdict(text, wanted, shown, reached is not None and reached <= allowed_us)
 
 
 @dataclass(frozen=True)
