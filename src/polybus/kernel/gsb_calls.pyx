@@ -37,6 +37,11 @@ cdef enum:
     # Shorter packets are left with the transport until they are whole.
     LARGE_BYTES = 64 * 1024
     HEX_DIGITS = 16
+    # Packets that went the long way before everybody else has a turn: a few milliseconds.
+    MAX_SLOW = 128
+
+# Calls whose clock stands are looked at again after this.
+cdef double STANDING_S = 1.0
 
 
 @cython.final
@@ -151,6 +156,12 @@ cdef class Call:
         self.last_s = now_s
         self.unread_before_s = self.end.unread_s
 
+    cpdef double due(self, double now_s):
+        """When it is over its deadline, if nothing happens before."""
+        if self.dry_since_s or (self.end.halted and not self.end.lifted):
+            return now_s + STANDING_S
+        return self.last_s + self.caller.deadline_s + self.end.unread_s - self.unread_before_s
+
     cpdef Py_ssize_t free_left(self, Desk desk):
         """PARTIALs that still need no credit."""
         if self.reply_bytes >= desk.free_bytes or self.partials >= desk.free_partials:
@@ -218,6 +229,7 @@ cdef class End:
         """As transports/session.py has it."""
         cdef Py_buffer view
         cdef Py_ssize_t at
+        cdef int slow = 0
         cdef double now_s = self.desk.clock()
         self.heard_s = now_s
         self.pinged = False
@@ -232,6 +244,10 @@ cdef class End:
                     <const unsigned char*>view.buf + at, end - at
                 ):
                     break
+                if slow >= MAX_SLOW and not self.lifted:
+                    self.rest()
+                    break
+                slow += 1
                 taken = self.receive_slowly(buffer, at, end)
                 if not taken:
                     break
@@ -480,6 +496,24 @@ cdef class End:
             self.out_size = 0
             self.push(data)
         return 0
+
+
+def overdue(ends, double now_s):
+    """Open calls that are over their deadline, and when the next will be (None: no other)."""
+    cdef End end
+    cdef Call call
+    cdef double due_s, nearest_s = 0
+    cdef list late = []
+    cdef bint is_one = False
+    for end in ends:
+        for call in end.calls.values():
+            due_s = call.due(now_s)
+            if due_s <= now_s:
+                late.append(call)
+            elif not is_one or due_s < nearest_s:
+                is_one = True
+                nearest_s = due_s
+    return late, nearest_s if is_one else None
 
 
 cdef Slice slice_of(bytes text) noexcept:

@@ -323,3 +323,30 @@ def test_built_in_services(bus, prefix):
     caller.call(prefix + "stats", "4")
     stats = msgpack.unpackb(caller.next("call_reply").data)
     assert stats["gsb"]["services"] == 2
+
+
+# --- turns
+
+
+def test_a_peer_that_asks_for_much_takes_turns_with_others(bus):
+    busy, other = Far(bus), Far(bus)
+    ping = sp.frame(packed(ping=pb.Ping(token=b"x")), sp.Form.TCP)
+    busy.pipe.deliver(ping * 1000)
+    assert 0 < busy.pipe.unread < 1000 * len(ping)
+    other.send_payload(packed(ping=pb.Ping(token=b"y")))  # and turns until all is done
+    assert other.next("pong").token == b"y"
+    assert len(busy.packets()) == 1000
+    assert busy.is_read
+
+
+def test_what_it_asked_for_before_it_went_is_carried_out_whole(bus):
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    call_id = service.called().request_id
+    odd = b"\x98\x06\x01"  # an unknown field: these go the long way
+    partial = pb.CallReply(request_id=call_id, type=pb.PARTIAL)
+    data = sp.frame(packed(call_reply=partial) + odd, sp.Form.TCP)
+    service.pipe.deliver(data * 1000)
+    service.pipe.hang_up()
+    assert len(caller.packets()) == 1001

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from polybus.bus.calls import sabotage
+from polybus.kernel.gsb_calls import overdue
 
 if TYPE_CHECKING:
     from polybus.kernel.gsb_calls import Call, Desk, End
 
 NEVER = float("inf")
 MIN_STEP_S = 0.01  # between two looks: how late a deadline may be noticed
-STANDING_S = 1.0  # calls whose clock stands are looked at again after this
+REST = 20  # a look that takes long comes less often: it has a twentieth of the loop at most
 
 
 class Timer(Protocol):
@@ -70,18 +71,10 @@ class Deadlines:
         self._timer = None
         self._desk.next_due_s = NEVER
         now_s = self._clock()
-        dues = [(due(call, now_s), call) for end in self._ends for call in end.calls.values()]
-        nearest = min((due_s for due_s, _ in dues if due_s > now_s), default=NEVER)
-        if nearest < NEVER:
-            self._set(max(nearest, now_s + MIN_STEP_S))
-        for due_s, call in dues:
-            if due_s <= now_s and call.caller.calls.get(call.request_id) is call:
+        late, nearest_s = overdue(self._ends, now_s)
+        if nearest_s is not None:
+            took_s = self._clock() - now_s
+            self._set(max(nearest_s, now_s + MIN_STEP_S, now_s + REST * took_s))
+        for call in late:
+            if call.caller.calls.get(call.request_id) is call:
                 self._expire(call)
-
-
-def due(call: Call, now_s: float) -> float:
-    """When it is over its deadline, if nothing happens before."""
-    end = call.end
-    if call.dry_since_s or (end.halted and not end.lifted):
-        return now_s + STANDING_S
-    return call.last_s + call.caller.deadline_s + end.unread_s - call.unread_before_s

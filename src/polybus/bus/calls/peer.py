@@ -48,6 +48,11 @@ class Peer(End):
     def try_again(self) -> None:
         """Soon: what it sent is offered once more, and if nothing is in the way, it is read on."""
 
+    def rest(self) -> None:
+        """It has asked for much: all others come first."""
+        self.halt()
+        self.try_again()
+
     @property
     def owed(self) -> int:
         """Bytes that it has not taken."""

@@ -10,6 +10,9 @@ The packet that had to wait is offered again, so halting needs no memory of its 
 A peer that hangs up meanwhile is noticed. Its names are free at once, and as it can send
 no more, what it sent before is taken past all marks (*lifted*); then it is gone.
 
+A peer whose packets take much work, many of them in one read, rests in the same way until
+all others have had a turn.
+
 Whoever breaks the protocol is told by the end of its connection; the log says why.
 """
 
