@@ -42,6 +42,7 @@ run: setup ## serve the bus with its data in ./data
 
 test: setup ## run the tests
 	@.ci/need java
+	@.ci/need command chromium chromium || echo "polybus: without it the report is not looked at" >&2
 	@$(PYTHON_IN_VENV) -m pytest -q $(TWO_AT_ONCE) $(ARGS) || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
 	  echo "polybus: once more, those that failed: a machine that stood still for a while can starve a live test, a fault fails twice"; \
 	  $(PYTHON_IN_VENV) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
