@@ -23,6 +23,7 @@ from bench.harness.places import OUTPUT, Unavailable
 from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
 from bench.native import run as native
+from bench.pipelines import run as pipelines
 from bench.pirate import run as pirate
 from bench.rqueue import run as rqueue
 from bench.spark import run as spark
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "gsb": Benchmark(gsb.NAMES, gsb.run),
     "pirate": Benchmark(pirate.NAMES, pirate.run),
     "spark": Benchmark(spark.NAMES, spark.run),
+    "pipelines": Benchmark(pipelines.NAMES, pipelines.run),
 }
 SOAKS = {"store": soak.run}
 LOOPBACK = ("127.0.0.1", "localhost")

@@ -1,0 +1,1 @@
+"""Pipelines: how fast they catch up with a topic, beside Spark's own Parquet."""

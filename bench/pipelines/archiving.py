@@ -1,0 +1,45 @@
+"""The same rows into an archive and into Parquet, and out of both."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.spark.filling import SHARDS, add
+from polybus.native import Client
+from polybus.spark.pipelines.archive import archive
+
+HISTORY = "history"
+ARCHIVED = 0.95  # of the rows of a union; the rest is in the log
+
+
+def to_archive(spark: Any, url: str, topic: str, folder: Path) -> Callable[[Path], object]:
+    """Each time a new one, as a run begins that has all before it."""
+
+    def run(checkpoint: Path) -> None:
+        place = folder / "archived"
+        shutil.rmtree(place, ignore_errors=True)
+        archive(spark, topic, str(place), bus=url, once=True, checkpoint=str(checkpoint))
+
+    return run
+
+
+def to_parquet(spark: Any, source: Path, folder: Path) -> Callable[[Path], object]:
+    def run(checkpoint: Path) -> None:
+        rows = spark.read.parquet(str(source))
+        rows.write.mode("overwrite").option("compression", "zstd").parquet(str(folder / "copied"))
+
+    return run
+
+
+def keep_history(spark: Any, url: str, messages: int, folder: Path) -> dict[str, str]:
+    """A topic of which most is archived, and gone from the log; the options that read it."""
+    place = folder / "union"
+    old = int(messages * ARCHIVED)
+    with Client(url) as client:
+        client.create_topic(HISTORY, SHARDS)
+        add(client, HISTORY, old)
+        archive(spark, HISTORY, str(place), bus=url, once=True)
+        client.trim(HISTORY, {n["shard"]: n["end"] for n in client.bounds(HISTORY)["shards"]})
+        add(client, HISTORY, messages - old)
+    return {"bus": url, "archive": str(place)}

@@ -1,0 +1,32 @@
+"""What is measured, and what must hold; ratios of rows a second in one run, `local[2]`, warm.
+
+- `route` that catches up, orders of a certain size by a field of their JSON: at least 0.7 of the
+  same query as a stream from Parquet files to Parquet files
+- beside it, without a target, `route` that copies everything
+- `archive` of a topic: at least 0.8 of Parquet read and written by Spark, zstd like the archive
+- a full scan, `sum(length(body))`, of archive and log as one table, 95 % archived: at least 0.8 of
+  the same rows in Parquet alone; beside it, without a target, by the format's option
+"""
+
+from bench.harness.results import RATE, Requirement, Target
+from bench.store.rounds import Case
+
+MESSAGES, SHORT_MESSAGES = 2_000_000, 500_000
+PARQUET = "Parquet"
+
+ROUTE = Case("route", "route: catching up, orders by a field of their JSON", (RATE,))
+COPY = Case("route-copy", "route: catching up, all of it", (RATE,))
+ARCHIVE = Case("archive", "archive: a topic → Parquet, 128 B", (RATE,))
+UNION = Case("union", "union: full scan of archive and log, 95 % archived", (RATE,))
+CASES = (ROUTE, COPY, ARCHIVE, UNION)
+BY_FORMAT = "polybus, format() alone"
+
+LARGE = "get_json_object(cast(body AS string), '$.cents') >= 500000"
+WHERE: dict[str, str | None] = {ROUTE.name: LARGE, COPY.name: None}
+SELECT = "body, shard_key"
+
+REQUIREMENTS: tuple[Requirement, ...] = (
+    Target(ROUTE.name, RATE, (PARQUET,), 0.7),
+    Target(ARCHIVE.name, RATE, (PARQUET,), 0.8),
+    Target(UNION.name, RATE, (PARQUET,), 0.8),
+)
