@@ -17,6 +17,7 @@ has an obvious twin in `polybus.testing.oracle`.
     requests       messages that come as tuples, as columns
     slabs          memory for large columns, kept for the next read
     answers        what a store's callers wait for
+    router         messages of a ZeroMQ socket, many at a time
     topics, sets   the topic table and the interned subscriber sets
     registry       who reads what
     fanout         the hot loop

@@ -7,7 +7,7 @@ wait for that are counted, so that a bus that stops can wait for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 FINGERPRINT_BYTES = 16
 
-Frame = bytes | memoryview
-
 
 class Peer(Protocol):
     """The connection by which a request came."""
@@ -44,7 +42,7 @@ class Peer(Protocol):
     @property
     def key(self) -> bytes | None: ...
     def is_full(self) -> bool: ...
-    def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None: ...
+    def send(self, envelope: list[bytes], frames: list[bytes]) -> None: ...
 
 
 class PirateSession:
@@ -62,7 +60,7 @@ class PirateSession:
         self.requests = dict.fromkeys(sorted(codec.OPS), 0)
         self.unanswered = 0
 
-    def receive(self, peer: Peer, frames: list[Any]) -> None:
+    def receive(self, peer: Peer, frames: list[bytes]) -> None:
         end = codec.split(frames)
         if end < 0:
             self._counters.count("dropped", "pirate_no_envelope")
@@ -87,7 +85,7 @@ class PirateSession:
     def turn_over(self) -> None:
         self._subscribers.turn_over()
 
-    def _answer(self, peer: Peer, envelope: list[Any], request: codec.Request, came: Any) -> None:
+    def _answer(self, peer: Peer, envelope: list[bytes], request: codec.Request, came: Any) -> None:
         self.unanswered -= 1
         if isinstance(came, int):
             if request.op == codec.PUT:
@@ -103,7 +101,7 @@ class PirateSession:
             self._traffic.deliver(1, len(came.body))
             peer.send(envelope, codec.message(came.id, came.timestamp_ns, came.body))
 
-    def _refuse(self, peer: Peer, envelope: list[Any], code: str, text: str) -> None:
+    def _refuse(self, peer: Peer, envelope: list[bytes], code: str, text: str) -> None:
         self._counters.count("refused", f"pirate_{code.lower()}")
         peer.send(envelope, codec.error(code, text))
 

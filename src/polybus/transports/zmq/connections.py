@@ -13,13 +13,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from polybus.model.identity import ANONYMOUS
 from polybus.transports.peer import describe, identify
-from polybus.transports.zmq.session import Frame
 
 REMEMBERED_S: Final = 1.0  # how long an ended connection may still have messages to be read
 # Of Linux's struct tcp_info: where bytes_acked and bytes_received (64 bits each) begin.
@@ -56,14 +55,14 @@ class Connection:
         self.acked = 0
         self.slow_since_s: float | None = None
         self.slow_acked = 0
-        self.out: Callable[[Connection, Sequence[Frame], Sequence[Frame]], None]
+        self.out: Callable[[Connection, list[bytes], list[bytes]], None]
 
     @property
     def untaken(self) -> int:
         """What was sent and not confirmed, as far as is known."""
         return max(0, self.sent_bytes - self.acked)
 
-    def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None:
+    def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
         self.out(self, envelope, frames)
 
     def look(self) -> None:

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from typing import Any, Final
 
 import zmq
+from zmq.backend.cython import _zmq
 
 from polybus.errors import AddressError, AddressInUse
+from polybus.kernel.router import Router
 from polybus.model.address import Address
 from polybus.model.identity import Identity
 from polybus.transports.zmq.connections import Connection, Connections, Gate
-from polybus.transports.zmq.session import Frame, Session
+from polybus.transports.zmq.session import Session
 from polybus.transports.zmq.watching import LOOK_S, Bounds, Watch
 from polybus.transports.zmq.zap import DOMAIN
 
@@ -32,7 +34,10 @@ TURN_MESSAGES: Final = 256
 MAX_FRAME_BYTES: Final = (64 << 20) + 1
 # Whole messages of one connection that wait to be read: it may have sent some ahead.
 WAITING_MESSAGES: Final = 100
-COPIED_BYTES: Final = 64 << 10  # larger frames are not copied on the loop
+# Frames of one message: what a body may have at most, with its head and its envelope, and one
+# more, by which the session knows that there were too many.
+MAX_FRAMES: Final = 4096 + 6 + 65 + 1
+COPIED_BYTES: Final = 64 << 10  # larger answers are not copied on the loop
 SETTLE_S: Final = 0.01
 # What ZMTP puts before a frame: of a short one, and of others.
 HEAD_BYTES, LONG_HEAD_BYTES, SHORT_BYTES = 2, 9, 256
@@ -84,6 +89,7 @@ class RouterListener:
             socket.disable_monitor()
             socket.close(0)
             raise
+        self._router = Router(_zmq.__file__, socket.underlying)
         self._loop.add_reader(socket.FD, self._read)
         self._loop.add_reader(self._monitor.FD, self.connections.hear)
         self._reading = True
@@ -97,35 +103,18 @@ class RouterListener:
         self._due = False
         if not self._reading:
             return
-        for _ in range(TURN_MESSAGES):
-            if not self._receive():
-                break
-        else:
+        messages = self._router.receive(TURN_MESSAGES, MAX_FRAMES, self._curve is not None)
+        find, receive = self.connections.find, self._session.receive
+        for descriptor, user, size, frames in messages:
+            connection = find(frames[0], descriptor)
+            if user is not None:
+                self._recognise(connection, user)
+            connection.received += 1
+            connection.received_bytes += size
+            receive(connection, frames)
+        if len(messages) == TURN_MESSAGES:
             self._again()
         self._session.turn_over()
-
-    def _receive(self) -> bool:
-        """Takes one message; False if there is none."""
-        receive = self._socket.recv
-        try:
-            frame = receive(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return False
-        routing = frame.bytes
-        connection = self.connections.find(routing, frame.get(zmq.SRCFD))
-        if self._curve is not None:
-            self._recognise(connection, str(frame.get("User-Id")))
-        frames: list[Frame] = [routing]
-        size = 0
-        while frame.more:
-            frame = receive(zmq.NOBLOCK, copy=False)
-            data = frame.bytes if len(frame) < COPIED_BYTES else frame.buffer
-            size += len(data)
-            frames.append(data)
-        connection.received += 1
-        connection.received_bytes += size
-        self._session.receive(connection, frames)
-        return True
 
     def _recognise(self, connection: Connection, shown: str) -> None:
         """The key with which a message came; libzmq vouches for it."""
@@ -152,32 +141,31 @@ class RouterListener:
         connection.out = self._send
         connection.is_full = partial(self._watch.is_full, connection)
 
-    def _send(
-        self, connection: Connection, envelope: Sequence[Frame], frames: Sequence[Frame]
-    ) -> None:
+    def _send(self, connection: Connection, envelope: list[bytes], frames: list[bytes]) -> None:
         if self._socket.closed:
-            return
-        send, more = self._socket.send, zmq.SNDMORE | zmq.NOBLOCK
-        try:
-            send(envelope[0], more)
-        except zmq.ZMQError as error:
-            reason = "peer_slow" if error.errno == zmq.EAGAIN else "peer_gone"
-            self._count("dropped", reason)
             return
         size = HEAD_BYTES
         for frame in envelope[1:]:
             size += len(frame) + HEAD_BYTES
-            send(frame, more)
-        send(b"", more)
-        last = len(frames) - 1
-        for number, frame in enumerate(frames):
+        for frame in frames:
             length = len(frame)
             size += length + (HEAD_BYTES if length < SHORT_BYTES else LONG_HEAD_BYTES)
-            flags = more if number < last else zmq.NOBLOCK
-            send(frame, flags, copy=length < COPIED_BYTES)
+        whole = [*envelope, b"", *frames]
+        error = self._router.send(whole) if size < COPIED_BYTES else self._send_large(whole)
+        if error:
+            self._count("dropped", "peer_slow" if error == zmq.EAGAIN else "peer_gone")
+            return
         connection.sent += 1
         connection.sent_bytes += size
         self._again()
+
+    def _send_large(self, frames: list[bytes]) -> int:
+        """Without copying what is large."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            return error.errno or zmq.EAGAIN
+        return 0
 
     # --- connections
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from polybus.model.identity import Identity
-
-Frame = bytes | memoryview
 
 
 class Peer(Protocol):
@@ -23,14 +20,14 @@ class Peer(Protocol):
     def is_full(self) -> bool:
         """Does it leave too much of what it was sent?"""
 
-    def send(self, envelope: Sequence[Frame], frames: Sequence[Frame]) -> None:
+    def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
         """An answer: the envelope of the request, an empty frame, and these."""
 
 
 class Session(Protocol):
     """The dialect behind a ROUTER: one for all its peers."""
 
-    def receive(self, peer: Peer, frames: list[Frame]) -> None:
+    def receive(self, peer: Peer, frames: list[bytes]) -> None:
         """One message, its envelope first."""
 
     def turn_over(self) -> None:

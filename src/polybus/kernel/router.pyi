@@ -1,0 +1,9 @@
+from typing import final
+
+@final
+class Router:
+    def __init__(self, library: str, socket: int) -> None: ...
+    def receive(
+        self, most: int, max_frames: int, with_user: bool = False
+    ) -> list[tuple[int, str | None, int, list[bytes]]]: ...
+    def send(self, frames: list[bytes]) -> int: ...

@@ -1,0 +1,152 @@
+"""A ROUTER's messages, taken and given many at a time.
+
+pyzmq makes some objects for every frame, and a pirate's request has nine of them. Here a
+frame is the bytes object that it becomes and nothing else. The functions are those of the
+very libzmq that pyzmq has loaded: they are looked up in its own module, so there is one
+libzmq in the process, and a socket that pyzmq has opened is one that is used here.
+
+Nothing here waits: a call that would wait gives what there is. The socket must be open;
+whoever closes it must not call again.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, EINTR
+
+cdef extern from "<dlfcn.h>" nogil:
+    void* dlopen(const char* path, int flags)
+    void* dlsym(void* handle, const char* name)
+    enum:
+        RTLD_LAZY
+        RTLD_NOLOAD
+
+cdef extern from *:
+    """
+    typedef union { unsigned char bytes[64]; void* aligned; } pb_zmq_msg_t;
+    """
+    ctypedef struct zmq_msg_t "pb_zmq_msg_t":
+        pass
+
+ctypedef int (*MsgInit)(zmq_msg_t*) noexcept nogil
+ctypedef int (*MsgReceive)(zmq_msg_t*, void*, int) noexcept nogil
+ctypedef void* (*MsgData)(zmq_msg_t*) noexcept nogil
+ctypedef size_t (*MsgSize)(zmq_msg_t*) noexcept nogil
+ctypedef int (*MsgGet)(zmq_msg_t*, int) noexcept nogil
+ctypedef const char* (*MsgGets)(zmq_msg_t*, const char*) noexcept nogil
+ctypedef int (*Send)(void*, const void*, size_t, int) noexcept nogil
+ctypedef int (*Errno)() noexcept nogil
+
+cdef int DONTWAIT = 1, SNDMORE = 2  # zmq.h
+cdef int MORE = 1, SRCFD = 2  # properties of a message
+
+
+@cython.final
+cdef class Router:
+    """`library` is the file of pyzmq's own module, `socket` the address of an open socket."""
+
+    cdef void* socket
+    cdef zmq_msg_t frame
+    cdef MsgReceive msg_recv
+    cdef MsgData msg_data
+    cdef MsgSize msg_size
+    cdef MsgGet msg_get
+    cdef MsgGets msg_gets
+    cdef MsgInit msg_close
+    cdef Send zmq_send
+    cdef Errno zmq_errno
+
+    def __init__(self, str library not None, size_t socket):
+        cdef bytes path = library.encode()
+        cdef void* handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD)
+        if handle == NULL:
+            raise OSError(f"{library} is not loaded")
+        self.socket = <void*> socket
+        self.msg_recv = <MsgReceive> found(handle, b"zmq_msg_recv")
+        self.msg_data = <MsgData> found(handle, b"zmq_msg_data")
+        self.msg_size = <MsgSize> found(handle, b"zmq_msg_size")
+        self.msg_get = <MsgGet> found(handle, b"zmq_msg_get")
+        self.msg_gets = <MsgGets> found(handle, b"zmq_msg_gets")
+        self.msg_close = <MsgInit> found(handle, b"zmq_msg_close")
+        self.zmq_send = <Send> found(handle, b"zmq_send")
+        self.zmq_errno = <Errno> found(handle, b"zmq_errno")
+        (<MsgInit> found(handle, b"zmq_msg_init"))(&self.frame)
+
+    def __dealloc__(self):
+        if self.msg_close != NULL:
+            self.msg_close(&self.frame)
+
+    def receive(self, int most, int max_frames, bint with_user=False):
+        """At most so many messages: (descriptor, user or None, bytes, frames) each.
+
+        Of a message with more than `max_frames` the frames beyond are passed over: it is
+        known by having `max_frames`. `bytes` counts those that are there.
+        """
+        cdef list messages = []
+        cdef int descriptor
+        cdef object user
+        while len(messages) < most and self._next(DONTWAIT):
+            descriptor = self.msg_get(&self.frame, SRCFD)
+            user = self._user() if with_user else None
+            frames = []
+            size = self._rest(frames, max_frames)
+            messages.append((descriptor, user, size, frames))
+        return messages
+
+    def send(self, list frames not None):
+        """One message, all of whose frames are bytes; 0, or why its first frame was refused."""
+        cdef Py_ssize_t last = len(frames) - 1
+        cdef Py_ssize_t at
+        cdef bytes frame
+        for frame in frames:
+            pass  # all of them are bytes, before the first is sent
+        for at in range(last + 1):
+            frame = <bytes> frames[at]
+            if not self._give(frame, DONTWAIT | (SNDMORE if at < last else 0)):
+                if at == 0:
+                    return self.zmq_errno()
+                raise OSError(self.zmq_errno(), "a message was begun and could not be ended")
+        return 0
+
+    cdef bint _next(self, int flags) except -1:
+        """The next frame is in `frame`; False if there is none."""
+        cdef int error
+        while self.msg_recv(&self.frame, self.socket, flags) < 0:
+            error = self.zmq_errno()
+            if error == EAGAIN:
+                return False
+            if error != EINTR:
+                raise OSError(error, "receiving failed")
+        return True
+
+    cdef Py_ssize_t _rest(self, list frames, int max_frames) except -1:
+        """All frames of the message whose first one was taken; their bytes."""
+        cdef Py_ssize_t size = 0, length
+        while True:
+            if len(frames) < max_frames:
+                length = <Py_ssize_t> self.msg_size(&self.frame)
+                frames.append(
+                    PyBytes_FromStringAndSize(<char*> self.msg_data(&self.frame), length)
+                )
+                size += length
+            if not self.msg_get(&self.frame, MORE):
+                return size
+            if not self._next(DONTWAIT):
+                raise OSError(EAGAIN, "a message came without its end")
+
+    cdef object _user(self):
+        cdef const char* name = self.msg_gets(&self.frame, b"User-Id")
+        return None if name == NULL else name.decode("latin-1")
+
+    cdef bint _give(self, bytes frame, int flags) except -1:
+        cdef const char* data = PyBytes_AS_STRING(frame)
+        cdef size_t size = <size_t> PyBytes_GET_SIZE(frame)
+        while self.zmq_send(self.socket, data, size, flags) < 0:
+            if self.zmq_errno() != EINTR:
+                return False
+        return True
+
+
+cdef void* found(void* handle, const char* name) except NULL:
+    cdef void* function = dlsym(handle, name)
+    if function == NULL:
+        raise OSError(f"libzmq has no {name.decode()}")
+    return function
