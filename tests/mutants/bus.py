@@ -200,8 +200,8 @@ DELIVERY = mutants(
     ),
     (
         "first reader only",
-        "start, end)\n        for outbox, data in routed.outputs:",
-        "start, end)\n        for outbox, data in routed.outputs[:1]:",
+        "routed: Routed) -> None:\n        for outbox, data in routed.outputs:",
+        "routed: Routed) -> None:\n        for outbox, data in routed.outputs[:1]:",
     ),
 )
 
@@ -229,10 +229,10 @@ OUTBOX = mutants(
     ("full again and again", "self._high_water and not self.full:", "self._high_water:"),
     (
         "room too early",
-        "self.backlog() <= self._high_water // 2",
+        "self.backlog() <= self._low_water",
         "self.backlog() <= self._high_water",
     ),
-    ("never room", "self.backlog() <= self._high_water // 2", "self.backlog() < 0"),
+    ("never room", "self.backlog() <= self._low_water", "self.backlog() < 0"),
     ("no upper bound", "if owed > self._max_bytes:", "if False:"),
     ("the host's queue counts as taken", " - self._pipe.unconfirmed()", ""),
     ("the backlog counts as taken", "self._pushed_bytes - self.backlog()", "self._pushed_bytes"),

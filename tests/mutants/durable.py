@@ -128,16 +128,16 @@ PULLING = mutants(
 
 SESSION = mutants(
     "dialects/freud/session.py",
-    ("answered before it is kept", "self._blocked = self._committing = True", "pass"),
     (
-        "done twice when it ends",
-        "            self._committing = False\n            self._todo.popleft()\n",
-        "            self._committing = False\n",
+        "answered before it is kept",
+        "        slot = Slot(group)\n",
+        "        slot = Slot(group, NO)\n",
     ),
+    ("a slot for anything", "if not self._slots.has_room_for(group):", "if False:"),
     (
         "lost without a word",
-        '                self._broker.counters.count("dropped", reason, group.count)\n',
-        "",
+        '                self._broker.counters.count("dropped", reason, slot.group.count)\n',
+        "                pass\n",
     ),
 )
 

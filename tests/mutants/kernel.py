@@ -179,8 +179,8 @@ FANOUT = mutants(
     ),
     (
         "fragments have ids",
-        "if frame.kind == FRAGMENT:\n",
-        "if frame.kind == FRAGMENT:\n            topic.next_id += 1\n",
+        "if frame.kind == FRAGMENT:\n            if beyond:\n",
+        "if frame.kind == FRAGMENT:\n            topic.next_id += 1\n            if beyond:\n",
     ),
     (
         "fragments of collected topics are lost",
@@ -398,7 +398,7 @@ SHORT = mutants(
     ("past what waits", "self._waiting_on is not None or ", ""),
     ("past what is left to do", " or self._todo:", ":"),
     ("past a stall", "return not self._answers.stalled", "return True"),
-    ("for those who have gone", " or self._gone or self._closing", " or self._closing"),
+    ("for those who have gone", " or self._finished or self._gone:", " or self._finished:"),
     ("the first of many", "length != size - HEADER or ", "length > size - HEADER or "),
     ("any size", " or length > self.max_frame_bytes", ""),
     ("anybody's notice", "if size >= NOTICE_SIZE and same(", "if False and same("),

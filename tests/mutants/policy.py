@@ -107,7 +107,7 @@ QUOTAS = mutants(
 PEER = mutants(
     "transports/peer.py",
     ("a successor is taken for the peer", "if state in (ESTABLISHED, CLOSE_WAIT) else None", ""),
-    ("asked beyond loopback", "if not (_is_loopback(far) and _is_loopback(near)):", "if False:"),
+    ("asked beyond loopback", "if not (is_loopback(far) and is_loopback(near)):", "if False:"),
     ("netlink is trusted blindly", "if _knows_itself(diag):", "if True:"),
 )
 

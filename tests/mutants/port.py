@@ -70,7 +70,7 @@ DURABLE = mutants(
 
 BINDING = mutants(
     "bus/binding.py",
-    ("claims are shared", "if topic.number in self._claimed:", "if False:"),
+    ("claims are shared", "in self._claimed:\n            raise", "in ():\n            raise"),
     ("claims do not end", "self._claimed.discard(topic.number)", "pass"),
     ("anybody may claim", "self.judge(caller, DELETE, name)", "pass"),
     ("both kinds at once", "if self._is_ephemeral(raw):", "if False:"),
@@ -93,25 +93,29 @@ STATS = mutants(
 FLIGHT = [
     *mutants(
         "transports/flight/putting.py",
-        ("batches without end", "self._batches < self._max_batches and ", ""),
-        ("bytes without end", "and self._bytes + size <= self._max_bytes", ""),
-        (
-            "who has gone holds a place",
-            "            self._window.leave(one.size)",
-            "            if is_there:\n                self._window.leave(one.size)",
-        ),
-        ("any encoding", 'raw.decode("utf-8")', "raw"),
+        ("batches of any size", "if size > self._max_batch_bytes:", "if False:"),
+        ("refusals are not counted", "        self._on_error(error)\n", ""),
+        ("stamps are not read", "stamp = read_stamp(metadata)", "stamp = None"),
+        ("errors are told as outcomes", "outcome.result())", "outcome.exception())"),
+        ("the port is not told", "        self._desk.nudge()\n", ""),
+        ("any encoding", 'str(raw, "utf-8")', "raw"),
     ),
     *mutants(
         "transports/flight/pace.py",
-        ("nobody is cut", "self._cut(handing.peer)", "pass"),
-        ("slow links are cut", "if self._is_moving(handing, now_s):", "if False:"),
-        ("a drop is enough", "and moved >= self._min_bytes_per_s * (now_s - handing.noted_s)", ""),
+        ("nobody is cut", "self._cut(waited.peer)", "pass"),
+        ("cut again and again", "waited.is_cut = True", "pass"),
+        ("slow links are cut", "if self._is_moving(waited, now_s):", "if False:"),
+        ("a drop is enough", "and moved >= self._min_bytes_per_s * (now_s - waited.noted_s)", ""),
     ),
     *mutants(
         "transports/flight/calls.py",
         ("calls without end", "if self._count >= self._max_calls:", "if False:"),
         ("stopping refuses nobody", "if self._stopping:", "if False:"),
+        (
+            "what could not begin goes on",
+            "        except BaseException:\n            self.leave(owed=owed)\n            raise",
+            "        except BaseException:\n            raise",
+        ),
     ),
     *mutants(
         "server/threads.py",

@@ -152,8 +152,8 @@ NAMESPACE = mutants(
     ),
     (
         "sealed shards take more",
-        "open_shard(self.log(append.topic).topic, append.shard)\n        return",
-        "single_shard(self.log(append.topic).topic, append.shard)\n        return",
+        "open_shard(self.log(append.topic).topic, append.shard)\n        checks.spans",
+        "single_shard(self.log(append.topic).topic, append.shard)\n        checks.spans",
     ),
     (
         "anything may be staged",
