@@ -50,7 +50,7 @@ def run(options: Options) -> Outcome:
             print(f"… {case.title}", file=sys.stderr, flush=True)
             with ExitStack() as during, awake() if case is ONE else nullcontext():
                 contenders = list(_contenders(case, bus, options, during))
-                outcome.results.append(run_case(case, effort, contenders))
+                outcome.results.append(run_case(case, effort, contenders, writes_files=False))
     for requirement in REQUIREMENTS:
         outcome.verdicts += requirement.judge(outcome.results)
     return outcome

@@ -18,20 +18,25 @@ class Case:
 
 
 class Watched:
-    def __init__(self, contender: Contender) -> None:
+    def __init__(self, contender: Contender, writes_files: bool) -> None:
         self._contender = contender
+        self._writes_files = writes_files
         self.name = contender.name
 
     def calibrate(self, wanted_s: float) -> None:
         self._contender.calibrate(wanted_s)
 
     def measure(self) -> Measured:
-        back_memory()
+        if self._writes_files:
+            back_memory()
         watch = Watch(self._contender.pid)
         values = self._contender.measure()
         return values, watch.disturbance()
 
 
-def run_case(case: Case, effort: Effort, contenders: Sequence[Contender]) -> CaseResult:
+def run_case(
+    case: Case, effort: Effort, contenders: Sequence[Contender], *, writes_files: bool = True
+) -> CaseResult:
     line = CaseResult(case.name, case.title, case.metrics, ())
-    return contest(line, map(Watched, contenders), effort, effort.rounds)
+    watched = [Watched(contender, writes_files) for contender in contenders]
+    return contest(line, watched, effort, effort.rounds)
