@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 
 from polybus.dialects.pirate import blocking
 from polybus.dialects.pirate.blocking import BlockingClient
-from polybus.testing.pirate.gate import Gate
+from polybus.testing.pirate.gate import ALL, Gate
 from polybus.testing.pirate.piratebus import PirateBus
 
-# A test that loses messages on purpose shall not wait for long; all others shall not fail
-# because a machine is slow.
-QUICK: dict[str, Any] = {"timeout_s": 0.4, "tries": 2, "jitter_s": 0.01}
+# Where a message may be lost on purpose the next try comes soon; no test fails because a
+# machine is slow.
+QUICK: dict[str, Any] = {"timeout_s": 0.3, "tries": 50, "jitter_s": 0.01}
 PATIENT: dict[str, Any] = {"timeout_s": 10.0}
 
 Opening = Callable[..., BlockingClient]
@@ -34,6 +35,19 @@ def gate(endpoint: str) -> Iterator[Gate]:
     """A way to that bus on which messages can be lost."""
     with Gate(endpoint) as one:
         yield one
+
+
+@contextmanager
+def losing(gate: Gate, client: BlockingClient, kind: str = "replies") -> Iterator[None]:
+    """Everything of a kind is lost; and the client gives up soon."""
+    lane = client._async._begun()._counting
+    kept, lane._options = lane._options, replace(lane._options, timeout_s=0.15, tries=2)
+    setattr(gate, f"lose_{kind}", ALL)
+    try:
+        yield
+    finally:
+        setattr(gate, f"lose_{kind}", 0)
+        lane._options = kept
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from polybus.errors import (
 )
 from polybus.testing.pirate.gate import ALL
 from polybus.testing.watch import eventually
-from tests.unit.pirate.conftest import PATIENT, QUICK
+from tests.unit.pirate.conftest import PATIENT, QUICK, losing
 
 
 def bodies(client, topic, **how):
@@ -117,10 +117,8 @@ def test_a_name_is_text(opening):
 
 def test_giving_up_keeps_the_request_and_the_next_one_sends_it_first(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
-    gate.lose_requests = ALL
-    with pytest.raises(OutcomeUnknown, match="it is kept"):
+    with pytest.raises(OutcomeUnknown, match="it is kept"), losing(gate, client, "requests"):
         client.put(topic, b"first")
-    gate.lose_requests = 0
     assert client.pending == Pending(1, "PUT", topic, b"first")
     assert client.put(topic, b"second") == 2
     assert any("was carried out: 1" in one for one in client.notices)
@@ -129,10 +127,8 @@ def test_giving_up_keeps_the_request_and_the_next_one_sends_it_first(gate, openi
 
 def test_the_kept_request_outlives_the_client(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
-    gate.lose_replies = ALL
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"first")
-    gate.lose_replies = 0
     client.close()
     again = opening("a", gate.endpoint)
     assert any("is not known" in one for one in again.notices)
@@ -144,20 +140,16 @@ def test_the_kept_request_outlives_the_client(gate, opening, keeper, topic):
 
 def test_what_was_refused_while_nobody_listened_is_told(gate, opening, topic):
     client = opening("a", gate.endpoint)
-    gate.lose_replies = ALL
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"first")
-    gate.lose_replies = 0
     assert client.resume() == Outcome(1, "PUT", topic, None, "NO_TOPIC")
 
 
 def test_reading_goes_on_while_an_outcome_is_not_known(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
     client.subscribe(topic)
-    gate.lose_replies = ALL
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"first")
-    gate.lose_replies = 0
     assert client.get(topic).body == b"first"
     assert client.resume().value == 1
     assert client.notices == ()  # the bus did not go back: it was our own
@@ -166,10 +158,8 @@ def test_reading_goes_on_while_an_outcome_is_not_known(gate, opening, keeper, to
 
 def test_forgetting_says_that_the_bus_has_it(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
-    gate.lose_replies = ALL
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"first")
-    gate.lose_replies = 0
     assert client.forget() is pirate.Fate.USED
     assert client.pending is None
     assert client.put(topic, b"second") == 2
@@ -178,10 +168,8 @@ def test_forgetting_says_that_the_bus_has_it(gate, opening, keeper, topic):
 
 def test_a_forgotten_request_that_never_came_never_will(gate, opening, keeper, topic):
     client = opening("a", gate.endpoint)
-    gate.lose_requests = ALL
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown), losing(gate, client, "requests"):
         client.put(topic, b"first")
-    gate.lose_requests = 0
     late = gate.requests[-1]
     assert client.forget() is pirate.Fate.NEVER
     refused = codec.decode(gate.again(late))
@@ -354,8 +342,7 @@ def test_no_bus_is_told_and_the_folder_let_go(opening, tmp_path):
 def test_a_bus_that_is_silent_is_told_from_none(gate, opening):
     gate.lose_requests = ALL
     with pytest.raises(NotConnected, match=f"the bus at {gate.endpoint} does not answer"):
-        opening(server=gate.endpoint)
-    gate.lose_requests = 0
+        opening(server=gate.endpoint, timeout_s=0.5, tries=1)
 
 
 def test_an_address_that_is_none(opening):

@@ -11,8 +11,8 @@ from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.asking import Fate
 from polybus.dialects.pirate.codec import Done
 from polybus.errors import Conflict, Fenced, OutcomeUnknown, Stale
-from polybus.testing.pirate.gate import ALL
 from polybus.testing.pirate.modelserver import ModelServer
+from tests.unit.pirate.conftest import losing
 
 
 def bodies(client, topic):
@@ -75,7 +75,7 @@ def test_a_hello_that_comes_late_fences_nobody(gate, opening, keeper, topic):
 def test_a_hello_that_was_sent_twice_is_one_start(gate, opening, keeper, topic):
     gate.lose_replies = 1
     client = opening("a", gate.endpoint)
-    assert len(gate.requests) == 2
+    assert len(gate.requests) >= 2
     assert gate.requests[0] == gate.requests[1]
     assert client.put(topic, b"here") == 1
 
@@ -103,10 +103,8 @@ def test_a_restored_folder_goes_on_above_what_the_bus_has(opening, keeper, topic
 
 def test_a_restored_folder_with_a_request_of_the_past(gate, opening, keeper, topic, tmp_path):
     client = opening("a", gate.endpoint)
-    gate.lose_replies = ALL
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown), losing(gate, client):
         client.put(topic, b"one")
-    gate.lose_replies = 0
     client.close()
     shutil.copytree(tmp_path / "a", tmp_path / "backup")
     client = opening("a")

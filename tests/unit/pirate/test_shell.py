@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polybus.dialects.pirate.options import Order
 from polybus.dialects.pirate.shell import USAGE, Quit, Shell, printable_body
 from polybus.errors import DoesNotExist, Fenced, OutcomeUnknown, UsageError
-from polybus.testing.pirate.gate import ALL
+from tests.unit.pirate.conftest import losing
 
 
 class Spoken:
@@ -128,25 +128,25 @@ def test_what_the_bus_refuses_is_an_error(opening, topic):
 
 
 def test_an_unknown_outcome_is_resumed_or_forgotten(gate, opening, keeper, topic):
-    say = Spoken(opening("a", gate.endpoint))
+    client = opening("a", gate.endpoint)
+    say = Spoken(client)
     for order, answer in (
         ("RESUME", f"OK PUT {topic} (counter 1): 1"),
         ("FORGET", "OK used: the bus has it, carried out or refused"),
     ):
-        gate.lose_replies = ALL
-        (unknown,) = say(f"PUT {topic} x")
+        with losing(gate, client):
+            (unknown,) = say(f"PUT {topic} x")
         assert unknown.startswith("ERROR the bus at ")
         assert "is not known" in unknown
-        gate.lose_replies = 0
         assert say(order) == [answer]
     assert isinstance(say.shell.failed, OutcomeUnknown)
 
 
 def test_resuming_what_was_refused_is_an_error(gate, opening, topic):
-    say = Spoken(opening("a", gate.endpoint))
-    gate.lose_replies = ALL
-    say(f"PUT {topic} x")
-    gate.lose_replies = 0
+    client = opening("a", gate.endpoint)
+    say = Spoken(client)
+    with losing(gate, client):
+        say(f"PUT {topic} x")
     assert say("RESUME") == [f"ERROR PUT {topic} (counter 1): NO_TOPIC"]
 
 
