@@ -14,6 +14,8 @@ from pyspark.sql.types import StructType
 from polybus.errors import DoesNotExist, PolybusError, TopicDeleted, Trimmed, UsageError
 from polybus.native import Client
 from polybus.spark import sabotage as ways
+from polybus.spark.access import Access, opened
+from polybus.spark.bounds import Wanted
 from polybus.spark.options import SOURCE_OPTIONS, Options
 from polybus.spark.schema import SCHEMA
 from polybus.spark.stream import StreamReader
@@ -278,6 +280,40 @@ def test_a_topic_dropped_while_it_is_read(url, client, produce, topic):
     with pytest.raises(TopicDeleted, match=f"{topic}.*was dropped.*checkpointLocation"):
         query.next_end()
     assert lenient.batch() == []
+
+
+def test_a_topic_that_is_gone_when_a_bounded_run_begins(url, client, produce, topic):
+    produce(topic, *range(5))
+    options = {"bus": url, "topic": topic}
+    query, lenient = Query(**options), Query(**options, failOnDataLoss="false")
+    assert query.batch() == lenient.batch() == bodies(*range(5))
+    client.drop_topic(topic)
+    for one in (query, lenient):
+        one.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(TopicDeleted, match="was dropped"):
+        query.next_end()
+    assert lenient.batch() == []
+
+
+class Vanishing:
+    """A way to a bus on which topics that a list still has are gone when they are asked for."""
+
+    def __init__(self, real: Access, gone: str) -> None:
+        self._real, self._gone = real, gone
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def names(self, pattern: str) -> list[str]:
+        return [*self._real.names(pattern), self._gone]
+
+
+def test_what_a_pattern_found_may_be_gone_when_it_is_asked_for(bus, produce, topic):
+    produce(f"{topic}.a", 1)
+    access = Vanishing(opened(bus.url), f"{topic}.b")
+    assert set(Wanted(f"{topic}.*").shards(access)) == {f"{topic}.a"}
+    with pytest.raises(DoesNotExist):
+        Wanted(f"{topic}.b").shards(access)
 
 
 def test_a_topic_dropped_and_made_again_goes_on(url, client, produce, topic):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from polybus.errors import DoesNotExist, PolybusError, TopicDeleted, UsageError
@@ -38,10 +39,9 @@ class Ahead:
     def first(self, bound: Bound) -> Offsets:
         """Where a new query begins."""
         found: Offsets = {}
-        topics = self._wanted.find(self.access)
+        topics = self._wanted.shards(self.access)
         bound.check(topics)
-        for topic in topics:
-            shards = self.access.shards(topic)
+        for topic, shards in topics.items():
             wished = bound.of(self.access, topic, shards)
             found[topic] = {
                 shard: settle(topic, shard, wished[shard], there, strict=self._strict)
@@ -50,9 +50,12 @@ class Ahead:
         return found
 
     def end_here(self) -> None:
-        """What comes from now on is for another run of the query."""
-        topics = self._wanted.find(self.access)
-        self._target = {topic: _ends(self.access.shards(topic)) for topic in topics}
+        """What comes from now on is for another run of the query. Of a topic that is not there
+        nothing is read; `look` says so, where that is an error."""
+        self._target = {}
+        for topic in self._wanted.find(self.access):
+            with suppress(DoesNotExist):
+                self._target[topic] = _ends(self.access.shards(topic))
 
     def look(self, position: Position) -> tuple[Offsets, Offsets]:
         """From where to where each shard of its topics can be read.

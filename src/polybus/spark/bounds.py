@@ -7,6 +7,7 @@ options do not name begins where it begins, and ends where it ends.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
@@ -47,6 +48,17 @@ class Wanted:
         found = {name for pattern in self.patterns for name in access.names(pattern)}
         return sorted(found.union(self.names))
 
+    def shards(self, access: Access) -> dict[str, dict[int, Shard]]:
+        """The same with their shards; what a pattern has found may be gone by then."""
+        found = {}
+        for topic in self.find(access):
+            try:
+                found[topic] = access.shards(topic)
+            except DoesNotExist:
+                if topic in self.names:
+                    raise
+        return found
+
     def covers(self, name: str) -> bool:
         patterns = (Pattern(pattern) for pattern in self.patterns)
         return name in self.names or any(one.matches(name.encode()) for one in patterns)
@@ -77,7 +89,7 @@ class Bound:
         whole = EARLIEST if edge == "starting" else LATEST
         return cls(edge, whole, _offsets(offsets, f"{edge}Offsets"))
 
-    def check(self, topics: Offsets | list[str]) -> None:
+    def check(self, topics: Iterable[str]) -> None:
         unknown = sorted(self.offsets.keys() - set(topics))
         if unknown:
             raise UsageError(

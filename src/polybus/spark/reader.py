@@ -43,15 +43,14 @@ class BatchReader(DataSourceReader):
 
     def _between(self) -> tuple[Offsets, Offsets]:
         access, strict = self._task.access, self._task.strict
-        topics = self._wanted.find(access)
+        topics = self._wanted.shards(access)
         if not topics:
             raise self._wanted.nothing()
         starts: Offsets = {}
         ends: Offsets = {}
         for bound in (self._start, self._end):
             bound.check(topics)
-        for topic in topics:
-            shards = access.shards(topic)
+        for topic, shards in topics.items():
             first, last = (one.of(access, topic, shards) for one in (self._start, self._end))
             starts[topic] = {
                 shard: settle(topic, shard, first[shard], there, strict=strict)

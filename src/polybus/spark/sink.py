@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from polybus.errors import Denied, UsageError, WrongKind, from_code
 from polybus.native import Client
-from polybus.spark import publishing, sabotage, shaping
+from polybus.spark import publishing, sabotage, shaping, workers
 from polybus.spark.faults import told_plainly
 from polybus.spark.options import FILES, Options
 from polybus.spark.points import passing
@@ -62,6 +62,7 @@ def stream_writer(options: Options, schema: StructType) -> DataSourceStreamArrow
 
 
 def _settings(options: Options, schema: StructType) -> Settings:
+    workers.asked()
     bus, topic = options.bus, options.text("topic")
     if bus.startswith(FILES):
         raise UsageError(
@@ -144,6 +145,7 @@ def staged(settings: Settings, rows: Iterator[pa.RecordBatch]) -> Staged:
     Rows that cannot be written are told to the driver, which raises it: Spark would try the
     task again, in vain, and put a line of its own before ours.
     """
+    workers.asked()
     staging = Staging(client_of(settings.bus))
     try:
         for batch in rows:

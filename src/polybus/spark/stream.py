@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from polybus.errors import UsageError
-from polybus.spark import columns
+from polybus.spark import columns, workers
 from polybus.spark.ahead import Ahead
 from polybus.spark.bounds import EARLIEST, Bound, Wanted
 from polybus.spark.faults import told_plainly
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from polybus.spark.options import Options
 
-RUNTIME, WORKER = "SPARK_PYTHON_RUNTIME", "PYTHON_WORKER"  # a process that Spark has started
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 
 
@@ -122,7 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """If Spark has hung up, nobody hears what this process would say, but the terminal."""
         self._progress.pass_on(self._ahead.access, now=True)
-        if isinstance(sys.exception(), EOFError) and os.environ.get(RUNTIME) == WORKER:
+        if isinstance(sys.exception(), EOFError) and workers.is_worker():
             os._exit(0)
 
     # --- and in tasks

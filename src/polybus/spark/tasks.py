@@ -11,7 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, Trimmed
-from polybus.spark import sabotage
+from polybus.spark import sabotage, workers
 from polybus.spark.access import Access, opened
 from polybus.spark.bounds import trimmed
 from polybus.spark.columns import Shape
@@ -42,6 +42,7 @@ class Task:
         return opened(self.bus, self.archive)
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
+        workers.asked()
         shape = Shape(self.schema)
         with told_plainly():
             for one, batches in self.ranges(partition):
@@ -67,7 +68,7 @@ class Task:
                     self._lose(wanted, at, wanted.end)
                     return
             except Trimmed as error:
-                start = max(error.start, access.shards(wanted.topic)[wanted.shard].start)
+                start = max(error.start, _start_of(access, wanted))
                 self._lose(wanted, at, start)
                 at = max(at + 1, start)
             except DoesNotExist:
@@ -85,6 +86,14 @@ class Task:
     def _lose(self, wanted: Range, start: int, end: int) -> None:
         if self.strict and not sabotage.LOSSES_UNSEEN:
             raise trimmed(wanted.topic, wanted.shard, start, end)
+
+
+def _start_of(access: Access, wanted: Range) -> int:
+    """Where its shard begins now; behind it, if there is none any more."""
+    try:
+        return access.shards(wanted.topic)[wanted.shard].start
+    except DoesNotExist:
+        return wanted.end
 
 
 def _introduce(access: Access, partition: Partition) -> None:
