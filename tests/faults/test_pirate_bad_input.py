@@ -1,0 +1,238 @@
+"""Whatever arrives at the pirate's socket: it is answered, or dropped, or its sender is cut off.
+
+In each case it is counted, it changes nothing, and the bus goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polybus.testing.pirate import wire
+from polybus.testing.pirate.bare import Bare
+from polybus.testing.pirate.piratebus import PirateBus
+from polybus.testing.pirate.wire import Frames, number
+from polybus.testing.pirate.zmtp import COMMAND, GREETING, LONG, MORE, RawPeer, frame, ready
+from polybus.testing.watch import check_unharmed, count, log_lines, rss_bytes, until
+
+MIB = 1 << 20
+CLIENT, TOPIC = b"c", "t"
+HEAD = [b"PIR1", b"SUB", CLIENT, number(1), number(9), b"t"]
+LAST = number(0)
+CONFIG = """
+[log]
+format = "json"
+[pirate]
+max_unread_bytes = {unread}
+"""
+# Of all that has come and is not whole; what the watch sees late comes on top.
+UNREAD = 160 * MIB
+MOST_PIECES = 3000
+MOST_GROWTH = UNREAD + 160 * MIB
+
+
+@contextlib.contextmanager
+def started(folder: Path, sabotage: str | None = None) -> Iterator[PirateBus]:
+    config = folder / "bus.toml"
+    config.write_text(CONFIG.format(unread=UNREAD))
+    with PirateBus("--config", str(config), env={"POLYBUS_SABOTAGE": sabotage or ""}) as one:
+        yield one
+        check_unharmed(one.process)
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory):
+    with started(tmp_path_factory.mktemp("config")) as one:
+        yield one
+
+
+@pytest.fixture
+def bare(bus):
+    """One that has said hello, with a subscription that has a message to read."""
+    with Bare(bus.endpoint, CLIENT) as one:
+        assert one.ask(wire.hello(CLIENT, 1))[:2] == ("OK", 1)
+        one.ask(wire.counted(wire.SUB, CLIENT, 1, 1, TOPIC))
+        one.ask(wire.counted(wire.PUT, CLIENT, 1, 2, TOPIC, b"first"))
+        yield one
+        assert one.ask(wire.hello(CLIENT, 1)) == ("OK", 1, 2), "a counter was used up"
+        assert one.ask(wire.get(CLIENT, 1, TOPIC, 0)) == ("MSG", 1, b"first")
+
+
+def head(**changed: bytes) -> Frames:
+    """A good SUB, but for what is changed."""
+    names = ("version", "op", "client", "epoch", "counter", "topic")
+    return [changed.get(name, frame) for name, frame in zip(names, HEAD, strict=True)]
+
+
+MALFORMED: dict[str, Frames] = {
+    **{f"only {size} frames": HEAD[:size] for size in range(6)},
+    "another version": head(version=b"PIR2"),
+    "a version in small letters": head(version=b"pir1"),
+    "no version": head(version=b""),
+    "an unknown op": head(op=b"TAKE"),
+    "an op in small letters": head(op=b"sub"),
+    "an op with a blank": head(op=b"SUB "),
+    "no op": head(op=b""),
+    "no client id": head(client=b""),
+    "a client id of 65 bytes": head(client=b"c" * 65),
+    "no epoch": head(epoch=b""),
+    "an epoch of 7 bytes": head(epoch=bytes(7)),
+    "an epoch of 9 bytes": head(epoch=bytes(9)),
+    "no counter": head(counter=b""),
+    "a counter of 4 bytes": head(counter=bytes(4)),
+    "a counter of 9 bytes": head(counter=bytes(9)),
+    "counter 0": head(counter=number(0)),
+    "no topic": head(topic=b""),
+    "a topic of 256 bytes": head(topic=b"t" * 256),
+    "a topic that is no UTF-8": head(topic=b"\xff\xfe"),
+    "a topic with half a surrogate": head(topic=b"\xed\xa0\x80"),
+    "a topic with a NUL": head(topic=b"a\0b"),
+    "a topic with a newline": head(topic=b"a\nb"),
+    "a topic with a C1 control": head(topic="a\x85b".encode()),
+    "a topic with a comma": head(topic=b"a,b"),
+    "a topic with a star": head(topic=b"a*"),
+    "a topic that begins with _": head(topic=b"_a"),
+    "SUB with a frame too many": [*HEAD, b""],
+    "UNSUB with a frame too many": [*head(op=b"UNSUB"), b"x"],
+    "PUT without a body": head(op=b"PUT"),
+    "PUT with counter 0": [*head(op=b"PUT", counter=number(0)), b"x"],
+    "HELLO with an epoch": head(op=b"HELLO", epoch=number(1), topic=b""),
+    "HELLO with a topic": head(op=b"HELLO", epoch=number(0)),
+    "HELLO with a frame too many": [*head(op=b"HELLO", epoch=number(0), topic=b""), b""],
+    "HELLO with a short number": head(op=b"HELLO", epoch=number(0), counter=b"1", topic=b""),
+    "GET without LAST": head(op=b"GET"),
+    "GET with a LAST of 7 bytes": [*head(op=b"GET"), bytes(7)],
+    "GET with a LAST of 9 bytes": [*head(op=b"GET"), bytes(9)],
+    "GET with two LASTs": [*head(op=b"GET"), LAST, LAST],
+    "GET with a LAST that never was": [*head(op=b"GET"), number(2)],
+    "GET with the highest LAST there is": [*head(op=b"GET"), number(2**64 - 1)],
+    "a large frame where a small one should be": head(client=b"c" * MIB),
+    "a large frame as a topic": head(topic=b"t" * MIB),
+    "PUT of too much with a bad name": [*head(op=b"PUT", topic=b"*"), bytes(MIB + 1)],
+    "many frames of nothing": [b"PIR1"] + [b""] * 10_000,
+}
+
+
+@pytest.mark.parametrize("request_", MALFORMED.values(), ids=list(MALFORMED))
+def test_what_is_malformed_is_told_so(bus, bare, request_):
+    before = count(bus.process, "refused", "pirate_malformed")
+    assert bare.ask(request_) == wire.error("MALFORMED")
+    assert count(bus.process, "refused", "pirate_malformed") == before + 1
+
+
+TOO_LARGE: dict[str, Frames] = {
+    "a frame of 1 MiB and a byte": [bytes(MIB + 1)],
+    "a large one among small ones": [b"x", bytes(MIB + 1), b"x"],
+    "64 MiB and a byte": [*[bytes(MIB)] * 64, b"x"],
+    "a frame of 64 MiB and a byte": [bytes(64 * MIB + 1)],
+}
+
+
+@pytest.mark.parametrize("body", TOO_LARGE.values(), ids=list(TOO_LARGE))
+def test_what_is_too_large_is_told_so(bus, bare, body):
+    before = count(bus.process, "refused", "pirate_too_large")
+    assert bare.ask([*head(op=b"PUT"), *body]) == wire.error("TOO_LARGE")
+    assert count(bus.process, "refused", "pirate_too_large") == before + 1
+
+
+def test_the_largest_message_there_is_goes_through_whole(bus):
+    body = [bytes([at]) * MIB for at in range(64)]
+    with Bare(bus.endpoint, b"large", try_s=60.0) as bare:
+        bare.hello()
+        bare.sub("large")
+        assert bare.put("large", *body) == ("OK", 2, 1)
+        assert bare.get("large") == ("MSG", 1, b"".join(body))
+        bare.unsub("large")
+
+
+def test_a_message_without_an_empty_frame_is_dropped_and_counted(bus, bare):
+    before = count(bus.process, "dropped", "pirate_no_envelope")
+    for message in ([b"x"], [b"PIR1", b"HELLO"], [b"x" * 300] * 50):
+        bare.send(message)
+    until(
+        lambda: count(bus.process, "dropped", "pirate_no_envelope") == before + 3, "it is counted"
+    )
+    assert bare.receive(0.0) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nHost: bus\r\n\r\n", id="HTTP"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), id="TLS"),
+        pytest.param(bytes(1000), id="zeros"),
+        pytest.param(b"\xff" * 1000, id="ones"),
+        pytest.param(GREETING[:30], id="half a greeting"),
+        pytest.param(GREETING.replace(b"NULL", b"NONE"), id="no such mechanism"),
+        pytest.param(GREETING + ready(b"PUB"), id="a socket that does not fit"),
+        pytest.param(GREETING + frame(COMMAND, b"\x05READY\xff"), id="a broken READY"),
+        pytest.param(GREETING + ready() + b"\x80\x00", id="a frame with unknown flags"),
+        pytest.param(
+            GREETING + ready() + bytes([LONG]) + b"\xff" * 8, id="a frame of 2^64 - 1 bytes"
+        ),
+        pytest.param(
+            GREETING + ready() + bytes([LONG]) + (65 * MIB).to_bytes(8, "big"),
+            id="a frame of 65 MiB",
+        ),
+    ],
+)
+def test_what_is_not_even_zeromq_harms_nobody(bus, bare, said):
+    with socket.create_connection(("127.0.0.1", bus.port)) as peer:
+        with contextlib.suppress(OSError):
+            peer.sendall(said)
+        assert bare.ask(wire.get(CLIENT, 1, TOPIC, 0)) == ("MSG", 1, b"first")
+
+
+@pytest.mark.sabotage("watch-off")
+def test_a_message_that_never_ends_is_cut_and_memory_stays_bounded(tmp_path, sabotage):
+    """Whether its frames are large or empty, which weigh more than they seem to."""
+    with started(tmp_path, sabotage) as bus:
+        for piece, reason in (
+            (frame(MORE, bytes(MIB)), "max_unfinished_bytes"),
+            (frame(MORE, b"") * MIB, "max_unread_bytes"),
+        ):
+            cut_off(bus, piece, reason)
+
+
+def cut_off(bus: PirateBus, piece: bytes, reason: str) -> None:
+    before, counted = rss_bytes(bus.process.pid), cuts(bus)
+    with RawPeer(bus.port) as peer:
+        for memory in flood(bus, peer, piece):
+            assert memory - before < MOST_GROWTH
+    until(lambda: cuts(bus) > counted, "it is counted")
+    assert log_lines(bus.process, event="connection cut", reason=reason)
+
+
+def flood(bus: PirateBus, peer: RawPeer, piece: bytes) -> Iterator[int]:
+    """Sends until it is cut; the memory of the bus meanwhile."""
+    for _ in range(MOST_PIECES):
+        yield rss_bytes(bus.process.pid)
+        try:
+            peer.send(piece)
+        except OSError:
+            return
+    raise AssertionError("it was never cut")
+
+
+def cuts(bus: PirateBus) -> int:
+    reasons = ("max_unfinished_bytes", "max_unread_bytes")
+    return sum(count(bus.process, "connections", "closed", reason) for reason in reasons)
+
+
+def test_many_unfinished_messages_together_are_bounded(bus, bare):
+    """None of them is too large by itself."""
+    before, most = rss_bytes(bus.process.pid), 0
+    piece = frame(MORE, bytes(MIB))
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(RawPeer(bus.port)) for _ in range(8)]
+        for _ in range(60):
+            for peer in peers:
+                with contextlib.suppress(OSError):
+                    peer.send(piece)
+            most = max(most, rss_bytes(bus.process.pid))
+        until(lambda: any(peer.is_cut(0.01) for peer in peers), "somebody is cut")
+    assert most - before < MOST_GROWTH

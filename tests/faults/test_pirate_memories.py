@@ -1,0 +1,135 @@
+"""When two sides remember differently: two clients with one id, late copies, kills, a backup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polybus.dialects.pirate import blocking
+from polybus.errors import Conflict
+from polybus.testing.pirate import wire
+from polybus.testing.pirate.bare import Bare
+from polybus.testing.pirate.piratebus import PirateBus
+from polybus.testing.watch import count, until
+
+FENCED = wire.error("FENCED")
+
+
+@pytest.fixture
+def bus(sabotage: str | None) -> Iterator[PirateBus]:
+    with PirateBus(env={"POLYBUS_SABOTAGE": sabotage or ""}) as one:
+        yield one
+
+
+@pytest.fixture
+def bare(bus: PirateBus) -> Iterator[Bare]:
+    with Bare(bus.endpoint, b"a", try_s=5.0) as one:
+        yield one
+
+
+@pytest.mark.sabotage("epochs-off")
+def test_of_two_clients_with_one_id_the_newer_one_is_heard(bare):
+    older, newer = (bare.ask(wire.hello(b"a", number))[1] for number in (1, 2))
+    assert (older, newer) == (1, 2)
+    assert bare.ask(wire.counted(wire.SUB, b"a", newer, 1, "t")) == ("OK", 1, 0)
+    for op in (wire.SUB, wire.UNSUB, wire.PUT):
+        body = [b"x"] * (op == wire.PUT)
+        assert bare.ask(wire.counted(op, b"a", older, 2, "t", *body)) == FENCED
+    assert bare.ask(wire.get(b"a", older, "t", 0)) == FENCED
+    assert bare.ask(wire.counted(wire.PUT, b"a", newer, 2, "t", b"y")) == ("OK", 2, 1)
+    assert bare.ask(wire.get(b"a", newer, "t", 0)) == ("MSG", 1, b"y")
+    assert bare.ask(wire.get(b"a", newer + 1, "t", 0)) == FENCED, "an epoch that nobody was given"
+    assert bare.ask(wire.get(b"b", 1, "t", 0)) == FENCED, "no HELLO before"
+
+
+@pytest.mark.sabotage("greetings-off")
+def test_a_late_copy_of_a_hello_fences_nobody_also_after_a_kill(bus, bare):
+    assert bare.ask(wire.hello(b"a", 7)) == ("OK", 1, 0)
+    assert bare.ask(wire.hello(b"a", 8)) == ("OK", 2, 0)
+    bare.ask(wire.counted(wire.SUB, b"a", 2, 5, "t"))
+    assert bare.ask(wire.hello(b"a", 7)) == ("OK", 1, 5)
+    assert bare.ask(wire.get(b"a", 2, "t", 0)) == wire.NONE
+    bus.kill()
+    bus.start()
+    assert bare.insist(wire.hello(b"a", 7)) == ("OK", 1, 5)
+    assert bare.ask(wire.hello(b"a", 8)) == ("OK", 2, 5)
+    assert bare.ask(wire.get(b"a", 2, "t", 0)) == wire.NONE
+
+
+@pytest.mark.sabotage("last-off")
+def test_what_was_read_stays_read_when_the_bus_is_killed(bus, bare):
+    """Whoever lost its folder meets the message that it read last again, and no other."""
+    bare.hello()
+    bare.sub("t")
+    for body in (b"1", b"2", b"3"):
+        bare.put("t", body)
+    for last in range(3):
+        assert bare.ask(wire.get(b"a", 1, "t", last))[:2] == ("MSG", last + 1)
+    bus.kill()
+    bus.start()
+    bare.hello()
+    assert bare.sub("t") == ("OK", bare.counter, 2)
+    assert bare.ask(wire.get(b"a", bare.epoch, "t", 0)) == ("MSG", 3, b"3")
+
+
+@pytest.mark.sabotage("collect-all")
+def test_what_somebody_has_still_to_read_is_kept_and_the_rest_goes(bus, bare):
+    with Bare(bus.endpoint, b"slow") as slow:
+        for one in (bare, slow):
+            one.hello()
+            one.sub("t")
+        for number in range(20):
+            bare.put("t", b"%d" % number)
+        bare.ask(wire.get(b"a", 1, "t", 20))
+        slow.ask(wire.get(b"slow", 1, "t", 5))
+        until(lambda: count(bus.process, "pirate", "collected") >= 5, "what both have read goes")
+        assert slow.ask(wire.get(b"slow", 1, "t", 0)) == ("MSG", 6, b"5")
+        assert count(bus.process, "pirate", "collected") == 5
+
+
+def test_a_bus_that_was_restored_from_a_backup_says_so_and_nothing_is_skipped(tmp_path):
+    """Ids are given a second time then: a client that read on from its LAST would miss some."""
+    backup = tmp_path / "backup"
+    with PirateBus() as bus:
+        with _client(bus, tmp_path) as client:
+            client.subscribe("t")
+            client.put("t", b"kept")
+            taken = bus.process.run("store", "backup", str(bus.process.data), str(backup))
+            assert taken.returncode == 0, taken.stderr
+            for body in (b"lost 1", b"lost 2"):
+                client.put("t", body)
+            read = [message.body for message in client.messages("t", wait=False)]
+            assert read == [b"kept", b"lost 1", b"lost 2"]
+        bus.stop()
+        restored = _restored(bus, backup)
+        try:
+            _go_on(restored, tmp_path)
+        finally:
+            restored.process.close()
+
+
+def _client(bus: PirateBus, tmp_path: Path, **options) -> blocking.BlockingClient:
+    return blocking.connect(bus.endpoint, state=tmp_path / "state", **options)
+
+
+def _restored(bus: PirateBus, backup: Path) -> PirateBus:
+    """Another bus at the same address, with what the backup has."""
+    data = bus.process.data / "store"
+    data.rename(data.with_name("lost"))
+    done = bus.process.run("store", "restore", str(backup), str(data))
+    assert done.returncode == 0, done.stderr
+    bus.start()
+    return bus
+
+
+def _go_on(bus: PirateBus, tmp_path: Path) -> None:
+    with _client(bus, tmp_path) as client:
+        assert any("restored from a backup" in notice for notice in client.notices)
+        client.put("t", b"new 2")  # its id was given before, to what is lost
+        with pytest.raises(Conflict, match="reread"):
+            client.get("t")
+    with _client(bus, tmp_path, reread=True) as client:
+        bodies = [message.body for message in client.messages("t", wait=False)]
+    assert bodies[-1] == b"new 2"
