@@ -1,0 +1,39 @@
+"""The log of calls, read by Spark: every call is a row."""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as f
+
+from polybus.testing import gsb
+from polybus.testing.nativebus import NativeBus
+from polybus.testing.watch import until
+
+CALLS = 300
+ROW = "caller string, address string, service string, code int, reply_bytes long, replies long"
+
+
+def test_every_call_is_a_row(spark):
+    env = {"POLYBUS_GSB_AUDIT": "true"}
+    with NativeBus(listen=("gsb=tcp://127.0.0.1:0",), env=env) as bus, bus.client() as client:
+        address = bus.process.address("gsb")
+        with gsb.connect(address) as service, gsb.connect(address) as caller:
+            service.register("greeter")
+            call_some(service, caller)
+        until(lambda: client.bounds("gsb.calls")["next_id"] == CALLS + 2, "the log is whole")
+        log = spark.read.format("polybus").options(bus=bus.url, topic="gsb.calls").load()
+        told = log.select(f.from_json(f.col("body").cast("string"), ROW).alias("call"))
+        found = told.groupBy("call.service", "call.code").agg(
+            f.count("*").alias("calls"), f.sum("call.reply_bytes").alias("bytes")
+        )
+        rows = {tuple(row) for row in found.collect()}
+        assert rows == {("greeter", 0, CALLS, 2 * CALLS), ("", 404, 1, 0)}
+
+
+def call_some(service: gsb.Peer, caller: gsb.Peer) -> None:
+    for n in range(CALLS):
+        caller.send(gsb.call("greeter/many", str(n), b"x"))
+    caller.send(gsb.call("nobody", "x"))
+    for _ in range(CALLS):
+        service.send(gsb.reply(service.call().request_id, b"hi"))
+    for _ in range(CALLS + 1):
+        caller.reply()
