@@ -137,6 +137,10 @@ class Durable:
     def _stored(self, number: int) -> int:
         return sum(shard.size_bytes for shard in self.store.bounds(number).shards)
 
+    def depart(self, topic: Topic, size: int) -> None:
+        """So much is on its way to the disk, or (negative) no longer; of topics with a bound."""
+        self._depart(topic.number, size)
+
     def _depart(self, number: int, size: int) -> None:
         with self._lock:
             left = self._on_their_way.get(number, 0) + size
@@ -149,7 +153,11 @@ class Durable:
         """On the store's thread."""
         if future.cancelled() or future.exception() is not None:
             return
-        for span in future.result().spans:
+        self.landed(future.result())
+
+    def landed(self, done: Committed) -> None:
+        """What was committed is there for readers; for who commits by the store itself."""
+        for span in done.spans:
             self._reach(span.topic, span.first_id + span.count)
 
     def _reach(self, number: int, next_id: int) -> None:

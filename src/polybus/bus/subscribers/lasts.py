@@ -36,6 +36,8 @@ class Lasts:
             return
         if len(self._moved) >= records.AT_ONCE:
             self.flush()
+        if not self._moved:
+            self._means.soon(self.flush)  # if no turn's end comes before
         self._moved[moved] = None
         self._waiting.append(told)
 

@@ -8,11 +8,13 @@ counter up are commits, too, with nothing but the stamp and the refusal in them.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from hashlib import blake2b
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from polybus.bus.durable import MAX_BYTES
 from polybus.bus.subscribers import notes, sabotage
 from polybus.bus.subscribers.means import Means, Request, Then, fault_of
 from polybus.errors import (
@@ -24,11 +26,12 @@ from polybus.errors import (
     UnknownProducer,
 )
 from polybus.model.block import Block
-from polybus.model.commit import Commit
+from polybus.model.commit import Append, Commit
 from polybus.model.rules import PRODUCE
 from polybus.model.stamp import Stamp
 
 if TYPE_CHECKING:
+    from polybus.bus.keeping import Soon
     from polybus.bus.subscribers.clients import Client, Clients
     from polybus.bus.subscribers.subscribing import Subscribing
     from polybus.model.commit import Committed
@@ -39,7 +42,55 @@ NS_PER_MS: Final = 1_000_000
 DIGEST_BYTES: Final = 16
 # More than this is copied and hashed on a worker: the loop would stand still too long.
 LARGE_BYTES: Final = 256 << 10
+MAX_KNOWN_TOPICS: Final = 65_536
 STALE: Final = "the counter was used before: for another request, or too long ago"
+
+
+class Put:
+    """A message on its way: who waits for it, and what was handed over."""
+
+    __slots__ = ("block", "bounded", "client", "request", "stamp", "then")
+
+    def __init__(
+        self, client: Client, request: Request, then: Then, stamp: Stamp, block: Block
+    ) -> None:
+        self.client = client
+        self.request = request
+        self.then = then
+        self.stamp = stamp
+        self.block = block
+        self.bounded: Topic | None = None  # the topic, if it has a bound of bytes
+
+
+class Flight:
+    """Some puts that were handed over together, and go on when all of them are on disk.
+
+    The store tells of each on a thread of its own; the loop hears of all at once.
+    """
+
+    __slots__ = ("arrived", "futures", "land", "puts", "soon")
+
+    def __init__(
+        self,
+        puts: list[Put],
+        futures: list[Future[Committed]],
+        soon: Soon,
+        land: Callable[[Flight], None],
+    ) -> None:
+        self.puts = puts
+        self.futures = futures
+        self.soon = soon
+        self.land = land
+        self.arrived = count(1)  # counts in one step, whatever thread calls
+        for future in futures:
+            future.add_done_callback(self._one)
+
+    def _one(self, _future: Future[Committed]) -> None:
+        if next(self.arrived) == len(self.futures):
+            self.soon(self._all)
+
+    def _all(self) -> None:
+        self.land(self)
 
 
 class Putting:
@@ -49,6 +100,8 @@ class Putting:
         self._clients = clients
         self._topics = topics
         self._max_bytes = means.limits.max_uncommitted_bytes
+        self._waiting: list[tuple[Put, Commit]] = []  # for the end of the turn
+        self._only_shards: dict[int, tuple[Topic, int]] = {}
         self.uncommitted_bytes = 0
 
     def put(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
@@ -57,8 +110,7 @@ class Putting:
             then(client.fenced(request))
             return
         body = request.body[0] if len(request.body) == 1 else b"".join(request.body)
-        block = self._block(body)
-        self._send(client, request, caller, then, digest(request, body), block)
+        self._send(client, request, caller, then, digest(request, body), self._block(body))
 
     def put_large(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
         """Goes alone while it is made ready, and no longer."""
@@ -83,6 +135,15 @@ class Putting:
 
         self._means.workers(lambda: self._made_ready(request), ready)
 
+    def flush(self) -> None:
+        """Hands over what the turn has brought."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        commit = self._durable.store.commit
+        futures = [commit(one) for _, one in waiting]
+        Flight([put for put, _ in waiting], futures, self._means.soon, self._landed)
+
     def _made_ready(self, request: Request) -> tuple[bytes, Block]:
         body = b"".join(request.body)
         return digest(request, body), self._block(body)
@@ -104,21 +165,40 @@ class Putting:
         if not self._fits(size, then):
             return
         stamp = Stamp(client.producer, request.epoch, request.counter, asked)
+        put = Put(client, request, then, stamp, block)
         topic = self._durable.find(request.topic)
         refusal = self._refusal(caller, request.topic, topic)
         if topic is None or refusal is not None:
             assert refusal is not None
-            future = self._durable.commit(Commit(stamp=stamp, note=notes.of_refusal(refusal)))
+            commit = Commit(stamp=stamp, note=notes.of_refusal(refusal))
         else:
             try:
-                future = self._durable.produce(topic, block, stamp)
+                commit = Commit(self._appends(topic, block), stamp=stamp)
             except PolybusError as error:  # the topic's own bound
                 then(error)
                 return
-        client.in_flight += 1
-        self.uncommitted_bytes += size
-        done = partial(self._done, client, request, then, stamp, block)
-        future.add_done_callback(lambda future: self._means.soon(lambda: done(future)))
+            if topic.settings.get(MAX_BYTES):
+                put.bounded = topic
+                self._durable.depart(topic, size)
+        self._depart(put, commit)
+
+    def _depart(self, put: Put, commit: Commit) -> None:
+        put.client.in_flight += 1
+        self.uncommitted_bytes += len(put.block.data)
+        if not self._waiting:
+            self._means.soon(self.flush)  # if no turn's end comes before
+        self._waiting.append((put, commit))
+
+    def _appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
+        """What nearly all topics of subscribers have: one shard, and no bound."""
+        known = self._only_shards.get(topic.number)
+        if known is not None and known[0] is topic:
+            return (Append(topic.number, known[1], block),)
+        if len(topic.open_shards) == 1 and not topic.settings.get(MAX_BYTES):
+            if len(self._only_shards) >= MAX_KNOWN_TOPICS:
+                self._only_shards.clear()
+            self._only_shards[topic.number] = topic, topic.open_shards[0]
+        return self._durable.appends(topic, block)
 
     def _fits(self, size: int, then: Then) -> bool:
         if self.uncommitted_bytes + size <= self._max_bytes:
@@ -139,45 +219,38 @@ class Putting:
             return DoesNotExist(f"there is no topic {name!r}: its last subscriber has left")
         return None
 
-    def _done(
-        self,
-        client: Client,
-        request: Request,
-        then: Then,
-        stamp: Stamp,
-        block: Block,
-        future: Future[Committed],
-    ) -> None:
-        self.uncommitted_bytes -= len(block.data)
+    def _landed(self, flight: Flight) -> None:
+        for put, future in zip(flight.puts, flight.futures, strict=True):
+            self._done(put, future)
+
+    def _done(self, put: Put, future: Future[Committed]) -> None:
+        size = len(put.block.data)
+        self.uncommitted_bytes -= size
+        if put.bounded is not None:
+            self._durable.depart(put.bounded, -size)
+            put.bounded = None
         error = fault_of(future)
         if error is None:
             done = future.result()
+            self._durable.landed(done)
             if sabotage.REPLIES_OFF and done.duplicate:
-                self._again(request, block)
-            then(notes.outcome(done))
-            self._clients.landed(client, request.counter)
+                self._again(put)
+            put.then(notes.outcome(done))
+            self._clients.landed(put.client, put.request.counter)
         elif isinstance(error, DoesNotExist) and not isinstance(error, UnknownProducer):
-            self._gone(client, request, then, stamp, block)
+            # The topic went while the message was on its way: that is the answer, and stored.
+            put.client.in_flight -= 1
+            refusal = DoesNotExist(f"there is no topic {put.request.topic!r} any more")
+            self._depart(put, Commit(stamp=put.stamp, note=notes.of_refusal(refusal)))
         else:
-            then(Stale(STALE) if isinstance(error, Stale) else error)
-            self._clients.landed(client, 0)
+            put.then(Stale(STALE) if isinstance(error, Stale) else error)
+            self._clients.landed(put.client, 0)
 
-    def _gone(
-        self, client: Client, request: Request, then: Then, stamp: Stamp, block: Block
-    ) -> None:
-        """The topic went while the message was on its way: that is the answer, and stored."""
-        refusal = DoesNotExist(f"there is no topic {request.topic!r} any more")
-        self.uncommitted_bytes += len(block.data)
-        self._means.commit(
-            Commit(stamp=stamp, note=notes.of_refusal(refusal)),
-            partial(self._done, client, request, then, stamp, block),
-        )
-
-    def _again(self, request: Request, block: Block) -> None:
+    def _again(self, put: Put) -> None:
         """What must not be done (`sabotage.REPLIES_OFF`)."""
-        topic = self._durable.find(request.topic)
+        topic = self._durable.find(put.request.topic)
         if topic is not None:
-            self._durable.produce(topic, block)
+            self._durable.produce(topic, put.block)
 
 
 def digest(request: Request, body: bytes = b"") -> bytes:

@@ -93,6 +93,7 @@ class Subscribers:
 
     def turn_over(self) -> None:
         """All that came at once has been asked for."""
+        self._putting.flush()
         self._lasts.flush()
 
     # --- what others ask for
