@@ -12,6 +12,7 @@ FULL, PARTIAL = 0, 1
 MARK = 64 * KIB
 ITEM = b"x" * (8 * KIB)
 LIMITS = GsbLimits(
+    max_packet_bytes=MARK,
     outbox_full_bytes=MARK,
     outbox_free_bytes=MARK // 4,
     free_partials=4,
@@ -347,7 +348,7 @@ def test_a_caller_that_keeps_others_waiting_for_long_is_cut(bus):
     fill(service, stuck, first)
     service.reply(second, b"answer")
     bus.pass_time(10)
-    assert any(event == "peer keeps others waiting" for event, _ in bus.log.warnings())
+    assert any(event == "peer takes nothing" for event, _ in bus.log.warnings())
     assert quick.kinds() == []
     bus.pass_time(25)
     assert stuck.pipe.aborted
@@ -361,6 +362,12 @@ def test_a_caller_that_harms_nobody_may_be_slow(bus):
     fill(service, slow, opened(service, slow))
     bus.pass_time(300)
     assert not slow.pipe.aborted
+    quick = Far(bus)
+    quick.call("greeter")  # now somebody waits with it
+    bus.pass_time(29)
+    assert not slow.pipe.aborted
+    bus.pass_time(2)
+    assert slow.pipe.aborted
 
 
 def test_one_that_still_takes_something_is_not_cut(bus):

@@ -51,7 +51,12 @@ class Calls:
         self._clock = broker.now_s
         self.counters = broker.counters
         self.peers: dict[Peer, None] = {}
-        self.pressure = Pressure(limits, broker.limits.outbox_max_bytes, broker.now_s)
+        # What one connection is ever owed: at half of it nobody is read who would add to it, so
+        # that must hold the mark and a packet.
+        self.max_owed = max(
+            broker.limits.outbox_max_bytes, 2 * (limits.outbox_full_bytes + limits.max_packet_bytes)
+        )
+        self.pressure = Pressure(limits, self.max_owed, broker.now_s)
         desk = self.desk = self.pressure.desk
         self.services = Services(broker, desk, limits)
         self.deadlines = Deadlines(self.peers, desk, timers, broker.now_s, self._expire)

@@ -41,9 +41,12 @@ class Pings:
 
 
 class Window(NamedTuple):
+    """Since when a full peer takes next to nothing, and since when others wait because of it."""
+
     start_s: float
     taken: int
-    said: bool
+    held_s: float
+    said: bool = False
 
 
 class Stuck:
@@ -54,23 +57,27 @@ class Stuck:
         self._windows: dict[Peer, Window] = {}
 
     def tick(self, now_s: float) -> None:
-        holding = [peer for peer in self._pressure.full if holds_up_others(peer)]
-        self._windows = {
-            peer: self._windows.get(peer) or Window(now_s, peer.party.outbox.taken(), False)
-            for peer in holding
-        }
-        for peer in holding:
-            self._judge(peer, self._windows[peer], now_s)
+        if not self._windows and not self._pressure.full:
+            return
+        before, self._windows = self._windows, {}
+        for peer in list(self._pressure.full):
+            self._windows[peer] = self._look(peer, before.get(peer), now_s)
 
-    def _judge(self, peer: Peer, window: Window, now_s: float) -> None:
-        taken, waited_s = peer.party.outbox.taken(), now_s - window.start_s
-        if taken - window.taken >= MIN_BYTES_PER_S * max(waited_s, 1.0):
-            self._windows[peer] = Window(now_s, taken, False)
-        elif waited_s >= self._timeout_s:
+    def _look(self, peer: Peer, window: Window | None, now_s: float) -> Window:
+        taken = peer.party.outbox.taken()
+        waited_s = now_s - window.start_s if window is not None else 0.0
+        if window is None or taken - window.taken >= MIN_BYTES_PER_S * max(waited_s, 1.0):
+            return Window(now_s, taken, now_s)
+        if not holds_up_others(peer):
+            window = window._replace(held_s=now_s)
+        if now_s - window.held_s >= self._timeout_s:
             self._broker.cut(peer.party, "stuck")
         elif waited_s >= SAY_AFTER_S and not window.said:
-            self._windows[peer] = window._replace(said=True)
-            self._broker.log.warning("peer keeps others waiting", peer=peer.party.pipe.peer)
+            window = window._replace(said=True)
+            self._broker.log.warning(
+                "peer takes nothing", dialect="gsb", peer=peer.party.pipe.peer, owed_bytes=peer.owed
+            )
+        return window
 
 
 def holds_up_others(peer: Peer) -> bool:

@@ -78,8 +78,8 @@ class GsbSession(Peer):
         self._max_packet_bytes = limits.max_packet_bytes
         self._head = sp.head_size(sp.Form(pipe.is_unix))
         self.caller_name = _caller(pipe.identity).encode()
-        most = broker.limits.outbox_max_bytes
-        full, free = limits.outbox_full_bytes, limits.outbox_free_bytes
+        most, full = dialect.calls.max_owed, limits.outbox_full_bytes
+        free = min(full, limits.outbox_free_bytes)
         self._outbox = Outbox(pipe, broker.turn, self, full, most, free)
         self.take_short_path(dialect.calls.desk, self._outbox.push, pipe.is_unix)
         self._encoding = dialect.encodings[self.ipc]
