@@ -95,7 +95,7 @@ def test_the_archive_has_the_rows_of_the_log(spark, bus, made, once, archived):
 
 
 def test_many_small_batches_become_one_file(spark, bus, made, once, archived, folder):
-    summary = once(made, rows_per_batch=10)
+    summary = once(made, rows_per_batch=20)
     manifest = versions.newest(Folder(folder), made)
     assert summary.facts["files"] == len(manifest.files) == 1
     assert len(manifest.replaced) > 8
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_archive_is_refused(made, once, folder, client, 
     once(made, checkpoint=str(tmp_path / "kept"))
     shutil.rmtree(folder)
     fill(client, made, range(200, 210))
-    with pytest.raises(Conflict, match="the checkpoint is of another archive"):
+    with pytest.raises(Conflict, match="this checkpoint is of another archive"):
         once(made, checkpoint=str(tmp_path / "kept"))
 
 

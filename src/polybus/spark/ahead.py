@@ -86,9 +86,13 @@ class Ahead:
                 f"{self._wanted.text!r}: use another checkpointLocation"
             )
 
+    def shards(self, topic: str) -> dict[int, Shard]:
+        """Of a topic that the query has read before."""
+        return self._shards(topic, known=True)
+
     def still_there(self, ranges: list[Range]) -> list[Range]:
         """What of it can be read: if something is lost, that is said before tasks start."""
-        there = {topic: self._shards(topic, known=True) for topic in {one.topic for one in ranges}}
+        there = {topic: self.shards(topic) for topic in {one.topic for one in ranges}}
         found = []
         for one in ranges:
             shard = there[one.topic].get(one.shard)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType
 
+from polybus.errors import Conflict
 from polybus.spark import sabotage
 from polybus.spark.archives import versions
 from polybus.spark.archives.folder import Folder
@@ -78,12 +79,26 @@ class ArchiveReader(StreamReader):
 
     def _to_read(self, ranges: list[Range]) -> list[Range]:
         """What is not in the archive yet: a log may have been trimmed up to there."""
-        ends: dict[str, dict[int, int]] = {}
+        topics = {one.topic for one in ranges}
+        starts = {topic: self._starts(topic) for topic in topics}
+        ends = {topic: self._archived(topic, shards) for topic, shards in starts.items()}
         for one in ranges:
-            ends.setdefault(one.topic, {})[one.shard] = one.start
-        ends = {topic: self._archived(topic, shards) for topic, shards in ends.items()}
-        left = [one._replace(start=max(one.start, ends[one.topic][one.shard])) for one in ranges]
+            self._check_follows(one, ends[one.topic].get(one.shard, 0))
+        left = [
+            one._replace(start=max(one.start, ends[one.topic].get(one.shard, 0))) for one in ranges
+        ]
         return super()._to_read([one for one in left if one.rows > 0])
+
+    def _starts(self, topic: str) -> dict[int, int]:
+        return {n: one.start for n, one in self._ahead.shards(topic).items()}
+
+    def _check_follows(self, wanted: Range, end: int) -> None:
+        if wanted.start > end and self._task.strict and not sabotage.ARCHIVE_POSITIONS_OFF:
+            raise Conflict(
+                f"this checkpoint is of another archive: it goes on with {wanted.start} in shard "
+                f"{wanted.shard} of topic {wanted.topic!r}, which is archived up to {end} here; "
+                "use another --checkpoint"
+            )
 
     def _cut(self, ranges: list[Range]) -> list[Partition]:
         return few(ranges, self._tasks)
