@@ -93,6 +93,10 @@ class Store(ABC):
         up. Which of several faults is named is the engine's choice.
         """
 
+    def commit_all(self, commits: Sequence[Commit]) -> list[Future[Committed]]:
+        """As many calls of `commit`, each by itself; an engine may take them in one step."""
+        return [self.commit(one) for one in commits]
+
     @abstractmethod
     def open_producer(self, name: str, habits: Habits) -> Opened:
         """Makes the producer if need be, and raises its epoch: stamps of older ones are fenced."""

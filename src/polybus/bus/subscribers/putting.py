@@ -140,8 +140,7 @@ class Putting:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        commit = self._durable.store.commit
-        futures = [commit(one) for _, one in waiting]
+        futures = self._durable.store.commit_all([commit for _, commit in waiting])
         Flight([put for put, _ in waiting], futures, self._means.soon, self._landed)
 
     def _made_ready(self, request: Request) -> tuple[bytes, Block]:

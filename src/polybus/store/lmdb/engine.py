@@ -34,6 +34,8 @@ from polybus.store.lmdb.storing import Storing
 from polybus.store.lmdb.watching import Listeners, Lookout
 from polybus.store.lmdb.writer import Writer
 
+_commit: Final = commits.commit
+
 DURABILITIES: Final = ("fsync", "interval")
 COMMIT_INTERVAL_MS: Final = 50
 
@@ -123,9 +125,19 @@ class LmdbStore(Store):
             size = 0
             for append in commit.appends:
                 size += len(append.block.data)
-            return self._writing().submit(commits.commit, commit, size)
+            return self._writing().submit(_commit, commit, size)
         except PolybusError as error:
             return _failed(error)
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Future[Committed]]:
+        try:
+            sizes = []
+            for commit in commits:
+                checks.commit(commit)
+                sizes.append(sum([len(append.block.data) for append in commit.appends]))
+            return self._writing().submit_all(task=_commit, subjects=commits, sizes=sizes)
+        except PolybusError:  # each is told what is wrong with it
+            return super().commit_all(commits)
 
     def open_producer(self, name: str, habits: Habits) -> Opened:
         checks.producer(name)

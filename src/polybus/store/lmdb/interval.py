@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
@@ -54,6 +54,11 @@ class IntervalWriter(Writer):
             begun = self._enter(answer)
         answers.tell(begun)
         return answer
+
+    def submit_all(
+        self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
+    ) -> list[Future[Any]]:
+        return [self.submit(task, *one) for one in zip(subjects, sizes, strict=True)]
 
     def settle(self, concerns: Callable[[Batch], bool]) -> bool:
         with self._changed:

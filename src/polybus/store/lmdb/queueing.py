@@ -19,6 +19,7 @@ the process run out of memory. Who comes then is told so.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
@@ -60,6 +61,21 @@ class Queue(Generic[T]):
             self._items.append(item)
             self._bytes = size
             is_enough = urgent or waiting >= self._enough or size >= ENOUGH_BYTES
+            if is_enough and self._bell.locked():
+                self._bell.release()
+
+    def put_all(self, items: Sequence[T], size: int) -> None:
+        """Many at once, or none: as `put`."""
+        with self._lock:
+            if self._closed:
+                raise StoreClosed("the store was closed")
+            waiting = len(self._items) + len(items)
+            size += self._bytes
+            if waiting > MAX_WAITING or size > MAX_WAITING_BYTES:
+                refuse(waiting, size)
+            self._items.extend(items)
+            self._bytes = size
+            is_enough = waiting >= self._enough or size >= ENOUGH_BYTES
             if is_enough and self._bell.locked():
                 self._bell.release()
 

@@ -30,7 +30,7 @@ def open_producer(books: Books, name: str, habits: Habits) -> Opened:
 
 def look_up(books: Books, name: str) -> Opened | None:
     producer = books.known.producer(name)
-    return producer and Opened(producer.epoch, producer.counter)
+    return Opened(producer.epoch, producer.counter) if producer else None
 
 
 def close_producer(books: Books, name: str, epoch: int) -> None:

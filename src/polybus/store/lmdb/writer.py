@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import repeat
 from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreFault
@@ -66,6 +67,18 @@ class Writer:
 
     def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
         return self._hand_over(Answer(task, subject, size))
+
+    def submit_all(
+        self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
+    ) -> list[Future[Any]]:
+        """The same for many, handed over in one step: the thread finds all of them."""
+        answers: list[Future[Any]] = []
+        answers += map(Answer, repeat(task), subjects, sizes)
+        try:
+            self._queue.put_all(answers, sum(sizes))  # type: ignore[arg-type]
+        except PolybusError:  # closed, or too many at once: some may find room
+            return [self.submit(task, *one) for one in zip(subjects, sizes, strict=True)]
+        return answers
 
     def run_alone(self, task: Task) -> Any:
         """Between two transactions, with nothing on its way; waits for the answer."""

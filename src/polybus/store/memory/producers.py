@@ -35,7 +35,7 @@ class Producers:
 
     def look_up(self, name: str) -> Opened | None:
         producer = self._producers.get(name)
-        return producer and Opened(producer.epoch, producer.last_counter)
+        return Opened(producer.epoch, producer.last_counter) if producer else None
 
     def close(self, name: str, epoch: int) -> None:
         self._of_epoch(name, epoch)

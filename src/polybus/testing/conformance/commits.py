@@ -34,6 +34,7 @@ from polybus.testing.conformance.kit import (
     all_messages,
     append,
     bodies,
+    producer,
     put,
     refused,
     shard_messages,
@@ -255,3 +256,27 @@ def check_a_refused_commit_leaves_its_neighbours_alone(engine: Engine) -> None:
         assert errors == [type(None), UsageError, Conflict] * 20
         assert [future.result().spans[0].first_id for future in futures[::3]] == list(range(1, 21))
         assert bodies(store, topic) == [b"y"] * 20
+
+
+def check_many_are_handed_over_at_once(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        stamp = producer(store)
+        good = [Commit((append(topic, 0, b"%d" % n),), stamp=stamp(n)) for n in (1, 2, 2, 3)]
+        done = [one.result(TIMEOUT_S) for one in store.commit_all(good)]
+        assert [one.spans[0].first_id for one in done] == [1, 2, 2, 3]
+        assert [one.duplicate for one in done] == [False, False, True, False]
+        assert store.commit_all([]) == []
+
+
+def check_one_of_many_may_fail_by_itself(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = store.create("t", 1, {})
+        bad = Commit((append(topic, 7, b"x"),))
+        long = Commit(note=bytes(MAX_NOTE_BYTES + 1))
+        good = Commit((append(topic, 0, b"a"),))
+        told = [one.exception(TIMEOUT_S) for one in store.commit_all([good, bad, long, good])]
+        assert [type(one) for one in (told[0], told[3])] == [type(None), type(None)]
+        assert isinstance(told[1], UsageError)
+        assert isinstance(told[2], UsageError)
+        assert bodies(store, topic, 0) == [b"a", b"a"]
