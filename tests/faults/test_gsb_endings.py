@@ -253,3 +253,106 @@ def test_a_service_that_calls_itself(bus):
         assert peer.reply().data == b"x"
         peer.send(call("me", "2"))
         peer.call()  # and then it goes, as caller and as service
+
+
+# --- clocks that stand ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keeps_credits", [True, False], ids=["credits", "plain"])
+@pytest.mark.sabotage("pressure-off")
+def test_the_deadline_stands_while_the_service_may_not_send(bus, keeps_credits):
+    first = hello(deadline_ms=SHORT_MS)
+    with (
+        party(bus, first=hello(credits=keeps_credits)) as service,
+        connect(bus.address("gsb"), first=first, small=True) as caller,
+    ):
+        service.register("many")
+        caller.send(call("many", "1"))
+        request = service.call()
+        most = 4 * HELD_BYTES // len(ITEM)
+        sent = flood(service, request.request_id, most)  # it waits longer than the deadline
+        assert sent < most
+        assert tables(bus)["open_calls"] == 1
+        replies = [caller.reply() for _ in range(sent)]
+        assert {(one.code, one.type, len(one.data)) for one in replies} == {(0, 1, len(ITEM))}
+
+
+def test_a_caller_full_of_items_hears_that_it_was_cancelled_behind_them(bus):
+    with (
+        party(bus, first=hello(credits=True)) as service,
+        connect(bus.address("gsb"), small=True) as caller,
+    ):
+        service.register("many")
+        caller.send(call("many", "1"))
+        request = service.call()
+        sent = flood(service, request.request_id, 4 * HELD_BYTES // len(ITEM))
+        caller.send(cancel("1"))
+        until(lambda: tables(bus)["open_calls"] == 0, "it is cancelled, though full")
+        items = 0
+        while (found := caller.reply()).type == 1:
+            items += 1
+        assert failure(found).code == 499
+        assert items <= sent
+
+
+@pytest.mark.parametrize("keeps_credits", [True, False], ids=["credits", "plain"])
+def test_a_service_that_hangs_up_while_it_is_not_read(bus, keeps_credits):
+    """What it sent lies in the bus's socket; more would keep its end from arriving at all."""
+    with (
+        connect(bus.address("gsb"), small=True) as caller,
+        party(bus) as successor,
+    ):
+        with party(bus, first=hello(credits=keeps_credits)) as service:
+            service.register("many")
+            caller.send(call("many", "1"))
+            request = service.call()
+            sent = flood(service, request.request_id, 48)
+        until(lambda: successor.register("many") == 0, "the name is free at once")
+        items = 0
+        while (found := caller.reply()).type == 1:
+            items += 1
+        assert failure(found).code == 503
+        assert 0 < items <= sent + 1
+
+
+# --- pings ------------------------------------------------------------------------
+
+
+def test_pings_go_to_those_who_asked_for_them():
+    impatient = {"POLYBUS_GSB_PING_IDLE_S": "0.2", "POLYBUS_GSB_PING_TIMEOUT_S": "1.5"}
+    with serving(env=impatient) as bus:
+        with (
+            party(bus, first=hello(ping=True)) as lively,
+            party(bus, first=hello(ping=True)) as dead,
+            party(bus, first=hello()) as plain,
+        ):
+            for _ in range(4):
+                token = lively.next("ping").token
+                lively.send(packet("pong", token=token))
+            dead.wait_for_end()
+            assert count(bus, "connections", "closed", "ping_timeout") == 1
+            lively.ping()
+            plain.send(packet("ping", token=b"still here"))
+            assert plain.next("pong").token == b"still here"  # and no ping before it
+        check_nothing_is_left(bus)
+
+
+# --- rules --------------------------------------------------------------------------
+
+
+def test_calls_and_names_that_a_rule_denies():
+    rules = "deny everyone call secret*; deny everyone create mine*; deny everyone call sys/stats"
+    with serving(env={"POLYBUS_ACL": rules}) as bus:
+        with party(bus) as service, party(bus) as caller:
+            assert service.register("mine/x") == 403
+            for name in ("secret", "open"):
+                assert service.register(name) == 0
+            for address in ("secret", "secret/x", "/local/secret", "sys/stats"):
+                caller.send(call(address, "1"))
+                found = failure(caller.reply())
+                assert (found.code, found.origin) == (403, "bus")
+            caller.send(call("open", "1"))
+            service.send(reply(service.call().request_id, b"fine"))
+            assert caller.reply().data == b"fine"
+            assert count(bus, "refused", "call_denied") == 4
+        check_nothing_is_left(bus)

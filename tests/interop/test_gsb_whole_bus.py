@@ -1,0 +1,95 @@
+"""GSB beside the rest of the bus: TLS, rules, the log of calls, other dialects' topics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pynng
+import pytest
+
+from polybus import freud, gsb
+from polybus.errors import Denied
+from polybus.testing.certificates import trusting, write_certificate
+from polybus.testing.gsb import packet
+from polybus.testing.process import serve
+from polybus.testing.watch import check_unharmed
+
+TIMEOUT_MS = 20_000
+
+
+def test_over_tls_with_our_client_and_with_nng(tmp_path: Path) -> None:
+    certificate, key = write_certificate(tmp_path)
+    env = {"POLYBUS_TLS_CERTIFICATE": str(certificate), "POLYBUS_TLS_KEY": str(key)}
+    with serve("--engine", "memory:", listen=("gsb=tls+tcp://localhost:0",), env=env) as bus:
+        address = str(bus.address("gsb"))
+        with gsb.blocking.connect(address, tls=trusting(certificate)) as client:
+            assert client.call("sys/ping", {"a": bytes(300_000)}) == {"a": bytes(300_000)}
+        with pytest.raises(Exception, match="certificate verify failed"):
+            gsb.blocking.connect(address).open()
+        config = pynng.TLSConfig(
+            pynng.TLSConfig.MODE_CLIENT,
+            server_name="localhost",
+            ca_string=certificate.read_text(),
+            auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
+        )
+        with pynng.Pair0(tls_config=config, recv_timeout=TIMEOUT_MS) as socket:
+            socket.dial(address, block=True)
+            socket.send(packet("ping", token=b"hidden"))
+            assert b"hidden" in socket.recv()
+        check_unharmed(bus)
+
+
+def test_every_call_is_a_message_of_the_log() -> None:
+    listen = ("gsb=tcp://127.0.0.1:0", "native=grpc://127.0.0.1:0")
+    env = {"POLYBUS_GSB_AUDIT": "true", "POLYBUS_ACL": "deny everyone call secret"}
+    with serve(listen=listen, env=env) as bus:
+        with gsb.blocking.connect(str(bus.address("gsb"))) as client:
+
+            @client.service("numbers")
+            def numbers(call: gsb.Call) -> object:
+                yield from range(call.data)
+
+            @client.service("secret")
+            def secret(call: gsb.Call) -> None: ...
+
+            assert list(client.stream("numbers", 5)) == [0, 1, 2, 3, 4]
+            with pytest.raises(Denied):
+                client.call("secret")
+        url = f"polybus://127.0.0.1:{bus.address('native').port}"
+        printed: list[dict[str, object]] = []
+        while len(printed) < 2:
+            done = bus.run("sub", "gsb.calls", "-o", "earliest", "-n", "2", "--bus", url)
+            assert done.returncode == 0, done
+            printed = [json.loads(line) for line in done.stdout.splitlines()]
+        first, second = printed
+        assert (first["service"], first["code"], first["replies"]) == ("numbers", 0, 6)
+        assert str(first["caller"]).startswith("local:")
+        assert {"at_ms", "request_bytes", "reply_bytes", "duration_ms"} <= set(first)
+        assert (second["address"], second["code"]) == ("secret", 403)
+
+
+def test_a_broadcast_reaches_freud_and_the_other_way_round(tmp_path: Path) -> None:
+    async def talk(one: gsb.Client, other: freud.Client) -> None:
+        await other.create_topic("both")
+        mine, theirs = await one.subscribe("both"), await other.subscribe("both")
+        await one.broadcast("both", body=b"from gsb")
+        await other.produce("both", b"from freud")
+        for _ in range(2):
+            heard = await mine.get(20)
+            read = await theirs.get(20)
+            assert heard is not None
+            assert read is not None
+            assert heard.body == read.body
+        await theirs.unsubscribe()
+
+    async def main(gsb_at: str, freud_at: str) -> None:
+        async with gsb.connect(gsb_at) as one, freud.connect(freud_at) as other:
+            await talk(one, other)
+
+    place = tmp_path / "f.sock"
+    with serve(
+        "--engine", "memory:", listen=("gsb=tcp://127.0.0.1:0", f"freud=unix:{place}")
+    ) as bus:
+        asyncio.run(main(str(bus.address("gsb")), str(bus.address("freud"))))
