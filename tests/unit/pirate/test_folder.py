@@ -54,7 +54,7 @@ def test_two_clients_cannot_have_one_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"state folder .*: Not a directory"):
+    with pytest.raises(ConfigError, match=r"state folder .*: File exists"):
         Folder(tmp_path / "file" / "state")
 
 
@@ -101,7 +101,19 @@ def test_folders_are_apart_by_bus_and_by_id():
 
 # --- kills
 
-CHILD = """
+# What a child does, telling of each change once it is done.
+CHANGES = """
+for number in range(1, 31):
+    folder.opened(number, folder.state.counter)
+    note(b"opened %d" % number)
+    request = folder.asked("PUT", "news", b"x" * number)
+    note(b"asked %d" % request.counter)
+    folder.answered(request.counter, number, "", True)
+    note(b"answered %d" % request.counter)
+    folder.read("news", number)
+    note(b"read %d" % number)
+"""
+CHILD = f"""
 import os, sys
 from pathlib import Path
 from polybus.dialects.pirate import journal
@@ -110,15 +122,10 @@ from polybus.dialects.pirate.folder import Folder
 journal.GROWTH_BYTES = 300  # written anew often
 folder = Folder(Path(sys.argv[1]), b"me")
 told = os.open(sys.argv[1] + ".told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-for number in range(1, 31):
-    folder.opened(number, folder.state.counter)
-    os.write(told, b"opened %d\\n" % number)
-    request = folder.asked("PUT", "news", b"x" * number)
-    os.write(told, b"asked %d\\n" % request.counter)
-    folder.answered(request.counter, number, "", True)
-    os.write(told, b"answered %d\\n" % request.counter)
-    folder.read("news", number)
-    os.write(told, b"read %d\\n" % number)
+
+def note(text):
+    os.write(told, text + b"\\n")
+{CHANGES}
 """
 
 
@@ -128,23 +135,22 @@ def child(folder: Path, **env: str) -> int:
     ).returncode
 
 
-def told(folder: Path) -> dict[str, int]:
+def told(lines: str) -> dict[str, int]:
     """The last of each kind that the child knew to be done."""
-    lines = Path(f"{folder}.told").read_text().split("\n")[:-1]
-    return {word: int(number) for word, number in (line.split() for line in lines)}
+    return {word: int(number) for word, number in map(str.split, lines.splitlines())}
 
 
-def check(state: State, done: dict[str, int]) -> None:
+def check(state: State, done: dict[str, int], which: object = "") -> None:
     """All that was told is there, and at most the one change more that was on its way."""
-    assert state.id == b"me"
+    assert state.id == b"me", which
     last = state.lasts.get("news", 0)
     answered = state.outcome.counter if state.outcome else 0
     known = {"opened": state.epoch, "asked": state.counter, "answered": answered, "read": last}
     more = {word: known[word] - done.get(word, 0) for word in known}
-    assert set(more.values()) <= {0, 1}
-    assert sum(more.values()) <= 1
-    assert state.pending is None or state.pending.body == b"x" * state.pending.counter
-    assert (state.pending is None) == (state.counter == answered)
+    assert set(more.values()) <= {0, 1}, (which, more)
+    assert sum(more.values()) <= 1, (which, more)
+    assert state.pending is None or state.pending.body == b"x" * state.pending.counter, which
+    assert (state.pending is None) == (state.counter == answered), which
 
 
 @pytest.mark.parametrize("point", ["torn", "written", "kept", "rewritten", "renamed"])
@@ -154,7 +160,7 @@ def test_killed_at_every_point_it_knows_all_that_was_told(tmp_path, point):
         folder = tmp_path / str(passings)
         assert child(folder, **killed_at(point, passings)) == -signal.SIGKILL, passings
         found = Folder(folder, b"me")  # the lock went with the process
-        check(found.state, told(folder))
+        check(found.state, told(Path(f"{folder}.told").read_text()), passings)
         found.close()
 
 

@@ -149,12 +149,19 @@ def test_an_event_of_a_newer_version_is_not_skipped(tmp_path):
         reopened(tmp_path, (tmp_path / NAME).read_bytes() + head + strange)
 
 
-@given(st.binary(max_size=200))
-def test_any_tail_is_cut_or_told_and_never_believed(tmp_path_factory, tail):
-    folder = tmp_path_factory.mktemp("tail")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder, the bytes of its journal, and what they say."""
+    folder = tmp_path_factory.mktemp("whole")
     known = lived(folder, LIFE[:4])[-1][1]
+    return folder, (folder / NAME).read_bytes(), known
+
+
+@given(tail=st.binary(max_size=200))
+def test_any_tail_is_cut_or_told_and_never_believed(whole, tail):
+    folder, data, known = whole
     try:
-        assert reopened(folder, (folder / NAME).read_bytes() + tail) == known
+        assert reopened(folder, data + tail) == known
     except Damaged:
         assert tail
 
@@ -171,7 +178,8 @@ def grown(folder: Path) -> Journal:
     return made
 
 
-def test_a_journal_that_has_grown_is_written_anew(tmp_path):
+def test_a_journal_that_has_grown_is_written_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "GROWTH_BYTES", 3000)
     made = grown(tmp_path)
     last = made.state.lasts["news"]
     sizes = set()
@@ -302,7 +310,7 @@ def test_a_new_journal_that_may_not_be_on_disk_is_not_written_to(tmp_path, monke
         def fail(_):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        patch.setattr(journal, "_sync_folder", fail)
+        patch.setattr(journal, "sync_folder", fail)
 
     found = rewritten_badly(tmp_path, monkeypatch, no_folder)
     with pytest.raises(StoreFault, match="may not be on disk"):

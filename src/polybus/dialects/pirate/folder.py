@@ -143,10 +143,18 @@ def _opened(path: Path, client_id: bytes | None) -> journal.Journal:
     return found
 
 
+def _make(path: Path) -> None:
+    """The folder, with its name on disk, and those of all folders that had to be made for it."""
+    if not path.is_dir():
+        _make(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        journal.sync_folder(path.parent)
+
+
 def _locked(path: Path) -> int:
     """The lock's descriptor. The kernel lets go of it when the process ends, however it ends."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path / LOCK, flags, 0o600)
     except OSError as error:

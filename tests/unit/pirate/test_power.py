@@ -1,0 +1,105 @@
+"""The power goes: every disk that a client's writes and syncs may have left has what it needs.
+
+A child changes its state folder under a recorder of writes and syncs; of its record images
+are made, cut at random places, with whatever was not synced lost, kept, reordered or torn.
+kill -9 cannot see a missing sync: the system writes on after a process is dead. This can.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polybus.dialects.pirate.folder import Folder
+from polybus.errors import PolybusError
+from polybus.testing import powercut
+from polybus.testing.powercut import Kind
+from polybus.testing.powerimages import Image, images
+from tests.unit.pirate.test_folder import CHANGES, check, told
+
+IMAGES, SOAK_IMAGES = 150, 5000
+CHILD = f"""
+import sys
+from pathlib import Path
+from polybus.dialects.pirate import journal
+from polybus.dialects.pirate.folder import Folder
+from polybus.testing.powercut import Marks
+
+journal.GROWTH_BYTES = 300  # written anew often
+mark = Marks()
+folder = Folder(Path(sys.argv[1]), b"me")
+
+def note(text):
+    mark(text)
+{CHANGES}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    return powercut.build_library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture
+def images_in() -> Iterator[Path]:
+    """Hundreds of images need no disk of their own."""
+    where = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="pb-power-", dir=where) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def record(library, tmp_path, sabotage) -> Path:
+    """The record of a child that has changed its folder many times."""
+    watched, log = tmp_path / "watched", tmp_path / "log"
+    watched.mkdir()
+    env = os.environ | {"POLYBUS_SABOTAGE": sabotage or ""}
+    env |= powercut.recording(library, watched, log)
+    state = watched / "clients" / "state"
+    subprocess.run([sys.executable, "-c", CHILD, str(state)], env=env, check=True, timeout=60)
+    renames = sum(one.kind == Kind.RENAMED for one in powercut.records(log))
+    assert renames > 3, "it was never written anew"
+    return log
+
+
+def look(log: Path, images_in: Path, count: int) -> None:
+    seed = random.randrange(1 << 32)
+    made = images(powercut.records(log), log.with_name("watched"), random.Random(seed), count)
+    lost = marked = 0
+    for number, image in enumerate(made):
+        judge(image, images_in / str(number), f"seed {seed}, image {number}: {image}")
+        lost += image.lost
+        marked += bool(image.marks)
+    assert lost > 0, "nothing was at risk in any image"
+    assert marked > count // 4, "hardly anything was told before the cuts"
+
+
+def judge(image: Image, folder: Path, which: str) -> None:
+    image.write(folder)
+    try:
+        found = Folder(folder / "clients" / "state")
+    except PolybusError as error:
+        raise AssertionError(f"{which}: {error}") from None
+    if image.marks or found.state.id == b"me":
+        check(found.state, told(b"\n".join(image.marks).decode()), which)
+    found.close()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.sabotage("journal-sync-off", "journal-rename-unsynced")
+def test_every_disk_has_what_was_told(record, images_in):
+    look(record, images_in, IMAGES)
+
+
+@pytest.mark.soak
+@pytest.mark.sabotage("journal-sync-off", "journal-rename-unsynced")
+def test_thousands_of_disks(record, images_in):
+    look(record, images_in, SOAK_IMAGES)
