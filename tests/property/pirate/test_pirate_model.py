@@ -20,7 +20,7 @@ from polybus.testing.pirate.piratebus import PirateBus
 
 CLIENTS = st.sampled_from((b"a", b"b", b"\x00\xff"))
 TOPICS = st.sampled_from(("x", "y"))
-STEPS = st.sampled_from((1, 1, 1, 1, 1, 1, 0, 0, -1, 2, 1000))  # to the next counter
+STEPS = st.sampled_from((1, 1, 1, 1, 1, 1, 0, 0, -1, 2, 1000, 2**63))  # to the next counter
 EPOCHS = st.sampled_from((0, 0, 0, 0, 0, 0, 0, 0, -1, 1))
 BODIES = st.sampled_from(((b"",), (b"one",), (b"two",), (b"o", b"ne"), (b"x" * (1 << 20), b"y")))
 LASTS = st.sampled_from((0, 0, 0, 1, 1, -1, 5, 2**64 - 1))
@@ -93,7 +93,7 @@ class Conversation(RuleBasedStateMachine):
     ) -> None:
         name = self._client(client)
         known = self.model.clients.get(name)
-        counter = max(0, (known.counter if known else 0) + step)
+        counter = min(max(0, (known.counter if known else 0) + step), 2**64 - 1)
         given = self._epoch(client, epoch)
         self._compare(wire.counted(op, name, given, counter, self.mark + topic, *body))
 
