@@ -10,6 +10,7 @@ class Desk:
     failed: int
     next_due_s: float
     is_short: bool
+    log: list[tuple[Call, int, float]] | None
     max_packet_bytes: int
     max_open_calls: int
     free_partials: int

@@ -53,6 +53,8 @@ cdef class Desk:
     cdef public uint64_t answered, failed  # how many of them ended so, on the short path
     cdef public double next_due_s  # no call with an earlier deadline needs a timer
     cdef public bint is_short  # may the short path be taken?
+    # Where calls that have ended on it are put for the log: (call, code, when); None: nowhere.
+    cdef public list log
     cdef readonly Py_ssize_t max_packet_bytes, max_open_calls, free_partials, free_bytes
     cdef readonly Py_ssize_t window_bytes, min_window, max_window
     cdef object clock, grant
@@ -407,6 +409,9 @@ cdef class End:
         PyDict_DelItem(call.caller.calls, call.request_id)
         PyDict_DelItem(self.serving, call_id)
         call.service.pending -= 1
+        call.reply_bytes += packet.data.size
+        if desk.log is not None:
+            desk.log.append((call, packet.code, now_s))
         if packet.code:
             desk.failed += 1
         else:

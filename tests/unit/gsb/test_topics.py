@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from polybus.bus.calls.audit import BATCH
 from polybus.bus.policy import Policy
 from polybus.bus.ruletable import Placed
 from polybus.dialects.gsb import gsb_pb2 as pb
@@ -179,7 +180,7 @@ def rows(bus: MemoryBus) -> list[dict[str, object]]:
     durable = bus.broker.durable
     assert durable is not None
     topic = durable.get("gsb.calls")
-    found = durable.store.read(topic.number, ALL, 1, None, max_rows=1000, max_bytes=1 << 20)
+    found = durable.store.read(topic.number, ALL, 1, None, max_rows=10_000, max_bytes=1 << 24)
     ends = memoryview(found.body_offsets).cast("B").cast("i")
     bodies = bytes(found.bodies)
     return [json.loads(bodies[ends[n] : ends[n + 1]]) for n in range(found.count)]
@@ -213,6 +214,41 @@ def test_every_call_is_a_message_of_the_log():
     assert first["caller"] == "local:1"
     assert (first["request_bytes"], first["reply_bytes"], first["replies"]) == (4, 5, 2)
     assert first["duration_ms"] == pytest.approx(500, abs=1)
+
+
+def test_many_calls_are_written_in_pieces_in_their_order():
+    bus = MemoryBus(gsb=GsbLimits(audit=True), durable=True)
+    bus.settle()
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    for n in range(2 * BATCH + 10):
+        if n % 100:
+            caller.call("greeter", str(n), b"x" * (n % 7))
+            service.reply(service.called().request_id)
+        else:
+            caller.call("nobody", str(n), b"x" * (n % 7))
+    found = rows(bus)
+    assert [row["request_bytes"] for row in found] == [n % 7 for n in range(2 * BATCH + 10)]
+    assert bus.stats("dropped") == {}
+
+
+def test_what_the_disk_does_not_take_is_dropped_and_counted(monkeypatch):
+    monkeypatch.setattr("polybus.bus.calls.audit.MAX_WAITING", 10)
+    bus = MemoryBus(gsb=GsbLimits(audit=True), durable=True)
+    bus.settle()
+    caller = Far(bus)
+    for n in range(25):
+        caller.call("sys/ping", str(n))
+        bus.pass_time(0.25)  # nothing is committed
+    assert len(rows(bus)) == 10
+    assert bus.stats("dropped", "audit_overflow") == 15
+
+
+def test_an_address_of_any_text_is_told():
+    bus = MemoryBus(gsb=GsbLimits(audit=True), durable=True)
+    bus.settle()
+    Far(bus).call('"quoted\\\n', "1")
+    assert rows(bus)[0]["address"] == '"quoted\\\n'
 
 
 def test_without_the_setting_there_is_no_log():

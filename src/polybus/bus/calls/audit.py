@@ -24,13 +24,12 @@ from polybus.model.block import Block
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.calls.peer import Peer
-    from polybus.kernel.gsb_calls import Call
+    from polybus.kernel.gsb_calls import Call, Desk
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
 
 TOPIC = "gsb.calls"
-# Gathered beyond this they are written without waiting for the next tick.
-BATCH = 4096
+BATCH = 1024  # written together: some milliseconds of the loop
 # Gathered or on their way to the disk, some 300 bytes each; more are dropped.
 MAX_WAITING = 262_144
 CLOSE_TIMEOUT_S = 3.0
@@ -75,39 +74,51 @@ class Ended(NamedTuple):
 
 
 class Audit:
-    def __init__(self, broker: Broker, owner: Identity) -> None:
+    """Calls that were open come by `desk.log`, from either way of calls; others by `add`."""
+
+    def __init__(self, broker: Broker, desk: Desk, owner: Identity) -> None:
         self._broker = broker
+        self._desk = desk
         self._owner = owner
+        desk.log = []
         self._gathered: list[Ended] = []
         self._on_their_way: list[tuple[Future[Any], int]] = []
         self._topic: Topic | None = None
+        self._flushing = False  # soon
         self._prepare()
 
     def add(self, ended: Ended) -> None:
+        self._collect()  # they keep the order in which they ended
         self._gathered.append(ended)
-        if len(self._gathered) >= BATCH:
-            self.flush()
 
     def tick(self, _now_s: float) -> None:
         self.flush()
 
     def close(self) -> None:
         """The bus is stopping: what was gathered is kept, if the disk lets it."""
-        self.flush()
+        self._collect()
+        while self._topic is not None and self._gathered:
+            self.flush()
         wait([future for future, _ in self._on_their_way], CLOSE_TIMEOUT_S)
         self._settle()
 
     def flush(self) -> None:
+        """Writes some of them; the rest in the next turns of the loop, so that none is long."""
         self._settle()
-        waiting = sum(count for _, count in self._on_their_way)
+        self._collect()
+        waiting = len(self._gathered) + sum(count for _, count in self._on_their_way)
+        self._drop(waiting - MAX_WAITING)
         if self._topic is None or not self._gathered:
-            self._drop(max(0, len(self._gathered) - MAX_WAITING))
             return
-        if waiting + len(self._gathered) > MAX_WAITING:
-            self._drop(waiting + len(self._gathered) - MAX_WAITING)
-        ended, self._gathered = self._gathered, []
-        if ended:
-            self._write(self._topic, ended)
+        self._write(self._topic, self._gathered[:BATCH])
+        del self._gathered[:BATCH]
+        if self._gathered and not self._flushing:
+            self._flushing = True
+            self._broker.turn.call_soon(self._flush_on)
+
+    def _flush_on(self) -> None:
+        self._flushing = False
+        self.flush()
 
     def _write(self, topic: Topic, ended: list[Ended]) -> None:
         assert self._broker.durable is not None
@@ -117,6 +128,12 @@ class Audit:
             self._lost(len(ended), error)
             return
         self._on_their_way.append((future, len(ended)))
+
+    def _collect(self) -> None:
+        log = self._desk.log
+        if log:
+            self._desk.log = []
+            self._gathered += [Ended.of(call, code, now_s) for call, code, now_s in log]
 
     def _settle(self) -> None:
         """Forgets what has arrived."""
@@ -166,7 +183,8 @@ class Audit:
         self._broker.binding.fulfil(reservation, self._topic, next_id)
 
     def _drop(self, count: int) -> None:
-        if count:
+        count = min(count, len(self._gathered))
+        if count > 0:
             del self._gathered[:count]
             self._broker.counters.count("dropped", "audit_overflow", count)
 
@@ -181,15 +199,13 @@ def _made(store: Any, settings: dict[str, object]) -> tuple[Topic, int]:
 
 
 def _row(one: Ended, wall_ms: int, now_s: float) -> bytes:
-    row = {
-        "at_ms": wall_ms - round((now_s - one.begun_s) * MS_PER_S),
-        "caller": one.caller,
-        "address": one.address,
-        "service": one.service,
-        "request_bytes": one.request_bytes,
-        "reply_bytes": one.reply_bytes,
-        "replies": one.replies,
-        "code": int(one.code),
-        "duration_ms": round((one.ended_s - one.begun_s) * MS_PER_S, 3),
-    }
-    return json.dumps(row, separators=(",", ":")).encode()
+    """As `json.dumps` writes it; only an address that leads nowhere may need escaping."""
+    at_ms = wall_ms - round((now_s - one.begun_s) * MS_PER_S)
+    duration_ms = round((one.ended_s - one.begun_s) * MS_PER_S, 3)
+    address = json.dumps(one.address) if not one.service else f'"{one.address}"'
+    return (
+        f'{{"at_ms":{at_ms},"caller":"{one.caller}","address":{address},'
+        f'"service":"{one.service}","request_bytes":{one.request_bytes},'
+        f'"reply_bytes":{one.reply_bytes},"replies":{one.replies},"code":{one.code:d},'
+        f'"duration_ms":{duration_ms}}}'
+    ).encode()

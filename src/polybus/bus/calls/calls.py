@@ -63,9 +63,9 @@ class Calls:
         self.pings = Pings(broker, limits)
         self._stuck = Stuck(self.pressure, broker, limits)
         self._built_in = BuiltIn(self.services, broker.stats)
-        self.audit = Audit(broker, owner) if limits.audit else None
+        self.audit = Audit(broker, desk, owner) if limits.audit else None
         self._ended: Counter[int] = Counter()
-        desk.is_short = self.audit is None and not sabotage.ANY
+        desk.is_short = not sabotage.ANY
         broker.on_tick += [self.pings.tick, self._stuck.tick]
         broker.sections["gsb"] = self.stats
         if self.audit is not None:
@@ -149,7 +149,9 @@ class Calls:
     ) -> None:
         """The one FULL of a call that never opened."""
         self._ended[why.code] += 1
-        self.note(Ended.refused(caller, address, len(memoryview(data)), why.code, self._clock()))
+        if self.audit is not None:
+            size = len(memoryview(data))
+            self.audit.add(Ended.refused(caller, address, size, why.code, self._clock()))
         caller.send_failure(request_id, why.code, why.message)
 
     # --- what services do
@@ -222,7 +224,8 @@ class Calls:
             return
         self.desk.opened += 1
         self._ended[Code.OK] += 1
-        self.note(Ended.by_bus(caller, name, len(data), len(found), self._clock()))
+        if self.audit is not None:
+            self.audit.add(Ended.by_bus(caller, name, len(data), len(found), self._clock()))
         caller.send_reply(request_id, Code.OK, FULL, found)
 
     def _fail(self, call: Call, code: Code, message: str, *, cancel: bool) -> None:
@@ -243,9 +246,5 @@ class Calls:
         call.service.pending -= 1
         self._ended[code] += 1
         self.pressure.ended(call)
-        if self.audit is not None:
-            self.note(Ended.of(call, code, self._clock()))
-
-    def note(self, ended: Ended) -> None:
-        if self.audit is not None:
-            self.audit.add(ended)
+        if self.desk.log is not None:
+            self.desk.log.append((call, code, self._clock()))
