@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from bench.gsb.wire import ECHO, ITEM_BYTES, ITEMS, METHOD, NUMBERS, gsb_pb2
+from bench.gsb.wire import BUFFERS, ECHO, ITEM_BYTES, ITEMS, METHOD, NUMBERS, gsb_pb2
 
 # One call: sends a number, and returns the one that came back.
 Call = Callable[[int], Awaitable[int]]
@@ -152,7 +152,7 @@ def pair(address: str, in_flight: int) -> Iterator[Callable[[int], list[float]]]
     """GSB with nothing but pynng and the compiled messages: a window of calls under way."""
     import pynng
 
-    with pynng.Pair0(dial=address, block_on_dial=True) as socket:
+    with pynng.Pair0(dial=address, block_on_dial=True, **BUFFERS) as socket:
         yield lambda count: _windowed(socket, count, in_flight)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from bench.gsb.wire import ECHO, ITEM_BYTES, ITEMS, METHOD, NUMBERS, gsb_pb2
+from bench.gsb.wire import BUFFERS, ECHO, ITEM_BYTES, ITEMS, METHOD, NUMBERS, gsb_pb2
 
 
 def _ready() -> None:
@@ -86,7 +86,7 @@ def pair(address: str) -> None:
     """A service with nothing but pynng and the compiled messages."""
     import pynng
 
-    with pynng.Pair0(dial=address, block_on_dial=True) as socket:
+    with pynng.Pair0(dial=address, block_on_dial=True, **BUFFERS) as socket:
         packet = gsb_pb2.Packet()
         packet.register_request.service_id = ECHO
         socket.send(packet.SerializeToString())
