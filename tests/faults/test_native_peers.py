@@ -157,6 +157,42 @@ def wait(client, places) -> str:
         return code_of(error)
 
 
+def test_more_connections_than_there_may_be(folder):
+    """Those that were silent for longest are ended: not the client that goes on asking."""
+    config = "[native]\nmax_connections = 8\n"
+    with start(folder, config) as bus, connect(bus) as client:
+        port = bus.address("native").port
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        for sock in crowd:
+            sock.setblocking(False)
+
+        def left() -> int:
+            act(client, "topic.list")
+            return sum(not has_ended(sock) for sock in crowd)
+
+        until(lambda: left() <= 8, "the crowd is small enough")
+        assert left() >= 7
+        assert act(client, "topic.list") == {"topics": []}
+        until(
+            lambda: count(bus, "connections", "closed", "max_connections") >= 12, "they are counted"
+        )
+        for sock in crowd:
+            sock.close()
+        check_unharmed(bus)
+
+
+def has_ended(sock: socket.socket) -> bool:
+    """The other side has hung up, whatever it said before."""
+    try:
+        while sock.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def test_who_has_gone_waits_no_more(folder):
     with start(folder, "[native]\nmax_waits = 1\n") as bus, connect(bus) as client:
         act(client, "topic.create", topic="t", shards=1)

@@ -135,6 +135,8 @@ class NativeLimits:
     max_uncommitted_bytes: int = 256 * MIB
     # Streams, reads and actions under way at once: each has a thread, of some 100 kB.
     max_calls: int = 4096
+    # Each client has one, and it takes a descriptor of the process whether it is used or not.
+    max_connections: int = 4096
     # Each waits on a thread of its own.
     max_waits: int = 1024
     # So that a client that has vanished without a word frees its place soon.

@@ -147,6 +147,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "native.max_batches_in_flight": (1, 1024),
     "native.max_bytes_in_flight": (64 * KIB, UNBOUNDED),
     "native.max_calls": (1, 65_536),
+    "native.max_connections": (1, 1_000_000),
     "native.max_waits": (1, 65_536),
     "native.max_wait_s": (0, 3600),
     "native.default_shards": (1, 512),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ STOP_TIMEOUT_S = 2.0  # once its connections are cut, gRPC stops in milliseconds
 FLUSH_S = 0.1
 RETRY_S = 0.01  # gRPC does not say when it has let go of a port
 TICK_S = 0.25
+TICKS_A_COUNT = 4  # connections are counted so often
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class FlightListener:
         )
         self._security = security
         self._calls = Calls(limits.max_calls)
+        self._max_connections = limits.max_connections
         self._tls = _tls(address, security)
         self._open = partial(
             Service,
@@ -173,11 +176,24 @@ class FlightListener:
         self._watching.join()
 
     def _watch(self) -> None:
-        while not self._closed.wait(TICK_S):
+        for tick in count():
+            if self._closed.wait(TICK_S):
+                return
             try:
                 self._pace.tick()
+                if tick % TICKS_A_COUNT == 0:
+                    self._end_surplus()
             except Exception as error:
                 self._on_error(error)
+
+    def _end_surplus(self) -> None:
+        ended = sockets.end_surplus(self.address.port, self._max_connections)
+        for _ in range(ended):
+            self._on_cut("max_connections")
+        if ended:
+            self._log.warning(
+                "connections ended", dialect="native", count=ended, reason="max_connections"
+            )
 
     def _taken(self, peer: str) -> int | None:
         far = peer_end(peer)

@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DESCRIPTORS = Path("/proc/self/fd")
-# Of Linux's struct tcp_info: where tcpi_bytes_acked (64 bits) begins and ends.
+# Of Linux's struct tcp_info: where tcpi_last_data_recv (milliseconds, 32 bits) begins, and
+# where tcpi_bytes_acked (64 bits) begins and ends.
+SILENT_FOR = 52
 BYTES_ACKED, TCP_INFO_BYTES = 120, 128
 
 
@@ -35,6 +37,21 @@ def end_one(port: int, peer_port: int) -> bool:
         if sock.getpeername()[1] == peer_port:
             found = _end(sock)
     return found
+
+
+def end_surplus(port: int, most: int) -> int:
+    """Ends connections over so many, those first that were silent for longest; how many."""
+    if len(os.listdir(DESCRIPTORS)) <= most:  # far quicker than to look at each
+        return 0
+    silence = {sock.getpeername()[1]: _silent_ms(sock) for sock in _connected(port)}
+    by_silence = sorted(silence, key=lambda peer: silence[peer])
+    surplus = set(by_silence[most:])
+    return sum(_end(sock) for sock in _connected(port) if sock.getpeername()[1] in surplus)
+
+
+def _silent_ms(sock: socket.socket) -> int:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    return int.from_bytes(info[SILENT_FOR : SILENT_FOR + 4], sys.byteorder)
 
 
 def confirmed_bytes(port: int, peer_port: int) -> int | None:
