@@ -1,0 +1,108 @@
+"""`polybus pipeline`: what its commands take, where they come from, and what they show."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from polybus.cli import pipelineshow
+from polybus.cli.main import build, run
+from polybus.cli.pipeline import command_of
+from polybus.spark import pipelines
+from polybus.spark.pipelines import Progress, Summary
+
+NAMES = ["archive", "dead-letters", "replay", "retain", "route", "stats"]
+A_PIPELINE = '''
+from pyspark.sql import SparkSession
+from polybus.spark.pipelines.running import Summary
+
+def count_words(spark: SparkSession, topic: str, *, once: bool = False, tell=None) -> Summary:
+    """Count words."""
+    return Summary(7, 1.0)
+'''
+
+
+def help_of(*args):
+    told = CliRunner().invoke(build(["pipeline"]), ["pipeline", *args, "--help"])
+    assert told.exit_code == 0
+    return told.output
+
+
+def test_the_six_are_there():
+    listed = [line.split()[0] for line in help_of().splitlines() if line.startswith("  ")]
+    assert [name for name in NAMES if name not in listed] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_runs_once_or_for_ever_wherever_spark_is(name):
+    told = help_of(name)
+    for option in ("--once", "--master", "--checkpoint", "--bus"):
+        assert option in told
+
+
+def test_a_file_in_the_folder_is_a_command(tmp_path, monkeypatch):
+    (tmp_path / "count_words.py").write_text(A_PIPELINE)
+    (tmp_path / "part.py").write_text("def other(): ...")
+    monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
+    found = pipelines._found()
+    assert "count_words" in found
+    assert "part" not in found
+    root = typer.Typer()
+    root.command()(command_of("count-words", found["count_words"]))
+    told = CliRunner().invoke(root, ["--help"]).output
+    assert "{topic}" in told.lower()
+    assert "--once" in told
+    assert "--tell" not in told
+    assert "--spark " not in told
+
+
+def test_functions_are_functions_though_their_files_have_the_same_names():
+    from polybus.spark.pipelines.archive import archive
+
+    assert pipelines.archive is archive
+
+
+def test_no_bus_and_no_topic_are_told_in_one_line(capsys):
+    assert run(["pipeline", "archive"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- what is shown
+
+
+def test_lines_come_now_and_then(capsys):
+    times = iter([0.0, 1.0, 6.0, 6.0, 7.0])
+    tell = pipelineshow._lines("archive", lambda: next(times))
+    for rows in (1, 1_200_000, 5):
+        tell(Progress(rows, 250.0, 3))
+    assert capsys.readouterr().err == "archive: 1.2M rows, 250/s, 3 wait\n"
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with pipelineshow.shown("archive") as tell:
+        tell(Progress(10, 5.0, 90))
+        tell(Progress(20, 5.0, None))
+    assert "archive" in terminal.getvalue()
+    assert "20 rows, 5/s" in terminal.getvalue()
+
+
+def test_a_summary_has_rows_facts_and_seconds(capsys):
+    facts: dict[str, object] = {"held back by": ["a", "b"]}
+    pipelineshow.tell_summary("retain", Summary(7, 1.26, facts, signal.SIGTERM))
+    out = capsys.readouterr().out
+    assert [line.split(maxsplit=1) for line in out.splitlines()] == [
+        ["retain"],
+        ["rows", "7"],
+        ["held", "back by  a, b"],
+        ["seconds", "1.3"],
+    ]
