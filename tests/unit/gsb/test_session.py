@@ -350,3 +350,14 @@ def test_what_it_asked_for_before_it_went_is_carried_out_whole(bus):
     service.pipe.deliver(data * 1000)
     service.pipe.hang_up()
     assert len(caller.packets()) == 1001
+
+
+def test_an_end_that_is_found_again_while_it_is_being_dealt_with(bus, monkeypatch):
+    """As with TLS, where offering again what was received finds the peer's goodbye again."""
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    caller.call("greeter")
+    monkeypatch.setattr(service.pipe, "offer_again", service.session.half_closed)
+    service.pipe.shut_down()
+    assert service.pipe.closed
+    assert caller.failure() == ("1", 503)

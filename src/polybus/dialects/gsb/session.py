@@ -101,6 +101,7 @@ class GsbSession(Peer):
         self._greeted = False
         self._skipping: Skipping | None = None
         self._trying = False  # soon
+        self._rest_taken = False  # it sends no more, and all it sent was taken
         self._calls.join(self)
         self.send(sp.GREETING)
 
@@ -129,6 +130,8 @@ class GsbSession(Peer):
 
     def half_closed(self) -> bool:
         """The peer sends no more; nng's never do that and stay."""
+        if self._rest_taken:
+            return True
         self._take_rest()
         self._calls.leave(self)
         self.broker.finish(self.party)
@@ -208,8 +211,13 @@ class GsbSession(Peer):
         self.try_again()
 
     def _take_rest(self) -> None:
-        """What it has sent, whoever is full; nothing more will come."""
-        self.lifted = True
+        """What it has sent, whoever is full; nothing more will come.
+
+        Once: with TLS, offering again what is there finds its end again.
+        """
+        if self._rest_taken:
+            return
+        self._rest_taken = self.lifted = True
         self._calls.hung_up(self)
         self._wake()
         self.finish_large()
