@@ -18,6 +18,7 @@ from polybus.bus.groups.state import Means
 from polybus.bus.port.queries import queries_of
 from polybus.bus.port.stats import composed, groups_of
 from polybus.bus.port.topics import told
+from polybus.bus.subscribers.telling import subscribers_of
 from polybus.errors import DoesNotExist
 from polybus.model.arrow import batch_of
 from polybus.model.patterns import Pattern
@@ -96,7 +97,11 @@ class Files:
         known = self._topics[topic]
         bounds = self._store.bounds(known.number)
         return composed(
-            known, bounds, groups_of(self._groups, known), queries_of(self._store, known, bounds)
+            known,
+            bounds,
+            groups_of(self._groups, known),
+            queries_of(self._store, known, bounds),
+            subscribers_of(self._store, known, bounds),
         )
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:

@@ -143,6 +143,10 @@ def _show_readers(one: Told, *, by_shard: bool) -> None:
         print()
         queries = [[query["query"], query["name"] or "", query["lag"]] for query in one["queries"]]
         show(("query", "name", "lag"), queries)
+    if one.get("subscribers"):  # a bus of before has none
+        print()
+        rows = [[each["id"], each["last"], each["lag"]] for each in one["subscribers"]]
+        show(("subscriber", "last", "lag"), rows)
 
 
 def _row(one: Told) -> dict[str, Any]:

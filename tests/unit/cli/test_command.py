@@ -61,7 +61,7 @@ def test_every_command_has_its_help(name):
         (["serve", "--listen"], "--listen"),
         (["serve", "extra"], "extra"),
         (["serve", "--listen", "rqueue"], "'rqueue' is not DIALECT=ADDRESS"),
-        (["serve", "--listen", "pirate=tcp://127.0.0.1:0"], "unknown dialect 'pirate'"),
+        (["serve", "--listen", "pirate=tcp://127.0.0.1:0"], "unknown dialect 'console'"),
         (["serve", "--listen", "rqueue=tcp://0.0.0.0:0"], "insecure = true"),
         (["serve", "--config", "/no/such.toml"], "/no/such.toml: cannot read"),
         (["serve", "--durability", "often"], "expected one of fsync, interval"),
@@ -190,7 +190,7 @@ def test_what_config_show_prints_is_a_config(env, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("listen = ['pirate=tcp://127.0.0.1:1']", "unknown dialect 'pirate'"),
+        ("listen = ['console=tcp://127.0.0.1:1']", "unknown dialect 'console'"),
         ("listen = ['rqueue=tcp://0.0.0.0:1']", "insecure = true"),
         ("[tls]\ncertificate = 'no.pem'\nkey = 'no.pem'", "no.pem: No such file"),
         ("engine = 'nats://x'", "still to come"),

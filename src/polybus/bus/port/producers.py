@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from polybus.bus.port import runs
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
 from polybus.bus.port.sightings import Sightings
+from polybus.bus.subscribers.records import PRODUCERS as PIRATES
 from polybus.errors import Conflict, Denied, MalformedRequest, UnknownProducer
 from polybus.model.commit import Change, Commit
 from polybus.model.stamp import KEPT_RESULTS, MAX_KEPT_RESULTS, MAX_PRODUCER_BYTES, Habits
@@ -109,6 +110,8 @@ def _open(port: Port, caller: Caller, given: Arguments) -> Answer:
     name = given["producer"] or ANONYMOUS_PREFIX + secrets.token_hex(16)
     if name.startswith(runs.PREFIX):
         raise MalformedRequest(f"producers named {runs.PREFIX}… are those of stage.publish")
+    if name.startswith(PIRATES):
+        raise MalformedRequest(f"producers named {PIRATES}… are those of pirate's clients")
     if not 1 <= given["kept_results"] <= MAX_KEPT_RESULTS:
         raise MalformedRequest(f"kept_results is from 1 to {MAX_KEPT_RESULTS}")
     port.owners.forget_unused()

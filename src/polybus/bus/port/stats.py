@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.bus.port.fields import Action, Answer, Arguments, Field
 from polybus.bus.port.queries import queries_of
+from polybus.bus.subscribers.telling import subscribers_of
 from polybus.errors import DoesNotExist
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def composed(
     bounds: Bounds,
     groups: Sequence[Mapping[str, Any]],
     queries: Sequence[Mapping[str, Any]],
+    subscribers: Sequence[Mapping[str, Any]] = (),
 ) -> Answer:
-    """All that `topic.stats` answers, of what the store, its groups and Spark's queries tell."""
+    """All that `topic.stats` answers, of what the store tells of the topic and its readers."""
     shards = [{"shard": number, **_stored(one)} for number, one in enumerate(bounds.shards)]
     for group in groups:
         for one in group["shards"]:
@@ -50,6 +52,7 @@ def composed(
         "shards": shards,
         "groups": [with_sums(one) for one in groups],
         "queries": list(queries),
+        "subscribers": list(subscribers),
     }
 
 
@@ -83,15 +86,16 @@ def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
     topic = port.seen(caller, given["topic"])
     groups = groups_of(port.groups, topic)
     bounds = port.store.bounds(topic.number)  # after them: what is acked is inserted
-    return composed(topic, bounds, groups, queries_of(port.store, topic, bounds))
+    queries = queries_of(port.store, topic, bounds)
+    return composed(topic, bounds, groups, queries, subscribers_of(port.store, topic, bounds))
 
 
 ACTIONS = {
     Action(
         "topic.stats",
-        "Counts of messages, for the whole topic and by shard; its groups and Spark's queries, "
-        "and how far they are behind",
+        "Counts of messages, for the whole topic and by shard; its groups, Spark's queries and "
+        "pirate's subscribers, and how far they are behind",
         (Field("topic", "text", "its name"),),
-        "topic, all, shards, groups, queries: see below",
+        "topic, all, shards, groups, queries, subscribers: see below",
     ): _stats,
 }
