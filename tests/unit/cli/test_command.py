@@ -61,7 +61,7 @@ def test_every_command_has_its_help(name):
         (["serve", "--listen"], "--listen"),
         (["serve", "extra"], "extra"),
         (["serve", "--listen", "rqueue"], "'rqueue' is not DIALECT=ADDRESS"),
-        (["serve", "--listen", "pirate=tcp://127.0.0.1:0"], "unknown dialect 'console'"),
+        (["serve", "--listen", "console=tcp://127.0.0.1:0"], "unknown dialect 'console'"),
         (["serve", "--listen", "rqueue=tcp://0.0.0.0:0"], "insecure = true"),
         (["serve", "--config", "/no/such.toml"], "/no/such.toml: cannot read"),
         (["serve", "--durability", "often"], "expected one of fsync, interval"),
