@@ -405,3 +405,12 @@ def test_a_rule_refuses_a_name():
     assert Far(bus, identity=BOB).register("greeter") == 403
     assert Far(bus, identity=ALICE).register("greeter") == 0
     assert bus.stats("refused", "register_denied") == 1
+
+
+@pytest.mark.parametrize("code", [1, 404, 2**31 - 1, -1, -(2**31)])
+def test_a_code_that_nobody_knows_passes_unchanged(bus, pair, code):
+    service, caller = pair
+    caller.call("greeter")
+    service.reply(service.called().request_id, b"x", code=code)
+    assert caller.replies() == [Reply("1", code, FULL, b"x")]
+    assert set(bus.stats("gsb", "ended")) <= {"404", "500"}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from polybus.model.limits import GsbLimits
 
 FULL, PARTIAL = 0, 1
+CODES = frozenset(Code)  # a service may send any other: they are counted as failures
 
 
 class Calls:
@@ -244,7 +245,7 @@ class Calls:
         call.caller.calls.pop(call.request_id, None)
         call.end.serving.pop(call.id, None)
         call.service.pending -= 1
-        self._ended[code] += 1
+        self._ended[code if code in CODES else Code.FAILURE] += 1
         self.pressure.ended(call)
         if self.desk.log is not None:
             self.desk.log.append((call, code, self._clock()))

@@ -41,6 +41,9 @@ class Peer(End):
     def send_ping(self) -> None: ...
 
     @abstractmethod
+    def send_pong(self, token: bytes) -> None: ...
+
+    @abstractmethod
     def halt(self) -> None:
         """Is not read from now on; a hang-up is still noticed."""
 

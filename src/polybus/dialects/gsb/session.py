@@ -18,20 +18,15 @@ Whoever breaks the protocol is told by the end of its connection; the log says w
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from polybus.bus.calls import sabotage
 from polybus.bus.calls.calls import FULL, Calls
-from polybus.bus.calls.peer import Peer
-from polybus.bus.calls.services import Answer
 from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, packets, sp
+from polybus.dialects.gsb.receiving import Receiver
 from polybus.dialects.gsb.requests import Requests
-from polybus.dialects.gsb.skipping import SERVICE_CALL, Skipping
-from polybus.errors import BadFrame
-from polybus.kernel.gsb import GsbEncoding, call_reply, call_request, read
+from polybus.dialects.gsb.subscriber import Subscriber
+from polybus.kernel.gsb import GsbEncoding, call_reply, call_request
 from polybus.model.services import Code
 
 if TYPE_CHECKING:
@@ -44,8 +39,7 @@ if TYPE_CHECKING:
     from polybus.model.identity import Identity
     from polybus.model.limits import GsbLimits
 
-LENGTH = struct.Struct(">Q")
-REPLY_TYPES = (0, 1)
+MAX_VARINT = 2**64 - 1  # a negative code travels as what is left of it in 64 bits
 
 
 class GsbDialect:
@@ -68,65 +62,34 @@ class GsbDialect:
             self.calls.audit.close()
 
 
-class GsbSession(Peer):
+class GsbSession(Receiver):
     def __init__(self, dialect: GsbDialect, pipe: Pipe) -> None:
         broker, limits = dialect.broker, dialect.limits
         self.broker = broker
         self._calls = dialect.calls
         self._call_soon = dialect.timers.call_soon
         self._pipe = pipe
-        self._max_packet_bytes = limits.max_packet_bytes
-        self._head = sp.head_size(sp.Form(pipe.is_unix))
         self.caller_name = _caller(pipe.identity).encode()
         most, full = dialect.calls.max_owed, limits.outbox_full_bytes
         free = min(full, limits.outbox_free_bytes)
         self._outbox = Outbox(pipe, broker.turn, self, full, most, free)
         self.take_short_path(dialect.calls.desk, self._outbox.push, pipe.is_unix)
         self._encoding = dialect.encodings[self.ipc]
-        reader = Subscriber(self, most)
+        reader = Subscriber(self, broker.counters, most)
         self.party = broker.join("gsb", pipe, self._encoding, outbox=self._outbox, reader=reader)
         self.party.resume = self.try_again
         self.party.describe = self._describe
         self.stalled = self._outbox.stalled
         self.writable = self._outbox.writable
         self._requests = Requests(dialect, self)
-        self._table: dict[str, Callable[[Any], bool]] = {
-            **self._requests.table,
-            "service_call_request": self._call,
-            "call_reply": self._reply,
-            "cancel": self._cancel,
-            "ping": self._ping,
-            "pong": lambda pong: True,
-        }
-        self._greeted = False
-        self._skipping: Skipping | None = None
+        self.begin_receiving(limits.max_packet_bytes, self._requests.table)
         self._trying = False  # soon
         self._rest_taken = False  # it sends no more, and all it sent was taken
         self._calls.join(self)
         self.send(sp.GREETING)
 
     # --- what the transport calls (`stalled` and `writable` are the outbox's, `receive` is
-    # the short path's, which calls these two if need be)
-
-    def receive_slowly(self, buffer: Buffer, start: int, end: int) -> int:
-        """The greeting, a frame, or some of what is skipped: its size; 0: nothing is whole."""
-        if self.party.ended:
-            return end - start
-        try:
-            if not self._greeted:
-                return self._greet(buffer, start, end)
-            return self._take(buffer, start, end)
-        except BadFrame as error:
-            self._close(error.reason)
-            return end - start
-
-    def packet_slowly(self, payload: bytes, start: int, end: int) -> bool:
-        """One whole packet; False: it has to wait."""
-        try:
-            return self._packet(payload, start, end)
-        except BadFrame as error:
-            self._close(error.reason)
-            return True
+    # the short path's)
 
     def half_closed(self) -> bool:
         """The peer sends no more; nng's never do that and stay."""
@@ -164,7 +127,7 @@ class GsbSession(Peer):
         self.send(call_request(self.ipc, call.id, data, caller, call.address))
 
     def send_reply(self, request_id: bytes, code: int, kind: int, data: Buffer) -> None:
-        self.send(call_reply(self.ipc, request_id, code, kind, data))
+        self.send(call_reply(self.ipc, request_id, code & MAX_VARINT, kind, data))
 
     def send_failure(self, request_id: bytes, code: int, message: str) -> None:
         data = codec.pack_failure(code, message, codec.Origin.BUS)
@@ -175,6 +138,9 @@ class GsbSession(Peer):
 
     def send_credit(self, call_id: bytes, replies: int) -> None:
         self.send(packets.credit(self.ipc, call_id, replies))
+
+    def send_pong(self, token: bytes) -> None:
+        self.send(packets.pong(self.ipc, token))
 
     def send_ping(self) -> None:
         self.send(packets.ping(self.ipc, b""))
@@ -223,101 +189,6 @@ class GsbSession(Peer):
         self.finish_large()
         self._pipe.offer_again()
 
-    # --- frames
-
-    def _greet(self, buffer: Buffer, start: int, end: int) -> int:
-        size = len(sp.GREETING)
-        sp.check_greeting(bytes(memoryview(buffer)[start : min(end, start + size)]))
-        self._greeted = self.is_open = end - start >= size
-        return size if self._greeted else 0
-
-    def _take(self, buffer: Buffer, at: int, end: int) -> int:
-        """One frame: its size, or 0 if it is not whole or must wait."""
-        if self._skipping is not None:
-            return self._skip(self._skipping, memoryview(buffer)[at:end])
-        if self.ipc and at < end and memoryview(buffer)[at] != sp.IPC_MARK:
-            raise BadFrame(sp.BAD_FRAME)
-        begin = at + self._head
-        if begin > end:
-            return 0
-        size: int = LENGTH.unpack_from(buffer, begin - LENGTH.size)[0]
-        if size > self._max_packet_bytes and not sabotage.SIZES_OFF:
-            self._skipping = Skipping(size)
-            self.is_open = False
-            return self._head
-        if begin + size > end:
-            return 0
-        return self._head + size if self._packet(buffer, begin, begin + size) else 0
-
-    def _packet(self, buffer: Buffer, start: int, end: int) -> bool:
-        """False: it has to wait."""
-        hot: Any = read(buffer, start, end)
-        if hot is None:
-            done = self._other(bytes(memoryview(buffer)[start:end]))
-        elif hot[0] == SERVICE_CALL:
-            done = self._calls.call(self, *hot[1:])
-        else:
-            done = self._replied(*hot[1:])
-        self.is_first = self.is_first and not done
-        return done
-
-    def _other(self, payload: bytes) -> bool:
-        found = codec.packet(payload)
-        kind = found.WhichOneof("kind") or ""
-        if kind == "hello":
-            return self._hello(found.hello)
-        if kind not in self._table:
-            raise BadFrame(codec.WRONG_DIRECTION)
-        return self._table[kind](getattr(found, kind))
-
-    def _skip(self, skipping: Skipping, data: memoryview) -> int:
-        """Some of a packet over the limit; at its end whoever sent it is told."""
-        used = skipping.feed(data)
-        if not skipping.left:
-            self._skipping = None
-            self.is_open = True
-            self.is_first = False
-            if skipping.kind == SERVICE_CALL:
-                text = f"a packet has at most {self._max_packet_bytes} bytes"
-                why = Answer(Code.TOO_LARGE, text)
-                self._calls.refuse(self, skipping.request_id, b"", b"", why)
-            else:
-                self._calls.reply_too_large(self, skipping.request_id)
-        return used
-
-    def _close(self, reason: str) -> None:
-        self.broker.close(self.party, reason)
-        self._calls.leave(self)
-
-    # --- packets
-
-    def _hello(self, hello: Any) -> bool:
-        if not self.is_first:
-            raise BadFrame(codec.SECOND_HELLO)
-        self._calls.greet(
-            self, deadline_ms=hello.deadline_ms, keeps_credits=hello.credits, pings=hello.ping
-        )
-        return True
-
-    def _call(self, call: Any) -> bool:
-        return self._calls.call(self, call.address.encode(), call.request_id.encode(), call.data)
-
-    def _reply(self, reply: Any) -> bool:
-        return self._replied(reply.request_id.encode(), reply.code, reply.type, reply.data)
-
-    def _replied(self, call_id: bytes, code: int, kind: int, data: bytes) -> bool:
-        if kind not in REPLY_TYPES:
-            raise BadFrame(codec.BAD_REPLY_TYPE)
-        return self._calls.reply(self, call_id, code, kind, data)
-
-    def _cancel(self, cancel: Any) -> bool:
-        self._calls.cancel(self, cancel.request_id.encode())
-        return True
-
-    def _ping(self, ping: Any) -> bool:
-        self.send(packets.pong(self.ipc, ping.token))
-        return True
-
     def _describe(self) -> dict[str, int | str]:
         return {
             "services": len(self.services),
@@ -325,23 +196,6 @@ class GsbSession(Peer):
             "serving": len(self.serving),
             "state": "waiting" if self.halted else "full" if self.full else "open",
         }
-
-
-class Subscriber:
-    """Takes broadcasts for one connection. It never makes anybody wait: a full one loses them."""
-
-    def __init__(self, session: GsbSession, max_bytes: int) -> None:
-        self._session = session
-        self._counters = session.broker.counters
-        self._max_bytes = max_bytes
-
-    def push(self, data: bytes) -> None:
-        party = self._session.party
-        if self._session.full or self._session.owed + len(data) > self._max_bytes:
-            lost = party.encoding.count(data, 0)
-            self._counters.count("dropped", "subscriber_full", lost)
-        else:
-            party.outbox.push(data)
 
 
 def _caller(identity: Identity) -> str:
