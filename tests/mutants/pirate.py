@@ -1,0 +1,208 @@
+"""Breaks pirate's codec, session and subscribers on purpose, and demands that tests notice.
+
+    python tests/mutants/pirate.py [--unit | --live] [part of a mutant's name ...]
+
+The same procedure as in bus.py: first the codec beside the model, then a real bus.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": ("tests/property/pirate/test_pirate_codec.py",),
+    "live": (
+        "tests/faults/test_pirate_memories.py",
+        "tests/property/pirate/test_pirate_model.py",
+        "tests/faults/test_pirate_bad_input.py",
+    ),
+}
+
+CODEC = mutants(
+    "dialects/pirate/codec.py",
+    ("any version", "if version != VERSION:", "if False:"),
+    ("any op", "if op not in OPS:", "if False:"),
+    ("ids without end", "if not 1 <= len(client) <= MAX_CLIENT_BYTES:", "if not client:"),
+    ("ids of nothing", "if not 1 <= len(client) <= MAX_CLIENT_BYTES:", "if len(client) > 64:"),
+    ("GET's counter is looked at", " and op != GET):", "):"),
+    ("HELLO with an epoch", "if own or topic or int.from_bytes(epoch):", "if own or topic:"),
+    ("HELLO with more", "if own or topic or int.from_bytes(epoch):", "if topic:"),
+    ("LAST of any size", "if len(own) != 1 or len(own[0]) != NUMBER_BYTES:", "if not own:"),
+    (
+        "PUT of nothing",
+        '    if not own:\n        return Refusal(MALFORMED, "PUT',
+        '    if False:\n        return Refusal(MALFORMED, "PUT',
+    ),
+    ("frames of any size", "if len(frame) > MAX_FRAME_BYTES:", "if False:"),
+    ("one byte more", "if size > MAX_MESSAGE_BYTES:", "if size > MAX_MESSAGE_BYTES + 1:"),
+    ("a full frame is cut", "if len(body) <= MAX_FRAME_BYTES:", "if len(body) < MAX_FRAME_BYTES:"),
+    (
+        "the last empty frame is the one",
+        'place = frames.index(b"")',
+        'place = len(frames) - 1 - frames[::-1].index(b"")',
+    ),
+)
+
+SESSION = mutants(
+    "dialects/pirate/session.py",
+    (
+        "what has no envelope is not counted",
+        '            self._counters.count("dropped", "pirate_no_envelope")\n',
+        "",
+    ),
+    (
+        "refusals are not counted",
+        '        self._counters.count("refused", f"pirate_{code.lower()}")\n',
+        "",
+    ),
+    (
+        "GET finds no topic",
+        "codec.NOT_SUBSCRIBED if op == codec.GET else codec.NO_TOPIC",
+        "codec.NO_TOPIC",
+    ),
+    ("STALE is BUSY", "    (Stale, codec.STALE),\n", ""),
+    ("the envelope is cut", "envelope = frames[:end]", "envelope = frames[:1]"),
+)
+
+CLIENTS = mutants(
+    "bus/subscribers/clients.py",
+    ("a HELLO is none", "epoch = given.epoch_of(number)", "epoch = None"),
+    (
+        "HELLO forgets the counter",
+        "then(Greeted(epoch, client.counter))",
+        "then(Greeted(epoch, 0))",
+    ),
+    ("epochs are not looked at", "return request.epoch != self.epoch and", "return False and"),
+    (
+        "older epochs only",
+        "return request.epoch != self.epoch and",
+        "return request.epoch < self.epoch and",
+    ),
+    (
+        "the newest for every HELLO",
+        "then(Greeted(epoch, client.counter))",
+        "then(Greeted(client.epoch, client.counter))",
+    ),
+)
+
+READING = [
+    *mutants(
+        "bus/subscribers/getting.py",
+        (
+            "LAST goes back",
+            "found.last = max(found.last, request.last)",
+            "found.last = request.last",
+        ),
+        ("LAST from the future", "if request.last > newest:", "if False:"),
+        (
+            "the newest is from the future",
+            "if request.last > newest:",
+            "if request.last >= newest:",
+        ),
+        ("answered before it is on disk", "if found.saved >= found.last:", "if True:"),
+    ),
+    *mutants(
+        "bus/subscribers/shelf.py",
+        (
+            "the same again",
+            "at = bisect_right(self.ids, last)",
+            "at = bisect_right(self.ids, last - 1)",
+        ),
+        ("beyond what is at hand", "if found.high <= last:", "if found.high < last:"),
+    ),
+    *mutants(
+        "bus/subscribers/collecting.py",
+        (
+            "one too many goes",
+            "== due.read + 1:\n            return guess",
+            "== due.read + 1:\n            return guess + 1",
+        ),
+        (
+            "the quickest decides",
+            "return Due(topic, self._table.read_by_all(number))",
+            "return Due(topic, max((one.saved for one in self._table.of(number)), default=None))",
+        ),
+        (
+            "nothing goes",
+            "            store.trim(due.topic.number, before)\n",
+            "            pass\n",
+        ),
+    ),
+]
+
+SUBSCRIBING = [
+    *mutants(
+        "bus/subscribers/subscribing.py",
+        (
+            "SUB begins at the beginning",
+            "newest = self._means.durable.next_id(topic) - 1",
+            "newest = 0",
+        ),
+        (
+            "SUB again moves",
+            "notes.of_number(found.last), then)",
+            "notes.of_number(self._means.durable.next_id(topic) - 1), then)",
+        ),
+        (
+            "UNSUB is always done",
+            "self._use_up(client, request, notes.of_number(0), then)",
+            "self._use_up(client, request, notes.of_number(1), then)",
+        ),
+        ("topics stay", "        self.remove_unused(topic)\n\n    # ---", "\n    # ---"),
+        (
+            "repeats are done again",
+            "if request.counter > client.counter or sabotage.REPLIES_OFF:",
+            "if True:",
+        ),
+    ),
+    *mutants(
+        "bus/subscribers/putting.py",
+        ("any body is the same", "    found.update(body)\n", ""),
+    ),
+    *mutants(
+        "bus/subscribers/records.py",
+        ("few starts are known", "MAX_NUMBERS: Final = 1024", "MAX_NUMBERS: Final = 1"),
+        ("no kept result", "kept_results=1", "kept_results=2"),
+    ),
+    *mutants(
+        "bus/subscribers/notes.py",
+        (
+            "refusals are forgotten",
+            'return from_code(code.decode(), text.decode("utf-8", "replace"))',
+            "return 0",
+        ),
+    ),
+    *mutants(
+        "transports/zmq/watching.py",
+        (
+            "one is never too much",
+            "if one.unfinished > self._bounds.max_unfinished and",
+            "if False and",
+        ),
+        (
+            "all are never too much",
+            "if max(unfinished, grown) > self._bounds.max_unread:",
+            "if False:",
+        ),
+        (
+            "weight is not seen",
+            "if max(unfinished, grown) > self._bounds.max_unread:",
+            "if unfinished > self._bounds.max_unread:",
+        ),
+    ),
+]
+
+ALL = [*CODEC, *SESSION, *CLIENTS, *READING, *SUBSCRIBING]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-pirate"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
