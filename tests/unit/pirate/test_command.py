@@ -7,14 +7,23 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from polybus.dialects.pirate import blocking
+from polybus.testing.pirate.gate import ALL
 from polybus.testing.process import POLYBUS, clean_environment
 from polybus.testing.watch import until
 
 PATIENCE_S = 60
+# Before the command itself: Ctrl-C that is typed there is for this process.
+TAKE_THE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Command:
@@ -40,7 +49,12 @@ class Command:
     def terminal(self, *flags: str):
         main, side = pty.openpty()
         child = subprocess.Popen(
-            [*self._start, *flags], stdin=side, stdout=side, stderr=side, env=self.env
+            [sys.executable, "-c", TAKE_THE_TERMINAL, *self._start, *flags],
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            env=self.env,
+            start_new_session=True,
         )
         os.close(side)
         try:
@@ -104,7 +118,9 @@ def test_a_terminal_keeps_its_history_and_lives_through_ctrl_c(command, topic):
         terminal.wait_for("pirate> ")
         terminal.type(f"SUB {topic}\n")
         terminal.wait_for("OK 0")
+        terminal.wait_for("pirate> ")
         terminal.type("half a line\x03")
+        terminal.wait_for("pirate> ")
         terminal.type("nonsense\n")
         assert "OK" not in terminal.wait_for("ERROR NONSENSE is no command")
         terminal.type("\x04")  # Ctrl-D
@@ -116,6 +132,24 @@ def test_a_terminal_keeps_its_history_and_lives_through_ctrl_c(command, topic):
         terminal.wait_for("OK 0")
         terminal.type("QUIT\n")
         assert terminal.child.wait(PATIENCE_S) == 0
+
+
+def test_ctrl_c_in_a_command_leaves_it_unknown_and_the_shell_alive(gate, topic, tmp_path):
+    flags = ("--id", topic[-60:])
+    with Command(gate.endpoint, tmp_path).terminal(*flags) as terminal:
+        terminal.wait_for("pirate> ")
+        gate.lose_requests = ALL
+        terminal.type(f"SUB {topic}\n")
+        until(lambda: any(frames[1] == b"SUB" for frames in gate.requests), "it was sent")
+        terminal.type("\x03")
+        terminal.wait_for("NOTE the outcome of SUB")
+        gate.lose_requests = 0
+        terminal.type("RESUME\n")
+        terminal.wait_for(f"OK SUB {topic} (counter 1): 0")
+        with blocking.connect(gate.endpoint, id=topic[-60:], state=tmp_path / "other"):
+            terminal.type(f"GET {topic}\n")
+            terminal.wait_for("ERROR GET")
+        assert terminal.child.wait(PATIENCE_S) == 4  # fenced
 
 
 def test_an_interrupted_script_ends(command):
