@@ -201,7 +201,7 @@ cdef class Desk:
             slot.put = arrival.put
             slot.ticket = arrival.ticket
             slot.held = arrival.batch
-            owner = <object>arrival.put.get().owner
+            owner = (<tuple>arrival.put.get().owner)[1]
             found.append((owner, slot, as_bytes(arrival.metadata), arrival.size))
         return found
 
@@ -322,20 +322,23 @@ cdef void refuse(object handler, object error, Refusal* refusal) noexcept:
 
 cdef void open_put(void* python, CCall* call, CPut* put, Refusal* refusal) noexcept with gil:
     handler = <object>python
-    cdef Call given
+    cdef Call given = None
     try:
         given = open_call(call)
         path = put.path
-        owner = handler.open_put(given, path, wrap_schema(put.schema))
+        owner = (given, handler.open_put(given, path, wrap_schema(put.schema)))
         Py_INCREF(owner)
         put.owner = <void*>owner
     except BaseException as error:
         refuse(handler, error, refusal)
+        if given is not None:
+            given.close()
 
 
 cdef void close_put(void* python, CPut* put) noexcept with gil:
-    owner = <object>put.owner
-    Py_DECREF(owner)
+    call, owner = <tuple>put.owner
+    Py_DECREF(<object>put.owner)
+    (<Call>call).close()
     try:
         (<object>python).close_put(owner)
     except BaseException:
@@ -389,7 +392,7 @@ cdef void* open_get(
     void* python, CCall* call, const string& ticket, Refusal* refusal
 ) noexcept with gil:
     handler = <object>python
-    cdef Call given
+    cdef Call given = None
     cdef bytes wanted
     try:
         given, wanted = open_call(call), ticket
@@ -398,6 +401,8 @@ cdef void* open_get(
         return <void*>rows
     except BaseException as error:
         refuse(handler, error, refusal)
+        if given is not None:
+            given.close()
     return NULL
 
 
