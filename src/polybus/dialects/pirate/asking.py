@@ -30,7 +30,7 @@ from polybus.dialects.pirate.lane import Lane
 from polybus.dialects.pirate.options import ClientOptions
 from polybus.dialects.pirate.reading import Message
 from polybus.dialects.pirate.refusals import ENDS, STORED, refused
-from polybus.dialects.pirate.state import Opened, Outcome, Pending, State
+from polybus.dialects.pirate.state import PUT, Opened, Outcome, Pending, State
 from polybus.errors import (
     BadFrame,
     Conflict,
@@ -172,11 +172,8 @@ class Asking:
 
     async def _carry_out(self, request: Pending) -> int:
         counter, op, topic, body = request
-        asked = Request(
-            op.encode(), self.state.id, self.state.epoch, counter, topic, codec.cut(body)
-        )
-        if op != "PUT":
-            asked = asked._replace(body=())
+        frames = codec.cut(body) if op == PUT else ()
+        asked = Request(op.encode(), self.state.id, self.state.epoch, counter, topic, frames)
         reply = await self._answer(asked, request)
         points.passing("answered", str(counter))
         if isinstance(reply, Done):
