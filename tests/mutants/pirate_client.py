@@ -1,0 +1,208 @@
+"""Breaks pirate's client on purpose, and demands that its tests notice.
+
+    python tests/mutants/pirate_client.py [--unit | --live] [part of a mutant's name ...]
+
+The same procedure as in bus.py: first the state folder alone, then with a real bus.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": tuple(
+        f"tests/unit/pirate/test_{name}.py" for name in ("state", "journal", "folder", "power")
+    ),
+    "live": tuple(
+        f"tests/unit/pirate/test_{name}.py"
+        for name in ("traces", "memories", "client", "answers", "shell")
+    ),
+}
+
+STATE = mutants(
+    "dialects/pirate/state.py",
+    ("an epoch may come again", "opened.epoch <= self.epoch or", ""),
+    ("the same epoch is a new one", "opened.epoch <= self.epoch", "opened.epoch < self.epoch"),
+    ("counters may be forgotten", " or opened.highest < self.known", ""),
+    (
+        "the bus's counter is not taken",
+        "        self.counter = max(self.counter, event.highest)\n",
+        "",
+    ),
+    (
+        "what is known never goes back",
+        "            self._doubt()\n            self.known = event.highest\n",
+        "            self._doubt()\n",
+    ),
+    (
+        "LAST goes back",
+        "self.lasts[topic] = max(last, self.lasts.get(topic, 0))",
+        "self.lasts[topic] = last",
+    ),
+    (
+        "SUB's answer is LAST",
+        "self.lasts[topic] = max(value, self.lasts.get(topic, 0))",
+        "self.lasts[topic] = value",
+    ),
+    ("UNSUB forgets nothing", "            self.lasts.pop(topic, None)\n", ""),
+    ("doubt outlives UNSUB", "            self.doubted.discard(topic)\n", ""),
+    ("trust leaves the doubt", "                self.doubted.clear()\n", ""),
+    (
+        "what was not read is doubted",
+        "for topic, last in self.lasts.items() if last)",
+        "for topic in self.lasts)",
+    ),
+)
+
+JOURNAL = mutants(
+    "dialects/pirate/journal.py",
+    ("any payload will do", "if not whole or crc32(payload) != of_payload:", "if not whole:"),
+    ("any length will do", "whole = of_length == _of_length(length) and", "whole ="),
+    (
+        "any tail is torn",
+        "        if not events or not _is_torn(data[end:], end):",
+        "        if not events:",
+    ),
+    (
+        "what is torn stays",
+        "        os.ftruncate(descriptor, end)\n        os.fsync(descriptor)\n",
+        "        pass\n",
+    ),
+    (
+        "it knows before the disk",
+        "        self._append(data)\n",
+        "        self.state.apply(event)\n        self._append(data)\n",
+    ),
+    ("half stays after no room", "            self._cut_back()\n", ""),
+    ("a broken journal goes on", "        if self._broken:\n", "        if False:\n"),
+    (
+        "an unsynced name is good",
+        "            if not _leads_to(self._folder / NAME, self._descriptor):\n",
+        "            if False:\n",
+    ),
+    (
+        "the old one is written on",
+        "        self._descriptor, self._end, self._least = descriptor, size, size\n",
+        "        self._end, self._least = size, size\n",
+    ),
+    (
+        "a new one that never was stays",
+        "        (folder / NEW).unlink()  # never took its place\n",
+        "        pass\n",
+    ),
+    ("folders are not synced", "            sync_folder(folder)\n", ""),
+)
+
+FOLDER = mutants(
+    "dialects/pirate/folder.py",
+    ("nobody locks", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+    ("any id will do", "if client_id is not None and found.state.id != client_id:", "if False:"),
+    ("reading again is written again", "if last > self.state.lasts.get(topic, 0):", "if True:"),
+    ("made folders are not synced", "        journal.sync_folder(path.parent)\n", ""),
+    (
+        "a closed folder is written",
+        "        if self._closed:\n            raise NotConnected",
+        "        if False:\n            raise NotConnected",
+    ),
+)
+
+ASKING = mutants(
+    "dialects/pirate/asking.py",
+    (
+        "what was left is not sent first",
+        "            left = await self._settle()\n",
+        "            left = None\n",
+    ),
+    (
+        "forgetting keeps the epoch",
+        "            opened = await self._hello()\n",
+        "            opened = Opened(1, 0)\n",
+    ),
+    ("refusals are not kept", "        if reply.code in ENDS:\n", "        if False:\n"),
+    (
+        "doubt is not looked at",
+        "            if topic in self.state.doubted:\n",
+        "            if False:\n",
+    ),
+    ("the order is not kept", "            if record:\n", "            if not record:\n"),
+    (
+        "a cancelled reader misses it",
+        "                self._undelivered[message.topic] = message\n",
+        "                pass\n",
+    ),
+    (
+        "UNSUB keeps what was not delivered",
+        "                self._undelivered.pop(topic, None)\n",
+        "                pass\n",
+    ),
+    ("fenced is forgotten", "        if self._fenced is not None:\n", "        if False:\n"),
+    ("any counter is the answer", " and reply.first == request.counter:", ":"),
+    (
+        "an id again is fine",
+        "            if op == codec.PUT and value <= last and",
+        "            if False and",
+    ),
+    ("a LAST too high is malformed", "reply.code == codec.MALFORMED and last:", "False:"),
+    (
+        "busy is an answer",
+        "            if not busy or attempt == self._options.tries:",
+        "            if True:",
+    ),
+    (
+        "old messages are read again",
+        "            if reply.id <= last:\n",
+        "            if False:\n",
+    ),
+    ("HELLO has one number for all", "int.from_bytes(os.urandom(8))", "7"),
+    (
+        "reread does nothing",
+        "        if self._options.reread and self.state.doubted:\n",
+        "        if False:\n",
+    ),
+)
+
+LANE = mutants(
+    "dialects/pirate/lane.py",
+    ("any reply will do", '            if reply[:2] == [number, b""]:\n', "            if True:\n"),
+    ("one try is enough", "range(self._options.tries):", "range(1):"),
+    (
+        "other mechanisms are silent",
+        "            self._shut_out.set_result(self._other_mechanism())\n",
+        "            pass\n",
+    ),
+)
+
+CLIENT = mutants(
+    "dialects/pirate/client.py",
+    (
+        "messages are not recorded",
+        "                    await self.record(message)\n",
+        "                    pass\n",
+    ),
+    ("messages never end", "            elif not wait:\n", "            elif False:\n"),
+    (
+        "a failed opening keeps the folder",
+        "            await self.close()\n            raise\n",
+        "            raise\n",
+    ),
+    (
+        "a body may be too large",
+        "        if len(raw) > codec.MAX_MESSAGE_BYTES:\n",
+        "        if False:\n",
+    ),
+)
+
+ALL = [*STATE, *JOURNAL, *FOLDER, *ASKING, *LANE, *CLIENT]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-pirate-client"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
