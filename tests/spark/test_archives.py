@@ -74,6 +74,14 @@ def test_a_manifest_is_read_as_it_was_written(folder):
     assert versions.topics(folder) == ["t"]
 
 
+def test_fields_that_a_later_polybus_has_added_are_passed_over():
+    one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(Replaced("x", 17),))
+    told = one.as_json()
+    for part in (told, *told["files"], *told["replaced"], *told["shards"].values()):
+        part["new"] = 1
+    assert Manifest.parse(told) == one
+
+
 def test_of_two_that_make_the_next_manifest_one_has_to_begin_again(folder):
     one = manifest_of(file("a", {0: (0, 4)}))
     versions.commit(folder, one)

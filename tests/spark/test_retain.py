@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from polybus import pirate
 from polybus.errors import Conflict, Damaged, UsageError, WrongFormat
 from polybus.spark.access import Shard, opened
 from polybus.spark.archives import versions
@@ -14,6 +15,7 @@ from polybus.spark.archives.folder import Folder
 from polybus.spark.archives.limits import first_beyond, needless
 from polybus.spark.archives.manifest import Manifest, Span
 from polybus.spark.pipelines import archive, retain
+from polybus.testing.nativebus import NativeBus
 
 PATIENCE_S = 60.0
 ROWS = 60
@@ -66,6 +68,28 @@ def test_a_group_that_has_not_acked_holds_back(bus, client, made, once, tmp_path
     assert starts(bus, made) == {0: 3, 1: 5}
     client.act("group.rm", topic=made, group="slow", force=True)
     assert once().rows == ROWS - 8
+
+
+def test_a_subscriber_of_pirate_that_has_not_read_holds_back(spark, topic, tmp_path):
+    with (
+        NativeBus(listen=["pirate=tcp://127.0.0.1:0"]) as bus,
+        bus.client() as client,
+        pirate.blocking.connect(
+            str(bus.process.address("pirate")), state=str(tmp_path / "state")
+        ) as subscriber,
+    ):
+        client.create_topic(topic, shards=2)
+        subscriber.subscribe(topic)
+        fill(client, topic, range(ROWS))
+        read = [message.id for _ in range(4) if (message := subscriber.get(topic)) is not None]
+        archive(spark, topic, str(tmp_path / "a"), bus=bus.url, once=True)
+        summary = retain(spark, str(tmp_path / "a"), topic, bus=bus.url, once=True)
+        assert (summary.rows, len(read)) == (4, 4)
+        assert str(summary.facts["held back by"]).startswith("['subscriber ")
+        assert client.bounds(topic)["first_id"] == read[-1] + 1
+        while subscriber.get(topic) is not None:
+            pass
+        assert retain(spark, str(tmp_path / "a"), topic, bus=bus.url, once=True).rows == ROWS - 4
 
 
 def test_only_the_topics_that_are_named(bus, made, once):

@@ -18,6 +18,7 @@ from polybus.testing.watch import until
 
 PATIENCE_S = 60.0
 ROWS = 90
+LOOKS = 4
 
 
 def fill(client, topic, numbers):
@@ -30,24 +31,45 @@ def rows_of(frame):
     return sorted(frame.collect(), key=lambda row: (row.topic, row.shard, row.offset))
 
 
-@pytest.fixture
-def whole(spark, bus, client, topic, tmp_path):
-    """All rows of a topic of which two thirds are archived, and one third is gone from the log."""
-    client.create_topic(topic, shards=2)
-    fill(client, topic, range(ROWS // 3))
-    archive(spark, topic, str(tmp_path), bus=bus.url, once=True)
-    early = {n: span.end for n, span in versions.newest(Folder(tmp_path), topic).shards.items()}
-    fill(client, topic, range(ROWS // 3, 2 * ROWS // 3))
-    archive(spark, topic, str(tmp_path), bus=bus.url, once=True)
-    fill(client, topic, range(2 * ROWS // 3, ROWS))
-    rows = rows_of(polybus.spark.table(spark, topic, bus=bus.url))
-    client.trim(topic, early)
-    return rows
+class History:
+    """A topic of which two thirds are archived, and one third is gone from the log."""
+
+    def __init__(self, spark, bus, client, topic, folder):
+        self.spark, self.bus, self.client = spark, bus, client
+        self.topic, self.folder = topic, folder
+        client.create_topic(topic, shards=2)
+        fill(client, topic, range(ROWS // 3))
+        self.archive()
+        early = {n: span.end for n, span in self.manifest.shards.items()}
+        fill(client, topic, range(ROWS // 3, 2 * ROWS // 3))
+        self.archive()
+        fill(client, topic, range(2 * ROWS // 3, ROWS))
+        self.rows = rows_of(polybus.spark.table(spark, topic, bus=bus.url))
+        client.trim(topic, early)
+
+    def archive(self):
+        archive(self.spark, self.topic, str(self.folder), bus=self.bus.url, once=True)
+
+    @property
+    def manifest(self):
+        return versions.newest(Folder(self.folder), self.topic)
+
+    @property
+    def options(self):
+        return {"bus": self.bus.url, "topic": self.topic, "archive": str(self.folder)}
+
+
+@pytest.fixture(scope="module")
+def history(spark, shared_bus, tmp_path_factory):
+    """For those who only read."""
+    with shared_bus.client() as client:
+        yield History(spark, shared_bus, client, "t.history", tmp_path_factory.mktemp("union"))
 
 
 @pytest.fixture
-def both(bus, topic, tmp_path):
-    return {"bus": bus.url, "topic": topic, "archive": str(tmp_path)}
+def own(spark, bus, client, topic, tmp_path):
+    """For those who change it."""
+    return History(spark, bus, client, topic, tmp_path / "archive")
 
 
 def ways(spark, options):
@@ -57,31 +79,29 @@ def ways(spark, options):
     yield spark.read.format("polybus").options(**given).load()
 
 
-def test_both_ways_have_all_rows_of_all_columns(spark, whole, both):
-    for frame in ways(spark, both):
-        assert rows_of(frame) == whole
-        assert frame.columns == list(whole[0].asDict())
+def test_both_ways_have_all_rows_of_all_columns(spark, history):
+    for frame in ways(spark, history.options):
+        assert rows_of(frame) == history.rows
+        assert frame.columns == list(history.rows[0].asDict())
 
 
-def test_both_ways_have_the_rows_between_two_points(spark, whole, both, topic):
-    times = sorted({row.timestamp_ns for row in whole})
+def test_both_ways_have_the_rows_between_two_points(spark, history):
+    times = sorted({row.timestamp_ns for row in history.rows})
     ms = [-(-time // 1_000_000) for time in (times[0] + 1, times[-1])]
+    starts, ends = (json.dumps({history.topic: one}) for one in ({"0": 7}, {"1": 40}))
     cuts = [
         ({"startingTimestamp": ms[0], "endingTimestamp": ms[1]}, _between_ms(*ms)),
         ({"startingTimestamp": ms[1]}, _between_ms(ms[1], 1 << 62)),
         (
-            {
-                "startingOffsets": json.dumps({topic: {"0": 7}}),
-                "endingOffsets": json.dumps({topic: {"1": 40}}),
-            },
+            {"startingOffsets": starts, "endingOffsets": ends},
             lambda row: row.offset >= 7 if row.shard == 0 else row.offset < 40,
         ),
-        ({"endingOffsets": json.dumps({topic: {"0": 2, "1": 3}})}, _before({0: 2, 1: 3})),
+        ({"endingOffsets": json.dumps({history.topic: {"0": 2, "1": 3}})}, _before({0: 2, 1: 3})),
         ({"startingOffsets": "latest"}, lambda row: False),
     ]
     for options, holds in cuts:
-        for frame in ways(spark, {**both, **options}):
-            assert rows_of(frame) == [row for row in whole if holds(row)], options
+        for frame in ways(spark, {**history.options, **options}):
+            assert rows_of(frame) == [row for row in history.rows if holds(row)], options
 
 
 def _between_ms(start, end):
@@ -92,61 +112,47 @@ def _before(ends):
     return lambda row: row.offset < ends[row.shard]
 
 
-def test_spark_reads_the_files_by_itself_and_only_what_a_query_needs(spark, whole, both, capsys):
-    sums = polybus.spark.table(spark, **both).agg(f.sum(f.length("body")))
-    assert sums.collect()[0][0] == sum(len(row.body) for row in whole)
+def test_spark_reads_the_files_by_itself_and_only_what_a_query_needs(spark, history, capsys):
+    sums = polybus.spark.table(spark, **history.options).agg(f.sum(f.length("body")))
+    assert sums.collect()[0][0] == sum(len(row.body) for row in history.rows)
     sums.explain()
     plan = capsys.readouterr().out
     assert "FileScan parquet" in plan
     assert "ReadSchema: struct<body:binary>" in plan
 
 
-def test_a_table_that_is_computed_later_has_the_rows_of_when_it_was_made(
-    spark, bus, client, whole, both, topic, tmp_path
-):
-    frames = list(ways(spark, both))
-    assert [frame.count() for frame in frames] == [ROWS, ROWS]
-    fill(client, topic, range(ROWS, ROWS + 20))
-    archive(spark, topic, str(tmp_path), bus=bus.url, once=True)
-    retain(spark, str(tmp_path), topic, bus=bus.url, once=True)
-    assert [one.start for one in opened(bus.url).shards(topic).values()] == [
-        one.end for one in opened(bus.url).shards(topic).values()
-    ]
-    for frame in frames:
-        assert rows_of(frame) == whole
-
-
-def test_a_topic_that_was_dropped_is_still_in_the_archive(
-    spark, bus, client, whole, both, topic, tmp_path
-):
-    archive(spark, topic, str(tmp_path), bus=bus.url, once=True)
-    client.drop_topic(topic)
-    for frame in ways(spark, both):
-        assert rows_of(frame) == whole
-
-
-def test_a_stream_reads_the_history_first(spark, client, whole, both, topic, tmp_path):
+def test_a_stream_reads_the_history_first(spark, history, tmp_path):
     found = []
-    given = {name: str(value) for name, value in both.items()}
-    reader = spark.readStream.format("polybus").options(maxRowsPerBatch=35, **given)
+    reader = spark.readStream.format("polybus").options(maxRowsPerBatch=35, **history.options)
     query = (
         reader.load()
         .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
-        .option("checkpointLocation", str(tmp_path.with_name("checkpoint")))
+        .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    assert sorted(found, key=lambda row: (row.topic, row.shard, row.offset)) == whole
+    assert sorted(found, key=lambda row: (row.topic, row.shard, row.offset)) == history.rows
 
 
-def test_a_file_that_is_gone_is_told(bus, whole, both, topic, tmp_path):
-    (first, *_) = versions.newest(Folder(tmp_path), topic).files
-    (tmp_path / first.path).unlink()
-    access = opened(bus.url, str(tmp_path))
+def test_a_table_that_is_computed_later_has_the_rows_of_when_it_was_made(spark, own):
+    frames = list(ways(spark, own.options))
+    assert [frame.count() for frame in frames] == [ROWS, ROWS]
+    fill(own.client, own.topic, range(ROWS, ROWS + 20))
+    own.archive()
+    retain(spark, str(own.folder), own.topic, bus=own.bus.url, once=True)
+    assert all(one.start == one.end for one in opened(own.bus.url).shards(own.topic).values())
+    for frame in frames:
+        assert rows_of(frame) == own.rows
+    own.client.drop_topic(own.topic)
+    for frame in ways(spark, own.options):  # it is all in the archive
+        assert frame.count() == ROWS + 20
+    (first, *_) = own.manifest.files
+    (own.folder / first.path).unlink()
+    access = opened(own.bus.url, str(own.folder))
     shard, span = next(iter(first.shards.items()))
     with pytest.raises(Damaged, match="is missing from"):
-        list(access.read(topic, shard, *span))
+        list(access.read(own.topic, shard, *span))
 
 
 def test_the_count_is_right_while_archive_and_retain_run(spark, bus, client, topic, tmp_path):
@@ -168,7 +174,7 @@ def test_the_count_is_right_while_archive_and_retain_run(spark, bus, client, top
     beside.start()
     try:
         sent, looks = 50, 0
-        while looks < 6 and not faults:
+        while looks < LOOKS and not faults:
             fill(client, topic, range(sent, sent + 50))
             sent, looks = sent + 50, looks + 1
             options = {"bus": bus.url, "topic": topic, "archive": str(folder)}

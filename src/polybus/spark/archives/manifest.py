@@ -8,7 +8,7 @@ archived up to is one number, and each row is in one file.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from polybus.errors import Conflict, Damaged
@@ -49,7 +49,8 @@ class File:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> File:
         shards = {int(shard): Span(*map(int, span)) for shard, span in given["shards"].items()}
-        return cls(**{**given, "shards": shards})
+        known = {one.name: given[one.name] for one in fields(cls)}
+        return cls(**{**known, "shards": shards})
 
 
 class Last(NamedTuple):
@@ -164,7 +165,7 @@ class Manifest:
                 tuple(map(File.parse, given["files"])),
                 {n: Span(one["start"], one["end"]) for n, one in shards.items()},
                 {n: Last(one["id"], one["timestamp_ns"]) for n, one in shards.items()},
-                tuple(Replaced(**one) for one in given["replaced"]),
+                tuple(Replaced(one["path"], one["since_s"]) for one in given["replaced"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Damaged(f"a manifest of the archive is not one: {error!r}") from None

@@ -42,18 +42,17 @@ class WithArchive:
         return sorted({*self._log.names(pattern), *archived})
 
     def shards(self, topic: str) -> dict[int, Shard]:
-        """The manifest is looked at before the log: an archive only grows into it."""
-        archived = versions.newest(self._folder, topic).shards
+        """The log is looked at first: what it loses after that, the manifest has by then."""
         try:
-            log = self._log.shards(topic)
+            found = dict(self._log.shards(topic))
         except DoesNotExist:
-            if not archived:
-                raise
-            log = {}
-        found = {n: Shard(span.start, span.end) for n, span in archived.items()}
-        for shard, there in log.items():
-            before = found.get(shard, there)
-            found[shard] = Shard(min(before.start, there.start), max(before.end, there.end))
+            found = {}
+        archived = versions.newest(self._folder, topic).shards
+        if not (found or archived):
+            return self._log.shards(topic)  # which says why
+        for shard, span in archived.items():
+            log = found.get(shard, span)
+            found[shard] = Shard(min(span.start, log.start), max(span.end, log.end))
         return dict(sorted(found.items()))
 
     def find(self, topic: str, shard: int, timestamp_ns: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -88,20 +89,24 @@ class Work:
         self._spark, self._folder = spark, folder
         self._adding = Adding(folder, gaps=gaps)
         self._merged = 0
+        self._busy = Lock()
 
     @contextmanager
     def begun(self, topics: list[str], access: Access) -> Iterator[None]:
-        """Meanwhile nobody else adds to these."""
+        """Meanwhile nobody else adds to these. A batch that is stopped is waited for."""
         try:
             for topic in topics:
                 self._adding.begin(topic, access)
             yield
         finally:
-            self._adding.end()
+            with self._busy:
+                self._adding.end()
 
     def add(self, batch: DataFrame, number: int) -> None:
-        written = [Written.parse(row.written) for row in batch.collect()]
-        self.compact(self._adding.add(written), MANY)
+        """Called by Spark, in a thread of its own."""
+        with self._busy:
+            written = [Written.parse(row.written) for row in batch.collect()]
+            self.compact(self._adding.add(written), MANY)
 
     def compact(self, topics: list[str], least: int) -> None:
         self._merged += compact(self._spark, self._folder, topics, least)
