@@ -17,7 +17,7 @@ from polybus.testing.pirate.bare import Bare
 from polybus.testing.pirate.piratebus import PirateBus
 from polybus.testing.pirate.wire import Frames, number
 from polybus.testing.pirate.zmtp import COMMAND, GREETING, LONG, MORE, RawPeer, frame, ready
-from polybus.testing.watch import check_unharmed, count, log_lines, rss_bytes, until
+from polybus.testing.watch import check_unharmed, count, log_lines, rss_bytes, stats, until
 
 MIB = 1 << 20
 CLIENT, TOPIC = b"c", "t"
@@ -31,7 +31,7 @@ max_unread_bytes = {unread}
 """
 # Of all that has come and is not whole; what the watch sees late comes on top.
 UNREAD = 160 * MIB
-MOST_PIECES = 3000
+MOST_PIECES, A_WHILE = 3000, 16
 MOST_GROWTH = UNREAD + 160 * MIB
 
 
@@ -208,8 +208,10 @@ def cut_off(bus: PirateBus, piece: bytes, reason: str) -> None:
 
 
 def flood(bus: PirateBus, peer: RawPeer, piece: bytes) -> Iterator[int]:
-    """Sends until it is cut; the memory of the bus meanwhile."""
-    for _ in range(MOST_PIECES):
+    """Sends until it is cut; the memory of the bus meanwhile, which has its turn now and then."""
+    for number in range(MOST_PIECES):
+        if number % A_WHILE == 0:
+            stats(bus.process)
         yield rss_bytes(bus.process.pid)
         try:
             peer.send(piece)
