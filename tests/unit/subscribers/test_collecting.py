@@ -1,0 +1,170 @@
+"""Collection: what everyone has read goes, and nothing that somebody has still to read."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.bus.groups import records as groups
+from polybus.bus.groups.records import Progress
+from polybus.model.commit import Change, Commit
+from tests.unit.subscribers.world import World
+
+
+def group(world: World, topic: str, name: str, lows: dict[int, int]) -> None:
+    """A group that is so far in each shard."""
+    number = world.durable.get(topic).number
+    changes = [Change(groups.roster_key(number, name), b"{}")]
+    for shard, low in lows.items():
+        value = groups.encode_progress(Progress(low=low))
+        changes.append(Change(groups.shard_key(number, name, shard), value))
+    world.store.commit(Commit(changes=tuple(changes))).result(20)
+
+
+def test_what_every_subscriber_has_read_goes(world):
+    first, second = world.client(b"a"), world.client(b"b")
+    first.sub("t")
+    second.sub("t")
+    for _ in range(6):
+        first.put("t")
+    first.get("t", 4)
+    world.collect()
+    assert world.bodies("t") == [1, 2, 3, 4, 5, 6]
+    second.get("t", 2)
+    world.collect()
+    assert world.bodies("t") == [3, 4, 5, 6]
+    second.get("t", 6)
+    first.get("t", 6)
+    world.collect()
+    assert world.bodies("t") == []
+    assert world.bus.stats()["collected"] == 6
+    assert first.put("t") == 7
+
+
+def test_who_leaves_holds_nothing_back(world):
+    first, second = world.client(b"a"), world.client(b"b")
+    first.sub("t")
+    second.sub("t")
+    for _ in range(3):
+        first.put("t")
+    first.get("t", 3)
+    second.unsub("t")
+    world.collect()
+    assert world.bodies("t") == []
+
+
+def test_collection_goes_on_after_a_restart(world):
+    client = world.client()
+    client.sub("t")
+    for _ in range(3):
+        client.put("t")
+    client.get("t", 2)
+    again = world.again()
+    again.collect()
+    assert again.bodies("t") == [3]
+
+
+@pytest.mark.parametrize("shards", [1, 5])
+def test_nothing_goes_that_a_group_still_needs(world, shards):
+    world.store.create("t", shards, {"keep": "read"})
+    world = world.again()
+    client = world.client()
+    client.sub("t")
+    for _ in range(30):
+        client.put("t")
+    group(world, "t", "g", {})
+    client.get("t", 30)
+    world.collect()
+    assert len(world.bodies("t")) == 30, "a group without a word on a shard holds all of it"
+    bounds = world.store.bounds(world.durable.get("t").number).shards
+    group(world, "t", "g", {number: one.end - 1 for number, one in enumerate(bounds)})
+    world.collect()
+    assert len(world.bodies("t")) == shards
+    group(world, "t", "g", {number: one.end for number, one in enumerate(bounds)})
+    world.collect()
+    assert world.bodies("t") == []
+
+
+@pytest.mark.parametrize("shards", [1, 2, 7])
+@pytest.mark.parametrize("read", [0, 1, 13, 39, 40])
+def test_the_cut_is_right_in_every_shard(world, shards, read):
+    world.store.create("t", shards, {"keep": "read"})
+    world = world.again()
+    client = world.client()
+    client.sub("t")
+    for _ in range(40):
+        client.put("t")
+    client.get("t", read)
+    world.collect()
+    assert world.bodies("t") == list(range(read + 1, 41))
+
+
+def test_offsets_need_not_go_in_step_with_ids(world):
+    """A name that had more shards before: its ids are ahead of its one shard's offsets."""
+    world.store.create("t", 4, {"keep": "read"})
+    before = world.again()
+    writer = before.client()
+    writer.sub("t")
+    for _ in range(10):
+        writer.put("t")
+    world.store.drop("t")
+    world = before.again()
+    client = world.client(b"other")
+    assert client.sub("t") == 10
+    for _ in range(4):
+        client.put("t")
+    client.get("t", 12)
+    world.collect()
+    assert world.bodies("t") == [13, 14]
+
+
+def test_a_topic_that_keeps_all_keeps_all(world):
+    world.store.create("t", 1, {})
+    world = world.again()
+    client = world.client()
+    client.sub("t")
+    client.put("t")
+    client.get("t", 1)
+    world.collect()
+    assert world.bodies("t") == [1]
+
+
+def test_a_topic_that_nobody_reads_keeps_all_and_one_that_a_group_reads_does_not(world):
+    world.store.create("t", 1, {"keep": "read"})
+    world = world.again()
+    client = world.client()
+    for _ in range(4):
+        client.put("t")
+    world.collect()
+    assert world.bodies("t") == [1, 2, 3, 4]
+    group(world, "t", "g", {0: 3})
+    world.collect()
+    assert world.bodies("t") == [4]
+
+
+def test_a_topic_that_goes_meanwhile_harms_nobody(world):
+    client = world.client()
+    client.sub("t")
+    client.sub("u")
+    for topic in ("t", "u"):
+        client.put(topic)
+        client.get(topic, 1)
+    world.store.drop("t")
+    world.collect()
+    assert world.bodies("u") == []
+
+
+def test_what_could_not_be_trimmed_is_tried_again(world, monkeypatch):
+    client = world.client()
+    client.sub("t")
+    client.put("t")
+    client.get("t", 1)
+
+    def fails(*_: object) -> None:
+        raise OSError("no disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "trim", fails)
+        world.collect()
+    assert world.bodies("t") == [1]
+    world.collect()
+    assert world.bodies("t") == []

@@ -1,0 +1,172 @@
+"""GET: what is answered, what is written down, and what is kept at hand."""
+
+from __future__ import annotations
+
+from polybus.bus.subscribers import records, shelf
+from polybus.bus.subscribers.records import Place
+from polybus.dialects.pirate.codec import GET, PUT, Request
+from polybus.errors import DoesNotExist, LimitReached, MalformedRequest
+from polybus.testing.blocks import block
+from tests.unit.subscribers.world import World
+
+
+def test_the_first_message_above_last(world):
+    client = world.client()
+    client.sub("t")
+    for body in (b"a", b"", b"c"):
+        client.put("t", body)
+    assert client.get("t", 0) == (1, client.get("t", 0).timestamp_ns, b"a")
+    assert client.get("t", 1).body == b""
+    assert client.get("t", 2).body == b"c"
+    assert client.get("t", 3) is None
+
+
+def test_sending_is_not_reading_and_last_never_goes_back(world):
+    client = world.client()
+    client.sub("t")
+    for _ in range(3):
+        client.put("t")
+    assert [client.get("t", last).id for last in (0, 0, 2, 0, 1)] == [1, 1, 3, 3, 3]
+
+
+def test_last_is_on_disk_before_the_answer(world):
+    client = world.client()
+    client.sub("t")
+    for _ in range(3):
+        client.put("t")
+    came = world.send(Request(GET, b"c", 1, 0, "t", (), 2))
+    assert came == []
+    world.bus.turn_over()
+    world.settle()
+    assert came[0].id == 3
+    number = world.durable.get("t").number
+    raw = world.store.get(records.key(records.LASTS, Place(number, b"c")))
+    assert records.read_last(raw.value) == 2
+    assert world.again().ask(Request(GET, b"c", 1, 0, "t", (), 0)).id == 3
+
+
+def test_a_get_that_waited_for_its_client_is_answered_without_another_message(world):
+    client = world.client()
+    client.sub("t")
+    client.put("t")
+    again = world.again()
+    came = again.send(Request(GET, b"c", 1, 0, "t", (), 1))  # its client is still to be loaded
+    again.settle()
+    assert came == [None]
+    put = again.again().send(Request(PUT, b"c", 1, 9, "t", (b"x",)))
+    assert put == []
+
+
+def test_not_subscribed_comes_before_a_last_that_cannot_be(world):
+    client = world.client()
+    assert isinstance(client.get("t", 99), DoesNotExist)
+    client.sub("t")
+    client.put("t")
+    refused = client.get("t", 2)
+    assert isinstance(refused, MalformedRequest)
+    assert "restored from a backup" in str(refused)
+    assert client.get("t", 0).id == 1, "nothing was stored"
+
+
+def test_messages_of_many_shards_come_in_the_order_of_their_ids(world):
+    topic = world.store.create("t", 16, {})
+    world = world.again()
+    client = world.client()
+    assert client.sub("t") == 0
+    assert [client.put("t", b"%d" % n) for n in range(40)] == list(range(1, 41))
+    rows = world.store.read(topic.number, "all", 0)
+    assert len(set(memoryview(rows.shards).cast("B").cast("i"))) > 1
+    found = [client.get("t", last) for last in range(40)]
+    assert [(one.id, one.body) for one in found] == [(n + 1, b"%d" % n) for n in range(40)]
+
+
+def test_what_was_trimmed_is_passed_over(world):
+    client = world.client()
+    client.sub("t")
+    for _ in range(5):
+        client.put("t")
+    world.store.trim(world.durable.get("t").number, {0: 3})
+    assert client.get("t", 0).id == 4
+
+
+def test_a_large_message_comes_whole_and_is_not_kept(world):
+    client = world.client()
+    client.sub("t")
+    body = [bytes([n]) * (1 << 20) for n in range(3)]
+    assert client.put("t", *body) == 1
+    assert bytes(client.get("t", 0).body) == b"".join(body)
+    assert world.bus.stats()["shelf_bytes"] == 0
+
+
+def test_a_large_put_keeps_its_place_among_its_clients_requests(world):
+    client = world.client()
+    client.sub("t")
+    large = (b"x" * (1 << 20),)
+    came = [
+        world.send(Request(PUT, b"c", 1, 2, "t", (b"a",))),
+        world.send(Request(PUT, b"c", 1, 3, "t", large)),
+        world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
+        world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
+    ]
+    world.bus.turn_over()
+    world.settle()
+    assert came == [[1], [2], [3], [3]]
+    assert world.bus.stats()["uncommitted_bytes"] == 0
+
+
+def test_what_is_on_its_way_to_the_disk_is_bounded():
+    world = World(max_uncommitted_bytes=1000)
+    client = world.client()
+    client.sub("t")
+    came = [world.send(Request(PUT, b"c", 1, n, "t", (bytes(400),))) for n in (2, 3, 4)]
+    world.bus.turn_over()
+    world.settle()
+    refused = [one for (one,) in came if isinstance(one, LimitReached)]
+    assert refused
+    assert refused[0].limit == "max_uncommitted_bytes"
+    client.counter = 9
+    assert isinstance(client.put("t", bytes(400)), int)
+    assert isinstance(client.put("t", bytes(1 << 20)), LimitReached)
+
+
+def test_a_topic_over_its_own_bound_refuses_and_uses_no_counter(world):
+    world.store.create("t", 1, {"max_bytes": 1000})
+    world = world.again()
+    client = world.client()
+    client.sub("t")
+    assert client.put("t", bytes(300)) == 1
+    assert isinstance(client.put("t", bytes(900)), LimitReached)
+    client.counter -= 1
+    assert client.put("t", bytes(10)) == 2
+
+
+def test_what_is_at_hand_is_bounded_and_right_whatever_was_let_go(world, monkeypatch):
+    monkeypatch.setattr(shelf, "MAX_BYTES", 2000)
+    monkeypatch.setattr(shelf, "READ_ROWS", 4)
+    client = world.client()
+    topics = [f"t{n}" for n in range(6)]
+    for topic in topics:
+        client.sub(topic)
+        for n in range(12):
+            client.put(topic, b"%s-%d" % (topic.encode(), n + 1))
+    for last in (0, 5, 3, 11, 0, 7):
+        for number, topic in enumerate(topics):
+            reader = world.client(b"r%d" % number)
+            found = world.bus._shelf
+            answers: list[object] = []
+            found.find(world.durable.get(topic), last, answers.append)
+            world.settle()
+            assert answers[0].body == b"%s-%d" % (topic.encode(), last + 1)  # type: ignore[attr-defined]
+            assert found.size <= 2000
+            assert reader.epoch == 1
+    world.bus._shelf.forget(world.durable.get("t0").number)
+    assert all(place[0] != world.durable.get("t0").number for place in world.bus._shelf._used)
+
+
+def test_messages_that_others_wrote_are_read_as_well(world):
+    client = world.client()
+    client.sub("t")
+    topic = world.durable.get("t")
+    world.durable.produce(topic, block(b"x", b"y")).result(20)
+    assert client.get("t", 0).body == b"x"
+    assert client.get("t", 1).body == b"y"

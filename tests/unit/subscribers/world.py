@@ -1,0 +1,151 @@
+"""Subscribers on a store in memory, without a loop: every step is taken where the test says."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any
+
+from polybus.bus.binding import Binding
+from polybus.bus.durable import Durable
+from polybus.bus.policy import Policy
+from polybus.bus.quotas import Quotas
+from polybus.bus.stats import Counters
+from polybus.bus.subscribers.means import Means
+from polybus.bus.subscribers.subscribers import Recovered, Subscribers
+from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
+from polybus.model.commit import Commit
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.model.limits import PirateLimits, QuotaLimits
+from polybus.store.contract import Store
+from polybus.store.memory.engine import MemoryStore
+
+WAIT_S = 20
+EMPTY = Commit()
+
+
+class Quiet:
+    """A log that nobody reads."""
+
+    def debug(self, event: str, **fields: Any) -> None: ...
+    def info(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None: ...
+
+
+class World:
+    """A bus as far as subscribers know it. `ask…` give what came of a request."""
+
+    def __init__(self, store: Store | None = None, **limits: Any) -> None:
+        self.store = store or MemoryStore()
+        self.now_s = 100.0
+        self.ephemeral: set[bytes] = set()
+        self.counters = Counters()
+        self.policy = Policy()
+        self._steps: deque[Callable[[], None]] = deque()
+        self._futures: list[Future[Any]] = []
+        durable = self.durable = Durable(self.store)
+        quotas = Quotas(QuotaLimits(), self.counters, Quiet())
+        self.binding = Binding(durable, self.policy, quotas, self.ephemeral.__contains__)
+        self.means = Means(
+            durable,
+            self.binding,
+            self.policy,
+            self.counters,
+            replace(PirateLimits(), **limits),
+            self._steps.append,
+            self._work,
+            lambda: self.now_s,
+            lambda: 5_000_000,
+            Quiet(),
+        )
+        self.bus = Subscribers(self.means, Recovered(self.means))
+        self.settle()
+
+    def again(self, **limits: Any) -> World:
+        """The bus started anew on the same store."""
+        return World(self.store, **limits)
+
+    def _work(self, work: Callable[[], Any], then: Callable[[Future[Any]], None]) -> None:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        self._steps.append(lambda: then(future))
+
+    def settle(self) -> None:
+        """Takes all steps that are due, and those that follow."""
+        while True:
+            while self._steps:
+                self._steps.popleft()()
+            done: Future[Any] = self.store.commit(EMPTY)
+            wait([done], WAIT_S)
+            if not self._steps:
+                return
+
+    def send(self, request: Request, caller: Identity = ANONYMOUS) -> list[Any]:
+        """Asked for, and not waited for: what came of it will be in the list."""
+        came: list[Any] = []
+        verbs = {
+            HELLO: lambda: self.bus.hello(request, came.append),
+            SUB: lambda: self.bus.subscribe(request, caller, came.append),
+            UNSUB: lambda: self.bus.unsubscribe(request, came.append),
+            PUT: lambda: self.bus.put(request, caller, came.append),
+            GET: lambda: self.bus.get(request, caller, came.append),
+        }
+        verbs[request.op]()
+        return came
+
+    def ask(self, request: Request, caller: Identity = ANONYMOUS) -> Any:
+        came = self.send(request, caller)
+        self.bus.turn_over()
+        self.settle()
+        (answer,) = came
+        return answer
+
+    def collect(self) -> None:
+        self.now_s += 1
+        self.bus.tick(self.now_s)
+        self.settle()
+        self.now_s += 1
+        self.bus.tick(self.now_s)
+        self.settle()
+
+    def client(self, name: bytes = b"c") -> Talker:
+        return Talker(self, name)
+
+    def bodies(self, topic: str) -> list[int]:
+        """The ids that are there."""
+        known = self.durable.get(topic)
+        rows = self.store.read(known.number, "all", 0)
+        ids = memoryview(rows.ids).cast("B").cast("q")
+        return list(ids)
+
+
+class Talker:
+    """A client that counts as it should."""
+
+    def __init__(self, world: World, name: bytes) -> None:
+        self.world, self.name = world, name
+        self.counter = 0
+        self.epoch, _ = world.ask(Request(HELLO, name, 0, hash(name) & 0xFFFF))
+
+    def next(self) -> int:
+        self.counter += 1
+        return self.counter
+
+    def sub(self, topic: str, caller: Identity = ANONYMOUS) -> Any:
+        return self.world.ask(Request(SUB, self.name, self.epoch, self.next(), topic), caller)
+
+    def unsub(self, topic: str) -> Any:
+        return self.world.ask(Request(UNSUB, self.name, self.epoch, self.next(), topic))
+
+    def put(self, topic: str, *body: bytes, caller: Identity = ANONYMOUS) -> Any:
+        request = Request(PUT, self.name, self.epoch, self.next(), topic, body or (b"x",))
+        return self.world.ask(request, caller)
+
+    def get(self, topic: str, last: int = 0, caller: Identity = ANONYMOUS) -> Any:
+        request = Request(GET, self.name, self.epoch, 0, topic, (), last)
+        return self.world.ask(request, caller)
