@@ -18,7 +18,7 @@ from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 
 from polybus import errors
 from polybus.spark.positions import Position
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.25
 DEFAULT_EVERY_S = 1.0
 SMOOTH = 0.3  # how much the last look counts in the rate
+# A worker that is slow to start on a busy machine is no fault of the query's: once more.
+SLOW_WORKER, TRIES = "Python worker failed to connect back", 4
 FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+)")
 
 
@@ -125,17 +127,19 @@ def follow(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds")
-    began_s = time.monotonic()
+    began_s, done = time.monotonic(), 0
     with stoppable() as stop, plainly():
-        query = writer.start()
-        watch = Watch(query, tell, rows)
-        try:
-            while not (query.awaitTermination(LOOK_EVERY_S) or stop):  # type: ignore[arg-type]  # seconds may be parts
-                watch.look()
-            watch.look()
-        finally:
-            query.stop()
-    return Summary(watch.rows, time.monotonic() - began_s, stopped_by=stop.by)
+        for tries_left in reversed(range(TRIES)):
+            watch = Watch(writer.start(), tell, rows, done)
+            try:
+                watch.stay(stop)
+                break
+            except StreamingQueryException as error:
+                if not tries_left or SLOW_WORKER not in str(error):
+                    raise
+            finally:
+                done = watch.rows
+    return Summary(done, time.monotonic() - began_s, stopped_by=stop.by)
 
 
 @contextmanager
@@ -160,16 +164,33 @@ def as_ours(text: str) -> errors.PolybusError | None:
 
 class Watch:
     """Looks at a query now and then. Rows are told by offsets: Spark counts a batch that it
-    does again once more, and keeps the counts of the last batches only."""
+    does again once more, and keeps the counts of the last batches only. `before` were done
+    by the query before it was started again."""
 
-    def __init__(self, query: StreamingQuery, tell: Tell, rows: Callable[[], int] | None) -> None:
+    def __init__(
+        self,
+        query: StreamingQuery,
+        tell: Tell,
+        rows: Callable[[], int] | None,
+        before: int = 0,
+    ) -> None:
         self._query = query
+        self._before = before
         self._tell = tell
         self._count = rows
         self._read: list[Reading] = []
         self._looked_s = time.monotonic()
         self._rate = 0.0
-        self.rows = 0
+        self.rows = before
+
+    def stay(self, stop: Stop) -> None:
+        """Until the query has ended, or is to; then it has."""
+        try:
+            while not (self._query.awaitTermination(LOOK_EVERY_S) or stop):  # type: ignore[arg-type]  # parts of seconds will do
+                self.look()
+            self.look()
+        finally:
+            self._query.stop()
 
     def look(self) -> None:
         last = self._last()
@@ -181,7 +202,7 @@ class Watch:
             self._read = [Reading(one["startOffset"], one["endOffset"]) for one in first]
         for reading, source in zip(self._read, sources, strict=True):
             reading.note(source["endOffset"], source.get("latestOffset"))
-        rows = self._count() if self._count else sum(one.rows for one in self._read)
+        rows = self._count() if self._count else self._before + sum(one.rows for one in self._read)
         now_s = time.monotonic()
         rate = (rows - self.rows) / max(now_s - self._looked_s, 1e-3)
         self._rate += (rate - self._rate) * (SMOOTH if self._rate else 1.0)
