@@ -15,9 +15,7 @@ class Desk:
     def close(self) -> None: ...
     def under_way(self) -> list[tuple[int, str, float]]: ...
 
-Columns = tuple[
-    memoryview, memoryview, memoryview | None, memoryview | None, memoryview | None
-]
+Columns = tuple[memoryview, memoryview, memoryview | None, memoryview | None, memoryview | None]
 
 class Slot:
     def columns(self) -> Columns | None: ...
