@@ -93,11 +93,13 @@ cdef class Router:
 
     def send(self, list frames not None):
         """One message, all of whose frames are bytes; 0, or why its first frame was refused."""
+        cdef object one
         cdef Py_ssize_t last = len(frames) - 1
         cdef Py_ssize_t at
         cdef bytes frame
-        for frame in frames:
-            pass  # all of them are bytes, before the first is sent
+        for one in frames:
+            if type(one) is not bytes:  # before the first is sent
+                raise TypeError(f"a frame is bytes, not {type(one).__name__}")
         for at in range(last + 1):
             frame = <bytes> frames[at]
             if not self._give(frame, DONTWAIT | (SNDMORE if at < last else 0)):

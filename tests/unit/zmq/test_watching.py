@@ -1,0 +1,140 @@
+"""The bound on what libzmq holds: who is cut, and who is not."""
+
+from __future__ import annotations
+
+from polybus.transports.zmq import watching
+from polybus.transports.zmq.watching import Bounds, Watch
+
+BOUNDS = Bounds(max_unfinished=1000, max_unread=5000, slow_timeout_s=5.0, slow_bytes_per_s=100)
+
+
+class Fake:
+    """A connection as the kernel would count it."""
+
+    def __init__(self) -> None:
+        self.came = self.confirmed = 0
+        self.received = 0
+        self.sent_bytes = 0
+        self.whole, self.baseline, self.unfinished, self.acked = -1, 0, 0, 0
+        self.slow_since_s: float | None = None
+        self.slow_acked = 0
+        self.is_cut = False
+
+    @property
+    def untaken(self) -> int:
+        return max(0, self.sent_bytes - self.acked)
+
+    def counted(self) -> tuple[int, int]:
+        return self.came, self.confirmed
+
+    def cut(self) -> bool:
+        self.is_cut = True
+        return True
+
+
+class Scene:
+    def __init__(self, count: int = 1, *, waiting: bool = False) -> None:
+        self.all = [Fake() for _ in range(count)]
+        self.now_s = 0.0
+        self.reasons: list[str] = []
+        self.watch = Watch(
+            lambda: [one for one in self.all if not one.is_cut],  # type: ignore[misc]
+            BOUNDS,
+            lambda: self.now_s,
+            lambda: waiting,
+            lambda _one, reason: self.reasons.append(reason),
+        )
+        self.watch.look()
+
+
+def test_what_is_not_whole_is_bounded_for_each():
+    scene = Scene()
+    (one,) = scene.all
+    one.came = 1000
+    scene.watch.look()
+    assert not one.is_cut
+    one.came = 1001
+    scene.watch.look()
+    assert scene.reasons == ["max_unfinished_bytes"]
+
+
+def test_a_whole_message_begins_anew():
+    scene = Scene()
+    (one,) = scene.all
+    for _ in range(10):
+        one.came += 900
+        one.received += 1
+        scene.watch.look()
+    assert not one.is_cut
+
+
+def test_nobody_is_blamed_for_messages_that_we_have_not_read():
+    scene = Scene(waiting=True)
+    scene.all[0].came = 4000
+    scene.watch.look()
+    assert not scene.all[0].is_cut
+
+
+def test_all_together_are_bounded_and_the_one_with_most_goes(monkeypatch):
+    monkeypatch.setattr(watching, "MINOR_BYTES", 10)
+    scene = Scene(8, waiting=True)
+    for number, one in enumerate(scene.all):
+        one.came = 600 + number
+    scene.watch.look()
+    assert scene.reasons == []
+    scene.all[3].came = 2000
+    scene.watch.look()
+    assert scene.reasons == ["max_unread_bytes"]
+    assert [one.is_cut for one in scene.all].index(True) == 3
+
+
+def test_memory_that_grows_while_something_is_unfinished_counts(monkeypatch):
+    monkeypatch.setattr(watching, "MINOR_BYTES", 10)
+    memory = [1_000_000]
+    monkeypatch.setattr(watching, "process_bytes", lambda: memory[0])
+    scene = Scene(2)
+    memory[0] += 100_000  # nobody sends anything: not our business
+    scene.watch.look()
+    scene.all[1].came = 20
+    scene.watch.look()
+    assert scene.reasons == []
+    memory[0] += 5001
+    scene.watch.look()
+    assert scene.reasons == ["max_unread_bytes"]
+    assert scene.all[1].is_cut
+
+
+def test_one_that_takes_nothing_is_slow_and_one_that_takes_a_little_is_not(monkeypatch):
+    monkeypatch.setattr(watching, "MINOR_BYTES", 10)
+    scene = Scene(2)
+    stuck, slow = scene.all
+    stuck.sent_bytes = slow.sent_bytes = 10_000
+    for _ in range(20):
+        scene.now_s += 0.5
+        slow.confirmed += 80
+        scene.watch.look()
+    assert scene.reasons == ["slow_consumer"]
+    assert stuck.is_cut
+    assert not slow.is_cut
+
+
+def test_who_leaves_what_it_is_sent_is_full_until_it_takes_it():
+    scene = Scene()
+    (one,) = scene.all
+    one.sent_bytes = 900
+    assert not scene.watch.is_full(one)  # type: ignore[arg-type]
+    one.sent_bytes = 1001
+    assert scene.watch.is_full(one)  # type: ignore[arg-type]
+    one.confirmed = 1000
+    assert not scene.watch.is_full(one)  # type: ignore[arg-type]
+
+
+def test_looks_take_a_small_share_of_the_time():
+    scene = Scene()
+    times = iter([10.0])
+    scene.watch._clock = lambda: next(times, 10.5)
+    assert scene.watch.look() >= 20 * 0.4
+
+
+def test_a_process_has_a_size():
+    assert watching.process_bytes() > 1 << 20
