@@ -8,12 +8,13 @@ from threading import Event, Thread
 from bench.harness.load import LoadFailed
 from bench.harness.places import installed
 from bench.native.contenders import Bus, bus
-from bench.pirate.clients import BODY
+from bench.pirate.clients import BODY, EPOCH
 from polybus.testing.pirate import wire
 from polybus.testing.pirate.bare import Bare
 
 LISTEN = "pirate=tcp://127.0.0.1:0"
 COLLECT_S = 0.05
+AT_ONCE, STALL_S = 64, 15.0
 
 
 @contextmanager
@@ -29,23 +30,29 @@ def endpoint(bus: Bus) -> str:
 
 
 def greet(bus: Bus, clients: Sequence[bytes]) -> None:
-    with Bare(endpoint(bus), b"") as bare:
-        for client in clients:
-            _demand(bare, wire.hello(client, 1))
+    _demand(bus, [wire.hello(client, 1) for client in clients])
 
 
 def subscribe(bus: Bus, clients: Sequence[bytes], topic: str, counter: int = 1) -> None:
     """Whatever comes later in the topic is theirs to read; this counter goes to it."""
     greet(bus, clients)
+    _demand(bus, [wire.counted(wire.SUB, one, EPOCH, counter, topic) for one in clients])
+
+
+def _demand(bus: Bus, requests: Sequence[wire.Frames]) -> None:
+    """Has all of them done, a number of them at once."""
     with Bare(endpoint(bus), b"") as bare:
-        for client in clients:
-            _demand(bare, wire.counted(wire.SUB, client, 1, counter, topic))
+        for number, request in enumerate(requests):
+            bare.send([b"", *request])
+            if number >= AT_ONCE:
+                _check(bare.receive(STALL_S))
+        for _ in requests[:AT_ONCE]:
+            _check(bare.receive(STALL_S))
 
 
-def _demand(bare: Bare, request: Sequence[bytes]) -> None:
-    answer = bare.ask(request)
-    if answer[0] != "OK":
-        raise LoadFailed(f"{request[1].decode()}: {answer}")
+def _check(message: wire.Frames | None) -> None:
+    if message is None or wire.read_answer(message[1:])[0] != "OK":
+        raise LoadFailed(f"the bus was asked for what comes before, and said {message}")
 
 
 class Collecting:
