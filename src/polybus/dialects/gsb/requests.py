@@ -91,7 +91,7 @@ class Requests:
         denied = source.denied
         routed = self._publish(name, request.data)
         if routed.stop == BLOCKED:
-            return self._wait(name)
+            return self._wait()
         refused = Answer(Code.DENIED, f"not allowed to broadcast to {request.topic!r}")
         return self._answer("broadcast_request", DONE if source.denied == denied else refused)
 
@@ -105,7 +105,7 @@ class Requests:
             for encoding in self._encodings:
                 encoding.caller = b""
 
-    def _wait(self, name: bytes) -> bool:
+    def _wait(self) -> bool:
         """A reader of another dialect is full: its writers wait for it."""
         if self._session.lifted:  # this one will not be there any more
             self._broker.counters.count("dropped", "disconnected")

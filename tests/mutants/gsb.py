@@ -1,0 +1,373 @@
+"""Breaks calls and GSB's session on purpose, and demands that their tests notice.
+
+    python tests/mutants/gsb.py [--unit | --live] [part of a mutant's name ...]
+
+The same procedure as in bus.py: `unit` is in memory, with the model, on the short path of
+calls and without it; `live` is a real server and plain sockets.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": (
+        "tests/unit/gsb/test_calls.py",
+        "tests/unit/gsb/test_pressure.py",
+        "tests/unit/gsb/test_session.py",
+        "tests/unit/gsb/test_topics.py",
+        "tests/unit/gsb/test_sp.py",
+        "tests/unit/gsb/test_codec.py",
+        "tests/property/gsb/test_model.py",
+        "tests/property/gsb/test_pressure.py",
+    ),
+    "live": (
+        "tests/faults/test_gsb_bad_input.py",
+        "tests/faults/test_gsb_endings.py",
+        "tests/interop/test_gsb_log.py",
+        "tests/interop/test_gsb_whole_bus.py",
+    ),
+}
+
+CALLS = mutants(
+    "bus/calls/calls.py",
+    (
+        "names outlive a hang-up",
+        'Its names are free at once."""\n        self.services.forget(peer)',
+        'Its names are free at once."""',
+    ),
+    (
+        "names outlive their connection",
+        "        self.services.forget(peer)\n        for",
+        "        for",
+    ),
+    ("the gone are pinged", "self.pings.peers.pop(peer, None)", "pass"),
+    ("the gone hold others up", "        self.pressure.forget(peer)\n", ""),
+    ("services of the gone are silent", 'went away", cancel=False)', 'went away", cancel=True)'),
+    ("a vanished caller cancels nothing", 'caller went away", cancel=True)', 'x", cancel=False)'),
+    ("a full service is called", "        if service.full:\n", "        if False:\n"),
+    ("pending grows", "        call.service.pending -= 1\n", ""),
+    ("calls are not counted", "        call.service.calls += 1\n", ""),
+    (
+        "nobody is told of a cancel",
+        'Code.CANCELLED, "cancelled by the caller", cancel=True',
+        'Code.CANCELLED, "cancelled by the caller", cancel=False',
+    ),
+    ("unknown cancels are not counted", 'self.counters.count("refused", "unknown_cancel")', "pass"),
+    (
+        "any reply passes",
+        "if not self.pressure.may_pass(call, partial=kind == PARTIAL):",
+        "if False:",
+    ),
+    ("a deadline never starts again", "            call.restart_clock(self._clock())\n", ""),
+    ("a PARTIAL ends its call", "        if kind == PARTIAL:\n", "        if False:\n"),
+    (
+        "a large reply ends nothing",
+        'self._fail(call, Code.TOO_LARGE, "a reply is over',
+        'str((call, "a reply is over',
+    ),
+    ("an empty id is an id", "if not 0 < len(request_id) <=", "if not len(request_id) <="),
+    ("ids may be longer", "len(request_id) <= MAX_REQUEST_ID_BYTES:", "len(request_id) <= 256:"),
+    ("one call too many", "if len(caller.calls) >= self", "if len(caller.calls) > self"),
+    ("any code is counted as it is", "code if code in CODES else Code.FAILURE", "code"),
+    ("tables forget nothing", "        call.end.serving.pop(call.id, None)\n", ""),
+    (
+        "hellos set no deadline",
+        "(deadline_ms or self._limits.deadline_ms)",
+        "self._limits.deadline_ms",
+    ),
+    ("hellos give no credits", "peer.credits = keeps_credits", "pass"),
+    ("everybody is pinged", "        if pings:\n", "        if True:\n"),
+)
+
+PRESSURE = mutants(
+    "bus/calls/pressure.py",
+    ("nobody is let go", "            self._let_go(call)\n        wanting", "        wanting"),
+    (
+        "credit is not granted again",
+        "        for call in wanting:\n            self.grant(call)\n",
+        "",
+    ),
+    ("waiters wait for ever", "        self.release(peer)\n\n    def release", "\n    def release"),
+    (
+        "a call of a full caller holds nobody up",
+        "        if call.caller.full:\n            self._hold_up(call)",
+        "        pass",
+    ),
+    (
+        "an ended call still holds up",
+        "        if call.caller.full:\n            self._let_go(call)",
+        "        pass",
+    ),
+    (
+        "an ended call leaves its service waiting",
+        '            cast("Peer", call.end).try_again()\n\n    def wait',
+        "            pass\n\n    def wait",
+    ),
+    (
+        "what came before a hang-up waits",
+        "if call.end.lifted or not caller.full:",
+        "if not caller.full:",
+    ),
+    ("credits have no end", "and (call.free_left(self.desk) or call.credit > 0)):", "):"),
+    ("there is no hard bound", "return caller.owed <= self._hard", "return True"),
+    ("credit is not used up", "call.credit = max(0, call.credit - 1)", "pass"),
+    ("free ones take credit", "        if not call.free_left(self.desk):\n", "        if True:\n"),
+    (
+        "credit is granted to the full",
+        "        if call.caller.full:\n            call.caller.wanting",
+        "        if False:\n            call.caller.wanting",
+    ),
+    (
+        "the clock runs without credit",
+        "                call.dry_since_s = now_s\n",
+        "                pass\n",
+    ),
+    ("time without credit counts", "            call.last_s += now_s - call.dry_since_s\n", ""),
+    ("the clock stands for ever", "            call.dry_since_s = 0\n", ""),
+    ("credit grows beyond the window", "call.credit += window - left", "call.credit += window"),
+    (
+        "those with credits are held up",
+        "    def _hold_up(self, call: Call) -> None:\n        if not call.end.credits:",
+        "    def _hold_up(self, call: Call) -> None:\n        if True:",
+    ),
+)
+
+REST = [
+    *mutants(
+        "bus/calls/services.py",
+        (
+            "anybody registers",
+            "if not self._broker.policy.allows(peer.party.pipe.identity, CREATE",
+            "if False and (peer, CREATE",
+        ),
+        ("a name is taken twice", "        if name in self._by_name:\n", "        if False:\n"),
+        ("one name too many", "if len(peer.services) >= self", "if len(peer.services) > self"),
+        (
+            "others' names are unregistered",
+            "peer.services.pop(name, None) is None",
+            "peer.services.pop(name, name) is None",
+        ),
+        ("routes are never void", "        self._desk.generation += 1\n", "        pass\n"),
+        ("other nodes are here", "        if place.node is not None:\n", "        if False:\n"),
+        (
+            "only whole names",
+            '            name = name.rpartition("/")[0]\n',
+            "            return None\n",
+        ),
+        (
+            "anybody calls",
+            "return all(self._broker.policy.allows(who, CALL, name.encode()) for name in names)",
+            "return True",
+        ),
+        (
+            "only methods are judged",
+            "{place.service, service.id if service else place.service}",
+            "{place.service}",
+        ),
+        (
+            "only services are judged",
+            "{place.service, service.id if service else place.service}",
+            "{service.id if service else place.service}",
+        ),
+        ("new rules change nothing", "        broker.policy.watch(self._changed)\n", ""),
+    ),
+    *mutants(
+        "bus/calls/deadlines.py",
+        (
+            "a shorter deadline is not seen",
+            "if due_s < self._desk.next_due_s and",
+            "if self._desk.next_due_s == NEVER and",
+        ),
+        ("only one look", "        if nearest_s is not None:\n", "        if False:\n"),
+        (
+            "ended calls expire",
+            "            if call.caller.calls.get(call.request_id) is call:\n",
+            "            if True:\n",
+        ),
+    ),
+    *mutants(
+        "bus/calls/watching.py",
+        (
+            "who is not read is silent",
+            "                peer.heard_s = now_s\n",
+            "                pass\n",
+        ),
+        (
+            "pings every tick",
+            "self._limits.ping_idle_s and not peer.pinged",
+            "self._limits.ping_idle_s",
+        ),
+        ("the silent stay", 'self._broker.cut(peer.party, "ping_timeout")', "pass"),
+        (
+            "whoever is slow is cut",
+            "            window = window._replace(held_s=now_s)\n",
+            "            pass\n",
+        ),
+        ("nobody is cut", 'self._broker.cut(peer.party, "stuck")', "pass"),
+        ("progress is not seen", "or taken - window.taken >= MIN", "or taken < 0 and MIN"),
+        (
+            "those who wait for a service do not count",
+            "if any(waiter is not peer and waiter not in held for waiter in peer.waiters):",
+            "if False:",
+        ),
+    ),
+    *mutants(
+        "bus/calls/audit.py",
+        (
+            "the log is not flushed",
+            "        self._write(self._topic, self._gathered[:BATCH])\n",
+            "",
+        ),
+        ("the log is written twice", "        del self._gathered[:BATCH]\n", ""),
+        (
+            "the rest waits for a tick",
+            "            self._broker.turn.call_soon(self._flush_on)\n",
+            "",
+        ),
+        ("nothing is too much", "        self._drop(waiting - MAX_WAITING)\n", ""),
+        (
+            "dropped in silence",
+            'self._broker.counters.count("dropped", "audit_overflow", count)',
+            "pass",
+        ),
+        ("order is lost", "        self._collect()  # they keep", "        pass  # they keep"),
+        (
+            "addresses are not escaped",
+            "json.dumps(one.address) if not one.service else",
+            "f'\"{one.address}\"' if True else",
+        ),
+    ),
+    *mutants(
+        "dialects/gsb/receiving.py",
+        ("a hello may come later", "        if not self.is_first:\n", "        if False:\n"),
+        ("any type of reply", "        if kind not in REPLY_TYPES:\n", "        if False:\n"),
+        ("marks are not looked at", "if self.ipc and at < end and", "if False and"),
+        (
+            "a packet one byte too large",
+            "if size > self._max_packet_bytes and",
+            "if size > self._max_packet_bytes + 1 and",
+        ),
+        ("closing leaves names", "        self._calls.leave(self)\n", ""),
+        (
+            "a skipped packet is the last",
+            "            self.is_open = True\n            self.is_first",
+            "            self.is_first",
+        ),
+    ),
+    *mutants(
+        "dialects/gsb/session.py",
+        ("who is halted is read", "        self._pipe.pause_reading()\n", ""),
+        ("hang-ups are not noticed", "        self._pipe.watch_hangup(self._hung_up)\n", ""),
+        (
+            "unread time is not counted",
+            "            self.unread_s += self.broker.now_s() - self.halted_since_s\n",
+            "",
+        ),
+        (
+            "full callers are forgotten",
+            "must_wait = self.full_calls and not self.lifted",
+            "must_wait = False",
+        ),
+        (
+            "large packets are not offered again",
+            "            if self.finish_large():\n",
+            "            if True:\n",
+        ),
+        ("the rest is lost", "        self._pipe.offer_again()\n", ""),
+        (
+            "an end is dealt with again and again",
+            "        if self._rest_taken:\n            return\n",
+            "",
+        ),
+        ("negative codes fail", "code & MAX_VARINT", "code"),
+    ),
+    *mutants(
+        "dialects/gsb/requests.py",
+        (
+            "callers are what they say",
+            "            encoding.caller = self._session.caller_name\n",
+            "            pass\n",
+        ),
+        ("callers stick", '                encoding.caller = b""\n', "                pass\n"),
+        ("a denied broadcast is done", "DONE if source.denied == denied else refused", "DONE"),
+        (
+            "a blocked broadcast is done",
+            "        if routed.stop == BLOCKED:\n            return self._wait()",
+            "        pass",
+        ),
+        (
+            "anything may be on its way to the disk",
+            "if unsettled and unsettled + len(data) > self",
+            "if False and self",
+        ),
+        ("who waits for the disk waits for ever", "        self._session.try_again()\n", ""),
+    ),
+    *mutants(
+        "dialects/gsb/answers.py",
+        ("answers overtake", "        if self._slots:\n", "        if False:\n"),
+        ("what is settled counts", "        self.unsettled_bytes -= slot.size\n", ""),
+    ),
+    *mutants(
+        "dialects/gsb/skipping.py",
+        (
+            "an id of any size",
+            "            if size > MAX_REQUEST_ID_BYTES:\n",
+            "            if False:\n",
+        ),
+        (
+            "every kind is skipped",
+            "if tag & 7 != LENGTH or tag >> 3 not in ID_FIELDS:",
+            "if False:",
+        ),
+        (
+            "the first id counts",
+            '            self.request_id = b""\n            self._state',
+            "            self._state",
+        ),
+    ),
+    *mutants(
+        "dialects/gsb/subscriber.py",
+        ("the full get more", "if self._peer.full or", "if"),
+        ("lost in silence", 'self._counters.count("dropped", "subscriber_full", lost)', "pass"),
+    ),
+    *mutants(
+        "dialects/gsb/sp.py",
+        ("another greeting", "    if not GREETING.startswith(data):", "    if False:"),
+        (
+            "one byte more",
+            "        if size > self._max_bytes:",
+            "        if size > self._max_bytes + 1:",
+        ),
+    ),
+    *mutants(
+        "model/services.py",
+        (
+            "sys may be registered",
+            'RESERVED = frozenset({"local", "net", BUILT_IN})',
+            'RESERVED = frozenset({"local", "net"})',
+        ),
+        (
+            "a node's id may be registered",
+            "    if is_node_id(first):\n        raise",
+            "    if False:\n        raise",
+        ),
+        ("names of any length", "    if len(name) > MAX_SERVICE_BYTES:\n", "    if False:\n"),
+        ("/net/ needs no id", "        if not is_node_id(node):\n", "        if False:\n"),
+    ),
+]
+
+ALL = [*CALLS, *PRESSURE, *REST]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-gsb"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
