@@ -40,7 +40,7 @@ class SendingIsReading(Model):
     def _get(self, name, topic, last):
         answer = super()._get(name, topic, last)
         if answer[0] == "MSG":
-            self.topics[topic].lasts[name] = answer[1]
+            self.topics[topic].lasts[name] = int(answer[1])  # type: ignore[call-overload]
         return answer
 
 
