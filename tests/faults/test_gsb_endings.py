@@ -315,44 +315,47 @@ def test_a_service_that_hangs_up_while_it_is_not_read(bus, keeps_credits):
         assert 0 < items <= sent + 1
 
 
-# --- pings ------------------------------------------------------------------------
+# --- pings and rules ------------------------------------------------------------
 
 
-def test_pings_go_to_those_who_asked_for_them():
+RULES = "deny everyone call secret*; deny everyone create mine*; deny everyone call sys/stats"
+
+
+def test_pings_and_rules():
+    """Both in one bus, which has settings of its own."""
     impatient = {"POLYBUS_GSB_PING_IDLE_S": "0.2", "POLYBUS_GSB_PING_TIMEOUT_S": "1.5"}
-    with serving(env=impatient) as bus:
-        with (
-            party(bus, first=hello(ping=True)) as lively,
-            party(bus, first=hello(ping=True)) as dead,
-            party(bus, first=hello()) as plain,
-        ):
-            for _ in range(4):
-                token = lively.next("ping").token
-                lively.send(packet("pong", token=token))
-            dead.wait_for_end()
-            assert count(bus, "connections", "closed", "ping_timeout") == 1
-            lively.ping()
-            plain.send(packet("ping", token=b"still here"))
-            assert plain.next("pong").token == b"still here"  # and no ping before it
+    with serving(env={**impatient, "POLYBUS_ACL": RULES}) as bus:
+        calls_and_names_that_a_rule_denies(bus)
+        pings_go_to_those_who_asked_for_them(bus)
         check_nothing_is_left(bus)
 
 
-# --- rules --------------------------------------------------------------------------
+def pings_go_to_those_who_asked_for_them(bus: BusProcess) -> None:
+    with (
+        party(bus, first=hello(ping=True)) as lively,
+        party(bus, first=hello(ping=True)) as dead,
+        party(bus, first=hello()) as plain,
+    ):
+        for _ in range(4):
+            token = lively.next("ping").token
+            lively.send(packet("pong", token=token))
+        dead.wait_for_end()
+        assert count(bus, "connections", "closed", "ping_timeout") == 1
+        lively.ping()
+        plain.send(packet("ping", token=b"still here"))
+        assert plain.next("pong").token == b"still here"  # and no ping before it
 
 
-def test_calls_and_names_that_a_rule_denies():
-    rules = "deny everyone call secret*; deny everyone create mine*; deny everyone call sys/stats"
-    with serving(env={"POLYBUS_ACL": rules}) as bus:
-        with party(bus) as service, party(bus) as caller:
-            assert service.register("mine/x") == 403
-            for name in ("secret", "open"):
-                assert service.register(name) == 0
-            for address in ("secret", "secret/x", "/local/secret", "sys/stats"):
-                caller.send(call(address, "1"))
-                found = failure(caller.reply())
-                assert (found.code, found.origin) == (403, "bus")
-            caller.send(call("open", "1"))
-            service.send(reply(service.call().request_id, b"fine"))
-            assert caller.reply().data == b"fine"
-            assert count(bus, "refused", "call_denied") == 4
-        check_nothing_is_left(bus)
+def calls_and_names_that_a_rule_denies(bus: BusProcess) -> None:
+    with party(bus) as service, party(bus) as caller:
+        assert service.register("mine/x") == 403
+        for name in ("secret", "open"):
+            assert service.register(name) == 0
+        for address in ("secret", "secret/x", "/local/secret", "sys/stats"):
+            caller.send(call(address, "1"))
+            found = failure(caller.reply())
+            assert (found.code, found.origin) == (403, "bus")
+        caller.send(call("open", "1"))
+        service.send(reply(service.call().request_id, b"fine"))
+        assert caller.reply().data == b"fine"
+        assert count(bus, "refused", "call_denied") == 4

@@ -13,7 +13,7 @@ from polybus import freud, gsb
 from polybus.errors import Denied
 from polybus.testing.certificates import trusting, write_certificate
 from polybus.testing.gsb import packet
-from polybus.testing.process import serve
+from polybus.testing.process import BusProcess, serve
 from polybus.testing.watch import check_unharmed
 
 TIMEOUT_MS = 20_000
@@ -41,10 +41,11 @@ def test_over_tls_with_our_client_and_with_nng(tmp_path: Path) -> None:
         check_unharmed(bus)
 
 
-def test_every_call_is_a_message_of_the_log() -> None:
-    listen = ("gsb=tcp://127.0.0.1:0", "native=grpc://127.0.0.1:0")
+def test_every_call_is_a_message_of_the_log_and_topics_are_everybodys(tmp_path: Path) -> None:
+    listen = ("gsb=tcp://127.0.0.1:0", "native=grpc://127.0.0.1:0", f"freud=unix:{tmp_path}/f.sock")
     env = {"POLYBUS_GSB_AUDIT": "true", "POLYBUS_ACL": "deny everyone call secret"}
     with serve(listen=listen, env=env) as bus:
+        a_broadcast_reaches_freud_and_the_other_way_round(bus)
         with gsb.blocking.connect(str(bus.address("gsb"))) as client:
 
             @client.service("numbers")
@@ -70,7 +71,7 @@ def test_every_call_is_a_message_of_the_log() -> None:
         assert (second["address"], second["code"]) == ("secret", 403)
 
 
-def test_a_broadcast_reaches_freud_and_the_other_way_round(tmp_path: Path) -> None:
+def a_broadcast_reaches_freud_and_the_other_way_round(bus: BusProcess) -> None:
     async def talk(one: gsb.Client, other: freud.Client) -> None:
         await other.create_topic("both")
         mine, theirs = await one.subscribe("both"), await other.subscribe("both")
@@ -88,8 +89,4 @@ def test_a_broadcast_reaches_freud_and_the_other_way_round(tmp_path: Path) -> No
         async with gsb.connect(gsb_at) as one, freud.connect(freud_at) as other:
             await talk(one, other)
 
-    place = tmp_path / "f.sock"
-    with serve(
-        "--engine", "memory:", listen=("gsb=tcp://127.0.0.1:0", f"freud=unix:{place}")
-    ) as bus:
-        asyncio.run(main(str(bus.address("gsb")), str(bus.address("freud"))))
+    asyncio.run(main(str(bus.address("gsb")), str(bus.address("freud"))))

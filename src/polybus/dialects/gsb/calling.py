@@ -75,12 +75,16 @@ class Received:
         return self._news is not None
 
     def take(self, code: int, kind: int, data: Buffer) -> bool:
-        if code == codec.Code.OK and (kind == PARTIAL or len(data)):  # type: ignore[arg-type]
+        if code != codec.Code.OK:
+            self._end(error_of(data, self._address))
+            if kind == PARTIAL:  # a failure ends it, whatever else the service has to say
+                self.link.cancel(self.request_id)
+            return True
+        if kind == PARTIAL or len(data):  # type: ignore[arg-type]
             self.items.append(data)
             self.link.hold(self, len(data) + ITEM_BYTES)  # type: ignore[arg-type]
         if kind == FULL:
-            error = None if code == codec.Code.OK else error_of(data, self._address)
-            self._end(error)
+            self._end(None)
         elif self._news is not None:
             self._tell()
         return kind == FULL

@@ -289,22 +289,22 @@ class Client:
 
     async def _dial_lane(self, on_end: Callable[[Link], None]) -> Link:
         async def introduce(lane: Link) -> None:
-            self._say_hello(lane)
+            self._say_hello(lane, pings=False)  # one that is not read would not answer them
             await lane.ping()
 
         link = Link(self.address, self.options, NoServices(), self._listening.take, on_end)
         await reach(link, introduce)
         return link
 
-    def _say_hello(self, link: Link) -> None:
+    def _say_hello(self, link: Link, *, pings: bool) -> None:
         packet = pb.Packet()
         packet.hello.deadline_ms = self.options.deadline_ms
-        packet.hello.credits = packet.hello.ping = True
+        packet.hello.credits, packet.hello.ping = True, pings
         link.send_packet(packet)
 
     async def _introduce(self, link: Link) -> None:
         """The hello, services, topics; and a ping, so that all of it is known to be read."""
-        self._say_hello(link)
+        self._say_hello(link, pings=True)
         self._serving.link = link
         again = self._lifeline.last_loss is not None
         services = self._registering.send_all(link)

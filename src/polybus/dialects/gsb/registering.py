@@ -42,9 +42,9 @@ class Registering:
 
     def begin(self, link: Link | None, service_id: str) -> None:
         """Send it, if there is a link; else it is sent with all others, by `send_all`."""
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[service_id] = settled
         if link is not None:
+            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[service_id] = settled
             self._spawn(self._take_first(link, service_id, link.asked(_packet(service_id))))
 
     async def wait(self, service_id: str) -> None:
