@@ -211,7 +211,7 @@ def call_request(bint ipc, bytes request_id not None, data, bytes caller not Non
     return found
 
 
-def call_reply(bint ipc, bytes request_id not None, uint64_t code, uint64_t type, data) -> bytes:
+def call_reply(bint ipc, bytes request_id not None, uint64_t code, uint64_t kind, data) -> bytes:
     """A CallReply in its frame: what a caller gets."""
     cdef Py_buffer view
     cdef Slice body
@@ -220,10 +220,10 @@ def call_reply(bint ipc, bytes request_id not None, uint64_t code, uint64_t type
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         body.at, body.size = <const unsigned char*>view.buf, view.len
-        inner = reply_size(slice_of(request_id), code, type, body)
+        inner = reply_size(slice_of(request_id), code, kind, body)
         found = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner))
         put_reply(
-            <unsigned char*>PyBytes_AS_STRING(found), ipc, inner, slice_of(request_id), code, type, body
+            <unsigned char*>PyBytes_AS_STRING(found), ipc, inner, slice_of(request_id), code, kind, body
         )
     finally:
         PyBuffer_Release(&view)

@@ -38,7 +38,7 @@ class Service:
     since_ms: int
     calls: int
     pending: int
-    def __init__(self, id: str, end: End, since_ms: int) -> None: ...
+    def __init__(self, name: str, end: End, since_ms: int) -> None: ...
 
 class Route:
     service: Service
@@ -65,7 +65,7 @@ class Call:
         caller: End,
         route: Route,
         request_id: bytes,
-        id: bytes,
+        call_id: bytes,
         request_bytes: int,
         now_s: float,
     ) -> None: ...

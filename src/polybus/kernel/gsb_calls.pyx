@@ -99,8 +99,8 @@ cdef class Service:
     cdef readonly object since_ms
     cdef public Py_ssize_t calls, pending
 
-    def __init__(self, str id not None, End end not None, since_ms):
-        self.id = id
+    def __init__(self, str name not None, End end not None, since_ms):
+        self.id = name
         self.end = end
         self.since_ms = since_ms
 
@@ -136,18 +136,19 @@ cdef class Call:
 
     def __init__(
         self, End caller not None, Route route not None, bytes request_id not None,
-        bytes id not None, Py_ssize_t request_bytes, double now_s,
+        bytes call_id not None, Py_ssize_t request_bytes, double now_s,
     ):
-        self.begin(caller, route, request_id, id, request_bytes, now_s)
+        self.begin(caller, route, request_id, call_id, request_bytes, now_s)
 
     cdef void begin(
-        self, End caller, Route route, bytes request_id, bytes id, Py_ssize_t request_bytes, double now_s
+        self, End caller, Route route, bytes request_id, bytes call_id, Py_ssize_t request_bytes,
+        double now_s,
     ):
         self.caller = caller
         self.service = route.service
         self.end = route.service.end
         self.request_id = request_id
-        self.id = id
+        self.id = call_id
         self.address = route.address
         self.request_bytes = request_bytes
         self.begun_s = now_s
