@@ -15,6 +15,7 @@ import pytest
 from polybus.errors import MalformedRequest, OutOfSequence, StoreClosed
 from polybus.kernel.flightport import Desk, Port
 from polybus.model.arrow import READ_SCHEMA
+from polybus.testing.relay import Relay
 from polybus.testing.watch import until
 from polybus.transports.flight.errors import as_refusal
 from polybus.transports.flight.putting import Intake, Putting, read_json
@@ -74,9 +75,9 @@ class World:
         self.intake = Intake(self.desk, MAX_BATCH_BYTES, lambda: 0, errors.append)
         self.client = flight.connect(f"grpc://127.0.0.1:{self.port.port}")
 
-    def put(self) -> tuple[Any, Any]:
+    def put(self, client: Any = None) -> tuple[Any, Any]:
         descriptor = flight.FlightDescriptor.for_path("produce", "orders")
-        writer, reader = self.client.do_put(descriptor, SCHEMA)
+        writer, reader = (client or self.client).do_put(descriptor, SCHEMA)
         return writer, reader
 
     def close(self) -> None:
@@ -189,12 +190,12 @@ def test_metadata_without_a_batch(world):
 
 
 def test_a_client_that_has_gone_holds_nothing_up(world):
-    writer, _ = world.put()
-    for _ in range(5):
-        writer.write_batch(batch())
-    until(lambda: len(world.handler.handed) == 5, "all are handed over")
-    world.client.close()
-    del writer
+    with Relay(world.port.port) as relay:
+        writer, _ = world.put(flight.connect(f"grpc://127.0.0.1:{relay.port}"))
+        for _ in range(5):
+            writer.write_batch(batch())
+        world.handler.wait(4)
+        relay.cut()
     for index in range(5):
         world.handler.settle(index)
     until(lambda: world.handler.closed == 1, "the stream is closed")
@@ -212,8 +213,9 @@ def test_a_port_that_stops_takes_no_more(world):
     world.handler.settle(0)
     assert answer(reader) == {"counter": None, "done": None}
     assert world.desk.wait_settled(10)
+    assert reader.read() is None
     with pytest.raises(flight.FlightUnavailableError, match="stopping"):
-        reader.read()
+        writer.close()
 
 
 def stopping() -> tuple[int, bytes, bytes]:
@@ -223,16 +225,17 @@ def stopping() -> tuple[int, bytes, bytes]:
 
 def test_a_stream_that_is_refused(world):
     world.handler.refused = MalformedRequest("not so")
-    _, reader = world.put()
+    writer, reader = world.put()
+    assert reader.read() is None
     with pytest.raises(flight.FlightError, match="not so") as caught:
-        reader.read()
+        writer.close()
     assert json.loads(caught.value.extra_info)["code"] == "malformed_request"
     assert world.handler.closed == 0
 
 
 def test_an_address_that_is_none():
     world = World()
-    with pytest.raises(OSError, match="port"):
+    with pytest.raises(OSError, match="Cannot parse"):
         Port(f"grpc://127.0.0.1:{world.port.port}x", Handler(), Desk(), READ_SCHEMA, 1, 1)
     world.close()
 
