@@ -50,9 +50,10 @@ def test_replies_are_read_and_written_as_the_vectors_say(vector):
         assert found == Done(*rest)
         assert codec.done(*rest) == vector.frames
     elif word == "MSG":
-        body = bytes.fromhex(rest[2])
-        assert found == Message(*rest[:2], body)
-        assert codec.message(*rest[:2], body) == vector.frames
+        number, timestamp_ns, text = rest
+        body = bytes.fromhex(text)
+        assert found == Message(number, timestamp_ns, body)
+        assert codec.message(number, timestamp_ns, body) == vector.frames
     elif word == "NONE":
         assert found == Nothing()
         assert codec.nothing() == vector.frames

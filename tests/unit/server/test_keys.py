@@ -1,0 +1,124 @@
+"""CURVE keys on disk, and the commands for them."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+import zmq
+import zmq.auth
+from zmq.utils import z85
+
+from polybus.cli.main import run
+from polybus.dialects.pirate.identity import fingerprint
+from polybus.errors import AlreadyExists, ConfigError, DoesNotExist, UsageError
+from polybus.server import keys
+from polybus.server.keys import Allowed, KeyFolder
+
+KEY = bytes(range(32))
+
+
+def test_a_pair_is_two_files_and_the_secret_one_is_its_owners(tmp_path):
+    public, secret = keys.make_pair(tmp_path / "new" / "folder", "client")
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    pair = zmq.auth.load_certificate(secret)
+    assert zmq.auth.load_certificate(public) == (pair[0], None)
+    assert pair[1] is not None
+    assert zmq.curve_public(pair[1]) == pair[0]
+    assert keys.read_public(public) == z85.decode(pair[0])
+    with pytest.raises(AlreadyExists):
+        keys.make_pair(public.parent, "client")
+    assert sorted(path.name for path in public.parent.iterdir()) == [
+        "client.key", "client.key_secret",
+    ]  # fmt: skip
+
+
+def test_the_buss_own_pair_is_made_once(tmp_path):
+    folder = KeyFolder(tmp_path / "pirate")
+    own = folder.own()
+    assert zmq.curve_public(own.secret) == own.public
+    assert folder.own() == own
+    secret = tmp_path / "pirate" / "server.key_secret"
+    secret.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        folder.own()
+    secret.chmod(0o600)
+    secret.write_text("nonsense")
+    with pytest.raises(ConfigError):
+        folder.own()
+
+
+def test_keys_are_let_in_and_revoked_by_name_fingerprint_and_key(tmp_path):
+    folder = KeyFolder(tmp_path)
+    assert folder.allowed() == []
+    assert folder.changed_ns() == 0
+    others = [bytes([n]) * 32 for n in (1, 2, 3)]
+    for name, key in zip("abc", others, strict=True):
+        folder.allow(key, name)
+    assert [one.name for one in folder.allowed()] == ["a", "b", "c"]
+    found = folder.allowed()
+    assert bytes.fromhex(found[0].fingerprint) == fingerprint(others[0])
+    folder.revoke("a")
+    folder.revoke(found[1].fingerprint)
+    folder.revoke(found[2].text)
+    assert folder.allowed() == []
+    with pytest.raises(DoesNotExist):
+        folder.revoke("a")
+
+
+def test_a_key_has_one_name_and_a_name_one_key(tmp_path):
+    folder = KeyFolder(tmp_path)
+    folder.allow(KEY, "alice")
+    with pytest.raises(AlreadyExists, match="alice"):
+        folder.allow(KEY, "bob")
+    with pytest.raises(AlreadyExists, match="another key"):
+        folder.allow(bytes(32), "alice")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "-a", "a b", "ä", "a\n", "x" * 200])
+def test_a_name_is_a_files_and_nothing_else(tmp_path, name):
+    with pytest.raises(UsageError):
+        KeyFolder(tmp_path).allow(KEY, name)
+    with pytest.raises(UsageError):
+        keys.make_pair(tmp_path, name)
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 39, "x" * 41, "ä" * 40, "\x7f" * 40])
+def test_what_is_no_key_is_told(text):
+    with pytest.raises(UsageError, match="is no key"):
+        keys.parse_key(text)
+
+
+def test_a_key_as_people_write_it():
+    assert keys.parse_key(Allowed("", KEY).text) == KEY
+
+
+def test_a_file_that_is_no_key_is_told(tmp_path):
+    folder = KeyFolder(tmp_path)
+    folder.allow(KEY, "good")
+    (tmp_path / "allowed" / "bad.key").write_text("hello")
+    with pytest.raises(ConfigError, match=r"bad\.key"):
+        folder.allowed()
+
+
+def test_the_commands(tmp_path, capsys):
+    data, own = str(tmp_path / "data"), str(tmp_path / "own")
+    assert run(["keys", "new", "laptop", "--keys", own]) == 0
+    assert "client id" in capsys.readouterr().out
+    assert run(["keys", "ls", "--data", data]) == 0
+    assert "no key is let in" in capsys.readouterr().out
+    assert run(["keys", "allow", f"{own}/laptop.key", "--data", data]) == 0
+    assert capsys.readouterr().out.startswith("allowed: laptop, client ")
+    text = Allowed("", KEY).text
+    assert run(["keys", "allow", text, "--data", data]) == 2
+    assert run(["keys", "allow", text, "--name", "bob", "--data", data]) == 0
+    capsys.readouterr()
+    assert run(["keys", "ls", "--json", "--data", data]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in told["allowed"]] == ["bob", "laptop"]
+    assert told["allowed"][0]["key"] == text
+    assert run(["keys", "revoke", "bob", "--data", data]) == 0
+    assert run(["keys", "revoke", "bob", "--data", data]) != 0
+    assert "polybus keys ls" in capsys.readouterr().err
+    assert run(["keys", "allow", "nonsense", "--name", "x", "--data", data]) == 2
