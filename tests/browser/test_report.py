@@ -19,10 +19,12 @@ from pathlib import Path
 import pytest
 
 from polybus.spark.pipelines.report.figures import Group, Key, Shard, Topic, Window
+from polybus.spark.pipelines.report.histogram import Spread
 from polybus.spark.pipelines.report.page import page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TIMEOUT_S = 100
+SIZES = Spread({50: 30, 60: 9}, 181)
 WIDTH, HEIGHT = 1000, 800
 COLOUR = (47, 111, 222)  # --c0 of the style, in light
 HOST = re.compile(r"(?:https?|wss?|ftp)://([\w.-]+)")
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: .ci/need 
 
 def topics() -> list[Topic]:
     windows = [
-        Window(1_790_000_000 + 10 * n, 10, 50 + n % 40, 9000, {50: 30, 60: 9}, {80: 20, 90: n})
+        Window(1_790_000_000 + 10 * n, 10, 50 + n % 40, 9000, SIZES, Spread({80: 20, 90: n}))
         for n in range(300)
     ]
     groups = [

@@ -10,6 +10,7 @@ import pytest
 
 from polybus.spark.pipelines.report import bars, histogram, scales
 from polybus.spark.pipelines.report.figures import Group, Key, Shard, Topic, Window, merged
+from polybus.spark.pipelines.report.histogram import Spread
 from polybus.spark.pipelines.report.lines import Plot, Series
 from polybus.spark.pipelines.report.page import page
 from polybus.spark.pipelines.report.svg import tag, text
@@ -37,7 +38,7 @@ def test_a_quantile_is_right_within_a_tenth():
     values = sorted(chance.lognormvariate(6, 2) for _ in range(5000))
     for share in (0.01, 0.5, 0.9, 0.99, 1.0):
         exact = values[math.ceil(len(values) * share) - 1]
-        found = histogram.quantile(counted(values), share)
+        found = Spread(counted(values), values[-1]).quantile(share)
         assert exact <= found <= max(1.0, exact * 1.1)
 
 
@@ -45,11 +46,16 @@ def test_histograms_of_parts_add_up_to_that_of_the_whole():
     chance = random.Random(2)
     values = [chance.expovariate(0.001) for _ in range(1000)]
     parts = (counted(values[:1]), counted(values[1:700]), counted(values[700:]))
-    assert histogram.added(parts) == counted(values)
+    assert Spread.together(map(Spread, parts)).buckets == counted(values)
 
 
 def test_nothing_has_no_quantile():
-    assert histogram.quantile({}, 0.5) is None
+    assert Spread().quantile(0.5) is None
+
+
+def test_nothing_is_said_to_be_larger_than_the_largest():
+    spread = Spread.together([Spread({57: 9}, 128), Spread({57: 1}, 100)])
+    assert [spread.quantile(share) for share in (0.5, 0.99, 1.0)] == [128, 128, 128]
 
 
 @pytest.mark.parametrize("top", [0.0, 0.003, 1, 9.99, 10, 101, 7e9, math.inf])
@@ -96,12 +102,16 @@ def test_durations_are_in_the_unit_that_reads_best(us, shown):
 
 
 def test_windows_are_merged_and_silence_is_kept():
-    windows = [Window(n * 10, 10, 1, 5, {3: 1}, {7: 2}) for n in (*range(100), 900)]
+    windows = [
+        Window(n * 10, 10, 1, 5, Spread({3: 1}, n), Spread({7: 2})) for n in (*range(100), 900)
+    ]
     points = merged(windows, most=50)
     assert len(points) <= 50
     assert sum(one.messages for one in points) == len(windows)
-    assert histogram.added(one.sizes for one in points) == {3: len(windows)}
-    assert histogram.added(one.latencies for one in points) == {7: 2 * len(windows)}
+    sizes = Spread.together(one.sizes for one in points)
+    assert sizes == ({3: len(windows)}, 900)
+    latencies = Spread.together(one.latencies for one in points)
+    assert latencies.buckets == {7: 2 * len(windows)}
     assert min(one.messages for one in points) == 0
     assert len({one.width_s for one in points}) == 1
 
@@ -140,7 +150,10 @@ class Reader(HTMLParser):
 
 
 def a_topic(name: str) -> Topic:
-    windows = [Window(1_790_000_000 + 10 * n, 10, n, 100 * n, {50: n}, {60: n}) for n in range(20)]
+    windows = [
+        Window(1_790_000_000 + 10 * n, 10, n, 100 * n, Spread({50: n}), Spread({60: n}))
+        for n in range(20)
+    ]
     groups = [
         Group(1_790_000_000.0 + n, NASTY, 1, n, 0.5, n, 0, 0, {"1": n, "inf": 1}) for n in (1, 2)
     ]

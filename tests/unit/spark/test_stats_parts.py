@@ -11,7 +11,14 @@ from polybus.spark.pipelines.stats_parts import MOST_FILES, SCHEMAS, Parts
 
 def counted(key: str, messages: int) -> dict[str, pa.Table]:
     rows = {
-        "windows": {"topic": "t", "start_s": 10, "messages": messages, "bytes": 2 * messages},
+        "windows": {
+            "topic": "t",
+            "start_s": 10,
+            "messages": messages,
+            "bytes": 2 * messages,
+            "size_max": messages,
+            "latency_us_max": 7,
+        },
         "buckets": {"topic": "t", "start_s": 10, "kind": "size", "bucket": 3, "messages": messages},
         "keys": {"topic": "t", "shard": 0, "shard_key": key, "messages": messages, "bytes": 0},
     }
@@ -34,7 +41,14 @@ def test_batches_add_up_and_one_that_is_counted_again_counts_once(tmp_path: Path
     parts.write(2, counted("a", 4))
     assert keys(Parts(tmp_path)) == {"a": 5, "b": 2}
     assert parts.read("windows").to_pylist() == [
-        {"topic": "t", "start_s": 10, "messages": 7, "bytes": 14}
+        {
+            "topic": "t",
+            "start_s": 10,
+            "messages": 7,
+            "bytes": 14,
+            "size_max": 4,
+            "latency_us_max": 7,
+        }
     ]
 
 

@@ -151,13 +151,14 @@ class Counting:
 
     def _sums(self, measured: DataFrame) -> dict[str, pa.Table]:
         total = (expr("count(*) AS messages"), expr("sum(size) AS bytes"))
+        most = (expr("max(size) AS size_max"), expr("max(latency_us) AS latency_us_max"))
         kinds = ", ".join(
             f"named_struct('kind', '{kind}', 'bucket', {bucket_sql(column)})"
             for kind, column in (("size", "size"), ("latency", "latency_us"))
         )
         buckets = measured.selectExpr("topic", "start_s", f"inline(array({kinds}))")
         return {
-            "windows": measured.groupBy("topic", "start_s").agg(*total).toArrow(),
+            "windows": measured.groupBy("topic", "start_s").agg(*total, *most).toArrow(),
             "buckets": buckets.groupBy("topic", "start_s", "kind", "bucket")
             .agg(expr("count(*) AS messages"))
             .toArrow(),

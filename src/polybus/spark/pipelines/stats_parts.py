@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from polybus.spark import sabotage
 from polybus.spark.archives.folder import sync, writable
 
-# What is counted: by which columns. The rest are sums.
+# What is counted: by which columns. The rest are sums, and largest values.
 BY = {
     "windows": {"topic": pa.utf8(), "start_s": pa.int64()},
     "buckets": {
@@ -35,8 +35,9 @@ BY = {
     "keys": {"topic": pa.utf8(), "shard": pa.int32(), "shard_key": pa.utf8()},
 }
 SUMS = {"windows": ("messages", "bytes"), "buckets": ("messages",), "keys": ("messages", "bytes")}
+MOST = {"windows": ("size_max", "latency_us_max"), "buckets": (), "keys": ()}
 SCHEMAS = {
-    kind: pa.schema([*by.items(), *((name, pa.int64()) for name in SUMS[kind])])
+    kind: pa.schema([*by.items(), *((name, pa.int64()) for name in (*SUMS[kind], *MOST[kind]))])
     for kind, by in BY.items()
 }
 LAST = "keys"  # is written last: then the batch is whole
@@ -108,11 +109,12 @@ class Parts:
 
 
 def _summed(kind: str, parts: Sequence[Part]) -> pa.Table:
-    schema, by, sums = SCHEMAS[kind], list(BY[kind]), SUMS[kind]
+    schema, by = SCHEMAS[kind], list(BY[kind])
+    kinds = [(name, "sum") for name in SUMS[kind]] + [(name, "max") for name in MOST[kind]]
     tables = [pq.read_table(part.path, schema=schema) for part in parts]
     whole = pa.concat_tables([schema.empty_table(), *tables])
-    found = whole.group_by(by).aggregate([(name, "sum") for name in sums])
-    return found.rename_columns([*by, *sums]).sort_by([(name, "ascending") for name in by])
+    found = whole.group_by(by).aggregate(kinds).rename_columns(schema.names)
+    return found.sort_by([(name, "ascending") for name in by])
 
 
 def replace_table(path: Path, table: pa.Table) -> None:

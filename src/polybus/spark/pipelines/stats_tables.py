@@ -9,6 +9,7 @@ topics.parquet    all of it in a row a topic, with how much the largest keys hav
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polybus.spark.pipelines import stats_groups
-from polybus.spark.pipelines.report import histogram
 from polybus.spark.pipelines.report.figures import Group, Key, Shard, Topic, Window
+from polybus.spark.pipelines.report.histogram import Spread
 from polybus.spark.pipelines.stats_parts import Parts, replace_table
 
 MOST_KEYS = 1000  # of a topic
@@ -32,23 +33,42 @@ Buckets = dict[tuple[str, int, str], dict[int, int]]
 
 def make(folder: Path, parts: Parts, window_s: int, samples: pa.Table) -> list[Topic]:
     """Writes the tables; the figures of the same."""
-    windows = parts.read("windows").to_pylist()
-    buckets = _buckets(parts.read("buckets"))
+    windows = _windows(parts, window_s)
     keys = parts.read("keys")
-    replace_table(folder / "windows.parquet", _windows_table(windows, buckets, window_s))
     by_key = _sums(keys, ["topic", "shard_key"]).filter(pc.field("shard_key").is_valid())
     by_shard = _sums(keys, ["topic", "shard"])
-    names = sorted({row["topic"] for row in windows})
+    replace_table(folder / "windows.parquet", _windows_table(windows))
+    names = sorted({topic for topic, _ in windows})
     largest = {name: _largest(by_key, name) for name in names}
     figures = [
-        _figures(name, windows, buckets, window_s, largest[name], by_key, by_shard, samples)
+        Topic(
+            name,
+            [window for topic, window in windows if topic == name],
+            [Key(row["shard_key"], row["messages"], row["bytes"]) for row in largest[name]],
+            *_with_and_without(by_key, by_shard, name),
+            [Shard(row["shard"], row["messages"], row["bytes"]) for row in _of(by_shard, name)],
+            [_group(row) for row in stats_groups.of_topic(samples, name)],
+        )
         for name in names
     ]
-    top = pa.concat_tables(list(largest.values())) if largest else by_key.slice(0, 0)
-    replace_table(folder / "keys.parquet", top)
+    top = [row for one in largest.values() for row in one]
+    replace_table(folder / "keys.parquet", pa.Table.from_pylist(top, schema=by_key.schema))
     replace_table(folder / "shards.parquet", by_shard)
     replace_table(folder / "topics.parquet", _topics_table(figures))
     return figures
+
+
+def _windows(parts: Parts, window_s: int) -> list[tuple[str, Window]]:
+    """Each with its topic, in the order of time."""
+    buckets = _buckets(parts.read("buckets"))
+    found = []
+    for row in parts.read("windows").to_pylist():
+        place = row["topic"], row["start_s"]
+        sizes = Spread(buckets[*place, SIZE], row["size_max"])
+        latencies = Spread(buckets[*place, LATENCY], row["latency_us_max"])
+        window = Window(row["start_s"], window_s, row["messages"], row["bytes"], sizes, latencies)
+        found.append((row["topic"], window))
+    return found
 
 
 def _buckets(table: pa.Table) -> Buckets:
@@ -65,72 +85,47 @@ def _sums(keys: pa.Table, by: list[str]) -> pa.Table:
     return found.rename_columns([*by, "messages", "bytes"]).sort_by(order)
 
 
-def _largest(by_key: pa.Table, topic: str) -> pa.Table:
+def _largest(by_key: pa.Table, topic: str) -> list[dict[str, Any]]:
     own = by_key.filter(pc.field("topic") == topic)
     order = [("messages", "descending"), ("shard_key", "ascending")]
-    return own.sort_by(order).slice(0, MOST_KEYS)
+    found: list[dict[str, Any]] = own.sort_by(order).slice(0, MOST_KEYS).to_pylist()
+    return found
 
 
-def _windows_table(windows: list[dict[str, Any]], buckets: Buckets, window_s: int) -> pa.Table:
-    rows = []
-    for row in windows:
-        place = row["topic"], row["start_s"]
-        size, latency = buckets[*place, SIZE], buckets[*place, LATENCY]
-        rows.append(
-            {
-                "topic": row["topic"],
-                "start": row["start_s"],
-                "seconds": window_s,
-                "messages": row["messages"],
-                "bytes": row["bytes"],
-                **{f"size_{n}": histogram.quantile(size, share) for n, share in SHARES.items()},
-                **{f"latency_ms_{n}": _ms(latency, share) for n, share in SHARES.items()},
-            }
-        )
+def _of(table: pa.Table, topic: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = table.filter(pc.field("topic") == topic).to_pylist()
+    return found
+
+
+def _with_and_without(by_key: pa.Table, by_shard: pa.Table, topic: str) -> tuple[int, int]:
+    """How many keys there are, and how many messages without one."""
+    own = by_key.filter(pc.field("topic") == topic)
+    keyed = pc.sum(own.column("messages")).as_py() or 0
+    return own.num_rows, sum(row["messages"] for row in _of(by_shard, topic)) - keyed
+
+
+def _windows_table(windows: Sequence[tuple[str, Window]]) -> pa.Table:
+    rows = [
+        {
+            "topic": topic,
+            "start": one.start_s,
+            "seconds": one.width_s,
+            "messages": one.messages,
+            "bytes": one.bytes,
+            **{f"size_{n}": one.sizes.quantile(share) for n, share in SHARES.items()},
+            **{f"latency_ms_{n}": _ms(one.latencies, share) for n, share in SHARES.items()},
+        }
+        for topic, one in windows
+    ]
     percentiles = [(f"{what}_{n}", pa.float64()) for what in ("size", "latency_ms") for n in SHARES]
     counts = [(name, pa.int64()) for name in ("seconds", "messages", "bytes")]
     schema = pa.schema([("topic", pa.utf8()), ("start", S), *counts, *percentiles])
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _ms(latency_us: dict[int, int], share: float) -> float | None:
-    found = histogram.quantile(latency_us, share)
+def _ms(latency_us: Spread, share: float) -> float | None:
+    found = latency_us.quantile(share)
     return None if found is None else found / US_PER_MS
-
-
-def _figures(
-    name: str,
-    windows: list[dict[str, Any]],
-    buckets: Buckets,
-    window_s: int,
-    largest: pa.Table,
-    by_key: pa.Table,
-    by_shard: pa.Table,
-    samples: pa.Table,
-) -> Topic:
-    own = [row for row in windows if row["topic"] == name]
-    with_key = by_key.filter(pc.field("topic") == name)
-    shards = by_shard.filter(pc.field("topic") == name).to_pylist()
-    total = sum(row["messages"] for row in own)
-    return Topic(
-        name,
-        [
-            Window(
-                row["start_s"],
-                window_s,
-                row["messages"],
-                row["bytes"],
-                buckets[name, row["start_s"], SIZE],
-                buckets[name, row["start_s"], LATENCY],
-            )
-            for row in own
-        ],
-        [Key(row["shard_key"], row["messages"], row["bytes"]) for row in largest.to_pylist()],
-        with_key.num_rows,
-        total - (pc.sum(with_key.column("messages")).as_py() or 0),
-        [Shard(row["shard"], row["messages"], row["bytes"]) for row in shards],
-        [_group(row) for row in stats_groups.of_topic(samples, name)],
-    )
 
 
 def _group(row: dict[str, Any]) -> Group:

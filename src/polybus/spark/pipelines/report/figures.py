@@ -7,11 +7,12 @@ month shows true percentiles of each of its points, not means of percentiles.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from polybus.spark.pipelines.report.histogram import Buckets, added
+from polybus.spark.pipelines.report.histogram import Spread
 
 MOST_POINTS = 240
+NOTHING = Spread()
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Window:
     width_s: int
     messages: int = 0
     bytes: int = 0
-    sizes: Buckets = field(default_factory=dict)  # of bytes
-    latencies: Buckets = field(default_factory=dict)  # of microseconds
+    sizes: Spread = NOTHING  # of bytes
+    latencies: Spread = NOTHING  # of microseconds
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ class Topic:
         return sum(one.bytes for one in self.windows)
 
     @property
-    def sizes(self) -> Buckets:
-        return added(one.sizes for one in self.windows)
+    def sizes(self) -> Spread:
+        return Spread.together(one.sizes for one in self.windows)
 
     @property
-    def latencies(self) -> Buckets:
-        return added(one.latencies for one in self.windows)
+    def latencies(self) -> Spread:
+        return Spread.together(one.latencies for one in self.windows)
 
     def points(self) -> list[Window]:
         return merged(self.windows)
@@ -110,6 +111,6 @@ def _sum(start_s: int, width_s: int, parts: Sequence[Window]) -> Window:
         width_s,
         sum(one.messages for one in parts),
         sum(one.bytes for one in parts),
-        added(one.sizes for one in parts),
-        added(one.latencies for one in parts),
+        Spread.together(one.sizes for one in parts),
+        Spread.together(one.latencies for one in parts),
     )

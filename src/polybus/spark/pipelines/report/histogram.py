@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, Self, TypeVar
 
 PER_DOUBLING = 8
 Bound = TypeVar("Bound", int, str)
@@ -33,17 +34,25 @@ def upper(bucket: int) -> float:
     return float(2.0 ** (max(bucket, 0) / PER_DOUBLING))
 
 
-def added(parts: Iterable[Buckets]) -> Counter[int]:
-    whole: Counter[int] = Counter()
-    for part in parts:
-        whole.update(part)
-    return whole
+class Spread(NamedTuple):
+    """How values are spread: in buckets, and which is the largest."""
 
+    buckets: Buckets = MappingProxyType({})
+    largest: float = math.inf
 
-def quantile(buckets: Buckets, share: float) -> float | None:
-    """At most so large is this share of all values, as far as buckets tell; None of none."""
-    found = reached_by(buckets, share)
-    return None if found is None else upper(found)
+    @classmethod
+    def together(cls, parts: Iterable[Self]) -> Self:
+        whole: Counter[int] = Counter()
+        largest = 0.0
+        for part in parts:
+            whole.update(part.buckets)
+            largest = max(largest, part.largest)
+        return cls(whole, largest)
+
+    def quantile(self, share: float) -> float | None:
+        """At most so large is this share of all values, as far as it is known; None of none."""
+        found = reached_by(self.buckets, share)
+        return None if found is None else min(upper(found), self.largest)
 
 
 def reached_by(counts: Mapping[Bound, int], share: float) -> Bound | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from polybus.spark.pipelines.report import bars, scales
 from polybus.spark.pipelines.report.figures import Group, Topic, Window
-from polybus.spark.pipelines.report.histogram import Buckets, quantile, reached_by
+from polybus.spark.pipelines.report.histogram import Spread, reached_by
 from polybus.spark.pipelines.report.lines import Plot, Series, Show
 from polybus.spark.pipelines.report.svg import tag, text
 
@@ -56,10 +56,9 @@ def _rate(points: Sequence[Window], value: Callable[[Window], int], show: Show) 
     return Plot("Rate", _moments(points), [Series("a second", rates)], show).draw()
 
 
-def _quantiles(points: Sequence[Window], of: Callable[[Window], Buckets]) -> list[Series]:
+def _quantiles(points: Sequence[Window], of: Callable[[Window], Spread]) -> list[Series]:
     return [
-        Series(f"p{share * 100:g}", [quantile(of(one), share) for one in points])
-        for share in SHARES
+        Series(f"p{share * 100:g}", [of(one).quantile(share) for one in points]) for share in SHARES
     ]
 
 
@@ -75,11 +74,11 @@ def _bytes(one: Window) -> int:
     return one.bytes
 
 
-def _latencies(one: Window) -> Buckets:
+def _latencies(one: Window) -> Spread:
     return one.latencies
 
 
-def _sizes(one: Window) -> Buckets:
+def _sizes(one: Window) -> Spread:
     return one.sizes
 
 
@@ -90,17 +89,17 @@ def _spreads(topic: Topic) -> list[str]:
     return [
         card(
             f"How latency is spread: {told_quantiles(topic.latencies, scales.duration)}",
-            bars.spread("Latency", topic.latencies, scales.duration),
+            bars.spread("Latency", topic.latencies.buckets, scales.duration),
         ),
         card(
             f"How sizes are spread: {told_quantiles(topic.sizes, scales.size)}",
-            bars.spread("Sizes", topic.sizes, scales.size),
+            bars.spread("Sizes", topic.sizes.buckets, scales.size),
         ),
     ]
 
 
-def told_quantiles(buckets: Buckets, show: Show) -> str:
-    found = ((share, quantile(buckets, share)) for share in SHARES)
+def told_quantiles(spread: Spread, show: Show) -> str:
+    found = ((share, spread.quantile(share)) for share in SHARES)
     return ", ".join(f"p{share * 100:g} {show(v)}" for share, v in found if v is not None)
 
 
