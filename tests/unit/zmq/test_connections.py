@@ -150,3 +150,16 @@ def test_the_kernels_counts(monitor):
     assert received == 1000
     assert Connection(10_000, 0.0).counted() is None
     assert not Connection(10_000, 0.0).cut()
+
+
+def test_of_a_unix_socket_it_is_known_whether_something_waits(monitor):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monitor.tell(ours.fileno(), True)
+        found = monitor.connections.find(b"r", ours.fileno())
+        assert found.identity.uid == os.getuid()
+        found.sent_bytes = 100
+        assert found.counted() == (0, 100)
+        theirs.sendall(b"x")
+        ours.sendall(b"y")
+        assert found.counted() == (1 << 20, 0)
