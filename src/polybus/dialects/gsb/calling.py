@@ -82,7 +82,7 @@ class Received:
             return True
         if kind == PARTIAL or len(data):  # type: ignore[arg-type]
             self.items.append(data)
-            self.link.hold(self, len(data) + ITEM_BYTES)  # type: ignore[arg-type]
+            self.link.unread.hold(self, len(data) + ITEM_BYTES)  # type: ignore[arg-type]
         if kind == FULL:
             self._end(None)
         elif self._news is not None:
@@ -98,7 +98,7 @@ class Received:
         while not self.items and not self.ended:
             await self._wait(timeout_s)
         taken, self.items = self.items, deque()
-        self.link.release(self)
+        self.link.unread.release(self)
         if self.ended:
             self._give_back()
         if not taken and self.error is not None:
@@ -112,7 +112,7 @@ class Received:
             self.ended = True
             if self.link.is_up:
                 self.link.cancel(self.request_id)
-        self.link.release(self)
+        self.link.unread.release(self)
         self._give_back()
 
     def _give_back(self) -> None:
@@ -123,7 +123,7 @@ class Received:
 
     async def _wait(self, timeout_s: float | None) -> None:
         self._news = asyncio.get_running_loop().create_future()
-        self.link.wanted()
+        self.link.unread.wanted()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._news

@@ -5,7 +5,7 @@ must stop somewhere, and what stops is the connection: a call whose answer lies 
 would wait for the reader of the stream, who may be waiting for the call. So streams do
 not share a connection with calls, nor with each other, up to `stream_connections` of
 them; beyond that they share, and one that is not read while others wait is cut when it
-holds too much (`Link`).
+holds too much (unread.py).
 
 A lane is dialled when a stream needs it, used again by the next, and closed when a few
 others are idle as well. It never comes back when it is lost: its streams are told.
@@ -17,7 +17,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from polybus.dialects.gsb.link import Link, Packet
+from polybus.dialects.gsb.intake import Packet
+from polybus.dialects.gsb.link import Link
 from polybus.errors import ConnectionLost, NotConnected
 
 # Kept open for the next streams; dialling one anew takes about a millisecond.

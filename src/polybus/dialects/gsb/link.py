@@ -5,9 +5,7 @@ wait, requests to the services, all else to `other`. Frames of one turn of the l
 go out together. A link never comes back: when it has ended, everybody who waited
 for something is told why, and the client makes another.
 
-It reads as long as what it has read is wanted. A stream that nobody reads fills up;
-then the socket is left alone, unless something else is waited for on this connection,
-which would otherwise wait for ever (see `_regulate`; and lanes.py for why that is rare).
+It reads as long as what it has read is wanted (unread.py).
 """
 
 from __future__ import annotations
@@ -18,16 +16,17 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.intake import Intake, Packet
 from polybus.dialects.gsb.options import ClientOptions
+from polybus.dialects.gsb.unread import Holder, Unread
 from polybus.errors import (
     AddressError,
     BadFrame,
     ConnectionLost,
-    LimitReached,
     NotConnected,
     PolybusError,
     TooLarge,
@@ -37,8 +36,6 @@ from polybus.kernel.gsb_client import (
     REQUEST,
     encode_call,
     encode_reply,
-    read_packet,
-    scan,
 )
 from polybus.model.address import Address
 from polybus.model.limits import KIB, MIB
@@ -46,8 +43,6 @@ from polybus.model.limits import KIB, MIB
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# One system call brings this much; a larger packet gets a buffer of its own.
-READ_BUFFER_BYTES = 256 * KIB
 # Over this, senders wait: enough to keep the socket busy while the next is encoded.
 WRITE_HIGH_WATER_BYTES = 1 * MIB
 # Data of this size is handed to the system as it is, not copied behind its head first.
@@ -63,24 +58,13 @@ KEEPALIVE = (
 )
 SCHEMES = ("tcp", "tls+tcp", "ipc", "unix")
 
-# As the kernel gives it: a tuple by its kind.
-Packet = tuple[Any, ...]
-
 CLOSED_BY_BUS = (
     "the bus closed the connection: it stopped, a limit was reached, or it was sent what it"
     " cannot accept (its log says which)"
 )
 
 
-class Unread(Protocol):
-    """What holds bytes that nobody has read yet, and can be cut."""
-
-    held_bytes: int
-
-    def fail(self, error: PolybusError) -> None: ...
-
-
-class Arriving(Unread, Protocol):
+class Arriving(Holder, Protocol):
     """Who gets the replies of one call, and with them its end."""
 
     @property
@@ -116,19 +100,20 @@ class Link(asyncio.BufferedProtocol):
         self.ended = asyncio.Event()
         self.error: PolybusError | None = None
         self.is_ipc = address.is_unix
-        self.held_bytes = 0  # of all that is received and not read
-        self.unread: set[Unread] = set()  # who holds them
+        self.unread = Unread(
+            options.max_unread_bytes,
+            options.cut_unread_bytes,
+            self._is_waited_for,
+            self._read_on,
+            self._cut,
+        )
         self.calls: dict[bytes, Arriving] = {}
         self._services = services
         self._on_broadcast = on_broadcast
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._greeted = False
-        self._main = bytearray(READ_BUFFER_BYTES)
-        self._view = memoryview(self._main)
-        self._large = False  # is the buffer that of one large packet?
-        self._filled = 0
+        self._intake = Intake(self.is_ipc, options.max_packet_bytes)
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._ids = itertools.count(1)
@@ -137,7 +122,6 @@ class Link(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._closing = False
-        self._reading = True
 
     # --- calls
 
@@ -154,7 +138,7 @@ class Link(asyncio.BufferedProtocol):
             self.send(encode_call(self.is_ipc, address, request_id, data))
         else:
             self.send(encode_call(self.is_ipc, address, request_id, len(data)), data)
-        self.wanted()
+        self.unread.wanted()
         return request_id
 
     def cancel(self, request_id: bytes) -> None:
@@ -162,7 +146,7 @@ class Link(asyncio.BufferedProtocol):
         arriving = self.calls.pop(request_id, None)
         if arriving is None:
             return
-        self.release(arriving)
+        self.unread.release(arriving)
         packet = pb.Packet()
         packet.cancel.request_id = request_id.decode()
         self.send_packet(packet)
@@ -193,7 +177,7 @@ class Link(asyncio.BufferedProtocol):
         answer: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._expected.setdefault(kind, deque()).append(answer)
         self.send_packet(packet)
-        self._regulate()
+        self.unread.wanted()
         return answer
 
     async def answered(self, answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
@@ -212,7 +196,7 @@ class Link(asyncio.BufferedProtocol):
         packet = pb.Packet()
         packet.ping.token = token
         self.send_packet(packet)
-        self._regulate()
+        self.unread.wanted()
         try:
             await pong
         finally:
@@ -293,20 +277,17 @@ class Link(asyncio.BufferedProtocol):
         stream.write(sp.GREETING)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._filled :]
+        return self._intake.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
         try:
-            if self._large:
-                self._fill_large()
-            elif self._greeted or self._greet():
-                self._take_packets()
+            self._deal(self._intake.added(nbytes))
         except BadFrame as error:
-            return self._refuse(error)
-        if self.held_bytes > self.options.max_unread_bytes:
-            self._regulate()
-        return None
+            self._refuse(error)
+        except ConnectionLost:
+            return  # it is about to end, and all are told then
+        if self.unread.is_over:
+            self.unread.regulate()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -330,50 +311,7 @@ class Link(asyncio.BufferedProtocol):
             _fail(pong, self.lost())
         self._on_end(self)
 
-    # --- reading
-
-    def _greet(self) -> bool:
-        size = len(sp.GREETING)
-        sp.check_greeting(bytes(self._main[: min(self._filled, size)]))
-        if self._filled < size:
-            return False
-        self._keep(size)
-        self._greeted = True
-        return self._filled > 0
-
-    def _take_packets(self) -> None:
-        try:
-            consumed, packets, wanted = scan(
-                self._main, 0, self._filled, self.is_ipc, self.options.max_packet_bytes
-            )
-        except ValueError as error:
-            raise BadFrame(str(error)) from None
-        if consumed:
-            self._keep(consumed)
-        if wanted > READ_BUFFER_BYTES:
-            self._grow(wanted)
-        self._deal(packets)
-
-    def _keep(self, consumed: int) -> None:
-        """Only what stands behind so many bytes."""
-        rest = self._filled - consumed
-        if rest:
-            self._view[:rest] = self._view[consumed : self._filled]
-        self._filled = rest
-
-    def _grow(self, size: int) -> None:
-        """The rest of a large packet comes into a buffer of its own, and nothing else."""
-        frame = bytearray(size)
-        frame[: self._filled] = self._view[: self._filled]
-        self._view = memoryview(frame)
-        self._large = True
-
-    def _fill_large(self) -> None:
-        if self._filled < len(self._view):
-            return
-        frame = self._view.obj
-        self._view, self._large, self._filled = memoryview(self._main), False, 0
-        self._deal([read_packet(cast(bytearray, frame), self.is_ipc)])
+    # --- what has come
 
     def _deal(self, packets: list[Packet]) -> None:
         calls, requested = self.calls, False
@@ -430,37 +368,6 @@ class Link(asyncio.BufferedProtocol):
 
     # --- what is received and not read
 
-    def hold(self, by: Unread, nbytes: int) -> None:
-        by.held_bytes += nbytes
-        self.held_bytes += nbytes
-        self.unread.add(by)
-
-    def release(self, by: Unread) -> None:
-        """All that it holds was read, or thrown away."""
-        self.held_bytes -= by.held_bytes
-        by.held_bytes = 0
-        self.unread.discard(by)
-        self.wanted()
-
-    def wanted(self) -> None:
-        """Somebody waits for what may lie in the socket."""
-        if not self._reading:
-            self._regulate()
-
-    def _regulate(self) -> None:
-        """Read on, leave the socket alone, or cut who holds most."""
-        over = self.held_bytes > self.options.max_unread_bytes
-        wanted = not over or self._is_waited_for()
-        if over and wanted and self.held_bytes > self.options.cut_unread_bytes:
-            self._cut(max(self.unread, key=lambda one: one.held_bytes))
-        if wanted != self._reading and self.is_up:
-            self._reading = wanted
-            assert self._transport is not None
-            if wanted:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
-
     def _is_waited_for(self) -> bool:
         return (
             bool(self._pings)
@@ -469,11 +376,17 @@ class Link(asyncio.BufferedProtocol):
             or any(arriving.is_waited_for for arriving in self.calls.values())
         )
 
-    def _cut(self, fullest: Unread) -> None:
-        fullest.fail(LimitReached("cut_unread_bytes", "too much was received and not read"))
+    def _read_on(self, wanted: bool) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _cut(self, fullest: Holder) -> None:
         for request_id in [one for one, by in self.calls.items() if by is fullest]:
             self.cancel(request_id)
-        self.release(fullest)
 
 
 def _spelled_out(packet: pb.Packet) -> Packet:

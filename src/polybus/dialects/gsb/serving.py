@@ -30,7 +30,8 @@ from polybus.errors import ConnectionLost, PolybusError, ServiceFailed, TooLarge
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.dialects.gsb.link import Link, Packet
+    from polybus.dialects.gsb.intake import Packet
+    from polybus.dialects.gsb.link import Link
 
 log = logging.getLogger("polybus.gsb")
 
