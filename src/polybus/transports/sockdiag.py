@@ -18,26 +18,14 @@ So only a socket with an inode, in a state that a connected peer can have, count
 from __future__ import annotations
 
 import socket
-import struct
 from typing import NamedTuple, Protocol
 
+from polybus.kernel.sockdiag import look_up
+
 NETLINK_SOCK_DIAG = 4
-SOCK_DIAG_BY_FAMILY = 20
-NLM_F_REQUEST = 1
-ALL_STATES = 0xFFFFFFFF
-NO_COOKIE = 0xFFFFFFFF
 # A peer to whom we have not said goodbye is in one of these.
 ESTABLISHED, FIN_WAIT1, FIN_WAIT2 = 1, 4, 5
 CONNECTED = (ESTABLISHED, FIN_WAIT1, FIN_WAIT2)
-
-HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: length, type, flags, sequence, port
-REQUEST = struct.Struct("=BBBxI")  # struct inet_diag_req_v2 up to its id
-ADDRESSES = struct.Struct("!HH16s16s")  # of struct inet_diag_sockid: ports, then addresses
-COOKIE = struct.Struct("=III")  # and its end: interface, cookie
-# struct inet_diag_msg behind a header: state, ..., uid, inode.
-ANSWER = struct.Struct("=16xxBxx48x12xII")
-MAX_ANSWER_BYTES = 4096
-MAX_STRAY_ANSWERS = 8  # to requests that were given up
 
 
 class End(NamedTuple):
@@ -61,13 +49,13 @@ class SockDiag:
         self._sequence = 0
 
     def owner(self, far: End, near: End) -> int | None:
+        """From where the other end stands: its own address comes first."""
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         try:
-            self._netlink.send(_request(self._sequence, far, near))
-            answer = self._answer()
-        except OSError:
+            found = look_up(self._netlink.fileno(), self._sequence, *far, *near)
+        except (OSError, ValueError):
             return None
-        return None if answer is None else owner_of(*answer)
+        return None if found is None else owner_of(*found)
 
     def close(self) -> None:
         self._netlink.close()
@@ -77,28 +65,7 @@ class SockDiag:
         if hasattr(self, "_netlink"):  # where netlink is forbidden there is none
             self.close()
 
-    def _answer(self) -> tuple[int, int, int] | None:
-        for _ in range(MAX_STRAY_ANSWERS):
-            data, (sender, _groups) = self._netlink.recvfrom(MAX_ANSWER_BYTES)
-            _size, kind, _flags, sequence, _port = HEADER.unpack_from(data)
-            if sender == 0 and sequence == self._sequence:
-                whole = kind == SOCK_DIAG_BY_FAMILY and len(data) >= ANSWER.size
-                return ANSWER.unpack_from(data) if whole else None
-        return None
-
 
 def owner_of(state: int, uid: int, inode: int) -> int | None:
     """The uid of a socket in the table, if that means anything."""
     return uid if inode and state in CONNECTED else None
-
-
-def _request(sequence: int, far: End, near: End) -> bytes:
-    """From where the other end stands: its own address comes first."""
-    family = socket.AF_INET if len(far.ip) == 4 else socket.AF_INET6
-    body = (
-        REQUEST.pack(family, socket.IPPROTO_TCP, 0, ALL_STATES)
-        + ADDRESSES.pack(far.port, near.port, far.ip, near.ip)
-        + COOKIE.pack(0, NO_COOKIE, NO_COOKIE)
-    )
-    size = HEADER.size + len(body)
-    return HEADER.pack(size, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, sequence, 0) + body

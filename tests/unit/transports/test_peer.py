@@ -15,7 +15,7 @@ import pytest
 
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.testing.watch import until
-from polybus.transports import credentials, peer, sockdiag
+from polybus.transports import credentials, peer
 from polybus.transports.credentials import service_of, unit_of
 from polybus.transports.peer import describe, identify, socket_table, unsent_bytes
 from polybus.transports.procnet import ProcNet, packed
@@ -308,12 +308,21 @@ def test_nobody_vouches_for_what_is_not_connected():
     assert identify(None) == ANONYMOUS
 
 
+def question(sequence: int, far: End, near: End) -> bytes:
+    """As linux/netlink.h and linux/inet_diag.h have it."""
+    ends = struct.pack("!HH16s16s", far.port, near.port, far.ip, near.ip)
+    any_state, any_cookie = 0xFFFFFFFF, struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+    asked = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, any_state)
+    body = asked + ends + any_cookie
+    return struct.pack("=IHHII", 16 + len(body), 20, 1, sequence, 0) + body
+
+
 def test_answers_to_older_questions_are_not_taken_for_this_one():
     table = SockDiag()
     with connected() as (near, far):
         ends = [End(packed(V4), one.getsockname()[1]) for one in (far, near)]
         for _ in range(3):  # about nobody, and the answer is not read
-            table._netlink.send(sockdiag._request(999, End(packed(V4), 1), ends[1]))
+            table._netlink.send(question(999, End(packed(V4), 1), ends[1]))
         assert table.owner(*ends) == os.getuid()
     table.close()
 

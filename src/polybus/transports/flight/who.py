@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -138,6 +139,7 @@ class Identifier:
         return None
 
 
+@lru_cache(4096)
 def peer_end(peer: str) -> End | None:
     """The address in gRPC's words: ipv4:127.0.0.1:5000, ipv6:[::1]:5000 (maybe escaped)."""
     kind, _, rest = unquote(peer).partition(":")
