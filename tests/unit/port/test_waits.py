@@ -92,7 +92,8 @@ def test_shards_are_bounded_over_all(store, waits, monkeypatch):
     monkeypatch.setattr(module, "MAX_PLACES", 2)
     with pytest.raises(LimitReached):
         waits.wait(dict.fromkeys([(topic, shard) for shard in range(3)], 0), LONG_S)
-    assert waits.wait({(topic, 0): 0, (topic, 1): 0}, 0) == {}
+    for _ in range(2):  # who waits no more leaves room for the next
+        assert waits.wait({(topic, 0): 0, (topic, 1): 0}, 0) == {}
 
 
 def test_who_has_gone_is_let_go(store, waits, pool, monkeypatch):
