@@ -3,6 +3,8 @@
     client.key_secret    the client's own pair
     server.key           the public key of the bus
 
+ZeroMQ is loaded when a key is read: where the keys are is known without it.
+
 The default folder is `$XDG_CONFIG_HOME/polybus/keys`, else `~/.config/polybus/keys`.
 """
 
@@ -12,9 +14,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
-
-import zmq.auth
-from zmq.utils import z85
 
 from polybus.dialects.pirate import identity
 from polybus.errors import ConfigError
@@ -33,6 +32,8 @@ class Keys(NamedTuple):
 
     @property
     def client_id(self) -> bytes:
+        from zmq.utils import z85
+
         return identity.fingerprint(z85.decode(self.public))
 
 
@@ -56,6 +57,8 @@ def load(folder: Path) -> Keys:
 
 
 def _read(path: Path, advice: str) -> tuple[bytes, bytes | None]:
+    import zmq.auth
+
     if not os.path.lexists(path):
         raise ConfigError(f"{path} is not there: {advice}")
     try:
