@@ -111,7 +111,10 @@ class RouterListener:
                 self._recognise(connection, user)
             connection.received += 1
             connection.received_bytes += size
-            receive(connection, frames)
+            try:
+                receive(connection, frames)
+            except Exception as error:  # one message's trouble is not the others'
+                self._loop.call_exception_handler({"message": "pirate", "exception": error})
         if len(messages) == TURN_MESSAGES:
             self._again()
         self._session.turn_over()
@@ -174,7 +177,10 @@ class RouterListener:
 
     def _has_waiting(self) -> bool:
         events: Any = self._socket.EVENTS
-        return bool(events & zmq.POLLIN)
+        if not events & zmq.POLLIN:
+            return False
+        self._again()  # whoever asks takes the descriptor's signal: it will not come again
+        return True
 
     def _cut(self, connection: Connection, reason: str) -> None:
         self._count("closed", reason)
