@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from polybus.errors import ConfigError
 from polybus.spark.quiet import held_back
-from polybus.spark.session import check_java
+from polybus.spark.session import STARTUP, check_java
 
 ROOT = Path(__file__).parents[2]
 OLD = "echo 'openjdk version \"11.0.2\" 2019-01-15' >&2"
@@ -89,6 +90,31 @@ def test_without_pyspark_it_is_said_what_brings_it():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "Spark is not installed: pip install 'polybus[spark]'"
+
+
+# --- workers
+
+
+def in_a_worker(script: str, *places: Path | str) -> str:
+    """What a Python says that is started as Spark starts its workers: its zip comes first."""
+    path = [str(Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"), str(STARTUP)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *map(str, places)])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_workers_load_pyspark_as_it_is_installed():
+    found = in_a_worker("import sys, pyspark; sys.stdout.write(pyspark.__file__)")
+    assert found == pyspark.__file__
+
+
+def test_another_sitecustomize_is_run_all_the_same(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("FOUND = 'both'\n")
+    script = "import sys, sitecustomize; sys.stdout.write(sitecustomize.FOUND)"
+    assert in_a_worker(script, tmp_path) == "both"
 
 
 # --- a quiet terminal

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from polybus.errors import Denied, UsageError, WrongKind, from_code
-from polybus.native import Client
+from polybus.native import Client, ClientOptions
 from polybus.spark import publishing, sabotage, shaping, workers
 from polybus.spark.faults import told_plainly
 from polybus.spark.options import FILES, Options
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 REFUSE, CONTINUE = "refuse", "continue"
 PERMANENT = (UsageError, Denied, WrongKind)  # another try would end in the same way
+PATIENCE = ClientOptions()  # with a bus that is started again
 MAX_NAME_BYTES = 220  # of producerId and transactionId; the bus's names are a little longer
 
 
@@ -187,7 +188,7 @@ def client_of(bus: str) -> Client:
     """Of this process: a connection does not outlive a fork."""
     key = os.getpid(), bus
     if key not in _clients:
-        client = Client(bus)
+        client = Client(bus, PATIENCE)
         client.act("topic.list", pattern="")  # says at once, and plainly, if nobody is there
         _clients[key] = client
     return _clients[key]
