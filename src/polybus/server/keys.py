@@ -16,10 +16,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import zmq
-import zmq.auth
-from zmq.utils import z85
-
 from polybus.errors import AlreadyExists, ConfigError, DoesNotExist, UsageError
 
 OWN: Final = "server"
@@ -52,11 +48,15 @@ class Allowed(NamedTuple):
 
     @property
     def text(self) -> str:
+        from zmq.utils import z85
+
         return z85.encode(self.key).decode()
 
 
 def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
     """A new pair in two files, the secret one for its owner alone."""
+    import zmq  # here and below: help for the commands does without
+
     _check_name(name)
     _make_folder(folder)
     public, secret = zmq.curve_keypair()
@@ -71,10 +71,10 @@ def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
 
 def read_public(path: Path) -> bytes:
     """The 32 bytes of a public key in a file."""
+    public, _ = _load(path)
     try:
-        public, _ = zmq.auth.load_certificate(path)
-        key = z85.decode(public)
-    except (OSError, ValueError, KeyError) as error:
+        key = _decoded(public)
+    except ValueError as error:
         raise ConfigError(f"{path}: no key can be read: {error}") from None
     if len(key) != KEY_BYTES:
         raise ConfigError(f"{path}: a key has {KEY_BYTES} bytes, not {len(key)}")
@@ -84,8 +84,8 @@ def read_public(path: Path) -> bytes:
 def parse_key(text: str) -> bytes:
     """The 32 bytes of a public key as people write it, in Z85."""
     try:
-        key = z85.decode(text.encode("ascii"))
-    except (ValueError, KeyError, IndexError):
+        key = _decoded(text.encode("ascii"))
+    except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
         raise UsageError(f"{text[:64]!r} is no key: it has {KEY_CHARS} characters in Z85")
@@ -109,10 +109,7 @@ class KeyFolder:
             make_pair(self.folder, OWN)
         if secret.stat().st_mode & NOT_FOR_OTHERS:
             raise ConfigError(f"{secret} can be read by other users: chmod 600 {secret}")
-        try:
-            public, private = zmq.auth.load_certificate(secret)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{secret}: {error}") from None
+        public, private = _load(secret)
         if private is None:
             raise ConfigError(f"{secret} has no secret key")
         return Pair(public, private)
@@ -151,6 +148,26 @@ class KeyFolder:
         with contextlib.suppress(OSError):
             return self.allowed_folder.stat().st_mtime_ns
         return 0
+
+
+def _load(path: Path) -> tuple[bytes, bytes | None]:
+    """Public and secret key of a file, in Z85."""
+    import zmq.auth
+
+    try:
+        return zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no key can be read: {error}") from None
+
+
+def _decoded(text: bytes) -> bytes:
+    """`ValueError` if it is no Z85."""
+    from zmq.utils import z85
+
+    try:
+        return bytes(z85.decode(text))
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"no Z85: {error}") from None
 
 
 def _check_name(name: str) -> None:

@@ -77,6 +77,10 @@ def check_files(loaded: Loaded) -> None:
         from polybus.server.tls import Certificates
 
         Certificates(loaded.settings.tls)
+    if loaded.settings.pirate.curve:
+        from polybus.server.keys import KeyFolder
+
+        KeyFolder(pirate_keys(loaded, os.environ)).allowed()
     if loaded.settings.native.tokens is not None:
         from polybus.transports.flight.who import Tokens
 

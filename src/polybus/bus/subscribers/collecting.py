@@ -89,7 +89,8 @@ class Collecting:
             self.collected += future.result()
         else:  # the next round looks at them again
             self._table.moved.update(one.topic.number for one in share)
-            self._means.log.warning("collection failed", reason=str(error))
+            if not future.cancelled():
+                self._means.log.warning("collection failed", reason=str(error))
 
     def begin_anew(self) -> None:
         """After a start: topics whose last subscriber left just before the end."""

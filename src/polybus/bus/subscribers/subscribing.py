@@ -198,7 +198,8 @@ class Subscribing:
         error = fault_of(future)
         waiting = self._leaving.pop(topic.number)
         if error is not None:
-            self._means.log.warning("topic not removed", topic=topic.name, reason=str(error))
+            if not future.cancelled():  # else the bus is stopping, and the next start does it
+                self._means.log.warning("topic not removed", topic=topic.name, reason=str(error))
         elif future.result():
             self._means.binding.gone(topic)
         for again in waiting:
