@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -115,6 +116,19 @@ def test_a_topic_that_is_dropped(store, waits, pool):
     with pytest.raises(DoesNotExist):
         waiting.result(10)
     assert waits.count == 0
+
+
+def test_who_sleeps_is_woken_by_the_end(store, waits, pool, monkeypatch):
+    class Slept(Event):
+        """The bus stops between the look and the sleep."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.close()
+            return super().wait(timeout)
+
+    topic = store.create("t", 1, {}).number
+    monkeypatch.setattr(module, "Event", Slept)
+    assert pool.submit(waits.wait, {(topic, 0): 0}, LONG_S).result(10) == {}
 
 
 def test_the_end(store, waits, pool):
