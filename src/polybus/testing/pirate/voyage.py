@@ -74,7 +74,15 @@ class Voyage:
             enough = least >= least_steps and not self.proxy.missing()
             return enough or least >= most_steps or bool(self._failures)
 
-        until(is_enough, "the clients do not go on", PATIENCE_S)
+        while not is_enough():  # however long it takes, as long as they go on
+            self._wait_for_steps(sum(self._steps.values()))
+
+    def _wait_for_steps(self, before: int) -> None:
+        until(
+            lambda: self._failures or sum(self._steps.values()) > before,
+            "the clients do not go on",
+            PATIENCE_S,
+        )
 
     def land(self) -> None:
         """The line is honest again; everybody reads to the end."""
