@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,8 @@ def test_what_somebody_has_still_to_read_is_kept_and_the_rest_goes(bus, bare):
         until(lambda: count(bus.process, "pirate", "collected") >= 5, "what both have read goes")
         assert slow.ask(wire.get(b"slow", 1, "t", 0)) == ("MSG", 6, b"5")
         assert count(bus.process, "pirate", "collected") == 5
+        found = bus.process.run("store", "info", str(bus.process.data), "--json").stdout
+        assert [one["first_id"] for one in json.loads(found)["topics"]] == [6]
 
 
 def test_a_bus_that_was_restored_from_a_backup_says_so_and_nothing_is_skipped(tmp_path):

@@ -17,6 +17,8 @@ from typing import Self
 
 from polybus.testing.process import BusProcess, serve
 
+START_TIMEOUT_S = 90.0  # a round of kills is not to fail because a machine stands still
+
 
 class PirateBus:
     """`args` are for `polybus serve`; other listeners may be added by `listen`."""
@@ -42,7 +44,13 @@ class PirateBus:
     def start(self) -> None:
         pirate = f"pirate=tcp://127.0.0.1:{self.port}"
         listen = [pirate, *self._listen]
-        self.process = serve(*self._args, listen=listen, folder=self.folder, env=self._env)
+        self.process = serve(
+            *self._args,
+            listen=listen,
+            folder=self.folder,
+            env=self._env,
+            timeout_s=START_TIMEOUT_S,
+        )
         self.port = self.process.address("pirate").port
 
     def stop(self) -> int:
