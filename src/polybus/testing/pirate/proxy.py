@@ -121,6 +121,8 @@ class LossyProxy:
         while not self._stopping:
             sockets = zmq.select([self._front, *self._links], [], [], self._nap_s())[0]
             for socket in sockets:
+                if socket.closed:  # by a cut, a moment ago: what was on it is lost
+                    continue
                 way = TO_SERVER if socket is self._front else TO_CLIENT
                 self._meet(way, socket.recv_multipart())
             self._let_go()
