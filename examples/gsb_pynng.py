@@ -96,6 +96,7 @@ class Countdown:
     def __init__(self, address: str) -> None:
         self.registered = threading.Event()
         self._cancelled: dict[str, threading.Event] = {}
+        self._answering: list[threading.Thread] = []
         self._socket = pynng.Pair0()
         # nng dials again by itself when the bus was restarted, and then nothing is registered.
         self._socket.add_post_pipe_connect_cb(self._register)
@@ -104,6 +105,11 @@ class Countdown:
         self._thread.start()
 
     def close(self) -> None:
+        """Nothing may use the socket any more when it is closed: nng does not forgive that."""
+        for cancelled in list(self._cancelled.values()):
+            cancelled.set()
+        for thread in self._answering:
+            thread.join()
         self._socket.close()
         self._thread.join()
 
@@ -123,7 +129,9 @@ class Countdown:
             elif kind == "call_request":
                 call = received.call_request
                 self._cancelled[call.request_id] = threading.Event()
-                threading.Thread(target=self._count_down, args=(call,), daemon=True).start()
+                thread = threading.Thread(target=self._count_down, args=(call,))
+                self._answering.append(thread)
+                thread.start()
             elif kind == "cancel" and received.cancel.request_id in self._cancelled:
                 self._cancelled[received.cancel.request_id].set()
 
