@@ -22,7 +22,7 @@ from polybus.bus.stalls import Stalls
 from polybus.bus.stats import Counters
 from polybus.bus.subscriptions import Subscribed, Subscriptions
 from polybus.bus.topics import EphemeralTopics
-from polybus.bus.traffic import Totals
+from polybus.bus.traffic import LoopTotals, Totals
 from polybus.kernel.fanout import Fanout, Source
 from polybus.model.limits import FreudLimits, QuotaLimits
 from polybus.model.rules import PRODUCE, SUBSCRIBE
@@ -97,6 +97,7 @@ class Broker:
         self.sections: dict[str, Callable[[], dict[str, Any]]] = {}  # what they add to `stats`
         # Of dialects whose connections are no parties.
         self.other_connections: list[Callable[[], list[dict[str, Any]]]] = []
+        self.other_totals: list[LoopTotals] = []
         self._parties: dict[int, Party] = {}
         self._in_doubt: list[Party] = []  # whose groups are not known yet
         self._joined = 0
@@ -282,7 +283,7 @@ class Broker:
     def stats(self) -> dict[str, Any]:
         fanout = self._fanout
         relayed, relayed_bytes = self._delivery.relayed
-        port = self.durable.traffic.totals if self.durable is not None else Totals()
+        port = self._other_totals()
         dropped = Counter(self.counters.family("dropped"))
         dropped.update(denied=fanout.denied, no_subscriber=fanout.unheard)
         return {
@@ -311,6 +312,18 @@ class Broker:
             "faults": self.counters.family("faults"),
             **{name: tell() for name, tell in self.sections.items()},
         }
+
+    def _other_totals(self) -> Totals:
+        """Of the native port, and of dialects whose messages do not pass the fan-out."""
+        totals = self.durable.traffic.totals if self.durable is not None else Totals()
+        for one in self.other_totals:
+            totals = Totals(
+                totals.received + one.received,
+                totals.received_bytes + one.received_bytes,
+                totals.delivered + one.delivered,
+                totals.delivered_bytes + one.delivered_bytes,
+            )
+        return totals
 
     def connections(self) -> list[dict[str, Any]]:
         own = [self._describe(party) for party in self._parties.values()]

@@ -15,7 +15,7 @@ counted up here and read from the store only when it seems to be reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from itertools import count
 from threading import Lock
@@ -153,12 +153,13 @@ class Durable:
         """On the store's thread."""
         if future.cancelled() or future.exception() is not None:
             return
-        self.landed(future.result())
-
-    def landed(self, done: Committed) -> None:
-        """What was committed is there for readers; for who commits by the store itself."""
-        for span in done.spans:
+        for span in future.result().spans:
             self._reach(span.topic, span.first_id + span.count)
+
+    def reach_all(self, next_ids: Mapping[int, int]) -> None:
+        """What was committed is there for readers; for who commits by the store itself."""
+        for number, next_id in next_ids.items():
+            self._reach(number, next_id)
 
     def _reach(self, number: int, next_id: int) -> None:
         with self._lock:

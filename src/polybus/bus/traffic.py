@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple
 
 
 class Totals(NamedTuple):
     """Received bytes are those of blocks, delivered ones those of keys, bodies and headers."""
+
+    received: int = 0
+    received_bytes: int = 0
+    delivered: int = 0
+    delivered_bytes: int = 0
+
+
+@dataclass(slots=True)
+class LoopTotals:
+    """The same of a dialect that counts on the loop alone."""
 
     received: int = 0
     received_bytes: int = 0

@@ -45,7 +45,8 @@ class PirateSide:
         self._gate = gate
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._session = PirateSession(subscribers, broker.counters, broker.durable.traffic)
+        self._session = PirateSession(subscribers, broker.counters)
+        broker.other_totals.append(self._session.totals)
         self._listeners: list[RouterListener] = []
         self._keys = Keys(KeyFolder(keys), broker, log) if settings.pirate.curve else None
         self._zap: Zap | None = None

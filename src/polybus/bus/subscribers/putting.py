@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -23,6 +23,7 @@ from polybus.errors import (
     LimitReached,
     PolybusError,
     Stale,
+    StoreFault,
     UnknownProducer,
 )
 from polybus.model.block import Block
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 NS_PER_MS: Final = 1_000_000
 DIGEST_BYTES: Final = 16
+JOINED_BYTES: Final = 4096  # a little more to copy costs less than one more call
 # More than this is copied and hashed on a worker: the loop would stand still too long.
 LARGE_BYTES: Final = 256 << 10
 MAX_KNOWN_TOPICS: Final = 65_536
@@ -172,7 +174,7 @@ class Putting:
             commit = Commit(stamp=stamp, note=notes.of_refusal(refusal))
         else:
             try:
-                commit = Commit(self._appends(topic, block), stamp=stamp)
+                commit = Commit(self._appends(topic, block), (), (), stamp, b"")
             except PolybusError as error:  # the topic's own bound
                 then(error)
                 return
@@ -219,30 +221,41 @@ class Putting:
         return None
 
     def _landed(self, flight: Flight) -> None:
-        for put, future in zip(flight.puts, flight.futures, strict=True):
-            self._done(put, future)
+        reached: dict[int, int] = {}
+        done: list[Committed | PolybusError] = []
+        for future in flight.futures:
+            try:
+                came: Committed | PolybusError = future.result()
+            except (Exception, CancelledError):
+                came = fault_of(future) or StoreFault("the store gave no answer")
+            else:
+                for span in came.spans:
+                    reached[span.topic] = max(
+                        reached.get(span.topic, 0), span.first_id + span.count
+                    )
+            done.append(came)
+        self._durable.reach_all(reached)  # before anybody is told
+        for put, came in zip(flight.puts, done, strict=True):
+            self._done(put, came)
 
-    def _done(self, put: Put, future: Future[Committed]) -> None:
+    def _done(self, put: Put, came: Committed | PolybusError) -> None:
         size = len(put.block.data)
         self.uncommitted_bytes -= size
         if put.bounded is not None:
             self._durable.depart(put.bounded, -size)
             put.bounded = None
-        error = fault_of(future)
-        if error is None:
-            done = future.result()
-            self._durable.landed(done)
-            if sabotage.REPLIES_OFF and done.duplicate:
+        if not isinstance(came, PolybusError):
+            if sabotage.REPLIES_OFF and came.duplicate:
                 self._again(put)
-            put.then(notes.outcome(done))
+            put.then(notes.outcome(came))
             self._clients.landed(put.client, put.request.counter)
-        elif isinstance(error, DoesNotExist) and not isinstance(error, UnknownProducer):
+        elif isinstance(came, DoesNotExist) and not isinstance(came, UnknownProducer):
             # The topic went while the message was on its way: that is the answer, and stored.
             put.client.in_flight -= 1
             refusal = DoesNotExist(f"there is no topic {put.request.topic!r} any more")
             self._depart(put, Commit(stamp=put.stamp, note=notes.of_refusal(refusal)))
         else:
-            put.then(Stale(STALE) if isinstance(error, Stale) else error)
+            put.then(Stale(STALE) if isinstance(came, Stale) else came)
             self._clients.landed(put.client, 0)
 
     def _again(self, put: Put) -> None:
@@ -255,6 +268,8 @@ class Putting:
 def digest(request: Request, body: bytes = b"") -> bytes:
     """Tells requests apart that use one counter."""
     head = b"%b\0%b\0" % (request.op, request.topic.encode())
+    if len(body) <= JOINED_BYTES:
+        return blake2b(head + body, digest_size=DIGEST_BYTES).digest()
     found = blake2b(head, digest_size=DIGEST_BYTES)
     found.update(body)
     return found.digest()

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.bus.subscribers.clients import Greeted
+from polybus.bus.traffic import LoopTotals
 from polybus.dialects.pirate import codec
 from polybus.errors import (
     Denied,
@@ -28,7 +29,6 @@ from polybus.errors import (
 if TYPE_CHECKING:
     from polybus.bus.stats import Counters
     from polybus.bus.subscribers.subscribers import Subscribers
-    from polybus.bus.traffic import Traffic
     from polybus.model.identity import Identity
 
 FINGERPRINT_BYTES = 16
@@ -46,9 +46,9 @@ class Peer(Protocol):
 
 
 class PirateSession:
-    def __init__(self, bus: Subscribers, counters: Counters, traffic: Traffic) -> None:
+    def __init__(self, bus: Subscribers, counters: Counters) -> None:
         self._counters = counters
-        self._traffic = traffic
+        self.totals = LoopTotals()
         self._subscribers = bus
         self._verbs: dict[bytes, Callable[[Any, Identity, Callable[[Any], None]], None]] = {
             codec.HELLO: lambda request, _, then: bus.hello(request, then),
@@ -88,8 +88,9 @@ class PirateSession:
     def _answer(self, peer: Peer, envelope: list[bytes], request: codec.Request, came: Any) -> None:
         self.unanswered -= 1
         if isinstance(came, int):
-            if request.op == codec.PUT:
-                self._traffic.receive(1, sum(map(len, request.body)))
+            if request.body:
+                self.totals.received += 1
+                self.totals.received_bytes += sum(map(len, request.body))
             peer.send(envelope, codec.done(request.counter, came))
         elif came is None:
             peer.send(envelope, codec.nothing())
@@ -98,7 +99,8 @@ class PirateSession:
         elif isinstance(came, Greeted):
             peer.send(envelope, codec.done(came.epoch, came.counter))
         else:
-            self._traffic.deliver(1, len(came.body))
+            self.totals.delivered += 1
+            self.totals.delivered_bytes += len(came.body)
             peer.send(envelope, codec.message(came.id, came.timestamp_ns, came.body))
 
     def _refuse(self, peer: Peer, envelope: list[bytes], code: str, text: str) -> None:

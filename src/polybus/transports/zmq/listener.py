@@ -39,8 +39,7 @@ WAITING_MESSAGES: Final = 100
 MAX_FRAMES: Final = 4096 + 6 + 65 + 1
 COPIED_BYTES: Final = 64 << 10  # larger answers are not copied on the loop
 SETTLE_S: Final = 0.01
-# What ZMTP puts before a frame: of a short one, and of others.
-HEAD_BYTES, LONG_HEAD_BYTES, SHORT_BYTES = 2, 9, 256
+HEAD_BYTES: Final = 2  # what ZMTP puts before a short frame
 EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _EVENT = Struct("=Hi")
 
@@ -147,20 +146,16 @@ class RouterListener:
     def _send(self, connection: Connection, envelope: list[bytes], frames: list[bytes]) -> None:
         if self._socket.closed:
             return
-        size = HEAD_BYTES
-        for frame in envelope[1:]:
-            size += len(frame) + HEAD_BYTES
-        for frame in frames:
-            length = len(frame)
-            size += length + (HEAD_BYTES if length < SHORT_BYTES else LONG_HEAD_BYTES)
         whole = [*envelope, b"", *frames]
+        size = sum(map(len, whole)) + HEAD_BYTES * len(whole)  # long frames' heads are longer
         error = self._router.send(whole) if size < COPIED_BYTES else self._send_large(whole)
         if error:
             self._count("dropped", "peer_slow" if error == zmq.EAGAIN else "peer_gone")
             return
         connection.sent += 1
         connection.sent_bytes += size
-        self._again()
+        if not self._due:
+            self._again()
 
     def _send_large(self, frames: list[bytes]) -> int:
         """Without copying what is large."""
