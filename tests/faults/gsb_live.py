@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,12 +25,16 @@ def serving(
     sabotage: str | None = None, env: Mapping[str, str] | None = None
 ) -> Iterator[BusProcess]:
     broken = {"POLYBUS_SABOTAGE": sabotage} if sabotage else {}
-    with serve(
-        "--engine",
-        "memory:",
-        listen=("gsb=tcp://127.0.0.1:0",),
-        env={**SETTINGS, **broken, **(env or {})},
-    ) as bus:
+    # Short on purpose: the path of a Unix socket has at most 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as folder,
+        serve(
+            "--engine",
+            "memory:",
+            listen=("gsb=tcp://127.0.0.1:0", f"gsb=ipc://{folder}/gsb.sock"),
+            env={**SETTINGS, **broken, **(env or {})},
+        ) as bus,
+    ):
         yield bus
 
 
@@ -56,3 +61,7 @@ def failure(reply: pb.CallReply) -> codec.Failure:
 
 def party(bus: BusProcess, **more: Any) -> Peer:
     return connect(bus.address("gsb"), **more)
+
+
+def party_over_ipc(bus: BusProcess, **more: Any) -> Peer:
+    return connect(next(one for _, one in bus.listeners if one.scheme == "ipc"), **more)

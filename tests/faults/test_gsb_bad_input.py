@@ -23,7 +23,14 @@ from polybus.testing.gsb import (
 )
 from polybus.testing.process import BusProcess
 from polybus.testing.watch import count, until
-from tests.faults.gsb_live import MAX_PACKET_BYTES, check_nothing_is_left, failure, party, serving
+from tests.faults.gsb_live import (
+    MAX_PACKET_BYTES,
+    check_nothing_is_left,
+    failure,
+    party,
+    party_over_ipc,
+    serving,
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +72,26 @@ def test_a_bad_greeting_is_cut(bus, greeting):
     until(
         lambda: count(bus, "connections", "closed", "bad_greeting") == before + 1, "it is counted"
     )
+
+
+def test_a_frame_over_ipc_without_its_mark_is_cut(bus):
+    before = count(bus, "connections", "closed", "bad_frame")
+    with party_over_ipc(bus) as peer, party_over_ipc(bus) as other:
+        other.ping()
+        peer.send_bytes(b"\0" + peer.frame(call("echo", "1"))[1:])
+        peer.wait_for_end()
+        other.ping()
+    assert count(bus, "connections", "closed", "bad_frame") == before + 1
+
+
+def test_over_ipc_and_tcp_they_meet(bus):
+    with party_over_ipc(bus) as service, party(bus) as caller, party_over_ipc(bus) as other:
+        service.register("echo")
+        for one in (caller, other):
+            for piece in one_by_one(one.frame(call("echo", "1", b"x"))):
+                one.send_bytes(piece)
+            service.send(reply(service.call().request_id, b"y"))
+            assert one.reply().data == b"y"
 
 
 def test_a_greeting_and_a_call_byte_by_byte(bus):
