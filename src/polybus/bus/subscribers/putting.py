@@ -225,15 +225,14 @@ class Putting:
         done: list[Committed | PolybusError] = []
         for future in flight.futures:
             try:
-                came: Committed | PolybusError = future.result()
+                committed = future.result()
             except (Exception, CancelledError):
-                came = fault_of(future) or StoreFault("the store gave no answer")
-            else:
-                for span in came.spans:
-                    reached[span.topic] = max(
-                        reached.get(span.topic, 0), span.first_id + span.count
-                    )
-            done.append(came)
+                done.append(fault_of(future) or StoreFault("the store gave no answer"))
+                continue
+            done.append(committed)
+            for span in committed.spans:
+                next_id = span.first_id + span.count
+                reached[span.topic] = max(reached.get(span.topic, 0), next_id)
         self._durable.reach_all(reached)  # before anybody is told
         for put, came in zip(flight.puts, done, strict=True):
             self._done(put, came)
