@@ -22,7 +22,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "live": tuple(
         f"tests/unit/pirate/test_{name}.py"
-        for name in ("traces", "memories", "client", "answers", "shell")
+        for name in ("traces", "memories", "client", "answers", "shell", "curve")
     ),
 }
 

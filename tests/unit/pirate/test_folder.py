@@ -74,6 +74,16 @@ def test_a_closed_folder_changes_no_more(tmp_path):
         folder.read("news", 1)
 
 
+def test_what_was_read_before_is_not_written_again(tmp_path):
+    folder = Folder(tmp_path)
+    folder.read("news", 5)
+    size = (tmp_path / journal.NAME).stat().st_size
+    for last in (5, 4):
+        folder.read("news", last)
+    assert (tmp_path / journal.NAME).stat().st_size == size
+    folder.close()
+
+
 def test_counters_have_an_end(tmp_path):
     folder = Folder(tmp_path)
     folder.opened(1, 2**64 - 2)
