@@ -108,8 +108,8 @@ def dead_letters(
     _check(spark, where, choice)
     url = checks.writable_bus(None, checks.bus_of(bus))
     wanted = ",".join(_letters_of(one.strip()) for one in topic.split(","))
+    work = Work(spark, url, wanted, choice, by, tell)
     with stoppable() as stop, plainly():
-        work = Work(spark, url, wanted, choice, by, tell)
         work.look(requeue=requeue)
         while requeue and not once and not stop.wait(every):
             work.look(requeue=True)

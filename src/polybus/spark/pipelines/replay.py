@@ -114,10 +114,10 @@ def replay(
     book = Book(folder)
     plan = book.plan(asked) or reading.plan(book, asked, start, None if is_open else end or LATEST)
     writing = Writing(target, into, _where(where, key), select)
+    most = min(rows_per_batch, max(1, int(rate * PART_S))) if rate else rows_per_batch
+    loop = Loop(reading, writing, book, plan, most, rate, tell)
     with stoppable() as stop, plainly():
-        most = min(rows_per_batch, max(1, int(rate * PART_S))) if rate else rows_per_batch
-        loop = Loop(reading, writing, book, plan, most, rate, stop, tell)
-        loop.run(every_s=every)
+        loop.run(stop, every_s=every)
     facts: dict[str, object] = {
         "read": loop.read,
         "parts": loop.parts,
@@ -224,32 +224,31 @@ class Loop:
         plan: Plan,
         part_rows: int,
         rate: float | None,
-        stop: Stop,
         tell: Tell,
     ) -> None:
         self._reading, self._writing = reading, writing
         self._book, self._plan = book, plan
-        self._rate, self._stop, self._tell = rate, stop, tell
+        self._rate, self._tell = rate, tell
         self._part_rows = part_rows
         self._began_s = time.monotonic()
         self.position = book.position(plan)
         self.rows = self.read = self.parts = 0
 
-    def run(self, *, every_s: float) -> None:
+    def run(self, stop: Stop, *, every_s: float) -> None:
         topic = self._reading.topic
-        while not self._stop:
+        while not stop:
             if not self.position.ranges(topic):
                 ends = self._ends()
                 self.position = self._book.next(self.position, ends, self._part_rows)
             if self.position.ranges(topic):
-                self._one_part()
-            elif self._plan.ends is not None or self._stop.wait(every_s):
+                self._one_part(stop)
+            elif self._plan.ends is not None or stop.wait(every_s):
                 return
 
     def _ends(self) -> Ends:
         return self._reading.ends() if self._plan.ends is None else self._plan.ends
 
-    def _one_part(self) -> None:
+    def _one_part(self, stop: Stop) -> None:
         began_s = time.monotonic()
         part = self.position
         rows = self._writing.write(self._reading.rows(part), self._plan.name, part.number)
@@ -260,7 +259,7 @@ class Loop:
         self.position = self._book.next(part.done(rows), ends, self._part_rows)
         self._say(ends)
         if self._rate is not None:
-            self._stop.wait(max(0.0, rows / self._rate - (time.monotonic() - began_s)))
+            stop.wait(max(0.0, rows / self._rate - (time.monotonic() - began_s)))
 
     def _say(self, ends: Ends) -> None:
         left = sum(max(0, end - self.position.at.get(n, end)) for n, end in ends.items())
