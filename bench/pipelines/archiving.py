@@ -8,6 +8,7 @@ from typing import Any
 from bench.spark.filling import SHARDS, add
 from polybus.native import Client
 from polybus.spark.pipelines.archive import archive
+from polybus.spark.schema import SCHEMA
 
 HISTORY = "history"
 ARCHIVED = 0.95  # of the rows of a union; the rest is in the log
@@ -24,7 +25,26 @@ def to_archive(spark: Any, url: str, topic: str, folder: Path) -> Callable[[Path
     return run
 
 
-def to_parquet(spark: Any, source: Path, folder: Path) -> Callable[[Path], object]:
+def stream_to_parquet(spark: Any, source: Path, folder: Path) -> Callable[[Path], object]:
+    """The same as a stream, which has to be started, planned and written down, too."""
+
+    def run(checkpoint: Path) -> None:
+        shutil.rmtree(folder / "streamed", ignore_errors=True)
+        query = (
+            spark.readStream.schema(SCHEMA)
+            .parquet(str(source))
+            .writeStream.format("parquet")
+            .options(path=str(folder / "streamed"), compression="zstd")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    return run
+
+
+def batch_to_parquet(spark: Any, source: Path, folder: Path) -> Callable[[Path], object]:
     def run(checkpoint: Path) -> None:
         rows = spark.read.parquet(str(source))
         rows.write.mode("overwrite").option("compression", "zstd").parquet(str(folder / "copied"))

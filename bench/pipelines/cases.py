@@ -3,7 +3,8 @@
 - `route` that catches up, orders of a certain size by a field of their JSON: at least 0.7 of the
   same query as a stream from Parquet files to Parquet files
 - beside it, without a target, `route` that copies everything
-- `archive` of a topic: at least 0.8 of Parquet read and written by Spark, zstd like the archive
+- `archive` of a topic: at least 0.8 of a stream from Parquet to Parquet, zstd like the archive;
+  beside it, without a target, the same as a batch, which has less to start
 - a full scan, `sum(length(body))`, of archive and log as one table, 95 % archived: at least 0.8 of
   the same rows in Parquet alone; beside it, without a target, by the format's option
 """
@@ -19,6 +20,7 @@ COPY = Case("route-copy", "route: catching up, all of it", (RATE,))
 ARCHIVE = Case("archive", "archive: a topic → Parquet, 128 B", (RATE,))
 UNION = Case("union", "union: full scan of archive and log, 95 % archived", (RATE,))
 CASES = (ROUTE, COPY, ARCHIVE, UNION)
+BATCH = "Parquet, a batch"
 BY_FORMAT = "polybus, format() alone"
 
 LARGE = "get_json_object(cast(body AS string), '$.cents') >= 500000"

@@ -16,9 +16,16 @@ from bench.harness.places import installed
 from bench.harness.report import Outcome
 from bench.harness.results import OURS
 from bench.native.contenders import Bus, bus
-from bench.pipelines.archiving import HISTORY, keep_history, to_archive, to_parquet
+from bench.pipelines.archiving import (
+    HISTORY,
+    batch_to_parquet,
+    keep_history,
+    stream_to_parquet,
+    to_archive,
+)
 from bench.pipelines.cases import (
     ARCHIVE,
+    BATCH,
     BY_FORMAT,
     CASES,
     MESSAGES,
@@ -55,7 +62,12 @@ def run(options: Options) -> Outcome:
         client = stack.enter_context(Client(native_url(ours)))
         spark = stack.enter_context(session())
         place = Place(spark, ours, client, folder, SHORT_MESSAGES if options.short else MESSAGES)
-        outcome.versions = {PARQUET: pyspark.__version__, OURS: __version__, BY_FORMAT: ""}
+        outcome.versions = {
+            PARQUET: pyspark.__version__,
+            OURS: __version__,
+            BY_FORMAT: "",
+            BATCH: "",
+        }
         for case in (case for case in CASES if options.wants(case.name)):
             print(f"… {case.title}", file=sys.stderr, flush=True)
             outcome.results.append(run_case(case, effort, place.contenders(case)))
@@ -79,8 +91,9 @@ class Place:
             return self._unions()
         if case is ARCHIVE:
             ours = to_archive(self._spark, self._url, TOPIC, self._folder)
-            files = to_parquet(self._spark, self._folder / "parquet", self._folder)
-            return self._queries(ours, files)
+            place = self._spark, self._folder / "parquet", self._folder
+            batch = Query(BATCH, self._messages, batch_to_parquet(*place), self._folder, None)
+            return [*self._queries(ours, stream_to_parquet(*place)), batch]
         spark, where, folder = self._spark, WHERE[case.name], self._folder
         ours = topic_to_topic(spark, self._client, self._url, TOPIC, where)
         files = parquet_to_parquet(spark, folder / "parquet", where, folder)

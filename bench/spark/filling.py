@@ -14,10 +14,14 @@ SHARDS = 4
 def fill(url: str, topic: str, messages: int) -> None:
     with Client(url) as client:
         client.create_topic(topic, SHARDS)
-        with client.producer() as producer:
-            for bodies, keys in _batches(messages):
-                producer.produce(topic, bodies, keys)
-            producer.flush()
+        add(client, topic, messages)
+
+
+def add(client: Client, topic: str, messages: int) -> None:
+    with client.producer() as producer:
+        for bodies, keys in _batches(messages):
+            producer.produce(topic, bodies, keys)
+        producer.flush()
 
 
 def _batches(messages: int) -> Iterator[tuple[list[bytes], list[str]]]:
