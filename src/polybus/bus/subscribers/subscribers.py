@@ -64,7 +64,8 @@ class Subscribers:
         self.clients.queue(request.client, greet, then, alone=True)
 
     def put(self, request: Request, caller: Identity, then: Then) -> None:
-        if sum(map(len, request.body)) > LARGE_BYTES:
+        body = request.body
+        if (len(body[0]) if len(body) == 1 else sum(map(len, body))) > LARGE_BYTES:
             large = partial(self._putting.put_large, request=request, caller=caller, then=then)
             self.clients.queue(request.client, large, then, alone=True)
             return
