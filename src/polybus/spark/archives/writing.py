@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from polybus.spark.archives.folder import Folder, sync, writable
 from polybus.spark.archives.manifest import File, Last, Span
+from polybus.spark.bounds import MAX_TIME_NS
 from polybus.spark.columns import COLUMNS, Shape
 from polybus.spark.points import passing
 from polybus.spark.schema import SCHEMA
@@ -108,6 +109,7 @@ class Draft:
         self._bytes = self._rows = 0
         self._shards: dict[int, Span] = {}
         self._lasts: dict[int, Last] = {}
+        self._first_ns, self._last_ns = MAX_TIME_NS, 0
         with writable(self._path):
             place.mkdir(parents=True, exist_ok=True)
             self._sink = pa.OSFile(str(self._path), "wb")
@@ -125,18 +127,14 @@ class Draft:
         self._lasts[shard] = Last(
             rows.column("id")[-1].as_py(), rows.column("timestamp_ns")[-1].as_py()
         )
-        self._note_times(rows.column("timestamp_ns"))
+        times = rows.column("timestamp_ns")
+        self._first_ns = min(self._first_ns, times[0].as_py())
+        self._last_ns = max(self._last_ns, times[-1].as_py())
         self._waiting.append(shaped)
         self._rows += shaped.num_rows
         self._bytes += shaped.nbytes
         if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
             self._flush()
-
-    def _note_times(self, times: pa.Array) -> None:
-        first, last = times[0].as_py(), times[-1].as_py()
-        if not hasattr(self, "_first_ns"):
-            self._first_ns, self._last_ns = first, last
-        self._first_ns, self._last_ns = min(first, self._first_ns), max(last, self._last_ns)
 
     def close(self) -> Written:
         with writable(self._path):
