@@ -112,6 +112,7 @@ def test_a_name_gone_leaves_the_shorter_one(bus, pair):
         ("/local", 400),
         ("/net/", 400),
         ("/net/greeter", 400),
+        ("/net/greeter/x", 400),
         (f"/net/{NODE}", 400),
         (f"/net/{NODE}/", 400),
         (NODE, 400),

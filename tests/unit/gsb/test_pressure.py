@@ -118,6 +118,22 @@ def test_a_full_callers_cancel_arrives_and_is_answered_behind_its_items(bus, wit
     assert bus.stats("gsb", "waiting") == 0
 
 
+def test_one_full_caller_is_enough(bus):
+    service, one, other = service_of(bus), Far(bus), Far(bus)
+    first, second = opened(service, one), opened(service, other)
+    one.pipe.appetite = other.pipe.appetite = 0
+    fill(service, one, first)
+    assert not service.is_read
+    other.session.filled(None)
+    one.cancel()
+    bus.turn()
+    assert not service.is_read
+    other.session.has_room(None)
+    bus.turn()
+    assert service.is_read
+    service.reply(second)
+
+
 def test_a_full_caller_that_goes_away_frees_the_service(bus):
     service, slow, quick = service_of(bus), Far(bus), Far(bus)
     first, second = opened(service, slow), opened(service, quick)
@@ -237,6 +253,20 @@ def test_a_service_that_overruns_is_not_read_until_there_is_credit(bus):
     assert service.is_read
     assert len(slow.replies()) == sent
     assert credit(service) > 0
+
+
+def test_a_call_that_ends_frees_the_service_that_overran_it(bus):
+    service, slow = service_of(bus, with_credits=True), Far(bus)
+    call_id = opened(service, slow)
+    fill(service, slow, call_id)
+    sent = 0
+    while service.is_read:
+        service.reply(call_id, ITEM, partial=True)
+        sent += 1
+        assert sent < 100
+    slow.cancel()
+    assert service.is_read
+    assert bus.stats("dropped", "unknown_call") == 1
 
 
 def test_a_full_needs_no_credit(bus):

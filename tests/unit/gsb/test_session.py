@@ -189,6 +189,13 @@ def _varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
+def test_of_several_ids_the_last_counts(bus):
+    caller = Far(bus)
+    inner = b"\x12\x01a" + b"\x1a\x81\x80\x01" + big(16385) + b"\x12\x02bc"
+    caller.send_payload(b"\x32" + _varint(len(inner)) + inner)
+    assert caller.failure() == ("bc", 413)
+
+
 def test_nothing_of_it_is_held(bus):
     caller = Far(bus)
     payload = packed(service_call_request=_call(big(64 * MAX)))
@@ -258,6 +265,8 @@ def test_only_those_who_asked_are_pinged(bus):
     assert not quiet.pipe.aborted
     assert quiet.kinds() == []
     assert reasons(bus) == {"ping_timeout": 1}
+    asked.pipe.hang_up()
+    assert not bus.gsb.calls.pings.peers
 
 
 def test_whatever_a_peer_sends_is_a_sign_of_life(bus):
@@ -323,6 +332,10 @@ def test_built_in_services(bus, prefix):
     caller.call(prefix + "stats", "4")
     stats = msgpack.unpackb(caller.next("call_reply").data)
     assert stats["gsb"]["services"] == 2
+    service.reply(service.called().request_id)
+    caller.packets()
+    caller.call(prefix + "services", "5")
+    assert msgpack.unpackb(caller.next("call_reply").data)[0]["pending"] == 0
 
 
 # --- turns
@@ -361,3 +374,82 @@ def test_an_end_that_is_found_again_while_it_is_being_dealt_with(bus, monkeypatc
     service.pipe.shut_down()
     assert service.pipe.closed
     assert caller.failure() == ("1", 503)
+
+
+# --- packets that come in pieces, larger than one read
+
+LARGE = b"x" * 150_000
+PIECE = 50_000
+
+
+@pytest.fixture(params=[True, False], ids=["short", "long"])
+def roomy(request) -> MemoryBus:
+    bus = MemoryBus(gsb=GsbLimits(outbox_full_bytes=64 * KIB, outbox_free_bytes=16 * KIB))
+    bus.gsb.calls.desk.is_short = request.param
+    return bus
+
+
+def in_pieces(far: Far, payload: bytes, stop: int | None = None) -> None:
+    data = sp.frame(payload, far.form)[:stop]
+    for at in range(0, len(data), PIECE):
+        far.pipe.deliver(data[at : at + PIECE])
+    far.bus.turn()
+
+
+@pytest.mark.parametrize("is_unix", [False, True])
+def test_a_large_call_and_its_answer_come_in_pieces(roomy, is_unix):
+    service, caller = Far(roomy), Far(roomy, is_unix=is_unix)
+    service.register("greeter")
+    in_pieces(caller, packed(service_call_request=_call(LARGE)))
+    assert caller.pipe.unread == 0
+    request = service.called()
+    assert request.data == LARGE
+    reply = pb.CallReply(request_id=request.request_id, type=pb.PARTIAL, data=LARGE)
+    in_pieces(service, packed(call_reply=reply))
+    service.reply(request.request_id)
+    assert caller.replies() == [Reply("1", 0, 1, LARGE), Reply("1", 0, 0, b"")]
+
+
+def test_a_large_packet_that_has_to_wait_is_carried_out_once(roomy):
+    service, caller = Far(roomy), Far(roomy)
+    service.register("greeter")
+    service.pipe.appetite = 0
+    in_pieces(caller, packed(service_call_request=_call(LARGE, "1")))
+    in_pieces(caller, packed(service_call_request=_call(LARGE, "2")))
+    assert not caller.is_read
+    caller.call("sys/ping", "3", b"x")
+    assert caller.kinds() == []  # behind what waits
+    service.pipe.eat()
+    roomy.turn()
+    assert [packet.call_request.data for packet in service.packets()] == [LARGE, LARGE]
+    assert caller.replies() == [Reply("3", 0, 0, b"x")]
+
+
+def test_a_large_reply_that_waits_is_passed_on_when_its_service_goes(roomy):
+    service, caller = Far(roomy), Far(roomy)
+    service.register("greeter")
+    caller.call("greeter")
+    call_id = service.called().request_id
+    caller.pipe.appetite = 0
+    partial = pb.CallReply(request_id=call_id, type=pb.PARTIAL, data=LARGE)
+    for _ in range(2):
+        in_pieces(service, packed(call_reply=partial))
+    service.pipe.hang_up()
+    caller.pipe.eat()
+    assert [caller.next("call_reply").data for _ in range(2)] == [LARGE, LARGE]
+    assert caller.failure() == ("1", 503)
+
+
+def test_a_large_packet_that_is_never_whole_does_nothing(roomy):
+    service, caller = Far(roomy), Far(roomy)
+    service.register("greeter")
+    in_pieces(caller, packed(service_call_request=_call(LARGE)), stop=140_000)
+    caller.pipe.hang_up()
+    assert service.kinds() == []
+
+
+def test_a_large_packet_that_is_none_ends_the_connection(roomy):
+    far = Far(roomy)
+    in_pieces(far, b"\xff" * 150_000)
+    assert far.pipe.closed
+    assert reasons(roomy) == {"no_packet": 1}

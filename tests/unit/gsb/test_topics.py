@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from polybus.bus.calls.audit import BATCH
 from polybus.bus.policy import Policy
 from polybus.bus.ruletable import Placed
 from polybus.dialects.gsb import gsb_pb2 as pb
@@ -97,6 +96,10 @@ def test_rqueue_and_gsb_hear_each_other(bus):
     assert (heard.topic, heard.data, heard.caller) == ("news", b"from rqueue", "")
     far.broadcast("news", b"from gsb")
     assert b"from gsb" in bytes(queue.taken)
+    assert far.next("broadcast_request").caller == "local:anonymous"
+    assert far.next("broadcast_reply").code == 0
+    queue.deliver(rqueue.publish(b"news", b"again"))
+    assert far.next("broadcast_request").caller == ""
 
 
 def test_freud_reads_broadcasts(bus):
@@ -216,19 +219,20 @@ def test_every_call_is_a_message_of_the_log():
     assert first["duration_ms"] == pytest.approx(500, abs=1)
 
 
-def test_many_calls_are_written_in_pieces_in_their_order():
+def test_many_calls_are_written_in_pieces_in_their_order(monkeypatch):
+    monkeypatch.setattr("polybus.bus.calls.audit.BATCH", 10)  # more than a tick brings
     bus = MemoryBus(gsb=GsbLimits(audit=True), durable=True)
     bus.settle()
     service, caller = Far(bus), Far(bus)
     service.register("greeter")
-    for n in range(2 * BATCH + 10):
-        if n % 100:
+    for n in range(200):
+        if n % 7:
             caller.call("greeter", str(n), b"x" * (n % 7))
             service.reply(service.called().request_id)
         else:
             caller.call("nobody", str(n), b"x" * (n % 7))
     found = rows(bus)
-    assert [row["request_bytes"] for row in found] == [n % 7 for n in range(2 * BATCH + 10)]
+    assert [row["request_bytes"] for row in found] == [n % 7 for n in range(200)]
     assert bus.stats("dropped") == {}
 
 
