@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from hashlib import blake2b
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from polybus.bus.durable import MAX_BYTES
@@ -67,10 +66,11 @@ class Put:
 class Flight:
     """Some puts that were handed over together, and go on when all of them are on disk.
 
-    The store tells of each on a thread of its own; the loop hears of all at once.
+    The store tells on a thread of its own, and mostly of all of them at once: so the last is
+    waited for, and then whoever is still missing.
     """
 
-    __slots__ = ("arrived", "futures", "land", "puts", "soon")
+    __slots__ = ("futures", "land", "puts", "soon")
 
     def __init__(
         self,
@@ -83,15 +83,16 @@ class Flight:
         self.futures = futures
         self.soon = soon
         self.land = land
-        self.arrived = count(1)  # counts in one step, whatever thread calls
-        for future in futures:
-            future.add_done_callback(self._one)
+        futures[-1].add_done_callback(self._told)
 
-    def _one(self, _future: Future[Committed]) -> None:
-        if next(self.arrived) == len(self.futures):
-            self.soon(self._all)
+    def _told(self, _future: Future[Committed]) -> None:
+        self.soon(self._look)
 
-    def _all(self) -> None:
+    def _look(self) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.add_done_callback(self._told)
+                return
         self.land(self)
 
 
