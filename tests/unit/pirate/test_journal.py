@@ -26,6 +26,7 @@ from polybus.dialects.pirate.state import (
     Trusted,
 )
 from polybus.errors import Damaged, StoreFault, StoreFull, WrongFormat
+from tests.unit.pirate.conftest import in_memory
 
 LIFE: tuple[Event, ...] = (
     Opened(1, 0),
@@ -44,6 +45,12 @@ LIFE: tuple[Event, ...] = (
     Doubted(),
     Trusted(),
 )
+
+
+@pytest.fixture
+def tmp_path():
+    with in_memory() as folder:
+        yield folder
 
 
 def lived(folder: Path, events: tuple[Event, ...] = LIFE) -> list[tuple[int, State]]:
@@ -150,11 +157,11 @@ def test_an_event_of_a_newer_version_is_not_skipped(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole():
     """A folder, the bytes of its journal, and what they say."""
-    folder = tmp_path_factory.mktemp("whole")
-    known = lived(folder, LIFE[:4])[-1][1]
-    return folder, (folder / NAME).read_bytes(), known
+    with in_memory() as folder:
+        known = lived(folder, LIFE[:4])[-1][1]
+        yield folder, (folder / NAME).read_bytes(), known
 
 
 @given(tail=st.binary(max_size=200))

@@ -12,7 +12,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from polybus.errors import PolybusError
 from polybus.testing import powercut
 from polybus.testing.powercut import Kind
 from polybus.testing.powerimages import Image, images
+from tests.unit.pirate.conftest import in_memory
 from tests.unit.pirate.test_folder import CHANGES, check, told
 
 IMAGES, SOAK_IMAGES = 150, 5000
@@ -50,10 +50,8 @@ def library(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def images_in() -> Iterator[Path]:
-    """Hundreds of images need no disk of their own."""
-    where = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="pb-power-", dir=where) as name:
-        yield Path(name)
+    with in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture
