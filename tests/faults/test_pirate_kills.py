@@ -14,7 +14,7 @@ import pytest
 
 from polybus.testing.pirate.killing import Killing
 
-KILLS, KILLS_SOAKED, SABOTAGED = 6, 400, 30
+KILLS, KILLS_SOAKED, SABOTAGED = 6, 400, 16
 
 
 def kill_them(tmp_path: Path, kills: int, sabotage: str | None = None) -> str:
