@@ -425,6 +425,19 @@ def test_a_large_packet_that_has_to_wait_is_carried_out_once(roomy):
     assert caller.replies() == [Reply("3", 0, 0, b"x")]
 
 
+def test_a_large_packet_goes_on_though_nothing_comes_behind_it(roomy, monkeypatch):
+    service, caller = Far(roomy), Far(roomy)
+    service.register("greeter")
+    service.pipe.appetite = 0
+    for request_id in ("1", "2"):
+        in_pieces(caller, packed(service_call_request=_call(LARGE, request_id)))
+    assert not caller.is_read
+    monkeypatch.setattr(caller.pipe, "_offer", lambda: None)  # a transport has nothing to offer
+    service.pipe.eat()
+    roomy.turn()
+    assert len(service.packets()) == 2
+
+
 def test_a_large_reply_that_waits_is_passed_on_when_its_service_goes(roomy):
     service, caller = Far(roomy), Far(roomy)
     service.register("greeter")
