@@ -17,6 +17,7 @@ from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from polybus import errors
@@ -41,6 +42,7 @@ __all__ = [
 DEFAULT_EVERY_S = 1.0
 # A worker that is slow to start on a busy machine is no fault of the query's: once more.
 SLOW_WORKER, TRIES = "Python worker failed to connect back", 4
+OF_SPARK = (PySparkException, Py4JError, ConnectionError)
 FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+)")
 
 
@@ -85,7 +87,11 @@ class Stop:
 @contextmanager
 def stoppable() -> Iterator[Stop]:
     """Meanwhile SIGTERM and Ctrl-C only ask for an end. Signals are the main thread's: a
-    pipeline that runs in another is ended by whoever ends its session."""
+    pipeline that runs in another is ended by whoever ends its session.
+
+    Who signals a whole group of processes ends Spark's Java, too: what Spark has to say then
+    is no error.
+    """
     stop = Stop()
     if current_thread() is not main_thread():
         yield stop
@@ -93,6 +99,9 @@ def stoppable() -> Iterator[Stop]:
     before = {one: signal.signal(one, stop.ask) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
+    except OF_SPARK:
+        if not stop:
+            raise
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

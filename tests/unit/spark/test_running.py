@@ -1,0 +1,66 @@
+"""Running a pipeline: what a signal means, and whose errors are whose."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from polybus.errors import Conflict, DoesNotExist, Trimmed
+from polybus.spark.pipelines.running import Stop, as_ours, plainly, stoppable
+from polybus.spark.pipelines.watching import Reading
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_for_an_end_and_what_java_says_then_is_no_error(number):
+    before = signal.getsignal(number)
+    with stoppable() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.wait(10)
+        raise Py4JError("SparkContext was shut down")
+    assert stop.by == number
+    assert signal.getsignal(number) is before
+
+
+def test_without_a_signal_it_is_an_error():
+    with pytest.raises(Py4JError), stoppable():
+        raise Py4JError("SparkContext was shut down")
+
+
+def test_a_second_ctrl_c_waits_for_nothing():
+    stop = Stop()
+    stop.ask(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        stop.ask(signal.SIGINT)
+
+
+def test_an_error_of_ours_comes_out_of_spark_as_what_it_was():
+    text = "[STREAM_FAILED] …\npolybus.errors.Trimmed: topic 't': gone; go on\n\tat org.apache"
+    with pytest.raises(Trimmed, match=r"topic 't': gone; go on$"), plainly():
+        raise PySparkException(text)
+    assert isinstance(as_ours("polybus.errors.Conflict: two"), Conflict)
+    assert as_ours("polybus.errors.NoSuch: x") is None
+    with pytest.raises(PySparkException), plainly():
+        raise PySparkException("a worker died")
+
+
+def test_errors_of_ours_pass_as_they_are():
+    with pytest.raises(DoesNotExist), plainly():
+        raise DoesNotExist("x")
+
+
+def test_rows_are_counted_by_offsets():
+    reading = Reading({"t": {"0": 5}}, {"t": {"0": 9}})
+    reading.note({"t": {"0": 20}}, {"t": {"0": 25}})
+    assert (reading.rows, reading.lag) == (15, 5)
+    reading.note({"t": {"0": 25, "1": 4}, "_since": {"t": {"1": 1}}}, {"t": {"0": 25, "1": 4}})
+    assert (reading.rows, reading.lag) == (23, 0)
+
+
+def test_a_source_of_another_kind_is_not_counted():
+    reading = Reading('{"logOffset": 3}', '{"logOffset": 4}')
+    reading.note("4", None)
+    assert (reading.rows, reading.lag) == (0, None)
