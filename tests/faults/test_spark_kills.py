@@ -38,7 +38,7 @@ KILLS = {
 }
 ROWS_PER_EPOCH = 40
 SOAK_ROUNDS = 3
-PATIENCE_S = 120.0
+PATIENCE_S = 400.0  # a driver starts meanwhile
 
 
 class Story:
