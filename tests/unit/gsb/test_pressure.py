@@ -148,17 +148,17 @@ def test_a_full_caller_that_goes_away_frees_the_service(bus):
 
 
 def test_the_deadline_stands_while_the_service_is_not_read(bus):
-    service, slow, quick = service_of(bus), Far(bus), Far(bus, deadline_ms=1000)
+    service, slow, quick = service_of(bus), Far(bus), Far(bus, deadline_ms=5000)
     first, second = opened(service, slow), opened(service, quick)
-    bus.pass_time(0.5)
+    bus.pass_time(2.5)
     fill(service, slow, first)
     bus.pass_time(10)
     assert quick.kinds() == []
     slow.pipe.eat()
     bus.turn()
-    bus.pass_time(0.4)
+    bus.pass_time(2.0)
     assert quick.kinds() == []
-    bus.pass_time(0.2)
+    bus.pass_time(1.6)
     assert quick.failure() == ("1", 504)
     service.reply(second)
     assert bus.stats("dropped", "unknown_call") == 1
