@@ -370,6 +370,12 @@ def test_what_is_not_there(client):
     assert act(client, "topic.list", pattern="nobody*")["topics"] == []
 
 
+@pytest.mark.parametrize("name", ["x" * 100_000, "\N{GRINNING FACE}" * 5000])
+def test_an_error_about_something_long_still_has_its_code(client, name):
+    """Clients of gRPC take no status of that size."""
+    assert refused(client, "topic.info", topic=name) == "does_not_exist"
+
+
 def test_calls_that_the_port_does_not_have(client):
     with pytest.raises((flight.FlightError, NotImplementedError)):
         client.get_flight_info(flight.FlightDescriptor.for_path("t"))

@@ -22,6 +22,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -115,11 +116,19 @@ inline Columns ColumnsOf(const arrow::RecordBatch& batch) {
 // Where batches of all streams wait, and what the port owes to all clients together.
 class Desk {
  public:
-  // Lays a batch down; false once the port stops.
+  explicit Desk(int64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  // Lays a batch down once there is room for it; false once the port stops. Each stream has
+  // its window, but there may be thousands of streams, and the disk may be slow.
   bool Lay(Arrival&& arrival) {
     Guard guard(mutex_);
+    int64_t size = std::max<int64_t>(arrival.size, 0);
+    room_.wait(guard, [&] {
+      return stop_.is_set || lying_.empty() || bytes_ + size <= max_bytes_;
+    });
     if (stop_.is_set) return false;
     owed_++;
+    bytes_ += size;
     lying_.push_back(std::move(arrival));
     guard.unlock();
     work_.notify_one();
@@ -133,6 +142,8 @@ class Desk {
     nudged_ = false;
     std::move(lying_.begin(), lying_.end(), std::back_inserter(*taken));
     lying_.clear();
+    bytes_ = 0;
+    room_.notify_all();
     return !closed_ || !taken->empty();
   }
 
@@ -153,6 +164,7 @@ class Desk {
   void Stop(const Refusal& refusal) {
     Guard guard(mutex_);
     stop_ = refusal;
+    room_.notify_all();
   }
 
   Refusal stop() {
@@ -197,13 +209,14 @@ class Desk {
   }
 
  private:
+  const int64_t max_bytes_;
   std::mutex mutex_;
-  std::condition_variable work_, settled_;
+  std::condition_variable work_, room_, settled_;
   std::deque<Arrival> lying_;
   std::set<std::shared_ptr<Handing>> handings_;
   Refusal stop_;
   uint64_t next_handing_ = 1;
-  int64_t owed_ = 0;
+  int64_t owed_ = 0, bytes_ = 0;
   bool nudged_ = false, closed_ = false;
 };
 
@@ -427,8 +440,15 @@ class Service : public arrow::flight::FlightServerBase {
     Refusal refusal;
     hooks_.open_put(hooks_.python, &call, put.get(), &refusal);
     if (refusal.is_set) return refusal.ToStatus();
-    std::thread answering([put] { put->WriteAnswers(); });
-    Status ended = ReadBatches(reader.get(), put.get());
+    std::thread answering;
+    try {
+      answering = std::thread([put] { put->WriteAnswers(); });
+    } catch (const std::system_error& error) {  // as many as the process may have
+      hooks_.close_put(hooks_.python, put.get());
+      return arrow::flight::MakeFlightError(arrow::flight::FlightStatusCode::Unavailable,
+                                            "the bus has no thread left for this stream");
+    }
+    Status ended = ReadBatches(call, reader.get(), put.get());
     put->End();
     answering.join();
     hooks_.close_put(hooks_.python, put.get());
@@ -465,13 +485,12 @@ class Service : public arrow::flight::FlightServerBase {
 
  private:
   // Until all was read, the connection has ended, or the port stops.
-  Status ReadBatches(arrow::flight::FlightMessageReader* reader, Put* put) {
+  Status ReadBatches(const Call& call, arrow::flight::FlightMessageReader* reader, Put* put) {
     while (true) {
       auto next = reader->Next();
       if (!next.ok()) {
-        const Status& status = next.status();
-        bool is_theirs = status.IsInvalid() || status.IsNotImplemented();
-        return is_theirs ? Malformed("the stream is no Arrow: ", status) : status;
+        const Status& status = next.status();  // of any kind: Arrow says IOError of bad bytes, too
+        return call.is_cancelled() ? status : Malformed("the stream is no Arrow: ", status);
       }
       auto& chunk = *next;
       if (!chunk.data && !chunk.app_metadata) return Status::OK();

@@ -77,7 +77,7 @@ cdef extern from "flightport.h" namespace "polybus" nogil:
         double since_s
 
     cdef cppclass CDesk "polybus::Desk":
-        CDesk()
+        CDesk(int64_t)
         cbool Take(vector[Arrival]*)
         void Nudge()
         void Stop(const Refusal&)

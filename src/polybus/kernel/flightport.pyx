@@ -22,7 +22,7 @@ from cpython.buffer cimport PyBUF_READ
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr, unique_ptr
 from libcpp.string cimport string
@@ -46,8 +46,9 @@ cdef class Desk:
 
     cdef shared_ptr[CDesk] desk
 
-    def __cinit__(self):
-        self.desk = make_shared[CDesk]()
+    def __cinit__(self, int64_t max_bytes=INT64_MAX):
+        """Streams are read no further while batches of so many bytes lie there."""
+        self.desk = make_shared[CDesk](max_bytes)
 
     def take(self):
         """Waits; all that lies there (after a nudge, maybe nothing); None once it is closed.

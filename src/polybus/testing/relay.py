@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Self
@@ -20,8 +21,12 @@ ABRUPTLY = struct.pack("ii", 1, 0)
 
 
 class Relay:
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, port: int, host: str = "127.0.0.1", *, change: Callable[[bytes], bytes] = bytes
+    ) -> None:
+        """`change`: what becomes of a piece on its way, in either direction."""
         self._target = (host, port)
+        self._change = change
         self._lock = Lock()
         self._open: set[socket.socket] = set()
         self._flows = Event()
@@ -80,7 +85,7 @@ class Relay:
         try:
             while piece := source.recv(PIECE):
                 self._flows.wait()
-                sink.sendall(piece)
+                sink.sendall(self._change(piece))
         except OSError:
             pass
         with self._lock:

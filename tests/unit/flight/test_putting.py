@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from polybus.transports.flight.putting import Intake, Putting, read_json
 
 SCHEMA = pa.schema([("shard_key", pa.utf8()), ("body", pa.binary())])
 MAX_BATCH_BYTES = 50_000
+ZSTD = b"\x28\xb5\x2f\xfd"  # what begins a frame of it
 
 
 @dataclass
@@ -201,6 +203,74 @@ def test_a_client_that_has_gone_holds_nothing_up(world):
     until(lambda: world.handler.closed == 1, "the stream is closed")
     assert world.desk.wait_settled(0)
     assert world.handler.errors == []
+
+
+@pytest.fixture
+def narrow() -> Iterator[tuple[Desk, Any]]:
+    """A desk with room for 100 kB, at which nobody works, and a client of it."""
+    desk = Desk(100_000)
+    port = Port("grpc://127.0.0.1:0", Handler(), desk, READ_SCHEMA, 64, 1 << 20)
+    client = flight.connect(f"grpc://127.0.0.1:{port.port}")
+    yield desk, client
+    client.close()
+    port.shutdown()
+
+
+def fill_up(desk: Desk, client: Any) -> list[tuple[Any, Any]]:
+    """Four streams of three batches each, of 40 kB; so much has come as there is room for."""
+    descriptor = flight.FlightDescriptor.for_path("produce", "orders")
+    streams = [client.do_put(descriptor, SCHEMA) for _ in range(4)]
+    for writer, _ in streams:
+        for _ in range(3):
+            writer.write_batch(batch(bytes(40_000)))
+        writer.done_writing()
+    time.sleep(0.3)
+    return streams
+
+
+def test_what_lies_on_the_desk_is_bounded_over_all_streams(narrow):
+    desk, client = narrow
+    streams = fill_up(desk, client)
+    taken = 0
+    while taken < 12:
+        arrivals = desk.take()
+        assert sum(size for *_, size in arrivals) <= 100_000
+        for _, slot, _, _ in arrivals:
+            slot.fill(b"{}")
+        taken += len(arrivals)
+    for writer, reader in streams:
+        assert [answer(reader) for _ in range(3)] == [{}, {}, {}]
+        writer.close()
+
+
+def test_who_waits_for_room_on_the_desk_is_told_that_the_port_stops(narrow):
+    desk, client = narrow
+    streams = fill_up(desk, client)
+    desk.stop(*stopping())
+    desk.nudge()
+    arrivals = desk.take()
+    assert len(arrivals) <= 2
+    for _, slot, _, _ in arrivals:
+        slot.fill(b"{}")
+    for writer, _ in streams:
+        with pytest.raises(flight.FlightUnavailableError, match="stopping"):
+            writer.close()
+
+
+def test_bytes_that_are_no_arrow_are_told_with_a_code(world):
+    """Arrow takes some of them for a fault in reading."""
+    options = flight.FlightCallOptions(
+        write_options=pa.ipc.IpcWriteOptions(compression="zstd"), timeout=30
+    )
+    descriptor = flight.FlightDescriptor.for_path("produce", "orders")
+    with Relay(world.port.port, change=lambda piece: piece.replace(ZSTD, bytes(4))) as relay:
+        client = flight.connect(f"grpc://127.0.0.1:{relay.port}")
+        writer, reader = client.do_put(descriptor, SCHEMA, options)
+        writer.write_batch(batch(bytes(10_000)))
+        assert reader.read() is None
+        with pytest.raises(flight.FlightError, match="no Arrow") as caught:
+            writer.close()
+    assert json.loads(caught.value.extra_info)["code"] == "malformed_request"
 
 
 def test_a_port_that_stops_takes_no_more(world):

@@ -9,6 +9,8 @@ from polybus.errors import Denied, PolybusError, Unavailable
 from polybus.kernel import flightport
 
 INTERNAL = "internal"
+# A status is a header of HTTP/2, three times over and escaped; gRPC's clients take 8 KiB.
+MAX_TEXT_BYTES = 768
 
 
 class Unauthenticated(Exception):
@@ -27,7 +29,15 @@ def as_json(error: BaseException) -> dict[str, Any]:
 def as_refusal(error: BaseException) -> tuple[int, str, bytes]:
     """The kind of status, its text, and its extra info."""
     told = as_json(error)
+    told["text"] = _clipped(told["text"])
     return _kind(error), told["text"], json.dumps(told).encode()
+
+
+def _clipped(text: str) -> str:
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= MAX_TEXT_BYTES:
+        return raw.decode()
+    return raw[:MAX_TEXT_BYTES].decode("utf-8", "ignore") + "…"
 
 
 def _kind(error: BaseException) -> int:

@@ -78,7 +78,7 @@ class FlightListener:
         self._log = log
         self._on_cut = on_cut
         self._on_error = on_error
-        self._desk = Desk()
+        self._desk = Desk(limits.max_uncommitted_bytes)
         self._pace = Pace(
             slow.timeout_s,
             slow.min_bytes_per_s,

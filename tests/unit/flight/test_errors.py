@@ -1,0 +1,25 @@
+"""What a client is told of an error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polybus.errors import MalformedRequest
+from polybus.transports.flight.errors import MAX_TEXT_BYTES, as_refusal
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\N{GRINNING FACE}"])
+def test_a_long_text_is_cut(letter):
+    _, text, extra = as_refusal(MalformedRequest(letter * MAX_TEXT_BYTES * 2))
+    assert text == letter * (MAX_TEXT_BYTES // len(letter.encode())) + "…"
+    assert json.loads(extra) == {"code": "malformed_request", "text": text}
+
+
+def test_half_a_character_can_be_told():
+    assert as_refusal(MalformedRequest("not \ud800"))[1] == "not ?"
+
+
+def test_a_short_text_is_told_as_it_is():
+    assert as_refusal(MalformedRequest("x" * MAX_TEXT_BYTES))[1] == "x" * MAX_TEXT_BYTES
