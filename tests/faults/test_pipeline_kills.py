@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,8 @@ def kill_all(story: Story, points: dict[str, str], chance: random.Random) -> Non
             story.orders.give(point, "wait", batch if story.sabotage is None else 1)
             name, given, named = story.work(pipeline)
             driver.start(name, *given, **named)
-            until(
-                lambda p=point: story.orders.done(p, "wait"), f"{pipeline} at {point}", PATIENCE_S
-            )
+            there = partial(story.orders.done, point, "wait")
+            until(there, f"{pipeline} at {point}", PATIENCE_S)
         driver.kill()
     for pipeline in ("route", "replay", "dead_letters"):
         check_once(story, pipeline)

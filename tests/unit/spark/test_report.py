@@ -39,6 +39,7 @@ def test_a_quantile_is_right_within_a_tenth():
     for share in (0.01, 0.5, 0.9, 0.99, 1.0):
         exact = values[math.ceil(len(values) * share) - 1]
         found = Spread(counted(values), values[-1]).quantile(share)
+        assert found is not None
         assert exact <= found <= max(1.0, exact * 1.1)
 
 
