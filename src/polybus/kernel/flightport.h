@@ -504,7 +504,10 @@ class Service : public arrow::flight::FlightServerBase {
   static int64_t SizeOf(const Batch& batch) {
     if (!batch) return 0;
     if (!batch->Validate().ok()) return -1;
-    return arrow::util::ReferencedBufferSize(*batch).ValueOr(-1);
+    int64_t used = arrow::util::ReferencedBufferSize(*batch).ValueOr(-1);
+    if (used < 0) return -1;
+    // What came with it and is no message's is held with it all the same.
+    return std::max(used, arrow::util::TotalBufferSize(*batch));
   }
 
   Status Malformed(const char* what, const Status& status) {

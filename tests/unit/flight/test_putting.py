@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -255,6 +256,17 @@ def test_who_waits_for_room_on_the_desk_is_told_that_the_port_stops(narrow):
     for writer, _ in streams:
         with pytest.raises(flight.FlightUnavailableError, match="stopping"):
             writer.close()
+
+
+def test_bytes_that_are_no_messages_count(world):
+    """Two messages of 30 kB whose offsets say on their way that both are empty."""
+    sent = struct.pack("<ii", 30_000, 60_000)
+    two = pa.record_batch([pa.nulls(2, pa.utf8()), pa.array([bytes(30_000)] * 2)], schema=SCHEMA)
+    with Relay(world.port.port, change=lambda piece: piece.replace(sent, bytes(8))) as relay:
+        writer, reader = world.put(flight.connect(f"grpc://127.0.0.1:{relay.port}"))
+        writer.write_batch(two)
+        assert answer(reader)["error"]["code"] == "too_large"
+        writer.close()
 
 
 def test_bytes_that_are_no_arrow_are_told_with_a_code(world):

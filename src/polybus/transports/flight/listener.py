@@ -105,7 +105,7 @@ class FlightListener:
         self.address = address.with_port(self._service.port)
         self._intake = Intake(self._desk, limits.max_batch_bytes, now_ms, on_error)
         self._closed = Event()
-        self._is_closing = False
+        self._closing = Event()
         self._stopping: list[Thread] = []
         # Its own thread: finding a connection among thousands is nothing for the loop.
         self._watching = Thread(target=self._watch, name="polybus-port", daemon=True)
@@ -113,8 +113,8 @@ class FlightListener:
 
     def close(self) -> None:
         """Accepts no new calls, and no more batches; what was taken is answered."""
-        if not self._is_closing:
-            self._is_closing = True
+        if not self._closing.is_set():
+            self._closing.set()
             self._calls.stop()
             code, text, extra = as_refusal(StoreClosed("the bus is stopping"))
             self._desk.stop(code, text.encode(), extra)
@@ -126,18 +126,20 @@ class FlightListener:
         `ConfigError` if it cannot be read; then nothing has changed.
         """
         tls = _tls(self.address, self._security)
-        if tls == self._tls or self._is_closing:
+        if tls == self._tls or self._closing.is_set():
             return
-        self._tls = tls
         self._retire(self._service)
-        self._service = self._serve_again(time.monotonic() + STOP_TIMEOUT_S)
+        self._service = self._serve_again(tls, time.monotonic() + STOP_TIMEOUT_S)
+        self._tls = tls  # not before: whoever could not, tries at the next reload
+        if self._closing.is_set():  # since we looked
+            self._retire(self._service)
 
-    def _serve_again(self, until_s: float) -> Service:
+    def _serve_again(self, tls: dict[str, Any], until_s: float) -> Service:
         """As soon as the port is free."""
         while True:
             try:
                 _check_free(self.address)
-                return self._serve(self.address, self._tls)
+                return self._serve(self.address, tls)
             except (AddressError, AddressInUse) as error:
                 if time.monotonic() > until_s:
                     raise ConfigError(str(error)) from None
