@@ -1,0 +1,65 @@
+"""A new certificate: a new service on the same port."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.flight as flight
+import pytest
+
+from polybus.errors import AddressInUse, ConfigError
+from polybus.model.address import Address
+from polybus.model.limits import NativeLimits
+from polybus.testing.certificates import write_certificate
+from polybus.transports.flight import listener as module
+from polybus.transports.flight.listener import FlightListener, Security, Slow
+from polybus.transports.flight.who import Tokens
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[FlightListener]:
+    write_certificate(tmp_path)
+    made = FlightListener(
+        Address.parse("grpc+tls://127.0.0.1:0"),
+        SimpleNamespace(actions=list),
+        NativeLimits(),
+        Security(Tokens(None, time.time), tmp_path / "cert.pem", tmp_path / "key.pem"),
+        Slow(10.0, 1),
+        time.monotonic,
+        lambda: 0,
+        None,
+        lambda error: None,
+        lambda reason: None,
+    )
+    yield made
+    asyncio.run(made.drain(5.0))
+
+
+def answers(listener: FlightListener, folder: Path) -> bool:
+    own: Any = [("grpc.use_local_subchannel_pool", 1)]
+    root = (folder / "cert.pem").read_bytes()
+    location = f"grpc+tls://127.0.0.1:{listener.address.port}"
+    with flight.connect(location, tls_root_certs=root, generic_options=own) as client:
+        try:
+            return client.list_actions(flight.FlightCallOptions(timeout=10)) == []
+        except flight.FlightError:
+            return False
+
+
+def test_a_reload_that_failed_can_be_tried_again(listener, tmp_path, monkeypatch):
+    def taken(address: object) -> None:
+        raise AddressInUse("somebody was quicker")
+
+    write_certificate(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_check_free", taken)
+        patch.setattr(module, "STOP_TIMEOUT_S", 0.0)
+        with pytest.raises(ConfigError, match="quicker"):
+            listener.reload()
+    listener.reload()
+    assert answers(listener, tmp_path)
