@@ -169,11 +169,13 @@ class Client:
 
     async def register(self, service_id: str, handler: Handler) -> None:
         """Register a service; returns when it can be called. `Conflict` if it is taken."""
+        await self._once_up()
         self.service(service_id)(handler)
         await self._registering.wait(service_id)
 
     async def registered(self) -> None:
         """Return when all services are registered, or raise what the bus has against one."""
+        await self._once_up()
         await self._registering.wait_for_all()
 
     async def unregister(self, service_id: str) -> None:
@@ -188,7 +190,7 @@ class Client:
 
     async def serve(self) -> None:
         """Serve until the client is closed; raises what ends it otherwise."""
-        await self.registered()
+        await self._registering.wait_for_all()
         await self._closed.wait()
         if self._failure is not None:
             raise self._failure
@@ -267,6 +269,11 @@ class Client:
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"data that msgpack cannot express: {error}") from None
 
+    async def _once_up(self) -> None:
+        """While the connection is down nothing is registered. Before `open`, that sees to it."""
+        if self._lifeline.is_opened:
+            await self._lifeline.ready()
+
     def _check_new(self, service_id: str) -> None:
         if service_id in self._serving.services:
             raise Conflict(f"service {service_id!r} is registered by this client already")
@@ -315,6 +322,9 @@ class Client:
             code, message = await answer
             if code:
                 log.error("subscribing again was refused: %s", message)
+        while late := self._registering.send_all(link, besides=services):  # added meanwhile
+            services |= late
+            await self._registering.take_answers(link, late, again)
 
     def _link_ended(self, error: PolybusError | None) -> None:
         self._serving.cut()

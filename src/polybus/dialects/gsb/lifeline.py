@@ -80,6 +80,10 @@ class Lifeline:
         self._failure: PolybusError | None = None
         self._upkeep: asyncio.Task[None] | None = None
 
+    @property
+    def is_opened(self) -> bool:
+        return self._upkeep is not None
+
     async def open(self) -> None:
         """Connect, once; `NotConnected` if nobody answers."""
         if self._upkeep is not None or self._failure is not None:

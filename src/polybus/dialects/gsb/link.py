@@ -49,6 +49,9 @@ WRITE_HIGH_WATER_BYTES = 1 * MIB
 LARGE_BYTES = 64 * KIB
 # What stands around the data of a packet, at most: tags, lengths, address, ids.
 AROUND_DATA_BYTES = 1 * KIB
+# What a connection may bring at once: calls and broadcasts come with more around them than
+# the bus received, other dialects' messages may be longer, and so much it holds for one of us.
+MAX_RECEIVED_BYTES = 64 * MIB
 # A peer whose host vanished is noticed after about 30 + 3 × 10 s of silence.
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -113,7 +116,8 @@ class Link(asyncio.BufferedProtocol):
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._intake = Intake(self.is_ipc, options.max_packet_bytes)
+        most = max(MAX_RECEIVED_BYTES, options.max_packet_bytes + AROUND_DATA_BYTES)
+        self._intake = Intake(self.is_ipc, most)
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._ids = itertools.count(1)

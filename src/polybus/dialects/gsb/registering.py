@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Container, Coroutine
 from typing import Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
@@ -49,9 +49,13 @@ class Registering:
 
     async def wait(self, service_id: str) -> None:
         settled = self._waiting.get(service_id)
-        if settled is not None:
+        if settled is None:
+            return
+        try:
             await asyncio.shield(settled)
-            self._waiting.pop(service_id, None)
+        finally:
+            if settled.done() and self._waiting.get(service_id) is settled:
+                del self._waiting[service_id]  # whoever waited was told
 
     async def settled(self) -> None:
         """Return when no answer is waited for, whatever they were."""
@@ -75,8 +79,9 @@ class Registering:
 
     # --- all services, on a new link
 
-    def send_all(self, link: Link) -> dict[str, Answer]:
-        return {one: link.asked(_packet(one)) for one in self._serving.services}
+    def send_all(self, link: Link, besides: Container[str] = ()) -> dict[str, Answer]:
+        wanted = [one for one in self._serving.services if one not in besides]
+        return {one: link.asked(_packet(one)) for one in wanted}
 
     async def take_answers(self, link: Link, answers: dict[str, Answer], again: bool) -> None:
         """`again`: after a reconnect nobody waits who could be told of a refusal."""

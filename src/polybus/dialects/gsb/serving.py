@@ -233,9 +233,11 @@ class _Answering:
         try:
             await self._handle()
         except asyncio.CancelledError:
-            if not self.cancelled:  # it cancelled itself, and somebody waits for an answer
-                self._failed(ServiceFailed("the handler was cancelled", 500))
-            raise
+            if self.cancelled:
+                raise
+            # It cancelled itself, and somebody waits for an answer. Others may wait behind it
+            # for the same task: theirs is not cancelled.
+            self._failed(ServiceFailed("the handler was cancelled", 500))
         except ConnectionLost:
             self._serving.done(self.request_id)
         except Exception as error:

@@ -25,7 +25,7 @@ from polybus.errors import (
 )
 from polybus.model.address import Address
 from polybus.testing.gsb import connect as plain
-from polybus.testing.gsb import reply
+from polybus.testing.gsb import packet, reply
 from polybus.testing.watch import eventually
 
 
@@ -173,6 +173,47 @@ class TestFailures:
                 await bus.call("large")
             assert bus.open_calls == 0
 
+    async def test_a_handler_that_finds_something_cancelled(self, address):
+        async with gsb.connect(address) as bus:
+
+            @bus.service("cancelled")
+            async def cancelled(call):
+                never = asyncio.get_running_loop().create_future()
+                never.cancel()
+                await never
+
+            @bus.service("well")
+            async def well(call):
+                return call.data
+
+            calls = [bus.call(name, 1) for name in ("cancelled", "well", "cancelled", "well")]
+            found = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(one) for one in found] == [ServiceFailed, int] * 2
+            assert await bus.call("well", 2) == 2
+
+    async def test_a_call_at_the_limit_of_the_bus(self, address):
+        """What a service gets has more around its data than the bus received."""
+        limit = gsb.ClientOptions().max_packet_bytes
+        async with gsb.connect(address) as bus:
+            news = await bus.subscribe("news")
+
+            @bus.service("size")
+            async def size(call):
+                return len(call.data)
+
+            await bus.registered()
+            with plain(Address.parse(address)) as stranger:
+                data = b"\xc6" + (limit - 27).to_bytes(4, "big") + bytes(limit - 27)
+                largest = packet("service_call_request", address="size", request_id="1", data=data)
+                broadcast = packet("broadcast_request", topic="news", data=data)
+                assert limit - 10 < len(broadcast) <= len(largest) <= limit
+                await asyncio.to_thread(stranger.send, largest)
+                answer = await asyncio.to_thread(stranger.reply)
+                assert answer.data == b"\xce" + (limit - 27).to_bytes(4, "big")
+                await asyncio.to_thread(stranger.send, broadcast)
+                assert len((await anext(news)).body) == len(data)
+            assert bus.reconnects == 0
+
     async def test_a_call_is_not_for_a_stream(self, address):
         async with gsb.connect(address) as bus:
             closed = asyncio.Event()
@@ -234,6 +275,33 @@ class TestFailures:
                 await bus.unregister("mine")
             await other.register("mine", handler)
             assert await bus.call("mine") == 1
+
+    async def test_a_refusal_is_told_once(self, address):
+        async with gsb.connect(address) as bus, gsb.connect(address) as other:
+
+            async def handler(call):
+                return 1
+
+            await bus.register("mine", handler)
+            with pytest.raises(Conflict):
+                await other.register("mine", handler)
+            await other.register("theirs", handler)
+            await other.registered()
+
+    async def test_a_service_that_is_added_while_the_client_connects(self, address):
+        bus = gsb.connect(address)
+
+        async def handler(call):
+            return 1
+
+        opening = asyncio.ensure_future(bus.open())
+        while bus._serving.link is None:  # noqa: ASYNC110  what was there is on its way then
+            await asyncio.sleep(0)
+        assert not bus.is_connected
+        bus.service("late")(handler)
+        await opening
+        assert await bus.call("late") == 1
+        await bus.close()
 
     async def test_services_that_were_there_before_the_connection(self, address):
         bus = gsb.connect(address)
@@ -636,6 +704,25 @@ class TestReconnecting:
                     await asyncio.sleep(0.05)
                 assert await served()
             await client.close()
+
+    async def test_registering_waits_for_the_connection(self, address):
+        async def handler(call):
+            return 1
+
+        async with gsb.connect(address) as bus, gsb.connect(address) as other:
+            await other.register("theirs", handler)
+            for name in ("mine", "theirs"):
+                link = bus._lifeline.link
+                link.abort()
+                link._closing = False  # as if the network had done it
+                await link.ended.wait()
+                assert not bus.is_connected
+                if name == "theirs":
+                    with pytest.raises(Conflict):
+                        await bus.register(name, handler)
+                else:
+                    await bus.register(name, handler)
+                    assert await other.call(name) == 1
 
     async def test_what_is_no_bus(self):
         async def talk(reader, writer):
