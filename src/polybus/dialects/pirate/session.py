@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from polybus.model.identity import Identity
 
 FINGERPRINT_BYTES = 16
+FULL = "answers sent before were not taken yet"
 
 
 class Peer(Protocol):
@@ -75,7 +76,7 @@ class PirateSession:
             self._refuse(peer, envelope, codec.DENIED, text)
             return
         if request.op == codec.GET and peer.is_full():
-            self._refuse(peer, envelope, codec.BUSY, "answers sent before were not taken yet")
+            self._refuse(peer, envelope, codec.BUSY, FULL)
             return
         self.requests[request.op] += 1
         self.unanswered += 1
@@ -98,6 +99,8 @@ class PirateSession:
             self._refuse(peer, envelope, code_of(came, request.op), str(came))
         elif isinstance(came, Greeted):
             peer.send(envelope, codec.done(came.epoch, came.counter))
+        elif peer.is_full():  # by what was sent since it asked: many may be asked for at once
+            self._refuse(peer, envelope, codec.BUSY, FULL)
         else:
             self.totals.delivered += 1
             self.totals.delivered_bytes += len(came.body)
