@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from polybus.bus.subscribers import records, shelf
 from polybus.bus.subscribers.records import Place
-from polybus.dialects.pirate.codec import GET, PUT, Request
-from polybus.errors import DoesNotExist, LimitReached, MalformedRequest
+from polybus.dialects.pirate.codec import GET, HELLO, PUT, Request
+from polybus.errors import DoesNotExist, Fenced, LimitReached, MalformedRequest
 from polybus.testing.blocks import block
 from tests.unit.subscribers.world import World
 
@@ -127,6 +129,38 @@ def test_what_is_on_its_way_to_the_disk_is_bounded():
     client.counter = 9
     assert isinstance(client.put("t", bytes(400)), int)
     assert isinstance(client.put("t", bytes(1 << 20)), LimitReached)
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 20], ids=["small", "large"])
+def test_what_waits_for_its_turn_is_bounded_as_well(size):
+    """Behind a HELLO, or one that is made ready: nothing is handed over yet."""
+    world = World(max_uncommitted_bytes=2 * size + 1000)
+    client = world.client()
+    client.sub("t")
+    came = [world.send(Request(HELLO, b"c", 0, hash(b"c") & 0xFFFF))]
+    came += [world.send(Request(PUT, b"c", 1, n, "t", (bytes(size),))) for n in range(2, 12)]
+    assert all(isinstance(one, LimitReached) for (one,) in came[3:])  # at once: none is kept
+    world.bus.turn_over()
+    world.settle()
+    assert [one for (one,) in came[1:3]] == [1, 2]
+    assert world.bus.stats()["uncommitted_bytes"] == 0
+
+
+def test_room_for_what_waits_is_given_back_whatever_becomes_of_it():
+    world = World(max_uncommitted_bytes=4 << 20, max_client_requests=1)
+    client = world.client()
+    client.sub("t")
+    large = (bytes(1 << 20),)
+    fenced = Request(PUT, b"c", 7, 2, "t", large)
+    came = [world.send(fenced), world.send(Request(PUT, b"c", 1, 3, "t", large))]
+    world.send(Request(HELLO, b"c", 0, 5))  # waits, and then there is no place for another
+    came += [world.send(Request(PUT, b"c", 1, 4, "t", large))]
+    world.bus.turn_over()
+    world.settle()
+    assert isinstance(came[0][0], Fenced)
+    assert came[1] == [1]
+    assert isinstance(came[2][0], LimitReached)
+    assert world.bus.stats()["uncommitted_bytes"] == 0
 
 
 def test_a_topic_over_its_own_bound_refuses_and_uses_no_counter(world):

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polybus.bus.durable import MAX_BYTES
 from polybus.bus.subscribers import notes, sabotage
@@ -96,6 +96,26 @@ class Flight:
         self.land(self)
 
 
+class Held:
+    """Bytes that wait for their turn: counted until it comes, or will not come."""
+
+    __slots__ = ("_putting", "_size", "then")
+
+    def __init__(self, putting: Putting, size: int, then: Then) -> None:
+        self._putting = putting
+        self._size = size
+        self.then = then
+        putting.uncommitted_bytes += size
+
+    def release(self) -> None:
+        self._putting.uncommitted_bytes -= self._size
+        self._size = 0
+
+    def tell(self, came: Any) -> None:
+        self.release()
+        self.then(came)
+
+
 class Putting:
     def __init__(self, means: Means, clients: Clients, topics: Subscribing) -> None:
         self._means = means
@@ -115,25 +135,33 @@ class Putting:
         body = request.body[0] if len(request.body) == 1 else b"".join(request.body)
         self._send(client, request, caller, then, digest(request, body), self._block(body))
 
-    def put_large(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
+    def hold(self, request: Request, then: Then) -> Held | None:
+        """Room for one that has to wait for its turn, so that what waits is bounded, too.
+
+        None if there is none, and that was told.
+        """
+        size = sum(map(len, request.body))
+        return Held(self, size, then) if self._fits(size, then) else None
+
+    def put_held(self, client: Client, request: Request, caller: Identity, held: Held) -> None:
+        """One that has waited for its turn."""
+        held.release()
+        self.put(client, request, caller, held.then)
+
+    def put_large(self, client: Client, request: Request, caller: Identity, held: Held) -> None:
         """Goes alone while it is made ready, and no longer."""
         if client.is_fenced(request):
-            then(client.fenced(request))
+            held.tell(client.fenced(request))
             self._clients.finished(client)
             return
-        size = sum(map(len, request.body))
-        if not self._fits(size, then):
-            self._clients.finished(client)
-            return
-        self.uncommitted_bytes += size
 
         def ready(future: Future[tuple[bytes, Block]]) -> None:
-            self.uncommitted_bytes -= size
+            held.release()
             error = fault_of(future)
             if error is None:
-                self._send(client, request, caller, then, *future.result())
+                self._send(client, request, caller, held.then, *future.result())
             else:
-                then(error)
+                held.then(error)
             self._clients.finished(client)
 
         self._means.workers(lambda: self._made_ready(request), ready)

@@ -65,16 +65,17 @@ class Subscribers:
 
     def put(self, request: Request, caller: Identity, then: Then) -> None:
         body = request.body
-        if (len(body[0]) if len(body) == 1 else sum(map(len, body))) > LARGE_BYTES:
-            large = partial(self._putting.put_large, request=request, caller=caller, then=then)
-            self.clients.queue(request.client, large, then, alone=True)
-            return
-        client = self.clients.ready(request.client)
+        large = (len(body[0]) if len(body) == 1 else sum(map(len, body))) > LARGE_BYTES
+        client = None if large else self.clients.ready(request.client)
         if client is not None:
             self._putting.put(client, request, caller, then)
             return
-        put = partial(self._putting.put, request=request, caller=caller, then=then)
-        self.clients.queue(request.client, put, then)
+        held = self._putting.hold(request, then)
+        if held is None:
+            return
+        verb = self._putting.put_large if large else self._putting.put_held
+        put = partial(verb, request=request, caller=caller, held=held)
+        self.clients.queue(request.client, put, held.tell, alone=large)
 
     def get(self, request: Request, caller: Identity, then: Then) -> None:
         client = self.clients.ready(request.client)
