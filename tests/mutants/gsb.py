@@ -297,15 +297,19 @@ REST = [
         ),
         (
             "anything may be on its way to the disk",
-            "if unsettled and unsettled + len(data) > self",
-            "if False and self",
+            "return bool(unsettled) and",
+            "return False and",
         ),
         ("who waits for the disk waits for ever", "        self._session.try_again()\n", ""),
     ),
     *mutants(
         "dialects/gsb/answers.py",
         ("answers overtake", "        if self._slots:\n", "        if False:\n"),
-        ("what is settled counts", "        self.unsettled_bytes -= slot.size\n", ""),
+        (
+            "what is settled counts",
+            "self.unsettled_bytes -= self._slots.popleft().weight",
+            "self._slots.popleft()",
+        ),
     ),
     *mutants(
         "dialects/gsb/skipping.py",

@@ -166,6 +166,37 @@ def test_what_is_on_its_way_to_the_disk_is_bounded():
     assert far.is_read
 
 
+@pytest.mark.parametrize("behind", ["broadcasts", "others"])
+def test_answers_that_wait_for_the_disk_are_bounded(behind):
+    bus = MemoryBus(Limits(max_uncommitted_bytes=10 * KIB), durable=True)
+    bus.make("log")
+    far = Far(bus)
+    far.broadcast("log", b"x")
+    for _ in range(200):
+        if behind == "broadcasts":
+            far.broadcast("log", b"")
+        else:
+            far.send(register_request=pb.RegisterRequest(service_id="greeter"))
+    assert not far.is_read
+    bus.settle()
+    assert len(far.packets()) == 201
+    assert far.is_read
+
+
+def test_what_waits_for_the_disk_is_kept_though_its_sender_has_gone():
+    bus = MemoryBus(Limits(max_uncommitted_bytes=10 * KIB), durable=True)
+    bus.make("log")
+    far = Far(bus)
+    for _ in range(6):
+        far.broadcast("log", b"x" * 4 * KIB)
+    assert not far.is_read
+    far.pipe.hang_up()
+    bus.settle()
+    durable = bus.broker.durable
+    assert durable is not None
+    assert durable.store.bounds(durable.get("log").number).next_id == 7
+
+
 def test_a_durable_broadcast_may_be_refused(bus):
     bus.broker.policy.replace([Placed(Rule.parse("deny everyone produce log"), "config", None)])
     bus.make("log")

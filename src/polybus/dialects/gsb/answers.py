@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+# What an answer weighs that waits, for itself: an object, and a few bytes.
+SLOT_BYTES = 128
+
 
 class Answers:
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -22,28 +25,29 @@ class Answers:
 
     def add(self, data: bytes) -> None:
         if self._slots:
-            self._slots.append(Slot(0, data))
+            self._append(Slot(0, data))
         else:
             self._send(data)
 
     def promise(self, size: int) -> Slot:
         """A place for an answer that is still to come; `size` is what it is about."""
-        slot = Slot(size)
-        self._slots.append(slot)
-        self.unsettled_bytes += size
-        return slot
+        return self._append(Slot(size))
 
     def fulfil(self, slot: Slot, data: bytes) -> None:
         slot.data = data
-        self.unsettled_bytes -= slot.size
         while self._slots and (ready := self._slots[0].data) is not None:
-            self._slots.popleft()
+            self.unsettled_bytes -= self._slots.popleft().weight
             self._send(ready)
+
+    def _append(self, slot: Slot) -> Slot:
+        self._slots.append(slot)
+        self.unsettled_bytes += slot.weight
+        return slot
 
 
 class Slot:
-    __slots__ = ("data", "size")
+    __slots__ = ("data", "weight")
 
     def __init__(self, size: int, data: bytes | None = None) -> None:
-        self.size = size
+        self.weight = size + SLOT_BYTES
         self.data = data

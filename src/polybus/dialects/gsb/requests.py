@@ -38,17 +38,30 @@ class Requests:
         self._encodings = dialect.encodings
         self._session = session
         self._answers = Answers(session.send)
-        self.table: dict[str, Callable[[Any], bool]] = {
+        verbs: dict[str, Callable[[Any], bool]] = {
             "register_request": self._register,
             "unregister_request": self._unregister,
             "subscribe_request": self._subscribe,
             "unsubscribe_request": self._unsubscribe,
             "broadcast_request": self._broadcast,
         }
+        self.table = {kind: partial(self._in_turn, verb) for kind, verb in verbs.items()}
 
     @property
     def unanswered(self) -> int:
         return len(self._answers)
+
+    def _in_turn(self, carry_out: Callable[[Any], bool], request: Any) -> bool:
+        if self._is_too_much(0):
+            self._session.halt()
+            return False
+        return carry_out(request)
+
+    def _is_too_much(self, size: int) -> bool:
+        """Does so much wait for the disk that this has to wait too? Not if nothing can follow."""
+        unsettled = self._answers.unsettled_bytes
+        most = self._broker.max_uncommitted_bytes
+        return bool(unsettled) and unsettled + size > most and not self._session.lifted
 
     def _register(self, request: Any) -> bool:
         answer = self._services.register(self._session, request.service_id)
@@ -121,8 +134,7 @@ class Requests:
             self._broker.refused(party, "produce_denied", name)
             refused = Answer(Code.DENIED, f"not allowed to broadcast to {name.decode()!r}")
             return self._answer("broadcast_request", refused)
-        unsettled = self._answers.unsettled_bytes
-        if unsettled and unsettled + len(data) > self._broker.max_uncommitted_bytes:
+        if self._is_too_much(len(data)):
             self._session.halt()
             return False
         assert keeping is not None
