@@ -200,11 +200,9 @@ class Client:
     async def subscribe(self, topic: str) -> Subscription:
         """Receive what is published to a topic from now on, in any dialect."""
         made = Subscription(topic, self.options.max_unread_bytes, self._unsubscribe)
-        is_first = topic not in self._listening.topics
         self._listening.add(made)
-        try:
-            if is_first:
-                await self._ask_topic("subscribe", topic)
+        try:  # also if it is not the first: that may still be refused
+            await self._ask_topic("subscribe", topic)
         except BaseException:
             self._listening.remove(made)
             raise

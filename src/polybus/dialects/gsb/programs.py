@@ -26,6 +26,7 @@ MAX_LINE_BYTES = 16 * MIB
 # Of stderr the end is kept: that is where programs say what went wrong.
 KEPT_STDERR_BYTES = 4 * KIB
 END_TIMEOUT_S = 2.0
+POLL_S = 0.02
 NOT_STARTED = 127  # as shells say it
 
 
@@ -40,17 +41,20 @@ class ProgramService:
         process = await self._start(call)
         feeding = asyncio.create_task(_feed(process, request))
         stderr = asyncio.create_task(_last_words(process))
+        ended = False
         try:
             assert process.stdout is not None
             async for line in process.stdout:
                 yield _item(line)
             code = await process.wait()
+            ended = True
             if code:
                 raise ServiceFailed(_told(code, await stderr), status=500)
         except ValueError:
             raise ServiceFailed(f"a line of more than {MAX_LINE_BYTES} bytes", 413) from None
         finally:
-            await _end(process)
+            if not ended:
+                await _end(process)
             for task in (feeding, stderr):
                 task.cancel()
 
@@ -117,15 +121,23 @@ def _told(code: int, last_words: str) -> str:
 
 
 async def _end(process: Process) -> None:
+    """Of all that it started: it may be over itself while they are not."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        try:
-            os.killpg(process.pid, number)  # a session of its own: its group has its pid
-        except ProcessLookupError:
-            pass
+        _signal(process, number)
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
                 await process.wait()
+                while _signal(process, 0):  # noqa: ASYNC110  nobody tells when a group is empty
+                    await asyncio.sleep(POLL_S)
+                return
         except TimeoutError:
             pass
+
+
+def _signal(process: Process, number: int) -> bool:
+    """A session of its own: its group has its pid. Is anybody there? (0 only asks.)"""
+    try:
+        os.killpg(process.pid, number)
+    except OSError:
+        return False
+    return True

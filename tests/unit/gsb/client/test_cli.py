@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from polybus import gsb
+from polybus.dialects.gsb.programs import ProgramService
 from polybus.testing.process import POLYBUS, run
 from polybus.testing.watch import stats, until
 
@@ -62,6 +64,21 @@ def test_lines_are_a_stream_and_a_caller_that_leaves_ends_the_program(address, b
         until(lambda: stats(bus)["gsb"]["serving"] == 0, "the call has ended")
         with gsb.blocking.connect(address) as client:
             assert client.call("sys/services")[0]["pending"] == 0
+
+
+def test_a_call_that_is_left_ends_what_its_program_left_behind(address):
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    with gsb.blocking.connect(address) as client:
+        client.register("leaves", ProgramService(["sh", "-c", "sleep 1000 & echo $!"]))
+        with client.stream("leaves") as lines:
+            pid = next(lines)
+            assert runs(pid)
+        until(lambda: not runs(pid), "it has ended")
 
 
 def test_a_program_that_cannot_be_started(address):

@@ -627,6 +627,12 @@ class TestTopics:
                     b"from gsb",
                 ]
 
+    async def test_a_refusal_is_told_to_all_who_subscribe(self, address):
+        async with gsb.connect(address) as bus:
+            both = (bus.subscribe("no*topic"), bus.subscribe("no*topic"))
+            found = await asyncio.gather(*both, return_exceptions=True)
+            assert [type(one) for one in found] == [MalformedRequest] * 2
+
     async def test_who_does_not_read_loses(self, address):
         async with gsb.connect(address, max_unread_bytes=1000) as bus:
             news = await bus.subscribe("news")
