@@ -43,6 +43,16 @@ def test_an_idle_bus_counts_nothing():
         "dropped": {},
         "refused": {},
         "faults": {},
+        "gsb": {
+            "connections": 0,
+            "services": 0,
+            "calls": 0,
+            "open_calls": 0,
+            "serving": 0,
+            "full": 0,
+            "waiting": 0,
+            "ended": {},
+        },
     }
 
 

@@ -5,7 +5,6 @@ Answers go to stdout as JSON, a line each; words about them to stderr.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import signal
@@ -117,6 +116,8 @@ def serve(
     at: Where = None,
 ) -> None:
     async def work(bus: Client) -> None:
+        import asyncio  # in functions: help does without
+
         from polybus.dialects.gsb.programs import ProgramService
 
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
@@ -133,6 +134,8 @@ def serve(
 
 
 def _with_bus(at: str | None, work: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+    import asyncio
+
     import uvloop
 
     from polybus.dialects.gsb.client import connect
@@ -147,6 +150,8 @@ def _with_bus(at: str | None, work: Callable[[Client], Coroutine[Any, Any, None]
 
 async def _first(stopped: Awaitable[Any], serving: Awaitable[None]) -> bool:
     """Whichever comes first; was it the signal? An end by an error is raised."""
+    import asyncio
+
     tasks = [asyncio.ensure_future(stopped), asyncio.ensure_future(serving)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     was_signal = tasks[0].done()

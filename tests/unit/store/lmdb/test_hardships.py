@@ -16,7 +16,7 @@ from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed, Sto
 from polybus.model.commit import Append, Change, Commit
 from polybus.model.stamp import Habits, Stamp
 from polybus.model.topic import ALL
-from polybus.store.lmdb import commits, environment, folder, keys, ownership
+from polybus.store.lmdb import commits, engine, environment, folder, keys, ownership
 from polybus.store.lmdb.copying import backup
 from polybus.store.lmdb.engine import LmdbStore
 from polybus.store.lmdb.known import Known
@@ -130,7 +130,7 @@ def test_a_commit_that_cannot_be_done_fails_alone(store, monkeypatch):
             raise ValueError("a fault of the engine itself")
         return done
 
-    monkeypatch.setattr(commits, "commit", fail)
+    monkeypatch.setattr(engine, "_commit", fail)
     go_on = held(store, topic.number)
     append = Append(topic.number, 0, block(b"x"))
     notes = (b"", b"bad", b"", b"")
