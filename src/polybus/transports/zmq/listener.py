@@ -30,10 +30,14 @@ from polybus.transports.zmq.watching import LOOK_S, Bounds, Watch
 from polybus.transports.zmq.zap import DOMAIN
 
 TURN_MESSAGES: Final = 256
+# With large ones a turn is over sooner: what it takes is memory, and time that all others wait.
+TURN_BYTES: Final = 8 << 20
+TAKEN_AT_ONCE: Final = 4
 # One frame over what a body's may have is still read, and answered; a larger one is cut.
 MAX_FRAME_BYTES: Final = (64 << 20) + 1
-# Whole messages of one connection that wait to be read: it may have sent some ahead.
-WAITING_MESSAGES: Final = 100
+# Whole messages of one connection that wait to be read: it may have sent some ahead. Few, since
+# libzmq counts no bytes; whoever sends more is not read from meanwhile.
+WAITING_MESSAGES: Final = 8
 # Frames of one message: what a body may have at most, with its head and its envelope, and one
 # more, by which the session knows that there were too many.
 MAX_FRAMES: Final = 4096 + 6 + 65 + 1
@@ -102,7 +106,7 @@ class RouterListener:
         self._due = False
         if not self._reading:
             return
-        messages = self._router.receive(TURN_MESSAGES, MAX_FRAMES, self._curve is not None)
+        messages, more = take(self._router, self._curve is not None)
         find, receive = self.connections.find, self._session.receive
         for descriptor, user, size, frames in messages:
             connection = find(frames[0], descriptor)
@@ -114,7 +118,7 @@ class RouterListener:
                 receive(connection, frames)
             except Exception as error:  # one message's trouble is not the others'
                 self._loop.call_exception_handler({"message": "pirate", "exception": error})
-        if len(messages) == TURN_MESSAGES:
+        if more:
             self._again()
         self._session.turn_over()
 
@@ -219,6 +223,20 @@ class RouterListener:
         self.connections.close()
         left_ms = max(0.0, min(1.0, end_s - self._loop.time())) * 1000
         self._socket.close(int(left_ms))
+
+
+def take(router: Router, with_user: bool) -> tuple[list[Any], bool]:
+    """The messages of one turn, and whether there may be more."""
+    messages: list[Any] = []
+    size = 0
+    while len(messages) < TURN_MESSAGES and size < TURN_BYTES:
+        some = router.receive(TAKEN_AT_ONCE, MAX_FRAMES, with_user)
+        messages += some
+        if len(some) < TAKEN_AT_ONCE:
+            return messages, False
+        for one in some:
+            size += one[2]
+    return messages, True
 
 
 def _configure(socket: zmq.Socket[bytes], address: Address) -> None:
