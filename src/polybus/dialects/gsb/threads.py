@@ -1,13 +1,15 @@
 """Services that are plain functions: run in threads, beside the loop.
 
 A generator is stepped in a thread of its own pace: it may be a little ahead of what
-was sent, never further. When its call has ended it is closed at its next step; a
-function that runs cannot be interrupted, and what it returns is thrown away.
+was sent, never further, and while nobody takes that, others have the thread. When its
+call has ended it is closed at its next step; a function that runs cannot be
+interrupted, and what it returns is thrown away.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections import deque
@@ -19,6 +21,8 @@ T = TypeVar("T")
 
 # How far a generator may be ahead: enough that the two sides need not meet for each item.
 AHEAD_ITEMS = 64
+# How long a thread waits for a caller that takes nothing: others may need it.
+GIVE_UP_S = 0.1
 
 
 class Threads:
@@ -29,25 +33,39 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
+        return await self._run(contextvars.copy_context(), function, *args)
+
+    def _run(
+        self, context: contextvars.Context, function: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="polybus-gsb")
-        context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, context.run, function, *args)
+        return loop.run_in_executor(self._pool, context.run, function, *args)
 
     async def iterate(self, items: Iterator[T]) -> AsyncIterator[T]:
         ahead: _Ahead[T] = _Ahead(items, asyncio.get_running_loop())
-        stepping = asyncio.ensure_future(self.run(ahead.step))
+        context = contextvars.copy_context()
+        stepping = self._run(context, ahead.step)
         try:
             while True:
                 while ahead.items:
                     yield ahead.take()
                 if stepping.done() and not ahead.items:
-                    break
+                    if not ahead.gave_up:
+                        break
+                    stepping = self._run(context, ahead.step)
                 await asyncio.wait([stepping, ahead.news()], return_when="FIRST_COMPLETED")
             await stepping  # what it raised
         finally:
             ahead.stop()
+            stepping.add_done_callback(lambda _: self._close(context, ahead))
+
+    def _close(self, context: contextvars.Context, ahead: _Ahead[T]) -> None:
+        """A generator that was left where a thread had given up."""
+        if ahead.gave_up:
+            with contextlib.suppress(RuntimeError):  # there are no threads any more
+                self._run(context, ahead.close)
 
     def stop(self) -> None:
         if self._pool is not None:
@@ -65,10 +83,12 @@ class _Ahead(Generic[T]):
         self._told = False
         self._room = threading.Condition()
         self._stopped = False
+        self.gave_up = False  # there is more, and no thread is at it
 
     # --- in the thread
 
     def step(self) -> None:
+        self.gave_up = False
         try:
             for item in self._source:
                 self.items.append(item)
@@ -78,15 +98,21 @@ class _Ahead(Generic[T]):
                 if not self._may_go_on():
                     break
         finally:
-            close = getattr(self._source, "close", None)
-            if close is not None:
-                close()
+            if not self.gave_up:
+                self.close()
+
+    def close(self) -> None:
+        close = getattr(self._source, "close", None)
+        if close is not None:
+            close()
 
     def _may_go_on(self) -> bool:
         with self._room:
-            while len(self.items) >= AHEAD_ITEMS and not self._stopped:
-                self._room.wait()
-            return not self._stopped
+            self.gave_up = not self._room.wait_for(self._has_room, GIVE_UP_S)
+            return not self._stopped and not self.gave_up
+
+    def _has_room(self) -> bool:
+        return len(self.items) < AHEAD_ITEMS or self._stopped
 
     # --- on the loop
 

@@ -574,6 +574,28 @@ class TestPlainFunctions:
             with pytest.raises(ServiceFailed, match="here"):
                 await anext(stream)
 
+    async def test_streams_that_are_not_read_keep_no_threads(self, address):
+        closed = threading.Event()
+
+        def items(call):
+            try:
+                for number in range(call.data):
+                    yield [number, bytes(20_000)]
+            finally:
+                closed.set()
+
+        reader = gsb.connect(address, max_unread_bytes=1000)
+        async with gsb.connect(address, threads=1) as server, reader as bus:
+            await server.register("items", items)
+            await server.register("plain", lambda call: "here")
+            left, read = bus.stream("items", 10_000), bus.stream("items", 1000)
+            assert ((await anext(left))[0], (await anext(read))[0]) == (0, 0)
+            assert await bus.call("plain") == "here"
+            assert [item[0] async for item in read] == list(range(1, 1000))
+            closed.clear()
+            await left.aclose()
+            await eventually(closed.is_set, "the generator is closed")
+
     async def test_a_generator_is_closed_when_its_stream_is_left(self, address):
         async with gsb.connect(address) as bus:
             closed = threading.Event()
