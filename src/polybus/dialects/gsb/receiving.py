@@ -7,7 +7,7 @@ leaves over, and `packet_slowly` for a large packet that it has put together.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.calls import sabotage
@@ -36,7 +36,7 @@ class Receiver(Peer):
     _calls: Calls
 
     def begin_receiving(
-        self, max_packet_bytes: int, others: dict[str, Callable[[Any], bool]]
+        self, max_packet_bytes: int, others: Mapping[str, Callable[[Any], bool]]
     ) -> None:
         self._max_packet_bytes = max_packet_bytes
         self._head = sp.head_size(sp.Form(self.ipc))

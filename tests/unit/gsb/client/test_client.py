@@ -741,6 +741,7 @@ class TestReconnecting:
             await other.register("theirs", handler)
             for name in ("mine", "theirs"):
                 link = bus._lifeline.link
+                assert link is not None
                 link.abort()
                 link._closing = False  # as if the network had done it
                 await link.ended.wait()
