@@ -51,7 +51,8 @@ class Address:
         """The address that `text` spells, or `AddressError` saying what is wrong with it."""
         scheme, colon, rest = text.partition(":")
         if not colon:
-            raise AddressError(f"address {text!r} has no scheme: write for example tcp://{text}")
+            likely = "unix:" if "/" in text else "tcp://"
+            raise AddressError(f"address {text!r} has no scheme: write for example {likely}{text}")
         if scheme in PATH_SCHEMES:
             return cls(scheme, path=_path(text, rest))
         if scheme in HOST_SCHEMES:

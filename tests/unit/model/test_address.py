@@ -39,7 +39,8 @@ def test_other_spellings_are_taken():
     ("text", "says"),
     [
         ("", "no scheme"),
-        ("127.0.0.1", "no scheme"),
+        ("127.0.0.1", "no scheme: write for example tcp://127.0.0.1"),
+        ("/run/bus.sock", "no scheme: write for example unix:/run/bus.sock"),
         ("127.0.0.1:6567", "unknown scheme '127.0.0.1'"),
         ("ftp://x:1", "unknown scheme 'ftp'"),
         ("TCP://x:1", "unknown scheme 'TCP'"),
