@@ -125,11 +125,10 @@ PRESSURE = mutants(
     ),
     (
         "the clock runs without credit",
-        "                call.dry_since_s = now_s\n",
+        "                call.stop_clock(now_s)\n",
         "                pass\n",
     ),
-    ("time without credit counts", "            call.last_s += now_s - call.dry_since_s\n", ""),
-    ("the clock stands for ever", "            call.dry_since_s = 0\n", ""),
+    ("the clock stands for ever", "        call.go_on_clock(now_s)\n", ""),
     (
         "those with credits are held up",
         "    def _hold_up(self, call: Call) -> None:\n        if not call.end.credits:",
@@ -314,20 +313,34 @@ REST = [
     *mutants(
         "dialects/gsb/skipping.py",
         (
-            "an id of any size",
-            "            if size > MAX_REQUEST_ID_BYTES:\n",
-            "            if False:\n",
+            "a part of an id is kept",
+            "if name == ADDRESS or size <= self._most:",
+            "if True:",
+        ),
+        ("every kind is skipped", "        if kind not in FIELDS:\n", "        if False:\n"),
+        (
+            "ids are joined",
+            "text = self._texts[name] = bytearray()",
+            "text = self._texts.setdefault(name, bytearray())",
         ),
         (
-            "every kind is skipped",
-            "if tag & 7 != LENGTH or tag >> 3 not in ID_FIELDS:",
+            "what is not known ends it",
+            "number in Packet.DESCRIPTOR.fields_by_number:",
+            "True:",
+        ),
+        ("kinds are mixed", "            self._texts.clear()\n", ""),
+        ("the data has no size", "            self.data_bytes = size\n", "            pass\n"),
+        (
+            "fields go beyond what they are part of",
+            "if not self._inner_left and (self._held or self._wanted):",
             "if False:",
         ),
         (
-            "the first id counts",
-            '            self.request_id = b""\n            self._state',
-            "            self._state",
+            "what ends early is a packet",
+            "if self._inner_left or self._held or self._wanted or not self.kind:",
+            "if False:",
         ),
+        ("any bytes are an id", "            self.request_id.decode()\n", "            pass\n"),
     ),
     *mutants(
         "dialects/gsb/subscriber.py",

@@ -40,8 +40,8 @@ cdef enum:
     # Packets that went the long way before everybody else has a turn: a few milliseconds.
     MAX_SLOW = 128
 
-# Calls whose clock stands are looked at again after this.
-cdef double STANDING_S = 1.0
+# A call whose clock stands is never late, however little it has left.
+cdef double STANDING_S = 0.01
 
 
 @cython.final
@@ -130,9 +130,10 @@ cdef class Call:
     cdef readonly Py_ssize_t request_bytes
     cdef public Py_ssize_t partials, reply_bytes
     cdef public Py_ssize_t credit  # granted and not used
-    # The deadline's clock: since when it runs, how long the service had been unread by then,
-    # and since when it stands for lack of credit (0: it does not).
-    cdef public double last_s, unread_before_s, dry_since_s
+    # The deadline's clock: since when it runs, and how long the service had been unread by
+    # then. `is_dry`: it stands for lack of credit, and had run for `ran_s`.
+    cdef double last_s, unread_before_s, ran_s
+    cdef readonly bint is_dry
 
     def __init__(
         self, End caller not None, Route route not None, bytes request_id not None,
@@ -157,13 +158,33 @@ cdef class Call:
     cpdef void restart_clock(self, double now_s):
         """The service has given a sign of life."""
         self.last_s = now_s
-        self.unread_before_s = self.end.unread_s
+        self.unread_before_s = self.end.unread_by(now_s)
+        self.ran_s = 0
+
+    cpdef void stop_clock(self, double now_s):
+        """The service has no credit left, and can have none."""
+        if not self.is_dry:
+            self.ran_s = now_s - self.last_s - self.end.unread_by(now_s) + self.unread_before_s
+            self.is_dry = True
+
+    cpdef void go_on_clock(self, double now_s):
+        """It has some again."""
+        if self.is_dry:
+            self.last_s = now_s - self.ran_s
+            self.unread_before_s = self.end.unread_by(now_s)
+            self.is_dry = False
 
     cpdef double due(self, double now_s):
-        """When it is over its deadline, if nothing happens before."""
-        if self.dry_since_s or (self.end.halted and not self.end.lifted):
-            return now_s + STANDING_S
-        return self.last_s + self.caller.deadline_s + self.end.unread_s - self.unread_before_s
+        """When it is over its deadline, or at the earliest: while the clock stands, if it went on
+        now. So who looks again then is not late, whenever it went on.
+        """
+        cdef double unread_s = self.end.unread_by(now_s) - self.unread_before_s
+        cdef double due_s = self.last_s + self.caller.deadline_s + unread_s
+        if self.is_dry:
+            due_s = now_s + self.caller.deadline_s - self.ran_s
+        if self.is_dry or self.end.halted:
+            return max(due_s, now_s + STANDING_S)
+        return due_s
 
     cpdef Py_ssize_t free_left(self, Desk desk):
         """PARTIALs that still need no credit."""
@@ -225,6 +246,10 @@ cdef class End:
         self.desk = desk
         self.push = push
         self.ipc = ipc
+
+    cdef double unread_by(self, double now_s) noexcept:
+        """How long it was not read, all times together."""
+        return self.unread_s + (now_s - self.halted_since_s if self.halted else 0)
 
     # --- receiving
 

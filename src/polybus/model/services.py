@@ -20,6 +20,8 @@ from polybus.errors import MalformedRequest
 
 MAX_SERVICE_BYTES = 255
 MAX_REQUEST_ID_BYTES = 255  # an id is a key in a table, not a message
+# What is told of an address that leads nowhere; one that leads somewhere is shorter.
+MAX_TOLD_BYTES = 512
 BUILT_IN = "sys"
 RESERVED = frozenset({"local", "net", BUILT_IN})
 

@@ -156,12 +156,26 @@ def test_the_deadline_stands_while_the_service_is_not_read(bus):
     assert quick.kinds() == []
     slow.pipe.eat()
     bus.turn()
-    bus.pass_time(2.0)
+    bus.pass_time(2.45)
     assert quick.kinds() == []
-    bus.pass_time(1.6)
+    bus.pass_time(0.1)
     assert quick.failure() == ("1", 504)
     service.reply(second)
     assert bus.stats("dropped", "unknown_call") == 1
+
+
+def test_time_before_a_call_is_not_its_own(bus):
+    service, slow, quick = service_of(bus), Far(bus), Far(bus, deadline_ms=1000)
+    fill(service, slow, opened(service, slow))
+    bus.pass_time(10)
+    quick.call("greeter")  # while its service is not read
+    bus.pass_time(10)
+    slow.pipe.eat()
+    bus.turn()
+    bus.pass_time(0.95)
+    assert quick.kinds() == []
+    bus.pass_time(0.1)
+    assert quick.failure() == ("1", 504)
 
 
 def test_a_hang_up_of_a_service_that_is_not_read_is_noticed(bus):
@@ -287,21 +301,44 @@ def test_credit_dies_with_its_call(bus):
     assert service.kinds() == []
 
 
-def test_the_deadline_stands_while_the_service_is_out_of_credit(bus):
+@pytest.mark.parametrize("is_overrun", [False, True])
+def test_the_deadline_stands_while_the_service_is_out_of_credit(bus, is_overrun):
     service, slow = service_of(bus, with_credits=True), Far(bus, deadline_ms=1000)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
-    while not slow.session.calls[b"1"].dry_since_s:  # it keeps to its credit
+    while not slow.session.calls[b"1"].is_dry:  # it keeps to its credit
         service.reply(call_id, ITEM, partial=True)
         sent += 1
         assert sent < 100
-    assert service.is_read
+    if is_overrun:
+        service.reply(call_id, ITEM, partial=True)
+        sent += 1
+    assert service.is_read is not is_overrun
     bus.pass_time(10)
     slow.pipe.eat()
     assert len(slow.replies()) == sent
-    bus.pass_time(0.9)
+    bus.pass_time(0.95)
     assert slow.kinds() == []
-    bus.pass_time(0.2)
+    bus.pass_time(0.1)
+    assert slow.failure() == ("1", 504)
+
+
+def test_an_item_that_came_late_starts_the_clock_again(bus):
+    service, slow = service_of(bus, with_credits=True), Far(bus, deadline_ms=1000)
+    call_id = opened(service, slow)
+    sent = fill(service, slow, call_id)
+    while not slow.session.calls[b"1"].is_dry:
+        bus.pass_time(0.5)
+        service.reply(call_id, ITEM, partial=True)
+        sent += 1
+    bus.pass_time(10)
+    slow.pipe.eat()
+    bus.turn()
+    bus.pass_time(0.5)
+    service.reply(call_id, ITEM, partial=True)
+    bus.pass_time(0.95)
+    assert len(slow.replies()) == sent + 1
+    bus.pass_time(0.1)
     assert slow.failure() == ("1", 504)
 
 

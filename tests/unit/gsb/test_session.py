@@ -196,6 +196,69 @@ def test_of_several_ids_the_last_counts(bus):
     assert caller.failure() == ("bc", 413)
 
 
+@pytest.mark.parametrize(("size", "answered"), [(256, 256), (MAX, MAX), (MAX + 1, 0)])
+def test_an_id_of_any_size_is_answered_and_the_connection_lives(bus, size, answered):
+    caller = Far(bus)
+    caller.send(service_call_request=_call(big(), "i" * size))
+    assert caller.failure() == ("i" * answered, 413)
+    caller.call("sys/ping", "2", b"x")
+    assert caller.replies() == [Reply("2", 0, 0, b"x")]
+
+
+def test_a_reply_with_an_id_of_any_size_is_one_to_an_unknown_call(bus):
+    service = Far(bus)
+    service.reply("i" * (2 * MAX))
+    assert bus.stats("dropped", "unknown_call") == 1
+    assert not service.pipe.closed
+
+
+def test_fields_that_are_not_known_are_passed_over(bus):
+    caller = Far(bus)
+    call = packed(service_call_request=_call(big(), "1"))
+    unknown = b"\x9a\x06\x02hi" + b"\xa0\x06\x05" + b"\xa5\x06four" + b"\xa1\x06eight..."
+    caller.send_payload(unknown + call + unknown)
+    assert caller.failure() == ("1", 413)
+    inner = unknown + b"\x12\x01a" + b"\x1a\x81\x80\x01" + big(16385) + unknown
+    caller.send_payload(b"\x32" + _varint(len(inner)) + inner)
+    assert caller.failure() == ("a", 413)
+
+
+def test_calls_in_one_packet_are_merged_and_of_two_kinds_the_last_counts(bus):
+    caller = Far(bus)
+    first, second = _call(big(), "1"), pb.ServiceCallRequest(address="x")
+    caller.send_payload(packed(service_call_request=first) + packed(service_call_request=second))
+    assert caller.failure() == ("1", 413)
+    reply = packed(call_reply=pb.CallReply(request_id="1"))
+    caller.send_payload(packed(service_call_request=first) + reply)
+    assert bus.stats("dropped", "unknown_call") == 1
+    caller.send_payload(reply + packed(service_call_request=pb.ServiceCallRequest(data=big())))
+    assert caller.failure() == ("", 413)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x32\x05\x12\x04a" + b"\x32\x81\x80\x01" + big(16385),
+        b"\x32\x01\x12" + big(),
+        b"\x32" + b"\x81\x80\x01" + big(),
+        b"\x9a\x06\x81\x80\x01" + big(16385),
+        b"\x33" + big(),
+        b"\xff" * MAX * 2,
+        packed(service_call_request=_call(big(), "1")) + b"\x12",
+        b"\x32\x86\x80\x01\x12\x01\xff\x1a\xff\x7f" + big(16383),
+    ],
+    ids=[
+        "a field that goes beyond", "a tag that goes beyond", "one that ends early",
+        "of no kind", "a group", "no varint", "a tag at the end", "an id that is no text",
+    ],
+)  # fmt: skip
+def test_a_large_payload_that_is_no_packet_ends_it(bus, payload):
+    far = Far(bus)
+    far.send_payload(payload)
+    assert far.pipe.closed
+    assert reasons(bus) == {"no_packet": 1}
+
+
 def test_nothing_of_it_is_held(bus):
     caller = Far(bus)
     payload = packed(service_call_request=_call(big(64 * MAX)))
@@ -222,9 +285,9 @@ def test_a_reply_over_the_limit_ends_its_call_and_cancels_it(bus):
         packed(broadcast_request=pb.BroadcastRequest(topic="t", data=big())),
         packed(ping=pb.Ping(token=big())),
         packed(cancel=pb.Cancel(request_id="x" * MAX)),
-        packed(service_call_request=pb.ServiceCallRequest(request_id="x" * MAX)),
+        b"\x30\x01" + packed(service_call_request=_call(big())),
     ],
-    ids=["broadcast", "ping", "cancel", "an id of that size"],
+    ids=["broadcast", "ping", "cancel", "a call that is a number"],
 )
 def test_any_other_packet_over_the_limit_ends_it(bus, payload):
     far = Far(bus)

@@ -286,6 +286,27 @@ def test_an_address_of_any_text_is_told():
     assert rows(bus)[0]["address"] == '"quoted\\\n'
 
 
+def test_a_call_that_was_too_large_is_told():
+    bus = MemoryBus(gsb=GsbLimits(audit=True, max_packet_bytes=KIB), durable=True)
+    bus.settle()
+    caller = Far(bus, identity=ALICE)
+    caller.call("greeter/many", "1", b"x" * (5 * KIB))
+    found = rows(bus)[0]
+    assert (found["address"], found["request_bytes"], found["code"]) == (
+        "greeter/many",
+        5 * KIB,
+        413,
+    )
+
+
+@pytest.mark.parametrize("size", [KIB, 3 * KIB])
+def test_of_a_long_address_the_beginning_is_told(size):
+    bus = MemoryBus(gsb=GsbLimits(audit=True, max_packet_bytes=2 * KIB), durable=True)
+    bus.settle()
+    Far(bus).call("a" * size, "1")
+    assert rows(bus)[0]["address"] == "a" * 512
+
+
 def test_without_the_setting_there_is_no_log():
     bus = MemoryBus(durable=True)
     caller = Far(bus)

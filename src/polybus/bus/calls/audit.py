@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polybus.bus.binding import CREATOR, Reservation, as_creator
 from polybus.errors import PolybusError
 from polybus.model.block import Block
+from polybus.model.services import MAX_TOLD_BYTES
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
@@ -65,7 +66,7 @@ class Ended(NamedTuple):
 
     @classmethod
     def refused(cls, caller: Peer, address: bytes, size: int, code: int, now_s: float) -> Ended:
-        name = address.decode("utf-8", "backslashreplace")
+        name = address[:MAX_TOLD_BYTES].decode("utf-8", "backslashreplace")
         return cls(caller.caller_name.decode(), name, "", size, 0, 1, code, now_s, now_s)
 
     @classmethod

@@ -113,11 +113,11 @@ class Calls:
         if caller.lifted:
             return True  # nobody is left to hear an answer
         if problem := self._problem(caller, request_id):
-            self.refuse(caller, request_id, address, data, problem)
+            self.refuse(caller, request_id, address, len(memoryview(data)), problem)
             return True
         route = self.services.route(caller, address)
         if isinstance(route, Answer):
-            self.refuse(caller, request_id, address, data, route)
+            self.refuse(caller, request_id, address, len(memoryview(data)), route)
             return True
         if isinstance(route, str):
             self._ask_bus(caller, request_id, route, bytes(data))
@@ -146,12 +146,11 @@ class Calls:
             self._fail(call, Code.CANCELLED, "cancelled by the caller", cancel=True)
 
     def refuse(
-        self, caller: Peer, request_id: bytes, address: bytes, data: Buffer, why: Answer
+        self, caller: Peer, request_id: bytes, address: bytes, size: int, why: Answer
     ) -> None:
-        """The one FULL of a call that never opened."""
+        """The one FULL of a call that never opened; `size` is that of its data."""
         self._ended[why.code] += 1
         if self.audit is not None:
-            size = len(memoryview(data))
             self.audit.add(Ended.refused(caller, address, size, why.code, self._clock()))
         caller.send_failure(request_id, why.code, why.message)
 
@@ -221,7 +220,7 @@ class Calls:
         found = self._built_in.answer(name, data)
         if found is None:
             why = Answer(Code.NOT_FOUND, f"no service {name!r}")
-            self.refuse(caller, request_id, name.encode(), data, why)
+            self.refuse(caller, request_id, name.encode(), len(data), why)
             return
         self.desk.opened += 1
         self._ended[Code.OK] += 1

@@ -133,12 +133,10 @@ class Pressure:
         now_s = self._clock()
         if call.caller.full:
             call.caller.wanting[call] = None
-            if not left and not call.dry_since_s:
-                call.dry_since_s = now_s
+            if not left:
+                call.stop_clock(now_s)
             return
-        if call.dry_since_s:
-            call.last_s += now_s - call.dry_since_s
-            call.dry_since_s = 0
+        call.go_on_clock(now_s)
         call.credit += window - left
         cast("Peer", call.end).send_credit(call.id, window - left)
 

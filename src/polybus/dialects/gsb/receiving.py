@@ -95,7 +95,7 @@ class Receiver(Peer):
             return 0
         size: int = LENGTH.unpack_from(buffer, begin - LENGTH.size)[0]
         if size > self._max_packet_bytes and not sabotage.SIZES_OFF:
-            self._skipping = Skipping(size)
+            self._skipping = Skipping(size, self._max_packet_bytes)
             self.is_open = False
             return self._head
         if begin + size > end:
@@ -131,7 +131,8 @@ class Receiver(Peer):
             if skipping.kind == SERVICE_CALL:
                 text = f"a packet has at most {self._max_packet_bytes} bytes"
                 why = Answer(Code.TOO_LARGE, text)
-                self._calls.refuse(self, skipping.request_id, b"", b"", why)
+                found = skipping.request_id, skipping.address, skipping.data_bytes
+                self._calls.refuse(self, *found, why)
             else:
                 self._calls.reply_too_large(self, skipping.request_id)
         return used

@@ -1,46 +1,59 @@
 """Packets over the limit: skipped as they come, never held.
 
-Whoever sent one learns which call it was about, so the request id is looked for among the
-fields as they pass by. It may stand before the data or behind it. All else is thrown away.
+Whoever sent one learns which call it was about, and the log of calls what it was: so the
+request id, the address and the size of the data are looked for among the fields as they
+pass by, in any order. All else is thrown away.
+
+As everywhere in protobuf, the last of several fields counts, and fields that are not known
+are passed over.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-
 from polybus.dialects.gsb.codec import NO_PACKET
+from polybus.dialects.gsb.gsb_pb2 import Packet
 from polybus.dialects.gsb.sp import TOO_LARGE
 from polybus.errors import BadFrame
-from polybus.model.services import MAX_REQUEST_ID_BYTES
+from polybus.model.services import MAX_TOLD_BYTES
 
 SERVICE_CALL, CALL_REPLY = 6, 7
-# Where each of them has its request id.
-ID_FIELDS = {SERVICE_CALL: 2, CALL_REPLY: 1}
+ADDRESS, REQUEST_ID, DATA = "address", "request_id", "data"
+# Which of their fields are looked for.
+FIELDS = {
+    SERVICE_CALL: {1: ADDRESS, 2: REQUEST_ID, 3: DATA},
+    CALL_REPLY: {1: REQUEST_ID, 4: DATA},
+}
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT_BYTES = 10
 
 
-class _State(Enum):
-    KIND = "the packet's kind"
-    FIELD = "a field's tag, and its length"
-    ID = "the request id"
-    SKIP = "what nobody needs"
-
-
 class Skipping:
     """One packet of `size` bytes. `feed` takes its bytes in any pieces; `left` is 0 at its end.
 
-    `BadFrame` if it is no packet, or of a kind that may not be so large.
+    `BadFrame` if it is no packet, or of a kind that may not be so large. A request id over
+    `max_id_bytes` is not kept: no answer could carry it. Of an address the beginning is.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, max_id_bytes: int) -> None:
         self.left = size
         self.kind = 0
-        self.request_id = b""
-        self._state = _State.KIND
-        self._held = bytearray()
-        self._wanted = 0  # bytes of what is being skipped or kept
+        self.data_bytes = 0
+        self._max_id_bytes = max_id_bytes
+        self._texts: dict[str, bytearray] = {}
+        self._inner_left = 0  # of the call or reply; 0: between the packet's own fields
+        self._held = bytearray()  # a tag and what follows it, until they are whole
+        self._wanted = 0  # bytes of a field's value that are still to come
+        self._text: bytearray | None = None  # where they are kept
+        self._most = 0  # of them
+
+    @property
+    def request_id(self) -> bytes:
+        return bytes(self._texts.get(REQUEST_ID, b""))
+
+    @property
+    def address(self) -> bytes:
+        return bytes(self._texts.get(ADDRESS, b""))
 
     def feed(self, data: memoryview) -> int:
         """Takes what belongs to the packet; how much that was."""
@@ -49,32 +62,31 @@ class Skipping:
         while at < len(mine):
             at += self._step(mine[at:])
         self.left -= len(mine)
-        if not self.left and (self._state is not _State.FIELD or self._held):
-            raise BadFrame(NO_PACKET)
+        if not self.left:
+            self._check_end()
         return len(mine)
 
     def _step(self, data: memoryview) -> int:
-        if self._state is _State.SKIP:
+        if not self._inner_left:
+            return self._take(data)
+        taken = self._take(data[: self._inner_left])
+        self._inner_left -= taken
+        if not self._inner_left and (self._held or self._wanted):
+            raise BadFrame(NO_PACKET)  # a field goes beyond what it is part of
+        return taken
+
+    def _take(self, data: memoryview) -> int:
+        if self._wanted:
             return self._pass(data)
-        if self._state is _State.ID:
-            return self._keep(data)
         self._held.append(data[0])
         self._read_head()
         return 1
 
     def _pass(self, data: memoryview) -> int:
         taken = min(self._wanted, len(data))
+        if self._text is not None:
+            self._text += data[: min(taken, self._most - len(self._text))]
         self._wanted -= taken
-        if not self._wanted:
-            self._state = _State.FIELD
-        return taken
-
-    def _keep(self, data: memoryview) -> int:
-        taken = min(self._wanted, len(data))
-        self.request_id += bytes(data[:taken])
-        self._wanted -= taken
-        if not self._wanted:
-            self._state = _State.FIELD
         return taken
 
     def _read_head(self) -> None:
@@ -89,32 +101,48 @@ class Skipping:
         value, at = _varint(self._held, at)
         if at is None:
             return
-        if wire == VARINT and self._state is _State.FIELD:
-            self._held.clear()
+        if wire == VARINT:
+            self._begin(tag, 0)
         elif wire == LENGTH:
             self._begin(tag, value)
         else:
             raise BadFrame(NO_PACKET)
 
     def _begin(self, tag: int, size: int) -> None:
+        """A field, with `size` bytes behind its head."""
         self._held.clear()
-        if self._state is _State.KIND:
-            self._judge(tag)
-            self._state = _State.FIELD
+        number, is_sized = tag >> 3, tag & 7 == LENGTH
+        if not self._inner_left and number in Packet.DESCRIPTOR.fields_by_number:
+            self._enter(number if is_sized else 0, size)
             return
-        self._wanted = size
-        if size and tag == (ID_FIELDS[self.kind] << 3 | LENGTH):
-            if size > MAX_REQUEST_ID_BYTES:
-                raise BadFrame(TOO_LARGE)
-            self.request_id = b""
-            self._state = _State.ID
-        elif size:
-            self._state = _State.SKIP
+        self._wanted, self._text = size, None
+        name = FIELDS[self.kind].get(number) if self._inner_left and is_sized else None
+        if name == DATA:
+            self.data_bytes = size
+        elif name is not None:
+            self._keep(name, size)
 
-    def _judge(self, tag: int) -> None:
-        if tag & 7 != LENGTH or tag >> 3 not in ID_FIELDS:
+    def _enter(self, kind: int, size: int) -> None:
+        if kind not in FIELDS:
             raise BadFrame(TOO_LARGE)
-        self.kind = tag >> 3
+        if kind != self.kind:
+            self.kind, self.data_bytes = kind, 0
+            self._texts.clear()
+        self._inner_left = size
+
+    def _keep(self, name: str, size: int) -> None:
+        text = self._texts[name] = bytearray()
+        self._most = MAX_TOLD_BYTES if name == ADDRESS else self._max_id_bytes
+        if name == ADDRESS or size <= self._most:
+            self._text = text
+
+    def _check_end(self) -> None:
+        if self._inner_left or self._held or self._wanted or not self.kind:
+            raise BadFrame(NO_PACKET)
+        try:
+            self.request_id.decode()
+        except UnicodeDecodeError:
+            raise BadFrame(NO_PACKET) from None
 
 
 def _varint(held: bytearray, at: int) -> tuple[int, int | None]:
