@@ -40,6 +40,8 @@ setup: $(KERNEL_STAMP) ## create .venv with everything, and compile the kernel
 run: setup ## serve the bus with its data in ./data
 	@$(BIN)/polybus serve --data ./data $(ARGS)
 
+# Hundreds of programs start in the tests: what one has compiled, the next one finds.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## run the tests
 	@.ci/need java
 	@.ci/need command chromium chromium || echo "polybus: without it the report is not looked at" >&2
