@@ -282,12 +282,6 @@ REST = [
     ),
     *mutants(
         "dialects/gsb/requests.py",
-        (
-            "callers are what they say",
-            "            encoding.caller = self._session.caller_name\n",
-            "            pass\n",
-        ),
-        ("callers stick", '                encoding.caller = b""\n', "                pass\n"),
         ("a denied broadcast is done", "DONE if source.denied == denied else refused", "DONE"),
         (
             "a blocked broadcast is done",
@@ -300,6 +294,41 @@ REST = [
             "return False and",
         ),
         ("who waits for the disk waits for ever", "        self._session.try_again()\n", ""),
+    ),
+    *mutants(
+        "bus/callers.py",
+        (
+            "callers are not told",
+            "            encoding.caller = caller\n",
+            "            pass\n",
+        ),
+        ("callers stick", '                encoding.caller = b""\n', "                pass\n"),
+        (
+            "what is read waits for nothing",
+            "if topic is None or not topic.under_way:",
+            "if True:",
+        ),
+        (
+            "what is read waits for all that comes",
+            "waiting[0][0] < next(iter(topic.under_way))",
+            "False",
+        ),
+        ("what nobody hears is remembered", "if found and self.is_read(name):", "if found:"),
+        (
+            "what was heard is remembered",
+            "            del topic.known[number]\n",
+            "            pass\n",
+        ),
+        ("there is no end to it", "if len(topic.known) > MAX_KNOWN:", "if False:"),
+        ("all of one read is of one sender", "if topic is None or not topic.known:", "if True:"),
+    ),
+    *mutants(
+        "bus/following.py",
+        (
+            "who is behind is not told",
+            "min([tail.at_id, *told])",
+            "tail.at_id",
+        ),
     ),
     *mutants(
         "dialects/gsb/answers.py",

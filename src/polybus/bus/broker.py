@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.bus.binding import Binding
+from polybus.bus.callers import Callers
 from polybus.bus.delivery import Delivery
 from polybus.bus.durable import Durable
 from polybus.bus.following import Following, Readers
@@ -105,6 +106,7 @@ class Broker:
         self._started_s = clock()
         self.policy.watch(self._judge_again)
         self._judge_again()
+        self.callers = Callers()
         # The hot path, without a step in between.
         self.route: Callable[[Party, Framing, Buffer, int, int], Routed] = self._delivery.route
         self.publish = self._delivery.publish
@@ -118,7 +120,7 @@ class Broker:
         self.readers = readers
         self.binding = Binding(durable, self.policy, self.quotas, self.topics.exists)
         following = self.following = Following(
-            durable, self._fanout, self._delivery.relay_kept, readers, self.log
+            durable, self._fanout, self._delivery.relay_kept, readers, self.callers, self.log
         )
         limit = self.max_uncommitted_bytes
         self.keeping = Keeping(durable, self.counters, limit, soon, self.wall_ns, self.log)

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from polybus.errors import PolybusError
@@ -29,6 +30,7 @@ from polybus.model.topic import ALL
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Log
+    from polybus.bus.callers import Callers
     from polybus.bus.durable import Durable
     from polybus.bus.party import Party
     from polybus.kernel.fanout import Fanout, Routed
@@ -41,6 +43,7 @@ CHUNK_ROWS = 16_384
 CHUNK_BYTES = 512 * 1024
 INT32_BYTES = 4
 INT64_BYTES = 8
+NEVER = 2**63 - 1
 
 
 class Readers(Protocol):
@@ -90,9 +93,11 @@ class Cursor(ABC):
         """There was nothing up to there."""
 
     def _got(self, future: Future[Rows], until: int | None) -> None:
+        if not future.cancelled():  # else the bus is stopping
+            self._following.callers.when_known(self.name, partial(self._use, future, until))
+
+    def _use(self, future: Future[Rows], until: int | None) -> None:
         self._reading = False
-        if future.cancelled():  # the bus is stopping
-            return
         try:
             rows = future.result()
         except PolybusError as error:
@@ -127,6 +132,7 @@ class Tail(Cursor):
         self._following.relay(self, rows)
         self.at_id = _last_id(rows) + 1
         self.admit()
+        self._following.heard(self)
 
     def passed(self, until: int | None) -> None:
         if until is not None:  # what was there has been trimmed
@@ -180,12 +186,20 @@ class Straggler(Cursor):
 
 class Following:
     def __init__(
-        self, durable: Durable, fanout: Fanout, relay: Relay, readers: Readers, log: Log
+        self,
+        durable: Durable,
+        fanout: Fanout,
+        relay: Relay,
+        readers: Readers,
+        callers: Callers,
+        log: Log,
     ) -> None:
         self._durable = durable
         self._fanout = fanout
         self._relay = relay
         self._readers = readers
+        self.callers = callers
+        callers.is_read = self.is_read
         self._log = log
         self._tails: dict[int, Tail] = {}
         for topic in durable.topics():
@@ -271,16 +285,25 @@ class Following:
             tail.joining or tail.behind or self._fanout.subscriber_count(tail.name)
         ):
             del self._tails[tail.topic.number]
+            self.callers.heard(tail.name, NEVER)
             return False
         return is_current
 
+    def is_read(self, name: bytes) -> bool:
+        """Does anybody read this name's log by push?"""
+        topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
+        tail = self._tails.get(topic.number) if topic is not None else None
+        return tail is not None and self.is_followed(tail)
+
     def relay(self, tail: Tail, rows: Rows) -> None:
         """To all who keep up; who is full falls behind, and the others go on."""
-        if not self._fanout.subscriber_count(tail.name):
-            return  # all are behind, or joining
-        offsets = memoryview(rows.body_offsets)
-        done = 0
-        while True:
+        for start, end, caller in self.callers.runs(tail.name, rows):
+            with self.callers.said_by(caller):
+                self._relay_run(tail, rows, start, end)
+
+    def _relay_run(self, tail: Tail, rows: Rows, done: int, end: int) -> None:
+        offsets = memoryview(rows.body_offsets)[: (end + 1) * INT32_BYTES]
+        while self._fanout.subscriber_count(tail.name):  # else all are behind, or joining
             routed = self._relay(tail.name, offsets[done * INT32_BYTES :], rows.bodies)
             done += routed.consumed
             if routed.stop != BLOCKED:
@@ -289,13 +312,21 @@ class Following:
             self._fanout.detach(party.number, tail.name)
             at_id = int.from_bytes(rows.ids[done * INT64_BYTES :][:INT64_BYTES], "little")
             tail.behind[party] = Straggler(self, tail, party, at_id)
-            if not self._fanout.subscriber_count(tail.name):
-                return
 
     def feed(self, party: Party, name: bytes, rows: Rows) -> None:
-        data = self._fanout.encode_for(party.number, name, rows.body_offsets, rows.bodies)
-        if data:
-            party.outbox.push(data)
+        offsets = memoryview(rows.body_offsets)
+        for start, end, caller in self.callers.runs(name, rows):
+            ends = offsets[start * INT32_BYTES : (end + 1) * INT32_BYTES]
+            with self.callers.said_by(caller):
+                data = self._fanout.encode_for(party.number, name, ends, rows.bodies)
+            if data:
+                party.outbox.push(data)
+
+    def heard(self, tail: Tail) -> None:
+        """Who sent what all have heard need not be known any more."""
+        behind = tail.behind.values()
+        told = [one.at_id for one in behind if self.callers.are_told(one.party.encoding)]
+        self.callers.heard(tail.name, min([tail.at_id, *told]))
 
     def attach(self, tail: Tail, party: Party) -> None:
         self._fanout.attach(party.number, tail.name)

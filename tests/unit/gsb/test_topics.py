@@ -154,6 +154,102 @@ def test_a_durable_broadcast_is_answered_and_heard_when_it_is_on_disk(bus):
     assert other.next("broadcast_request").data == b"kept"
 
 
+def heard(far: Far) -> list[tuple[bytes, str]]:
+    """What was broadcast to it, and by whom."""
+    found = [packet.broadcast_request for packet in far.packets()]
+    return [(one.data, one.caller) for one in found]
+
+
+def test_subscribers_of_a_durable_topic_are_told_who_sent_it(bus):
+    bus.make("log")
+    alice, other, queue, reader = Far(bus, identity=ALICE), Far(bus), bus.connect(), Far(bus)
+    early = bus.connect()
+    early.deliver(rqueue.subscribe(b"log"))
+    reader.subscribe("log")
+    alice.broadcast("log", b"1", caller="somebody else")
+    alice.broadcast("log", b"2")
+    queue.deliver(rqueue.publish(b"log", b"3"))
+    other.broadcast("log", b"4")
+    alice.broadcast("log", b"5")
+    bus.settle()
+    assert heard(reader) == [
+        (b"1", "local:1"),
+        (b"2", "local:1"),
+        (b"3", ""),
+        (b"4", "local:anonymous"),
+        (b"5", "local:1"),
+    ]
+    assert bytes(early.taken).count(b"log") == 5
+    queue.deliver(rqueue.publish(b"log", b"6"))
+    bus.settle()
+    assert heard(reader) == [(b"6", "")]
+    assert len(bus.broker.callers) == 0  # nothing is remembered that all have heard
+
+
+def test_who_sent_it_is_known_though_it_was_read_before_its_commit_was_heard_of(bus):
+    bus.make("log")
+    alice, reader = Far(bus, identity=ALICE), Far(bus)
+    reader.subscribe("log")
+    kept = []
+    soon = bus.broker.keeping._soon
+    bus.broker.keeping._soon = kept.append
+    alice.broadcast("log", b"1")
+    bus.settle()
+    assert heard(reader) == []
+    alice.broadcast("log", b"2")
+    bus.settle()
+    bus.broker.keeping._soon = soon
+    kept.pop(0)()
+    bus.settle()
+    assert heard(reader) == [(b"1", "local:1")]  # it waits for no later one
+    kept.pop()()
+    bus.settle()
+    assert heard(reader) == [(b"2", "local:1")]
+
+
+def test_who_joins_behind_the_tail_is_told_too(bus):
+    bus.make("log")
+    alice, first = Far(bus, identity=ALICE), Far(bus)
+    first.subscribe("log")
+    alice.broadcast("log", b"1")
+    bus.commit()
+    bus.turn()
+    second = Far(bus)
+    second.subscribe("log")
+    alice.broadcast("log", b"2")
+    bus.commit()  # visible before the read of the first is done
+    bus.settle()
+    assert heard(first) == [(b"1", "local:1"), (b"2", "local:1")]
+    assert heard(second) == [(b"2", "local:1")]
+    alice.broadcast("log", b"3")
+    bus.settle()
+    assert len(bus.broker.callers) == 0
+
+
+def test_what_is_remembered_is_bounded(bus, monkeypatch):
+    monkeypatch.setattr("polybus.bus.callers.MAX_KNOWN", 2)
+    bus.make("log")
+    alice, reader = Far(bus, identity=ALICE), Far(bus)
+    reader.subscribe("log")
+    for body in (b"1", b"2", b"3"):
+        alice.broadcast("log", body)
+    bus.settle()
+    assert heard(reader) == [(b"1", ""), (b"2", "local:1"), (b"3", "local:1")]
+
+
+def test_who_has_sent_what_nobody_hears_is_not_remembered(bus):
+    bus.make("log")
+    alice, reader = Far(bus, identity=ALICE), Far(bus)
+    alice.broadcast("log", b"1")
+    bus.settle()
+    assert len(bus.broker.callers) == 0
+    reader.subscribe("log")
+    alice.broadcast("log", b"2")
+    reader.pipe.hang_up()
+    bus.settle()
+    assert len(bus.broker.callers) == 0
+
+
 def test_what_is_on_its_way_to_the_disk_is_bounded():
     bus = MemoryBus(Limits(max_uncommitted_bytes=10 * KIB), durable=True)
     bus.make("log")

@@ -35,7 +35,6 @@ class Requests:
     def __init__(self, dialect: GsbDialect, session: GsbSession) -> None:
         self._broker = dialect.broker
         self._services = dialect.calls.services
-        self._encodings = dialect.encodings
         self._session = session
         self._answers = Answers(session.send)
         verbs: dict[str, Callable[[Any], bool]] = {
@@ -110,13 +109,9 @@ class Requests:
 
     def _publish(self, name: bytes, data: bytes) -> Any:
         """To subscribers now, who are told whose it is."""
-        for encoding in self._encodings:
-            encoding.caller = self._session.caller_name
-        try:
-            return self._broker.publish(self._session.party, name, array("i", [0, len(data)]), data)
-        finally:
-            for encoding in self._encodings:
-                encoding.caller = b""
+        ends = array("i", [0, len(data)])
+        with self._broker.callers.said_by(self._session.caller_name):
+            return self._broker.publish(self._session.party, name, ends, data)
 
     def _wait(self) -> bool:
         """A reader of another dialect is full: its writers wait for it."""
@@ -139,10 +134,15 @@ class Requests:
             return False
         assert keeping is not None
         slot = self._answers.promise(len(data))
-        keeping.produce(name, array("i", [0, len(data)]), data, partial(self._kept, slot))
+        heard_of = self._broker.callers.sent(name, self._session.caller_name)
+        then = partial(self._kept, slot, heard_of)
+        keeping.produce(name, array("i", [0, len(data)]), data, then)
         return True
 
-    def _kept(self, slot: Slot, outcome: Outcome, _first_id: int) -> None:
+    def _kept(
+        self, slot: Slot, heard_of: Callable[[int], None], outcome: Outcome, first_id: int
+    ) -> None:
+        heard_of(first_id)
         code = OUTCOMES.get(outcome.kind, Code.DENIED)
         if code and self._session.gone:
             self._broker.counters.count("dropped", outcome.text or outcome.kind.value)

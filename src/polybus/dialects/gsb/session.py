@@ -52,6 +52,7 @@ class GsbDialect:
         self.calls = Calls(broker, limits, timers, owner)
         numbers = broker.new_encoding_number(), broker.new_encoding_number()
         self.encodings = (GsbEncoding(numbers[0], False), GsbEncoding(numbers[1], True))
+        broker.callers.encodings += self.encodings
 
     def __call__(self, pipe: Pipe) -> GsbSession:
         return GsbSession(self, pipe)
