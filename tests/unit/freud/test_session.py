@@ -166,6 +166,24 @@ def test_a_half_close_while_blocked_is_answered_in_its_time(bus: MemoryBus, owne
     assert producer.pipe.closed
 
 
+def test_a_get_behind_a_blocked_produce_ends_when_the_client_hangs_up(
+    bus: MemoryBus, owner: Speaker
+):
+    """While the Produce waits the client is not read from; the Get's wait must not go on so."""
+    key = owner.subscribe(b"u")
+    reader = full_push_reader(bus, b"t")
+    producer = Speaker(bus)
+    producer.send(produce(b"t", b"x"), get(key, FOR_EVER))
+    assert not producer.pipe.reading
+    reader.eat()
+    bus.turn()
+    assert producer.codes() == [OK]
+    assert is_read_from(producer)
+    producer.pipe.shut_down()
+    assert producer.codes() == [NOTHING_HAPPENED]
+    assert producer.pipe.closed
+
+
 def test_a_cut_reader_frees_the_producer(bus: MemoryBus, owner: Speaker):
     full_push_reader(bus, b"t")
     owner.send(produce(b"t", b"x"))

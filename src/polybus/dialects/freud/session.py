@@ -455,6 +455,8 @@ class FreudSession(ShortSession):
     def _unblocked(self) -> None:
         self._blocked = False
         self._go_on()
+        if not self._blocked:
+            self._pipe.resume_reading()  # also if a Get waits by now: its client may hang up
 
     def _close(self, reason: str) -> None:
         self._answers.flush()
