@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pynng
@@ -59,6 +60,7 @@ def test_every_call_is_a_message_of_the_log_and_topics_are_everybodys(tmp_path: 
             with pytest.raises(Denied):
                 client.call("secret")
         url = f"polybus://127.0.0.1:{bus.address('native').port}"
+        broadcasts_on_a_durable_topic_tell_who_sent_them(bus, url)
         printed: list[dict[str, object]] = []
         while len(printed) < 2:
             done = bus.run("sub", "gsb.calls", "-o", "earliest", "-n", "2", "--bus", url)
@@ -69,6 +71,19 @@ def test_every_call_is_a_message_of_the_log_and_topics_are_everybodys(tmp_path: 
         assert str(first["caller"]).startswith("local:")
         assert {"at_ms", "request_bytes", "reply_bytes", "duration_ms"} <= set(first)
         assert (second["address"], second["code"]) == ("secret", 403)
+
+
+def broadcasts_on_a_durable_topic_tell_who_sent_them(bus: BusProcess, url: str) -> None:
+    async def main(address: str) -> None:
+        async with gsb.connect(address) as one, gsb.connect(address) as other:
+            heard = await other.subscribe("kept")
+            await asyncio.gather(*(one.broadcast("kept", n) for n in range(200)))
+            found = [await heard.get(20) for _ in range(200)]
+            assert {one.caller for one in found if one is not None} == {f"local:{os.getuid()}"}
+            assert sorted(one.data for one in found if one is not None) == list(range(200))
+
+    assert bus.run("topic", "create", "kept", "--bus", url).returncode == 0
+    asyncio.run(main(str(bus.address("gsb"))))
 
 
 def a_broadcast_reaches_freud_and_the_other_way_round(bus: BusProcess) -> None:

@@ -183,8 +183,9 @@ class Client:
         packet = pb.Packet()
         packet.unregister_request.service_id = service_id
         link = await self._lifeline.ready()
+        was_tried = self._registering.give_up(service_id)
         code, message = await link.ask(packet)
-        if code:
+        if code and not was_tried:
             raise refusal(code, message, f"unregister {service_id!r}")
         self._serving.remove(service_id)
 

@@ -35,6 +35,7 @@ class Lanes:
         self._most = most
         self._streams: Counter[Link] = Counter()  # of each link; 0: it is idle
         self._dialling = 0
+        self._closed = False
         self._room = asyncio.Event()
 
     @property
@@ -63,6 +64,7 @@ class Lanes:
             link.close()
 
     async def close(self) -> None:
+        self._closed = True
         links = list(self._streams)
         self._streams.clear()
         for link in links:
@@ -79,6 +81,9 @@ class Lanes:
         finally:
             self._dialling -= 1
             self._room.set()
+        if self._closed:  # meanwhile: nobody else would end it
+            link.abort()
+            raise NotConnected("the client is closed")
         self._streams[link] = 1
         return link
 

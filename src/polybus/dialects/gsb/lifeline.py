@@ -24,8 +24,9 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from polybus.dialects.gsb.link import Link, dial
+from polybus.dialects.gsb.link import Link
 from polybus.dialects.gsb.options import ClientOptions
+from polybus.dialects.gsb.wire import dial
 from polybus.errors import ConnectionLost, Denied, NotConnected, PolybusError, UsageError
 from polybus.model.address import Address
 
@@ -144,7 +145,8 @@ class Lifeline:
             await asyncio.sleep(self._backoff_s(attempt))
             try:
                 return await self._dial(), attempt
-            except NotConnected as error:
+            except (NotConnected, Denied) as error:
+                # Denied, too: a bus that is being set up may have its socket's rights to come.
                 self.last_loss = str(error)
                 log.debug("%s", error)
                 attempt += 1

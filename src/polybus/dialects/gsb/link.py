@@ -1,9 +1,8 @@
-"""One connection of a client to a GSB bus, from dialling to its end.
+"""One connection of a client to a GSB bus: what is asked, and who gets what comes.
 
-A link writes frames (`send`) and deals out what comes: replies to the calls that
-wait, requests to the services, all else to `other`. Frames of one turn of the loop
-go out together. A link never comes back: when it has ended, everybody who waited
-for something is told why, and the client makes another.
+A link deals out what its wire brings: replies to the calls that wait, requests to the
+services, all else to whoever asked for it. When it has ended, everybody who waited for
+something is told why, and the client makes another.
 
 It reads as long as what it has read is wanted (unread.py).
 """
@@ -12,59 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
-import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.intake import Intake, Packet
+from polybus.dialects.gsb.intake import Packet
 from polybus.dialects.gsb.options import ClientOptions
 from polybus.dialects.gsb.unread import Holder, Unread
-from polybus.errors import (
-    AddressError,
-    BadFrame,
-    ConnectionLost,
-    NotConnected,
-    PolybusError,
-    TooLarge,
-)
-from polybus.kernel.gsb_client import (
-    REPLY,
-    REQUEST,
-    encode_call,
-    encode_reply,
-)
+from polybus.dialects.gsb.wire import AROUND_DATA_BYTES, Wire
+from polybus.errors import BadFrame, NotConnected, PolybusError, TooLarge
+from polybus.kernel.gsb_client import REPLY, REQUEST, encode_call, encode_reply
 from polybus.model.address import Address
-from polybus.model.limits import KIB, MIB
+from polybus.model.limits import KIB
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Over this, senders wait: enough to keep the socket busy while the next is encoded.
-WRITE_HIGH_WATER_BYTES = 1 * MIB
 # Data of this size is handed to the system as it is, not copied behind its head first.
 LARGE_BYTES = 64 * KIB
-# What stands around the data of a packet, at most: tags, lengths, address, ids.
-AROUND_DATA_BYTES = 1 * KIB
-# What a connection may bring at once: calls and broadcasts come with more around them than
-# the bus received, other dialects' messages may be longer, and so much it holds for one of us.
-MAX_RECEIVED_BYTES = 64 * MIB
-# A peer whose host vanished is noticed after about 30 + 3 × 10 s of silence.
-KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
-SCHEMES = ("tcp", "tls+tcp", "ipc", "unix")
-
-CLOSED_BY_BUS = (
-    "the bus closed the connection: it stopped, a limit was reached, or it was sent what it"
-    " cannot accept (its log says which)"
-)
 
 
 class Arriving(Holder, Protocol):
@@ -87,8 +53,8 @@ class Services(Protocol):
     def cancel(self, request_id: bytes) -> None: ...
 
 
-class Link(asyncio.BufferedProtocol):
-    """See the top of the file. `error` is why it ended, None if we closed it ourselves."""
+class Link(Wire):
+    """See the top of the file."""
 
     def __init__(
         self,
@@ -98,40 +64,23 @@ class Link(asyncio.BufferedProtocol):
         on_broadcast: Callable[[pb.BroadcastRequest], None],
         on_end: Callable[[Link], None],
     ) -> None:
-        self.address = address
-        self.options = options
-        self.ended = asyncio.Event()
-        self.error: PolybusError | None = None
-        self.is_ipc = address.is_unix
+        super().__init__(address, options)
         self.unread = Unread(
             options.max_unread_bytes,
             options.cut_unread_bytes,
             self._is_waited_for,
-            self._read_on,
+            self.read_on,
             self._cut,
         )
         self.calls: dict[bytes, Arriving] = {}
         self._services = services
         self._on_broadcast = on_broadcast
         self._on_end = on_end
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        most = max(MAX_RECEIVED_BYTES, options.max_packet_bytes + AROUND_DATA_BYTES)
-        self._intake = Intake(self.is_ipc, most)
-        self._out: list[bytes] = []
-        self._out_bytes = 0
         self._ids = itertools.count(1)
         self._expected: dict[str, deque[asyncio.Future[tuple[int, str]]]] = {}
         self._pings: dict[bytes, asyncio.Future[None]] = {}
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._closing = False
 
     # --- calls
-
-    @property
-    def is_up(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
 
     def call(self, address: bytes, data: bytes, arriving: Arriving) -> bytes:
         """Send a call; its id. `arriving` gets what comes back, or is told that nothing will."""
@@ -206,105 +155,17 @@ class Link(asyncio.BufferedProtocol):
         finally:
             del self._pings[token]
 
-    # --- writing
-
-    def send(self, *frames: bytes) -> None:
-        """Hand over frames; all of one turn go out together. `ConnectionLost` if it has ended."""
-        if not self._out:
-            if self._transport is None or self._transport.is_closing():
-                raise self.lost()
-            self._loop.call_soon(self._flush)
-        self._out += frames
-        self._out_bytes += len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
-        if self._out_bytes > WRITE_HIGH_WATER_BYTES:
-            self._flush()
-
     def send_packet(self, packet: pb.Packet) -> None:
         self.send(sp.frame(packet.SerializeToString(), sp.Form(int(self.is_ipc))))
 
-    def _flush(self) -> None:
-        out, self._out, self._out_bytes = self._out, [], 0
-        if out and self.is_up:
-            assert self._transport is not None
-            if len(out) == 1:
-                self._transport.write(out[0])
-            else:
-                self._transport.writelines(out)
+    # --- what has come
 
-    @property
-    def is_full(self) -> bool:
-        return not self._writable.is_set()
-
-    async def room(self) -> None:
-        """Wait until there is room for more; `ConnectionLost` if the link ends first."""
-        await self._writable.wait()
-        if not self.is_up:
-            raise self.lost()
-
-    # --- its end
-
-    def close(self) -> None:
-        """End it once everything written has gone out."""
-        self._flush()
-        self._closing = True
-        if self._transport is not None:
-            self._transport.close()
-
-    async def end_within(self, timeout_s: float) -> None:
-        """Wait for its end after `close`; make it end if that takes too long."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.ended.wait()
-        except TimeoutError:
-            self.abort()
-
-    def abort(self) -> None:
-        """End it at once."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.abort()
-
-    def lost(self) -> PolybusError:
-        """The error for whoever waited on this link."""
-        if isinstance(self.error, BadFrame):
-            return self.error
-        return ConnectionLost(str(self.error or f"the connection to {self.address} is closed"))
-
-    # --- what the event loop does with it
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = stream = cast(asyncio.Transport, transport)
-        stream.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        if not self.address.is_unix:
-            for level, option, value in KEEPALIVE:
-                stream.get_extra_info("socket").setsockopt(level, option, value)
-        stream.write(sp.GREETING)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._intake.room()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            self._deal(self._intake.added(nbytes))
-        except BadFrame as error:
-            self._refuse(error)
-        except ConnectionLost:
-            return  # it is about to end, and all are told then
+    def take(self, packets: list[Packet]) -> None:
+        self._deal(packets)
         if self.unread.is_over:
             self.unread.regulate()
 
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.error is None and not self._closing:
-            reason = f" ({exc})" if exc else ""
-            self.error = ConnectionLost(f"{self.address}: {CLOSED_BY_BUS}{reason}")
-        self.ended.set()
-        self._writable.set()
+    def over(self) -> None:
         calls, self.calls = self.calls, {}
         for arriving in calls.values():
             arriving.fail(self.lost())
@@ -314,8 +175,6 @@ class Link(asyncio.BufferedProtocol):
         for pong in self._pings.values():
             _fail(pong, self.lost())
         self._on_end(self)
-
-    # --- what has come
 
     def _deal(self, packets: list[Packet]) -> None:
         calls, requested = self.calls, False
@@ -365,11 +224,6 @@ class Link(asyncio.BufferedProtocol):
         if pong is not None and not pong.done():
             pong.set_result(None)
 
-    def _refuse(self, error: BadFrame) -> None:
-        self.error = self.error or error
-        if self._transport is not None:
-            self._transport.abort()
-
     # --- what is received and not read
 
     def _is_waited_for(self) -> bool:
@@ -379,14 +233,6 @@ class Link(asyncio.BufferedProtocol):
             or any(self._expected.values())
             or any(arriving.is_waited_for for arriving in self.calls.values())
         )
-
-    def _read_on(self, wanted: bool) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        if wanted:
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
 
     def _cut(self, fullest: Holder) -> None:
         for request_id in [one for one, by in self.calls.items() if by is fullest]:
@@ -413,15 +259,3 @@ def _fail(
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()  # who has given up need not be told that nobody looked
-
-
-async def dial(link: Link) -> None:
-    """Connect `link` to its address. Failures are OSErrors."""
-    address, loop = link.address, asyncio.get_running_loop()
-    if address.scheme not in SCHEMES:
-        raise AddressError(f"GSB is reached by tcp://, tls+tcp:// or ipc://, not {address}")
-    if address.is_unix:
-        await loop.create_unix_connection(lambda: link, address.path)
-        return
-    tls = (link.options.tls or ssl.create_default_context()) if address.is_encrypted else None
-    await loop.create_connection(lambda: link, address.host, address.port, ssl=tls)

@@ -36,6 +36,7 @@ class Registering:
         self._serving = serving
         self._options = options
         self._waiting: dict[str, asyncio.Future[None]] = {}  # by service, until it is settled
+        self._retried: dict[str, Link] = {}  # services whose name was taken on this link
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- one service, on a link that is up
@@ -88,6 +89,7 @@ class Registering:
         for service_id, answer in answers.items():
             code, message = await answer
             if again and code == Code.CONFLICT:
+                self._retried[service_id] = link
                 self._spawn(self._try_again(link, service_id))
             elif code:
                 error = refusal(code, message, _what(service_id))
@@ -99,16 +101,21 @@ class Registering:
 
     async def _try_again(self, link: Link, service_id: str) -> None:
         log.warning("%s is still taken, by our last connection or another; trying on", service_id)
-        while link.is_up and service_id in self._serving.services:
+        code, message = int(Code.CONFLICT), ""
+        while code == Code.CONFLICT:
             await asyncio.sleep(RETRY_S)
+            if not link.is_up or self._retried.get(service_id) is not link:
+                return
             try:
                 code, message = await link.ask(_packet(service_id))
             except PolybusError:
-                return None  # the next link registers it
-            if code != Code.CONFLICT:
-                error = refusal(code, message, _what(service_id)) if code else None
-                return self._settle(service_id, error)
-        return None
+                return  # the next link registers it
+        self._retried.pop(service_id, None)
+        self._settle(service_id, refusal(code, message, _what(service_id)) if code else None)
+
+    def give_up(self, service_id: str) -> bool:
+        """Try no more to register it, if its name was taken; was it?"""
+        return self._retried.pop(service_id, None) is not None
 
     # --- how it went
 
