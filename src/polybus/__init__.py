@@ -10,10 +10,8 @@ polybus` alone imports only the tree of errors, so that it costs next to nothing
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
-
 from polybus.errors import PolybusError
+from polybus.lazy import lazy
 
 # True for type checkers only. `typing` itself would be most of this import's cost.
 TYPE_CHECKING = False
@@ -25,24 +23,14 @@ __all__ = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "pira
 
 __version__ = "0.1.0"
 
-# Public name → the module that its first use imports.
-_LAZY = {
-    "fdq": "polybus.dialects.fdq",
-    "freud": "polybus.dialects.freud",
-    "gsb": "polybus.dialects.gsb",
-    "native": "polybus.native",
-    "pirate": "polybus.dialects.pirate",
-    "rqueue": "polybus.dialects.rqueue",
-}
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'polybus' has no attribute {name!r}")
-    module = import_module(_LAZY[name])
-    globals()[name] = module  # from now on a plain attribute
-    return module
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "fdq": ".dialects.fdq",
+        "freud": ".dialects.freud",
+        "gsb": ".dialects.gsb",
+        "native": ".native",
+        "pirate": ".dialects.pirate",
+        "rqueue": ".dialects.rqueue",
+    },
+)

@@ -16,8 +16,9 @@ this process, shared by all of its clients with the same URL). The async twins a
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polybus.lazy import lazy
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq import aio
@@ -40,27 +41,17 @@ __all__ = [
     "stats",
 ]
 
-_HERE = "polybus.dialects.fdq"
-_LAZY = {
-    "Consumer": "consumer",
-    "Envelope": "messages",
-    "MessageRequest": "messages",
-    "Producer": "producer",
-    "Transaction": "transaction",
-    "replay": "replaying",
-    "reset": "telling",
-    "stats": "telling",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "aio":
-        return import_module(f"{_HERE}.aio")
-    if name not in _LAZY:
-        raise AttributeError(f"module {_HERE!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{_HERE}.{_LAZY[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Consumer": ".consumer",
+        "Envelope": ".messages",
+        "MessageRequest": ".messages",
+        "Producer": ".producer",
+        "Transaction": ".transaction",
+        "aio": ".aio",
+        "replay": ".replaying",
+        "reset": ".telling",
+        "stats": ".telling",
+    },
+)

@@ -11,8 +11,9 @@ the codec, and `polybus --help` do not pay for the client.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polybus.lazy import lazy
 
 if TYPE_CHECKING:
     from polybus.dialects.freud import blocking
@@ -32,25 +33,15 @@ __all__ = [
     "connect",
 ]
 
-_HERE = "polybus.dialects.freud"
-_LAZY = {
-    "Client": f"{_HERE}.client",
-    "ClientOptions": f"{_HERE}.options",
-    "Code": f"{_HERE}.codec",
-    "Record": "polybus.kernel.freud_client",
-    "Subscription": f"{_HERE}.subscription",
-    "connect": f"{_HERE}.client",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "blocking":
-        return import_module(f"{_HERE}.blocking")
-    if name not in _LAZY:
-        raise AttributeError(f"module {_HERE!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Client": ".client",
+        "ClientOptions": ".options",
+        "Code": ".codec",
+        "Record": "polybus.kernel.freud_client",
+        "Subscription": ".subscription",
+        "blocking": ".blocking",
+        "connect": ".client",
+    },
+)

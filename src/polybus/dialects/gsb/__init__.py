@@ -11,8 +11,9 @@ the codec, and `polybus --help` do not pay for the client.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polybus.lazy import lazy
 
 if TYPE_CHECKING:
     from polybus.dialects.gsb import blocking
@@ -35,27 +36,17 @@ __all__ = [
     "connect",
 ]
 
-_HERE = "polybus.dialects.gsb"
-_LAZY = {
-    "Broadcast": f"{_HERE}.listening",
-    "Call": f"{_HERE}.serving",
-    "Client": f"{_HERE}.client",
-    "ClientOptions": f"{_HERE}.options",
-    "ServiceFailed": "polybus.errors",
-    "Stream": f"{_HERE}.calling",
-    "Subscription": f"{_HERE}.listening",
-    "connect": f"{_HERE}.client",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "blocking":
-        return import_module(f"{_HERE}.blocking")
-    if name not in _LAZY:
-        raise AttributeError(f"module {_HERE!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Broadcast": ".listening",
+        "Call": ".serving",
+        "Client": ".client",
+        "ClientOptions": ".options",
+        "ServiceFailed": "polybus.errors",
+        "Stream": ".calling",
+        "Subscription": ".listening",
+        "blocking": ".blocking",
+        "connect": ".client",
+    },
+)

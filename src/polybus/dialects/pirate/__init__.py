@@ -11,8 +11,9 @@ the codec, and `polybus --help` do not pay for the client.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polybus.lazy import lazy
 
 if TYPE_CHECKING:
     from polybus.dialects.pirate import blocking
@@ -34,27 +35,17 @@ __all__ = [
     "connect",
 ]
 
-_HERE = "polybus.dialects.pirate"
-_LAZY = {
-    "Client": f"{_HERE}.client",
-    "ClientOptions": f"{_HERE}.options",
-    "Fate": f"{_HERE}.asking",
-    "Message": f"{_HERE}.reading",
-    "Order": f"{_HERE}.options",
-    "Outcome": f"{_HERE}.state",
-    "Pending": f"{_HERE}.state",
-    "connect": f"{_HERE}.client",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "blocking":
-        return import_module(f"{_HERE}.blocking")
-    if name not in _LAZY:
-        raise AttributeError(f"module {_HERE!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Client": ".client",
+        "ClientOptions": ".options",
+        "Fate": ".asking",
+        "Message": ".reading",
+        "Order": ".options",
+        "Outcome": ".state",
+        "Pending": ".state",
+        "blocking": ".blocking",
+        "connect": ".client",
+    },
+)

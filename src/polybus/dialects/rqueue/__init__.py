@@ -11,8 +11,9 @@ the codec, and `polybus --help` do not pay for the client.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polybus.lazy import lazy
 
 if TYPE_CHECKING:
     from polybus.dialects.rqueue import blocking
@@ -31,25 +32,15 @@ __all__ = [
     "connect",
 ]
 
-_HERE = "polybus.dialects.rqueue"
-_LAZY = {
-    "Client": f"{_HERE}.client",
-    "ClientOptions": f"{_HERE}.options",
-    "Message": "polybus.kernel.notifications",
-    "NotificationBatch": "polybus.kernel.notifications",
-    "PartLimits": f"{_HERE}.parts",
-    "connect": f"{_HERE}.client",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "blocking":
-        return import_module(f"{_HERE}.blocking")
-    if name not in _LAZY:
-        raise AttributeError(f"module {_HERE!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Client": ".client",
+        "ClientOptions": ".options",
+        "Message": "polybus.kernel.notifications",
+        "NotificationBatch": "polybus.kernel.notifications",
+        "PartLimits": ".parts",
+        "blocking": ".blocking",
+        "connect": ".client",
+    },
+)
