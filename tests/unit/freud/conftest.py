@@ -6,25 +6,16 @@ their own, which takes most of their time, on one of them.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 
 from polybus.testing.process import BusProcess, serve
-
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
-}
-# Below pytest's own: that one interrupts the loop, which may take it for a callback's error.
-TEST_TIMEOUT_S = 50.0
+from tests.unit.loops import LOOPS, on_each, run_on
 
 Start = Callable[..., AbstractContextManager[BusProcess]]
 
@@ -66,25 +57,9 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if inspect.iscoroutinefunction(metafunc.function):
-        loops = ["uvloop"] if "start" in metafunc.fixturenames else list(LOOPS)
-        metafunc.fixturenames.append("loop_kind")
-        metafunc.parametrize("loop_kind", loops)
+    on_each(metafunc, ["uvloop"] if "start" in metafunc.fixturenames else LOOPS)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on its loop."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = inspect.signature(pyfuncitem.obj).parameters
-    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
-    loop_kind = str(pyfuncitem.callspec.params["loop_kind"])
-    with asyncio.Runner(loop_factory=LOOPS[loop_kind]) as runner:
-        runner.run(_within(TEST_TIMEOUT_S, pyfuncitem.obj(**arguments)))
-    return True
-
-
-async def _within(timeout_s: float, test: Coroutine[Any, Any, None]) -> None:
-    async with asyncio.timeout(timeout_s):
-        await test
+    return run_on(itemgetter("loop_kind"), pyfuncitem)

@@ -7,28 +7,18 @@ not a habit of one of them. Coroutine tests run on asyncio's loop and on uvloop.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
-import uvloop
 
 from polybus.testing.process import POLYBUS, BusProcess
+from tests.unit.loops import LOOPS, on_each, run_on
 
 SERVERS = {
     "oracle": (sys.executable, "-m", "polybus.testing.oracle.rqueue_server"),
     "polybus": (*POLYBUS, "rqueue"),
 }
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
-}
-
-# Below pytest's own: that one interrupts the loop, which may take it for a callback's error.
-TEST_TIMEOUT_S = 50.0
 
 Start = Callable[..., BusProcess]
 
@@ -76,25 +66,10 @@ LOOP_OF = {"oracle": "asyncio", "polybus": "uvloop"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if inspect.iscoroutinefunction(metafunc.function) and "start" not in metafunc.fixturenames:
-        metafunc.fixturenames.append("loop_kind")
-        metafunc.parametrize("loop_kind", LOOPS)
+    if "start" not in metafunc.fixturenames:
+        on_each(metafunc, LOOPS)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on its loop."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = inspect.signature(pyfuncitem.obj).parameters
-    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
-    params = pyfuncitem.callspec.params
-    loop_kind = params.get("loop_kind") or LOOP_OF[str(params["kind"])]
-    with asyncio.Runner(loop_factory=LOOPS[str(loop_kind)]) as runner:
-        runner.run(_within(TEST_TIMEOUT_S, pyfuncitem.obj(**arguments)))
-    return True
-
-
-async def _within(timeout_s: float, test: Coroutine[Any, Any, None]) -> None:
-    async with asyncio.timeout(timeout_s):
-        await test
+    return run_on(lambda its: its.get("loop_kind") or LOOP_OF[its["kind"]], pyfuncitem)
