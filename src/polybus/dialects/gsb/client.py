@@ -38,13 +38,14 @@ from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.calling import Answer, Received, Stream, value_of
 from polybus.dialects.gsb.failures import refusal
 from polybus.dialects.gsb.lanes import Lanes, NoServices
-from polybus.dialects.gsb.lifeline import Lifeline, reach
 from polybus.dialects.gsb.link import Link
 from polybus.dialects.gsb.listening import Listening, Subscription
 from polybus.dialects.gsb.options import ClientOptions, default_address
 from polybus.dialects.gsb.registering import Registering
 from polybus.dialects.gsb.serving import Handler, Service, Serving
+from polybus.dialects.gsb.wire import dial
 from polybus.errors import Conflict, DeadlinePassed, PolybusError, UsageError
+from polybus.lifeline import Lifeline, reach
 from polybus.model.address import Address
 
 log = logging.getLogger("polybus.gsb")
@@ -52,6 +53,7 @@ log = logging.getLogger("polybus.gsb")
 H = TypeVar("H", bound=Handler)
 DEFAULTS = ClientOptions()
 MS = 1000.0
+WHOM = "GSB bus"
 
 
 class Client:
@@ -63,8 +65,8 @@ class Client:
         self._serving = Serving(options.max_calls, options.threads)
         self._listening = Listening()
         self._registering = Registering(self._serving, options)
-        self._lifeline = Lifeline(
-            self.address, options, self._make_link, self._introduce, self._link_ended
+        self._lifeline: Lifeline[Link] = Lifeline(
+            "gsb", self.address, options, self._dial, self._link_ended, self._end
         )
         self._lanes = Lanes(self._dial_lane, options.stream_connections)
         self._pack = msgpack.Packer().pack
@@ -290,16 +292,20 @@ class Client:
 
     # --- the connection
 
-    def _make_link(self, on_end: Callable[[Link], None]) -> Link:
-        return Link(self.address, self.options, self._serving, self._listening.take, on_end)
+    async def _dial(self) -> Link:
+        take = self._listening.take
+        link = Link(self.address, self.options, self._serving, take, self._lifeline.ended)
+        await reach(link, self._introduce(link), self.options.connect_timeout_s, WHOM)
+        return link
 
     async def _dial_lane(self, on_end: Callable[[Link], None]) -> Link:
         async def introduce(lane: Link) -> None:
+            await dial(lane)
             self._say_hello(lane, pings=False)  # one that is not read would not answer them
             await lane.ping()
 
         link = Link(self.address, self.options, NoServices(), self._listening.take, on_end)
-        await reach(link, introduce)
+        await reach(link, introduce(link), self.options.connect_timeout_s, WHOM)
         return link
 
     def _say_hello(self, link: Link, *, pings: bool) -> None:
@@ -309,7 +315,11 @@ class Client:
         link.send_packet(packet)
 
     async def _introduce(self, link: Link) -> None:
-        """The hello, services, topics; and a ping, so that all of it is known to be read."""
+        """The hello, services, topics; and a ping, so that all of it is known to be read.
+
+        So a call on a new link comes after what this client serves is registered again.
+        """
+        await dial(link)
         self._say_hello(link, pings=True)
         self._serving.link = link
         again = self._lifeline.last_loss is not None
@@ -325,13 +335,15 @@ class Client:
             services |= late
             await self._registering.take_answers(link, late, again)
 
-    def _link_ended(self, error: PolybusError | None) -> None:
+    def _link_ended(self, link: Link) -> None:
         self._serving.cut()
-        if error is not None:
-            self._failure = None if self._closed.is_set() else error
-            self._listening.end(error)
-            self._registering.fail(error)
-            self._closed.set()
+
+    def _end(self, error: PolybusError) -> None:
+        self._serving.cut()
+        self._failure = None if self._closed.is_set() else error
+        self._listening.end(error)
+        self._registering.fail(error)
+        self._closed.set()
 
 
 def _address(address: str) -> bytes:

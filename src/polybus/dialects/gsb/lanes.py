@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from polybus.dialects.gsb.intake import Packet
 from polybus.dialects.gsb.link import Link
 from polybus.errors import ConnectionLost, NotConnected
+from polybus.lifeline import CLOSE_TIMEOUT_S, end_within
 
 # Kept open for the next streams; dialling one anew takes about a millisecond.
 IDLE = 2
@@ -70,7 +71,7 @@ class Lanes:
         for link in links:
             link.close()
         for link in links:
-            await link.end_within(1.0)
+            await end_within(link, CLOSE_TIMEOUT_S)
 
     async def _new(self) -> Link:
         self._dialling += 1

@@ -113,14 +113,6 @@ class Wire(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def end_within(self, timeout_s: float) -> None:
-        """Wait for its end after `close`; make it end if that takes too long."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.ended.wait()
-        except TimeoutError:
-            self.abort()
-
     def abort(self) -> None:
         """End it at once."""
         self._closing = True

@@ -207,7 +207,7 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        return self._lifeline.is_up
+        return self._lifeline.link is not None
 
     @property
     def reconnects(self) -> int:

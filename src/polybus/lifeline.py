@@ -1,7 +1,7 @@
 """Keeps a client connected: one link at a time, and the next when it ends.
 
     new ──open──▶ up ◀──────────────┐
-                  │ link ends       │ dialled, introduced, pong came
+                  │ link ends       │ dialled, and introduced to the bus
                   ▼                 │
                  down ──────────────┘      (with reconnect)
                   │
@@ -9,12 +9,12 @@
                 failed                     (without, or when the peer speaks another language)
     close leads from anywhere to closed.
 
-A link counts as up only when it was introduced: the hello, all services and all
-subscriptions, and a ping that was answered. So a call on a new link comes after what
-this client serves is registered again.
+A link counts as up only when the bus has answered, and knows what it is to know: all
+subscriptions, all services. So whatever is sent on a new link comes after them.
 
-Waiting between attempts doubles, with jitter, so that many clients of a restarted
-bus do not come back in step. It starts from the beginning only after a link that lasted.
+Waiting between attempts doubles, with jitter, so that many clients of a restarted bus do
+not come back in step. It starts from the beginning only after a link that lasted: a server
+that accepts and hangs up at once is not hammered.
 """
 
 from __future__ import annotations
@@ -23,60 +23,71 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
 
-from polybus.dialects.gsb.link import Link
-from polybus.dialects.gsb.options import ClientOptions
-from polybus.dialects.gsb.wire import dial
 from polybus.errors import ConnectionLost, Denied, NotConnected, PolybusError, UsageError
 from polybus.model.address import Address
 
-log = logging.getLogger("polybus.gsb")
-
 # A link that lived this long was a good one.
 STABLE_S = 5.0
+# What was asked has been answered; a TLS goodbye may still take a moment.
 CLOSE_TIMEOUT_S = 1.0
 
 
-async def reach(link: Link, introduce: Callable[[Link], Awaitable[None]]) -> None:
-    """Dial and introduce; `NotConnected` if nobody answers who speaks GSB."""
-    timeout_s = link.options.connect_timeout_s
-    try:
-        async with asyncio.timeout(timeout_s):
-            await dial(link)
-            await introduce(link)
-        if link.ended.is_set():
-            raise link.lost()
-    except PermissionError:
-        link.abort()
-        raise Denied(f"{link.address} is not for this user") from None
-    except (OSError, ConnectionLost) as error:  # TimeoutError is an OSError
-        link.abort()
-        reason = str(error) or f"no GSB bus answered within {timeout_s:g} s"
-        raise NotConnected(f"cannot connect to {link.address}: {reason}") from error
-    except BaseException:
-        link.abort()
-        raise
+class Link(Protocol):
+    """One connection. `error` is why it ended, None if we closed it ourselves."""
+
+    address: Address
+    ended: asyncio.Event
+    error: PolybusError | None
+
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def lost(self) -> PolybusError: ...
 
 
-class Lifeline:
-    """See the top of the file."""
+class Options(Protocol):
+    """What of a client's options is about its connection."""
+
+    @property
+    def reconnect(self) -> bool: ...
+    @property
+    def wait_timeout_s(self) -> float: ...
+    @property
+    def backoff_first_s(self) -> float: ...
+    @property
+    def backoff_max_s(self) -> float: ...
+
+
+L = TypeVar("L", bound=Link)
+
+
+class Lifeline(Generic[L]):
+    """See the top of the file.
+
+    `dial` makes a link that was introduced to the bus, and sees to it that `ended` is told of
+    its end. `on_end` is told when the link that was up has ended, `on_failure` that there will
+    be no more: why, and once.
+    """
 
     def __init__(
         self,
+        dialect: str,
         address: Address,
-        options: ClientOptions,
-        make: Callable[[Callable[[Link], None]], Link],
-        introduce: Callable[[Link], Awaitable[None]],
-        on_end: Callable[[PolybusError | None], None],
+        options: Options,
+        dial: Callable[[], Awaitable[L]],
+        on_end: Callable[[L], None],
+        on_failure: Callable[[PolybusError], None],
     ) -> None:
-        self.link: Link | None = None  # the one that is up
+        self.link: L | None = None  # the one that is up
         self.reconnects = 0
         self.last_loss: str | None = None
         self._address = address
         self._options = options
-        self._make = make
-        self._introduce = introduce
+        self._make = dial
         self._on_end = on_end
+        self._on_failure = on_failure
+        self._log = logging.getLogger(f"polybus.{dialect}")
         self._changed = asyncio.Event()  # set while up, and for good when failed or closed
         self._failure: PolybusError | None = None
         self._upkeep: asyncio.Task[None] | None = None
@@ -92,7 +103,7 @@ class Lifeline:
         link = await self._dial()
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(link))
 
-    async def ready(self) -> Link:
+    async def ready(self) -> L:
         """The link that is up, waiting for it if need be."""
         if self.link is not None:
             return self.link
@@ -114,19 +125,32 @@ class Lifeline:
         self._fail(NotConnected("the client is closed"))
         if self._upkeep is not None:
             await asyncio.wait([self._upkeep])
-        if link is None:
-            return
-        link.close()
-        await link.end_within(CLOSE_TIMEOUT_S)
+        if link is not None:
+            link.close()
+            await end_within(link, CLOSE_TIMEOUT_S)
 
-    async def _dial(self) -> Link:
-        link = self._make(self._ended)
-        await reach(link, self._introduce)
-        self.link = link
+    def ended(self, link: L) -> None:
+        """A link that `dial` made has ended."""
+        if link is not self.link:
+            return  # it ended before it was up: `reach` reports that
+        self.link = None
+        if self._failure is None:
+            self._changed.clear()
+        self._on_end(link)
+        if link.error is None:
+            return
+        self.last_loss = str(link.error)
+        if not self._options.reconnect or not isinstance(link.error, ConnectionLost):
+            self._fail(link.error)
+        else:
+            self._log.warning("connection lost, reconnecting: %s", link.error)
+
+    async def _dial(self) -> L:
+        link = self.link = await self._make()
         self._changed.set()
         return link
 
-    async def _keep_up(self, link: Link) -> None:
+    async def _keep_up(self, link: L) -> None:
         attempt = 0
         clock = asyncio.get_running_loop().time
         try:
@@ -136,11 +160,11 @@ class Lifeline:
                 attempt = 0 if clock() - began > STABLE_S else attempt + 1
                 link, attempt = await self._redial(attempt)
                 self.reconnects += 1
-                log.info("reconnected to %s", self._address)
+                self._log.info("reconnected to %s", self._address)
         except PolybusError as error:
             self._fail(error)
 
-    async def _redial(self, attempt: int) -> tuple[Link, int]:
+    async def _redial(self, attempt: int) -> tuple[L, int]:
         while True:
             await asyncio.sleep(self._backoff_s(attempt))
             try:
@@ -148,7 +172,7 @@ class Lifeline:
             except (NotConnected, Denied) as error:
                 # Denied, too: a bus that is being set up may have its socket's rights to come.
                 self.last_loss = str(error)
-                log.debug("%s", error)
+                self._log.debug("%s", error)
                 attempt += 1
 
     def _backoff_s(self, attempt: int) -> float:
@@ -156,25 +180,38 @@ class Lifeline:
         longest_s = self._options.backoff_first_s * (1 << min(attempt, 20))
         return min(longest_s, self._options.backoff_max_s) * random.uniform(0.5, 1.0)
 
-    def _ended(self, link: Link) -> None:
-        if link is not self.link:
-            return  # it ended before it was up: `_dial` reports that
-        self.link = None
-        if self._failure is None:
-            self._changed.clear()
-        self._on_end(None)
-        if link.error is None:
-            return
-        self.last_loss = str(link.error)
-        if not self._options.reconnect or not isinstance(link.error, ConnectionLost):
-            self._fail(link.error)
-        else:
-            log.warning("connection lost, reconnecting: %s", link.error)
-
     def _fail(self, error: PolybusError) -> None:
         if self._failure is None:
             self._failure = error
-            self._on_end(error)
+            self._on_failure(error)
         if self._upkeep is not None and self._upkeep is not asyncio.current_task():
             self._upkeep.cancel()
         self._changed.set()
+
+
+async def reach(link: Link, introduce: Awaitable[None], timeout_s: float, whom: str) -> None:
+    """Wait until it is dialled and introduced; `NotConnected` if that is not to be had."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await introduce
+        if link.ended.is_set():
+            raise link.lost()
+    except PermissionError:
+        link.abort()
+        raise Denied(f"{link.address} is not for this user") from None
+    except (OSError, ConnectionLost) as error:  # TimeoutError is an OSError
+        link.abort()
+        reason = str(error) or f"no {whom} answered within {timeout_s:g} s"
+        raise NotConnected(f"cannot connect to {link.address}: {reason}") from error
+    except BaseException:
+        link.abort()
+        raise
+
+
+async def end_within(link: Link, timeout_s: float) -> None:
+    """Wait for its end after `close`; make it end if that takes too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await link.ended.wait()
+    except TimeoutError:
+        link.abort()
