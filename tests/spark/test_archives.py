@@ -52,6 +52,15 @@ def test_files_go_on_where_the_archive_ends():
     assert (one.number, one.rows) == (1, 13)
 
 
+def test_days_come_before_shards():
+    """Shard 0 has messages of the second day only: its task's file of that day has more of
+    shard 1 than the one of the first day, and an earlier shard."""
+    second = file("second", {0: (0, 9), 1: (3, 9)}, date="2026-02-01")
+    one = manifest_of(second, file("first", {1: (0, 3)}))
+    assert [each.path for each in one.files] == ["first", "second"]
+    assert one.shards == {0: Span(0, 9), 1: Span(0, 9)}
+
+
 @pytest.mark.parametrize("start", [3, 5])
 def test_a_file_that_overlaps_or_leaves_a_gap_is_refused(start):
     one = manifest_of(file("a", {0: (0, 4)}))

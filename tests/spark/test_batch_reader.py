@@ -111,6 +111,8 @@ def test_offsets_that_are_not_there(url, client, topic):
     assert len(bodies(endingOffsets=json.dumps(late), **lenient)) == 6
     assert bodies(startingOffsets=json.dumps(late), **lenient) == []
     assert bodies(endingOffsets=json.dumps(early), **lenient) == []
+    nothing = {"startingOffsets": json.dumps(early), "endingOffsets": json.dumps(early)}
+    assert bodies(bus=url, topic=topic, **nothing) == []  # of which nothing was lost
 
 
 def test_no_topic_under_a_pattern(url, topic):

@@ -126,6 +126,12 @@ def test_into_itself_for_ever_is_refused(history, run, topic):
         run(into=topic, once=False)
 
 
+def test_nor_does_sql_send_it_round_for_ever(history, run, client, topic):
+    with pytest.raises(UsageError, match="round for ever"):
+        run(select=f"body, '{topic}' AS topic", once=False)
+    assert bodies(client, topic) == list(range(ROWS))
+
+
 @pytest.mark.parametrize("name", ["replay.json", "position.json"])
 def test_a_checkpoint_that_is_damaged_is_told(history, run, topic, tmp_path, name):
     run(into=f"{topic}.out", where="id = 1")

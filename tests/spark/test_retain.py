@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,11 @@ from polybus.errors import Conflict, Damaged, UsageError, WrongFormat
 from polybus.spark.access import Shard, opened
 from polybus.spark.archives import versions
 from polybus.spark.archives.folder import Folder
-from polybus.spark.archives.limits import first_beyond, needless
+from polybus.spark.archives.limits import needless
 from polybus.spark.archives.manifest import Manifest, Span
+from polybus.spark.ids import first_with_id
 from polybus.spark.pipelines import archive, retain
+from polybus.spark.pipelines.markers import holds
 from polybus.testing.nativebus import NativeBus
 
 PATIENCE_S = 60.0
@@ -172,7 +175,28 @@ class Log:
 )
 def test_the_first_message_that_a_subscriber_has_not_read(last, offset):
     log: Any = Log()
-    assert first_beyond(log, "t", 0, Shard(3, 10), last) == offset
+    assert first_with_id(log, "t", 0, Shard(3, 10), last + 1) == offset
+
+
+def test_a_marker_is_needed_as_long_as_its_letter_is_there(bus, client, topic):
+    letters, marked, access = f"{topic}.dlq", f"{topic}.dlq.requeued", opened(bus.url)
+    client.create_topic(letters, shards=1)
+    client.create_topic(marked, shards=1)
+    fill(client, letters, range(10))
+    bodies = [json.dumps({"shard": 0, "offset": n}).encode() for n in (4, 0, 7, 5)]
+    with client.producer() as producer:
+        producer.produce(marked, bodies).result(PATIENCE_S)
+
+    def first():
+        return {n: one.offset for n, one in holds(access, marked, access.shards(marked)).items()}
+
+    found = []
+    for start in (0, 5, 8):
+        client.trim(letters, {0: start})
+        found.append(first())
+    client.drop_topic(letters)
+    assert (found, first()) == ([{0: 0}, {0: 2}, {0: 4}], {})
+    assert holds(access, letters, {0: Shard(0, 1)}) == {}
 
 
 @pytest.mark.parametrize(

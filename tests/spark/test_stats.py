@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_groups_are_told_by_the_bus(feed, run, bus, topic, tmp_path):
 )
 def test_what_cannot_be_is_told_at_once(feed, run, tmp_path, topic, given, error, says):
     (tmp_path / "out").mkdir()
-    mark = {"version": 1, "TOPIC": topic, "--window": 3600}
+    mark = {"version": 1, "TOPIC": topic, "--window": 3600, "--checkpoint": None}
     (tmp_path / "out" / "stats.json").write_text(json.dumps(mark))
     with pytest.raises(error) as caught:
         run(**given)
@@ -128,4 +129,19 @@ def test_a_folder_of_something_else_is_left_alone(feed, run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "stats.json").write_text("[1]")
     with pytest.raises(UsageError, match="has stats of something else"):
+        run()
+
+
+def test_sums_and_checkpoint_go_together(feed, run, tmp_path):
+    """Numbers of batches begin anew with another checkpoint: they would replace what was counted,
+    or add to nothing."""
+    feed(10)
+    run()
+    shutil.copytree(tmp_path / "out" / "_checkpoint", tmp_path / "kept")
+    with pytest.raises(UsageError, match=r"--checkpoint was None, and is '.*kept'"):
+        run(checkpoint=str(tmp_path / "kept"))
+    with pytest.raises(UsageError, match="kept is of other stats: name another --checkpoint"):
+        run(out=str(tmp_path / "other"), checkpoint=str(tmp_path / "kept"))
+    shutil.rmtree(tmp_path / "out" / "_checkpoint")
+    with pytest.raises(UsageError, match=r"the checkpoint of .* is gone"):
         run()

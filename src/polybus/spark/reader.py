@@ -52,12 +52,16 @@ class BatchReader(DataSourceReader):
             bound.check(topics)
         for topic, shards in topics.items():
             first, last = (one.of(access, topic, shards) for one in (self._start, self._end))
+            # Nothing was trimmed away of a range that is empty.
+            fails = {shard: strict and first[shard] != last[shard] for shard in shards}
             starts[topic] = {
-                shard: settle(topic, shard, first[shard], there, strict=strict)
+                shard: settle(topic, shard, first[shard], there, strict=fails[shard])
                 for shard, there in shards.items()
             }
             ends[topic] = {
-                shard: settle(topic, shard, max(last[shard], there.start), there, strict=strict)
+                shard: settle(
+                    topic, shard, max(last[shard], there.start), there, strict=fails[shard]
+                )
                 for shard, there in shards.items()
             }
         return starts, ends

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # How long a file stays that no manifest names: somebody may read it by an older one.
 KEEP_S = 86_400
+TIDY_EVERY_S = 3600  # for a run that goes on for months
 
 
 class Adding:
@@ -30,14 +31,14 @@ class Adding:
         self._folder = folder
         self._gaps = gaps
         self._locks = Locks(folder)
+        self._tidied_s: dict[str, float] = {}
         self.rows = self.files = self.size_bytes = 0
 
     def begin(self, topic: str, access: Access) -> None:
         """Nobody else adds to this topic from now on; what is left of earlier runs goes."""
         self._locks.take(topic)
         check_same(access, versions.newest(self._folder, topic))
-        with writable(self._folder.path):
-            tidy(self._folder, topic, time.time())
+        self._tidy(topic)
 
     def add(self, written: Iterable[Written]) -> list[str]:
         """The topics that have grown."""
@@ -46,6 +47,7 @@ class Adding:
             by_topic[one.topic].append(one)
         for topic, files in sorted(by_topic.items()):
             self._add(topic, files)
+            self._tidy(topic)
         return sorted(by_topic)
 
     def end(self) -> None:
@@ -68,6 +70,13 @@ class Adding:
         self.rows += sum(one.rows for one in files)
         self.files += len(files)
         self.size_bytes += sum(one.size_bytes for one in files)
+
+    def _tidy(self, topic: str) -> None:
+        now_s = time.time()
+        if now_s - self._tidied_s.get(topic, 0.0) >= TIDY_EVERY_S:
+            self._tidied_s[topic] = now_s
+            with writable(self._folder.path):
+                tidy(self._folder, topic, now_s)
 
 
 def check_same(access: Access, manifest: Manifest) -> None:

@@ -32,8 +32,10 @@ from polybus.spark.points import passing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SMALL_BYTES = 32 << 20
-MANY = 8  # as many small files are worth the work, while more are to come
+# As many small files are worth the work at any time; at the end of a run a few, if they are
+# tiny. Spark takes opening a file for as long as reading 4 MiB of it.
+SMALL_BYTES, MANY = 32 << 20, 8
+TINY_BYTES, FEW = 8 << 20, 2
 
 
 class Merge(NamedTuple):
@@ -43,10 +45,16 @@ class Merge(NamedTuple):
     files: tuple[File, ...]
 
 
-def compact(spark: SparkSession, folder: Folder, topics: Sequence[str], least: int = MANY) -> int:
+def compact(
+    spark: SparkSession,
+    folder: Folder,
+    topics: Sequence[str],
+    least: int = MANY,
+    small_bytes: int = SMALL_BYTES,
+) -> int:
     """Where a date has so many small files; how many there are less."""
     manifests = [versions.newest(folder, topic) for topic in topics]
-    merges = [one for manifest in manifests for one in chosen(manifest, least)]
+    merges = [one for manifest in manifests for one in chosen(manifest, least, small_bytes)]
     if not merges:
         return 0
     work = spark.sparkContext.parallelize(merges, len(merges))
@@ -60,13 +68,13 @@ def compact(spark: SparkSession, folder: Folder, topics: Sequence[str], least: i
     return sum(len(one.files) - 1 for one in merges)
 
 
-def chosen(manifest: Manifest, least: int) -> list[Merge]:
+def chosen(manifest: Manifest, least: int, small_bytes: int = SMALL_BYTES) -> list[Merge]:
     """Runs of small neighbours of a date, none larger than a file should be."""
     found: list[Merge] = []
     for _, files in groupby(sorted(manifest.files, key=lambda one: one.date), lambda one: one.date):
         run: list[File] = []
         for file in files:
-            is_small = file.size_bytes < SMALL_BYTES
+            is_small = file.size_bytes < small_bytes
             total = sum(one.size_bytes for one in run) + file.size_bytes
             if run and not (is_small and total <= FILE_BYTES):
                 found.append(Merge(manifest.topic, tuple(run)))
@@ -74,7 +82,7 @@ def chosen(manifest: Manifest, least: int) -> list[Merge]:
             if is_small:
                 run.append(file)
         found.append(Merge(manifest.topic, tuple(run)))
-    return [one for one in found if len(one.files) >= max(2, least)]
+    return [one for one in found if len(one.files) >= least]
 
 
 def merged(folder: Folder, merge: Merge) -> File:

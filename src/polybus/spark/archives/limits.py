@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.spark.archives.manifest import Span
+from polybus.spark.ids import first_with_id
 
 if TYPE_CHECKING:
     from polybus.spark.access import Access, Shard
@@ -28,12 +29,17 @@ ARCHIVE = "the archive"
 
 
 def needless(
-    access: Access, manifest: Manifest, log: Mapping[int, Shard], stats: Mapping[str, Any]
+    access: Access,
+    manifest: Manifest,
+    log: Mapping[int, Shard],
+    stats: Mapping[str, Any],
+    further: Mapping[int, Hold] | None = None,
 ) -> dict[int, tuple[Span, str]]:
     """Of each shard what may go, from where it begins, and who keeps the rest."""
     found = {}
     for shard, there in log.items():
         holds = [Hold(manifest.end(shard) or 0, ARCHIVE)]
+        holds += [further[shard]] if further and shard in further else []
         holds += _groups(stats, shard)
         holds += _subscribers(access, manifest.topic, shard, there, stats)
         least = min(holds)
@@ -52,18 +58,5 @@ def _subscribers(
     access: Access, topic: str, shard: int, there: Shard, stats: Mapping[str, Any]
 ) -> Iterator[Hold]:
     for one in stats.get("subscribers", ()):
-        offset = first_beyond(access, topic, shard, there, one["last"])
+        offset = first_with_id(access, topic, shard, there, one["last"] + 1)
         yield Hold(offset, f"subscriber {one['id']}")
-
-
-def first_beyond(access: Access, topic: str, shard: int, there: Shard, last_id: int) -> int:
-    """The first offset whose id is greater: ids grow with offsets, so halving finds it."""
-    low, high = there
-    while low < high:
-        middle = (low + high) // 2
-        (rows, *_) = access.read(topic, shard, middle, middle + 1)
-        if rows.column("id")[0].as_py() > last_id:
-            high = middle
-        else:
-            low = middle + 1
-    return low

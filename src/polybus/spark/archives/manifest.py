@@ -1,8 +1,8 @@
 """What of a topic is archived: the files that count, and how far each shard goes.
 
 A file has for each of its shards one range of offsets, without gaps; files stand in the order
-in which they were added, and that is the order of offsets in each shard. So where a shard is
-archived up to is one number, and each row is in one file.
+in which they were added (`_place`), and that is the order of offsets in each shard. So where a
+shard is archived up to is one number, and each row is in one file.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Manifest:
         self, files: Iterable[File], lasts: Mapping[int, Last], *, gaps: bool = False
     ) -> Manifest:
         """The next, with these files. `Conflict` if they do not follow what is there."""
-        new = sorted(files, key=lambda one: min((n, span.start) for n, span in one.shards.items()))
+        new = sorted(files, key=_place)
         shards = dict(self.shards)
         for file in new:
             for shard, span in file.shards.items():
@@ -169,3 +169,9 @@ class Manifest:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Damaged(f"a manifest of the archive is not one: {error!r}") from None
+
+
+def _place(file: File) -> tuple[str, tuple[int, int]]:
+    """By day before all else: a shard's times never go back, but a file of today may have an
+    earlier shard than the file of yesterday that its task wrote beside it."""
+    return file.date, min((shard, span.start) for shard, span in file.shards.items())

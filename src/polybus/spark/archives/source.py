@@ -35,7 +35,7 @@ ARROW_FILES = pa.schema([pa.field("written", pa.utf8(), nullable=False)])
 OPTIONS = (*SOURCE_OPTIONS, "folder", "tasks")
 # What a task writes at most; files are cut by their size as well.
 MOST_ROWS = 2_000_000
-FEW_ROWS = 50_000  # not worth a task of their own
+FEW_ROWS = 250_000  # not worth a task, and a file, of their own: a third of a second
 
 
 class ArchiveSource(DataSource):

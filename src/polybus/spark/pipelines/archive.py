@@ -17,9 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from polybus.errors import Trimmed
 from polybus.spark.access import opened
-from polybus.spark.archives import versions
+from polybus.spark.archives import compaction, versions
 from polybus.spark.archives.adding import Adding
-from polybus.spark.archives.compaction import MANY, compact
 from polybus.spark.archives.folder import Folder
 from polybus.spark.archives.source import FORMAT, ArchiveSource
 from polybus.spark.archives.writing import Written
@@ -77,7 +76,7 @@ def archive(
     with work.begun(wanted.find(opened(source)), opened(source)), told_of_loss():
         summary = follow(query, once=once, every_s=every, tell=tell, rows=lambda: work.rows)
         if once and summary.stopped_by is None:
-            work.compact(versions.topics(place), least=2)
+            work.compact_all()
     summary.facts = {"files": work.files, "bytes": work.size_bytes}
     return summary
 
@@ -106,10 +105,14 @@ class Work:
         """Called by Spark, in a thread of its own."""
         with self._busy:
             written = [Written.parse(row.written) for row in batch.collect()]
-            self.compact(self._adding.add(written), MANY)
+            grown = self._adding.add(written)
+            self._merged += compaction.compact(self._spark, self._folder, grown)
 
-    def compact(self, topics: list[str], least: int) -> None:
-        self._merged += compact(self._spark, self._folder, topics, least)
+    def compact_all(self) -> None:
+        """At the end of a run: no more is to come that could be merged with it."""
+        few = compaction.FEW, compaction.TINY_BYTES
+        topics = versions.topics(self._folder)
+        self._merged += compaction.compact(self._spark, self._folder, topics, *few)
 
     @property
     def rows(self) -> int:

@@ -20,7 +20,6 @@ from polybus.spark import shaping
 from polybus.spark.access import opened
 from polybus.spark.pipelines import arguments, checks, sql
 from polybus.spark.pipelines.letters import (
-    SUFFIX,
     TRIES,
     Choice,
     DeadLetters,
@@ -28,6 +27,7 @@ from polybus.spark.pipelines.letters import (
     gave_up,
     targets,
 )
+from polybus.spark.pipelines.markers import SUFFIX
 from polybus.spark.pipelines.running import (
     Progress,
     Summary,
@@ -49,41 +49,45 @@ TIME = "yyyy-MM-dd HH:mm:ss"
 CHOICES = "--reason, --group, --id, --where, or --all"
 
 Patterns = list[str] | None
+Topic = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="Whose: orders, orders.dlq, or patterns with *.")
+]
+Requeue = Annotated[bool, typer.Option("--requeue", help=f"Queue them again: needs {CHOICES}.")]
+Reasons = Annotated[
+    Patterns, typer.Option("--reason", metavar="PATTERN", help="Only with such a reason.")
+]
+Groups = Annotated[
+    Patterns, typer.Option("--group", metavar="GROUP", help="Only given up by this group.")
+]
+Ids = Annotated[list[int] | None, typer.Option("--id", metavar="ID", help="Only this dead letter.")]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+Into = Annotated[
+    str | None,
+    typer.Option("--into", metavar="TOPIC", help="Where to, if not where they came from."),
+]
+By = Annotated[
+    str, typer.Option("--by", metavar="|".join(GROUPINGS), help="What they are counted by.")
+]
+Unused = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="FOLDER", help="Not needed: the bus keeps all of it."),
+]
 
 
 def dead_letters(
     spark: SparkSession,
-    topic: Annotated[
-        str,
-        typer.Argument(metavar="TOPIC", help="Whose: orders, orders.dlq, or patterns with *."),
-    ] = "*",
+    topic: Topic = "*",
     *,
-    requeue: Annotated[
-        bool, typer.Option("--requeue", help=f"Queue them again: needs {CHOICES}.")
-    ] = False,
-    reason: Annotated[
-        Patterns, typer.Option("--reason", metavar="PATTERN", help="Only with such a reason.")
-    ] = None,
-    group: Annotated[
-        Patterns, typer.Option("--group", metavar="GROUP", help="Only given up by this group.")
-    ] = None,
-    letter: Annotated[
-        list[int] | None, typer.Option("--id", metavar="ID", help="Only this dead letter.")
-    ] = None,
+    requeue: Requeue = False,
+    reason: Reasons = None,
+    group: Groups = None,
+    letter: Ids = None,
     where: arguments.Where = None,
-    every_letter: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    every_letter: All = False,
     select: arguments.Select = None,
-    into: Annotated[
-        str | None,
-        typer.Option("--into", metavar="TOPIC", help="Where to, if not where they came from."),
-    ] = None,
-    by: Annotated[
-        str, typer.Option("--by", metavar="|".join(GROUPINGS), help="What they are counted by.")
-    ] = "reason",
-    checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", metavar="FOLDER", help="Not needed: the bus keeps all of it."),
-    ] = None,
+    into: Into = None,
+    by: By = "reason",
+    checkpoint: Unused = None,
     bus: arguments.Bus = None,
     every: arguments.Every = EVERY_S,
     once: arguments.Once = False,
@@ -92,12 +96,8 @@ def dead_letters(
     """Count dead letters by reason, and queue those that are chosen again, exactly once."""
     began_s = time.monotonic()
     activate(spark)
-    chosen = [
-        *_likes("reason", reason),
-        *_likes("group", group),
-        *([f"id IN ({', '.join(map(str, letter))})"] if letter else []),
-        *([] if where is None else [where]),
-    ]
+    chosen = [*_likes("reason", reason), *_likes("group", group), *_ids(letter)]
+    chosen += [] if where is None else [where]
     if requeue and not chosen and not every_letter:
         raise UsageError(f"--requeue needs a choice: {CHOICES}")
     if by not in GROUPINGS:
@@ -122,6 +122,10 @@ def _likes(column: str, patterns: Sequence[str] | None) -> list[str]:
     if not patterns:
         return []
     return [" OR ".join(f"`{column}` LIKE {sql.literal(sql.like(one))}" for one in patterns)]
+
+
+def _ids(letters: Sequence[int] | None) -> list[str]:
+    return [f"id IN ({', '.join(map(str, letters))})"] if letters else []
 
 
 def _letters_of(topic: str) -> str:

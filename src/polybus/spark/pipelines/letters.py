@@ -21,11 +21,11 @@ from polybus.native import Client
 from polybus.spark import sabotage
 from polybus.spark.access import PATIENCE
 from polybus.spark.pipelines import sql
+from polybus.spark.pipelines.markers import MARKED, SUFFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SUFFIX, MARKED = ".dlq", ".requeued"
 PREFIX = "polybus."
 TOLD = ("topic", "shard", "offset", "id", "group", "deliveries", "reason")
 REQUEUED = f"{PREFIX}requeued"  # a header: how often this message was re-queued

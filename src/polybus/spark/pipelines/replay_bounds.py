@@ -1,15 +1,15 @@
 """From which offset to which a replay goes, in each shard: what --from and --to say.
 
 Within a shard ids and the bus's times rise with offsets, so a place is one offset of each
-shard: by time the bus (or the archive) finds it, by id it is looked for in halves.
+shard: by time the bus (or the archive) finds it, by id `ids.py` does.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.errors import Trimmed
 from polybus.model.moments import EARLIEST, LATEST, moment_ns, parse
+from polybus.spark.ids import first_with_id
 
 if TYPE_CHECKING:
     from polybus.spark.access import Access, Shard
@@ -28,22 +28,3 @@ def offsets_at(access: Access, topic: str, place: str, shards: dict[int, Shard])
         return {n: first_with_id(access, topic, n, there, wanted) for n, there in shards.items()}
     found = {n: access.find(topic, n, moment_ns(place)) for n in shards}
     return {n: min(max(offset, shards[n].start), shards[n].end) for n, offset in found.items()}
-
-
-def first_with_id(access: Access, topic: str, shard: int, there: Shard, wanted: int) -> int:
-    """The first offset whose id is this one or a later one; the end if there is none."""
-    low, high = there.start, there.end
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            is_before = _id_at(access, topic, shard, middle) < wanted
-        except Trimmed:  # since we looked
-            is_before = True
-        low, high = (middle + 1, high) if is_before else (low, middle)
-    return low
-
-
-def _id_at(access: Access, topic: str, shard: int, offset: int) -> int:
-    for batch in access.read(topic, shard, offset, offset + 1):
-        return int(batch.column("id")[0].as_py())
-    raise Trimmed(f"topic {topic!r}, shard {shard}: nothing is at {offset}", offset)

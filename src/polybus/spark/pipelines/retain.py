@@ -28,7 +28,7 @@ from polybus.spark.archives.limits import needless
 from polybus.spark.archives.writing import ROWS
 from polybus.spark.bounds import Wanted
 from polybus.spark.options import FILES
-from polybus.spark.pipelines import arguments, checks
+from polybus.spark.pipelines import arguments, checks, markers
 from polybus.spark.pipelines.running import (
     Progress,
     Summary,
@@ -87,6 +87,7 @@ class Trimming:
         self._client = Client(bus, PATIENCE)
         self._log = ThroughBus(bus)
         self._holders: dict[str, set[str]] = {}
+        self._kept: dict[str, int] = {}  # rows that are archived, and not trimmed
         self.topics: set[str] = set()
         self.rows = 0
 
@@ -98,7 +99,7 @@ class Trimming:
             if topic in there:
                 self._trim(versions.newest(self._folder, topic))
                 rate = (self.rows - before) / max(time.monotonic() - began_s, 1e-3)
-                tell(Progress(self.rows, rate, None))
+                tell(Progress(self.rows, rate, sum(self._kept.values())))
 
     def held(self) -> list[str]:
         """Who keeps messages that are archived."""
@@ -108,10 +109,12 @@ class Trimming:
         topic = manifest.topic
         check_same(self._log, manifest)
         stats = self._client.topic_stats(topic)
-        found = needless(self._log, manifest, self._log.shards(topic), stats)
-        self._holders[topic] = {
-            by for n, (span, by) in found.items() if span.end < (manifest.end(n) or 0)
-        }
+        log = self._log.shards(topic)
+        further = markers.holds(self._log, topic, log)
+        found = needless(self._log, manifest, log, stats, further)
+        kept = [((manifest.end(n) or 0) - span.end, by) for n, (span, by) in found.items()]
+        self._holders[topic] = {by for rows, by in kept if rows > 0}
+        self._kept[topic] = sum(max(0, rows) for rows, _ in kept)
         spans = {shard: span for shard, (span, _) in found.items() if span.rows}
         if not spans:
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from polybus.errors import UsageError
 from polybus.spark.bounds import Wanted
@@ -19,11 +19,6 @@ from polybus.spark.pipelines.running import DEFAULT_EVERY_S, Summary, Tell, acti
 from polybus.spark.planning import MOST_ROWS
 
 WHY = "it is where route keeps how far it has come"
-# As an error of ours says it: what Spark wraps around it is taken off again.
-LOOP = (
-    "polybus.errors.UsageError: correct --select: a message would go to a topic that is read "
-    "here, and so round for ever: "
-)
 
 
 def route(
@@ -71,8 +66,8 @@ def route(
         .load()
     )
     routed = sql.shaped(rows, where, select)
-    if "topic" in routed.columns and source == target:
-        routed = _without_loop(routed, wanted)
+    if source == target:
+        routed = sql.without_loop(routed, wanted)
     writer = (
         routed.writeStream.format("polybus")
         .queryName(f"route {topic}")
@@ -81,14 +76,3 @@ def route(
     if into is not None:
         writer = writer.option("topic", into)
     return follow(writer, once=once, every_s=every, tell=tell)
-
-
-def _without_loop(rows: DataFrame, wanted: Wanted) -> DataFrame:
-    """Where SQL says where a row goes, that is known when it goes there."""
-    reads = [f"topic = {sql.literal(name)}" for name in wanted.names]
-    reads += [f"topic LIKE {sql.literal(sql.like(one))}" for one in wanted.patterns]
-    checked = f"CASE WHEN {' OR '.join(reads)} THEN raise_error(concat({sql.literal(LOOP)}, topic))"
-    return rows.selectExpr(
-        *(f"`{name}`" for name in rows.columns if name != "topic"),
-        f"{checked} ELSE topic END AS topic",
-    )

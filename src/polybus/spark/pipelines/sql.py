@@ -23,11 +23,18 @@ from polybus.spark.schema import SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from polybus.spark.bounds import Wanted
+
 WRITTEN = "body, shard_key, headers"  # of a message, without its topic
 MANY_AT_ONCE = re.compile(r"^[ +:*()\d-]*(Aggregate|Window|Distinct|Sort)\b", re.MULTILINE)
 CLASS = re.compile(r"^\[[\w.]+\] ")
 TAIL = re.compile(r"\s*SQLSTATE:.*", re.DOTALL)
 SPARKS_LOG = "SQLQueryContextLogger"
+# As an error of ours says it: what Spark wraps around it is taken off again.
+LOOP = (
+    "polybus.errors.UsageError: correct --select: a message would go to a topic that is read "
+    "here, and so round for ever: "
+)
 _views = count(1)
 
 
@@ -131,3 +138,16 @@ def check_steady(rows: DataFrame) -> None:
         raise UsageError(
             "--where and --select must say the same each time: leave rand() and uuid() out"
         )
+
+
+def without_loop(rows: DataFrame, wanted: Wanted) -> DataFrame:
+    """Where SQL says where a row goes, that is known when it goes there."""
+    if "topic" not in rows.columns:
+        return rows
+    reads = [f"topic = {literal(name)}" for name in wanted.names]
+    reads += [f"topic LIKE {literal(like(one))}" for one in wanted.patterns]
+    checked = f"CASE WHEN {' OR '.join(reads)} THEN raise_error(concat({literal(LOOP)}, topic))"
+    return rows.selectExpr(
+        *(f"`{name}`" for name in rows.columns if name != "topic"),
+        f"{checked} ELSE topic END AS topic",
+    )

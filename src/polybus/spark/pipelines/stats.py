@@ -64,7 +64,9 @@ def stats(
     url = checks.bus_of(bus)
     if archive is None:
         checks.topics_of(url, topic)
-    _mark(folder, topic, window)
+    place = checkpoint or str(folder / CHECKPOINT)
+    _mark(folder, {"TOPIC": topic, "--window": window, "--checkpoint": checkpoint})
+    _check_begun(folder, place)
     counting = Counting(spark, folder, url, window)
     options = {"bus": url, "topic": topic, "maxRowsPerBatch": str(rows_per_batch)}
     if archive is not None:
@@ -73,7 +75,7 @@ def stats(
     writer = (
         rows.writeStream.foreachBatch(counting.count)
         .queryName(f"stats {topic}")
-        .option("checkpointLocation", checkpoint or str(folder / CHECKPOINT))
+        .option("checkpointLocation", place)
     )
     told_s = time.monotonic()
 
@@ -94,10 +96,9 @@ def stats(
     return summary
 
 
-def _mark(folder: Path, topic: str, window_s: int) -> None:
+def _mark(folder: Path, given: dict[str, object]) -> None:
     """What is counted in a folder stays the same."""
-    path = folder / MARK
-    asked = {"version": VERSION, "TOPIC": topic, "--window": window_s}
+    path, asked = folder / MARK, {"version": VERSION, **given}
     try:
         before = json.loads(path.read_text())
     except FileNotFoundError:
@@ -107,12 +108,24 @@ def _mark(folder: Path, topic: str, window_s: int) -> None:
     except (OSError, ValueError):
         raise UsageError(f"{path} is not of polybus: name another --out") from None
     for what, value in asked.items():
-        if not isinstance(before, dict) or before.get(what) != value:
-            was = before.get(what) if isinstance(before, dict) else before
+        was = before.get(what) if isinstance(before, dict) else before
+        if was != value:
             raise UsageError(
                 f"{folder} has stats of something else ({what} was {was!r}, and is {value!r}): "
                 "name another --out"
             )
+
+
+def _check_begun(folder: Path, checkpoint: str) -> None:
+    """Batches are known by their numbers, which begin anew with another checkpoint."""
+    if "://" in checkpoint:
+        return  # not ours to look at
+    begun, done = (any((Path(checkpoint) / log).glob("[0-9]*")) for log in ("offsets", "commits"))
+    has_counted = Parts(folder).are_there
+    if has_counted and not begun:
+        raise UsageError(f"the checkpoint of {folder} is gone ({checkpoint}): name another --out")
+    if done and not has_counted:
+        raise UsageError(f"{checkpoint} is of other stats: name another --checkpoint")
 
 
 class Counting:

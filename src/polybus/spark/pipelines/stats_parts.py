@@ -59,6 +59,10 @@ class Parts:
         with writable(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def are_there(self) -> bool:
+        return bool(self._all(LAST))
+
     def write(self, number: int, counted: Mapping[str, pa.Table]) -> None:
         for kind in BY:
             extra = f"~{uuid.uuid4().hex}" if sabotage.PARTS_ADD else ""
