@@ -3,8 +3,9 @@
 - `route` that catches up, orders of a certain size by a field of their JSON: at least 0.7 of the
   same query as a stream from Parquet files to Parquet files
 - beside it, without a target, `route` that copies everything
-- `archive` of a topic: at least 0.8 of a stream from Parquet to Parquet, zstd like the archive;
-  beside it, without a target, the same as a batch, which has less to start
+- `archive` of a topic: at least 0.8 of Spark's own copy from Parquet to Parquet, zstd like the
+  archive: both as a batch, which has little to start, and as a stream, which ends where it is to
+  go on
 - a full scan, `sum(length(body))`, of archive and log as one table, 95 % archived: at least 0.8 of
   the same rows in Parquet alone; beside it, without a target, by the format's option
 """
@@ -12,7 +13,7 @@
 from bench.harness.results import RATE, Requirement, Target
 from bench.store.rounds import Case
 
-MESSAGES, SHORT_MESSAGES = 2_000_000, 500_000
+MESSAGES, SHORT_MESSAGES = 2_000_000, 1_000_000
 PARQUET = "Parquet"
 
 ROUTE = Case("route", "route: catching up, orders by a field of their JSON", (RATE,))
@@ -29,6 +30,6 @@ SELECT = "body, shard_key"
 
 REQUIREMENTS: tuple[Requirement, ...] = (
     Target(ROUTE.name, RATE, (PARQUET,), 0.7),
-    Target(ARCHIVE.name, RATE, (PARQUET,), 0.8),
+    Target(ARCHIVE.name, RATE, (BATCH, PARQUET), 0.8),
     Target(UNION.name, RATE, (PARQUET,), 0.8),
 )
