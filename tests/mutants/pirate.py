@@ -183,8 +183,8 @@ SUBSCRIBING = [
         "transports/zmq/watching.py",
         (
             "one is never too much",
-            "if one.unfinished > self._bounds.max_unfinished and",
-            "if False and",
+            "if self._is_too_much(one.unfinished):",
+            "if False:",
         ),
         (
             "all are never too much",

@@ -13,11 +13,14 @@ cdef extern from *:
     static int polybus_keep(int bytes) {
         return mallopt(M_MMAP_THRESHOLD, bytes) && mallopt(M_TRIM_THRESHOLD, bytes);
     }
+    static int polybus_trim(void) { return malloc_trim(0); }
     #else
     static int polybus_keep(int bytes) { (void)bytes; return 0; }
+    static int polybus_trim(void) { return 0; }
     #endif
     """
     int polybus_keep(int bytes)
+    int polybus_trim() nogil
 
 KEEP_BYTES = 16 * 1024 * 1024
 
@@ -25,3 +28,11 @@ KEEP_BYTES = 16 * 1024 * 1024
 def keep_freed_buffers() -> bool:
     """For the whole process, once at start. False where the allocator is not glibc's."""
     return bool(polybus_keep(KEEP_BYTES))
+
+
+def give_back_freed() -> bool:
+    """What all threads have freed goes back to the system; whether there was anything."""
+    cdef int found
+    with nogil:
+        found = polybus_trim()
+    return bool(found)

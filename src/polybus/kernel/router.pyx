@@ -36,6 +36,8 @@ ctypedef int (*Send)(void*, const void*, size_t, int) noexcept nogil
 ctypedef int (*Errno)() noexcept nogil
 
 cdef int DONTWAIT = 1, SNDMORE = 2  # zmq.h
+# What ZMTP puts before a frame, a short and a long one; and what CURVE adds to it.
+cdef int HEAD_BYTES = 2, LONG_HEAD_BYTES = 9, SHORT_BYTES = 255, SEALED_BYTES = 33
 cdef int MORE = 1, SRCFD = 2  # properties of a message
 
 
@@ -74,39 +76,43 @@ cdef class Router:
         if self.msg_close != NULL:
             self.msg_close(&self.frame)
 
-    def receive(self, int most, int max_frames, bint with_user=False):
-        """At most so many messages: (descriptor, user or None, bytes, frames) each.
+    def receive(self, int most, Py_ssize_t most_bytes, int max_frames, bint with_user=False):
+        """Messages that are there: (descriptor, user or None, bytes, frames) each.
 
-        Of a message with more than `max_frames` the frames beyond are passed over: it is
-        known by having `max_frames`. `bytes` counts those that are there.
+        At most so many; and once they have `most_bytes`, no more. Of a message with more than
+        `max_frames` the frames beyond are passed over: it is known by having `max_frames`.
+        `bytes` are those that all its frames had on the wire (the first, which the socket
+        itself has put there, had none); a `user` has shown a key, and sent them sealed.
         """
         cdef list messages = []
+        cdef Py_ssize_t size, total = 0
         cdef int descriptor
         cdef object user
-        while len(messages) < most and self._next(DONTWAIT):
+        while len(messages) < most and total < most_bytes and self._next(DONTWAIT):
             descriptor = self.msg_get(&self.frame, SRCFD)
             user = self._user() if with_user else None
             frames = []
-            size = self._rest(frames, max_frames)
+            size = self._rest(frames, max_frames, SEALED_BYTES if with_user else 0)
             messages.append((descriptor, user, size, frames))
+            total += size
         return messages
 
-    def send(self, list frames not None):
-        """One message, all of whose frames are bytes; 0, or why its first frame was refused."""
-        cdef object one
-        cdef Py_ssize_t last = len(frames) - 1
-        cdef Py_ssize_t at
-        cdef bytes frame
-        for one in frames:
-            if type(one) is not bytes:  # before the first is sent
-                raise TypeError(f"a frame is bytes, not {type(one).__name__}")
-        for at in range(last + 1):
-            frame = <bytes> frames[at]
-            if not self._give(frame, DONTWAIT | (SNDMORE if at < last else 0)):
-                if at == 0:
-                    return self.zmq_errno()
-                raise OSError(self.zmq_errno(), "a message was begun and could not be ended")
-        return 0
+    def send(self, list envelope not None, list frames not None, Py_ssize_t most):
+        """One message: the envelope, an empty frame, and these; all of them bytes.
+
+        Its size on the wire, about; 0, with nothing sent, if that were more than `most`; or, below
+        0, why its first frame was refused.
+        """
+        cdef Py_ssize_t size = HEAD_BYTES + measured(envelope) + measured(frames)
+        cdef bint begun
+        if size > most:
+            return 0
+        begun = self._give_all(envelope, False)
+        if not begun and envelope:
+            return -self.zmq_errno()
+        if not self._give(b"", DONTWAIT | SNDMORE) or not self._give_all(frames, True):
+            raise OSError(self.zmq_errno(), "a message was begun and could not be ended")
+        return size
 
     cdef bint _next(self, int flags) except -1:
         """The next frame is in `frame`; False if there is none."""
@@ -119,24 +125,34 @@ cdef class Router:
                 raise OSError(error, "receiving failed")
         return True
 
-    cdef Py_ssize_t _rest(self, list frames, int max_frames) except -1:
-        """All frames of the message whose first one was taken; their bytes."""
+    cdef Py_ssize_t _rest(self, list frames, int max_frames, int sealed) except -1:
+        """All frames of the message whose first one was taken; their bytes on the wire."""
         cdef Py_ssize_t size = 0, length
         while True:
+            length = <Py_ssize_t> self.msg_size(&self.frame)
             if len(frames) < max_frames:
-                length = <Py_ssize_t> self.msg_size(&self.frame)
                 frames.append(
                     PyBytes_FromStringAndSize(<char*> self.msg_data(&self.frame), length)
                 )
-                size += length
             if not self.msg_get(&self.frame, MORE):
-                return size
+                return size + on_wire(length, sealed) if len(frames) > 1 else size
+            if len(frames) > 1:
+                size += on_wire(length, sealed)
             if not self._next(DONTWAIT):
                 raise OSError(EAGAIN, "a message came without its end")
 
     cdef object _user(self):
         cdef const char* name = self.msg_gets(&self.frame, b"User-Id")
         return None if name == NULL else name.decode("latin-1")
+
+    cdef bint _give_all(self, list frames, bint ending) except -1:
+        cdef Py_ssize_t at, last = len(frames) - 1
+        for at in range(last + 1):
+            if not self._give(<bytes>frames[at], DONTWAIT | (0 if ending and at == last else SNDMORE)):
+                if at == 0:
+                    return False
+                raise OSError(self.zmq_errno(), "a message was begun and could not be ended")
+        return True
 
     cdef bint _give(self, bytes frame, int flags) except -1:
         cdef const char* data = PyBytes_AS_STRING(frame)
@@ -145,6 +161,21 @@ cdef class Router:
             if self.zmq_errno() != EINTR:
                 return False
         return True
+
+
+cdef inline Py_ssize_t on_wire(Py_ssize_t length, int sealed) noexcept:
+    length += sealed
+    return length + (HEAD_BYTES if length <= SHORT_BYTES else LONG_HEAD_BYTES)
+
+
+cdef Py_ssize_t measured(list frames) except -1:
+    """What frames take up on the wire; long ones' heads are longer, which does not matter."""
+    cdef Py_ssize_t size = 0
+    for one in frames:
+        if type(one) is not bytes:  # before the first is sent
+            raise TypeError(f"a frame is bytes, not {type(one).__name__}")
+        size += PyBytes_GET_SIZE(one) + HEAD_BYTES
+    return size
 
 
 cdef void* found(void* handle, const char* name) except NULL:

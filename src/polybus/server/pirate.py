@@ -12,6 +12,7 @@ import zmq
 from polybus.dialects.pirate.session import PirateSession
 from polybus.errors import ConfigError
 from polybus.model.identity import ANONYMOUS, Identity
+from polybus.server.freed import Freed
 from polybus.server.keys import Allowed, KeyFolder
 from polybus.transports.zmq.connections import Connection
 from polybus.transports.zmq.listener import Curve, RouterListener
@@ -50,6 +51,7 @@ class PirateSide:
         self._listeners: list[RouterListener] = []
         self._keys = Keys(KeyFolder(keys), broker, log) if settings.pirate.curve else None
         self._zap: Zap | None = None
+        self._freed = Freed()
         broker.on_tick.append(self._tick)
         broker.other_connections.append(self._connections)
 
@@ -95,6 +97,7 @@ class PirateSide:
         )
 
     def _tick(self, now_s: float) -> None:
+        self._freed.look(now_s)
         for listener in self._listeners:
             listener.connections.tick()
         if self._keys is not None and self._keys.look_again(now_s):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
+import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +15,10 @@ from zmq.backend.cython import _zmq
 
 from polybus.kernel.router import Router
 from polybus.testing.watch import until
+from polybus.transports.zmq.connections import RECEIVED, TCP_INFO_BYTES
 
 WAIT_MS = 20_000
-MANY = 1000
+MANY, MUCH = 1000, 1 << 30
 SIZES = (0, 1, 8, 255, 256, 70_000)
 
 Came = tuple[int, str | None, int, list[bytes]]
@@ -23,32 +27,39 @@ Came = tuple[int, str | None, int, list[bytes]]
 class Pair:
     """A ROUTER, and dealers that are connected to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sealed: bool = False) -> None:
+        self.keys = zmq.curve_keypair() if sealed else None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
         self.router.ROUTER_MANDATORY = 1
+        if self.keys:
+            self.router.curve_server = True
+            self.router.curve_publickey, self.router.curve_secretkey = self.keys
         self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
         self.kernel = Router(_zmq.__file__, self.router.underlying)
         self._dealers: list[zmq.Socket[bytes]] = []
 
     def dealer(self, name: bytes) -> zmq.Socket[bytes]:
-        socket = self.context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.routing_id = name
-        socket.connect(f"tcp://127.0.0.1:{self.port}")
-        self._dealers.append(socket)
-        return socket
+        dealer = self.context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.routing_id = name
+        if self.keys:
+            dealer.curve_serverkey = self.keys[0]
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+        dealer.connect(f"tcp://127.0.0.1:{self.port}")
+        self._dealers.append(dealer)
+        return dealer
 
     def close(self) -> None:
-        for socket in (*self._dealers, self.router):
-            socket.close(0)
+        for one in (*self._dealers, self.router):
+            one.close(0)
         self.context.term()
 
     def receive(self, count: int, max_frames: int = 100) -> list[Came]:
         found: list[Came] = []
 
         def came() -> bool:
-            found.extend(self.kernel.receive(MANY, max_frames))
+            found.extend(self.kernel.receive(MANY, MUCH, max_frames, self.keys is not None))
             return len(found) >= count
 
         until(came, f"{count} messages have come")
@@ -60,6 +71,11 @@ def pair() -> Iterator[Pair]:
     one = Pair()
     yield one
     one.close()
+
+
+def on_wire(message: list[bytes]) -> int:
+    """As ZMTP has it; the routing id is the socket's own addition."""
+    return sum(len(frame) + (2 if len(frame) < 256 else 9) for frame in message[1:])
 
 
 def test_messages_come_as_pyzmq_has_them(pair):
@@ -79,7 +95,7 @@ def test_messages_come_as_pyzmq_has_them(pair):
         assert pair.router.poll(WAIT_MS)
         by_pyzmq.append(pair.router.recv_multipart())
     assert [frames for _, _, _, frames in by_kernel] == by_pyzmq
-    assert [size for _, _, size, _ in by_kernel] == [sum(map(len, one)) for one in by_pyzmq]
+    assert [size for _, _, size, _ in by_kernel] == [on_wire(one) for one in by_pyzmq]
     assert by_pyzmq[0][0] == b"d"
 
 
@@ -96,7 +112,7 @@ def test_the_descriptor_is_the_one_that_pyzmq_tells(pair):
 
 
 def test_nothing_to_receive_is_nothing(pair):
-    assert pair.kernel.receive(MANY, 10) == []
+    assert pair.kernel.receive(MANY, MUCH, 10) == []
 
 
 def test_no_more_than_asked_for(pair):
@@ -105,8 +121,47 @@ def test_no_more_than_asked_for(pair):
         dealer.send(b"%d" % number)
     found = pair.receive(1)
     while len(found) < 10:
-        found += pair.kernel.receive(3, 10)
+        found += pair.kernel.receive(3, MUCH, 10)
     assert [frames[1] for _, _, _, frames in found] == [b"%d" % number for number in range(10)]
+
+
+def test_large_messages_end_it_sooner(pair):
+    dealer = pair.dealer(b"d")
+    for _ in range(3):
+        dealer.send(bytes(1000))
+    found = pair.receive(1)
+    sizes = [len(found)]
+    while sum(sizes) < 3:
+        sizes.append(len(pair.kernel.receive(MANY, 1001, 10)))
+        assert sizes[-1] <= 1
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "sealed"])
+def any_pair(request) -> Iterator[Pair]:
+    one = Pair(sealed=request.param)
+    yield one
+    one.close()
+
+
+def test_what_came_is_counted_as_the_kernel_does(any_pair):
+    """To the byte: else what is held would seem more with each message."""
+    pair = any_pair
+    dealer = pair.dealer(b"d")
+    dealer.send_multipart([b"", b"x"])
+    ((fd, _, first, _),) = pair.receive(1)
+    before = received(fd)
+    assert first < before  # the handshake
+    taken = 0
+    for size in SIZES:
+        dealer.send_multipart([b"", bytes(size), b"end"])
+        taken += sum(one[2] for one in pair.receive(1))
+    assert received(fd) - before == taken
+
+
+def received(fd: int) -> int:
+    with socket.socket(fileno=os.dup(fd)) as one:
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    return int.from_bytes(info[RECEIVED : RECEIVED + 8], sys.byteorder)
 
 
 def test_frames_beyond_the_bound_are_passed_over_and_the_next_message_is_whole(pair):
@@ -115,7 +170,7 @@ def test_frames_beyond_the_bound_are_passed_over_and_the_next_message_is_whole(p
     dealer.send_multipart([b"y", b"z"])
     first, second = pair.receive(2, max_frames=7)
     assert first[3] == [b"d", *[b"x"] * 6]
-    assert first[2] == 7
+    assert first[2] == 5000 * 3  # those that were passed over have come, too
     assert second[3] == [b"d", b"y", b"z"]
 
 
@@ -123,27 +178,28 @@ def test_what_is_sent_arrives_and_who_is_not_there_is_told(pair):
     dealer = pair.dealer(b"d")
     dealer.send(b"hello")
     pair.receive(1)
-    assert pair.kernel.send([b"d", b"", b"answer", bytes(100_000)]) == 0
+    assert pair.kernel.send([b"d"], [b"answer", bytes(100_000)], MUCH) == 100_000 + 1 + 6 + 8
     assert dealer.poll(WAIT_MS)
     assert dealer.recv_multipart() == [b"", b"answer", bytes(100_000)]
-    assert pair.kernel.send([b"nobody", b"", b"x"]) == errno.EHOSTUNREACH
-    assert pair.kernel.send([b"d", b"again"]) == 0
+    assert pair.kernel.send([b"nobody"], [b"x"], MUCH) == -errno.EHOSTUNREACH
+    assert pair.kernel.send([b"d"], [bytes(100)], 100) == 0  # too large to be copied
+    assert pair.kernel.send([b"d", b"hop"], [b"again"], MUCH)
     assert dealer.poll(WAIT_MS)
-    assert dealer.recv_multipart() == [b"again"]
+    assert dealer.recv_multipart() == [b"hop", b"", b"again"]
 
 
 def test_only_bytes_are_sent_and_nothing_is_begun_otherwise(pair):
     dealer = pair.dealer(b"d")
     dealer.send(b"hello")
     pair.receive(1)
-    for wrong in ([b"d", "text"], [b"d", None], [b"d", memoryview(b"x")]):
+    for wrong in (["text"], [None], [b"x", memoryview(b"x")], None):
         with pytest.raises(TypeError):
-            pair.kernel.send(wrong)
-    with pytest.raises(TypeError):
-        pair.kernel.send(None)
-    assert pair.kernel.send([b"d", b"whole"]) == 0
+            pair.kernel.send([b"d"], wrong, MUCH)
+        with pytest.raises(TypeError):
+            pair.kernel.send(wrong, [b"x"], MUCH)
+    assert pair.kernel.send([b"d"], [b"whole"], MUCH)
     assert dealer.poll(WAIT_MS)
-    assert dealer.recv_multipart() == [b"whole"]
+    assert dealer.recv_multipart() == [b"", b"whole"]
 
 
 def test_a_library_that_is_not_loaded_is_an_error():

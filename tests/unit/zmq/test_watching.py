@@ -13,8 +13,10 @@ class Fake:
 
     def __init__(self) -> None:
         self.came = self.confirmed = 0
-        self.received = 0
+        self.received = self.received_bytes = 0
         self.sent_bytes = 0
+        self.is_guessed = False
+        self.calm_s = 0.0
         self.whole, self.baseline, self.unfinished, self.acked = -1, 0, 0, 0
         self.slow_since_s: float | None = None
         self.slow_acked = 0
@@ -58,21 +60,69 @@ def test_what_is_not_whole_is_bounded_for_each():
     assert scene.reasons == ["max_unfinished_bytes"]
 
 
-def test_a_whole_message_begins_anew():
+def test_what_was_taken_does_not_count():
     scene = Scene()
     (one,) = scene.all
     for _ in range(10):
         one.came += 900
         one.received += 1
+        one.received_bytes += 900
         scene.watch.look()
     assert not one.is_cut
 
 
+def test_what_waits_behind_a_whole_message_counts(monkeypatch):
+    """It may be more than the message was."""
+    monkeypatch.setattr(watching, "LEFT_BYTES", 50)
+    scene = Scene()
+    (one,) = scene.all
+    one.came, one.received, one.received_bytes = 1100, 1, 100
+    scene.watch.look()
+    assert (one.is_cut, one.unfinished) == (False, 1000)
+    one.came, one.received, one.received_bytes = 1201, 2, 200
+    scene.watch.look()
+    assert one.is_cut
+
+
+def test_what_is_no_message_is_not_held_against_anybody(monkeypatch):
+    """The handshake, and heartbeats: more in time than anybody may hold."""
+    monkeypatch.setattr(watching, "LEFT_BYTES", 50)
+    scene = Scene()
+    busy, quiet = scene.all = [Fake(), Fake()]
+    for number in range(200):
+        scene.now_s += 1.0
+        busy.came += 40 + 900
+        busy.received, busy.received_bytes = number + 1, busy.received_bytes + 900
+        quiet.came += 40
+        scene.watch.look()
+    assert not scene.reasons
+    busy.came += 1001
+    scene.watch.look()
+    assert busy.is_cut
+
+
+def test_a_guess_begins_anew_with_each_whole_message():
+    scene = Scene()
+    (one,) = scene.all
+    one.is_guessed = True
+    for _ in range(10):
+        one.came += 900
+        one.received += 1
+        scene.watch.look()
+    assert not one.is_cut
+    one.came += 1001
+    scene.watch.look()
+    assert one.is_cut
+
+
 def test_nobody_is_blamed_for_messages_that_we_have_not_read():
     scene = Scene(waiting=True)
-    scene.all[0].came = 4000
+    scene.all[0].came = 2000
     scene.watch.look()
     assert not scene.all[0].is_cut
+    scene.all[0].came = 2001  # a whole one, and one more that is too large already
+    scene.watch.look()
+    assert scene.all[0].is_cut
 
 
 def test_all_together_are_bounded_and_the_one_with_most_goes(monkeypatch):
@@ -82,7 +132,7 @@ def test_all_together_are_bounded_and_the_one_with_most_goes(monkeypatch):
         one.came = 600 + number
     scene.watch.look()
     assert scene.reasons == []
-    scene.all[3].came = 2000
+    scene.all[3].came = 1900
     scene.watch.look()
     assert scene.reasons == ["max_unread_bytes"]
     assert [one.is_cut for one in scene.all].index(True) == 3

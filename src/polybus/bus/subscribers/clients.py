@@ -20,6 +20,7 @@ from polybus.bus.subscribers import records, sabotage
 from polybus.bus.subscribers.means import Means, Then, fault_of
 from polybus.bus.subscribers.records import Greetings
 from polybus.errors import Fenced, LimitReached
+from polybus.kernel.pirate_puts import ClientState
 from polybus.model.commit import Change, Commit
 
 if TYPE_CHECKING:
@@ -33,17 +34,14 @@ UNKNOWN: Final = -1  # no HELLO of it has come: an epoch that no request has
 MAX_LOADED: Final = 32_768  # clients in memory; some 500 bytes each
 
 
-class Client:
-    __slots__ = ("alone", "counter", "epoch", "id", "in_flight", "producer", "waiting")
+class Client(ClientState):
+    """What the short path looks at, too, is the kernel's (`kernel/pirate_puts`)."""
+
+    __slots__ = ()
+    waiting: deque[Wish] | None
 
     def __init__(self, client: bytes) -> None:
-        self.id = client
-        self.producer = records.producer(client)
-        self.epoch = UNKNOWN
-        self.counter = 0  # the highest that is stored
-        self.in_flight = 0  # changes that do not go alone
-        self.alone = False  # something that goes alone is under way
-        self.waiting: deque[Wish] | None = None
+        super().__init__(client, records.producer(client), UNKNOWN)
 
     @property
     def is_idle(self) -> bool:
@@ -92,6 +90,10 @@ class Clients:
         self._max_waiting = means.limits.max_client_requests
         self._loaded: OrderedDict[bytes, Client] = OrderedDict()
         self.count = known
+
+    def find(self, client: bytes) -> Client | None:
+        """The client, if it is loaded."""
+        return self._loaded.get(client)
 
     def ready(self, client: bytes) -> Client | None:
         """The client, if what it asks for next can be done at once, beside what is under way."""

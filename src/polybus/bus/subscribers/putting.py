@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,9 +22,9 @@ from polybus.errors import (
     LimitReached,
     PolybusError,
     Stale,
-    StoreFault,
     UnknownProducer,
 )
+from polybus.kernel.pirate_puts import Put, ShortPuts, Target
 from polybus.model.block import Block
 from polybus.model.commit import Append, Commit
 from polybus.model.rules import PRODUCE
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
 
+PUT: Final = b"PUT"
 NS_PER_MS: Final = 1_000_000
 DIGEST_BYTES: Final = 16
 JOINED_BYTES: Final = 4096  # a little more to copy costs less than one more call
@@ -45,22 +46,6 @@ JOINED_BYTES: Final = 4096  # a little more to copy costs less than one more cal
 LARGE_BYTES: Final = 256 << 10
 MAX_KNOWN_TOPICS: Final = 65_536
 STALE: Final = "the counter was used before: for another request, or too long ago"
-
-
-class Put:
-    """A message on its way: who waits for it, and what was handed over."""
-
-    __slots__ = ("block", "bounded", "client", "request", "stamp", "then")
-
-    def __init__(
-        self, client: Client, request: Request, then: Then, stamp: Stamp, block: Block
-    ) -> None:
-        self.client = client
-        self.request = request
-        self.then = then
-        self.stamp = stamp
-        self.block = block
-        self.bounded: Topic | None = None  # the topic, if it has a bound of bytes
 
 
 class Flight:
@@ -105,10 +90,10 @@ class Held:
         self._putting = putting
         self._size = size
         self.then = then
-        putting.uncommitted_bytes += size
+        putting.short.uncommitted_bytes += size
 
     def release(self) -> None:
-        self._putting.uncommitted_bytes -= self._size
+        self._putting.short.uncommitted_bytes -= self._size
         self._size = 0
 
     def tell(self, came: Any) -> None:
@@ -123,9 +108,19 @@ class Putting:
         self._clients = clients
         self._topics = topics
         self._max_bytes = means.limits.max_uncommitted_bytes
-        self._waiting: list[tuple[Put, Commit]] = []  # for the end of the turn
-        self._only_shards: dict[int, tuple[Topic, int]] = {}
-        self.uncommitted_bytes = 0
+        self.short = ShortPuts(
+            clients.find,
+            (Block, Append, Commit, Stamp),
+            self._is_open,
+            means.wall_ns,
+            LARGE_BYTES,
+            -1 if sabotage.REPLIES_OFF else self._max_bytes,  # none goes by it, then
+            MAX_KNOWN_TOPICS,
+        )
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        return self.short.uncommitted_bytes
 
     def put(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
         """A small one, which goes beside others."""
@@ -168,11 +163,10 @@ class Putting:
 
     def flush(self) -> None:
         """Hands over what the turn has brought."""
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, []
-        futures = self._durable.store.commit_all([commit for _, commit in waiting])
-        Flight([put for put, _ in waiting], futures, self._means.soon, self._landed)
+        puts, commits = self.short.hand_over()
+        if puts:
+            futures = self._durable.store.commit_all(commits)
+            Flight(puts, futures, self._means.soon, self._landed)
 
     def _made_ready(self, request: Request) -> tuple[bytes, Block]:
         body = b"".join(request.body)
@@ -195,7 +189,7 @@ class Putting:
         if not self._fits(size, then):
             return
         stamp = Stamp(client.producer, request.epoch, request.counter, asked)
-        put = Put(client, request, then, stamp, block)
+        put = Put(client, request.counter, request.topic, then, stamp, block)
         topic = self._durable.find(request.topic)
         refusal = self._refusal(caller, request.topic, topic)
         if topic is None or refusal is not None:
@@ -213,22 +207,23 @@ class Putting:
         self._depart(put, commit)
 
     def _depart(self, put: Put, commit: Commit) -> None:
-        put.client.in_flight += 1
-        self.uncommitted_bytes += len(put.block.data)
-        if not self._waiting:
+        if not self.short.has_waiting():
             self._means.soon(self.flush)  # if no turn's end comes before
-        self._waiting.append((put, commit))
+        self.short.add(put, commit)
 
     def _appends(self, topic: Topic, block: Block) -> tuple[Append, ...]:
-        """What nearly all topics of subscribers have: one shard, and no bound."""
-        known = self._only_shards.get(topic.number)
-        if known is not None and known[0] is topic:
-            return (Append(topic.number, known[1], block),)
+        """What nearly all topics of subscribers have, one shard and no bound, is learned."""
+        name = topic.name.encode()
         if len(topic.open_shards) == 1 and not topic.settings.get(MAX_BYTES):
-            if len(self._only_shards) >= MAX_KNOWN_TOPICS:
-                self._only_shards.clear()
-            self._only_shards[topic.number] = topic, topic.open_shards[0]
+            hashed = blake2b(_head(PUT, name), digest_size=DIGEST_BYTES)
+            self.short.learn(name, Target(topic, topic.open_shards[0], hashed))
         return self._durable.appends(topic, block)
+
+    def _is_open(self, topic: Topic) -> bool:
+        """Whether puts to a topic that was learned may go by the short path."""
+        if self._means.policy.mentions(PRODUCE) or self._durable.find(topic.name) is not topic:
+            return False
+        return not self._topics.is_leaving(topic)
 
     def _fits(self, size: int, then: Then) -> bool:
         if self.uncommitted_bytes + size <= self._max_bytes:
@@ -250,25 +245,13 @@ class Putting:
         return None
 
     def _landed(self, flight: Flight) -> None:
-        reached: dict[int, int] = {}
-        done: list[Committed | PolybusError] = []
-        for future in flight.futures:
-            try:
-                committed = future.result()
-            except (Exception, CancelledError):
-                done.append(fault_of(future) or StoreFault("the store gave no answer"))
-                continue
-            done.append(committed)
-            for span in committed.spans:
-                next_id = span.first_id + span.count
-                reached[span.topic] = max(reached.get(span.topic, 0), next_id)
+        came, reached = self.short.outcomes(flight.futures, fault_of)
         self._durable.reach_all(reached)  # before anybody is told
-        for put, came in zip(flight.puts, done, strict=True):
-            self._done(put, came)
+        self.short.land(flight.puts, came, self._done, self._clients.proceed)
 
     def _done(self, put: Put, came: Committed | PolybusError) -> None:
         size = len(put.block.data)
-        self.uncommitted_bytes -= size
+        self.short.uncommitted_bytes -= size
         if put.bounded is not None:
             self._durable.depart(put.bounded, -size)
             put.bounded = None
@@ -276,11 +259,11 @@ class Putting:
             if sabotage.REPLIES_OFF and came.duplicate:
                 self._again(put)
             put.then(notes.outcome(came))
-            self._clients.landed(put.client, put.request.counter)
+            self._clients.landed(put.client, put.counter)
         elif isinstance(came, DoesNotExist) and not isinstance(came, UnknownProducer):
             # The topic went while the message was on its way: that is the answer, and stored.
             put.client.in_flight -= 1
-            refusal = DoesNotExist(f"there is no topic {put.request.topic!r} any more")
+            refusal = DoesNotExist(f"there is no topic {put.topic!r} any more")
             self._depart(put, Commit(stamp=put.stamp, note=notes.of_refusal(refusal)))
         else:
             put.then(Stale(STALE) if isinstance(came, Stale) else came)
@@ -288,16 +271,20 @@ class Putting:
 
     def _again(self, put: Put) -> None:
         """What must not be done (`sabotage.REPLIES_OFF`)."""
-        topic = self._durable.find(put.request.topic)
+        topic = self._durable.find(put.topic)
         if topic is not None:
             self._durable.produce(topic, put.block)
 
 
 def digest(request: Request, body: bytes = b"") -> bytes:
     """Tells requests apart that use one counter."""
-    head = b"%b\0%b\0" % (request.op, request.topic.encode())
+    head = _head(request.op, request.topic.encode())
     if len(body) <= JOINED_BYTES:
         return blake2b(head + body, digest_size=DIGEST_BYTES).digest()
     found = blake2b(head, digest_size=DIGEST_BYTES)
     found.update(body)
     return found.digest()
+
+
+def _head(op: bytes, topic: bytes) -> bytes:
+    return b"%b\0%b\0" % (op, topic)

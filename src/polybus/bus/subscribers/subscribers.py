@@ -47,6 +47,8 @@ class Subscribers:
         self._putting = Putting(means, self.clients, self._subscribing)
         self._getting = Getting(means, self.table, self._lasts, self._shelf)
         self._collecting = Collecting(means, self.table, self._subscribing)
+        # For sessions: a put with nothing in its way, from its frames (`kernel/pirate_puts`).
+        self.take_put = self._putting.short.take
         self.table.load(recovered.subscriptions, means.clock())
         for number in recovered.gone:
             self._subscribing.sweep_number(number)

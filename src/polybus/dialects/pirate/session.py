@@ -8,7 +8,7 @@ wait for that are counted, so that a bus that stops can wait for them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from polybus.model.identity import Identity
 
 FINGERPRINT_BYTES = 16
+KNOWN_KEYS = 4096  # whose fingerprints were made lately; some 200 bytes each
 FULL = "answers sent before were not taken yet"
 
 
@@ -51,6 +52,7 @@ class PirateSession:
         self._counters = counters
         self.totals = LoopTotals()
         self._subscribers = bus
+        self._take_put = bus.take_put
         self._verbs: dict[bytes, Callable[[Any, Identity, Callable[[Any], None]], None]] = {
             codec.HELLO: lambda request, _, then: bus.hello(request, then),
             codec.SUB: bus.subscribe,
@@ -62,6 +64,12 @@ class PirateSession:
         self.unanswered = 0
 
     def receive(self, peer: Peer, frames: list[bytes]) -> None:
+        key = peer.key
+        only = None if key is None else fingerprint(key)
+        if self._take_put(self, peer, frames, only):
+            self.requests[codec.PUT] += 1
+            self.unanswered += 1
+            return
         end = codec.split(frames)
         if end < 0:
             self._counters.count("dropped", "pirate_no_envelope")
@@ -71,7 +79,7 @@ class PirateSession:
         if isinstance(request, codec.Refusal):
             self._refuse(peer, envelope, request.code, request.text)
             return
-        if peer.key is not None and request.client != fingerprint(peer.key):
+        if only is not None and request.client != only:
             text = "the client's id is not the fingerprint of its key"
             self._refuse(peer, envelope, codec.DENIED, text)
             return
@@ -80,23 +88,34 @@ class PirateSession:
             return
         self.requests[request.op] += 1
         self.unanswered += 1
-        then = partial(self._answer, peer, envelope, request)
+        size = sum(map(len, request.body))
+        then = partial(self.answer, peer, envelope, request.op, request.counter, size)
         self._verbs[request.op](request, peer.identity, then)
 
     def turn_over(self) -> None:
         self._subscribers.turn_over()
 
-    def _answer(self, peer: Peer, envelope: list[bytes], request: codec.Request, came: Any) -> None:
+    def put_done(self, size: int) -> None:
+        """A message of so many bytes was put, and is being answered."""
+        self.unanswered -= 1
+        self.totals.received += 1
+        self.totals.received_bytes += size
+
+    def answer(
+        self, peer: Peer, envelope: list[bytes], op: bytes, counter: int, size: int, came: Any
+    ) -> None:
+        """What came of a request; `size` is that of its body."""
+        if isinstance(came, int) and op == codec.PUT:
+            self.put_done(size)
+            peer.send(envelope, codec.done(counter, came))
+            return
         self.unanswered -= 1
         if isinstance(came, int):
-            if request.body:
-                self.totals.received += 1
-                self.totals.received_bytes += sum(map(len, request.body))
-            peer.send(envelope, codec.done(request.counter, came))
+            peer.send(envelope, codec.done(counter, came))
         elif came is None:
             peer.send(envelope, codec.nothing())
         elif isinstance(came, PolybusError):
-            self._refuse(peer, envelope, code_of(came, request.op), str(came))
+            self._refuse(peer, envelope, code_of(came, op), str(came))
         elif isinstance(came, Greeted):
             peer.send(envelope, codec.done(came.epoch, came.counter))
         elif peer.is_full():  # by what was sent since it asked: many may be asked for at once
@@ -111,6 +130,7 @@ class PirateSession:
         peer.send(envelope, codec.error(code, text))
 
 
+@lru_cache(KNOWN_KEYS)
 def fingerprint(key: bytes) -> bytes:
     """The id of the client that holds a CURVE key."""
     return sha256(key).digest()[:FINGERPRINT_BYTES]

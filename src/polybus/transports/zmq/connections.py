@@ -50,24 +50,23 @@ class Connection:
         self.received = self.received_bytes = 0
         self.sent = self.sent_bytes = 0
         self.is_full: Callable[[], bool] = lambda: False
-        # Of the watch, in bytes as the kernel counts them: what had come when a whole message
-        # had come last, what has come since, and what the peer has confirmed.
+        # Of the watch, in bytes: what has come and is no message's, what is neither that nor
+        # was it taken, and what the peer has confirmed.
         self.whole = -1
         self.baseline = 0
+        self.calm_s = since_s  # when that was reckoned last
         self.unfinished = 0
         self.acked = 0
         self.slow_since_s: float | None = None
         self.slow_acked = 0
+        self.is_guessed = False
         self._guess = 0
-        self.out: Callable[[Connection, list[bytes], list[bytes]], None]
+        self.send: Callable[[list[bytes], list[bytes]], None]
 
     @property
     def untaken(self) -> int:
         """What was sent and not confirmed, as far as is known."""
         return max(0, self.sent_bytes - self.acked)
-
-    def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
-        self.out(self, envelope, frames)
 
     def look(self) -> None:
         """Asks the kernel who is at the other end. Nothing here waits."""
@@ -108,6 +107,7 @@ class Connection:
         return received, acked
 
     def _guessed(self, sock: socket.socket) -> tuple[int, int]:
+        self.is_guessed = True
         waiting = fcntl.ioctl(sock, termios.FIONREAD, bytes(4))
         if any(waiting):
             self._guess += GUESSED_BYTES

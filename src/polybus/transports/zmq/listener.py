@@ -32,18 +32,16 @@ from polybus.transports.zmq.zap import DOMAIN
 TURN_MESSAGES: Final = 256
 # With large ones a turn is over sooner: what it takes is memory, and time that all others wait.
 TURN_BYTES: Final = 8 << 20
-TAKEN_AT_ONCE: Final = 4
 # One frame over what a body's may have is still read, and answered; a larger one is cut.
 MAX_FRAME_BYTES: Final = (64 << 20) + 1
-# Whole messages of one connection that wait to be read: it may have sent some ahead. Few, since
-# libzmq counts no bytes; whoever sends more is not read from meanwhile.
-WAITING_MESSAGES: Final = 8
+# Whole messages of one connection that wait to be read. One, since libzmq counts no bytes, and
+# one may have 64 MiB; whoever sends more is not read from meanwhile.
+WAITING_MESSAGES: Final = 1
 # Frames of one message: what a body may have at most, with its head and its envelope, and one
 # more, by which the session knows that there were too many.
 MAX_FRAMES: Final = 4096 + 6 + 65 + 1
 COPIED_BYTES: Final = 64 << 10  # larger answers are not copied on the loop
 SETTLE_S: Final = 0.01
-HEAD_BYTES: Final = 2  # what ZMTP puts before a short frame
 EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _EVENT = Struct("=Hi")
 
@@ -106,7 +104,9 @@ class RouterListener:
         self._due = False
         if not self._reading:
             return
-        messages, more = take(self._router, self._curve is not None)
+        messages = self._router.receive(
+            TURN_MESSAGES, TURN_BYTES, MAX_FRAMES, self._curve is not None
+        )
         find, receive = self.connections.find, self._session.receive
         for descriptor, user, size, frames in messages:
             connection = find(frames[0], descriptor)
@@ -118,7 +118,7 @@ class RouterListener:
                 receive(connection, frames)
             except Exception as error:  # one message's trouble is not the others'
                 self._loop.call_exception_handler({"message": "pirate", "exception": error})
-        if more:
+        if messages:  # there may be more
             self._again()
         self._session.turn_over()
 
@@ -144,17 +144,17 @@ class RouterListener:
     # --- sending
 
     def _attach(self, connection: Connection) -> None:
-        connection.out = self._send
+        connection.send = partial(self._send, connection)
         connection.is_full = partial(self._watch.is_full, connection)
 
     def _send(self, connection: Connection, envelope: list[bytes], frames: list[bytes]) -> None:
         if self._socket.closed:
             return
-        whole = [*envelope, b"", *frames]
-        size = sum(map(len, whole)) + HEAD_BYTES * len(whole)  # long frames' heads are longer
-        error = self._router.send(whole) if size < COPIED_BYTES else self._send_large(whole)
-        if error:
-            self._count("dropped", "peer_slow" if error == zmq.EAGAIN else "peer_gone")
+        size = self._router.send(envelope, frames, COPIED_BYTES)
+        if not size:
+            size = self._send_large([*envelope, b"", *frames])
+        if size < 0:
+            self._count("dropped", "peer_slow" if size == -zmq.EAGAIN else "peer_gone")
             return
         connection.sent += 1
         connection.sent_bytes += size
@@ -162,12 +162,12 @@ class RouterListener:
             self._again()
 
     def _send_large(self, frames: list[bytes]) -> int:
-        """Without copying what is large."""
+        """Without copying what is large; its size, or below 0 why it was refused."""
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            return error.errno or zmq.EAGAIN
-        return 0
+            return -(error.errno or zmq.EAGAIN)
+        return sum(map(len, frames))
 
     # --- connections
 
@@ -223,20 +223,6 @@ class RouterListener:
         self.connections.close()
         left_ms = max(0.0, min(1.0, end_s - self._loop.time())) * 1000
         self._socket.close(int(left_ms))
-
-
-def take(router: Router, with_user: bool) -> tuple[list[Any], bool]:
-    """The messages of one turn, and whether there may be more."""
-    messages: list[Any] = []
-    size = 0
-    while len(messages) < TURN_MESSAGES and size < TURN_BYTES:
-        some = router.receive(TAKEN_AT_ONCE, MAX_FRAMES, with_user)
-        messages += some
-        if len(some) < TAKEN_AT_ONCE:
-            return messages, False
-        for one in some:
-            size += one[2]
-    return messages, True
 
 
 def _configure(socket: zmq.Socket[bytes], address: Address) -> None:

@@ -2,17 +2,22 @@
 
 libzmq bounds a frame and counts whole messages, but a message of endlessly many frames
 grows in its memory unseen, and so does an answer that nobody takes. The kernel knows what
-came in and what was confirmed, so a look at that tells what must be in between:
+came in and what was confirmed, and we know what we took, so a look at that tells what must
+be in between:
 
-    unfinished   what has come since the connection's last whole message
+    unfinished   what has come and was not taken: a message that is not whole, or one that waits
     untaken      what was sent to it and not confirmed
 
 A connection over its bound is cut, and if all of them together are over theirs, the one
 with most. Frames weigh more in memory than on the wire, empty ones thirty times; so the
-process's own size counts, too: if it grows past the bound while something is unfinished,
+process's own memory counts, too: if it grows past the bound while something is unfinished,
 the connection with most of that is taken for the reason. A client whose connection is cut
 sends its request again; whoever meant no harm comes through. One that takes next to nothing
 of what it is owed is slow, and cut like every slow consumer.
+
+Some bytes are no message's: those of the handshake, and heartbeats. Whenever next to nothing
+is left behind a message they are taken for all of it, and while none comes they are allowed
+for by time.
 
 Looks come often, since a local peer sends gigabytes a second, but never take more than a
 small share of the loop's time.
@@ -32,6 +37,8 @@ from polybus.transports.zmq.connections import Connection
 LOOK_S: Final = 0.05
 SHARE: Final = 20  # between looks passes so many times what a look takes
 MINOR_BYTES: Final = 1 << 20  # less than this is a message on its way, and no trouble
+LEFT_BYTES: Final = 4096  # behind a whole message: no more than a handshake takes
+HEARTBEAT_BYTES_PER_S: Final = 64
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STATM: Final = Path("/proc/self/statm")
 
@@ -71,7 +78,7 @@ class Watch:
         unfinished = untaken = 0
         most: Connection | None = None
         for one in self._open():
-            self._measure(one)
+            self._measure(one, began_s)
             self._judge(one, began_s)
             unfinished += one.unfinished
             untaken += one.untaken
@@ -86,20 +93,28 @@ class Watch:
         bound = self._bounds.max_unfinished  # the largest message has room, and not two
         if one.untaken <= bound // 2 and self._untaken <= self._bounds.max_unread:
             return False
-        self._measure(one)
+        self._measure(one, self._clock())
         return one.untaken > bound or self._untaken > self._bounds.max_unread
 
-    def _measure(self, one: Connection) -> None:
+    def _measure(self, one: Connection, now_s: float) -> None:
         counted = one.counted()
         if counted is None:
             return
-        received, one.acked = counted
-        if one.received != one.whole:  # a whole message has come: what is behind it is new
-            one.whole, one.baseline = one.received, received
-        one.unfinished = received - one.baseline
+        came, one.acked = counted
+        is_new = one.received != one.whole  # a whole message was taken since
+        one.whole = one.received
+        if one.is_guessed:
+            one.baseline = came if is_new else one.baseline
+            one.unfinished = came - one.baseline
+            return
+        held = came - one.received_bytes - one.baseline
+        if held < 0 or (is_new and held <= LEFT_BYTES):
+            one.baseline += held
+            one.calm_s, held = now_s, 0
+        one.unfinished = max(0, held - round(HEARTBEAT_BYTES_PER_S * (now_s - one.calm_s)))
 
     def _judge(self, one: Connection, now_s: float) -> None:
-        if one.unfinished > self._bounds.max_unfinished and not self._has_waiting():
+        if self._is_too_much(one.unfinished):
             self._end(one, "max_unfinished_bytes")
         elif one.untaken <= MINOR_BYTES:
             one.slow_since_s = None
@@ -110,11 +125,17 @@ class Watch:
                 self._end(one, "slow_consumer")
             one.slow_since_s = None
 
+    def _is_too_much(self, unfinished: int) -> bool:
+        """While messages wait for us to take them, one of them may be all of it, and be whole."""
+        bound = self._bounds.max_unfinished
+        return unfinished > 2 * bound or (unfinished > bound and not self._has_waiting())
+
     def _judge_all(self, unfinished: int, most: Connection | None) -> None:
+        now = process_bytes()
         if most is None or most.unfinished < MINOR_BYTES:
-            self._calm_bytes = process_bytes()
+            self._calm_bytes = now
             return
-        grown = process_bytes() - self._calm_bytes
+        grown = now - self._calm_bytes
         if max(unfinished, grown) > self._bounds.max_unread:
             self._end(most, "max_unread_bytes")
             self._calm_bytes += max(0, grown)
@@ -126,8 +147,9 @@ class Watch:
 
 
 def process_bytes() -> int:
-    """What this process takes up in memory."""
+    """What this process takes up in memory, without pages of files, which the system lends it."""
     try:
-        return int(STATM.read_text().split()[1]) * PAGE_BYTES
+        _, resident, shared, *_ = STATM.read_text().split()
     except OSError:
         return 0
+    return (int(resident) - int(shared)) * PAGE_BYTES
