@@ -15,9 +15,9 @@ ARGS   ?=
 # How long `make soak` fuzzes each target.
 FUZZ_SECONDS ?= 120
 
-# Most tests wait for something: two processes share them, a file at a time, in the order
-# of tests/conftest.py.
-TWO_AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests spend half of their time waiting: three processes share them and keep two cores
+# busy. They take a file at a time, in the order of tests/conftest.py.
+SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 
 # What pytest answers when nothing is marked so (yet).
 NO_TESTS := 5
@@ -45,7 +45,7 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## run the tests
 	@.ci/need java
 	@.ci/need command chromium chromium || echo "polybus: without it the report is not looked at" >&2
-	@$(PYTHON_IN_VENV) -m pytest -q $(TWO_AT_ONCE) $(ARGS) || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
+	@$(PYTHON_IN_VENV) -m pytest -q $(SHARED) $(ARGS) || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
 	  echo "polybus: once more, those that failed: a machine that stood still for a while can starve a live test, a fault fails twice"; \
 	  $(PYTHON_IN_VENV) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
 

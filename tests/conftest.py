@@ -13,6 +13,11 @@ to break what it guards, and takes the one of this run from a fixture:
 `sabotage` is None in a normal run. `pytest --sabotage` runs only such tests, once
 per name, and demands that each fails, by an assertion: an error elsewhere is no
 proof. $SABOTAGE holds the name as well, for the processes a test starts.
+
+Sharing. `make test` runs several processes at once, which take the tests a file at a
+time. Those of Spark's folder are taken as one: they share a session, and to start
+it takes longer than most of them. What takes minutes begins first, or one process
+would be at it alone in the end.
 """
 
 from __future__ import annotations
@@ -24,10 +29,17 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
-# Two processes share the files of tests: what takes minutes begins first, or one of them
-# would be at it alone in the end.
-LONGEST = "tests/faults/test_spark_kills.py"
+# Taken as one.
+TOGETHER = "tests/spark/"
+LONGEST = (
+    TOGETHER,
+    "tests/faults/test_spark_kills.py",
+    "tests/faults/test_pipeline_kills.py",
+    "tests/faults/test_archive_kills.py",
+    "tests/interop/test_word_count_example.py",
+)
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 
 # On a shared machine any single example may be slow; hangs are pytest-timeout's.
@@ -97,7 +109,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items.sort(key=lambda item: longest_first(item.nodeid))
     if not config.getoption("--sabotage"):
         return
     honest = [item for item in items if item.get_closest_marker("sabotage") is None]
@@ -111,3 +123,21 @@ def sabotage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if name is not None:
         monkeypatch.setenv("SABOTAGE", name)
     return name
+
+
+# --- sharing -----------------------------------------------------------------
+
+
+def longest_first(nodeid: str) -> int:
+    return next((n for n, long in enumerate(LONGEST) if nodeid.startswith(long)), len(LONGEST))
+
+
+class Sharing(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return TOGETHER if scope.startswith(TOGETHER) else scope
+
+
+@pytest.hookimpl(optionalhook=True)  # known only to xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Sharing | None:
+    return Sharing(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST, longest_first
+
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 SUITE = {
@@ -100,3 +102,21 @@ def test_under_sabotage_a_test_must_fail_by_its_assertion(suite: Path) -> None:
         "test_that_notices_one[fence-off]": "FAILED",
         "test_that_breaks_elsewhere[stamps-off]": "FAILED",
     }
+
+
+def test_sparks_folder_is_taken_by_one_process(suite: Path) -> None:
+    for name in ("a/test_short.py", *(f"spark/test_{name}.py" for name in "abcd")):
+        file = suite / "tests" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("def test_one(): pass\ndef test_two(): pass\n")
+    _, output = outcomes(suite, "-n2", "--dist=loadfile", "--no-loadscope-reorder", "tests")
+    ran = re.findall(r"^\[(gw\d)\].*PASSED (tests/\w+/)", output, re.MULTILINE)
+    assert len(ran) == 10, output
+    assert len({who for who, where in ran if where == "tests/spark/"}) == 1
+
+
+def test_what_takes_minutes_begins_first() -> None:
+    nodes = ["tests/faults/test_a.py::t", "tests/faults/test_spark_kills.py::t", "tests/spark/a::t"]
+    assert sorted(nodes, key=longest_first) == nodes[::-1]
+    for name in LONGEST:
+        assert (CONFTEST.parents[1] / name).exists(), name
