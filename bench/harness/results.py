@@ -56,6 +56,17 @@ class CaseResult:
         known = [ratio for ratio in ratios if ratio is not None]
         return median(known) if known else None
 
+    def told(self) -> str:
+        """In one line a server, each metric as it stands in tables."""
+        return "\n".join(f"    {server}: {self._figures(server)}" for server in self.servers)
+
+    def _figures(self, server: str) -> str:
+        found = [(metric, self.median(server, metric.key)) for metric in self.metrics]
+        ratios = [self.ratio(metric, (server,)) for metric in self.metrics if server != OURS]
+        figures = [f"{v / metric.scale:.3g} {metric.unit}" for metric, v in found if v is not None]
+        against = [f"{ratio:.2f}×" for ratio in ratios if ratio is not None]
+        return ", ".join(figures) + (f" ({', '.join(against)})" if against else "")
+
     def to_json(self) -> dict[str, Any]:
         keys = sorted({key for one in self.rounds for values in one.values() for key in values})
         medians = {s: {key: self.median(s, key) for key in keys} for s in self.servers}

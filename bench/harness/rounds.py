@@ -5,6 +5,7 @@ much it does in the wanted time. A measurement that others disturbed (quiet.py) 
 again at once; repeats are bounded, and a result says how many were dropped, how many had to stay.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -145,19 +146,23 @@ def contest(
     rounds: int,
     may_go_on: Callable[[int], bool] = lambda _done: True,
 ) -> CaseResult:
-    """All rounds of a case, whose name, title and metrics `line` has; `may_go_on` ends it early."""
+    """All rounds of a case, whose name, title and metrics `line` has; `may_go_on` ends it early.
+
+    What was found is said at once: a whole run takes long, and may be stopped."""
     field, quietly = Field(line.name, contenders), Quietly(effort)
     field.each(lambda contender: contender.calibrate(effort.measurement_s))
     done: list[Round] = []
     while len(done) < rounds and may_go_on(len(done)):
         done.append(field.round(quietly))
-    return replace(
+    found = replace(
         line,
         rounds=tuple(done),
         dropped=quietly.dropped,
         disturbed_kept=quietly.disturbed_kept,
         failures=tuple(field.failures),
     )
+    print(found.told(), file=sys.stderr, flush=True)
+    return found
 
 
 def run_case(case: Case, effort: Effort, servers: Sequence[tuple[Peer, Running]]) -> CaseResult:

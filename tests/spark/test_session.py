@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pyspark
@@ -12,7 +13,7 @@ import pytest
 
 from polybus.errors import ConfigError
 from polybus.spark.quiet import held_back
-from polybus.spark.session import STARTUP, check_java
+from polybus.spark.session import LONGEST_FOLDER, SOCKETS, STARTUP, check_java, sockets
 
 ROOT = Path(__file__).parents[2]
 OLD = "echo 'openjdk version \"11.0.2\" 2019-01-15' >&2"
@@ -97,18 +98,54 @@ def test_without_pyspark_it_is_said_what_brings_it():
 
 def in_a_worker(script: str, *places: Path | str) -> str:
     """What a Python says that is started as Spark starts its workers: its zip comes first."""
+    said, complained = both_of_a_worker(script, *places)
+    assert complained == ""
+    return said
+
+
+def both_of_a_worker(script: str, *places: Path | str) -> tuple[str, str]:
     path = [str(Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"), str(STARTUP)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *map(str, places)])}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stderr == ""
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def test_workers_load_pyspark_as_it_is_installed():
     found = in_a_worker("import sys, pyspark; sys.stdout.write(pyspark.__file__)")
     assert found == pyspark.__file__
+
+
+def test_they_do_not_look_into_the_zips_of_what_is_installed():
+    found = in_a_worker("import sys; sys.stdout.write('\\n'.join(sys.path))")
+    assert ".zip" not in found.replace(f"python3{sys.version_info.minor}.zip", "")
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "is_said"),
+    [
+        ("/pyspark/daemon.py", "BrokenPipeError", False),  # Java has hung up
+        ("/pyspark/daemon.py", "KeyError", True),
+        ("/job/users.py", "BrokenPipeError", True),
+    ],
+)
+def test_only_of_a_hung_up_java_nothing_is_said(place, error, is_said):
+    failing = f"import traceback\ntry: raise {error}\nexcept Exception: traceback.print_exc()"
+    _, said = both_of_a_worker(f"exec(compile({failing!r}, {place!r}, 'exec'))")
+    assert (error in said) == is_said
+
+
+def test_nobody_else_reaches_the_sockets_of_workers():
+    folder = Path(sockets()[f"{SOCKETS}.dir"])
+    assert folder.stat().st_mode & 0o77 == 0
+
+
+def test_where_names_are_too_long_for_sockets_there_are_none(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * LONGEST_FOLDER)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert sockets.__wrapped__() == {}
 
 
 def test_another_sitecustomize_is_run_all_the_same(tmp_path):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,20 +32,23 @@ JAVA = (
 SETTINGS = {
     "spark.driver.extraJavaOptions": JAVA,
     "spark.executor.extraJavaOptions": JAVA,
-    # Between Java and its Python workers: fewer, larger reads. (Sockets without TCP would be
-    # a little faster, but a worker whose Java has hung up then fills the terminal.)
+    # Between Java and its Python workers: fewer, larger reads.
     "spark.buffer.size": "262144",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Tasks that read and write topics are few and short; 200 shuffle partitions are many.
     "spark.sql.shuffle.partitions": "8",
 }
-# Spark's logs of a query are renamed into place. The way it does so by default asks programs
-# (stat, readlink, chmod) about local files: a fork each, 50 ms for each of the two logs.
 LOCAL = {
+    # Spark's logs of a query are renamed into place. The way it does so by default asks programs
+    # (stat, readlink, chmod) about local files: a fork each, 50 ms for each of the two logs.
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming"
-    ".checkpointing.FileSystemBasedCheckpointFileManager"
+    ".checkpointing.FileSystemBasedCheckpointFileManager",
 }
+# Over TCP each task waits 40 ms: Java's second small write for the first to be acknowledged, which
+# the other side puts off.
+SOCKETS = "spark.python.unix.domain.socket"
+LONGEST_FOLDER = 60  # the name of a socket has at most 107 bytes, and Spark's part of it 42
 # What a worker runs first: it then starts in a third of the time.
 STARTUP = Path(__file__).with_name("startup")
 VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -64,6 +71,8 @@ def session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_local = master is None or master.startswith("local")
     given = {**SETTINGS, **(LOCAL if is_local else {}), "spark.log.level": log_level}
+    if is_local and _workers_are_ours():
+        given.update(sockets())
     given.update(settings or {})
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -79,11 +88,26 @@ def session(
     return found
 
 
+def _workers_are_ours() -> bool:
+    """Whether they have the PySpark of this Python."""
+    return os.environ["PYSPARK_PYTHON"] == sys.executable and "SPARK_HOME" not in os.environ
+
+
+@cache
+def sockets() -> dict[str, str]:
+    """A folder of our own for them, since a worker does what it is told by whoever gets through."""
+    folder = tempfile.mkdtemp(prefix="polybus-spark-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if len(folder.encode()) > LONGEST_FOLDER:
+        return {}
+    return {f"{SOCKETS}.enabled": "true", f"{SOCKETS}.dir": folder}
+
+
 @contextmanager
 def _workers_begin_with(folder: Path) -> Iterator[None]:
-    """Java that is started meanwhile passes it on, if its PySpark is the one of this Python."""
+    """Java that is started meanwhile passes it on."""
     before = os.environ.get("PYTHONPATH")
-    if os.environ["PYSPARK_PYTHON"] != sys.executable or "SPARK_HOME" in os.environ:
+    if not _workers_are_ours():
         yield
         return
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))
