@@ -99,6 +99,8 @@ FLIGHT = [
         ("errors are told as outcomes", "outcome.result())", "outcome.exception())"),
         ("the port is not told", "        self._desk.nudge()\n", ""),
         ("any encoding", 'str(raw, "utf-8")', "raw"),
+        ("all wait for one", " or not putting.is_ready():", ":"),
+        ("a stream overtakes itself", "self._aside.has(id(putting)) or ", ""),
     ),
     *mutants(
         "transports/flight/pace.py",
@@ -108,8 +110,16 @@ FLIGHT = [
         ("a drop is enough", "and moved >= self._min_bytes_per_s * (now_s - waited.noted_s)", ""),
     ),
     *mutants(
+        "transports/flight/aside.py",
+        ("streams stay aside", "                self._leave(stream)", "                pass"),
+        ("the second goes first", "            if left:", "            if False:"),
+    ),
+    *mutants(
+        "transports/flight/listener.py",
+        ("a port stays shut", "                self._reopen()\n", ""),
+    ),
+    *mutants(
         "transports/flight/calls.py",
-        ("calls without end", "if self._count >= self._max_calls:", "if False:"),
         ("stopping refuses nobody", "if self._stopping:", "if False:"),
         (
             "what could not begin goes on",

@@ -12,7 +12,9 @@ into a Slice, and checked there: somebody who changes the bytes meanwhile gets a
 wrong block, never a wrong address. The loops run without the GIL.
 """
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport INT32_MAX, uint16_t, uint32_t
@@ -24,6 +26,8 @@ cdef enum:
     CHECKED_FROM = 16  # the checksum is of everything from here on
     VERSION = 1
     ALIGNMENT = 8
+
+    ROOM = 128  # in front of a large block
 
 cdef enum Flag:
     KEYS = 1
@@ -82,12 +86,13 @@ def xxh64(data) -> int:
     return hashed
 
 
-def count_of(bytes data not None) -> int:
+def count_of(data not None) -> int:
     """How many messages a block has, by its header: of bytes that are known to be a block."""
+    cdef Buffer held = Buffer(data)
     cdef Header header
-    if len(data) < HEADER:
+    if held.view.len < HEADER:
         raise BadBlock("size")
-    memcpy(&header, PyBytes_AS_STRING(data), HEADER)
+    memcpy(&header, held.at(), HEADER)
     return header.count
 
 
@@ -105,6 +110,46 @@ cdef class Buffer:
 
     cdef const unsigned char* at(self) noexcept nogil:
         return <const unsigned char*>self.view.buf
+
+
+@cython.final
+cdef class Roomy:
+    """A large block, with room in front for what its keeper puts there.
+
+    A keeper has a few bytes to say about a block, and wants them and the block in one piece:
+    to put them together would be to copy it all once more.
+    """
+
+    cdef bytes whole  # the room, then the block
+    cdef bint is_taken
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.at(), len(self), 1, flags)
+
+    def __len__(self):
+        return len(self.whole) - ROOM
+
+    cdef unsigned char* at(self) noexcept:
+        return <unsigned char*>PyBytes_AS_STRING(self.whole) + ROOM
+
+
+cdef const unsigned char* data_of(block, Py_ssize_t* size) except NULL:
+    """Where a block lies that cannot change: bytes, or `Roomy`."""
+    if isinstance(block, Roomy):
+        size[0] = len(<Roomy>block)
+        return (<Roomy>block).at()
+    size[0] = len(<bytes?>block)
+    return <const unsigned char*>PyBytes_AS_STRING(<bytes>block)
+
+
+def behind(bytes head not None, Roomy block not None):
+    """The head with the block behind it, in one piece; None if somebody did this before."""
+    cdef Py_ssize_t size = len(head)
+    if block.is_taken or size > ROOM:
+        return None
+    block.is_taken = True
+    memcpy(block.at() - size, PyBytes_AS_STRING(head), size)
+    return memoryview(block.whole)[ROOM - size :]
 
 
 # --- slices: measured, then written ---------------------------------------------
@@ -389,8 +434,11 @@ cdef void clear_padding(const Sizes* sizes, const Target* places) noexcept nogil
         memset(places.header_bits, 0, padded(bits))
 
 
-cdef bytes block_of(Slice* slices, int64_t slice_count):
-    """The block of all these messages. OverflowError if it would be too large."""
+cdef object block_of(Slice* slices, int64_t slice_count, bint with_room=False):
+    """The block of all these messages. OverflowError if it would be too large.
+
+    With room in front if that is wanted, and the block is worth it: then it is `Roomy`.
+    """
     cdef Sizes sizes
     cdef Target unused
     cdef int64_t size
@@ -411,14 +459,21 @@ cdef bytes block_of(Slice* slices, int64_t slice_count):
     size = place_columns(NULL, flags, &sizes, &unused)
     if size > LARGEST:
         raise OverflowError(f"a block of {size} bytes; at most {MAX_BYTES} are possible")
-    data = PyBytes_FromStringAndSize(NULL, size)
-    out = <unsigned char*>PyBytes_AS_STRING(data)
+    with_room = with_room and size >= WORTH_LETTING_GO
+    data = PyBytes_FromStringAndSize(NULL, size + (ROOM if with_room else 0))
+    out = <unsigned char*>PyBytes_AS_STRING(data) + (ROOM if with_room else 0)
     if size >= WORTH_LETTING_GO:
         with nogil:
             write_block(out, size, flags, &sizes, slices, slice_count)
     else:
         write_block(out, size, flags, &sizes, slices, slice_count)
-    return data
+    return roomy(data) if with_room else data
+
+
+cdef Roomy roomy(bytes whole):
+    cdef Roomy made = Roomy.__new__(Roomy)
+    made.whole = whole
+    return made
 
 
 cdef bint is_long(const Slice* slices, int64_t slice_count) noexcept nogil:
@@ -689,7 +744,7 @@ cdef class Merging:
     cdef Py_ssize_t count
     cdef Sizes sizes
     cdef int flags
-    cdef const char* only
+    cdef const unsigned char* only
     cdef readonly Py_ssize_t size_bytes
 
     def __cinit__(self, list blocks not None):
@@ -699,26 +754,25 @@ cdef class Merging:
         if self.count == 0:
             raise BadColumns("a block has at least one message")
         if self.count == 1:
-            self.only = PyBytes_AS_STRING(<bytes?>self.blocks[0])
-            self.size_bytes = len(<bytes>self.blocks[0])
+            self.only = data_of(self.blocks[0], &self.size_bytes)
             return
         self.columns = <Columns*>PyMem_Malloc(self.count * sizeof(Columns))
         self.slices = <Slice*>PyMem_Malloc(self.count * sizeof(Slice))
         if self.columns is NULL or self.slices is NULL:
             raise MemoryError
         for number in range(self.count):
-            self.take(number, <bytes?>self.blocks[number])
+            self.take(number, self.blocks[number])
         self.measure()
 
     def __dealloc__(self):
         PyMem_Free(self.columns)
         PyMem_Free(self.slices)
 
-    cdef int take(self, Py_ssize_t number, bytes block) except -1:
+    cdef int take(self, Py_ssize_t number, block) except -1:
         cdef Columns* columns = &self.columns[number]
-        cdef const char* reason = find_columns(
-            <const unsigned char*>PyBytes_AS_STRING(block), len(block), columns
-        )
+        cdef Py_ssize_t size
+        cdef const unsigned char* data = data_of(block, &size)
+        cdef const char* reason = find_columns(data, size, columns)
         if reason is not NULL:
             raise BadBlock(reason.decode())
         self.slices[number].columns = columns
@@ -826,8 +880,8 @@ cdef int require_bits(
     return 0
 
 
-def build(insertion_ms, bodies, body_offsets, keys=None, headers=None) -> bytes:
-    """A block of a caller's columns, which are copied.
+def build(insertion_ms, bodies, body_offsets, keys=None, headers=None):
+    """A block of a caller's columns, which are copied; `Roomy` if it is large, else bytes.
 
     `insertion_ms` is a number for all or a column of int64. `keys` is (data, offsets,
     validity or None, first bit); `headers` is (offsets, names, name_offsets, values,
@@ -855,7 +909,7 @@ def build(insertion_ms, bodies, body_offsets, keys=None, headers=None) -> bytes:
     slice.columns = &columns
     slice.start = 0
     slice.end = columns.count
-    return block_of(&slice, 1)
+    return block_of(&slice, 1, True)
 
 
 cdef tuple use_keys(Columns* columns, keys):
@@ -964,7 +1018,7 @@ cdef int64_t slices_of(
     return found
 
 
-cdef bytes block_of_some(const Columns* columns, const int32_t* order, int64_t count):
+cdef object block_of_some(const Columns* columns, const int32_t* order, int64_t count):
     cdef Slice* slices = <Slice*>PyMem_Malloc(count * sizeof(Slice))
     cdef int64_t slice_count
     if slices is NULL:
@@ -972,7 +1026,7 @@ cdef bytes block_of_some(const Columns* columns, const int32_t* order, int64_t c
     try:
         with nogil:
             slice_count = slices_of(columns, order, count, slices)
-        return block_of(slices, slice_count)
+        return block_of(slices, slice_count, True)
     finally:
         PyMem_Free(slices)
 
@@ -992,6 +1046,8 @@ def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
         raise IndexError(f"shard {keyless} of {shards}")
     layout.hold()
     try:
+        if layout.columns.keys.offsets is NULL:
+            return [(keyless, None)]
         ends = <int64_t*>PyMem_Malloc(shards * sizeof(int64_t))
         places = <int32_t*>PyMem_Malloc(2 * count * sizeof(int32_t))
         if ends is NULL or places is NULL:

@@ -113,10 +113,22 @@ inline Columns ColumnsOf(const arrow::RecordBatch& batch) {
   return found;
 }
 
+// So many empty messages in a row are taken for the end of their stream.
+constexpr int kEmptyMessages = 1000;
+
 // Where batches of all streams wait, and what the port owes to all clients together.
 class Desk {
  public:
-  explicit Desk(int64_t max_bytes) : max_bytes_(max_bytes) {}
+  Desk(int64_t max_bytes, int max_calls) : max_bytes_(max_bytes), max_calls_(max_calls) {}
+
+  // One call more, which `Leave` ends; false if there are too many.
+  bool Enter() {
+    if (calls_.fetch_add(1) < max_calls_) return true;
+    calls_--;
+    return false;
+  }
+
+  void Leave() { calls_--; }
 
   // Lays a batch down once there is room for it; false once the port stops. Each stream has
   // its window, but there may be thousands of streams, and the disk may be slow.
@@ -210,6 +222,8 @@ class Desk {
 
  private:
   const int64_t max_bytes_;
+  const int max_calls_;
+  std::atomic<int> calls_{0};
   std::mutex mutex_;
   std::condition_variable work_, room_, settled_;
   std::deque<Arrival> lying_;
@@ -276,10 +290,10 @@ class Put : public std::enable_shared_from_this<Put> {
   }
 
   // The answer to a batch; from any thread, in any order.
-  void Fill(uint64_t ticket, const std::string& text) {
+  void Fill(uint64_t ticket, std::string&& text) {
     Guard guard(mutex_);
     auto& answer = answers_[ticket - first_];
-    answer.text = text;
+    answer.text = std::move(text);
     answer.is_ready = true;
     if (ticket == first_) ready_.notify_one();
   }
@@ -347,16 +361,31 @@ class Put : public std::enable_shared_from_this<Put> {
   bool over_ = false, is_gone_ = false;
 };
 
+// An answer on its way to its stream.
+struct Filling {
+  std::shared_ptr<Put> put;
+  uint64_t ticket;
+  std::string text;
+};
+
+inline void FillAll(std::vector<Filling>& answers) {
+  for (auto& one : answers) one.put->Fill(one.ticket, std::move(one.text));
+}
+
 // What Python does, each with its interpreter's lock. None of them throws.
 struct Hooks {
   void* python = nullptr;
   // Who may put what: gives `put->owner`, or fills the refusal.
   void (*open_put)(void* python, Call*, Put*, Refusal*) = nullptr;
   void (*close_put)(void* python, Put*) = nullptr;
+  // One call too many: what its client is told.
+  void (*crowded)(void* python, Refusal*) = nullptr;
   // A stream that cannot be read as Arrow: what its client is told.
   void (*malformed)(void* python, const std::string& text, Refusal*) = nullptr;
   void (*act)(void* python, Call*, const std::string& type, const Bytes& body,
-              std::vector<Bytes>*, Refusal*) = nullptr;
+              std::vector<Bytes>*, void** more, Refusal*) = nullptr;
+  // Of an iterator of further results (`more`), which `close_get` ends; nullptr at its end.
+  void (*next_result)(void* python, void* more, Bytes*, Refusal*) = nullptr;
   void (*end_act)(void* python) = nullptr;
   // An iterator of batches, each of which `next_rows` asks for; nullptr at its end.
   void* (*open_get)(void* python, Call*, const std::string& ticket, Refusal*) = nullptr;
@@ -397,28 +426,69 @@ class Rows : public arrow::RecordBatchReader {
   void* rows_ = nullptr;
 };
 
-// The results of an action, all there; the call lasts until gRPC has taken the last.
+// The results of an action: those that are there, then what an iterator gives, if there is one.
+// The call lasts until gRPC has taken the last.
 class Results : public arrow::flight::ResultStream {
  public:
-  Results(const Hooks& hooks, std::shared_ptr<Call> call, std::vector<Bytes>&& results)
-      : hooks_(hooks), call_(std::move(call)), results_(std::move(results)) {}
-  ~Results() override { hooks_.end_act(hooks_.python); }
+  Results(const Hooks& hooks, std::shared_ptr<Call> call, std::vector<Bytes>&& results, void* more)
+      : hooks_(hooks), call_(std::move(call)), results_(std::move(results)), more_(more) {}
+  ~Results() override {
+    if (more_ != nullptr) hooks_.close_get(hooks_.python, more_);
+    hooks_.end_act(hooks_.python);
+  }
 
   arrow::Result<std::unique_ptr<arrow::flight::Result>> Next() override {
-    if (next_ == results_.size()) {
-      call_->HandedOver();
-      return nullptr;
+    call_->HandedOver();
+    Bytes found;
+    if (next_ < results_.size()) {
+      found = std::move(results_[next_++]);
+    } else if (more_ != nullptr) {
+      Refusal refusal;
+      hooks_.next_result(hooks_.python, more_, &found, &refusal);
+      ARROW_RETURN_NOT_OK(refusal.ToStatus());
     }
+    if (!found) return nullptr;
     call_->HandOver();
-    return std::make_unique<arrow::flight::Result>(
-        arrow::flight::Result{std::move(results_[next_++])});
+    return std::make_unique<arrow::flight::Result>(arrow::flight::Result{std::move(found)});
   }
 
  private:
   const Hooks& hooks_;
   std::shared_ptr<Call> call_;
   std::vector<Bytes> results_;
+  void* more_;
   size_t next_ = 0;
+};
+
+// Counts calls from their first byte on. A call has a thread before it has said what it wants, and
+// Arrow waits for that: whoever says nothing is seen by nobody else.
+class Door : public arrow::flight::ServerMiddlewareFactory {
+ public:
+  Door(std::shared_ptr<Desk> desk, const Hooks& hooks) : desk_(std::move(desk)), hooks_(hooks) {}
+
+  Status StartCall(const arrow::flight::CallInfo&, const arrow::flight::ServerCallContext&,
+                   std::shared_ptr<arrow::flight::ServerMiddleware>* entered) override {
+    if (desk_->Enter()) {
+      *entered = std::make_shared<Entered>(desk_);
+      return Status::OK();
+    }
+    Refusal refusal;
+    hooks_.crowded(hooks_.python, &refusal);
+    return refusal.ToStatus();
+  }
+
+ private:
+  struct Entered : arrow::flight::ServerMiddleware {
+    explicit Entered(std::shared_ptr<Desk> desk) : desk_(std::move(desk)) {}
+    ~Entered() override { desk_->Leave(); }
+    std::string name() const override { return "polybus-door"; }
+    void SendingHeaders(arrow::flight::AddCallHeaders*) override {}
+    void CallCompleted(const Status&) override {}
+    std::shared_ptr<Desk> desk_;
+  };
+
+  std::shared_ptr<Desk> desk_;
+  const Hooks hooks_;
 };
 
 class Service : public arrow::flight::FlightServerBase {
@@ -427,6 +497,11 @@ class Service : public arrow::flight::FlightServerBase {
           int max_batches, int64_t max_bytes)
       : desk_(std::move(desk)), hooks_(hooks), rows_schema_(std::move(rows)),
         max_batches_(max_batches), max_bytes_(max_bytes) {}
+
+  Status Open(arrow::flight::FlightServerOptions& options) {
+    options.middleware.emplace_back("polybus-door", std::make_shared<Door>(desk_, hooks_));
+    return Init(options);
+  }
 
   Status DoPut(const arrow::flight::ServerCallContext& context,
                std::unique_ptr<arrow::flight::FlightMessageReader> reader,
@@ -470,10 +545,11 @@ class Service : public arrow::flight::FlightServerBase {
                   std::unique_ptr<arrow::flight::ResultStream>* stream) override {
     auto call = std::make_shared<Call>(context, desk_);
     std::vector<Bytes> results;
+    void* more = nullptr;
     Refusal refusal;
-    hooks_.act(hooks_.python, call.get(), action.type, action.body, &results, &refusal);
+    hooks_.act(hooks_.python, call.get(), action.type, action.body, &results, &more, &refusal);
     if (refusal.is_set) return refusal.ToStatus();
-    *stream = std::make_unique<Results>(hooks_, std::move(call), std::move(results));
+    *stream = std::make_unique<Results>(hooks_, std::move(call), std::move(results), more);
     return Status::OK();
   }
 
@@ -484,8 +560,10 @@ class Service : public arrow::flight::FlightServerBase {
   }
 
  private:
-  // Until all was read, the connection has ended, or the port stops.
+  // Until all was read, the connection has ended, or the port stops. Of a message that is empty
+  // Arrow says what it says at the end, but after the end it says it again, at once.
   Status ReadBatches(const Call& call, arrow::flight::FlightMessageReader* reader, Put* put) {
+    int nothing = 0;
     while (true) {
       auto next = reader->Next();
       if (!next.ok()) {
@@ -493,7 +571,11 @@ class Service : public arrow::flight::FlightServerBase {
         return call.is_cancelled() ? status : Malformed("the stream is no Arrow: ", status);
       }
       auto& chunk = *next;
-      if (!chunk.data && !chunk.app_metadata) return Status::OK();
+      if (!chunk.data && !chunk.app_metadata) {
+        if (++nothing > kEmptyMessages) return Status::OK();
+        continue;
+      }
+      nothing = 0;
       int64_t size = SizeOf(chunk.data);
       if (!put->Add(std::move(chunk.data), std::move(chunk.app_metadata), size))
         return desk_->stop().ToStatus();

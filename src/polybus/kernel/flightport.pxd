@@ -77,7 +77,7 @@ cdef extern from "flightport.h" namespace "polybus" nogil:
         double since_s
 
     cdef cppclass CDesk "polybus::Desk":
-        CDesk(int64_t)
+        CDesk(int64_t, int)
         cbool Take(vector[Arrival]*)
         void Nudge()
         void Stop(const Refusal&)
@@ -96,7 +96,13 @@ cdef extern from "flightport.h" namespace "polybus" nogil:
         vector[string] path
         shared_ptr[CSchema] schema
         void* owner
-        void Fill(uint64_t, const string&)
+
+    cdef cppclass Filling:
+        shared_ptr[CPut] put
+        uint64_t ticket
+        string text
+
+    void FillAll(vector[Filling]&)
 
     cdef cppclass Arrival:
         shared_ptr[CPut] put
@@ -122,9 +128,11 @@ cdef extern from "flightport.h" namespace "polybus" nogil:
         void* python
         void (*open_put)(void*, CCall*, CPut*, Refusal*) noexcept
         void (*close_put)(void*, CPut*) noexcept
+        void (*crowded)(void*, Refusal*) noexcept
         void (*malformed)(void*, const string&, Refusal*) noexcept
         void (*act)(void*, CCall*, const string&, const shared_ptr[CBuffer]&,
-                    vector[shared_ptr[CBuffer]]*, Refusal*) noexcept
+                    vector[shared_ptr[CBuffer]]*, void**, Refusal*) noexcept
+        void (*next_result)(void*, void*, shared_ptr[CBuffer]*, Refusal*) noexcept
         void (*end_act)(void*) noexcept
         void* (*open_get)(void*, CCall*, const string&, Refusal*) noexcept
         void (*next_rows)(void*, void*, shared_ptr[CRecordBatch]*, Refusal*) noexcept
@@ -133,7 +141,7 @@ cdef extern from "flightport.h" namespace "polybus" nogil:
 
     cdef cppclass CService "polybus::Service":
         CService(shared_ptr[CDesk], const Hooks&, shared_ptr[CSchema], int, int64_t)
-        CStatus Init(const COptions&)
+        CStatus Open(COptions&)
         CStatus Shutdown()
         CStatus Wait()
         int port()

@@ -11,7 +11,8 @@ answered without it, and `Desk.take` gives one thread of Python all that have co
     open_put(call, path, schema) → owner     who takes the batches of a stream; raises to refuse it
     close_put(owner)
     malformed(text) → an exception
-    act(call, type, body) → results          bytes or buffers of Arrow
+    crowded() → an exception                 there are too many calls
+    act(call, type, body) → results          bytes or buffers of Arrow: a list, or an iterator
     end_act()                                gRPC has taken the last of them
     rows(call, ticket) → an iterator of record batches
     actions() → pairs of name and meaning
@@ -22,6 +23,7 @@ from cpython.buffer cimport PyBUF_READ
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.limits cimport INT_MAX
 from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr, unique_ptr
@@ -46,9 +48,10 @@ cdef class Desk:
 
     cdef shared_ptr[CDesk] desk
 
-    def __cinit__(self, int64_t max_bytes=INT64_MAX):
-        """Streams are read no further while batches of so many bytes lie there."""
-        self.desk = make_shared[CDesk](max_bytes)
+    def __cinit__(self, int64_t max_bytes=INT64_MAX, int max_calls=INT_MAX):
+        """Streams are read no further while batches of so many bytes lie there. More calls than
+        that are refused, whatever they are: each has a thread."""
+        self.desk = make_shared[CDesk](max_bytes, max_calls)
 
     def take(self):
         """Waits; all that lies there (after a nudge, maybe nothing); None once it is closed.
@@ -143,11 +146,17 @@ cdef class Slot:
         """Of the batch's memory."""
         self.held.reset()
 
-    def fill(self, bytes answer):
-        """Once, from any thread."""
-        cdef string text = answer
-        with nogil:
-            self.put.get().Fill(self.ticket, text)
+
+def fill(list answers not None):
+    """Pairs of a slot and its answer: each slot once, from any thread."""
+    cdef vector[Filling] filled
+    cdef Filling one
+    cdef Slot slot
+    for slot, answer in answers:
+        one.put, one.ticket, one.text = slot.put, slot.ticket, <bytes?>answer
+        filled.push_back(one)
+    with nogil:
+        FillAll(filled)
 
 
 cdef class Call:
@@ -213,6 +222,14 @@ cdef void close_put(void* python, CPut* put) noexcept with gil:
         pass
 
 
+cdef void crowded(void* python, Refusal* refusal) noexcept with gil:
+    handler = <object>python
+    try:
+        refuse(handler, handler.crowded(), refusal)
+    except BaseException as error:
+        refuse(handler, error, refusal)
+
+
 cdef void malformed(void* python, const string& text, Refusal* refusal) noexcept with gil:
     handler = <object>python
     try:
@@ -227,18 +244,36 @@ cdef void act(
     const string& kind,
     const shared_ptr[CBuffer]& body,
     vector[shared_ptr[CBuffer]]* results,
+    void** more,
     Refusal* refusal,
 ) noexcept with gil:
     handler = <object>python
     cdef Call given = None
     try:
         given = open_call(call)
-        for result in handler.act(given, kind.decode("utf-8", "replace"), as_bytes(body)):
+        found = handler.act(given, kind.decode("utf-8", "replace"), as_bytes(body))
+        if not isinstance(found, list):
+            rows = (given, iter(found))
+            Py_INCREF(rows)
+            more[0] = <void*>rows
+            return
+        for result in found:
             results.push_back(as_buffer(result))
     except BaseException as error:
         refuse(handler, error, refusal)
     if given is not None:
         given.close()
+
+
+cdef void next_result(
+    void* python, void* more, shared_ptr[CBuffer]* result, Refusal* refusal
+) noexcept with gil:
+    try:
+        found = next((<tuple>more)[1], None)
+        if found is not None:
+            result[0] = as_buffer(found)
+    except BaseException as error:
+        refuse(<object>python, error, refusal)
 
 
 cdef shared_ptr[CBuffer] as_buffer(object given) except *:
@@ -329,7 +364,8 @@ cdef class Port:
         cdef Hooks hooks
         hooks.python = <void*>handler
         hooks.open_put, hooks.close_put, hooks.malformed = open_put, close_put, malformed
-        hooks.act, hooks.end_act, hooks.list_actions = act, end_act, list_actions
+        hooks.act, hooks.next_result, hooks.end_act = act, next_result, end_act
+        hooks.list_actions, hooks.crowded = list_actions, crowded
         hooks.open_get, hooks.next_rows, hooks.close_get = open_get, next_rows, close_get
         cdef shared_ptr[CSchema] schema = unwrap_schema(rows_schema).ValueUnsafe()
         self.service.reset(new CService(desk.desk, hooks, schema, max_batches, max_bytes))
@@ -345,7 +381,7 @@ cdef class Port:
         options.get().root_certificates = client_authorities
         cdef CStatus status
         with nogil:
-            status = self.service.get().Init(options.get()[0])
+            status = self.service.get().Open(options.get()[0])
         check(status)
 
     @property

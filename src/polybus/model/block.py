@@ -17,6 +17,7 @@ from polybus.errors import Damaged, PolybusError, TooLarge, UsageError, WrongFor
 from polybus.kernel import blocks as kernel
 from polybus.kernel import gathering
 from polybus.kernel.blocks import Layout as Layout  # the engines know it by this face
+from polybus.kernel.blocks import Roomy
 from polybus.model.rows import Rows
 
 MAX_BLOCK_BYTES = kernel.MAX_BYTES
@@ -58,7 +59,7 @@ class Piece(NamedTuple):
 class Block(NamedTuple):
     """One message or more. Made by `open`, `from_columns`, `concat` or `slice` alone."""
 
-    data: bytes
+    data: bytes | Roomy
     count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
 
     @property
@@ -151,21 +152,23 @@ def gather(
     below_id: int = MAX_ID,
     max_rows: int,
     max_bytes: int,
+    by_piece: bool = False,
 ) -> Rows:
     """The messages of some pieces, with their positions, as columns of their own.
 
-    Pieces of one shard come in its order; those of several are merged by id. At most
+    Pieces of one shard come in its order; those of several are merged by id, or with
+    `by_piece` come as they are given. At most
     `max_rows`, with `max_bytes` of bodies, keys and headers, but at least one if there is
     any. `Damaged` if a run table does not fit its block, or a checksum that was left for
     later is another.
     """
     try:
-        return Rows(*gathering.gather(pieces, from_id, below_id, max_rows, max_bytes))
+        return Rows(*gathering.gather(pieces, from_id, below_id, max_rows, max_bytes, by_piece))
     except gathering.BadPiece as error:
         raise Damaged(str(error)) from None
 
 
-def _made(data: bytes) -> Block:
+def _made(data: bytes | Roomy) -> Block:
     return Block(data, kernel.count_of(data))
 
 

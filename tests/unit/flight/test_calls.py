@@ -1,19 +1,16 @@
-"""Calls under way: bounded, counted, and none once the port stops."""
+"""Calls under way: counted, and none once the port stops."""
 
 from __future__ import annotations
 
 import pytest
 
-from polybus.errors import LimitReached, MalformedRequest, StoreClosed
+from polybus.errors import MalformedRequest, StoreClosed
 from polybus.transports.flight.calls import Calls
 
 
-def test_one_too_many():
-    calls = Calls(1)
+def test_a_call_counts_until_it_leaves():
+    calls = Calls()
     with calls.one():
-        with pytest.raises(LimitReached) as caught, calls.one():
-            pass
-        assert caught.value.limit == "max_calls"
         assert calls.count == 1
     with calls.entering():
         assert calls.count == 1
@@ -23,7 +20,7 @@ def test_one_too_many():
 
 
 def test_what_could_not_begin_does_not_count():
-    calls = Calls(1)
+    calls = Calls()
     with pytest.raises(MalformedRequest), calls.entering(owed=True):
         raise MalformedRequest("not so")
     assert calls.count == 0
@@ -31,7 +28,7 @@ def test_what_could_not_begin_does_not_count():
 
 
 def test_stopping_waits_for_what_is_owed():
-    calls = Calls(10)
+    calls = Calls()
     with calls.entering():
         assert calls.wait_settled(0)  # an open stream is owed nothing
     with calls.one():

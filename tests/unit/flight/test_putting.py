@@ -8,14 +8,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from polybus.errors import MalformedRequest, OutOfSequence, StoreClosed
-from polybus.kernel.flightport import Desk, Port
+from polybus.errors import LimitReached, MalformedRequest, OutOfSequence, StoreClosed
+from polybus.kernel.flightport import Desk, Port, fill
 from polybus.model.arrow import READ_SCHEMA
 from polybus.testing.relay import Relay
 from polybus.testing.watch import until
@@ -35,17 +37,20 @@ class Handler:
     errors: list[Exception] = field(default_factory=list)
     closed: int = 0
     refused: Exception | None = None
+    made: Event = field(default_factory=Event)  # the topic that is gone was made again
 
     def open_put(self, call: Any, path: list[bytes], schema: pa.Schema) -> Putting:
         if self.refused is not None:
             raise self.refused
-        return Putting(self.hand_over, tell)
+        return Putting(partial(self.hand_over, path[-1]), tell, lambda: path[-1] != b"gone")
 
-    def hand_over(self, block: Any, stamp: Any) -> Future[Any]:
+    def hand_over(self, topic: bytes, block: Any, stamp: Any) -> Future[Any]:
+        if topic == b"gone":
+            assert self.made.wait(5)
         if stamp is not None and stamp.counter == 99:
             raise OutOfSequence("a gap")
         outcome: Future[Any] = Future()
-        self.handed.append((block.data, outcome))
+        self.handed.append((bytes(block.data), outcome))
         return outcome
 
     def close_put(self, owner: Putting) -> None:
@@ -53,6 +58,9 @@ class Handler:
 
     def malformed(self, text: str) -> Exception:
         return MalformedRequest(text)
+
+    def crowded(self) -> Exception:
+        return LimitReached("max_calls", "too many")
 
     def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
         return as_refusal(error)
@@ -78,8 +86,8 @@ class World:
         self.intake = Intake(self.desk, MAX_BATCH_BYTES, lambda: 0, errors.append)
         self.client = flight.connect(f"grpc://127.0.0.1:{self.port.port}")
 
-    def put(self, client: Any = None) -> tuple[Any, Any]:
-        descriptor = flight.FlightDescriptor.for_path("produce", "orders")
+    def put(self, client: Any = None, topic: str = "orders") -> tuple[Any, Any]:
+        descriptor = flight.FlightDescriptor.for_path("produce", topic)
         writer, reader = (client or self.client).do_put(descriptor, SCHEMA)
         return writer, reader
 
@@ -87,7 +95,7 @@ class World:
         self.client.close()
         self.port.shutdown()
         self.desk.close()
-        self.intake.join()
+        assert self.intake.join(5)
 
 
 @pytest.fixture
@@ -107,6 +115,34 @@ def stamp(counter: int) -> bytes:
 
 def answer(reader: Any) -> dict[str, Any]:
     return json.loads(reader.read().to_pybytes())
+
+
+def test_who_must_wait_for_a_topic_keeps_nobody_else(world):
+    """And its own batches stay in their order, whenever the topic is there again."""
+    writer, reader = world.put(topic="gone")
+    for counter in (1, 2, 3):
+        writer.write_with_metadata(batch(), stamp(counter))
+    other, heard = world.put()
+    other.write_with_metadata(batch(), stamp(7))
+    world.handler.settle(0, "other")
+    assert answer(heard) == {"counter": 7, "done": "other"}
+    world.handler.made.set()
+    for index in (1, 2, 3):
+        world.handler.settle(index, index)
+    assert [answer(reader) for _ in range(3)] == [{"counter": n, "done": n} for n in (1, 2, 3)]
+    for one in (writer, other):
+        one.close()
+
+
+def test_empty_messages_end_no_stream(world):
+    writer, reader = world.put()
+    for _ in range(20):
+        writer.write_metadata(b"")
+    writer.write_with_metadata(batch(), stamp(1))
+    writer.write_metadata(b"")
+    world.handler.settle(0, "a")
+    assert answer(reader) == {"counter": 1, "done": "a"}
+    writer.close()
 
 
 def test_answers_come_in_order_whatever_ends_first(world):
@@ -236,8 +272,7 @@ def test_what_lies_on_the_desk_is_bounded_over_all_streams(narrow):
     while taken < 12:
         arrivals = desk.take()
         assert sum(size for *_, size in arrivals) <= 100_000
-        for _, slot, _, _ in arrivals:
-            slot.fill(b"{}")
+        fill([(slot, b"{}") for _, slot, _, _ in arrivals])
         taken += len(arrivals)
     for writer, reader in streams:
         assert [answer(reader) for _ in range(3)] == [{}, {}, {}]
@@ -251,8 +286,7 @@ def test_who_waits_for_room_on_the_desk_is_told_that_the_port_stops(narrow):
     desk.nudge()
     arrivals = desk.take()
     assert len(arrivals) <= 2
-    for _, slot, _, _ in arrivals:
-        slot.fill(b"{}")
+    fill([(slot, b"{}") for _, slot, _, _ in arrivals])
     for writer, _ in streams:
         with pytest.raises(flight.FlightUnavailableError, match="stopping"):
             writer.close()

@@ -119,6 +119,11 @@ class Stream:
         self._shards = shards
         self._generation = -1
 
+    def is_ready(self) -> bool:
+        """Whether a batch needs nothing but the store."""
+        is_known = self._access.durable.find(self._name) is not None
+        return is_known and self._generation == self._access.generation
+
     def open(self) -> Topic:
         """The topic, which is made if need be; `Denied` if the caller may not write to it."""
         if self._generation != self._access.generation:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from polybus.kernel.blocks import Merging
+from polybus.kernel.blocks import Merging, Roomy, behind
 from polybus.model.block import Block
 from polybus.store.lmdb import entries, keys
 from polybus.store.lmdb.entries import Entry, Part
@@ -38,7 +38,7 @@ class Tail:
         self.is_closed = False
         self.count = 0
         self.size = 0
-        self.blocks: list[bytes] = []
+        self.blocks: list[bytes | Roomy] = []
         self.runs: list[list[int]] = []
 
     def add(self, block: Block, first_id: int, timestamp_ns: int) -> bool:
@@ -58,16 +58,21 @@ class Tail:
             runs.append([first_id, timestamp_ns, count])
         return True
 
-    def encode(self, target: Target) -> bytes:
+    def encode(self, target: Target) -> bytes | memoryview:
         runs = b"".join([_RUN.pack(*run) for run in self.runs])
         entry = Entry(entries.BLOCK, *target, self.first, self.count, self.size, runs)
+        first = self.blocks[0]
+        if isinstance(first, Roomy) and len(self.blocks) == 1:
+            whole = behind(entries.encode_head(entry, len(first)), first)
+            if whole is not None:  # else it was put in front of it before
+                return whole
         merged = Merging(self.blocks)
         return merged.write(entries.encode_head(entry, merged.size_bytes))
 
 
 class Batch:
     def __init__(self) -> None:
-        self.puts: dict[bytes, bytes] = {}
+        self.puts: dict[bytes, bytes | memoryview] = {}
         self.deletes: set[bytes] = set()
         self.size = 0  # bytes of blocks and records: what the memory of a batch is bounded by
         self.ends: dict[Target, int] = {}  # of shards that got messages

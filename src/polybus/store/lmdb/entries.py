@@ -23,7 +23,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from polybus.errors import Damaged
-from polybus.kernel.blocks import xxh64
+from polybus.kernel.blocks import Roomy, xxh64
 from polybus.kernel.entries import BadEntry, read_head
 from polybus.store.lmdb import sabotage
 
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
         return value[self.block_at : self.block_at + self.block_bytes]
 
 
-def encode(entry: Entry, block: Buffer = b"") -> bytes:
+def encode(entry: Entry, block: Buffer | Roomy = b"") -> bytes:
     return b"".join((encode_head(entry, len(block)), block))
 
 

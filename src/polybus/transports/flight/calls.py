@@ -1,7 +1,8 @@
-"""Calls under way: at most so many, since each has a thread; none new once the port stops.
+"""Calls under way that have said what they want; none new once the port stops.
 
-What is *owed* is counted besides: actions and reads (the desk counts batches). A port
-that stops waits for that, and not for streams that are open and idle.
+How many there may be is the compiled port's affair, which sees them earlier. What is *owed*
+is counted besides: actions and reads (the desk counts batches). A port that stops waits for
+that, and not for streams that are open and idle.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
 
-from polybus.errors import LimitReached, StoreClosed
+from polybus.errors import StoreClosed
 
 
 class Calls:
-    def __init__(self, max_calls: int) -> None:
-        self._max_calls = max_calls
+    def __init__(self) -> None:
         self._count = 0
         self._owed = 0
         self._changed = Condition()
@@ -65,11 +65,7 @@ class Calls:
             raise StoreClosed("the bus is stopping")
 
     def _enter(self, owed: bool) -> None:
-        """`LimitReached` if there are too many."""
         with self._changed:
             self.check()
-            if self._count >= self._max_calls:
-                text = f"{self._max_calls} calls are under way already: try again later"
-                raise LimitReached("max_calls", text)
             self._count += 1
             self._owed += owed

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import AddressError, AddressInUse, ConfigError, StoreClosed
@@ -78,7 +78,7 @@ class FlightListener:
         self._log = log
         self._on_cut = on_cut
         self._on_error = on_error
-        self._desk = Desk(limits.max_uncommitted_bytes)
+        self._desk = Desk(limits.max_uncommitted_bytes, limits.max_calls)
         self._pace = Pace(
             slow.timeout_s,
             slow.min_bytes_per_s,
@@ -88,7 +88,7 @@ class FlightListener:
             self._cut,
         )
         self._security = security
-        self._calls = Calls(limits.max_calls)
+        self._calls = Calls()
         self._max_connections = limits.max_connections
         self._tls = _tls(address, security)
         self._open = partial(
@@ -101,7 +101,8 @@ class FlightListener:
             on_error=on_error,
         )
         _check_free(address)
-        self._service = self._serve(address, self._tls)
+        self._serving = Lock()  # held by who opens or replaces the service
+        self._service: Service | None = self._serve(address, self._tls)
         self.address = address.with_port(self._service.port)
         self._intake = Intake(self._desk, limits.max_batch_bytes, now_ms, on_error)
         self._closed = Event()
@@ -118,21 +119,36 @@ class FlightListener:
             self._calls.stop()
             code, text, extra = as_refusal(StoreClosed("the bus is stopping"))
             self._desk.stop(code, text.encode(), extra)
-            self._retire(self._service)
+            self._retire()
 
     def reload(self) -> None:
         """New connections get the certificate that is in the file now. Any thread but the loop's.
 
-        `ConfigError` if it cannot be read; then nothing has changed.
+        `ConfigError` if it cannot be read; then nothing has changed. It is also told when somebody
+        else has taken the port meanwhile: then the port opens as soon as it is free.
         """
         tls = _tls(self.address, self._security)
-        if tls == self._tls or self._closing.is_set():
-            return
-        self._retire(self._service)
-        self._service = self._serve_again(tls, time.monotonic() + STOP_TIMEOUT_S)
-        self._tls = tls  # not before: whoever could not, tries at the next reload
+        with self._serving:
+            if tls == self._tls or self._closing.is_set():
+                return
+            self._tls = tls
+            self._retire()
+            self._service = None
+            self._service = self._serve_again(tls, time.monotonic() + STOP_TIMEOUT_S)
+            self._close_late()
+
+    def _reopen(self) -> None:
+        """If nobody could listen when it was tried."""
+        with self._serving:
+            if self._service is None and not self._closing.is_set():
+                _check_free(self.address)
+                self._service = self._serve(self.address, self._tls)
+                self._log.info("listening again", dialect="native", address=str(self.address))
+                self._close_late()
+
+    def _close_late(self) -> None:
         if self._closing.is_set():  # since we looked
-            self._retire(self._service)
+            self._retire()
 
     def _serve_again(self, tls: dict[str, Any], until_s: float) -> Service:
         """As soon as the port is free."""
@@ -152,11 +168,13 @@ class FlightListener:
             text = str(error).splitlines()[0]
             raise AddressError(f"{address}: cannot be listened on: {text}") from None
 
-    def _retire(self, service: Service) -> None:
-        """It ends by itself, when its calls have ended."""
-        self._stopping = [one for one in self._stopping if one.is_alive()]
-        self._stopping.append(Thread(target=service.shutdown, daemon=True))
-        self._stopping[-1].start()
+    def _retire(self) -> None:
+        """The service ends by itself, when its calls have ended."""
+        service = self._service
+        if service is not None:
+            ending = Thread(target=service.shutdown, daemon=True)
+            ending.start()
+            self._stopping = [*filter(Thread.is_alive, self._stopping), ending]
 
     async def drain(self, timeout_s: float) -> None:
         """Waits until nobody is owed an answer, then ends all connections."""
@@ -167,15 +185,20 @@ class FlightListener:
         end_s = time.monotonic() + timeout_s
         self._desk.wait_settled(timeout_s)
         self._calls.wait_settled(max(0.0, end_s - time.monotonic()))
-        self._stopping[-1].join(FLUSH_S)
+        self._await_stopped()
         end_s = time.monotonic() + STOP_TIMEOUT_S
         while any(one.is_alive() for one in self._stopping) and time.monotonic() < end_s:
             sockets.end_all(self.address.port)
-            self._stopping[-1].join(FLUSH_S)
+            self._await_stopped()
         self._closed.set()
         self._desk.close()
-        self._intake.join()
+        if not self._intake.join(STOP_TIMEOUT_S):
+            self._log.warning("batches are still being taken", dialect="native")
         self._watching.join()
+
+    def _await_stopped(self) -> None:
+        for one in self._stopping[-1:]:
+            one.join(FLUSH_S)
 
     def _watch(self) -> None:
         for tick in count():
@@ -185,6 +208,9 @@ class FlightListener:
                 self._pace.tick()
                 if tick % TICKS_A_COUNT == 0:
                     self._end_surplus()
+                self._reopen()
+            except (AddressError, AddressInUse):
+                pass  # it is tried again with the next tick
             except Exception as error:
                 self._on_error(error)
 

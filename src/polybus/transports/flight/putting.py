@@ -2,7 +2,8 @@
 
 The compiled port reads streams and holds them back (`kernel.flightport`). Here one thread
 takes whatever has come on all of them, and whatever is done meanwhile: so many streams
-cost the bus no more turns at the interpreter's lock than one does.
+cost the bus no more turns at the interpreter's lock than one does. What it would have to
+wait for goes aside (`aside`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.errors import MalformedRequest, TooLarge
+from polybus.kernel.flightport import fill
 from polybus.model import arrow
 from polybus.model.block import Block, Keys
 from polybus.model.stamp import Stamp
+from polybus.transports.flight.aside import Aside
 from polybus.transports.flight.errors import as_json
 
 if TYPE_CHECKING:
@@ -29,10 +32,18 @@ MAX_METADATA_BYTES = 4096
 
 
 class Putting(NamedTuple):
-    """What becomes of the batches of one stream, and how an outcome is told."""
+    """What becomes of the batches of one stream, and how an outcome is told.
+
+    Unless it `is_ready`, handing over may have to wait for others.
+    """
 
     hand_over: Callable[[Block, Stamp | None], Future[Any]]
     tell: Callable[[int | None, Any], bytes]
+    is_ready: Callable[[], bool]
+
+
+Arrival = tuple[Putting, "Slot", bytes, int]  # with its metadata, and its size
+Told = list[tuple["Slot", bytes]]
 
 
 class Awaited(NamedTuple):
@@ -54,28 +65,44 @@ class Intake:
         self._now_ms = now_ms
         self._on_error = on_error
         self._done: deque[tuple[Awaited, Future[Any]]] = deque()
+        self._aside: Aside[Arrival] = Aside(self._take_aside)
         self._thread = Thread(target=self._run, name="polybus-intake", daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Once the desk is closed."""
-        self._thread.join()
+    def join(self, timeout_s: float) -> bool:
+        """Once the desk is closed; False if that takes too long."""
+        self._aside.close(timeout_s)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (arrivals := self._desk.take()) is not None:
-            for putting, slot, metadata, size in arrivals:
-                self._take(putting, slot, metadata, size)
+            told: Told = []
+            for arrival in arrivals:
+                putting = arrival[0]
+                if self._aside.has(id(putting)) or not putting.is_ready():
+                    self._aside.add(id(putting), arrival)
+                else:
+                    self._take(arrival, told)
             while self._done:
-                self._answer(*self._done.popleft())
+                self._answer(*self._done.popleft(), told)
+            if told:  # in one step: the interpreter's lock is let go for it once
+                fill(told)
 
-    def _take(self, putting: Putting, slot: Slot, metadata: bytes, size: int) -> None:
+    def _take_aside(self, arrival: Arrival) -> None:
+        told: Told = []
+        self._take(arrival, told)
+        fill(told)
+
+    def _take(self, arrival: Arrival, told: Told) -> None:
+        putting, slot, metadata, size = arrival
         counter = None
         try:
             stamp = read_stamp(metadata)
             counter = stamp.counter if stamp else None
             outcome = putting.hand_over(self._block(slot, size), stamp)
         except Exception as error:
-            self._refuse(slot, counter, error)
+            self._refuse(slot, counter, error, told)
         else:
             outcome.add_done_callback(partial(self._note, Awaited(putting, slot, counter)))
 
@@ -105,22 +132,24 @@ class Intake:
         return arrow.block_of(batch, self._now_ms())
 
     def _note(self, awaited: Awaited, outcome: Future[Any]) -> None:
-        """On the store's thread, which has more to do."""
+        """On the store's thread, which has more to do: the first of many wakes ours."""
         self._done.append((awaited, outcome))
-        self._desk.nudge()
+        if len(self._done) == 1:
+            self._desk.nudge()
 
-    def _answer(self, awaited: Awaited, outcome: Future[Any]) -> None:
+    def _answer(self, awaited: Awaited, outcome: Future[Any], told: Told) -> None:
         putting, slot, counter = awaited
         try:
             answer = putting.tell(counter, outcome.result())
         except Exception as error:
-            self._refuse(slot, counter, error)
+            self._refuse(slot, counter, error, told)
         else:
-            slot.fill(answer)
+            told.append((slot, answer))
 
-    def _refuse(self, slot: Slot, counter: int | None, error: Exception) -> None:
+    def _refuse(self, slot: Slot, counter: int | None, error: Exception, told: Told) -> None:
         self._on_error(error)
-        slot.fill(json.dumps({"counter": counter, "error": as_json(error)}).encode())
+        refusal = {"counter": counter, "error": as_json(error)}
+        told.append((slot, json.dumps(refusal).encode()))
 
 
 def read_stamp(metadata: bytes) -> Stamp | None:

@@ -7,13 +7,13 @@ lie on the desk, and `putting.Intake` takes them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from polybus.errors import Denied, MalformedRequest
+from polybus.errors import Denied, LimitReached, MalformedRequest
 from polybus.kernel.flightport import Port
 from polybus.model import arrow
 from polybus.transports.flight.errors import Unauthenticated, as_refusal
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 PRODUCE, STAGE = "produce", "stage"
 FETCH = "group.fetch"
+# A stream of Arrow IPC: its schema, batches, the mark of its end.
+SCHEMA, END = arrow.READ_SCHEMA.serialize().to_pybytes(), b"\xff\xff\xff\xff\0\0\0\0"
+SMALL_BYTES = 64 << 10
 SCHEMA_AND_END_BYTES = 4096  # of a stream of rows: the schema takes less than half of it
 MAX_TICKET_BYTES = 64 * 1024
 NULL = "null"  # JSON's
@@ -71,17 +74,18 @@ class Service:
             verb, *names = _path(path)
             if verb == PRODUCE and len(names) == 1:
                 stream = self._verbs.produce(caller, names[0])
-                return Putting(stream.produce, _told_ids)
+                return Putting(stream.produce, _told_ids, stream.is_ready)
             if verb == STAGE and len(names) == 2:
                 stream = self._verbs.produce(caller, names[1])
-                return Putting(partial(_stage, stream, names[0]), _told_nothing)
+                staging = partial(_stage, stream, names[0])
+                return Putting(staging, _told_nothing, stream.is_ready)
             forms = '["produce", TOPIC] or ["stage", STAGE, TOPIC]'
             raise MalformedRequest(f"the path of a put is {forms}")
 
     def close_put(self, putting: Putting) -> None:
         self._calls.leave()
 
-    def act(self, call: Call, name: str, body: bytes) -> list[bytes | pa.Buffer]:
+    def act(self, call: Call, name: str, body: bytes) -> Iterable[bytes | pa.Buffer]:
         with self._calls.entering(owed=True):
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
             return self._results(self._caller(call), name, request)
@@ -99,6 +103,10 @@ class Service:
     def malformed(self, text: str) -> Exception:
         return MalformedRequest(text)
 
+    def crowded(self) -> Exception:
+        most = self._limits.max_calls
+        return LimitReached("max_calls", f"{most} calls are under way already: try again later")
+
     def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
         if isinstance(error, Exception):
             unproven = isinstance(error, Unauthenticated)
@@ -110,15 +118,11 @@ class Service:
     def _caller(self, call: Call) -> Caller:
         return self._verbs.caller(self._identify(call, self.port), call.is_cancelled)
 
-    def _results(self, caller: Caller, name: str, request: Any) -> list[bytes | pa.Buffer]:
-        """One in JSON; of a fetch, the rows of shards behind it."""
+    def _results(self, caller: Caller, name: str, request: Any) -> Iterable[bytes | pa.Buffer]:
+        """One in JSON; of a fetch those in JSON, and rows, as they come."""
         if name != FETCH:
             return [json.dumps(self._verbs.act(caller, name, request)).encode()]
-        answer, rows = self._verbs.fetch(caller, request)
-        told: list[bytes | pa.Buffer] = [json.dumps(answer).encode()]
-        if rows:
-            told.append(_as_stream([arrow.batch_of(one) for one in rows]))
-        return told
+        return _fetched(self._verbs.follow(caller, request))
 
     def _batches(self, rows: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
         with self._calls.one():
@@ -127,17 +131,28 @@ class Service:
                 yield arrow.batch_of(one)
 
 
-def _as_stream(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
-    """Batches of one schema, and that once before them.
+def _fetched(
+    found: Iterator[tuple[dict[str, Any] | None, Rows]],
+) -> Iterator[bytes | pa.Buffer]:
+    for answer, rows in found:
+        if answer is not None:
+            yield json.dumps(answer).encode()
+        if rows.count:
+            yield _as_stream(arrow.batch_of(rows))
 
-    Into a buffer of the size that it takes: one that grows is copied again and again.
+
+def _as_stream(batch: pa.RecordBatch) -> bytes | pa.Buffer:
+    """A batch, and its schema before it.
+
+    A large one goes into a buffer of the size that it takes: what grows is copied again and
+    again. A small one is put together, which is the quicker way for the few rows of a moment.
     """
-    size = sum(pa.ipc.get_record_batch_size(batch) for batch in batches)
-    buffer = pa.allocate_buffer(size + SCHEMA_AND_END_BYTES)
+    if batch.nbytes <= SMALL_BYTES:
+        return b"".join((SCHEMA, batch.serialize(), END))
+    buffer = pa.allocate_buffer(pa.ipc.get_record_batch_size(batch) + SCHEMA_AND_END_BYTES)
     sink = pa.FixedSizeBufferWriter(buffer)
     with pa.ipc.new_stream(sink, arrow.READ_SCHEMA) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+        writer.write_batch(batch)
     return buffer.slice(0, sink.tell())
 
 

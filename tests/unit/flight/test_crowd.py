@@ -1,0 +1,88 @@
+"""Calls are counted from their first byte on: also those that never say what they want."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow.flight as flight
+import pytest
+
+from polybus.errors import LimitReached
+from polybus.kernel.flightport import Desk, Port
+from polybus.model.arrow import READ_SCHEMA
+from polybus.testing.watch import until
+from polybus.transports.flight.errors import as_refusal
+
+MAX_CALLS = 2
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS, HEADERS, END_OF_HEADERS = 4, 1, 4
+PUT = {
+    ":method": "POST",
+    ":scheme": "http",
+    ":path": "/arrow.flight.protocol.FlightService/DoPut",
+    ":authority": "here",
+    "te": "trailers",
+    "content-type": "application/grpc",
+}
+
+
+class Handler:
+    refused = 0
+
+    def actions(self) -> list[tuple[str, str]]:
+        return [("known", "an action")]
+
+    def crowded(self) -> Exception:
+        self.refused += 1
+        return LimitReached("max_calls", f"{MAX_CALLS} calls are under way")
+
+    def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
+        return as_refusal(error)
+
+
+@pytest.fixture
+def port() -> Iterator[tuple[Handler, Any]]:
+    handler = Handler()
+    made = Port("grpc://127.0.0.1:0", handler, Desk(1 << 20, MAX_CALLS), READ_SCHEMA, 8, 1 << 20)
+    yield handler, made
+    made.shutdown()
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    head = len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
+    return head + body
+
+
+def header(name: str, value: str) -> bytes:
+    """HPACK: a literal that is not indexed."""
+    return b"\0" + b"".join(bytes((len(text),)) + text.encode() for text in (name, value))
+
+
+@contextmanager
+def silent_calls(port: int, count: int) -> Iterator[None]:
+    """So many put calls on one connection, of which nothing else ever comes."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        fields = b"".join(header(*one) for one in PUT.items())
+        calls = [frame(HEADERS, END_OF_HEADERS, 2 * n + 1, fields) for n in range(count)]
+        sock.sendall(PREFACE + frame(SETTINGS, 0, 0) + b"".join(calls))
+        yield
+
+
+def is_open(client: Any) -> bool:
+    try:
+        return [one.type for one in client.list_actions()] == ["known"]
+    except flight.FlightError as error:
+        return b"limit_reached" not in error.extra_info
+
+
+def test_calls_that_say_nothing_count(port):
+    handler, server = port
+    with flight.connect(f"grpc://127.0.0.1:{server.port}") as client:
+        assert is_open(client)
+        with silent_calls(server.port, MAX_CALLS):
+            until(lambda: not is_open(client), "there are as many calls as there may be")
+            assert handler.refused
+        until(lambda: is_open(client), "they have ended with their connection")
