@@ -1,11 +1,9 @@
-"""`polybus serve` and `polybus rqueue` as real processes: how they start, stop, and refuse to."""
+"""`polybus serve` and `polybus rqueue` as real processes: how they start, reload, and refuse to."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import pty
 import re
 import signal
 import socket
@@ -13,17 +11,15 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from polybus.server.adminclient import ask
 from polybus.testing import process, rqueue
 from polybus.testing.certificates import trusting, write_certificate
-from polybus.testing.process import POLYBUS, BusProcess, StartFailed, clean_environment
-from polybus.testing.watch import connections, count, log_lines, stats, until
-
-JSON_LOG = ("--log-format", "json")
+from polybus.testing.process import POLYBUS, BusProcess, StartFailed
+from polybus.testing.watch import log_lines, stats, until
+from tests.faults.serve_live import JSON_LOG, is_free
 
 
 @pytest.fixture(scope="module")
@@ -34,26 +30,11 @@ def bus() -> Iterator[BusProcess]:
 
 
 @contextlib.contextmanager
-def child(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that is gone at the end, also when the test fails."""
-    with subprocess.Popen(command, text=True, **options) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextlib.contextmanager
 def taken_port() -> Iterator[int]:
     with socket.socket() as owner:
         owner.bind(("127.0.0.1", 0))
         owner.listen()
         yield owner.getsockname()[1]
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def start_fails(*args: str, **options) -> StartFailed:
@@ -261,137 +242,6 @@ def test_a_bad_config_is_one_line(tmp_path):
     assert "bus.toml: [limits] max_topics: expected a whole number" in failed.stderr
 
 
-# --- stopping -----------------------------------------------------------------------
-
-
-def fill(bus: BusProcess, reader: rqueue.Client, writer: rqueue.Client) -> int:
-    """Publish to a reader that does not read until the bus holds bytes for it; how many."""
-    reader.send(rqueue.subscribe(b"t"))
-    reader.settle()
-    for batch in range(1, 1000):
-        writer.send(*(rqueue.publish(b"t", b"x" * 1000) for _ in range(100)))
-        writer.settle()
-        if any(one["outbox_bytes"] for one in connections(bus)):
-            return batch * 100
-    raise AssertionError("the sockets took 100 MB")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_0_and_nothing_is_left(tmp_path, number):
-    with process.serve(*JSON_LOG, folder=tmp_path) as bus, rqueue.connect(bus.address()) as client:
-        client.settle()
-        bus.signal(number)
-        assert client.to_the_end() == []
-        assert bus.wait() == 0
-        assert not bus.admin_path.exists()
-        assert is_free(bus.address().port)
-        assert log_lines(bus, event="stopping", signal=number.name)
-        assert log_lines(bus, event="stopped")
-
-
-def test_what_a_reader_is_owed_still_reaches_it():
-    """A reader that was not reading gets all that was published before the SIGTERM."""
-    with process.serve(*JSON_LOG) as bus:
-        with (
-            rqueue.connect(bus.address(), receive_buffer=4096) as reader,
-            rqueue.connect(bus.address()) as writer,
-        ):
-            total = fill(bus, reader, writer)
-            bus.signal(signal.SIGTERM)
-            until(lambda: log_lines(bus, event="stopping"), "the stop")
-            assert len(reader.to_the_end()) == total
-        assert bus.wait() == 0
-
-
-def test_only_those_who_are_owed_something_are_waited_for():
-    """Idle clients and admins are let go at once: the reader has not lost a byte by then."""
-    with (
-        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
-        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
-        rqueue.connect(bus.address()) as writer,
-        admin(bus) as idle_admin,
-    ):
-        total = fill(bus, reader, writer)
-        bus.signal(signal.SIGTERM)
-        assert writer.to_the_end() == []
-        assert idle_admin.recv(1) == b""
-        assert len(reader.to_the_end()) == total
-        assert bus.wait() == 0
-
-
-def test_a_reader_that_never_reads_does_not_hold_up_the_stop():
-    with (
-        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.2"}) as bus,
-        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
-        rqueue.connect(bus.address()) as writer,
-    ):
-        fill(bus, reader, writer)
-        bus.signal(signal.SIGTERM)
-        assert bus.wait(timeout_s=10) == 0
-
-
-def test_a_second_signal_ends_it_at_once():
-    with (
-        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
-        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
-        rqueue.connect(bus.address()) as writer,
-    ):
-        fill(bus, reader, writer)
-        bus.signal(signal.SIGTERM)
-        until(lambda: log_lines(bus, event="stopping"), "the first signal")
-        assert bus.process.poll() is None  # the reader that does not read holds it
-        bus.signal(signal.SIGTERM)
-        assert bus.wait() == 128 + signal.SIGTERM
-        assert log_lines(bus, event="stopping at once")
-
-
-def test_a_stdout_or_stderr_that_nobody_reads_is_no_trouble(tmp_path):
-    env = clean_environment(tmp_path)
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [*POLYBUS, "serve", "--listen", "rqueue=tcp://127.0.0.1:0"]
-    with child(command, env=env, stdout=writer, stderr=writer) as bus:
-        os.close(writer)
-        until(lambda: _answers(tmp_path / "run" / "polybus" / "admin.sock"), "an answer")
-        bus.terminate()
-        assert bus.wait(20) == 0
-
-
-def test_closed_standard_streams_are_not_taken_for_sockets(tmp_path):
-    """A listener that got number 2 would be sent our log."""
-    env = clean_environment(tmp_path)
-    command = f"exec {' '.join(POLYBUS)} serve --listen rqueue=tcp://127.0.0.1:0 <&- >&- 2>&-"
-    with child(["bash", "-c", command], env=env) as bus:
-        until(lambda: _answers(tmp_path / "run" / "polybus" / "admin.sock"), "an answer")
-        streams = [Path(f"/proc/{bus.pid}/fd/{fd}").readlink() for fd in (0, 1, 2)]
-        assert streams == [Path(os.devnull)] * 3
-        bus.terminate()
-        assert bus.wait(20) == 0
-
-
-def test_a_sigterm_while_it_starts_is_a_clean_stop(tmp_path):
-    """Sent at every moment of the start: gone with 0, or by the signal before it was ours."""
-    for delay_ms in range(0, 800, 100):
-        command = ["timeout", "--preserve-status", f"{delay_ms / 1000 + 0.05:.3f}", *POLYBUS]
-        done = subprocess.run(
-            [*command, "serve", "--listen", "rqueue=tcp://127.0.0.1:0"],
-            env=clean_environment(tmp_path),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert done.returncode in (0, 128 + signal.SIGTERM), done.stderr
-        if done.returncode == 0:
-            assert not (tmp_path / "run" / "polybus" / "admin.sock").exists()
-
-
-def _answers(path: Path) -> bool:
-    with contextlib.suppress(Exception):
-        return bool(ask(path, "stats"))
-    return False
-
-
 # --- reloading ------------------------------------------------------------------------
 
 
@@ -440,126 +290,3 @@ def test_systemd_is_told(tmp_path, abstract):
             bus.signal(signal.SIGTERM)
             assert b"STOPPING=1" in manager.recv(1000)
             assert bus.wait() == 0
-
-
-# --- looking at it ---------------------------------------------------------------------
-
-
-def test_stats_and_connections_show_what_happened(bus):
-    with rqueue.connect(bus.address()) as client:
-        client.send(rqueue.subscribe(b"t"))
-        client.settle()
-        client.send(*(rqueue.publish(b"t", b"12345") for _ in range(10)))
-        client.messages(10)
-        shown = json.loads(bus.run("connections", "--json").stdout)
-        assert [(one["dialect"], one["peer"]) for one in shown] == [("rqueue", client.name)]
-        table = bus.run("connections").stdout.splitlines()
-        assert table[0].split()[:3] == ["id", "dialect", "peer"]
-        assert client.name in table[1]
-        assert json.loads(bus.run("stats", "--json").stdout)["messages"]["received"] >= 10
-        assert re.search(r"^connections\.open +1$", bus.run("stats").stdout, re.MULTILINE)
-    until(lambda: connections(bus) == [], "the client to be gone")
-    assert bus.run("connections").stdout == "nobody is connected\n"
-
-
-def test_on_a_terminal_of_80_columns_connections_fit(bus):
-    controller, terminal = pty.openpty()
-    with rqueue.connect(bus.address()) as client:
-        client.settle()
-        command = [*POLYBUS, "connections"]
-        env = bus.env | {"COLUMNS": "80", "TERM": "xterm"}
-        with child(command, env=env, stdout=terminal) as shown:
-            os.close(terminal)
-            assert shown.wait(20) == 0
-        text = os.read(controller, 65536).decode()
-        os.close(controller)
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-        assert lines[0].split()[:4] == ["id", "dialect", "peer", "who"]
-        # Over loopback the kernel says who the peer is: us.
-        assert any(client.name in line and f"uid:{os.getuid()}" in line for line in lines)
-        assert max(map(len, lines)) <= 80
-
-
-def admin(bus: BusProcess) -> socket.socket:
-    link = socket.socket(socket.AF_UNIX)
-    link.settimeout(20)
-    link.connect(str(bus.admin_path))
-    return link
-
-
-def test_bad_input_on_the_admin_socket_disturbs_nobody(bus):
-    with rqueue.connect(bus.address()) as client, admin(bus) as link:
-        lines = link.makefile("rb")
-        for line, code in (
-            (b"no json", "bad_request"),
-            (b'{"verb": "frob"}', "unknown_verb"),
-            (b"[" * 50_000, "bad_request"),
-            (b"\xff\xfe", "bad_request"),
-        ):
-            link.sendall(line + b"\n")
-            assert json.loads(lines.readline())["error"]["code"] == code
-        with contextlib.suppress(ConnectionError):
-            link.sendall(b"a" * (2 << 20))
-        assert json.loads(lines.readline())["error"]["code"] == "too_large"
-        with contextlib.suppress(ConnectionError):
-            assert lines.readline() == b""
-        client.settle()
-
-
-def test_a_silent_admin_connection_is_closed_after_its_time():
-    env = {"POLYBUS_SERVER_ADMIN_IDLE_TIMEOUT_S": "0.3"}
-    with process.serve(*JSON_LOG, env=env) as bus, admin(bus) as silent, admin(bus) as half:
-        half.sendall(b'{"verb": "st')
-        for link in (silent, half):
-            with contextlib.suppress(ConnectionResetError):
-                assert link.recv(100) == b""
-        until(lambda: len(log_lines(bus, dialect="admin", reason="idle")) == 2, "both in the log")
-        assert stats(bus)["server"]["pid"] == bus.pid
-
-
-def test_more_admin_connections_than_places_are_refused_and_counted():
-    env = {"POLYBUS_SERVER_MAX_ADMIN_CONNECTIONS": "2"}
-    with process.serve(*JSON_LOG, env=env) as bus:
-        with admin(bus) as one, admin(bus) as two:
-            for link in (one, two):
-                link.sendall(b'{"verb": "stats"}\n')
-                assert link.recv(1 << 16)
-            assert bus.run("stats").returncode == 3
-        until(lambda: _answers(bus.admin_path), "a place to be free again")
-        assert count(bus, "refused", "max_admin_connections") >= 1
-
-
-def test_a_flood_of_connections_over_the_limit_does_not_flood_the_log():
-    attempts = 2000
-    with (
-        process.serve(*JSON_LOG, env={"POLYBUS_LIMITS_MAX_CONNECTIONS": "1"}) as bus,
-        rqueue.connect(bus.address()) as keeper,
-    ):
-        keeper.settle()
-        for _ in range(attempts):
-            with socket.create_connection((bus.address().host, bus.address().port)):
-                pass
-        until(lambda: count(bus, "refused", "max_connections") == attempts, "all refusals")
-        until(lambda: _told(bus) == attempts, "every refusal in the log, by line or by count")
-        assert len(log_lines(bus, event="connection refused")) < attempts / 4
-        keeper.settle()
-
-
-def _told(bus: BusProcess) -> int:
-    return sum(line.get("repeated", 1) for line in log_lines(bus, event="connection refused"))
-
-
-def test_a_stderr_that_is_never_read_does_not_stop_the_bus(tmp_path):
-    """A pipe holds 64 KiB; this bus has far more than that to say, and nobody listens."""
-    env = clean_environment(tmp_path) | {"POLYBUS_LOG_MAX_REPEATS_PER_S": "10000"}
-    command = [*POLYBUS, "serve", "--listen", "rqueue=tcp://127.0.0.1:0", "--log-level", "debug"]
-    with child(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bus:
-        assert bus.stdout is not None
-        port = int(bus.stdout.readline().rpartition(":")[2])
-        for _ in range(1500):
-            with socket.create_connection(("127.0.0.1", port)):
-                pass
-        admin_path = tmp_path / "run" / "polybus" / "admin.sock"
-        until(lambda: ask(admin_path, "stats")["connections"]["accepted"] == 1500, "all served")
-        bus.terminate()
-        assert bus.wait(20) == 0

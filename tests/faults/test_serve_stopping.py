@@ -1,0 +1,137 @@
+"""`polybus serve` as a real process, told to stop: what readers are owed, who may hold it up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from polybus.testing import process, rqueue
+from polybus.testing.process import POLYBUS, BusProcess, clean_environment
+from polybus.testing.watch import connections, log_lines, until
+from tests.faults.serve_live import JSON_LOG, admin, answers, child, is_free
+
+
+def fill(bus: BusProcess, reader: rqueue.Client, writer: rqueue.Client) -> int:
+    """Publish to a reader that does not read until the bus holds bytes for it; how many."""
+    reader.send(rqueue.subscribe(b"t"))
+    reader.settle()
+    for batch in range(1, 1000):
+        writer.send(*(rqueue.publish(b"t", b"x" * 1000) for _ in range(100)))
+        writer.settle()
+        if any(one["outbox_bytes"] for one in connections(bus)):
+            return batch * 100
+    raise AssertionError("the sockets took 100 MB")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_0_and_nothing_is_left(tmp_path, number):
+    with process.serve(*JSON_LOG, folder=tmp_path) as bus, rqueue.connect(bus.address()) as client:
+        client.settle()
+        bus.signal(number)
+        assert client.to_the_end() == []
+        assert bus.wait() == 0
+        assert not bus.admin_path.exists()
+        assert is_free(bus.address().port)
+        assert log_lines(bus, event="stopping", signal=number.name)
+        assert log_lines(bus, event="stopped")
+
+
+def test_what_a_reader_is_owed_still_reaches_it():
+    """A reader that was not reading gets all that was published before the SIGTERM."""
+    with process.serve(*JSON_LOG) as bus:
+        with (
+            rqueue.connect(bus.address(), receive_buffer=4096) as reader,
+            rqueue.connect(bus.address()) as writer,
+        ):
+            total = fill(bus, reader, writer)
+            bus.signal(signal.SIGTERM)
+            until(lambda: log_lines(bus, event="stopping"), "the stop")
+            assert len(reader.to_the_end()) == total
+        assert bus.wait() == 0
+
+
+def test_only_those_who_are_owed_something_are_waited_for():
+    """Idle clients and admins are let go at once: the reader has not lost a byte by then."""
+    with (
+        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
+        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
+        rqueue.connect(bus.address()) as writer,
+        admin(bus) as idle_admin,
+    ):
+        total = fill(bus, reader, writer)
+        bus.signal(signal.SIGTERM)
+        assert writer.to_the_end() == []
+        assert idle_admin.recv(1) == b""
+        assert len(reader.to_the_end()) == total
+        assert bus.wait() == 0
+
+
+def test_a_reader_that_never_reads_does_not_hold_up_the_stop():
+    with (
+        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.2"}) as bus,
+        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
+        rqueue.connect(bus.address()) as writer,
+    ):
+        fill(bus, reader, writer)
+        bus.signal(signal.SIGTERM)
+        assert bus.wait(timeout_s=10) == 0
+
+
+def test_a_second_signal_ends_it_at_once():
+    with (
+        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
+        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
+        rqueue.connect(bus.address()) as writer,
+    ):
+        fill(bus, reader, writer)
+        bus.signal(signal.SIGTERM)
+        until(lambda: log_lines(bus, event="stopping"), "the first signal")
+        assert bus.process.poll() is None  # the reader that does not read holds it
+        bus.signal(signal.SIGTERM)
+        assert bus.wait() == 128 + signal.SIGTERM
+        assert log_lines(bus, event="stopping at once")
+
+
+def test_a_stdout_or_stderr_that_nobody_reads_is_no_trouble(tmp_path):
+    env = clean_environment(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [*POLYBUS, "serve", "--listen", "rqueue=tcp://127.0.0.1:0"]
+    with child(command, env=env, stdout=writer, stderr=writer) as bus:
+        os.close(writer)
+        until(lambda: answers(tmp_path / "run" / "polybus" / "admin.sock"), "an answer")
+        bus.terminate()
+        assert bus.wait(20) == 0
+
+
+def test_closed_standard_streams_are_not_taken_for_sockets(tmp_path):
+    """A listener that got number 2 would be sent our log."""
+    env = clean_environment(tmp_path)
+    command = f"exec {' '.join(POLYBUS)} serve --listen rqueue=tcp://127.0.0.1:0 <&- >&- 2>&-"
+    with child(["bash", "-c", command], env=env) as bus:
+        until(lambda: answers(tmp_path / "run" / "polybus" / "admin.sock"), "an answer")
+        streams = [Path(f"/proc/{bus.pid}/fd/{fd}").readlink() for fd in (0, 1, 2)]
+        assert streams == [Path(os.devnull)] * 3
+        bus.terminate()
+        assert bus.wait(20) == 0
+
+
+def test_a_sigterm_while_it_starts_is_a_clean_stop(tmp_path):
+    """Sent at every moment of the start: gone with 0, or by the signal before it was ours."""
+    for delay_ms in range(0, 800, 100):
+        command = ["timeout", "--preserve-status", f"{delay_ms / 1000 + 0.05:.3f}", *POLYBUS]
+        done = subprocess.run(
+            [*command, "serve", "--listen", "rqueue=tcp://127.0.0.1:0"],
+            env=clean_environment(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode in (0, 128 + signal.SIGTERM), done.stderr
+        if done.returncode == 0:
+            assert not (tmp_path / "run" / "polybus" / "admin.sock").exists()
