@@ -61,6 +61,23 @@ def test_several_topics_and_patterns_between_offsets(url, client, topic):
     assert bodies(bus=url, topic=names[0], endingOffsets="earliest") == []
 
 
+def test_a_task_that_has_read_a_topic_reads_the_one_that_took_its_name(bus, client, topic):
+    """Spark's workers live long: what they know of a topic may be of one that was dropped."""
+    task = access.FromFiles(f"lmdb:{bus.folder / 'data'}")
+    found = []
+    for body in (b"old", b"new"):
+        client.create_topic(topic, 1)
+        with client.producer() as producer:
+            producer.produce(topic, [body]).result()
+        (shard,) = client.bounds(topic)["shards"]
+        (batch,) = task.read(topic, 0, shard["end"] - 1, shard["end"])
+        found += batch["body"].to_pylist()
+        client.drop_topic(topic)
+    assert found == [b"old", b"new"]
+    with pytest.raises(DoesNotExist):
+        list(task.read(topic, 0, 0, 9))
+
+
 def test_between_times(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:

@@ -7,10 +7,10 @@ worker that was forked makes its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from polybus.errors import DoesNotExist, UsageError
 from polybus.model.arrow import batch_of
@@ -22,7 +22,10 @@ from polybus.store.opening import open_store
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from polybus.model.rows import Rows
     from polybus.store.contract import Store
+
+Answer = TypeVar("Answer")
 
 # A chunk that is copied out of the files at once: small enough to be still in the
 # processor's cache when it is sent to Spark.
@@ -103,24 +106,18 @@ class FromFiles:
         return [name for name in self._numbers if wanted.matches(name.encode())]
 
     def shards(self, topic: str) -> dict[int, Shard]:
-        try:
-            found = self._store.bounds(self._number(topic))
-        except DoesNotExist:  # unless another one has this name now
-            self._numbers = {}
-            found = self._store.bounds(self._number(topic))
+        found = self._of(topic, self._store.bounds)
         return {number: Shard(one.start, one.end) for number, one in enumerate(found.shards)}
 
     def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
-        return self._store.find(self._number(topic), shard, timestamp_ns)
+        return self._of(topic, lambda number: self._store.find(number, shard, timestamp_ns))
 
     def read(
         self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
     ) -> Iterator[pa.RecordBatch]:
-        number, left = self._number(topic), max_rows or end - start
+        left = max_rows or end - start
         while start < end and left > 0:
-            rows = self._store.read(
-                number, shard, start, end, max_rows=min(left, CHUNK_ROWS), max_bytes=CHUNK_BYTES
-            )
+            rows = self._of(topic, self._chunk(shard, start, end, min(left, CHUNK_ROWS)))
             if not rows.count:
                 return
             batch = batch_of(rows)
@@ -130,6 +127,19 @@ class FromFiles:
 
     def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
         pass
+
+    def _chunk(self, shard: int, start: int, end: int, rows: int) -> Callable[[int], Rows]:
+        return lambda number: self._store.read(
+            number, shard, start, end, max_rows=rows, max_bytes=CHUNK_BYTES
+        )
+
+    def _of(self, topic: str, ask: Callable[[int], Answer]) -> Answer:
+        """Of the topic that has this name now: the one that is known may have been dropped."""
+        try:
+            return ask(self._number(topic))
+        except DoesNotExist:
+            self._numbers = {}
+            return ask(self._number(topic))
 
     def _number(self, topic: str) -> int:
         if topic not in self._numbers:
