@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 from pathlib import Path
 
 import pynng
 import pytest
 
 from polybus import freud, gsb
+from polybus.dialects.gsb.codec import read_failure
 from polybus.errors import Denied
 from polybus.testing.certificates import trusting, write_certificate
-from polybus.testing.gsb import packet
+from polybus.testing.gsb import call, connect, packet, partial
 from polybus.testing.process import BusProcess, serve
-from polybus.testing.watch import check_unharmed
+from polybus.testing.watch import check_unharmed, stats, until
 
 TIMEOUT_MS = 20_000
 
@@ -39,7 +41,28 @@ def test_over_tls_with_our_client_and_with_nng(tmp_path: Path) -> None:
             socket.dial(address, block=True)
             socket.send(packet("ping", token=b"hidden"))
             assert b"hidden" in socket.recv()
+        a_service_may_hang_up_while_it_is_not_read(bus, trusting(certificate))
         check_unharmed(bus)
+
+
+def a_service_may_hang_up_while_it_is_not_read(bus: BusProcess, tls: ssl.SSLContext) -> None:
+    address = bus.address("gsb")
+    with connect(address, tls=tls, small=True) as caller, connect(address, tls=tls) as successor:
+        with connect(address, tls=tls) as service:
+            service.register("many")
+            caller.send(call("many", "1"))
+            request = service.call()
+            sent = 0
+            while stats(bus)["gsb"]["waiting"] == 0:  # what is sent then lies in the bus's socket
+                for _ in range(8):
+                    service.send(partial(request.request_id, bytes(64 * 1024)))
+                    sent += 1
+        until(lambda: successor.register("many") == 0, "the name is free at once")
+        items = 0
+        while (found := caller.reply()).type == 1:
+            items += 1
+        assert read_failure(found.data).code == 503
+        assert items == sent
 
 
 def test_every_call_is_a_message_of_the_log_and_topics_are_everybodys(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ with a deadline on everything.
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -174,7 +175,12 @@ class Peer:
 
 
 def connect(
-    address: Address, *, greeting: bytes = GREETING, first: bytes | None = None, small: bool = False
+    address: Address,
+    *,
+    greeting: bytes = GREETING,
+    first: bytes | None = None,
+    small: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> Peer:
     """Greeted, and with its hello sent if there is one; `small` takes little before it is full."""
     family = socket.AF_UNIX if address.is_unix else socket.AF_INET
@@ -183,6 +189,8 @@ def connect(
     if small:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
     sock.connect(address.path if address.is_unix else (address.host, address.port))
+    if tls is not None:
+        sock = tls.wrap_socket(sock, server_hostname="localhost")
     peer = Peer(sock, address.is_unix)
     peer.send_bytes(greeting)
     if greeting == GREETING:

@@ -101,16 +101,19 @@ class Listener:
         await self._empty.wait()
 
     def _make(self) -> StreamConnection:
-        connection = StreamConnection(
-            self._open_session, self._options.shared, self._admit, self._lost
+        return self._watched(
+            StreamConnection(self._open_session, self._options.shared, self._admit, self._lost)
         )
-        connection.hangups = self._options.hangups
-        return connection
 
     def _makes_encrypted(self, context: ssl.SSLContext) -> Callable[[], StreamConnection]:
         sealed = SharedBuffer(SEALED_BYTES)
         common = (self._open_session, self._options.shared, self._admit, self._lost)
-        return lambda: TlsConnection(*common, context, sealed, self._options.unshaken)
+        last = (context, sealed, self._options.unshaken)
+        return lambda: self._watched(TlsConnection(*common, *last))
+
+    def _watched(self, connection: StreamConnection) -> StreamConnection:
+        connection.hangups = self._options.hangups
+        return connection
 
     def _admit(self, connection: StreamConnection) -> bool:
         gate, places = self._options.gate, self._options.places
