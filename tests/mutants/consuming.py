@@ -23,7 +23,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/fdq/test_consumer_parts.py",
         "tests/unit/fdq/test_lanes.py",
     ),
-    "live": ("tests/interop/test_fdq_consumer.py", "tests/interop/test_fdq_coming_and_going.py"),
+    "live": ("tests/interop/consumers", "tests/interop/test_fdq_coming_and_going.py"),
 }
 
 LANES = mutants(

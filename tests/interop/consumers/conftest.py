@@ -1,0 +1,34 @@
+"""FDQ's consumers stand on a bus in the process, and on one behind its port."""
+
+import pytest
+
+from polybus import fdq
+from polybus.testing.nativebus import NativeBus
+from tests.interop.consumers.world import unhurried
+
+
+@pytest.fixture(scope="session")
+def native_url():
+    with NativeBus() as bus:
+        yield bus.url
+
+
+@pytest.fixture(params=["memory", "native"])
+def url(request):
+    if request.param == "memory":
+        # One that lives as long as the test, so that clients may come and go.
+        with fdq.Producer("memory:consumers"):
+            yield "memory:consumers"
+    else:
+        yield request.getfixturevalue("native_url")
+
+
+@pytest.fixture
+def topic(request):
+    return f"{request.node.name}".replace("[", "-").replace("]", "").replace("_", "-")
+
+
+@pytest.fixture
+def consumer(url):
+    with unhurried(url) as one:
+        yield one

@@ -1,0 +1,173 @@
+"""Acks and outputs in one step, or neither."""
+
+import threading
+
+import pytest
+
+from polybus import fdq
+from polybus.errors import (
+    InvalidTopic,
+    Stale,
+    TooLarge,
+    UsageError,
+)
+from polybus.testing.watch import until
+from tests.interop.consumers.world import (
+    QUICK,
+    Seen,
+    acked,
+    fdq_bus,
+    numbered,
+    produce,
+    total,
+)
+
+
+def outputs(url, topic):
+    return list(fdq.replay(url, topic)) if topic in names(url) else []
+
+
+def names(url):
+    with fdq_bus(url) as bus:
+        return {one["topic"] for one in bus.act("topic.list")["topics"]}
+
+
+def test_a_transaction_acks_and_produces_in_one_step(url, topic, consumer):
+    def handle(envelope):
+        with envelope.transaction() as tx:
+            tx.produce(f"{topic}.out", "k", envelope.message + b"!", {"h": b"v"})
+            tx.produce(f"{topic}.other", None, b"second")
+        assert not tx.is_duplicate
+
+    produce(url, topic, *numbered(30))
+    consumer.consume(topic, "one", handle)
+    until(lambda: acked(url, topic) == 30, "all are acked")
+    consumer.close()
+    found = outputs(url, f"{topic}.out")
+    assert sorted(int(one.message[:-1]) for one in found) == list(range(30))
+    assert (found[0].shard_key, found[0].headers) == ("k", {"h": b"v"})
+    assert len(outputs(url, f"{topic}.other")) == 30
+    assert total(url, topic, "emitted") == 30
+
+
+def test_an_exception_inside_aborts_all_and_the_run_has_failed(url, topic, consumer):
+    def handle(envelope):
+        with envelope.transaction() as tx:
+            tx.produce(f"{topic}.out", "k", b"%d" % envelope.delivery)
+            if envelope.delivery < 3:
+                raise RuntimeError("abort")
+
+    produce(url, topic, ("k", b""))
+    consumer.consume(topic, "one", handle, **QUICK)
+    until(lambda: acked(url, topic) == 1, "the third run")
+    consumer.close()
+    assert [one.message for one in outputs(url, f"{topic}.out")] == [b"3"]
+
+
+def test_what_fails_after_its_commit_is_done(url, topic, consumer):
+    runs = []
+
+    def handle(envelope):
+        runs.append(envelope.delivery)
+        with envelope.transaction() as tx:
+            tx.produce(f"{topic}.out", "k", b"")
+        raise RuntimeError("too late")
+
+    produce(url, topic, ("k", b""), ("k", b""))
+    consumer.consume(topic, "one", handle, **QUICK)
+    until(lambda: len(runs) == 2, "both")
+    consumer.close()
+    assert (runs, acked(url, topic), len(outputs(url, f"{topic}.out"))) == ([1, 1], 2, 2)
+
+
+def test_very_many_small_outputs_are_a_transaction_too(url, topic, consumer):
+    count = 50_000  # together little, but not as JSON
+
+    def handle(envelope):
+        with envelope.transaction() as tx:
+            for _ in range(count):
+                tx.produce(f"{topic}.out", None, b"")
+
+    produce(url, topic, ("k", b"x"))
+    consumer.consume(topic, "one", handle)
+    until(lambda: acked(url, topic) == 1, "it is committed")
+    assert total(url, f"{topic}.out", "inserted") == count
+    assert total(url, topic, "redelivered") == 0
+
+
+def test_large_outputs_travel_as_stages(url, topic, consumer):
+    size = 700_000
+
+    def handle(envelope):
+        with envelope.transaction() as tx:
+            for n in range(4):
+                tx.produce(f"{topic}.out", "k", b"%d" % n + bytes(size), {"n": b"%d" % n})
+            tx.produce(f"{topic}.small", "k", b"s")
+
+    produce(url, topic, ("k", b""))
+    consumer.consume(topic, "one", handle)
+    until(lambda: acked(url, topic) == 1, "the ack")
+    found = outputs(url, f"{topic}.out")
+    assert [(one.message[:1], one.headers) for one in found] == [
+        (b"%d" % n, {"n": b"%d" % n}) for n in range(4)
+    ]
+    assert len(outputs(url, f"{topic}.small")) == 1
+
+
+def test_a_transaction_that_is_used_wrongly_says_so(url, topic, consumer):
+    problems = []
+
+    def told(kind, action):
+        with pytest.raises(kind) as caught:
+            action()
+        problems.append(caught.value)
+
+    def handle(envelope):
+        tx = envelope.transaction()
+        told(UsageError, lambda: tx.produce("out", "k", b""))
+        with tx:
+            told(InvalidTopic, lambda: tx.produce("_hidden", "k", b""))
+            told(TooLarge, lambda: tx.produce("out", "k" * 2000, b""))
+            told(UsageError, lambda: tx.produce("out", "k", "text"))
+        told(UsageError, tx.__enter__)
+        told(UsageError, envelope.transaction().__enter__)
+
+    produce(url, topic, ("k", b""))
+    consumer.consume(topic, "one", handle, **QUICK)
+    until(lambda: acked(url, topic) == 1, "the ack")
+    assert len(problems) == 6
+
+
+def test_a_transaction_after_its_run_is_refused(url, topic, consumer):
+    seen = Seen()
+    produce(url, topic, ("k", b""))
+    consumer.consume(topic, "one", seen)
+    until(lambda: acked(url, topic) == 1, "the ack")
+    with pytest.raises(Stale), seen[0].transaction() as tx:
+        tx.produce(f"{topic}.out", "k", b"")
+    assert not outputs(url, f"{topic}.out")
+
+
+def test_a_run_that_was_given_up_cannot_commit(url, topic, consumer):
+    hangs, refused = threading.Event(), []
+
+    def handle(envelope):
+        with envelope.transaction() as tx:
+            tx.produce(f"{topic}.out", "k", b"%d" % envelope.delivery)
+            if envelope.delivery == 1:
+                hangs.wait()
+
+    def watched(envelope):
+        try:
+            handle(envelope)
+        except Exception as error:
+            refused.append(error)
+            raise
+
+    produce(url, topic, ("k", b""))
+    consumer.consume(topic, "one", watched, handler_timeout_s=0.2, **QUICK)
+    until(lambda: acked(url, topic) == 1, "its second run")
+    hangs.set()
+    until(lambda: refused, "the first one is told")
+    assert [type(one).__name__ for one in refused] == ["Stale"]
+    assert [one.message for one in outputs(url, f"{topic}.out")] == [b"2"]
