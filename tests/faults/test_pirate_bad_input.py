@@ -6,9 +6,11 @@ In each case it is counted, it changes nothing, and the bus goes on as if nothin
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -28,17 +30,21 @@ CONFIG = """
 format = "json"
 [pirate]
 max_unread_bytes = {unread}
+max_uncommitted_bytes = {uncommitted}
 """
 # Of all that has come and is not whole; what the watch sees late comes on top.
 UNREAD = 160 * MIB
+UNCOMMITTED = 256 * MIB
 MOST_PIECES, A_WHILE = 3000, 16
 MOST_GROWTH = UNREAD + 160 * MIB
 
 
 @contextlib.contextmanager
-def started(folder: Path, sabotage: str | None = None) -> Iterator[PirateBus]:
+def started(
+    folder: Path, sabotage: str | None = None, unread: int = UNREAD, uncommitted: int = UNCOMMITTED
+) -> Iterator[PirateBus]:
     config = folder / "bus.toml"
-    config.write_text(CONFIG.format(unread=UNREAD))
+    config.write_text(CONFIG.format(unread=unread, uncommitted=uncommitted))
     with PirateBus("--config", str(config), env={"POLYBUS_SABOTAGE": sabotage or ""}) as one:
         yield one
         check_unharmed(one.process)
@@ -240,3 +246,49 @@ def test_many_unfinished_messages_together_are_bounded(bus, bare):
                     peer.send(piece)
             assert rss_bytes(bus.process.pid) - before < MOST_GROWTH
         until(lambda: cuts(bus) > counted, "somebody is cut")
+
+
+# What the guide says is the most that pirate's part of a bus takes.
+TIGHT_UNREAD, TIGHT_UNCOMMITTED, TURN = 80 * MIB, 65 * MIB, 72 * MIB
+WITHIN = TIGHT_UNREAD + 3 * TIGHT_UNCOMMITTED + TURN
+PUSHED, BODY = 1900 * MIB, 48
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("frames", [[bytes(MIB)] * BODY, [bytes(BODY * MIB)]], ids=["good", "bad"])
+def test_peers_that_push_large_messages_take_no_more_than_the_bound(tmp_path, frames):
+    """Whole ones, faster than anybody can store them; and those that are refused."""
+    with started(tmp_path, None, TIGHT_UNREAD, TIGHT_UNCOMMITTED) as bus:
+        names = [b"pusher-%d" % number for number in range(3)]
+        for name in names:
+            with Bare(bus.endpoint, name) as bare:
+                bare.hello()
+                bare.sub("pushed")
+        before, most = own_bytes(bus.process.pid), 0
+        pushers = [Thread(target=push, args=(bus.port, name, frames)) for name in names]
+        for one in pushers:
+            one.start()
+        while any(one.is_alive() for one in pushers):
+            most = max(most, own_bytes(bus.process.pid))
+            pushers[0].join(0.01)
+        assert most - before < WITHIN
+
+
+def push(port: int, name: bytes, frames: Frames) -> None:
+    """Its share of all; whoever is cut comes again."""
+    body = [*(frame(MORE, one) for one in frames[:-1]), frame(0, frames[-1])]
+    left, counter = PUSHED // 3, 2
+    while left > 0:
+        with contextlib.suppress(OSError), RawPeer(port) as peer:
+            while left > 0:
+                counter += 1
+                head = wire.counted(wire.PUT, name, 1, counter, "pushed")
+                for one in (*(frame(MORE, part) for part in (b"", *head)), *body):
+                    left -= len(one)
+                    peer.send(one)
+
+
+def own_bytes(pid: int) -> int:
+    """Without pages of the store's file, which the system lends."""
+    _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

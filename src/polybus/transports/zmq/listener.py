@@ -75,7 +75,7 @@ class RouterListener:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._socket = socket = context.socket(zmq.ROUTER)
-        _configure(socket, address)
+        configure(socket, address)
         self._curve = curve
         if curve is not None:
             socket.CURVE_SERVER = 1
@@ -225,7 +225,7 @@ class RouterListener:
         self._socket.close(int(left_ms))
 
 
-def _configure(socket: zmq.Socket[bytes], address: Address) -> None:
+def configure(socket: zmq.Socket[bytes], address: Address) -> None:
     socket.ROUTER_MANDATORY = 1  # to know what is dropped
     socket.MAXMSGSIZE = MAX_FRAME_BYTES
     socket.RCVHWM = WAITING_MESSAGES

@@ -1,0 +1,45 @@
+"""How much of a connection waits in libzmq while nobody takes it."""
+
+from __future__ import annotations
+
+import pytest
+import zmq
+
+from polybus.model.address import Address
+from polybus.testing.pirate.zmtp import RawPeer, message
+from polybus.transports.zmq import listener
+
+MIB = 1 << 20
+LARGE = message(bytes(16 * MIB))
+STUCK_S = 0.5
+MANY = 6
+
+
+def taken_unread() -> int:
+    """How many large messages one peer can get rid of while nobody reads them."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    try:
+        listener.configure(router, Address.parse("tcp://127.0.0.1:0"))
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with RawPeer(port) as peer:
+            peer._socket.settimeout(STUCK_S)
+            for sent in range(MANY):
+                try:
+                    peer.send(LARGE)
+                except TimeoutError:
+                    return sent
+        return MANY
+    finally:
+        router.close(0)
+        context.term()
+
+
+@pytest.mark.parametrize(("waiting", "most"), [(listener.WAITING_MESSAGES, 2), (0, MANY)])
+def test_one_whole_message_waits_and_a_peer_that_sends_more_is_not_read_from(
+    monkeypatch, waiting, most
+):
+    """Without the bound all of them are."""
+    monkeypatch.setattr(listener, "WAITING_MESSAGES", waiting)
+    assert 1 <= taken_unread() <= most
+    assert waiting or taken_unread() == MANY
