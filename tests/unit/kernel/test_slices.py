@@ -1,0 +1,37 @@
+"""Slices of the processor: a thread's own, not those of threads that it starts."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from polybus.kernel import slices
+
+
+def shortened() -> tuple[bool, int, int]:
+    """On a thread of its own: what was said, its slice, and that of a thread it started."""
+    done = slices.shorten(100)
+    with ThreadPoolExecutor(1) as other:
+        return done, slices.current_us(), other.submit(slices.current_us).result()
+
+
+def test_a_thread_asks_for_itself_alone():
+    with ThreadPoolExecutor(1) as thread:
+        before = thread.submit(slices.current_us).result()
+        if before == 0:
+            pytest.skip("this kernel has no slices to choose")
+        assert thread.submit(shortened).result() == (True, 100, before)
+
+
+def test_who_was_preferred_is_left_alone():
+    def preferred() -> tuple[bool, int]:
+        os.setpriority(os.PRIO_PROCESS, 0, -1)
+        return slices.shorten(100), os.getpriority(os.PRIO_PROCESS, 0)
+
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            assert thread.submit(preferred).result() == (False, -1)
+        except PermissionError:
+            pytest.skip("only root can prefer a thread")
