@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql.functions import expr
 
 from polybus.errors import DoesNotExist
 
@@ -224,6 +225,9 @@ def test_what_was_read_is_not_sent_back_by_mistake(spark, bus, client, topic):
     )
     write(rows.drop("topic"), bus.url, topic=f"{topic}.copy")
     assert bodies(client, f"{topic}.copy") == [b"x"]
+    routed = rows.withColumn("topic", expr("if(offset > 7, 'elsewhere', null)"))
+    write(routed, bus.url, topic=f"{topic}.copy")
+    assert bodies(client, f"{topic}.copy") == [b"x", b"x"]
 
 
 def _is_empty(client: Any, topic: str) -> bool:

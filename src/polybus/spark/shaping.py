@@ -55,7 +55,7 @@ def check(schema: StructType, topic: str | None) -> None:
         raise UsageError(
             "there is no column body: rename one, for example .select('value as body')"
         )
-    _check_target(set(schema.names), topic)
+    _check_target(schema, topic)
 
 
 def _check_type(name: str, given: str) -> None:
@@ -68,12 +68,14 @@ def _check_type(name: str, given: str) -> None:
         )
 
 
-def _check_target(names: set[str], topic: str | None) -> None:
-    if "topic" not in names:
+def _check_target(schema: StructType, topic: str | None) -> None:
+    """The source's own column is never null: one that may be was computed, and is meant."""
+    if "topic" not in schema.names:
         if topic is None:
             raise UsageError("say where to write: .option('topic', NAME), or a column topic")
         return
-    if topic is not None and names.issuperset(PASSED_OVER):
+    is_the_sources = not schema["topic"].nullable and set(PASSED_OVER) <= set(schema.names)
+    if topic is not None and is_the_sources:
         raise UsageError(
             f"drop the source's column topic, which would win over option topic ({topic}) and "
             "send every row back to where it came from: .drop('topic')"
