@@ -1,9 +1,13 @@
 """What is measured, and what must hold; ratios of rows a second in one run, `local[2]`, warm.
 
 - a full scan, `sum(length(body))`, straight from the files: at least 0.75 of Spark's own Parquet
-  reader over the same rows, and 2.5 times a source that yields tuples
-- the same scan through a bus: at least 0.6 of the Parquet reader
-- beside both, without a target, the same with `.schema("body binary")`: the one column it needs
+  reader over the same rows
+- the same through a bus: at least 0.6 of the Parquet reader
+
+  All read the one column that the query needs. Of Parquet Spark does so by itself; of a source in
+  Python it would take all, so it is told: `.schema("body binary")`.
+- the same without that, all ten columns: at least 2.5 times a source that yields tuples; beside it,
+  without a target, the Parquet reader, which still reads one
 - a write: at least 0.6 of a Parquet write of the same rows; beside it, without a target, rows with
   keys, which are cut over 16 shards
 - topic to topic, triggered all the time: p50 at most 250 ms
@@ -13,18 +17,19 @@ from bench.harness.results import P50, P99, RATE, US_PER_MS, Ceiling, Requiremen
 from bench.store.rounds import Case
 
 MESSAGES, SHORT_MESSAGES = 2_000_000, 500_000
-PARQUET, TUPLES, ONE_COLUMN = "Parquet", "tuples", "polybus, body alone"
+PARQUET, TUPLES, ALL_COLUMNS = "Parquet", "tuples", "polybus, all columns"
 
 FILES = Case("spark-files", "Spark: full scan from the files, 128 B", (RATE,))
+EVERY = Case("spark-columns", "Spark: the same, all columns", (RATE,))
 BUS = Case("spark-bus", "Spark: full scan through a bus, 128 B", (RATE,))
 SINK = Case("spark-sink", "Spark: write, 128 B", (RATE,))
 KEYED = Case("spark-keyed", "Spark: write with keys, 128 B", (RATE,))
 LATENCY = Case("spark-latency", "Spark: topic → topic, zero-second trigger", (P50, P99))
-CASES = (FILES, BUS, SINK, KEYED, LATENCY)
+CASES = (FILES, EVERY, BUS, SINK, KEYED, LATENCY)
 
 REQUIREMENTS: tuple[Requirement, ...] = (
     Target(FILES.name, RATE, (PARQUET,), 0.75),
-    Target(FILES.name, RATE, (TUPLES,), 2.5),
+    Target(EVERY.name, RATE, (TUPLES,), 2.5),
     Target(BUS.name, RATE, (PARQUET,), 0.6),
     Target(SINK.name, RATE, (PARQUET,), 0.6),
     Ceiling(LATENCY.name, P50, 250 * US_PER_MS),

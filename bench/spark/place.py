@@ -16,6 +16,7 @@ from bench.harness.options import Options
 from bench.harness.places import installed
 from bench.harness.report import Outcome
 from bench.harness.results import OURS, Requirement
+from bench.harness.rounds import Effort
 from bench.native.contenders import Bus, bus
 from bench.spark import scans
 from bench.spark.cases import PARQUET
@@ -28,7 +29,11 @@ from polybus import __version__
 from polybus.native import Client
 
 TOPIC = "rows"
-SHORT_REPEATS_S = 5.0
+# A measurement takes a second and is warmed up several times before: all cases in some minutes.
+ROUNDS = 5
+REPEATS = 8
+REPEATS_S, SHORT_REPEATS_S = 120.0, 5.0
+QUIET_WAIT_S = 2.0
 
 
 @dataclass
@@ -63,9 +68,7 @@ class Suite:
     others: Sequence[str]
 
     def run(self, options: Options, messages: int) -> Outcome:
-        outcome, effort = Outcome(self.name, options), options.effort()
-        if options.short:
-            effort = replace(effort, repeat_until_s=time.monotonic() + SHORT_REPEATS_S)
+        outcome, effort = Outcome(self.name, options), _effort(options)
         outcome.versions = {PARQUET: pyspark.__version__, **dict.fromkeys(self.others, "")}
         outcome.versions[OURS] = __version__
         with data_folder() as folder, ExitStack() as stack:
@@ -83,3 +86,12 @@ class Suite:
         client = stack.enter_context(Client(native_url(ours)))
         spark = stack.enter_context(session())
         return self.place(spark, ours, client, folder, messages, stack)
+
+
+def _effort(options: Options) -> Effort:
+    until_s = time.monotonic() + (SHORT_REPEATS_S if options.short else REPEATS_S)
+    effort = replace(options.effort(), repeat_until_s=until_s)
+    if options.short:
+        return effort
+    rounds = options.rounds or ROUNDS
+    return replace(effort, rounds=rounds, repeats_per_case=REPEATS, quiet_wait_s=QUIET_WAIT_S)

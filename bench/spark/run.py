@@ -7,13 +7,14 @@ from bench.harness.report import Outcome
 from bench.harness.results import OURS
 from bench.spark import scans
 from bench.spark.cases import (
+    ALL_COLUMNS,
     BUS,
     CASES,
+    EVERY,
     FILES,
     KEYED,
     LATENCY,
     MESSAGES,
-    ONE_COLUMN,
     PARQUET,
     REQUIREMENTS,
     SHORT_MESSAGES,
@@ -29,7 +30,7 @@ NAMES = tuple(case.name for case in CASES)
 
 
 def run(options: Options) -> Outcome:
-    suite = Suite("spark", Tables, CASES, REQUIREMENTS, (TUPLES, ONE_COLUMN))
+    suite = Suite("spark", Tables, CASES, REQUIREMENTS, (TUPLES, ALL_COLUMNS))
     return suite.run(options, SHORT_MESSAGES if options.short else MESSAGES)
 
 
@@ -39,19 +40,20 @@ class Tables(Place):
             return [self._stream()]
         if case in (SINK, KEYED):
             return self._writers("body", *(["shard_key"] if case is KEYED else []))
-        return self._scans(f"lmdb:{self.folder / 'data'}" if case is FILES else self.url, case)
+        return self._scans(self.url if case is BUS else f"lmdb:{self.folder / 'data'}", case)
 
     def _scans(self, url: str, case: Case) -> Sequence[Contender]:
         spark, rows = self.spark, self.messages
         pid = self.bus.pid if case is BUS else None
-        found = [
-            scans.Scan(OURS, scans.topic(spark, url, TOPIC), rows, pid),
-            scans.Scan(ONE_COLUMN, scans.one_column(spark, url, TOPIC), rows, pid),
-            scans.Scan(PARQUET, self.parquet, rows, None),
-        ]
+        parquet = scans.Scan(PARQUET, self.parquet, rows, None)
+        every = scans.topic(spark, url, TOPIC)
+        if case is EVERY:
+            tuples = scans.Scan(TUPLES, scans.tuples(spark, url, TOPIC), rows, None, warming=1)
+            return [scans.Scan(OURS, every, rows, pid), parquet, tuples]
+        ours = scans.Scan(OURS, scans.one_column(spark, url, TOPIC), rows, pid)
         if case is FILES:
-            found.append(scans.Scan(TUPLES, scans.tuples(spark, url, TOPIC), rows, None))
-        return found
+            return [ours, parquet]
+        return [ours, parquet, scans.Scan(ALL_COLUMNS, every, rows, pid)]
 
     def _writers(self, *columns: str) -> Sequence[Contender]:
         rows = self.parquet.select(*columns).persist()

@@ -28,13 +28,22 @@ class Scan:
     """`sum(length(body))` over a table, each time as a new query: one that is collected again
     finds its own shuffle, and reads nothing. The bus's pid, if it takes part."""
 
-    def __init__(self, name: str, table: "DataFrame", messages: int, pid: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        table: "DataFrame",
+        messages: int,
+        pid: int | None,
+        *,
+        warming: int = WARMING,
+    ) -> None:
         self.name, self.pid = name, pid
+        self._warming = warming
         self._messages = messages
         self._table = table
 
     def calibrate(self, wanted_s: float) -> None:
-        for _ in range(WARMING):
+        for _ in range(self._warming):
             self.measure()
 
     def measure(self) -> Values:
