@@ -248,9 +248,10 @@ def test_many_unfinished_messages_together_are_bounded(bus, bare):
         until(lambda: cuts(bus) > counted, "somebody is cut")
 
 
-# What the guide says is the most that pirate's part of a bus takes.
-TIGHT_UNREAD, TIGHT_UNCOMMITTED, TURN = 80 * MIB, 65 * MIB, 72 * MIB
-WITHIN = TIGHT_UNREAD + 3 * TIGHT_UNCOMMITTED + TURN
+# What the guide says is the most that pirate's part of a bus takes, and what comes between two
+# looks of the watch.
+TIGHT_UNREAD, TIGHT_UNCOMMITTED, TURN, LATE = 80 * MIB, 65 * MIB, 72 * MIB, 64 * MIB
+WITHIN = TIGHT_UNREAD + 3 * TIGHT_UNCOMMITTED + TURN + LATE
 PUSHED, BODY = 1900 * MIB, 48
 
 

@@ -2,7 +2,7 @@
 
     python tests/mutants/pirate.py [--unit | --live] [part of a mutant's name ...]
 
-The same procedure as in bus.py: first the codec beside the model, then a real bus.
+The same procedure as in bus.py: first the codec and subscribers in memory, then a real bus.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from tests.mutants import bus  # noqa: E402
 from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "unit": ("tests/property/pirate/test_pirate_codec.py",),
+    "unit": (
+        "tests/property/pirate/test_pirate_codec.py",
+        "tests/unit/zmq/test_watching.py",
+        "tests/unit/subscribers",
+    ),
     "live": (
         "tests/faults/test_pirate_memories.py",
         "tests/property/pirate/test_pirate_model.py",

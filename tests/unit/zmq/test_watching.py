@@ -117,12 +117,9 @@ def test_a_guess_begins_anew_with_each_whole_message():
 
 def test_nobody_is_blamed_for_messages_that_we_have_not_read():
     scene = Scene(waiting=True)
-    scene.all[0].came = 2000
+    scene.all[0].came = 4000
     scene.watch.look()
     assert not scene.all[0].is_cut
-    scene.all[0].came = 2001  # a whole one, and one more that is too large already
-    scene.watch.look()
-    assert scene.all[0].is_cut
 
 
 def test_all_together_are_bounded_and_the_one_with_most_goes(monkeypatch):
@@ -184,6 +181,14 @@ def test_looks_take_a_small_share_of_the_time():
     times = iter([10.0])
     scene.watch._clock = lambda: next(times, 10.5)
     assert scene.watch.look() >= 20 * 0.4
+
+
+def test_looks_come_sooner_while_something_is_unfinished(monkeypatch):
+    monkeypatch.setattr(watching, "MINOR_BYTES", 10)
+    scene = Scene()
+    assert scene.watch.look() == watching.LOOK_S
+    scene.all[0].came = 11
+    assert scene.watch.look() == watching.BUSY_LOOK_S
 
 
 def test_a_process_has_a_size():

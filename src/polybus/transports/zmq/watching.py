@@ -19,8 +19,8 @@ Some bytes are no message's: those of the handshake, and heartbeats. Whenever ne
 is left behind a message they are taken for all of it, and while none comes they are allowed
 for by time.
 
-Looks come often, since a local peer sends gigabytes a second, but never take more than a
-small share of the loop's time.
+Looks come often, since a local peer sends gigabytes a second, and more often while something
+is unfinished; but they never take more than a small share of the loop's time.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from polybus.transports.zmq import sabotage
 from polybus.transports.zmq.connections import Connection
 
 LOOK_S: Final = 0.05
+BUSY_LOOK_S: Final = 0.005  # while much is on its way
 SHARE: Final = 20  # between looks passes so many times what a look takes
 MINOR_BYTES: Final = 1 << 20  # less than this is a message on its way, and no trouble
 LEFT_BYTES: Final = 4096  # behind a whole message: no more than a handshake takes
@@ -86,7 +87,8 @@ class Watch:
                 most = one
         self._untaken = untaken
         self._judge_all(unfinished, most)
-        return max(LOOK_S, SHARE * (self._clock() - began_s))
+        soon_s = LOOK_S if unfinished < MINOR_BYTES else BUSY_LOOK_S
+        return max(soon_s, SHARE * (self._clock() - began_s))
 
     def is_full(self, one: Connection) -> bool:
         """Has it, or have all together, left too much of what they were sent?"""
@@ -126,9 +128,8 @@ class Watch:
             one.slow_since_s = None
 
     def _is_too_much(self, unfinished: int) -> bool:
-        """While messages wait for us to take them, one of them may be all of it, and be whole."""
-        bound = self._bounds.max_unfinished
-        return unfinished > 2 * bound or (unfinished > bound and not self._has_waiting())
+        """While messages wait for us to take them, it may be whole ones that are so much."""
+        return unfinished > self._bounds.max_unfinished and not self._has_waiting()
 
     def _judge_all(self, unfinished: int, most: Connection | None) -> None:
         now = process_bytes()
