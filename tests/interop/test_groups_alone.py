@@ -50,15 +50,21 @@ class Alone:
             self.held[one["shard"]] = {"epoch": one["epoch"], "next": one["low"]}
         for place in told["rows"]:
             self.held[place["shard"]]["next"] = place["to"]
-        batches = [batch for raw in rest for batch in pa.ipc.open_stream(raw.body)]
-        found = [batch.column("body").to_pylist() for batch in batches]
-        return list(zip(told["rows"], found, strict=True))
+        bodies = [body for raw in rest for body in _bodies(raw)]
+        cut = [(place, place["to"] - place["from"]) for place in told["rows"]]
+        return [(place, [bodies.pop(0) for _ in range(count)]) for place, count in cut]
 
     def ack(self, place: dict[str, int], **more: object) -> Any:
         entry = {"shard": place["shard"], "epoch": place["epoch"], **more}
         entry.setdefault("acked", [[place["from"], place["to"]]])
         (told,) = self.act("ack", shards=[entry])["shards"]
         return told
+
+
+def _bodies(result: Any) -> list[bytes]:
+    (batch,) = pa.ipc.open_stream(result.body)
+    found: list[bytes] = batch.column("body").to_pylist()
+    return found
 
 
 def prepare(bus: NativeBus, shards: int = 2) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,12 +15,14 @@ from polybus.embedded.reading import Reading
 from polybus.embedded.staging import Stage
 from polybus.errors import ConnectionLost, MalformedRequest, StoreClosed
 from polybus.model.arrow import batch_of
+from polybus.native.fetching import cut
 from polybus.native.reading import NO_BOUND, Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.embedded.core import Core
+    from polybus.native.fetching import Told
 
 
 class Bus:
@@ -90,10 +92,19 @@ class Bus:
 
     def fetch(self, **request: Any) -> tuple[dict[str, Any], list[pa.RecordBatch]]:
         """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
+        answer, rows = next(self._fetched(request))
+        assert answer is not None  # it does not follow
+        return answer, cut(answer, rows)
+
+    def follow(self, **request: Any) -> Iterator[Told]:
+        """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
+        return self._fetched({**request, "follow": True})
+
+    def _fetched(self, request: dict[str, Any]) -> Iterator[Told]:
         self._check()
-        answer, rows = self._core.port.fetch(self._caller, _asked(request))
-        self._check()
-        return _carried(answer), [batch_of(one) for one in rows]
+        for answer, rows in self._core.port.follow(self._caller, _asked(request)):
+            self._check()
+            yield answer and _carried(answer), batch_of(rows) if rows.count else None
 
     # --- the rest
 

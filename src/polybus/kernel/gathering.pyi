@@ -15,4 +15,5 @@ def gather(
     below_id: int,
     max_rows: int,
     max_bytes: int,
+    by_piece: bool = False,
 ) -> tuple[Any, ...]: ...

@@ -2,8 +2,8 @@
 
 A piece is a part of one block with its place: the offset of the block's message 0,
 its shard, and a run table that gives ids and times: triples of int64 (first id,
-timestamp in ns, count). Runs of several shards are put into the order of their ids;
-neighbours that lie together in one block are copied together, so that the work is
+timestamp in ns, count). Runs of several shards are put into the order of their ids,
+unless one shard after the other is wanted; neighbours that lie together in one block are copied together, so that the work is
 per run for positions, and per piece for bodies.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -61,6 +61,7 @@ cdef class Plan:
     cdef Piece* pieces
     cdef int64_t piece_count
     cdef bint several_shards
+    cdef bint by_piece
     cdef Run* runs
     cdef int64_t run_count
     cdef Slice* slices
@@ -125,7 +126,7 @@ cdef class Plan:
         for number in range(self.piece_count):
             if not self.choose_of(&self.pieces[number]):
                 return "a run table does not fit its block"
-        if self.several_shards:
+        if self.several_shards and not self.by_piece:
             self.sort()
         if not self.limit():
             return "changed while read"
@@ -315,19 +316,26 @@ cdef object zeroes(unsigned char** place, int64_t size, bint wanted):
 
 
 def gather(
-    pieces, int64_t from_id, int64_t below_id, int64_t max_rows, int64_t max_bytes
+    pieces,
+    int64_t from_id,
+    int64_t below_id,
+    int64_t max_rows,
+    int64_t max_bytes,
+    bint by_piece=False,
 ) -> tuple:
     """The columns of a read, in memory of their own, in the order of polybus.model.rows.Rows.
 
     A piece is (layout, runs, first offset, shard, start, end); pieces of one shard come
     in its order. Given are messages with ids from `from_id` to `below_id` (exclusive), at
-    most `max_rows` with `max_bytes` of bodies, keys and headers, but at least one. A
-    column that none of them needs is None. Checksums that layouts owe are compared.
+    most `max_rows` with `max_bytes` of bodies, keys and headers, but at least one; by their
+    ids, or with `by_piece` in the order of the pieces. A column that none of them needs is
+    None. Checksums that layouts owe are compared.
     """
     cdef Plan plan = Plan.__new__(Plan)
     cdef const char* reason
     cdef bint is_damaged
     plan.bounds = Bounds(from_id, below_id, max(1, max_rows), min(max_bytes, MAX_GATHERED_BYTES))
+    plan.by_piece = by_piece
     plan.take(list(pieces))
     with nogil:
         reason = plan.choose()

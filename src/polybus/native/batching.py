@@ -3,7 +3,8 @@
 What was produced as one batch is never cut, since it is atomic; but several that wait
 for the same topic travel as one, as long as they stay within the bounds. While
 something is on its way, less than `SMALL_BYTES` wait for company until it was answered:
-a journey costs the bus far more than a message does.
+a journey costs the bus far more than a message does. What comes as rows is a batch
+already, and does not wait.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Queue:
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
         self._waiting_bytes = 0  # of those, what was not handed out
+        self._batches = 0  # of those, what came as rows
         self._taken = 0  # handed out and not settled
         self._closed_by: PolybusError | None = None
 
@@ -115,7 +117,7 @@ class Queue:
     @property
     def is_small(self) -> bool:
         """Is what waits not worth a journey of its own while others are on theirs?"""
-        return self._waiting_bytes < SMALL_BYTES
+        return self._waiting_bytes < SMALL_BYTES and not self._batches
 
     def put(self, one: Waiting) -> None:
         with self._room:
@@ -126,6 +128,7 @@ class Queue:
             self._waiting.append(one)
             self._bytes += one.messages.size_bytes
             self._waiting_bytes += one.messages.size_bytes
+            self._batches += isinstance(one.messages, Rows)
             if not self._taken or not self.is_small:  # else it is looked at when they are settled
                 self._changed.notify()
 
@@ -146,6 +149,7 @@ class Queue:
                 self._drop(part)
                 continue
             parts.append(part)
+            self._batches -= isinstance(part.messages, Rows)
             self._waiting_bytes -= part.messages.size_bytes
             rows += part.messages.num_rows
             size += part.messages.size_bytes
@@ -177,12 +181,13 @@ class Queue:
         """What was never sent and not cancelled, to be failed."""
         left = [one for one in self._waiting if one.future.set_running_or_notify_cancel()]
         self._waiting.clear()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._batches = 0
         self._tell()
         return left
 
     def _drop(self, one: Waiting) -> None:
         self._bytes -= one.messages.size_bytes
+        self._batches -= isinstance(one.messages, Rows)
         self._waiting_bytes -= one.messages.size_bytes
         self._tell()
 

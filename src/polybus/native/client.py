@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from polybus.native.connection import Connection
-from polybus.native.fetching import Fetched, fetch
+from polybus.native.fetching import Answer, Told, fetch, follow
 from polybus.native.options import DEFAULT_URL, ClientOptions, settled
 from polybus.native.producing import FAILING_CLOSE_S, Producer
 from polybus.native.reading import MAX_WAIT_S, NO_BOUND, Reading, Wanted
 from polybus.native.staging import Stage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Client:
@@ -85,9 +88,13 @@ class Client:
                 news: list[dict[str, Any]] = answer["news"]
                 return news
 
-    def fetch(self, **request: Any) -> Fetched:
+    def fetch(self, **request: Any) -> tuple[Answer, list[pa.RecordBatch]]:
         """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
         return fetch(self._connection, request)
+
+    def follow(self, **request: Any) -> Iterator[Told]:
+        """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
+        return follow(self._connection, {**request, "follow": True})
 
     def bounds(self, topic: str) -> dict[str, Any]:
         return self.act("bounds", topic=topic)

@@ -111,10 +111,15 @@ class Connection:
 
     def results(self, name: str, request: dict[str, Any]) -> list[Any]:
         """All that one action answers, as buffers; tried once."""
+        return list(self.stream(name, request))
+
+    def stream(self, name: str, request: dict[str, Any]) -> Iterator[Any]:
+        """The same, as they come."""
         action = flight.Action(name, json.dumps(request).encode())
         options = self.call_options(self.options.call_timeout_s)
         with self.using() as client:
-            return [result.body for result in client.do_action(action, options)]
+            for result in client.do_action(action, options):
+                yield result.body
 
     def _tls(self) -> dict[str, Any]:
         options, found = self.options, {}

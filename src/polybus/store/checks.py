@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from polybus.errors import ShardSealed, TooLarge, UsageError
 from polybus.model import names
@@ -34,6 +35,9 @@ from polybus.model.stamp import (
     Stamp,
 )
 from polybus.model.topic import ALL, MAX_SHARDS, All, Topic
+
+if TYPE_CHECKING:
+    from polybus.store.contract import Part
 
 MAX_NUMBER = (1 << 63) - 1  # positions, epochs and times are stored as int64
 MAX_COUNTER = (1 << 64) - 1  # pirate's clients may use all of them
@@ -140,10 +144,11 @@ def spans(count: int) -> None:
 def appends(appends: Sequence[Append]) -> Sequence[Append]:
     if len(appends) > MAX_APPENDS:
         raise UsageError(f"at most {MAX_APPENDS} appends at a time")
-    for append in appends:
-        if not isinstance(append.block, Block):
+    for _, _, block in appends:
+        if not isinstance(block, Block):
             raise UsageError("appends carry blocks")
-    places(appends)
+    if len(appends) > 1:
+        places(appends)
     return appends
 
 
@@ -225,6 +230,13 @@ def read(start: int, end: int | None, max_rows: int, max_bytes: int) -> tuple[in
     require(max_rows >= 1, f"max_rows is at least 1, not {max_rows}")
     require(max_bytes >= 1, f"max_bytes is at least 1, not {max_bytes}")
     return start, end, min(max_rows, MAX_ANSWER_BYTES), min(max_bytes, MAX_ANSWER_BYTES)
+
+
+def parts(given: Sequence[Part], max_rows: int, max_bytes: int) -> tuple[Sequence[Part], int, int]:
+    """The parts of a read, and its rows and bytes."""
+    for _, start, end, most in given:
+        read(start, end, most, max_bytes)
+    return given, *read(0, 0, max_rows, max_bytes)[2:]
 
 
 def time_ns(timestamp_ns: int) -> int:

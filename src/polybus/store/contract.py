@@ -27,6 +27,8 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from polybus.model.rows import EMPTY
+
 if TYPE_CHECKING:
     from polybus.model.commit import Append, Commit, Committed, Record
     from polybus.model.rows import Rows
@@ -44,6 +46,15 @@ class News(NamedTuple):
     topic: int
     shard: int
     end: int
+
+
+class Part(NamedTuple):
+    """Messages of a shard from `start` to `end` (exclusive), at most `max_rows`."""
+
+    shard: int
+    start: int
+    end: int
+    max_rows: int
 
 
 # Called once for each group of commits that became visible, on the engine's own thread.
@@ -166,6 +177,25 @@ class Store(ABC):
         `end` is not behind `start`. A shard's messages that were trimmed are `Trimmed`;
         `ALL` passes over them.
         """
+
+    def read_parts(
+        self,
+        topic: int,
+        parts: Sequence[Part],
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        """The same of several shards, one after the other in the order of the parts.
+
+        The bounds are for all of them together. `Trimmed` if a part begins before its shard.
+        """
+        for shard, start, end, most in parts:
+            bounds = {"max_rows": min(max_rows, most), "max_bytes": max_bytes}
+            rows = self.read(topic, shard, start, end, **bounds)
+            if rows.count:
+                return rows
+        return EMPTY
 
     @abstractmethod
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:

@@ -83,10 +83,10 @@ def expected(rows: list[oracle.Row]) -> list[tuple[object, ...]]:
     return [(row.id, row.shard, row.offset, row.timestamp_ns, *plain(row.message)) for row in rows]
 
 
-@given(reads())
-def test_reads_are_the_oracle_s(read):
+@given(reads(), st.booleans())
+def test_reads_are_the_oracle_s(read, by_piece):
     pieces, *bounds = read
-    rows = oracle.gather(pieces, *bounds)
+    rows = oracle.gather(pieces, *bounds, by_piece)
     from_id, below_id, max_rows, max_bytes = bounds
     found = gather(
         kernel_pieces(pieces),
@@ -94,6 +94,7 @@ def test_reads_are_the_oracle_s(read):
         below_id=below_id,
         max_rows=max_rows,
         max_bytes=max_bytes,
+        by_piece=by_piece,
     )
     assert [tuple(one) for one in messages(found)] == expected(rows)
     assert found.size_bytes == sum(row.weight for row in rows)

@@ -1,6 +1,7 @@
 """Small parts of a consumer, each alone: what it holds, tells, fetches and says."""
 
 import threading
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -87,6 +88,14 @@ def test_messages_without_a_key_take_turns():
     assert lanes_of(rows(["é", ""]), range(2), 1) == [0, 0]
 
 
+def joined(*parts):
+    """As a fetch brings them: one batch, and whose rows are where."""
+    table = pa.Table.from_batches([one for _, one in parts])
+    starts = accumulate((one.num_rows for _, one in parts), initial=0)
+    places = [(held, at, one.num_rows) for (held, one), at in zip(parts, starts, strict=False)]
+    return table.combine_chunks().to_batches()[0], places
+
+
 def taken(pieces):
     """The offsets of pieces, run by run."""
     found = []
@@ -98,11 +107,13 @@ def taken(pieces):
 
 def test_messages_of_many_shards_are_dealt_by_key_and_without_what_is_done():
     one, two = shard(1), shard(2, ranges=[[5, 7]])
-    dealt, count, size = Messages(1).deal([(one, batch(["a", "b"])), (two, batch("cdef", 4))])
+    dealt, count, size = Messages(1).deal(
+        *joined((one, batch(["a", "b"])), (two, batch("cdef", 4)))
+    )
     assert taken(dealt[0]) == [(1, [0]), (1, [1]), (2, [4]), (2, [7])]
     assert count == 4
     assert size > 6 * len(b"body")
-    dealt, count, _ = Messages(3).deal([(one, batch([None] * 4))])
+    dealt, count, _ = Messages(3).deal(*joined((one, batch([None] * 4))))
     assert {lane: taken(pieces) for lane, pieces in dealt.items()} == {
         0: [(1, [0]), (1, [3])],
         1: [(1, [1])],
@@ -112,7 +123,7 @@ def test_messages_of_many_shards_are_dealt_by_key_and_without_what_is_done():
 
 def test_batches_are_dealt_by_shard_and_cut_where_something_is_done():
     one, two = shard(1), shard(2, ranges=[[5, 7]])
-    dealt, count, _ = Batches(2, 4).deal([(one, batch("ab")), (two, batch("cdefgh", 3))])
+    dealt, count, _ = Batches(2, 4).deal(*joined((one, batch("ab")), (two, batch("cdefgh", 3))))
     assert taken(dealt[1]) == [(1, [0, 1])]
     assert taken(dealt[0]) == [(2, [3, 4]), (2, [7, 8])]
     assert count == 6

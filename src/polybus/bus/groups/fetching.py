@@ -7,7 +7,8 @@ are acked already may be among them, at most a few: long acked runs are passed o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from polybus.bus.groups import judging, ranges
 from polybus.bus.groups.state import Group, Means, Shard, Work
 from polybus.errors import Trimmed
 from polybus.model.rows import EMPTY, Rows
+from polybus.store.contract import Part
 
 if TYPE_CHECKING:
     from polybus.bus.groups.records import Progress
@@ -22,10 +24,7 @@ if TYPE_CHECKING:
 PASSED_OVER: Final = 256  # rows acked in a run, from which on it is worth another read
 # A portion of a shard: to read it costs as much as some hundred rows in it.
 WORTH_ROWS: Final = 1024
-WORTH_BYTES: Final = 128 << 10
-INT64_BYTES: Final = 8
-
-Portion = tuple[dict[str, int], Rows]  # shard, epoch, from and to, and what is there
+INT32_BYTES: Final = 4
 
 
 class Held(NamedTuple):
@@ -39,16 +38,20 @@ class Held(NamedTuple):
 
 @dataclass(slots=True)
 class Fetched:
-    """`rows` of each shard: its number, epoch, and the columns."""
+    """`rows` are those of the `places`, one after the other: shard, epoch, from and to each."""
 
     assigned: list[dict[str, Any]]
     release: list[int]
     lost: list[int]
-    rows: list[Portion]
-    is_news: bool
+    places: list[dict[str, int]]
+    rows: Rows
+    is_change: bool  # something about its shards is new to the member
 
     def __bool__(self) -> bool:
-        return self.is_news
+        return self.is_change or bool(self.places)
+
+
+NOTHING: Final = Fetched([], [], [], [], EMPTY, False)
 
 
 class Fetching:
@@ -69,7 +72,7 @@ class Fetching:
         self._means = means
         self._group = group
         self._consumer, self._epoch = member
-        self._held = held
+        self._held = dict(held)
         self._max_rows, self._max_bytes = bounds
         self._ends = means.ends.look if exact else means.ends.of
 
@@ -83,37 +86,71 @@ class Fetching:
         lost = [n for n in held if n not in owned or not self._knows(owned[n])]
         release = [n for n, one in owned.items() if not group.is_for(one, self._consumer)]
         rows = self._read([one for n, one in owned.items() if n not in release], ends)
+        places = [self._noted(owned[shard], rows, at) for shard, at in _by_shard(rows)]
         untold = [n for n in release if n not in held or not held[n].releasing]
         assigned = [_told(one, ends) for one in new]
-        return Fetched(assigned, release, lost, rows, bool(new or lost or rows or untold))
+        return Fetched(assigned, release, lost, places, rows, bool(new or lost or untold))
+
+    def go_on(self, found: Fetched) -> bool:
+        """The member has got these rows, which changed nothing else; whether it wants more."""
+        for place in found.places:
+            shard = place["shard"]
+            self._held[shard] = self._held[shard]._replace(next=place["to"])
+        self._max_rows -= found.rows.count
+        self._max_bytes -= found.rows.size_bytes
+        return self._max_rows > 0 and self._max_bytes > 0
 
     def _knows(self, shard: Shard) -> bool:
         held = self._held.get(shard.number)
         return held is not None and held.epoch == shard.progress.epoch
 
-    def _read(self, shards: list[Shard], ends: Sequence[int]) -> list[Portion]:
-        """Each has an equal share of the bounds, but none less than is worth a read.
+    def _read(self, shards: list[Shard], ends: Sequence[int]) -> Rows:
+        """Trimmed meanwhile, it is read from where it begins now; once more, and the next
+        fetch finds it."""
+        for _ in range(2):
+            parts = self._parts(shards, ends)
+            if not parts:
+                break
+            bounds = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
+            try:
+                number, store = self._group.topic.number, self._means.durable.store
+                rows = store.read_parts(number, parts, **bounds)
+                self._take_turns(parts, rows)
+                return rows
+            except Trimmed:
+                wanted = {part.shard for part in parts}
+                self._catch_up([shard for shard in shards if shard.number in wanted])
+        return EMPTY
+
+    def _parts(self, shards: list[Shard], ends: Sequence[int]) -> list[Part]:
+        """Each has an equal share of the rows, but none less than is worth a read.
 
         What one leaves is for the others; who gets nothing is first the next time.
         """
         places = [(shard, self._at(shard, ends[shard.number])) for shard in shards]
         ready = [(shard, at) for shard, at in places if at < ends[shard.number]]
-        ready.sort(key=lambda one: one[0].turn)
-        rows_left, bytes_left = self._max_rows, self._max_bytes
-        found = []
+        if len(ready) > 1:
+            ready.sort(key=lambda one: one[0].turn)
+        rows_left, found = self._max_rows, []
         for left, (shard, at) in zip(range(len(ready), 0, -1), ready, strict=True):
-            if rows_left <= 0 or bytes_left <= 0:
+            if rows_left <= 0 or self._max_bytes <= 0:
                 break
-            max_rows = min(rows_left, max(-(-rows_left // left), WORTH_ROWS))
-            max_bytes = min(bytes_left, max(-(-bytes_left // left), WORTH_BYTES))
-            rows = self._rows(shard, at, max_rows, max_bytes)
-            self._group.turn += 1
-            shard.turn = self._group.turn
-            if rows.count:
-                rows_left -= rows.count
-                bytes_left -= rows.size_bytes
-                found.append((self._noted(shard, rows), rows))
+            end = ends[shard.number]
+            if shard.progress.ranges:
+                end = min(end, _next_run(shard.progress, at, end))
+            share = min(rows_left, max(-(-rows_left // left), WORTH_ROWS), end - at)
+            rows_left -= share
+            found.append(Part(shard.number, at, end, share))
         return found
+
+    def _take_turns(self, parts: Sequence[Part], rows: Rows) -> None:
+        """Those behind the last that has rows had no chance: their turn is still to come."""
+        last = int.from_bytes(rows.shards[-INT32_BYTES:], "little") if rows.count else -1
+        for part in parts:
+            self._group.turn += 1
+            self._group.shards[part.shard].turn = self._group.turn
+            if part.shard == last:
+                break
 
     def _at(self, shard: Shard, end: int) -> int:
         """Where to read on, or the shard's end if nothing is wanted of it."""
@@ -129,40 +166,46 @@ class Fetching:
         acked = ranges.range_of(progress.ranges, at) if progress.ranges else None
         return acked[1] if acked else at
 
-    def _rows(self, shard: Shard, start: int, max_rows: int, max_bytes: int) -> Rows:
-        try:
-            return self._read_rows(shard, start, max_rows, max_bytes)
-        except Trimmed as trimmed:
-            self._catch_up(shard, trimmed.start)
-            try:
-                return self._read_rows(shard, trimmed.start, max_rows, max_bytes)
-            except Trimmed:  # once more, meanwhile: the next fetch finds it
-                return EMPTY
+    def _catch_up(self, shards: list[Shard]) -> None:
+        """The low mark is never before the first message that is there, and who reads neither."""
+        bounds = self._means.durable.store.bounds(self._group.topic.number).shards
+        with Work(self._means, self._group, shards) as work:
+            for shard in work.shards:
+                start = bounds[shard.number].start
+                held = self._held.get(shard.number)
+                if held is not None and held.next < start:
+                    self._held[shard.number] = held._replace(next=start)
+                trimmed = judging.trim(shard.progress, start)
+                if trimmed is not shard.progress:
+                    work.set(shard, trimmed)
+            if not work.is_empty:
+                work.commit()
 
-    def _read_rows(self, shard: Shard, start: int, max_rows: int, max_bytes: int) -> Rows:
-        end = _next_run(shard.progress, start) if shard.progress.ranges else None
-        number, read = self._group.topic.number, self._means.durable.store.read
-        return read(number, shard.number, start, end, max_rows=max_rows, max_bytes=max_bytes)
-
-    def _catch_up(self, shard: Shard, start: int) -> None:
-        """The low mark is never before the first message that is there."""
-        with Work(self._means, self._group, [shard]) as work:
-            work.set(shard, judging.trim(shard.progress, start))
-            work.commit()
-
-    def _noted(self, shard: Shard, rows: Rows) -> dict[str, int]:
-        first = int.from_bytes(rows.offsets[:INT64_BYTES], "little")
-        end = int.from_bytes(rows.offsets[-INT64_BYTES:], "little") + 1
+    def _noted(self, shard: Shard, rows: Rows, at: slice) -> dict[str, int]:
+        offsets = memoryview(rows.offsets).cast("B").cast("q")[at]
+        times = memoryview(rows.timestamps_ns).cast("B").cast("q")[at]
+        first, end = offsets[0], offsets[-1] + 1
         if shard.handed_to is not None:
             shard.handed_to = max(shard.handed_to, end)
-        shard.sightings.note(rows)
+        shard.sightings.note(offsets, times)
         return {"shard": shard.number, "epoch": shard.progress.epoch, "from": first, "to": end}
 
 
-def _next_run(progress: Progress, start: int) -> int | None:
-    """Where the next long run of acked rows begins."""
+def _by_shard(rows: Rows) -> Iterator[tuple[int, slice]]:
+    """Where the rows of each shard stand; they come one shard after the other."""
+    shards, start = memoryview(rows.shards).cast("B").cast("i"), 0
+    while start < rows.count:
+        shard = shards[start]
+        behind = range(start + 1, rows.count)
+        end = start + 1 + bisect_left(behind, True, key=lambda at: shards[at] != shard)
+        yield shard, slice(start, end)
+        start = end
+
+
+def _next_run(progress: Progress, start: int, end: int) -> int:
+    """Where the next long run of acked rows begins; the end if there is none."""
     behind = (a for a, b in progress.ranges if a > start and b - a >= PASSED_OVER)
-    return next(behind, None)
+    return next(behind, end)
 
 
 def _told(shard: Shard, ends: Sequence[int]) -> dict[str, Any]:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from polybus.bus.groups.ranges import Range
-
-if TYPE_CHECKING:
-    from polybus.model.rows import Rows
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000)
 NAMES: Final = (*map(str, BOUNDS_MS), "inf")
@@ -29,12 +26,11 @@ class Sightings:
         self._offsets: list[int] = []
         self._times_ns: list[int] = []
 
-    def note(self, rows: Rows) -> None:
-        offsets = memoryview(rows.offsets).cast("B").cast("q")
-        times = memoryview(rows.timestamps_ns).cast("B").cast("q")
+    def note(self, offsets: memoryview[int], times: memoryview[int]) -> None:
+        """Columns of messages that are handed out: int64, in order."""
         if self._offsets and offsets[0] <= self._offsets[-1]:  # handed out again
             self.forget()
-        step = -(-rows.count // NOTES_A_BATCH)
+        step = -(-len(offsets) // NOTES_A_BATCH)
         self._offsets += offsets[::step].tolist()
         self._times_ns += times[::step].tolist()
         if len(self._offsets) > MAX_NOTES:

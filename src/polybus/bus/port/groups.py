@@ -17,7 +17,6 @@ from polybus.bus.groups.state import Means
 from polybus.bus.groups.table import EARLIEST, STARTS
 from polybus.bus.port.entries import (
     read_entries,
-    read_held,
     read_messages,
     read_running,
 )
@@ -30,13 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from polybus.bus.groups.ends import Ends
-    from polybus.bus.groups.fetching import Fetched
     from polybus.bus.port.access import Access
     from polybus.bus.port.verbs import Caller, Port
     from polybus.bus.port.waits import Waits
     from polybus.model.commit import Append, Committed
     from polybus.model.limits import NativeLimits
-    from polybus.model.rows import Rows
     from polybus.model.topic import Topic
 
 MAX_DELIVER: Final = 1_000_000
@@ -69,7 +66,7 @@ def open_coordinator(
 
 
 def _join(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = _topic(port, caller, given)
+    topic = topic_of(port, caller, given)
     if given["start"] not in STARTS:
         raise MalformedRequest(f"start is one of {', '.join(STARTS)}")
     check_name("consumer", given["consumer"])
@@ -97,7 +94,7 @@ def _join(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 
 def _heartbeat(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = _topic(port, caller, given)
+    topic = topic_of(port, caller, given)
     running = read_running(given["running"] or {})
     release, assigned = port.groups.heartbeat(
         topic, given["group"], given["consumer"], given["epoch"], running
@@ -106,7 +103,7 @@ def _heartbeat(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 
 def _leave(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = _topic(port, caller, given)
+    topic = topic_of(port, caller, given)
     entries = read_entries(given["shards"] or [])
     member = given["group"], given["consumer"], given["epoch"]
     return {"shards": port.groups.leave(topic, *member, entries)}
@@ -115,52 +112,19 @@ def _leave(port: Port, caller: Caller, given: Arguments) -> Answer:
 # --- messages
 
 
-def fetch(port: Port, caller: Caller, given: Arguments) -> tuple[Answer, list[Rows]]:
-    """The answer, and the rows of each entry of its "rows"."""
-    topic = _topic(port, caller, given)
-    held = read_held(given["held"] or [])
-    limits = port.limits
-    most = (
-        min(given["max_rows"], limits.max_fetch_rows),
-        min(given["max_bytes"], limits.max_fetch_bytes),
-    )
-    member = given["consumer"], given["epoch"]
-    wait_s = min(given["wait_ms"] / 1000, limits.max_wait_s)
-    fetching = port.groups.fetching(topic, given["group"], member, held, most, not wait_s)
-    found = fetching.look()
-    if not found and wait_s:
-        wanted = [shard for shard, one in held.items() if not one.paused]
-        places = [(topic.number, shard) for shard in (ANY_GROUP_OF, *wanted)]
-        last = port.waits.until(places, fetching.look, wait_s, caller.is_gone)
-        _topic(port, caller, given)  # the rules may be others by now
-        found = found if last is None else last
-    for _, rows in found.rows:
-        port.access.durable.traffic.deliver(rows.count, rows.size_bytes)
-    return _told(found), [rows for _, rows in found.rows]
-
-
-def _told(found: Fetched) -> Answer:
-    return {
-        "assigned": found.assigned,
-        "release": found.release,
-        "lost": found.lost,
-        "rows": [place for place, _ in found.rows],
-    }
-
-
 def _fetch(port: Port, caller: Caller, given: Arguments) -> Answer:
     raise MalformedRequest("a fetch has several results: it is asked for by a call of its own")
 
 
 def _ack(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = _topic(port, caller, given)
+    topic = topic_of(port, caller, given)
     entries = read_entries(given["shards"])
     member = given["group"], given["consumer"], given["epoch"]
     return {"shards": port.groups.ack(topic, *member, entries)}
 
 
 def _commit(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = _topic(port, caller, given)
+    topic = topic_of(port, caller, given)
     messages = read_messages(given["messages"] or [], port.wall_ns() // 1_000_000)
     appends: list[Append] = []
     for name, some in messages.items():
@@ -201,7 +165,7 @@ def _told_commit(port: Port, done: Committed | None) -> Answer:
 
 
 def _reset(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = _topic(port, caller, given)
+    topic = topic_of(port, caller, given)
     offsets = port.groups.reset(topic, given["group"], given["to"], given["force"])
     return {"offsets": {str(shard): offset for shard, offset in offsets.items()}}
 
@@ -218,16 +182,16 @@ def _list(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 
 def _info(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = _topic(port, caller, given)
+    topic = topic_of(port, caller, given)
     return {"topic": topic.name, **port.groups.info(topic, given["group"])}
 
 
 def _rm(port: Port, caller: Caller, given: Arguments) -> Answer:
-    port.groups.remove(_topic(port, caller, given), given["group"], given["force"])
+    port.groups.remove(topic_of(port, caller, given), given["group"], given["force"])
     return {}
 
 
-def _topic(port: Port, caller: Caller, given: Arguments) -> Topic:
+def topic_of(port: Port, caller: Caller, given: Arguments) -> Topic:
     check_name("group", given["group"])
     return port.access.topic_again(caller.identity, SUBSCRIBE, given["topic"])
 
@@ -257,6 +221,7 @@ FETCH = Action(
         Field("max_rows", "count", "at most so many", 8192),
         Field("max_bytes", "count", "about so many bytes of keys, bodies and headers", 4 << 20),
         Field("wait_ms", "count", "how long to wait if there is nothing to tell", 0),
+        Field("follow", "flag", "to go on after rows, within the same bounds", False),
     ),
     "assigned, release, lost, rows; and in a second result what is in the rows",
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.groups.ends import Ends
 from polybus.bus.groups.ticking import Ticking
-from polybus.bus.port import actions, groups
+from polybus.bus.port import actions, fetches, groups
 from polybus.bus.port.access import Access
 from polybus.bus.port.fields import Action, Answer
 from polybus.bus.port.producers import Owners
@@ -76,9 +76,11 @@ class Port:
         action, perform = actions.find(name)
         return perform(self, caller, action.read(request))
 
-    def fetch(self, caller: Caller, request: Mapping[str, object]) -> tuple[Answer, list[Rows]]:
-        """`group.fetch`: what it says, and the rows of each entry of its "rows"."""
-        return groups.fetch(self, caller, groups.FETCH.read(request))
+    def follow(
+        self, caller: Caller, request: Mapping[str, object]
+    ) -> Iterator[tuple[Answer | None, Rows]]:
+        """`group.fetch`: what it says, if that is more than rows, and the rows."""
+        return fetches.follow(self, caller, groups.FETCH.read(request))
 
     def actions(self) -> list[Action]:
         return [action for action, _ in actions.ACTIONS.values()]

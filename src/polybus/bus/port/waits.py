@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from polybus.errors import LimitReached, StoreClosed
 
@@ -36,6 +36,39 @@ class Waiter:
         self.gone = False
 
 
+class Waiting:
+    """News of some places, and how long it is waited for them."""
+
+    def __init__(
+        self,
+        waits: Waits,
+        places: Collection[Place],
+        timeout_s: float,
+        is_gone: Callable[[], bool],
+    ) -> None:
+        self._waits = waits
+        self._places = places
+        self._timeout_s = timeout_s
+        self._waiter = Waiter(is_gone)
+
+    def __enter__(self) -> Self:
+        self._waits.enter(self._places, self._waiter)
+        self._deadline_s = self._waits.clock() + self._timeout_s
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waits.leave(self._places, self._waiter)
+
+    def sleep(self) -> bool:
+        """Until there are news since the last sleep; False if there is nothing to wait for."""
+        left_s = self._deadline_s - self._waits.clock()
+        if self._waits.is_closed or self._waiter.gone or left_s <= 0:
+            return False
+        self._waiter.event.wait(left_s)
+        self._waiter.event.clear()
+        return True
+
+
 class Waits:
     def __init__(
         self,
@@ -47,7 +80,7 @@ class Waits:
         """`hear` is told of news before anybody is woken by them."""
         self._store = store
         self._max_waits = max_waits
-        self._clock = clock
+        self.clock = clock
         self._hear = hear
         self._lock = Lock()
         self._waiting: dict[Place, set[Waiter]] = {}
@@ -60,6 +93,10 @@ class Waits:
     @property
     def count(self) -> int:
         return len(self._waiters)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
 
     def check_room(self) -> None:
         """`LimitReached` if nobody more can wait, before anything was done for it."""
@@ -87,19 +124,19 @@ class Waits:
 
         None, or the last that it found, if time is up.
         """
-        waiter = Waiter(is_gone)
-        self._enter(places, waiter)
-        try:
-            deadline_s = self._clock() + timeout_s
-            while not (found := look()):
-                left_s = deadline_s - self._clock()
-                if self._closed.is_set() or waiter.gone or left_s <= 0:
-                    break
-                waiter.event.wait(left_s)
-                waiter.event.clear()
+        with self.waiting(places, timeout_s, is_gone) as waiting:
+            while not (found := look()) and waiting.sleep():
+                pass
             return found
-        finally:
-            self._leave(places, waiter)
+
+    def waiting(
+        self,
+        places: Collection[Place],
+        timeout_s: float,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> Waiting:
+        """For one who looks again and again, for the length of a `with`."""
+        return Waiting(self, places, timeout_s, is_gone)
 
     def wake(self, topic: int, shard: int) -> None:
         """Whoever waits for the place looks again. It need be none that the store knows."""
@@ -119,7 +156,7 @@ class Waits:
             for waiter in self._waiters:
                 waiter.event.set()
 
-    def _enter(self, wanted: Collection[Place], waiter: Waiter) -> None:
+    def enter(self, wanted: Collection[Place], waiter: Waiter) -> None:
         with self._lock:
             if self._closed.is_set():
                 raise StoreClosed("the bus is stopping")
@@ -135,7 +172,7 @@ class Waits:
                 self._looking = Thread(target=self._keep_looking, name="polybus-waits", daemon=True)
                 self._looking.start()
 
-    def _leave(self, wanted: Collection[Place], waiter: Waiter) -> None:
+    def leave(self, wanted: Collection[Place], waiter: Waiter) -> None:
         with self._lock:
             self._waiters.remove(waiter)
             self._places -= len(wanted)
@@ -166,7 +203,8 @@ class Waits:
 
     def _wake(self, place: Place) -> None:
         for waiter in self._waiting.get(place, ()):
-            waiter.event.set()
+            if not waiter.event.is_set():
+                waiter.event.set()
 
     def _moved(self, wanted: Mapping[Place, int]) -> dict[Place, int]:
         numbers = {topic for topic, _ in wanted}

@@ -60,6 +60,11 @@ class Bus(Protocol):
     def fetch(self, **request: Any) -> tuple[dict[str, Any], list[pa.RecordBatch]]:
         """`group.fetch`: what it says, and a batch for each entry of its "rows"."""
 
+    def follow(
+        self, **request: Any
+    ) -> Iterator[tuple[dict[str, Any] | None, pa.RecordBatch | None]]:
+        """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
+
     def read(
         self,
         topic: str,

@@ -11,20 +11,21 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import xxhash
 
 from polybus.dialects.fdq.batches import MAX_ROWS, BatchPiece, neighbours
 from polybus.dialects.fdq.runs import MessagePiece, Rows
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from polybus.dialects.fdq.runs import Piece
     from polybus.dialects.fdq.shards import Shard
 
 PIECE_ROWS = 128  # room for more is told a piece at a time
 ROW_BYTES = 200  # what a message costs here beside its body
 
-Found = list[tuple["Shard", pa.RecordBatch]]
+Found = list[tuple["Shard", int, int]]  # with its first row, and how many it has
 Dealt = dict[int, list["Piece"]]  # by executor
 
 
@@ -34,15 +35,14 @@ class Messages:
     def __init__(self, executors: int) -> None:
         self._executors = executors
 
-    def deal(self, found: Found) -> tuple[Dealt, int, int]:
+    def deal(self, batch: pa.RecordBatch, found: Found) -> tuple[Dealt, int, int]:
         """The pieces, and how many rows and bytes they have."""
-        rows = Rows(_joined([batch for _, batch in found]))
+        rows = Rows(batch)
         dealt: Dealt = defaultdict(list)
-        at = count = 0
-        for shard, batch in found:
-            wanted = _not_done(shard, rows, range(at, at + batch.num_rows))
+        count = 0
+        for shard, start, some in found:
+            wanted = _not_done(shard, rows, range(start, start + some))
             self._deal_shard(dealt, shard, rows, wanted)
-            at += batch.num_rows
             count += len(wanted)
         return dealt, count, sum(map(len, rows.bodies)) + count * ROW_BYTES
 
@@ -63,12 +63,13 @@ class Batches:
         self._executors = executors
         self._last_attempt = last_attempt
 
-    def deal(self, found: Found) -> tuple[Dealt, int, int]:
+    def deal(self, batch: pa.RecordBatch, found: Found) -> tuple[Dealt, int, int]:
         dealt: Dealt = defaultdict(list)
-        for shard, batch in found:
-            dealt[shard.number % self._executors] += self._pieces(shard, batch)
+        for shard, start, some in found:
+            pieces = self._pieces(shard, batch.slice(start, some))
+            dealt[shard.number % self._executors] += pieces
         count = sum(piece.rows for pieces in dealt.values() for piece in pieces)
-        return dealt, count, sum(int(batch.nbytes) for _, batch in found)
+        return dealt, count, int(batch.nbytes)
 
     def _pieces(self, shard: Shard, batch: pa.RecordBatch) -> list[Piece]:
         offsets = batch.column("offset")
@@ -113,9 +114,3 @@ def _not_done(shard: Shard, rows: Rows, places: range) -> Sequence[int]:
     if not shard.is_done(offsets[places[0]], offsets[places[-1]] + 1):
         return places
     return [at for at in places if not shard.is_done(offsets[at])]
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

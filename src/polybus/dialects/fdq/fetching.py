@@ -1,5 +1,7 @@
 """The thread that fetches, a little ahead of the executors.
 
+It follows: the bus tells of rows as they are committed, as many as there is room for.
+
 How far ahead follows how fast they are: about as much as they do in `HORIZON_S`, or more
 if they had to wait for it. More still would be of no use, and all that was fetched by a
 consumer that dies is suspect to the next one, who then runs it with care.
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from polybus.dialects.fdq import dealing
 from polybus.dialects.fdq.shards import Shard
 from polybus.errors import Expired
+from polybus.native.fetching import by_shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,48 +132,59 @@ class Fetcher:
         self._buffer = buffer
 
     def round(self) -> None:
-        """One fetch, as soon as there is room for it."""
+        """One fetch, as soon as there is room for it; it goes on until that is used up."""
+        try:
+            self._member.patiently(self._follow)
+        except Expired:
+            pass
+
+    def _follow(self) -> None:
         room = self._buffer.room(ROOM_LOOK_S)
         if not room:
             return
         generation = self._holdings.generation
         held = self._holdings.held()
         waits = any("paused" in one and not one["releasing"] for one in held)
-        try:
-            told, batches = self._member.patiently(
-                lambda: self._member.fetch(
-                    held=held,
-                    max_rows=room,
-                    max_bytes=MAX_FETCH_BYTES,
-                    wait_ms=PAUSED_WAIT_MS if waits else WAIT_MS,
-                )
-            )
-        except Expired:
-            return
-        self._lose(told["lost"], held)
-        self._take(told, batches, generation)
+        epochs = {one["shard"]: one["epoch"] for one in held}
+        following = self._member.follow(
+            held=held,
+            max_rows=room,
+            max_bytes=MAX_FETCH_BYTES,
+            wait_ms=PAUSED_WAIT_MS if waits else WAIT_MS,
+        )
+        for told, rows in following:
+            if told is not None and not self._hear(told, epochs, generation):
+                return
+            if rows is not None:
+                self._take(rows, epochs)
 
     # --- what came
 
-    def _take(self, told: dict[str, Any], batches: list[pa.RecordBatch], generation: int) -> None:
+    def _hear(self, told: dict[str, Any], epochs: dict[int, int], generation: int) -> bool:
+        """What has changed about its shards. False if that was in a former life."""
+        self._lose(told["lost"], epochs)
         for given in told["assigned"]:
             shard = Shard(given, self._terms.executors)
             shard.committer = self._committer
             if not self._holdings.put(shard, generation):
-                return
+                return False
+            epochs[shard.number] = shard.epoch
         self.release(told["release"])
-        found = []
-        for place, batch in zip(told["rows"], batches, strict=True):
-            held = self._holdings.get(int(place["shard"]), int(place["epoch"]))
-            if held is not None:
-                held.next = int(place["to"])
-                if held.is_open and batch.num_rows:
-                    found.append((held, batch))
-        if found:
-            self._deal(found)
+        return True
 
-    def _deal(self, found: list[tuple[Shard, pa.RecordBatch]]) -> None:
-        dealt, rows, size_bytes = self._dealer.deal(found)
+    def _take(self, rows: pa.RecordBatch, epochs: dict[int, int]) -> None:
+        offsets, found = rows.column("offset"), []
+        for number, start, count in by_shard(rows):
+            held = self._holdings.get(number, epochs.get(number, 0))
+            if held is not None:
+                held.next = offsets[start + count - 1].as_py() + 1
+                if held.is_open:
+                    found.append((held, start, count))
+        if found:
+            self._deal(rows, found)
+
+    def _deal(self, batch: pa.RecordBatch, found: list[tuple[Shard, int, int]]) -> None:
+        dealt, rows, size_bytes = self._dealer.deal(batch, found)
         self._buffer.add(rows, size_bytes)
         for number, pieces in dealt.items():
             self._executors[number].push(pieces)
@@ -183,9 +197,8 @@ class Fetcher:
             self._look()
             self._on_release()
 
-    def _lose(self, numbers: list[int], held: list[dict[str, Any]]) -> None:
+    def _lose(self, numbers: list[int], epochs: dict[int, int]) -> None:
         """By the epochs that were asked with: since then they may have come back."""
-        epochs = {one["shard"]: one["epoch"] for one in held}
         for number in numbers:
             shard = self._holdings.get(number, epochs.get(number, 0))
             if shard is not None:

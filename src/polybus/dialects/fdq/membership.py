@@ -11,7 +11,8 @@ nothing more until it is: its shards may be others' already (`lease_until_s`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,10 +80,21 @@ class Member:
 
     def act(self, name: str, **fields: Any) -> dict[str, Any]:
         """One call. `Expired`: it has joined again meanwhile; `Fenced`: it is to stop."""
-        return self._call(lambda epoch: self._bus.act(name, **self._who(epoch), **fields))
+        epoch, asked_s = self.epoch, self._clock()
+        with self._judging(epoch):
+            answer = self._bus.act(name, **self._who(epoch), **fields)
+        self._answered(asked_s)
+        return answer
 
-    def fetch(self, **fields: Any) -> tuple[dict[str, Any], list[pa.RecordBatch]]:
-        return self._call(lambda epoch: self._bus.fetch(**self._who(epoch), **fields))
+    def follow(
+        self, **fields: Any
+    ) -> Iterator[tuple[dict[str, Any] | None, pa.RecordBatch | None]]:
+        """A fetch that goes on. It was a sign of life when it began, and not when rows come."""
+        epoch, asked_s = self.epoch, self._clock()
+        with self._judging(epoch):
+            for told in self._bus.follow(**self._who(epoch), **fields):
+                self._answered(asked_s)
+                yield told
 
     def commit(self, **fields: Any) -> dict[str, Any]:
         """A transaction; here `Fenced` may be about its shard alone, and is the handler's."""
@@ -113,17 +125,18 @@ class Member:
         who = {"topic": terms.topic, "group": terms.group, "consumer": terms.name}
         return {**who, "epoch": epoch}
 
-    def _call(self, step: Callable[[int], T]) -> T:
-        epoch, asked_s = self.epoch, self._clock()
+    @contextmanager
+    def _judging(self, epoch: int) -> Iterator[None]:
         try:
-            answer = step(epoch)
+            yield
         except Expired:
             self._rejoin(epoch)
             raise
         except Fenced as error:
             raise self._judged(epoch, error) from None
+
+    def _answered(self, asked_s: float) -> None:
         self.lease_until_s = max(self.lease_until_s, asked_s + self._terms.dead_s)
-        return answer
 
     def _judged(self, epoch: int, error: Fenced) -> PolybusError:
         """A late answer to what we were before is not about what we are now."""

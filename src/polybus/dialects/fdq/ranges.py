@@ -55,7 +55,8 @@ class Ranges:
 
     def touches(self, offset: int) -> bool:
         """Would adding it leave the number of ranges as it is, or less?"""
-        return offset <= self.low or (offset - 1) in self or (offset + 1) in self
+        near = (offset - 1, offset, offset + 1)
+        return offset <= self.low or any(one in self for one in near)
 
     def overlaps(self, start: int, end: int) -> bool:
         """Is any offset of [start, end) done?"""

@@ -19,7 +19,7 @@ from polybus.model.rows import Rows
 from polybus.model.stamp import Habits, Opened
 from polybus.model.topic import All, Bounds, Topic
 from polybus.store import checks
-from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Store
+from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Part, Store
 from polybus.store.lmdb import catalog, commits, keys, staging, stamps, values
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.books import Books
@@ -195,14 +195,18 @@ class LmdbStore(Store):
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
         asked = checks.read(start, end, max_rows, max_bytes)
-        self._settle(lambda batch: batch.alters(topic))
-        pages = self._pages()
-        rows = self._reader.read(topic, shard, *asked)
-        if not rows.count:
-            waited = self._settle(lambda batch: batch.concerns(topic))
-            if waited or self._pages() != pages:  # it may have been written just after the look
-                rows = self._reader.read(topic, shard, *asked)
-        return rows
+        return self._looked(topic, lambda: self._reader.read(topic, shard, *asked))
+
+    def read_parts(
+        self,
+        topic: int,
+        parts: Sequence[Part],
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        asked = checks.parts(parts, max_rows, max_bytes)
+        return self._looked(topic, lambda: self._reader.read_parts(topic, *asked))
 
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
         checks.time_ns(timestamp_ns)
@@ -299,6 +303,16 @@ class LmdbStore(Store):
 
     def _pages(self) -> int:
         return 0 if self._writer is None else self._writer.pages
+
+    def _looked(self, topic: int, look: Callable[[], Rows]) -> Rows:
+        self._settle(lambda batch: batch.alters(topic))
+        pages = self._pages()
+        rows = look()
+        if not rows.count:
+            waited = self._settle(lambda batch: batch.concerns(topic))
+            if waited or self._pages() != pages:  # it may have been written just after the look
+                rows = look()
+        return rows
 
     def _settle(self, concerns: Callable[[Batch], bool]) -> bool:
         """Whether something had to be waited for."""

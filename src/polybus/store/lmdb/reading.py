@@ -10,7 +10,7 @@ hold ids by turns, and one without the other is good for a message or two.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from polybus.errors import Damaged, DoesNotExist, StoreFault, Trimmed
@@ -19,6 +19,7 @@ from polybus.model.block import Piece, gather
 from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Bounds, ShardBounds, Topic
 from polybus.store import checks
+from polybus.store.contract import Part
 from polybus.store.lmdb import keys, values
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.home import Home, Reading
@@ -32,9 +33,10 @@ PlaceOf = Callable[[bytes], int]  # in a run table
 class Harvest:
     """Pieces for one read: collected until there are enough, then copied out."""
 
-    def __init__(self, max_rows: int, max_bytes: int) -> None:
-        self._max_rows = max_rows
-        self._max_bytes = max_bytes
+    def __init__(self, max_rows: int, max_bytes: int, *, by_piece: bool = False) -> None:
+        self._max_rows = self._enough_rows = max_rows
+        self._max_bytes = self._enough_bytes = max_bytes
+        self._by_piece = by_piece
         self._rows = 0
         self._bytes = 0
         self._pieces: list[Piece] = []
@@ -42,7 +44,16 @@ class Harvest:
 
     @property
     def enough(self) -> bool:
+        return self._rows >= self._enough_rows or self._bytes >= self._enough_bytes
+
+    @property
+    def full(self) -> bool:
         return self._rows >= self._max_rows or self._bytes >= self._max_bytes
+
+    def share(self, max_rows: int, parts: int) -> None:
+        """The next one may have so many rows, and of the bytes that are left an equal share."""
+        self._enough_rows = self._rows + max_rows
+        self._enough_bytes = self._bytes + (self._max_bytes - self._bytes) // parts
 
     @property
     def empty(self) -> bool:
@@ -72,6 +83,8 @@ class Harvest:
         reached = start
         for layout, table, first in walk.blocks(max(0, start - entry.first)):
             low, high = max(0, start - first), min(layout.count, end - first)
+            if self._by_piece:
+                high = min(high, low + self._enough_rows - self._rows)
             if low < high:
                 self._pieces.append(Piece(layout, table, first, walk.shard, low, high))
                 self._rows += high - low
@@ -86,9 +99,15 @@ class Harvest:
     def rows(self, name: str, from_id: int = 0, below_id: int = checks.MAX_NUMBER) -> Rows:
         if not self._pieces:
             return EMPTY
-        bounds = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
         try:
-            return gather(self._pieces, from_id=from_id, below_id=below_id, **bounds)
+            return gather(
+                self._pieces,
+                from_id=from_id,
+                below_id=below_id,
+                max_rows=self._max_rows,
+                max_bytes=self._max_bytes,
+                by_piece=self._by_piece,
+            )
         except Damaged as error:
             shard, offset = self._pieces[0].shard, self._pieces[0].first_offset
             where = f"topic {name!r}, shard {shard}, offset {offset} or behind"
@@ -133,6 +152,15 @@ class Reader:
                 # Now block by block: what stands before the damage is given.
                 with closing(Harvest(max_rows, max_bytes)) as harvest:
                     return look.read(harvest, shard, start, end, later=False)
+
+    def read_parts(self, number: int, parts: Sequence[Part], max_rows: int, max_bytes: int) -> Rows:
+        with self._look(number) as look:
+            for part in parts:
+                checks.shard_of(look.topic, part.shard)
+            try:
+                return look.read_parts(parts, max_rows, max_bytes, later=True)
+            except Damaged:
+                return look.read_parts(parts, max_rows, max_bytes, later=False)
 
     def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
         with self._look(number) as look:
@@ -236,11 +264,7 @@ class Look:
         return self.read_shard(harvest, shard, start, end)
 
     def read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> Rows:
-        first, last = self.range(shard)
-        if start < first:
-            text = f"shard {shard} of {self.topic.name!r} starts at {first}, not at {start}"
-            raise Trimmed(text, first)
-        end = min(end, last)
+        end = self._checked_end(shard, start, end)
         try:
             self._read_shard(harvest, shard, start, end)
         except StoreFault:
@@ -248,6 +272,30 @@ class Look:
             if harvest.empty:
                 raise
         return harvest.rows(self.topic.name)
+
+    def read_parts(
+        self, parts: Sequence[Part], max_rows: int, max_bytes: int, *, later: bool
+    ) -> Rows:
+        """Each part has an equal share of the bytes; what one leaves is for those behind it."""
+        self._later = later
+        with closing(Harvest(max_rows, max_bytes, by_piece=True)) as harvest:
+            try:
+                for at, (shard, start, end, most) in enumerate(parts):
+                    if start < end and not harvest.full:
+                        end = self._checked_end(shard, start, end)
+                        harvest.share(most, len(parts) - at)
+                        self._read_shard(harvest, shard, start, end)
+            except StoreFault:
+                if harvest.empty:
+                    raise
+            return harvest.rows(self.topic.name)
+
+    def _checked_end(self, shard: int, start: int, end: int) -> int:
+        first, last = self.range(shard)
+        if start < first:
+            text = f"shard {shard} of {self.topic.name!r} starts at {first}, not at {start}"
+            raise Trimmed(text, first)
+        return min(end, last)
 
     def _read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> None:
         walk = self.walk(shard)

@@ -24,7 +24,7 @@ from polybus.model.rows import Rows
 from polybus.model.stamp import Habits, Opened
 from polybus.model.topic import All, Bounds, Topic
 from polybus.store import checks
-from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Store
+from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Part, Store
 from polybus.store.memory.namespace import Namespace
 
 P = ParamSpec("P")
@@ -164,6 +164,17 @@ class MemoryStore(Store):
     ) -> Rows:
         wanted = checks.read(start, end, max_rows, max_bytes)
         return self._read(self._names.read, topic, shard, *wanted)
+
+    def read_parts(
+        self,
+        topic: int,
+        parts: Sequence[Part],
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        wanted = checks.parts(parts, max_rows, max_bytes)
+        return self._read(self._names.read_parts, topic, *wanted)
 
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
         return self._read(self._names.find, topic, shard, checks.time_ns(timestamp_ns))

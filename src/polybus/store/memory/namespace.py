@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polybus.errors import AlreadyExists, Conflict, DoesNotExist, StageGone, Trimmed
-from polybus.model.block import gather
+from polybus.model.block import Piece, gather
 from polybus.model.commit import Append, Change, Commit, Committed, Record, Span
 from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Topic
 from polybus.store import checks
+from polybus.store.contract import Part
 from polybus.store.memory.log import Log, Shard
 from polybus.store.memory.producers import Producers
 
@@ -197,10 +198,7 @@ class Namespace:
         if end <= start:
             return EMPTY
         if shard != ALL:
-            source = log.shards[shard]
-            if start < source.start:
-                raise Trimmed(f"shard {shard} begins at {source.start}", source.start)
-            pieces = list(source.pieces(start, end, max_rows))
+            pieces = _pieces(log.shards[shard], start, end, max_rows)
             return gather(pieces, max_rows=max_rows, max_bytes=max_bytes)
         pieces = [
             piece
@@ -208,6 +206,15 @@ class Namespace:
             for piece in source.pieces(source.offset_of_id(start), source.end, max_rows)
         ]
         return gather(pieces, from_id=start, below_id=end, max_rows=max_rows, max_bytes=max_bytes)
+
+    def read_parts(self, number: int, parts: Sequence[Part], max_rows: int, max_bytes: int) -> Rows:
+        log = self.log(number)
+        pieces: list[Piece] = []
+        for shard, start, end, most in parts:
+            checks.shard_of(log.topic, shard)
+            if start < end:
+                pieces += _pieces(log.shards[shard], start, end, most)
+        return gather(pieces, max_rows=max_rows, max_bytes=max_bytes, by_piece=True)
 
     def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
         log = self.log(number)
@@ -222,3 +229,9 @@ class Namespace:
     def scan(self, prefix: bytes, after: bytes, limit: int) -> list[Record]:
         keys = sorted(key for key in self._records if key.startswith(prefix) and key > after)
         return [self._records[key] for key in keys[:limit]]
+
+
+def _pieces(source: Shard, start: int, end: int, max_rows: int) -> list[Piece]:
+    if start < source.start:
+        raise Trimmed(f"shard {source.number} begins at {source.start}", source.start)
+    return list(source.pieces(start, end, max_rows))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from polybus.errors import DoesNotExist, UsageError
+from polybus.errors import DoesNotExist, Trimmed, UsageError
 from polybus.model.topic import ALL, All, Topic
-from polybus.store.contract import Store
+from polybus.store.contract import Part, Store
 from polybus.testing.blocks import messages
 from polybus.testing.conformance.kit import Engine, all_messages, append, put, refused
 
@@ -39,6 +39,44 @@ def check_every_part_of_a_shard(engine: Engine) -> None:
             assert _read(store, topic, 1, start) == there[start:]
             for end in range(9):
                 assert _read(store, topic, 1, start, end) == there[start:end]
+
+
+def check_parts_of_several_shards(engine: Engine) -> None:
+    """One shard after the other, in the order asked, however many reads it takes."""
+    with engine.fresh() as store:
+        topic = _filled(store)
+        wanted = {1: (1, 5, 9), 0: (0, 4, 2)}
+        found: dict[int, list[int]] = {0: [], 1: []}
+        while True:
+            parts = [
+                Part(shard, at[0] + len(found[shard]), *at[1:]) for shard, at in wanted.items()
+            ]
+            rows = messages(store.read_parts(topic.number, parts))
+            if not rows:
+                break
+            assert [one.shard for one in rows] == sorted((one.shard for one in rows), reverse=True)
+            assert sum(one.shard == 0 for one in rows) <= 2
+            for one in rows:
+                found[one.shard].append(int(one.body))
+        assert found == {0: [0, 1, 2, 6], 1: [4, 5, 9, 10]}
+
+
+def check_bounds_of_parts(engine: Engine) -> None:
+    with engine.fresh() as store:
+        topic = _filled(store)
+        parts = [Part(1, 0, 6, 6), Part(0, 0, 6, 6)]
+        assert 1 <= store.read_parts(topic.number, parts, max_rows=4).count <= 4
+        assert store.read_parts(topic.number, parts, max_bytes=1).count == 1
+        assert store.read_parts(topic.number, []).count == 0
+        assert store.read_parts(topic.number, [Part(0, 4, 4, 1), Part(1, 9, 99, 1)]).count == 0
+        for wrong in (Part(2, 0, 1, 1), Part(0, -1, 1, 1), Part(0, 0, -1, 1), Part(0, 0, 1, 0)):
+            with refused(UsageError, store):
+                store.read_parts(topic.number, [wrong])
+        with refused(DoesNotExist):
+            store.read_parts(topic.number + 1, [Part(0, 0, 1, 1)])
+        store.trim(topic.number, {0: 2})
+        with refused(Trimmed):
+            store.read_parts(topic.number, [Part(1, 0, 6, 6), Part(0, 1, 6, 6)])
 
 
 def check_every_part_of_a_topic(engine: Engine) -> None:

@@ -29,12 +29,12 @@ class RecordedBus:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def fetch(self, **request: Any) -> Any:
-        answer, batches = self._client.fetch(**request)
-        for one in answer.get("assigned", ()):
-            self._diary.note(ASSIGNED, shard=one["shard"], epoch=one["epoch"])
-            self._epochs[one["shard"]] = one["epoch"]
-        return answer, batches
+    def follow(self, **request: Any) -> Any:
+        for answer, rows in self._client.follow(**request):
+            for one in (answer or {}).get("assigned", ()):
+                self._diary.note(ASSIGNED, shard=one["shard"], epoch=one["epoch"])
+                self._epochs[one["shard"]] = one["epoch"]
+            yield answer, rows
 
     def act(self, name: str, **request: Any) -> dict[str, Any]:
         if name in ("group.ack", "group.leave"):

@@ -273,11 +273,17 @@ class Piece:
 
 
 def gather(
-    pieces: Sequence[Piece], from_id: int, below_id: int, max_rows: int, max_bytes: int
+    pieces: Sequence[Piece],
+    from_id: int,
+    below_id: int,
+    max_rows: int,
+    max_bytes: int,
+    by_piece: bool = False,
 ) -> list[Row]:
-    """Rows by id, as many as the bounds allow, but one at least."""
+    """Rows by id (or as the pieces come), as many as the bounds allow, but one at least."""
     rows = [row for piece in pieces for row in rows_of(piece) if from_id <= row.id < below_id]
-    rows.sort(key=lambda row: row.id)
+    if not by_piece:
+        rows.sort(key=lambda row: row.id)
     taken: list[Row] = []
     for row in rows:
         over = len(taken) >= max_rows or sum(one.weight for one in [*taken, row]) > max_bytes

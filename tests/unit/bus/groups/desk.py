@@ -113,12 +113,14 @@ class Seat:
         for one in found.assigned:
             self.held[one["shard"]] = Held(one["epoch"], one["low"])
             self.rows[one["shard"]] = []
-        for place, rows in found.rows:
-            number = place["shard"]
+        offsets = memoryview(found.rows.offsets).cast("B").cast("q").tolist()
+        for place in found.places:
+            number, count = place["shard"], place["to"] - place["from"]
             self.held[number] = self.held[number]._replace(next=place["to"])
-            offsets = memoryview(rows.offsets).cast("B").cast("q").tolist()
-            assert offsets == list(range(place["from"], place["to"]))
-            self.rows[number] += offsets
+            assert offsets[:count] == list(range(place["from"], place["to"]))
+            self.rows[number] += offsets[:count]
+            del offsets[:count]
+        assert not offsets
         return found
 
     def ack(self, shard: int, *acked: tuple[int, int], **more: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from polybus.bus.durable import Durable
 from polybus.bus.policy import Policy
 from polybus.bus.port.access import Access
 from polybus.bus.port.entries import MAX_ENTRIES, MAX_RUNNING
-from polybus.bus.port.verbs import Port
+from polybus.bus.port.fetches import Told
+from polybus.bus.port.verbs import Caller, Port
 from polybus.bus.quotas import Quotas
 from polybus.bus.ruletable import Placed
 from polybus.bus.stats import Counters
@@ -29,6 +30,7 @@ from polybus.errors import (
 )
 from polybus.model.identity import Identity
 from polybus.model.limits import NativeLimits, QuotaLimits
+from polybus.model.rows import Rows
 from polybus.model.rules import Rule
 from polybus.store.opening import open_store
 from polybus.testing.blocks import block
@@ -65,8 +67,13 @@ class World:
     def act(self, name: str, **request: Any) -> dict[str, Any]:
         return self.port.act(self.alice, name, request)
 
-    def fetch(self, **request: Any) -> tuple[dict[str, Any], list[Any]]:
-        return self.port.fetch(self.alice, request)
+    def fetch(self, **request: Any) -> tuple[dict[str, Any], Rows]:
+        return self.fetch_as(self.alice, **request)
+
+    def fetch_as(self, caller: Caller, **request: Any) -> tuple[dict[str, Any], Rows]:
+        answer, rows = next(self.port.follow(caller, request))
+        assert answer is not None
+        return answer, rows
 
     def rules(self, *lines: str) -> None:
         rules = [Rule.parse(line) for line in lines]
@@ -272,7 +279,7 @@ def test_what_is_not_there(world, me):
 def test_a_life(world, me):
     world.produce(4)
     answer, rows = world.fetch(**me)
-    assert [one.count for one in rows] == [one["to"] - one["from"] for one in answer["rows"]]
+    assert rows.count == sum(one["to"] - one["from"] for one in answer["rows"])
     (place,) = answer["rows"]
     shard, epoch = place["shard"], place["epoch"]
     entry = {"shard": shard, "epoch": epoch, "acked": [[0, 2]], "emitted": 3, "running": [2]}
@@ -299,7 +306,7 @@ def test_a_life(world, me):
 def test_a_fetch_brings_no_more_than_the_bus_allows(world, me):
     world.produce(20)
     _, rows = world.fetch(**me, max_rows=1000)
-    assert [one.count for one in rows] == [5]
+    assert rows.count == 5
 
 
 def test_traffic_is_counted(world, me):
@@ -334,7 +341,7 @@ def test_all_need_the_right_to_subscribe(world, me):
         with pytest.raises(Denied):
             world.port.act(world.bob, f"group.{action}", request)
     with pytest.raises(Denied):
-        world.port.fetch(world.bob, me)
+        world.fetch_as(world.bob, **me)
     assert world.port.act(world.bob, "group.list", {})["groups"] == []
     assert len(world.act("group.list")["groups"]) == 1
 
@@ -363,7 +370,7 @@ def test_a_letter_needs_no_right_of_the_consumers(world):
     me = {"topic": "t", "consumer": "a", "epoch": 1}
     world.produce(1)
     world.rules("deny user:4343 produce t.dlq", "deny user:4343 create *")
-    (place,) = world.port.fetch(world.bob, me)[0]["rows"]
+    (place,) = world.fetch_as(world.bob, **me)[0]["rows"]
     entry = {"shard": place["shard"], "epoch": 1, "failed": [{"offset": 0, "reason": "x"}]}
     (told,) = world.port.act(world.bob, "group.ack", {**me, "shards": [entry]})["shards"]
     assert told["dead"] == [0]
@@ -392,7 +399,7 @@ def waiting(world, pool, me):
 def test_messages_end_a_wait(world, waiting):
     world.produce(2)
     answer, rows = waiting.result(10)
-    assert [one.count for one in rows] == [2]
+    assert rows.count == 2
     assert answer["assigned"] == answer["lost"] == answer["release"] == []
     assert world.port.waits.count == 0
 
@@ -434,12 +441,12 @@ def test_who_is_a_member_no_more_does_not_wait(world, me, waiting, end, error):
 def test_a_client_that_has_gone_does_not_wait(world, waiting):
     world.gone = True
     world.port.waits.look()
-    assert waiting.result(10)[1] == []
+    assert waiting.result(10)[1].count == 0
 
 
 def test_a_bus_that_stops_lets_go(world, waiting):
     world.port.close()
-    assert waiting.result(10)[1] == []
+    assert waiting.result(10)[1].count == 0
 
 
 def test_no_more_wait_than_may(world, pool, me, waiting):
@@ -448,7 +455,67 @@ def test_no_more_wait_than_may(world, pool, me, waiting):
     with pytest.raises(LimitReached) as caught:
         world.fetch(**me, held=held(answer), wait_ms=LONG_MS)
     assert caught.value.limit == "max_waits"
-    assert world.fetch(**me, held=held(answer))[1] == []  # who does not wait needs no place
+    assert world.fetch(**me, held=held(answer))[1].count == 0  # who does not wait needs no place
     world.produce(1)
     waiting.result(10)
     second.result(10)
+
+
+# --- following
+
+
+@pytest.fixture
+def following(world, me) -> Iterator[Told]:
+    """A member that knows its shards, and follows for five rows in all."""
+    answer, _ = world.fetch(**me)
+    asked = {**me, "held": held(answer), "wait_ms": LONG_MS, "follow": True}
+    return world.port.follow(world.alice, asked)
+
+
+def test_who_follows_is_told_of_rows_alone_until_it_has_all_it_wanted(world, following):
+    world.produce(2)
+    answer, rows = next(following)
+    assert (answer, rows.count) == (None, 2)
+    world.produce(2)
+    first = memoryview(rows.ids).cast("B").cast("q")[0]
+    answer, rows = next(following)
+    assert (answer, memoryview(rows.ids).cast("B").cast("q").tolist()) == (
+        None,
+        [first + 2, first + 3],
+    )
+    world.produce(7)
+    assert next(following)[1].count == 1
+    assert next(following, None) is None
+    assert world.port.waits.count == 0
+
+
+def test_who_follows_sleeps_until_there_are_rows(world, pool, following):
+    world.produce(1)
+    assert next(following)[1].count == 1
+    later = pool.submit(next, following)
+    until(lambda: world.port.waits.count == 1, "it waits")
+    world.produce(1)
+    assert later.result(10)[1].count == 1
+
+
+def test_what_has_changed_is_the_last_that_is_told(world, following):
+    world.produce(1)
+    assert next(following)[0] is None
+    world.act("group.join", topic="t", consumer="b")
+    answer, _ = next(following)
+    assert answer["release"] == [1]
+    assert next(following, None) is None
+
+
+def test_following_ends_with_the_time_and_with_the_right(world, me):
+    answer, _ = world.fetch(**me)
+    asked = {**me, "held": held(answer), "wait_ms": 1, "follow": True}
+    ((answer, rows),) = world.port.follow(world.alice, asked)
+    assert (answer["rows"], rows.count) == ([], 0)
+    world.produce(1)
+    following = world.port.follow(world.alice, {**asked, "wait_ms": LONG_MS})
+    assert next(following)[1].count == 1
+    world.rules("deny user:4242 subscribe t")
+    world.produce(1)
+    with pytest.raises(Denied):
+        next(following)

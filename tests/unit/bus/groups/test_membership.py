@@ -75,7 +75,7 @@ def test_nothing_of_a_shard_that_is_to_be_released_is_handed_out(desk):
     desk.join("b")
     desk.produce(2, shard=0)
     desk.produce(2, shard=3)
-    assert [place["shard"] for place, _ in one.fetch().rows] == [0]
+    assert [place["shard"] for place in one.fetch().places] == [0]
 
 
 def test_who_leaves_gives_its_shards_at_once_and_they_are_not_suspect(desk):
