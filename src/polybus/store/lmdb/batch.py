@@ -1,7 +1,9 @@
 """What one transaction will write: collected first, then written in few calls.
 
-Each call into LMDB gives other Python threads the turn, and getting it back may take
-a while, so a transaction is one `putmulti` of everything, in the order of the keys.
+While LMDB copies what it is given, no other Python thread can run: all that a transaction
+writes would keep the loop for milliseconds. So it is written by pieces, in the order of the
+keys, and between two of them others get their turn.
+
 Small blocks for one shard become one entry while they stay below `MERGED_BYTES` together.
 What is not small is an entry by itself: to merge it would be to copy and hash it again.
 """
@@ -17,15 +19,23 @@ from polybus.store.lmdb import entries, keys
 from polybus.store.lmdb.entries import Entry, Part
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from polybus.store.lmdb.environment import Transaction
 
 MERGED_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 64 << 10  # below this an entry is merged with its neighbours, later
 MERGED_MESSAGES: Final = 1 << 20  # so that tables stay small beside what they describe
 
+# LMDB takes some ten microseconds for so much, and for an item of nothing as long as for so
+# many bytes.
+PIECE_BYTES: Final = 64 << 10
+ITEM_BYTES: Final = 1 << 10
+
 _RUN = Struct("<qqq")
 
 Target = tuple[int, int]  # topic and shard
+Item = tuple[bytes, bytes | memoryview]
 
 
 class Tail:
@@ -146,4 +156,19 @@ class Batch:
         for key in self.deletes:
             transaction.delete(key)
         with transaction.cursor() as cursor:
-            cursor.putmulti(sorted(self.puts.items()))
+            for piece in _pieces(sorted(self.puts.items())):
+                cursor.putmulti(piece)
+
+
+def _pieces(items: list[Item]) -> Iterator[list[Item]]:
+    """What is large by itself, and what is small together up to so much."""
+    piece: list[Item] = []
+    size = 0
+    for item in items:
+        size += ITEM_BYTES + len(item[1])
+        piece.append(item)
+        if size >= PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
