@@ -154,8 +154,15 @@ def test_what_was_trimmed_too_early_is_told_and_passed_over_if_that_is_accepted(
     both = {"bus": bus.url, "archive": str(folder)}
     with pytest.raises(Exception, match="were trimmed away before they were read"):
         spark.read.format("polybus").options(topic=made, **both).load().count()
+    with pytest.raises(Trimmed, match=rf"'{made}', shard \d: offsets \d+ to \d+ were trimmed"):
+        polybus.spark.table(spark, made, **both)
+    since = _json({made: {str(n): end + 2 for n, end in ends.items()}})
+    assert (
+        polybus.spark.table(spark, made, startingOffsets=since, **both).count() == len(left) - 200
+    )
     loose = spark.read.format("polybus").options(topic=made, failOnDataLoss=False, **both)
     assert rows_of(loose.load()) == left
+    assert rows_of(polybus.spark.table(spark, made, failOnDataLoss=False, **both)) == left
 
 
 def test_a_second_archive_of_a_topic_is_refused(made, once, folder):

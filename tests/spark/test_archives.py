@@ -242,6 +242,13 @@ def test_small_neighbours_of_a_date_are_merged_and_large_files_are_left_alone():
     assert chosen(one, 8) == []
 
 
+def test_nothing_is_merged_over_a_gap():
+    files = [file("a", {0: (0, 4)}), file("b", {0: (6, 9)}), file("c", {0: (9, 10), 1: (0, 2)})]
+    one = Manifest("t").added(files, lasts(files), gaps=True)
+    assert [[each.path for each in merge.files] for merge in chosen(one, 2)] == [["b", "c"]]
+    assert [(gap.shard, gap.lost) for gap in one.gaps()] == [(0, Span(4, 6))]
+
+
 def test_no_merge_is_larger_than_a_file_should_be():
     size = SMALL_BYTES - 1
     files = [file(f"s{n:02}", {0: (n, n + 1)}, size_bytes=size) for n in range(20)]

@@ -109,6 +109,14 @@ def test_of_two_at_once_one_looks_again(run, spark, bus, client, given_up):
     assert numbers(client, given_up) == list(range(LETTERS))
 
 
+def test_markers_that_were_dropped_are_begun_anew(run, client, given_up):
+    """Then every letter is one that waits."""
+    assert run(requeue=True, reason=["Value*"]).rows == LETTERS / 3
+    client.drop_topic(f"{given_up}.dlq.requeued")
+    assert run(requeue=True, every_letter=True).rows == LETTERS
+    assert run(requeue=True, every_letter=True).rows == 0
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

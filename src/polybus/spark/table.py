@@ -19,7 +19,7 @@ from polybus.spark.access import opened
 from polybus.spark.archives import versions
 from polybus.spark.archives.folder import Folder
 from polybus.spark.archives.writing import ROWS
-from polybus.spark.bounds import EARLIEST, LATEST, Bound, Wanted
+from polybus.spark.bounds import EARLIEST, LATEST, Bound, Wanted, trimmed
 from polybus.spark.options import SOURCE_OPTIONS, Options
 from polybus.spark.schema import SCHEMA
 
@@ -36,7 +36,8 @@ def table(spark: SparkSession, topic: str, **options: object) -> DataFrame:
     """The table of a topic, of several, or of patterns; `options` are those of the source.
 
     With `archive` its rows are those of the archive and of the log, each once, as they are
-    now: also if the archive grows and the log is trimmed before it is computed.
+    now: also if the archive grows and the log is trimmed before it is computed. `Trimmed` if
+    something between them was lost before it was archived, unless `failOnDataLoss` is false.
     """
     given = {name: _text(value) for name, value in {"topic": topic, **options}.items()}
     asked = Options(given, SOURCE_OPTIONS)
@@ -49,22 +50,45 @@ def table(spark: SparkSession, topic: str, **options: object) -> DataFrame:
     wanted = Wanted(asked.required("topic", "orders"))
     topics = wanted.find(opened(asked.bus, asked.archive))
     manifests = [versions.newest(folder, name) for name in topics]
-    parts = [_archived(spark, folder, one, start, end) for one in manifests if one.files]
+    strict = asked.flag("failOnDataLoss", default=True)
+    parts = [
+        _archived(spark, folder, one, start, end, strict=strict) for one in manifests if one.files
+    ]
     return reduce(DataFrame.unionByName, [*parts, _rest(spark, given, manifests, start)])
 
 
 def _archived(
-    spark: SparkSession, folder: Folder, manifest: Manifest, start: Bound, end: Bound
+    spark: SparkSession,
+    folder: Folder,
+    manifest: Manifest,
+    start: Bound,
+    end: Bound,
+    *,
+    strict: bool,
 ) -> DataFrame:
     """What Spark reads by itself."""
     files = [one for one in manifest.files if _may_have(one, manifest.topic, start, end)]
     if start.default == LATEST or not files:
         return spark.createDataFrame([], SCHEMA)
+    if strict:
+        _check_whole(manifest, start, end)
     rows = spark.read.schema(ROWS).parquet(*(str(folder.path / one.path) for one in files))
     rows = rows.withColumn("topic", f.lit(manifest.topic))
     for condition in (*_bounded(start, manifest.topic), *_bounded(end, manifest.topic)):
         rows = rows.where(condition)
     return rows.select(*SCHEMA.names)
+
+
+def _check_whole(manifest: Manifest, start: Bound, end: Bound) -> None:
+    """Between two points of a shard; by times, between two files that have some of them."""
+    topic = manifest.topic
+    first, last = start.offsets.get(topic, {}), end.offsets.get(topic, {})
+    by_time = (start.timestamp_ns, end.timestamp_ns) != (None, None)
+    for shard, lost, between in manifest.gaps():
+        if by_time and not all(_may_have(one, topic, start, end) for one in between):
+            continue
+        if lost.end > first.get(shard, 0) and lost.start < last.get(shard, lost.end):
+            raise trimmed(topic, shard, *lost)
 
 
 def _may_have(file: File, topic: str, start: Bound, end: Bound) -> bool:

@@ -76,13 +76,19 @@ def chosen(manifest: Manifest, least: int, small_bytes: int = SMALL_BYTES) -> li
         for file in files:
             is_small = file.size_bytes < small_bytes
             total = sum(one.size_bytes for one in run) + file.size_bytes
-            if run and not (is_small and total <= FILE_BYTES):
+            if run and not (is_small and total <= FILE_BYTES and goes_on(run, file)):
                 found.append(Merge(manifest.topic, tuple(run)))
                 run = []
             if is_small:
                 run.append(file)
         found.append(Merge(manifest.topic, tuple(run)))
     return [one for one in found if len(one.files) >= least]
+
+
+def goes_on(run: Sequence[File], file: File) -> bool:
+    """Whether nothing is missing between them: a file has no gaps."""
+    ends = {shard: span.end for one in run for shard, span in one.shards.items()}
+    return all(ends.get(shard, span.start) == span.start for shard, span in file.shards.items())
 
 
 def merged(folder: Folder, merge: Merge) -> File:

@@ -7,7 +7,7 @@ shard is archived up to is one number, and each row is in one file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -53,6 +53,14 @@ class File:
         return cls(**{**known, "shards": shards})
 
 
+class Gap(NamedTuple):
+    """Of a shard, between two files."""
+
+    shard: int
+    lost: Span
+    between: tuple[File, File]
+
+
 class Last(NamedTuple):
     """The last row of a shard: whether a log is the one that was archived shows there."""
 
@@ -94,6 +102,16 @@ class Manifest:
             and one.shards[shard].start < end
             and start < one.shards[shard].end
         ]
+
+    def gaps(self) -> Iterator[Gap]:
+        """What was lost before it was archived."""
+        last: dict[int, File] = {}
+        for file in self.files:
+            for shard, span in file.shards.items():
+                before = last.get(shard, file)
+                if before.shards[shard].end < span.start:
+                    yield Gap(shard, Span(before.shards[shard].end, span.start), (before, file))
+                last[shard] = file
 
     def paths(self, shard: int, start: int, end: int) -> list[str]:
         return [one.path for one in self.holding(shard, start, end)]

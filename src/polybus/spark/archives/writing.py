@@ -78,6 +78,8 @@ class Writing:
         """Files that are full meanwhile. `batches` are the rows of a range, in their order."""
         for batch in batches:
             for date, piece in by_date(batch):
+                if date in self._open and not self._open[date].goes_on(wanted.shard, piece):
+                    yield self._open.pop(date).close()
                 draft = self._draft(date)
                 draft.add(wanted.shard, piece, self._shape.batch(self._topic, piece))
                 if draft.is_full:
@@ -118,6 +120,11 @@ class Draft:
     @property
     def is_full(self) -> bool:
         return bool(self._sink.tell() >= FILE_BYTES)
+
+    def goes_on(self, shard: int, rows: pa.RecordBatch) -> bool:
+        """Whether they follow what it has: where something was lost, another file begins."""
+        known = self._shards.get(shard)
+        return known is None or known.end == rows.column("offset")[0].as_py()
 
     def add(self, shard: int, rows: pa.RecordBatch, shaped: pa.RecordBatch) -> None:
         """Rows of the log, and the same as they are written."""
