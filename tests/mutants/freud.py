@@ -95,7 +95,6 @@ TOPICS = mutants(
         '        if not self._policy.allows(caller, "create", name):\n'
         "            return NO\n",
     ),
-    ("ids go on in the next life", "self._fanout.set_next_id(name, 0)", "pass"),
     (
         "anybody may delete",
         'if not self._policy.allows(caller, "delete", name, topic.current.creator):',
@@ -130,11 +129,6 @@ TOPICS = mutants(
         "return self._add_reader",
     ),
     (
-        "topics stay charged",
-        "        self._quotas.release(marked.creator, TOPICS, 1)\n",
-        "",
-    ),
-    (
         "ended subscriptions stay charged",
         "        self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)\n",
         "",
@@ -155,50 +149,9 @@ TOPICS = mutants(
         "        if False:\n            self._end",
     ),
     (
-        "the notice has id 0",
-        "            self._fanout.next_id(topic.name),\n            NOTICE",
-        "            0,\n            NOTICE",
-    ),
-    ("the notice names nothing", "NOTICE_PREFIX + topic.name", "NOTICE_PREFIX"),
-    (
-        "a deletion keeps the buffer",
-        '        self._movement.drop_buffer(current, "topic_deleted")\n',
-        "",
-    ),
-    (
-        "a deletion has no end",
-        "        self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)\n"
-        "        self._follow(topic)\n        put",
-        "        self._follow(topic)\n        put",
-    ),
-    (
-        "a topic without readers stays",
-        "        put(current.readers.values(), Range(notice, 0, 1))\n"
-        "        self._settle(topic, current)\n",
-        "        put(current.readers.values(), Range(notice, 0, 1))\n",
-    ),
-    (
-        "the first of the marked makes way",
-        "        if topic.marked:\n            return\n        if topic.current is None:",
-        "        if topic.current is None and topic.marked:\n            return\n"
-        "        if topic.current is None:",
-    ),
-    (
-        "a buffer waits for ever",
-        "        elif current.buffer:\n"
-        "            self._set_deadline("
-        "current, self._clock() + self._limits.subscriber_timeout_s)\n",
-        "",
-    ),
-    (
-        "push readers do not count when it goes live",
-        "if current.readers or self._fanout.subscriber_count(topic.name):",
-        "if current.readers:",
-    ),
-    (
         "a buffer does not go to the first reader",
         "        if topic.state is State.AWAITING:\n"
-        "            self._go_live(topic)\n"
+        "            self._succession.go_live(topic)\n"
         "        return reader",
         "        return reader",
     ),
@@ -206,11 +159,6 @@ TOPICS = mutants(
         "a buffer does not go to the first push reader",
         "if topic is not None and topic.state is State.AWAITING:",
         "if False:",
-    ),
-    (
-        "a late buffer is not dropped",
-        '            self._movement.drop_buffer(one, "no_subscriber")\n',
-        "",
     ),
     (
         "the abandoned are not reaped",
@@ -234,18 +182,8 @@ TOPICS = mutants(
     ),
     (
         "waiting Gets hear nothing of the end",
-        "            self._settle(topic, incarnation)\n        reader.wake()\n",
-        "            self._settle(topic, incarnation)\n",
-    ),
-    (
-        "the name is not collected",
-        "self._fanout.set_collect(topic.name, collect)",
-        "self._fanout.set_collect(topic.name, False)",
-    ),
-    (
-        "a buffer is not collected",
-        "(bool(current.readers) or buffering)",
-        "bool(current.readers)",
+        "            self._succession.settle(topic, incarnation)\n        reader.wake()\n",
+        "            self._succession.settle(topic, incarnation)\n",
     ),
     (
         "push readers are not counted",
@@ -277,6 +215,72 @@ TOPICS = mutants(
         "PARTs make no message",
         "self._movement.take_in(topic.current, first_id, offsets, body, buffering=buffering)",
         "pass",
+    ),
+)
+
+SUCCESSION = mutants(
+    "bus/succession.py",
+    (
+        "topics stay charged",
+        "        self._quotas.release(marked.creator, TOPICS, 1)\n",
+        "",
+    ),
+    (
+        "the notice has id 0",
+        "            self._fanout.next_id(topic.name),\n            NOTICE",
+        "            0,\n            NOTICE",
+    ),
+    ("the notice names nothing", "NOTICE_PREFIX + topic.name", "NOTICE_PREFIX"),
+    (
+        "a deletion keeps the buffer",
+        '        self._movement.drop_buffer(current, "topic_deleted")\n',
+        "",
+    ),
+    (
+        "a deletion has no end",
+        "        self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)\n"
+        "        self.follow(topic)\n        put",
+        "        self.follow(topic)\n        put",
+    ),
+    (
+        "a topic without readers stays",
+        "        put(current.readers.values(), Range(notice, 0, 1))\n"
+        "        self.settle(topic, current)\n",
+        "        put(current.readers.values(), Range(notice, 0, 1))\n",
+    ),
+    (
+        "the first of the marked makes way",
+        "        if topic.marked:\n            return\n        if topic.current is None:",
+        "        if topic.current is None and topic.marked:\n            return\n"
+        "        if topic.current is None:",
+    ),
+    (
+        "a buffer waits for ever",
+        "        elif current.buffer:\n"
+        "            self._set_deadline("
+        "current, self._clock() + self._limits.subscriber_timeout_s)\n",
+        "",
+    ),
+    (
+        "push readers do not count when it goes live",
+        "if current.readers or self._fanout.subscriber_count(topic.name):",
+        "if current.readers:",
+    ),
+    (
+        "the name is not collected",
+        "self._fanout.set_collect(topic.name, collect)",
+        "self._fanout.set_collect(topic.name, False)",
+    ),
+    (
+        "a buffer is not collected",
+        "(bool(current.readers) or buffering)",
+        "bool(current.readers)",
+    ),
+    ("ids go on in the next life", "self._fanout.set_next_id(topic.name, 0)", "pass"),
+    (
+        "a late buffer is not dropped",
+        '        self._movement.drop_buffer(one, "no_subscriber")\n',
+        "",
     ),
 )
 
@@ -726,7 +730,7 @@ ANSWERING = [
     ),
 ]
 
-ALL = [*LIFECYCLE, *TOPICS, *MOVEMENT, *READER, *SESSION, *ANSWERING]
+ALL = [*LIFECYCLE, *TOPICS, *SUCCESSION, *MOVEMENT, *READER, *SESSION, *ANSWERING]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL

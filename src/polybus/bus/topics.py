@@ -1,9 +1,10 @@
 """Ephemeral topics: created, read by pulling, deleted with a notice, created again.
 
-`lifecycle.py` has the table of states; here each of its cells is carried out.
-A topic has at most one *current* incarnation, which takes messages and readers,
-and any number of *marked* ones, whose readers have yet to read their end. The
-current one is pending while there are marked ones: it only buffers.
+`lifecycle.py` has the table of states; here each of its cells is carried out, and
+`succession.py` leads from one incarnation to the next. A topic has at most one
+*current* incarnation, which takes messages and readers, and any number of *marked*
+ones, whose readers have yet to read their end. The current one is pending while
+there are marked ones: it only buffers.
 
 Ids and push readers are the fan-out's. The name is held there while a current
 incarnation exists, so that its ids go on, and collected while somebody pulls.
@@ -31,7 +32,8 @@ from polybus.bus.outcomes import (
 from polybus.bus.pulling import LogReader, Pulling
 from polybus.bus.quotas import BYTES, SUBSCRIPTIONS, TOPICS
 from polybus.bus.reader import Reader
-from polybus.kernel.ephemeral import Lives, ShortPath, Tally
+from polybus.bus.succession import NOTICE_PREFIX, Succession, Topic
+from polybus.kernel.ephemeral import ShortPath, Tally
 from polybus.kernel.unread import Chunk, Range
 from polybus.model.rules import PRODUCE
 
@@ -45,21 +47,7 @@ if TYPE_CHECKING:
     from polybus.model.limits import FreudLimits
     from polybus.model.topic import Topic as DurableTopic
 
-NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
 READER_ID_BYTES = 16
-
-
-class Topic(Lives):
-    current: Incarnation | None
-    marked: list[Incarnation]
-
-    @property
-    def state(self) -> State:
-        if self.marked:
-            return State.RECREATING if self.current else State.DELETING
-        if self.current is None:
-            return State.GONE
-        return State.AWAITING if self.current.buffer else State.LIVE
 
 
 class EphemeralTopics:
@@ -85,7 +73,9 @@ class EphemeralTopics:
         self._topics: dict[bytes, Topic] = {}
         self._readers: dict[bytes, Reader] = {}
         self._unowned: dict[Reader, None] = {}
-        self._timed: dict[Incarnation, None] = {}  # those with a deadline
+        self._succession = Succession(
+            self._topics, fanout, self._movement, quotas, limits, clock, wall_ns
+        )
         self._tally = Tally()
         # Of a bus with durable topics, which are pulled from here, too.
         self.pulling: Pulling | None = None
@@ -110,10 +100,7 @@ class EphemeralTopics:
             return NO
         if not self._quotas.charge(caller, TOPICS, 1):
             return over_quota(TOPICS)
-        self._topics[name] = topic
-        topic.current = Incarnation(name, caller)
-        self._follow(topic)
-        self._fanout.set_next_id(name, 0)
+        self._succession.begin(topic, caller)
         return OK
 
     def delete(self, caller: Identity, name: bytes) -> Outcome:
@@ -125,7 +112,7 @@ class EphemeralTopics:
         assert topic.current is not None
         if not self._policy.allows(caller, "delete", name, topic.current.creator):
             return NO
-        self._mark(topic, topic.current)
+        self._succession.mark(topic, topic.current)
         return OK
 
     def subscribe(self, caller: Identity, name: bytes) -> Outcome | Reader:
@@ -311,7 +298,7 @@ class EphemeralTopics:
         """A push reader has come: a buffer that waited for its first reader goes to it."""
         topic = self._topics.get(name)
         if topic is not None and topic.state is State.AWAITING:
-            self._go_live(topic)
+            self._succession.go_live(topic)
 
     def enforce(self) -> int:
         """Ends subscriptions that the policy allows no longer; says how many those were."""
@@ -334,8 +321,9 @@ class EphemeralTopics:
             reader.used_s = now_s
         for reader in [r for r in self._unowned if now_s - r.used_s >= timeout_s]:
             self._end_reader(reader, "abandoned")
-        for one in [i for i in self._timed if i.deadline_s is not None and i.deadline_s <= now_s]:
-            self._expire(self._topics[one.name], one)
+        for one in self._succession.overdue(now_s):
+            for reader in self._succession.give_up(one):
+                self._end_reader(reader, "deletion_timeout")
 
     # --- inside
 
@@ -385,53 +373,10 @@ class EphemeralTopics:
         reader.account = self._quotas.account(caller)
         self._readers[reader.id] = reader
         current.readers[reader.id] = reader
-        self._follow(topic)
+        self._succession.follow(topic)
         if topic.state is State.AWAITING:
-            self._go_live(topic)
+            self._succession.go_live(topic)
         return reader
-
-    def _mark(self, topic: Topic, current: Incarnation) -> None:
-        self._movement.drop_buffer(current, "topic_deleted")
-        notice = Chunk.of_notice(
-            self._fanout.next_id(topic.name),
-            NOTICE_PREFIX + topic.name,
-            current.writer.time(self._wall_ns()),
-        )
-        topic.current = None
-        topic.marked.append(current)
-        self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
-        self._follow(topic)
-        put(current.readers.values(), Range(notice, 0, 1))
-        self._settle(topic, current)
-
-    def _settle(self, topic: Topic, marked: Incarnation) -> None:
-        """A marked incarnation without readers has gone; the last one makes way for the next."""
-        if marked.readers or marked not in topic.marked:
-            return
-        topic.marked.remove(marked)
-        self._set_deadline(marked, None)
-        self._quotas.release(marked.creator, TOPICS, 1)
-        if topic.marked:
-            return
-        if topic.current is None:
-            del self._topics[topic.name]
-        else:
-            self._make_way(topic, topic.current)
-
-    def _make_way(self, topic: Topic, current: Incarnation) -> None:
-        """The old ones have gone: what was buffered goes out, or waits for somebody to come."""
-        if current.readers or self._fanout.subscriber_count(topic.name):
-            self._go_live(topic)
-        elif current.buffer:
-            self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
-        self._follow(topic)
-
-    def _go_live(self, topic: Topic) -> None:
-        current = topic.current
-        assert current is not None
-        self._set_deadline(current, None)
-        self._movement.let_out(current)
-        self._follow(topic)
 
     def _end_reader(self, reader: Reader, reason: str) -> None:
         incarnation = reader.incarnation
@@ -449,38 +394,10 @@ class EphemeralTopics:
         del incarnation.readers[reader.id]
         topic = self._topics[incarnation.name]
         if topic.current is incarnation:
-            self._follow(topic)
+            self._succession.follow(topic)
         else:
-            self._settle(topic, incarnation)
+            self._succession.settle(topic, incarnation)
         reader.wake()
-
-    def _expire(self, topic: Topic, one: Incarnation) -> None:
-        """Time is up: for the readers of a marked incarnation, or for a buffer nobody came for."""
-        self._set_deadline(one, None)
-        if one is topic.current:
-            self._movement.drop_buffer(one, "no_subscriber")
-            self._follow(topic)
-            return
-        for reader in list(one.readers.values()):
-            self._end_reader(reader, "deletion_timeout")
-
-    def _set_deadline(self, one: Incarnation, deadline_s: float | None) -> None:
-        one.deadline_s = deadline_s
-        if deadline_s is None:
-            self._timed.pop(one, None)
-        else:
-            self._timed[one] = None
-
-    def _follow(self, topic: Topic) -> None:
-        """Tells the fan-out what the topic wants of it now."""
-        current = topic.current
-        buffering = topic.state in (State.RECREATING, State.AWAITING)
-        collect = current is not None and (bool(current.readers) or buffering)
-        if current is not None:
-            self._fanout.set_hold(topic.name, True)
-        self._fanout.set_collect(topic.name, collect)
-        if current is None:
-            self._fanout.set_hold(topic.name, False)
 
 
 def _messages(taken: Range) -> int:
