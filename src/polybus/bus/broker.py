@@ -288,6 +288,7 @@ class Broker:
         port = self._other_totals()
         dropped = Counter(self.counters.family("dropped"))
         dropped.update(denied=fanout.denied, no_subscriber=fanout.unheard)
+        dropped.update(too_large=self._delivery.too_large)
         return {
             "uptime_s": round(self._clock() - self._started_s, 3),
             "messages": {

@@ -44,6 +44,7 @@ class Delivery:
         # Who is told of a reader that was full and has room again.
         self.relieved: Callable[[Party], None] = lambda party: None
         self.waiting = 0
+        self.too_large = 0  # messages that a push reader's dialect has no way to carry
         self.sender: Party | None = None  # whose buffer was routed last, for the judge's log
 
     def open_outbox(self, pipe: Pipe) -> Outbox:
@@ -79,9 +80,7 @@ class Delivery:
 
         None if one of the readers is full: then the party waits.
         """
-        routed = self._fanout.publish(self._trusted, topic, offsets, bodies)
-        for outbox, data in routed.outputs:
-            outbox.push(data)
+        routed = self.relay_kept(topic, offsets, bodies)
         if routed.stop == BLOCKED and not party.ended:
             self._wait(party, routed.blocker)
         return routed.stop != BLOCKED
@@ -105,8 +104,12 @@ class Delivery:
         return lost
 
     def relay_kept(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> Routed:
-        """Sends what was committed to push readers, up to the first that is full."""
-        routed = self._fanout.publish(self._trusted, topic, offsets, bodies)
+        """Sends what was taken already to push readers, up to the first that is full."""
+        fanout = self._fanout
+        before = fanout.delivered
+        routed = fanout.publish(self._trusted, topic, offsets, bodies)
+        wanted = routed.consumed * fanout.subscriber_count(topic)
+        self.too_large += wanted - (fanout.delivered - before)
         for outbox, data in routed.outputs:
             outbox.push(data)
         return routed

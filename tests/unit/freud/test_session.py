@@ -11,7 +11,7 @@ import pytest
 
 from polybus.dialects.freud.session import BEHIND_BYTES, STEP_BYTES
 from polybus.model.identity import Identity
-from polybus.model.limits import FreudLimits, Limits
+from polybus.model.limits import FreudLimits, Limits, RqueueLimits
 from polybus.testing import freud, rqueue
 from polybus.testing.freud import (
     DOESNT_EXIST,
@@ -182,6 +182,23 @@ def test_a_get_behind_a_blocked_produce_ends_when_the_client_hangs_up(
     producer.pipe.shut_down()
     assert producer.codes() == [NOTHING_HAPPENED]
     assert producer.pipe.closed
+
+
+def test_what_a_push_reader_can_have_in_no_form_is_counted():
+    """rqueue has 65535 parts a message, and under a long name each holds little."""
+    bus = MemoryBus(LIMITS, RqueueLimits(max_payload=282))
+    name, large = b"n" * 250, bytes(6 * 65535 + 1)
+    owner = Speaker(bus)
+    assert owner.ask(create(name)) == [(OK, b"")]
+    key = owner.subscribe(name)
+    readers = [bus.connect() for _ in range(2)]
+    for reader in readers:
+        reader.deliver(rqueue.subscribe(name))
+    owner.send(produce(name, large), produce(name, b"x"))
+    assert owner.codes() == [OK, OK]
+    assert [bytes(reader.taken) for reader in readers] == [rqueue.notification(name, b"x")] * 2
+    assert bus.stats("dropped") == {"too_large": 2}
+    assert owner.ask(get(key)) == [(OK, large)]
 
 
 def test_a_cut_reader_frees_the_producer(bus: MemoryBus, owner: Speaker):
