@@ -196,6 +196,16 @@ SUBSCRIBING = [
             "if False:",
         ),
         (
+            "what waits behind a message is free",
+            "(is_new and held <= LEFT_BYTES)",
+            "is_new",
+        ),
+        (
+            "heartbeats are messages",
+            "held - round(HEARTBEAT_BYTES_PER_S * (now_s - one.calm_s))",
+            "held",
+        ),
+        (
             "weight is not seen",
             "if max(unfinished, grown) > self._bounds.max_unread:",
             "if unfinished > self._bounds.max_unread:",
