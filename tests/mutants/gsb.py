@@ -33,6 +33,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/faults/test_gsb_endings.py",
         "tests/interop/test_gsb_log.py",
         "tests/interop/test_gsb_whole_bus.py",
+        "tests/unit/gsb/client/test_reconnecting.py",
     ),
 }
 
@@ -402,7 +403,40 @@ REST = [
     ),
 ]
 
-ALL = [*CALLS, *PRESSURE, *REST]
+CLIENT = [
+    *mutants(
+        "dialects/gsb/lanes.py",
+        ("a lane outlives its client", "if self._closed:  # meanwhile", "if False:  # meanwhile"),
+    ),
+    *mutants(
+        "dialects/gsb/registering.py",
+        (
+            "what is given up is tried on",
+            "if not link.is_up or self._retried.get(service_id) is not link:",
+            "if not link.is_up:",
+        ),
+        (
+            "what is taken cannot be given up",
+            "return self._retried.pop(service_id, None) is not None",
+            "return False",
+        ),
+        ("a taken name is given up", "if again and code == Code.CONFLICT:", "if False:"),
+    ),
+    *mutants(
+        "lifeline.py",
+        ("who is forbidden gives up", "except (NotConnected, Denied) as", "except NotConnected as"),
+    ),
+    *mutants(
+        "transports/stream.py",
+        (
+            "hang-ups are not watched",
+            "        connection.hangups = self._options.hangups\n",
+            "",
+        ),
+    ),
+]
+
+ALL = [*CALLS, *PRESSURE, *REST, *CLIENT]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL
