@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.options import Options
-from bench.harness.results import OURS, CaseResult, Metric, Verdict
+from bench.harness.results import OURS, CaseResult, Metric, Verdict, digits
 
 
 def machine() -> dict[str, Any]:
@@ -27,17 +27,12 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _digits(value: float) -> str:
-    """Three digits that mean something: 0.451, 2.53, 62.1, 145."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _cell(result: CaseResult, server: str, metrics: Sequence[Metric]) -> str:
     texts = []
     for metric in metrics:
         value = result.median(server, metric.key)
         if value is not None:
-            texts.append(_digits(value / metric.scale))
+            texts.append(digits(value / metric.scale))
     return " / ".join(texts) or "–"
 
 
@@ -89,7 +84,7 @@ class Outcome:
     def _judged(self) -> str:
         rows = [["target", "wanted", "reached", ""]]
         for verdict in self.verdicts:
-            reached = "not measured" if verdict.reached is None else _digits(verdict.reached)
+            reached = "not measured" if verdict.reached is None else digits(verdict.reached)
             held = "ok" if verdict.holds else "MISSED"
             rows.append([verdict.text, verdict.wanted, reached, held])
         return _table(rows)
@@ -130,4 +125,4 @@ def _quietness(results: Sequence[CaseResult]) -> str:
 
 
 def _pairs(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {_digits(value)}" for name, value in figures.items())
+    return ", ".join(f"{name} {digits(value)}" for name, value in figures.items())

@@ -30,6 +30,11 @@ Values = dict[str, float]  # by metric key
 Round = dict[str, Values]  # by server
 
 
+def digits(value: float) -> str:
+    """Three digits that mean something: 0.451, 2.53, 62.1, 145."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 @dataclass(frozen=True)
 class CaseResult:
     """One case: its kept rounds, and how many measurements others disturbed."""
@@ -63,7 +68,9 @@ class CaseResult:
     def _figures(self, server: str) -> str:
         found = [(metric, self.median(server, metric.key)) for metric in self.metrics]
         ratios = [self.ratio(metric, (server,)) for metric in self.metrics if server != OURS]
-        figures = [f"{v / metric.scale:.3g} {metric.unit}" for metric, v in found if v is not None]
+        figures = [
+            f"{digits(v / metric.scale)} {metric.unit}" for metric, v in found if v is not None
+        ]
         against = [f"{ratio:.2f}×" for ratio in ratios if ratio is not None]
         return ", ".join(figures) + (f" ({', '.join(against)})" if against else "")
 
