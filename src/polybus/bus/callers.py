@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count, groupby
+from itertools import count, groupby, takewhile
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Callers:
         topic = self._topics.get(name)
         if topic is None:
             return
-        for number in [one for one in topic.known if one < before_id]:
+        for number in list(takewhile(before_id.__gt__, topic.known)):  # they came in this order
             del topic.known[number]
         self._tidy(name, topic)
 
