@@ -31,7 +31,7 @@ from polybus.model.address import Address
 
 POLYBUS = (sys.executable, "-m", "polybus")
 # A cold start compiles bytecode and may share the machine with a whole test run.
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 # The bus promises to be gone within 10 s of SIGTERM; the rest is for a busy machine.
 STOP_TIMEOUT_S = 20.0
 COMMAND_TIMEOUT_S = 60.0

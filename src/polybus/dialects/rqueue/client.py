@@ -26,11 +26,9 @@ What the client promises:
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -40,20 +38,15 @@ from polybus.dialects.rqueue.lifeline import Lifeline
 from polybus.dialects.rqueue.link import Link
 from polybus.dialects.rqueue.options import DEFAULT_ADDRESS, ClientOptions
 from polybus.dialects.rqueue.parts import PartLimits, Reassembler
+from polybus.dialects.rqueue.publishing import Publishing
 from polybus.errors import ConnectionLost, PolybusError
-from polybus.kernel.notifications import Message, NotificationBatch, encode_run
+from polybus.kernel.notifications import Message, NotificationBatch
 from polybus.model.address import Address
-from polybus.model.limits import KIB
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 log = logging.getLogger("polybus.rqueue")
-
-# Frames are encoded in buffers of about this size: few writes, and early ones.
-RUN_BYTES = 256 * KIB
-# How many contents of an iterator are looked at together.
-GROUP = 4096
 
 # A link may end while it is asked to subscribe; if so many do, it is because of the asking.
 TRIES = 3
@@ -68,13 +61,10 @@ class Client:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self.options = options
         self._lifeline = Lifeline(self.address, options, self._receive, self._link_ended, self._end)
+        self._publishing = Publishing(self._lifeline, options)
         self.inbox = Inbox(self._regulate)
         self._parts = Reassembler(options.parts)
         self._parts_timer: asyncio.TimerHandle | None = None
-        self._published = 0  # writes handed to a link
-        self._confirmed = 0  # how many of them are known to have taken effect
-        self._unconfirmed_loss: str | None = None
-        self._lost_up_to = 0  # how many had been published when the last link ended
         self._closed = False
 
     # --- opening and closing
@@ -91,8 +81,7 @@ class Client:
         """
         if self._closed:
             return
-        if self._published > self._lost_up_to:
-            self._unconfirmed_loss = None
+        self._publishing.forget_older_loss()
         try:
             await self.flush()
         finally:
@@ -148,7 +137,7 @@ class Client:
         Waits while the connection is down or full; `NotConnected` if it stays
         down, `ConnectionLost` if it ends while waiting for room.
         """
-        await self._publish_run(codec.topic_bytes(topic), (content,), 0)
+        await self._publishing.run(codec.topic_bytes(topic), (content,), 0)
 
     async def publish_many(self, topic: str | bytes, contents: Iterable[Buffer]) -> None:
         """Publish many messages, in order, in few large writes.
@@ -156,11 +145,7 @@ class Client:
         Any iterable will do. If it raises, some first part of the messages may
         have been published.
         """
-        name = codec.topic_bytes(topic)
-        for group in _groups(contents):
-            place = 0
-            while place < len(group):
-                place = await self._publish_run(name, group, place)
+        await self._publishing.many(codec.topic_bytes(topic), contents)
 
     async def flush(self) -> None:
         """Return when the server has taken everything published so far.
@@ -168,14 +153,7 @@ class Client:
         `ConnectionLost` if a connection ended, since the last flush, with
         publishes not known to be taken: some of them may not have arrived.
         """
-        self._complain()
-        if self._published == self._confirmed:
-            return
-        try:
-            await self._echo(await self._lifeline.ready())
-        except ConnectionLost:
-            self._complain()
-            raise
+        await self._publishing.flush()
 
     # --- receiving
 
@@ -236,34 +214,6 @@ class Client:
 
     # --- inside
 
-    async def _publish_run(self, topic: bytes, group: Sequence[Buffer], place: int) -> int:
-        cap = self.options.max_payload
-        data, after = encode_run(topic, group, place, cap, RUN_BYTES)
-        if after == place:  # too large for one frame
-            await self._publish_in_parts(topic, group[place])
-            return place + 1
-        await (await self._send(data)).drain()
-        return after
-
-    async def _publish_in_parts(self, topic: bytes, content: Buffer) -> None:
-        message_id = os.urandom(codec.MESSAGE_ID_BYTES)
-        buffers = codec.publish_in_parts(topic, content, message_id, self.options.max_payload)
-        link = await self._send(next(buffers))
-        await link.drain()
-        for data in buffers:
-            # All on one link: on another the first parts would be missing.
-            if not link.write(data):
-                raise link.lost()
-            self._published += 1
-            await link.drain()
-
-    async def _send(self, data: bytes) -> Link:
-        """Hand a buffer to the link that is up; which one it was."""
-        while not (link := await self._lifeline.ready()).write(data):
-            await link.ended.wait()
-        self._published += 1
-        return link
-
     async def _put_in_force(self, frames: Callable[[Link], bytes]) -> None:
         """Send control frames and wait for an echo, on the next link if this one ends first."""
         for _ in range(TRIES):
@@ -275,23 +225,13 @@ class Client:
         """True if the frames are in force on this link; False once it has ended."""
         try:
             if link.write(frames(link)):
-                await self._echo(link)
+                await self._publishing.echo(link)
         except ConnectionLost:
             pass
         if link.is_up:
             return True
         await link.ended.wait()
         return False
-
-    async def _echo(self, link: Link) -> None:
-        published = self._published
-        await link.echo(self.options.echo_timeout_s)
-        self._confirmed = max(self._confirmed, published)
-
-    def _complain(self) -> None:
-        loss, self._unconfirmed_loss = self._unconfirmed_loss, None
-        if loss is not None:
-            raise ConnectionLost(f"publishes may be lost: {loss}")
 
     def _receive(self, batch: NotificationBatch) -> None:
         if batch.part_count:
@@ -331,9 +271,7 @@ class Client:
             self._lifeline.set_reading(True)
 
     def _link_ended(self, link: Link) -> None:
-        if self._published > self._confirmed and not self._closed:
-            self._unconfirmed_loss = str(link.lost())
-        self._confirmed = self._lost_up_to = self._published
+        self._publishing.link_ended(link, tell=not self._closed)
 
     def _end(self, error: PolybusError) -> None:
         self.inbox.end(None if self._closed else error)
@@ -359,18 +297,6 @@ class _Batches:
         if batch is None:
             raise StopAsyncIteration
         return batch
-
-
-def _groups(contents: Iterable[Buffer]) -> Iterator[Sequence[Buffer]]:
-    """A list or tuple as it is; of anything else a few thousand at a time."""
-    if isinstance(contents, list | tuple):
-        yield contents
-        return
-    if isinstance(contents, bytes | bytearray | memoryview | str):
-        raise TypeError("publish_many takes many contents; for one there is publish")
-    items = iter(contents)
-    while group := list(itertools.islice(items, GROUP)):
-        yield group
 
 
 def connect(
