@@ -25,6 +25,7 @@ class Reader(Unread):
         self.identity = identity
         self.incarnation = incarnation
         self.used_s = 0.0  # when it was last used; of interest once it is not owned
+        self._waking = False
 
     @property
     def is_behind(self) -> bool:
@@ -52,10 +53,16 @@ class Reader(Unread):
 
     def wake(self) -> None:
         """Lets those who wait try, first come first served, while there is something to take."""
-        while self.waiters and (self.ranges or self.gone):
-            first = next(iter(self.waiters))
-            del self.waiters[first]
-            first()
+        if self._waking:
+            return  # one of them could not take it, or ended this: the rest have their turn below
+        self._waking = True
+        try:
+            while self.waiters and (self.ranges or self.gone):
+                first = next(iter(self.waiters))
+                del self.waiters[first]
+                first()
+        finally:
+            self._waking = False
 
     def end_polls(self) -> None:
         """There is nothing to take for those who only asked."""

@@ -349,6 +349,21 @@ def test_a_broken_connection_consumes_nothing_of_what_wakes_it(bus: MemoryBus, o
 # --- the end -----------------------------------------------------------------
 
 
+def test_a_crowd_that_vanished_while_it_waited_harms_no_producer(bus: MemoryBus, owner: Speaker):
+    """A message goes from one broken connection to the next, and these do not nest."""
+    key = owner.subscribe(b"t")
+    crowd = [Speaker(bus) for _ in range(1000)]
+    for one in crowd:
+        one.send(get(key, FOR_EVER))
+        one.pipe.broken = True
+    last = Speaker(bus)
+    last.send(get(key, FOR_EVER), get(key, FOR_EVER))
+    assert owner.ask(produce(b"t", b"x")) == [(OK, bytes(8))]
+    assert last.answers() == [(OK, b"x")]
+    assert owner.ask(unsubscribe(key)) == [(OK, b"")]
+    assert last.answers() == [(DOESNT_EXIST, b"")]
+
+
 def test_after_its_end_requests_are_done_and_gets_are_not(bus: MemoryBus, owner: Speaker):
     key = owner.subscribe(b"t")
     owner.ask(produce(b"t", b"kept"))
