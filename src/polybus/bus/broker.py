@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ from polybus.bus.durable import Durable
 from polybus.bus.following import Following, Readers
 from polybus.bus.keeping import Keeping, Soon
 from polybus.bus.outbox import Outbox, Turn
+from polybus.bus.overview import Overview
 from polybus.bus.party import Party
 from polybus.bus.policy import OVERFLOW, Policy
 from polybus.bus.pulling import Pulling
@@ -23,7 +23,6 @@ from polybus.bus.stalls import Stalls
 from polybus.bus.stats import Counters
 from polybus.bus.subscriptions import Subscribed, Subscriptions
 from polybus.bus.topics import EphemeralTopics
-from polybus.bus.traffic import LoopTotals, Totals
 from polybus.kernel.fanout import Fanout, Source
 from polybus.model.limits import FreudLimits, QuotaLimits
 from polybus.model.rules import PRODUCE, SUBSCRIBE
@@ -95,15 +94,22 @@ class Broker:
         self.readers: Readers | None = None
         self._stalls = Stalls(limits, self.cut)
         self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
-        self.sections: dict[str, Callable[[], dict[str, Any]]] = {}  # what they add to `stats`
-        # Of dialects whose connections are no parties.
-        self.other_connections: list[Callable[[], list[dict[str, Any]]]] = []
-        self.other_totals: list[LoopTotals] = []
         self._parties: dict[int, Party] = {}
         self._in_doubt: list[Party] = []  # whose groups are not known yet
         self._joined = 0
         self._encodings = 0
-        self._started_s = clock()
+        overview = self._overview = Overview(
+            self._fanout,
+            self._delivery,
+            self.topics,
+            self._subscriptions,
+            self.counters,
+            self._parties,
+            clock,
+        )
+        self.sections = overview.sections  # what dialects add to `stats`
+        self.other_connections = overview.other_connections  # of those that are no parties
+        self.other_totals = overview.other_totals
         self.policy.watch(self._judge_again)
         self._judge_again()
         self.callers = Callers()
@@ -117,6 +123,7 @@ class Broker:
         `soon` brings a step to the loop from any thread, `readers` reads on others.
         """
         durable = self.durable = Durable(store)
+        self._overview.traffic = durable.traffic
         self.readers = readers
         self.binding = Binding(durable, self.policy, self.quotas, self.topics.exists)
         following = self.following = Following(
@@ -283,72 +290,10 @@ class Broker:
             step(now_s)
 
     def stats(self) -> dict[str, Any]:
-        fanout = self._fanout
-        relayed, relayed_bytes = self._delivery.relayed
-        port = self._other_totals()
-        dropped = Counter(self.counters.family("dropped"))
-        dropped.update(denied=fanout.denied, no_subscriber=fanout.unheard)
-        dropped.update(too_large=self._delivery.too_large)
-        return {
-            "uptime_s": round(self._clock() - self._started_s, 3),
-            "messages": {
-                "received": fanout.messages - relayed + self.topics.received + port.received,
-                "received_bytes": fanout.bytes
-                - relayed_bytes
-                + self.topics.received_bytes
-                + port.received_bytes,
-                "delivered": fanout.delivered + self.topics.delivered + port.delivered,
-                "delivered_bytes": fanout.delivered_bytes
-                + self.topics.delivered_bytes
-                + port.delivered_bytes,
-            },
-            "topics": self._subscriptions.topics,
-            "subscriptions": self._subscriptions.count + self.topics.reader_count,
-            "connections": {
-                "open": len(self._parties) + sum(len(tell()) for tell in self.other_connections),
-                "accepted": self._joined,
-                "waiting": self._delivery.waiting,
-                "closed": self.counters.family("closed"),
-            },
-            "dropped": {reason: n for reason, n in sorted(dropped.items()) if n},
-            "refused": self.counters.family("refused"),
-            "faults": self.counters.family("faults"),
-            **{name: tell() for name, tell in self.sections.items()},
-        }
-
-    def _other_totals(self) -> Totals:
-        """Of the native port, and of dialects whose messages do not pass the fan-out."""
-        totals = self.durable.traffic.totals if self.durable is not None else Totals()
-        for one in self.other_totals:
-            totals = Totals(
-                totals.received + one.received,
-                totals.received_bytes + one.received_bytes,
-                totals.delivered + one.delivered,
-                totals.delivered_bytes + one.delivered_bytes,
-            )
-        return totals
+        return self._overview.stats(accepted=self._joined)
 
     def connections(self) -> list[dict[str, Any]]:
-        own = [self._describe(party) for party in self._parties.values()]
-        return own + [one for tell in self.other_connections for one in tell()]
-
-    def _describe(self, party: Party) -> dict[str, Any]:
-        messages, size = self._fanout.sent(party.number)
-        return {
-            "id": party.id,
-            "dialect": party.dialect,
-            "peer": party.pipe.peer,
-            "identity": party.pipe.identity.name,
-            "age_s": round(self._clock() - party.since_s, 3),
-            "subscriptions": self._fanout.subscription_count(party.number),
-            "received_messages": party.source.messages,
-            "received_bytes": party.source.bytes,
-            "sent_messages": messages,
-            "sent_bytes": size,
-            "outbox_bytes": party.outbox.backlog(),
-            "state": _state(party),
-            **(party.describe() if party.describe is not None else {}),
-        }
+        return self._overview.connections()
 
     def _leave(self, party: Party, reason: str, *, send_held: bool) -> bool:
         if party.ended:
@@ -424,9 +369,3 @@ def _names(party: Party) -> dict[str, str]:
     """Whom a line of the log is about."""
     pipe = party.pipe
     return {"dialect": party.dialect, "peer": pipe.peer, "user": pipe.identity.name}
-
-
-def _state(party: Party) -> str:
-    if party.waiting_for is not None:
-        return "waiting"
-    return "full" if party.outbox.full else "open"

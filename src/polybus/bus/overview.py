@@ -1,0 +1,122 @@
+"""What can be seen of a bus from outside: its counters, and who is connected.
+
+Dialects whose messages or connections do not pass the fan-out add what they know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from polybus.bus.traffic import LoopTotals, Totals
+
+if TYPE_CHECKING:
+    from polybus.bus.delivery import Delivery
+    from polybus.bus.party import Party
+    from polybus.bus.stats import Counters
+    from polybus.bus.subscriptions import Subscriptions
+    from polybus.bus.topics import EphemeralTopics
+    from polybus.bus.traffic import Traffic
+    from polybus.kernel.fanout import Fanout
+
+
+class Overview:
+    def __init__(
+        self,
+        fanout: Fanout,
+        delivery: Delivery,
+        topics: EphemeralTopics,
+        subscriptions: Subscriptions,
+        counters: Counters,
+        parties: Mapping[int, Party],
+        clock: Callable[[], float],
+    ) -> None:
+        self._fanout = fanout
+        self._delivery = delivery
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._counters = counters
+        self._parties = parties
+        self._clock = clock
+        self._started_s = clock()
+        self.traffic: Traffic | None = None  # of the native port
+        self.sections: dict[str, Callable[[], dict[str, Any]]] = {}
+        self.other_connections: list[Callable[[], list[dict[str, Any]]]] = []
+        self.other_totals: list[LoopTotals] = []
+
+    def stats(self, accepted: int) -> dict[str, Any]:
+        return {
+            "uptime_s": round(self._clock() - self._started_s, 3),
+            "messages": self._messages(),
+            "topics": self._subscriptions.topics,
+            "subscriptions": self._subscriptions.count + self._topics.reader_count,
+            "connections": {
+                "open": len(self._parties) + sum(len(tell()) for tell in self.other_connections),
+                "accepted": accepted,
+                "waiting": self._delivery.waiting,
+                "closed": self._counters.family("closed"),
+            },
+            "dropped": self._dropped(),
+            "refused": self._counters.family("refused"),
+            "faults": self._counters.family("faults"),
+            **{name: tell() for name, tell in self.sections.items()},
+        }
+
+    def connections(self) -> list[dict[str, Any]]:
+        own = [self._describe(party) for party in self._parties.values()]
+        return own + [one for tell in self.other_connections for one in tell()]
+
+    def _messages(self) -> dict[str, int]:
+        fanout, topics, others = self._fanout, self._topics, self._totals_of_others()
+        relayed, relayed_bytes = self._delivery.relayed
+        received = fanout.messages - relayed + topics.received
+        received_bytes = fanout.bytes - relayed_bytes + topics.received_bytes
+        delivered_bytes = fanout.delivered_bytes + topics.delivered_bytes
+        return {
+            "received": received + others.received,
+            "received_bytes": received_bytes + others.received_bytes,
+            "delivered": fanout.delivered + topics.delivered + others.delivered,
+            "delivered_bytes": delivered_bytes + others.delivered_bytes,
+        }
+
+    def _totals_of_others(self) -> Totals:
+        totals = self.traffic.totals if self.traffic is not None else Totals()
+        for one in self.other_totals:
+            totals = Totals(
+                totals.received + one.received,
+                totals.received_bytes + one.received_bytes,
+                totals.delivered + one.delivered,
+                totals.delivered_bytes + one.delivered_bytes,
+            )
+        return totals
+
+    def _dropped(self) -> dict[str, int]:
+        dropped = Counter(self._counters.family("dropped"))
+        dropped.update(denied=self._fanout.denied, no_subscriber=self._fanout.unheard)
+        dropped.update(too_large=self._delivery.too_large)
+        return {reason: n for reason, n in sorted(dropped.items()) if n}
+
+    def _describe(self, party: Party) -> dict[str, Any]:
+        messages, size = self._fanout.sent(party.number)
+        return {
+            "id": party.id,
+            "dialect": party.dialect,
+            "peer": party.pipe.peer,
+            "identity": party.pipe.identity.name,
+            "age_s": round(self._clock() - party.since_s, 3),
+            "subscriptions": self._fanout.subscription_count(party.number),
+            "received_messages": party.source.messages,
+            "received_bytes": party.source.bytes,
+            "sent_messages": messages,
+            "sent_bytes": size,
+            "outbox_bytes": party.outbox.backlog(),
+            "state": _state(party),
+            **(party.describe() if party.describe is not None else {}),
+        }
+
+
+def _state(party: Party) -> str:
+    if party.waiting_for is not None:
+        return "waiting"
+    return "full" if party.outbox.full else "open"
