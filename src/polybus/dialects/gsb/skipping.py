@@ -111,12 +111,12 @@ class Skipping:
     def _begin(self, tag: int, size: int) -> None:
         """A field, with `size` bytes behind its head."""
         self._held.clear()
-        number, is_sized = tag >> 3, tag & 7 == LENGTH
+        number = tag >> 3 if tag & 7 == LENGTH else 0  # others hold nothing that is known
         if not self._inner_left and number in Packet.DESCRIPTOR.fields_by_number:
-            self._enter(number if is_sized else 0, size)
+            self._enter(number, size)
             return
         self._wanted, self._text = size, None
-        name = FIELDS[self.kind].get(number) if self._inner_left and is_sized else None
+        name = FIELDS[self.kind].get(number) if self._inner_left else None
         if name == DATA:
             self.data_bytes = size
         elif name is not None:
