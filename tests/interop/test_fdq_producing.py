@@ -101,8 +101,15 @@ def test_errors_of_the_bus_are_told(bus: NativeBus, topic: str) -> None:
         with pytest.raises(errors.WrongKind):
             future.result(PATIENCE_S)
         producer.produce(topic + "-other", "k", b"x")
-    with fdq.Producer(bus.url, create=False) as producer, pytest.raises(errors.DoesNotExist):
-        producer.produce(topic + "-nowhere", "k", b"x")
+    with fdq.Producer(bus.url, create=False) as producer:
+        with pytest.raises(errors.DoesNotExist):
+            producer.produce(topic + "-nowhere", "k", b"x")
+        producer.produce(topic + "-other", "k", b"x")
+        with bus.client() as client:
+            client.drop_topic(topic + "-other")
+            with pytest.raises(errors.DoesNotExist):  # it knew the topic, and has a stream to it
+                producer.produce(topic + "-other", "k", b"x")
+            assert client.topics(topic + "-other") == []
 
 
 def test_a_newer_one_of_the_same_name_fences_the_older(bus: NativeBus, topic: str) -> None:

@@ -49,14 +49,15 @@ class Bus:
 
     # --- producing
 
-    def producer(self, name: str | None = None) -> Producer:
+    def producer(self, name: str | None = None, *, create: bool = True) -> Producer:
         """A producer of this name, which fences an older one; without a name a new one.
 
         Its numbers may leave gaps: nothing is sent twice here, so a batch that was refused
         leaves the others alone.
         """
         opened = self.act("producer.open", producer=name or "", dense=False)
-        producer = Producer(self._core, self._caller, opened, self._now_ms, is_named=bool(name))
+        kind = {"is_named": bool(name), "create": create}
+        producer = Producer(self._core, self._caller, opened, self._now_ms, **kind)
         with self._lock:
             self._producers = [one for one in self._producers if not one.is_closed] + [producer]
         return producer
@@ -112,6 +113,9 @@ class Bus:
         """Any action of the port, by its name; what is None is left out."""
         self._check()
         return _carried(self._core.port.act(self._caller, name, _asked(request)))
+
+    def hurry(self, timeout_s: float) -> None:
+        """This bus is never away."""
 
     def close(self, timeout_s: float | None = None) -> None:
         """Closes its producers, too, each as `Producer.close` says, and lets go who waits."""

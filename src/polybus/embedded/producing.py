@@ -48,10 +48,12 @@ class Producer:
         now_ms: Callable[[], int],
         *,
         is_named: bool,
+        create: bool,
     ) -> None:
         self.name: str = opened["producer"]
         self.epoch: int = opened["epoch"]
         self._is_named = is_named
+        self._create = create
         self._core = core
         self._caller = caller
         self._now_ms = now_ms
@@ -120,7 +122,9 @@ class Producer:
     def _stream(self, topic: str) -> Stream:
         stream = self._streams.get(topic)
         if stream is None:
-            stream = self._streams[topic] = self._core.port.produce(self._caller, topic)
+            stream = self._streams[topic] = self._core.port.produce(
+                self._caller, topic, create=self._create
+            )
         return stream
 
     def _tell(self, future: Future[Produced], done: Future[Committed]) -> None:

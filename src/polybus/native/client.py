@@ -36,10 +36,14 @@ class Client:
 
     # --- producing
 
-    def producer(self, name: str | None = None) -> Producer:
-        """A producer of this name, which fences an older one; without a name a new one."""
+    def producer(self, name: str | None = None, *, create: bool = True) -> Producer:
+        """A producer of this name, which fences an older one; without a name a new one.
+
+        Without `create` a topic that is not there is refused, and not made.
+        """
         opened = self.act("producer.open", producer=name or "")
-        producer = Producer(self._connection, opened, self._now_ms, is_named=bool(name))
+        kind = {"is_named": bool(name), "create": create}
+        producer = Producer(self._connection, opened, self._now_ms, **kind)
         with self._lock:
             self._producers = [one for one in self._producers if not one.is_closed] + [producer]
         return producer
@@ -140,6 +144,10 @@ class Client:
         return self._connection.act(
             name, {key: value for key, value in request.items() if value is not None}
         )
+
+    def hurry(self, timeout_s: float) -> None:
+        """From now on, and for what waits already: a bus that is away is waited for so long."""
+        self._connection.patience_s = min(self._connection.patience_s, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Closes its producers, too, each as `Producer.close` says."""

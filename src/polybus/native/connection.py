@@ -36,6 +36,7 @@ class Connection:
         self.url = url
         self.options = options
         self.closed = Event()
+        self.patience_s = options.connect_timeout_s
         self._location = location(url)
         self._lock = Lock()
         self._flight: flight.FlightClient | None = None
@@ -80,13 +81,14 @@ class Connection:
         return self.patiently(lambda: self.act_once(name, request or {}))
 
     def patiently(self, step: Callable[[], T]) -> T:
-        """Tries again what failed for want of a bus, until `connect_timeout_s` have passed."""
-        deadline_s = time.monotonic() + self.options.connect_timeout_s
+        """Tries again what failed for want of a bus, for as long as there is patience."""
+        began_s = time.monotonic()
         for pause_s in self.pauses():
             try:
                 return step()
             except PASSING:
-                if time.monotonic() + pause_s > deadline_s or self.closed.is_set():
+                waited_s = time.monotonic() + pause_s - began_s
+                if waited_s > self.patience_s or self.closed.is_set():
                     raise
             self.closed.wait(pause_s)
         raise Unavailable("pauses have no end")  # pragma: no cover

@@ -39,13 +39,16 @@ class Producer:
         now_ms: Callable[[], int],
         *,
         is_named: bool,
+        create: bool = True,
     ) -> None:
         self.name: str = opened["producer"]
         self.epoch: int = opened["epoch"]
         self._is_named = is_named
         self._connection = connection
         self._now_ms = now_ms
-        self._sender = Sender(connection, self.name, self.epoch, opened["last_counter"])
+        self._sender = Sender(
+            connection, self.name, self.epoch, opened["last_counter"], create=create
+        )
 
     @property
     def is_closed(self) -> bool:

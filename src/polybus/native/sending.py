@@ -56,12 +56,21 @@ PARTIAL = (MalformedRequest, TooLarge, LimitReached)
 # A bus that fails at the same batch again and again fails because of it.
 MAX_TRIES = 4
 WARN_AFTER_S = 5.0
+EXISTING = "existing"  # behind the topic in a path: it is not made
 
 
 class Sender:
     """The thread of a producer. `changed` guards all that both threads touch."""
 
-    def __init__(self, connection: Connection, name: str, epoch: int, last_counter: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        epoch: int,
+        last_counter: int,
+        *,
+        create: bool = True,
+    ) -> None:
         self.name = name
         self.epoch = epoch
         self.dead: PolybusError | None = None
@@ -69,6 +78,7 @@ class Sender:
         self.changed = Condition(lock)
         self.queue = Queue(connection.options, self.changed, lock)
         self._connection = connection
+        self._behind = [] if create else [EXISTING]
         self._next = last_counter + 1
         self._unanswered: deque[Batch] = deque()
         self._session: Session | None = None
@@ -163,7 +173,8 @@ class Sender:
     def _transmit(self, batches: list[Batch]) -> None:
         for batch in batches:
             if self._session is None:
-                session = Session(self._connection, batch, self._answered, self._wake)
+                path = ["produce", batch.topic, *self._behind]
+                session = Session(self._connection, path, batch, self._answered, self._wake)
                 with self.changed:
                     self._session = session
             if not self._session.is_open:

@@ -21,6 +21,7 @@ class Session:
     def __init__(
         self,
         connection: Connection,
+        path: list[str],
         first: Batch,
         on_answer: Callable[[Session, dict[str, Any]], None],
         on_fault: Callable[[], None],
@@ -34,7 +35,7 @@ class Session:
         self._stream: PutStream | None = None
         self._thread: Thread | None = None
         try:
-            self._stream = PutStream(connection, ["produce", first.topic], self._schema)
+            self._stream = PutStream(connection, path, self._schema)
         except PolybusError as error:
             self._fail(error)
             return

@@ -274,6 +274,11 @@ def test_unless_told_not_to(bus: Bus, url: str) -> None:
         assert [one["topic"] for one in bus.act("topic.list")["topics"]] == ["there"]
         bus.act("topic.create", topic="nowhere")
         producer.produce("nowhere", "k", b"x")  # it is there now
+        bus.act("topic.drop", topic="nowhere")
+        with pytest.raises(errors.DoesNotExist, match="nowhere"):
+            producer.produce("nowhere", "k", b"x")
+        with pytest.raises(errors.MalformedRequest, match="a batch is a list of messages"):
+            producer.produce_batch("there", None)
 
 
 # --- names and ends

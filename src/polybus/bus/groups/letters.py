@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.bus.groups.outputs import Message, block_of, messages_of
-from polybus.errors import PolybusError, Trimmed, Unavailable
+from polybus.errors import InvalidTopic, PolybusError, Trimmed, Unavailable
+from polybus.model.names import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from polybus.bus.groups.state import Means
@@ -40,6 +41,14 @@ class Failure(NamedTuple):
 
 def has_letters(topic: Topic) -> bool:
     return not topic.name.endswith(SUFFIX)
+
+
+def check_room(topic: Topic) -> None:
+    """`InvalidTopic` if its letters could have no topic: they would be tried again for ever."""
+    most = MAX_NAME_BYTES - len(SUFFIX)
+    if has_letters(topic) and len(topic.name.encode()) > most:
+        text = f"topic {topic.name!r} leaves no room for {SUFFIX} behind its name: groups read"
+        raise InvalidTopic(f"{text} topics with names of at most {most} bytes")
 
 
 def write(

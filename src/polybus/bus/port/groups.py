@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from polybus.bus.binding import creator_of
 from polybus.bus.groups.coordinator import Coordinator
-from polybus.bus.groups.letters import SUFFIX
+from polybus.bus.groups.letters import SUFFIX, check_room
 from polybus.bus.groups.outputs import block_of
 from polybus.bus.groups.records import Member, check_name
 from polybus.bus.groups.state import Means
@@ -70,6 +70,7 @@ def _join(port: Port, caller: Caller, given: Arguments) -> Answer:
     if given["start"] not in STARTS:
         raise MalformedRequest(f"start is one of {', '.join(STARTS)}")
     check_name("consumer", given["consumer"])
+    check_room(topic)
     asked = Member(0, given["max_deliver"], given["heartbeat_ms"], given["dead_ms"])
     if not 1 <= asked.max_deliver <= MAX_DELIVER:
         raise MalformedRequest(f"max_deliver is from 1 to {MAX_DELIVER}")

@@ -109,8 +109,9 @@ class Stream:
         budget: Budget,
         caller: Identity,
         name: str,
-        shards: int,
+        shards: int | None,
     ) -> None:
+        """`shards` are those of a topic that is made; None: it must be there."""
         self._access = access
         self._owners = owners
         self._budget = budget
@@ -130,6 +131,8 @@ class Stream:
             generation = self._access.generation
             self._access.judge(self._caller, PRODUCE, self._name)
             self._generation = generation
+        if self._shards is None:
+            return self._access.durable.get(self._name)
         topic = self._access.durable.find(self._name)
         return topic or self._access.bind(self._caller, self._name, self._shards, {})[0]
 

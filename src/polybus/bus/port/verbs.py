@@ -62,9 +62,12 @@ class Port:
     def caller(self, identity: Identity, is_gone: Callable[[], bool]) -> Caller:
         return Caller(identity, is_gone)
 
-    def produce(self, caller: Caller, topic: str) -> Stream:
-        """A stream of batches to a topic, which is made if need be; `Denied` at once if not."""
-        shards = self.limits.default_shards
+    def produce(self, caller: Caller, topic: str, *, create: bool = True) -> Stream:
+        """A stream of batches to a topic, which is made if need be; `Denied` at once if not.
+
+        Without `create` a topic that is not there is `DoesNotExist`, now or later.
+        """
+        shards = self.limits.default_shards if create else None
         stream = Stream(self.access, self.owners, self.budget, caller.identity, topic, shards)
         stream.open()
         return stream

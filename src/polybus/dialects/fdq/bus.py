@@ -75,8 +75,13 @@ class Bus(Protocol):
         max_rows: int = 0,
         wait_s: float = 0.0,
     ) -> Reading: ...
-    def producer(self, name: str | None = None) -> BusProducer: ...
+    def producer(self, name: str | None = None, *, create: bool = True) -> BusProducer:
+        """Without `create` a topic that is not there is refused, and not made."""
+
     def stage(self, lease_s: float = 600.0) -> BusStage: ...
+    def hurry(self, timeout_s: float) -> None:
+        """From now on a bus that is away is waited for no longer than this."""
+
     def close(self, timeout_s: float | None = None) -> None: ...
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from polybus.native import ClientOptions
 
 AT_EXIT_S = 5.0  # for those whom nobody has closed
+HURRY_S = 2.0  # whoever closes does not wait long for a bus that is away
 LEAVE_S = 2.0  # behind the time that `close` was given: for the last acks, if there is a bus
 # A handler that computes must not keep the threads that fetch, ack and give signs of life
 # from their turns for long: Python's default makes each wait five milliseconds.
@@ -133,6 +134,7 @@ class Consumer:
         with self._lock:
             self._is_closed = True
             consumptions = list(self._consumptions)
+        self._bus.hurry(HURRY_S)
         for one in consumptions:
             one.request_close(deadline_s)
         if IN_HANDLER.get():

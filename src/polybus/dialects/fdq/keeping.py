@@ -38,7 +38,7 @@ URGENT_S = 0.002
 MAX_SHARDS = 256  # in one call
 LOOK_EVERY_S = 0.1  # while a handler runs for long
 PAUSE_S = 0.1  # after an ack for which there was no bus
-LEAVE_TRIES_S = 10.0
+LEAVE_TRIES_S = 5.0  # for a bus that starts again meanwhile
 
 
 class Telling:

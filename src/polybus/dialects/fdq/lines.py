@@ -22,10 +22,11 @@ MAX_LINES = 8  # each has a stream and two threads of its own
 class Lines:
     """`first` is there from the start: it has the name."""
 
-    def __init__(self, bus: Bus, name: str | None) -> None:
+    def __init__(self, bus: Bus, name: str | None, *, create: bool = True) -> None:
         self._bus = bus
+        self._create = create
         self._is_named = name is not None
-        self.first = bus.producer(name)
+        self.first = bus.producer(name, create=create)
         self._all = [self.first]
         self._of_topic: dict[str, BusProducer] = {}
 
@@ -44,6 +45,6 @@ class Lines:
         if self._is_named or not self._of_topic:
             return self.first
         if len(self._all) < MAX_LINES:
-            self._all.append(self._bus.producer())
+            self._all.append(self._bus.producer(create=self._create))
             return self._all[-1]
         return self._all[len(self._of_topic) % MAX_LINES]

@@ -28,7 +28,7 @@ from polybus.dialects.fdq.options import (
     Merging,
 )
 from polybus.dialects.fdq.receipts import Receipt
-from polybus.errors import InvalidTopic, UsageError
+from polybus.errors import InvalidTopic, MalformedRequest, UsageError
 from polybus.model import names
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Producer:
         self._bus = buses.connect(url, options)
         self._create = create
         try:
-            self._lines = Lines(self._bus, name)
+            self._lines = Lines(self._bus, name, create=create)
         except BaseException:
             self._bus.close()
             raise
@@ -251,6 +251,8 @@ class Producer:
             return columns.checked_rows(messages)
         if isinstance(messages, str | bytes | Mapping):
             messages = [messages]  # which is then refused for what it is
+        if not isinstance(messages, Iterable):
+            raise MalformedRequest(f"a batch is a list of messages, not {type(messages).__name__}")
         now_ms = time.time_ns() // 1_000_000
         with_headers = self._merger.wants_headers(topic)
         rows = columns.batch_of_requests(messages, now_ms, with_headers=with_headers)

@@ -35,6 +35,7 @@ ITEM_BYTES: Final = 1 << 10
 _RUN = Struct("<qqq")
 
 Target = tuple[int, int]  # topic and shard
+Written = tuple[Target, int, int, bytes | memoryview]  # first offset, count, and the entry
 Item = tuple[bytes, bytes | memoryview]
 
 
@@ -85,6 +86,7 @@ class Batch:
         self.puts: dict[bytes, bytes | memoryview] = {}
         self.deletes: set[bytes] = set()
         self.size = 0  # bytes of blocks and records: what the memory of a batch is bounded by
+        self.written: list[Written] = []  # entries, once they are encoded
         self.ends: dict[Target, int] = {}  # of shards that got messages
         self.topics: set[int] = set()  # that it changes
         self.altered: set[int] = set()  # of these, topics that get or lose more than messages
@@ -141,7 +143,8 @@ class Batch:
     def encode_blocks(self) -> None:
         """Merges blocks and makes entries of them: the costly part, done outside of all locks."""
         for target, tail in (*self._full, *self._tails.items()):
-            self.puts[keys.log(*target, tail.first)] = tail.encode(target)
+            value = self.puts[keys.log(*target, tail.first)] = tail.encode(target)
+            self.written.append((target, tail.first, tail.count, value))
         self._full, self._tails = [], {}
 
     def small_bytes(self) -> dict[Target, int]:

@@ -30,6 +30,7 @@ from polybus.store.lmdb.interval import IntervalWriter
 from polybus.store.lmdb.known import prefixed
 from polybus.store.lmdb.reading import Reader
 from polybus.store.lmdb.reblocking import Reblocker
+from polybus.store.lmdb.recent import Recent
 from polybus.store.lmdb.storing import Storing
 from polybus.store.lmdb.watching import Listeners, Lookout
 from polybus.store.lmdb.writer import Writer
@@ -60,6 +61,7 @@ class LmdbStore(Store):
         self._home = Home(self.path, read_only=read_only)
         self._reader = Reader(self._home)
         self._listeners = Listeners()
+        self._recent = Recent()
         self._lookout: Lookout | None = None
         self._writer: Writer | None = None
         if not read_only:
@@ -206,6 +208,10 @@ class LmdbStore(Store):
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
         asked = checks.parts(parts, max_rows, max_bytes)
+        self._settle(lambda batch: batch.alters(topic))
+        rows = self._recent.read(topic, *asked)
+        if rows.count:
+            return rows
         return self._looked(topic, lambda: self._reader.read_parts(topic, *asked))
 
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
@@ -256,6 +262,13 @@ class LmdbStore(Store):
             self._home.close()
 
     # --- more than the contract asks for
+
+    def give_way(self, others: Callable[[], int]) -> None:
+        """`others` counts up while somebody waits for other threads of this process.
+
+        Then transactions are small: a large one would keep them waiting.
+        """
+        self._writing().give_way(others)
 
     def reblock(self) -> int:
         """Removes all that is to be removed, merges all small blocks that can be merged.
@@ -320,7 +333,8 @@ class LmdbStore(Store):
         return self._writer is not None and self._writer.settle(concerns)
 
     def _tell(self, batch: Batch) -> None:
-        if self._listeners:
+        self._recent.note(batch)
+        if self._listeners and batch.ends:
             self._listeners.tell([News(*target, end) for target, end in batch.ends.items()])
 
 

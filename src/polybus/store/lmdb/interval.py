@@ -209,7 +209,7 @@ class IntervalWriter(Writer):
                 self.books.known.shrink()
             begun = self._admit()
             self._changed.notify_all()
-        if batch.ends:
+        if batch.ends or batch.altered:
             self._tell(batch)
         return begun
 

@@ -10,12 +10,13 @@ hold ids by turns, and one without the other is good for a message or two.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from typing import Protocol
 
 from polybus.errors import Damaged, DoesNotExist, StoreFault, Trimmed
 from polybus.model import runs
-from polybus.model.block import Piece, gather
+from polybus.model.block import Layout, Piece, gather
 from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Bounds, ShardBounds, Topic
 from polybus.store import checks
@@ -28,6 +29,25 @@ from polybus.store.lmdb.walking import Walk
 
 Before = Callable[[int, int], bool]  # of an entry's first id and time
 PlaceOf = Callable[[bytes], int]  # in a run table
+
+
+class Span(Protocol):
+    """Of offsets: from the first to the end (exclusive)."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class Place(Protocol):
+    """Where an entry stands, and what is in it: a walk, or what was written just now."""
+
+    @property
+    def shard(self) -> int: ...
+    @property
+    def entry(self) -> Span | None: ...
+    def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]: ...
 
 
 class Harvest:
@@ -73,7 +93,7 @@ class Harvest:
         self._counted_at = len(self._pieces) * 3 // 2
         return rows >= self._max_rows or size >= self._max_bytes
 
-    def take(self, walk: Walk, start: int, end: int) -> int:
+    def take(self, walk: Place, start: int, end: int) -> int:
         """The messages of the walk's entry between two offsets, as far as they are wanted.
 
         How far they were taken.

@@ -6,6 +6,10 @@ is on its way to the disk, the next ones gather; they then go together, so the d
 waited for once for all of them. Nothing is answered before it is on disk, refusals
 included: they may rest on what was not written in the end.
 
+While the disk's kernel side takes a transaction over, a processor may do nothing else, for a
+millisecond if it is large. Whoever talks to other threads of this process would feel that: so
+while somebody does (`give_way`), transactions are small.
+
 Between groups, while nobody waits, the thread does its chores: leases, re-blocking,
 removal. Under constant load they get a small share of the time.
 """
@@ -30,6 +34,7 @@ from polybus.store.lmdb.storing import Storing
 # One transaction takes so much, so that the first who wait are not kept by the last.
 GROUP_OPERATIONS: Final = 4096
 GROUP_BYTES: Final = 32 << 20
+GENTLE_BYTES: Final = 512 << 10  # while there are others to give way to
 
 Task = Callable[[Books, Any, int], Any]
 
@@ -59,11 +64,17 @@ class Writer:
         self._tell = tell
         self._queue: Queue[Answer] = Queue()
         self._end = Answer()  # what is handed over last
+        self._others: Callable[[], int] = int
+        self._others_seen = 0
         self.pages = 0  # written after they were answered: of interval durability alone
         self._thread = threading.Thread(target=self._run, name="polybus-store", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def give_way(self, others: Callable[[], int]) -> None:
+        """`others` counts up while somebody waits for other threads than this one."""
+        self._others = others
 
     def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
         return self._hand_over(Answer(task, subject, size))
@@ -120,7 +131,8 @@ class Writer:
         size = 0
         first: Answer | None = None
         self._queue.wait(self._wait_s())
-        while size < GROUP_BYTES and len(group) < GROUP_OPERATIONS:
+        most = self._max_bytes()
+        while size < most and len(group) < GROUP_OPERATIONS:
             first = self._queue.pop()
             if first is None or first.alone or first is self._end:
                 break
@@ -130,6 +142,10 @@ class Writer:
         self._queue.taken(size)
         over = first is self._end
         return group, None if over else first, over
+
+    def _max_bytes(self) -> int:
+        seen, self._others_seen = self._others_seen, self._others()
+        return GROUP_BYTES if seen == self._others_seen else GENTLE_BYTES
 
     def _wait_s(self) -> float | None:
         return self._chores.wait_s()
@@ -162,7 +178,7 @@ class Writer:
         self._storing.write(batch)
         self.books.leases.keep()
         self.books.known.shrink()
-        if batch.ends:
+        if batch.ends or batch.altered:
             self._tell(batch)
 
     def _serve_alone(self, answer: Answer) -> None:

@@ -219,7 +219,10 @@ class MemoryStore(Store):
     def _hand_over(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._gate:
             self._check_open()
-            return self._space.writer.submit(work, *args, **kwargs)
+            try:
+                return self._space.writer.submit(work, *args, **kwargs)
+            except RuntimeError:  # Python ends threads of pools before a program's last words
+                raise StoreClosed("the program is ending") from None
 
     def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._hand_over(lambda: self._space.locked(work, *args, **kwargs)).result()

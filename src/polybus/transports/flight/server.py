@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from polybus.transports.flight.verbs import Caller, Stream, Verbs
 
 PRODUCE, STAGE = "produce", "stage"
+EXISTING = "existing"  # behind the topic: it is not made
 FETCH = "group.fetch"
 # A stream of Arrow IPC: its schema, batches, the mark of its end.
 SCHEMA, END = arrow.READ_SCHEMA.serialize().to_pybytes(), b"\xff\xff\xff\xff\0\0\0\0"
@@ -72,14 +73,14 @@ class Service:
             arrow.check_schema(schema)
             caller = self._caller(call)
             verb, *names = _path(path)
-            if verb == PRODUCE and len(names) == 1:
-                stream = self._verbs.produce(caller, names[0])
+            if verb == PRODUCE and (len(names) == 1 or names[1:] == [EXISTING]):
+                stream = self._verbs.produce(caller, names[0], create=len(names) == 1)
                 return Putting(stream.produce, _told_ids, stream.is_ready)
             if verb == STAGE and len(names) == 2:
                 stream = self._verbs.produce(caller, names[1])
                 staging = partial(_stage, stream, names[0])
                 return Putting(staging, _told_nothing, stream.is_ready)
-            forms = '["produce", TOPIC] or ["stage", STAGE, TOPIC]'
+            forms = '["produce", TOPIC], ["produce", TOPIC, "existing"] or ["stage", STAGE, TOPIC]'
             raise MalformedRequest(f"the path of a put is {forms}")
 
     def close_put(self, putting: Putting) -> None:

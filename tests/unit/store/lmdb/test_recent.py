@@ -1,0 +1,115 @@
+"""What was written last is read without LMDB, and is what LMDB has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polybus.errors import DoesNotExist, Trimmed
+from polybus.model.commit import Commit
+from polybus.model.rows import Rows
+from polybus.store.contract import Part
+from polybus.store.lmdb import recent
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.testing.blocks import messages
+from polybus.testing.conformance.kit import append, put
+
+MANY = 100
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    with LmdbStore(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def looks(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each read that goes to LMDB."""
+    found: list[int] = []
+    read = store._reader.read_parts
+
+    def looked(*given: Any) -> Rows:
+        found.append(1)
+        return read(*given)
+
+    monkeypatch.setattr(store._reader, "read_parts", looked)
+    return found
+
+
+def read(store: LmdbStore, number: int, *starts: tuple[int, int]) -> list[bytes]:
+    parts = [Part(shard, start, MANY, MANY) for shard, start in starts]
+    return [one.body for one in messages(store.read_parts(number, parts))]
+
+
+def test_who_follows_needs_no_look(store, looks):
+    topic = store.create("t", 2, {})
+    for at in range(recent.MAX_ENTRIES + 2):
+        put(store, append(topic, 0, b"a%d" % at), append(topic, 1, b"b%d" % at))
+    last = recent.MAX_ENTRIES + 1
+    assert read(store, topic.number, (1, last), (0, last - 1)) == [
+        b"b%d" % last,
+        b"a%d" % (last - 1),
+        b"a%d" % last,
+    ]
+    assert not looks
+    assert len(read(store, topic.number, (0, 0))) == last + 1  # of which the first are not kept
+    assert read(store, topic.number, (0, last + 1)) == []
+    assert len(looks) >= 2
+
+
+def test_parts_have_their_bounds(store, looks):
+    topic = store.create("t", 1, {})
+    for at in range(4):
+        put(store, append(topic, 0, b"%d" % at, b"+%d" % at))
+    wanted = [Part(0, 1, 7, 4)]
+    assert [one.body for one in messages(store.read_parts(topic.number, wanted))] == [
+        b"+0",
+        b"1",
+        b"+1",
+        b"2",
+    ]
+    assert store.read_parts(topic.number, wanted, max_bytes=1).count == 1
+    assert not looks
+
+
+def test_behind_what_came_by_another_way_there_is_a_look(store, looks):
+    topic = store.create("t", 1, {})
+    put(store, append(topic, 0, b"first"))
+    stage = store.open_stage()
+    store.stage(stage, [append(topic, 0, b"staged")]).result()
+    store.commit(Commit(stages=(stage,))).result()
+    assert read(store, topic.number, (0, 1)) == [b"staged"]
+    put(store, append(topic, 0, b"last"))
+    assert read(store, topic.number, (0, 0)) == [b"first", b"staged", b"last"]
+    assert len(looks) == 2
+    assert read(store, topic.number, (0, 2)) == [b"last"]
+    assert len(looks) == 2
+
+
+def test_what_was_trimmed_or_dropped_is_not_there(store):
+    topic = store.create("t", 1, {})
+    for at in range(4):
+        put(store, append(topic, 0, b"%d" % at))
+    store.trim(topic.number, {0: 2})
+    with pytest.raises(Trimmed):
+        read(store, topic.number, (0, 1))
+    assert read(store, topic.number, (0, 2)) == [b"2", b"3"]
+    put(store, append(topic, 0, b"4"))
+    store.drop("t")
+    with pytest.raises(DoesNotExist):
+        read(store, topic.number, (0, 4))
+
+
+def test_what_is_kept_is_bounded(store, looks, monkeypatch):
+    topic = store.create("t", 1, {})
+    put(store, append(topic, 0, bytes(recent.MAX_ENTRY_BYTES)))
+    assert len(read(store, topic.number, (0, 0))) == 1
+    assert len(looks) == 1
+    monkeypatch.setattr(recent, "MAX_BYTES", 1000)
+    for _ in range(20):
+        put(store, append(topic, 0, bytes(200)))
+    assert sum(len(one.value) for one in store._recent._shards[topic.number, 0]) <= 1000
