@@ -30,19 +30,33 @@ def fill(client, topic, numbers):
         producer.produce(topic, [b"%d" % n for n in numbers], keys).result(PATIENCE_S)
 
 
-@pytest.fixture
-def made(spark, bus, client, topic, tmp_path):
-    """A topic of which all but the last ten messages are archived."""
-    client.create_topic(topic, shards=2)
-    fill(client, topic, range(ROWS))
-    archive(spark, topic, str(tmp_path), bus=bus.url, once=True)
-    fill(client, topic, range(ROWS, ROWS + 10))
-    return topic
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("retain") / "archive"
+
+
+@pytest.fixture(scope="module")
+def topics(spark, shared_bus, folder):
+    """Several of which all but the last ten messages are archived: one for each test."""
+    names = [f"t.retain.{n}" for n in range(6)]
+    with shared_bus.client() as client:
+        for name in names:
+            client.create_topic(name, shards=2)
+            fill(client, name, range(ROWS))
+        archive(spark, "t.retain.*", str(folder), bus=shared_bus.url, once=True)
+        for name in names:
+            fill(client, name, range(ROWS, ROWS + 10))
+    return names
 
 
 @pytest.fixture
-def once(spark, bus, tmp_path):
-    return lambda topic="*": retain(spark, str(tmp_path), topic, bus=bus.url, once=True)
+def made(topics):
+    return topics.pop()
+
+
+@pytest.fixture
+def once(spark, bus, folder):
+    return lambda topic: retain(spark, str(folder), topic, bus=bus.url, once=True)
 
 
 def starts(bus, topic):
@@ -53,24 +67,24 @@ def archived(folder, topic):
     return {n: span.end for n, span in versions.newest(Folder(folder), topic).shards.items()}
 
 
-def test_what_is_archived_goes_and_the_rest_stays(bus, made, once, tmp_path):
-    summary = once()
+def test_what_is_archived_goes_and_the_rest_stays(bus, made, once, folder):
+    summary = once(made)
     assert (summary.rows, summary.facts) == (ROWS, {"topics": 1, "held back by": ["nobody"]})
-    assert starts(bus, made) == archived(tmp_path, made)
-    assert once().rows == 0
+    assert starts(bus, made) == archived(folder, made)
+    assert once(made).rows == 0
 
 
-def test_a_group_that_has_not_acked_holds_back(bus, client, made, once, tmp_path):
+def test_a_group_that_has_not_acked_holds_back(bus, client, made, once, folder):
     client.act("group.join", topic=made, group="slow", consumer="one")
-    summary = once()
+    summary = once(made)
     assert (summary.rows, summary.facts["held back by"]) == (0, ["group slow"])
     assert starts(bus, made) == {0: 0, 1: 0}
     to = {"offsets": {"0": 3, "1": 5}}
     client.act("group.reset", topic=made, group="slow", to=to, force=True)
-    assert once().rows == 8
+    assert once(made).rows == 8
     assert starts(bus, made) == {0: 3, 1: 5}
     client.act("group.rm", topic=made, group="slow", force=True)
-    assert once().rows == ROWS - 8
+    assert once(made).rows == ROWS - 8
 
 
 def test_a_subscriber_of_pirate_that_has_not_read_holds_back(spark, topic, tmp_path):
@@ -103,19 +117,19 @@ def test_only_the_topics_that_are_named(bus, made, once):
     assert once(made).rows == ROWS
 
 
-def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, tmp_path):
-    (file,) = versions.newest(Folder(tmp_path), made).files
-    path = tmp_path / file.path
+def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
+    (file,) = versions.newest(Folder(folder), made).files
+    path = folder / file.path
     path.rename(path.with_suffix(".gone"))
     with pytest.raises(Damaged, match=r"nothing was trimmed .* is missing"):
-        once()
+        once(made)
     assert starts(bus, made) == {0: 0, 1: 0}
     path.with_suffix(".gone").rename(path)
-    assert once().rows == ROWS
+    assert once(made).rows == ROWS
 
 
-def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, tmp_path):
-    manifest = versions.newest(Folder(tmp_path), made)
+def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder):
+    manifest = versions.newest(Folder(folder), made)
     (file,) = manifest.files
     one = {n: Span(span.start, span.end + 1) for n, span in manifest.shards.items()}
     # The last rows are compared with the log, so they must be right to come that far.
@@ -124,7 +138,7 @@ def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, tmp_pa
         (batch,) = opened(bus.url).read(made, shard, span.end - 1, span.end)
         lasts[shard] = (batch.column("id")[0].as_py(), batch.column("timestamp_ns")[0].as_py())
     versions.commit(
-        Folder(tmp_path),
+        Folder(folder),
         Manifest.parse(
             {
                 **manifest.as_json(),
@@ -138,17 +152,17 @@ def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, tmp_pa
         ),
     )
     with pytest.raises(Damaged, match="its archive does not have"):
-        once()
+        once(made)
     assert starts(bus, made) == {0: 0, 1: 0}
 
 
-def test_another_bus_is_not_trimmed(bus, made, once, tmp_path):
-    manifest = versions.newest(Folder(tmp_path), made).as_json()
+def test_another_bus_is_not_trimmed(bus, made, once, folder):
+    manifest = versions.newest(Folder(folder), made).as_json()
     for shard in manifest["shards"].values():
         shard["id"] += 1
-    versions.commit(Folder(tmp_path), Manifest.parse({**manifest, "number": 2}))
+    versions.commit(Folder(folder), Manifest.parse({**manifest, "number": 2}))
     with pytest.raises(Conflict, match="is not the one that is in the archive"):
-        once()
+        once(made)
     assert starts(bus, made) == {0: 0, 1: 0}
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from polybus.errors import DoesNotExist, NotConnected, UsageError
 from polybus.model.arrow import HEADERS_TYPE
+from polybus.spark.pipelines import sql
 from polybus.spark.pipelines.route import route
+from polybus.spark.schema import SCHEMA
 from polybus.testing.nativebus import NativeBus
 
 
@@ -164,3 +166,17 @@ def test_a_checkpoint_of_another_route_is_refused(feed, run, client, topic):
     client.create_topic(f"{topic}.other")
     with pytest.raises(UsageError, match="this checkpoint is of a query over topic"):
         run(topic=f"{topic}.other", into=f"{topic}.out")
+
+
+@pytest.mark.parametrize(
+    ("where", "select", "names"),
+    [
+        (None, None, ["shard", "shard_key", "body", "headers"]),
+        ("id > 3", "'x' AS body", ["shard", "id"]),
+        (None, "upper(topic) AS topic, body", ["topic", "shard", "body"]),
+        ("offset IN (SELECT n FROM VALUES (1) AS t(n))", "body", ["shard", "offset", "body"]),
+        (None, "*", SCHEMA.names),
+    ],
+)
+def test_only_what_sql_looks_at_is_read(spark, where, select, names):
+    assert sql.looked_at(spark, where, select).names == names

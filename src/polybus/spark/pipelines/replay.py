@@ -100,10 +100,11 @@ def replay(
         raise UsageError(f"give --once or --to: {topic} into itself would go round for ever")
     asked: dict[str, object] = {"topic": topic, "--into": into, "--from": start, "--to": end}
     asked |= {"--key": sorted(key or []), "--where": where, "--select": select}
-    reading = Reading(spark, source, topic, archive, log)
+    kept = _where(where, key)
+    reading = Reading(spark, source, topic, archive, log, sql.looked_at(spark, kept, select))
     plan = book.plan(asked) or reading.plan(book, asked, start, None if goes_on else end or LATEST)
     forbidden = Wanted(topic) if goes_on and source == target else None
-    writing = Writing(target, into, _where(where, key), select, forbidden)
+    writing = Writing(target, into, kept, select, forbidden)
     loop = Loop(reading, writing, book, plan, rows_per_batch, rate, tell)
     with stoppable() as stop, plainly():
         loop.run(stop, every_s=every)

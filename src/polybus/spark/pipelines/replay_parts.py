@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.functions import count, lit
+from pyspark.sql.types import StructType
 
 from polybus.spark.access import Access, opened
 from polybus.spark.archives import versions
@@ -36,6 +37,7 @@ class Reading:
     topic: str
     archive: str | None
     log: bool
+    columns: StructType
 
     @property
     def access(self) -> Access:
@@ -69,7 +71,7 @@ class Reading:
         options |= {"startingOffsets": first, "endingOffsets": last}
         if self.archive is not None:
             options["archive"] = self.archive
-        rows = self.spark.read.format("polybus").options(**options).load()
+        rows = self.spark.read.format("polybus").schema(self.columns).options(**options).load()
         return rows.where(f"shard IN ({', '.join(map(str, part.to))})")
 
     def _as_json(self, offsets: Ends) -> str:

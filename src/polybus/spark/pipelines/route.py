@@ -62,6 +62,7 @@ def route(
         raise UsageError(f"--into {into} is read here, too: it would go round for ever")
     rows = (
         spark.readStream.format("polybus")
+        .schema(sql.looked_at(spark, where, select))
         .options(bus=source, topic=topic, maxRowsPerBatch=rows_per_batch, startingOffsets=start)
         .load()
     )

@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql.types import StructType
 
 from polybus.errors import UsageError
 from polybus.spark import shaping
@@ -88,8 +89,31 @@ def check(spark: SparkSession, where: str | None, select: str | None, into: str 
     shaping.check(found.schema, into)
 
 
+def looked_at(spark: SparkSession, where: str | None, select: str | None) -> StructType:
+    """The columns of a topic that they need, and `shard`. Spark asks a source in Python for all
+    that its schema has, and makes rows of it, whatever a query looks at."""
+    topic = empty(spark)
+    names = {one.exprId().id(): one.name() for one in _all(_analyzed(topic).output())}
+    plans, ids = [_analyzed(shaped(topic, where, select))], set()
+    while plans:
+        plan = plans.pop()
+        ids |= {one.exprId().id() for one in _all(plan.references().toSeq())}
+        plans += _all(plan.children())
+    found = {"shard", *(names[one] for one in ids & names.keys())}
+    return StructType([one for one in SCHEMA.fields if one.name in found])
+
+
+def _analyzed(rows: DataFrame) -> Any:
+    return rows._jdf.queryExecution().analyzed()
+
+
+def _all(seq: Any) -> list[Any]:
+    """Of a Seq of Scala."""
+    return [seq.apply(n) for n in range(seq.size())]
+
+
 def _check_one_by_one(found: DataFrame, select: str | None) -> None:
-    plan = found._jdf.queryExecution().analyzed().toString()
+    plan = _analyzed(found).toString()
     if MANY_AT_ONCE.search(plan):
         raise UsageError(
             f"--select {select!r} is over many messages at once: each is handled by itself; "
@@ -134,7 +158,7 @@ def like(pattern: str) -> str:
 
 def check_steady(rows: DataFrame) -> None:
     """What is asked twice must be answered in the same way."""
-    if not rows._jdf.queryExecution().analyzed().deterministic():
+    if not _analyzed(rows).deterministic():
         raise UsageError(
             "--where and --select must say the same each time: leave rand() and uuid() out"
         )
