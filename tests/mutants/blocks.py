@@ -189,7 +189,12 @@ MAKING = mutants(
 
 READING = mutants(
     "gathering.pyx",
-    ("not sorted", "        if self.several_shards:\n            self.sort()\n", ""),
+    (
+        "not sorted",
+        "        if self.several_shards and not self.by_piece:\n            self.sort()\n",
+        "",
+    ),
+    ("always sorted", "self.several_shards and not self.by_piece", "self.several_shards"),
     ("one shard is enough", "piece.shard != self.pieces[0].shard", "False"),
     (
         "ids from the start of the run",

@@ -123,8 +123,23 @@ FETCHING = mutants(
     ("paused is not heeded", "elif held.paused:", "elif False:"),
     ("what is acked comes again", "return acked[1] if acked else at", "return at"),
     ("nobody knows what was handed out", "shard.handed_to = max(shard.handed_to, end)", "pass"),
-    ("the first shard is always first", "shard.turn = self._group.turn", "pass"),
-    ("trimmed is not counted", "self._catch_up(shard, trimmed.start)", "pass"),
+    (
+        "the first shard is always first",
+        "self._group.shards[part.shard].turn = self._group.turn",
+        "pass",
+    ),
+    (
+        "those without a chance wait on",
+        "            if part.shard == last:\n                break\n",
+        "",
+    ),
+    (
+        "trimmed is not counted",
+        "                    work.set(shard, trimmed)",
+        "                    pass",
+    ),
+    ("who follows gets the same again", '._replace(next=place["to"])', ""),
+    ("it follows without end", "self._max_rows -= found.rows.count", "pass"),
 )
 
 TABLE = mutants(
@@ -172,16 +187,42 @@ REST = [
     *mutants(
         "bus/port/groups.py",
         ("produced without a right", "    access.judge(identity, PRODUCE, name)\n", ""),
-        (
-            "no bound of a fetch",
-            'min(given["max_rows"], limits.max_fetch_rows)',
-            'given["max_rows"]',
-        ),
+        ("no room for letters is no matter", "    check_room(topic)\n", ""),
         ("changes wake nobody", "waits.wake(number, ANY_GROUP_OF)", "pass"),
     ),
 ]
 
-ALL = [*ASSIGNMENT, *RANGES, *JUDGING, *MEMBERSHIP, *STATE, *ACKS, *FETCHING, *TABLE, *REST]
+FETCHES = mutants(
+    "bus/port/fetches.py",
+    (
+        "no bound of a fetch",
+        'min(given["max_rows"], limits.max_fetch_rows)',
+        'given["max_rows"]',
+    ),
+    (
+        "a right that is gone is no matter",
+        "            topic_of(port, caller, given)  # the",
+        "            # the",
+    ),
+    (
+        "a change is not the last",
+        "            if found.is_change or not (found and",
+        "            if not (found and",
+    ),
+)
+
+ALL = [
+    *FETCHES,
+    *ASSIGNMENT,
+    *RANGES,
+    *JUDGING,
+    *MEMBERSHIP,
+    *STATE,
+    *ACKS,
+    *FETCHING,
+    *TABLE,
+    *REST,
+]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL

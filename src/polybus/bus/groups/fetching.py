@@ -86,7 +86,7 @@ class Fetching:
         lost = [n for n in held if n not in owned or not self._knows(owned[n])]
         release = [n for n, one in owned.items() if not group.is_for(one, self._consumer)]
         rows = self._read([one for n, one in owned.items() if n not in release], ends)
-        places = [self._noted(owned[shard], rows, at) for shard, at in _by_shard(rows)]
+        places = self._noted_all(owned, rows) if rows.count else []
         untold = [n for n in release if n not in held or not held[n].releasing]
         assigned = [_told(one, ends) for one in new]
         return Fetched(assigned, release, lost, places, rows, bool(new or lost or untold))
@@ -181,9 +181,14 @@ class Fetching:
             if not work.is_empty:
                 work.commit()
 
-    def _noted(self, shard: Shard, rows: Rows, at: slice) -> dict[str, int]:
-        offsets = memoryview(rows.offsets).cast("B").cast("q")[at]
-        times = memoryview(rows.timestamps_ns).cast("B").cast("q")[at]
+    def _noted_all(self, owned: Mapping[int, Shard], rows: Rows) -> list[dict[str, int]]:
+        offsets = memoryview(rows.offsets).cast("B").cast("q")
+        times = memoryview(rows.timestamps_ns).cast("B").cast("q")
+        return [self._noted(owned[shard], offsets[at], times[at]) for shard, at in _by_shard(rows)]
+
+    def _noted(
+        self, shard: Shard, offsets: memoryview[int], times: memoryview[int]
+    ) -> dict[str, int]:
         first, end = offsets[0], offsets[-1] + 1
         if shard.handed_to is not None:
             shard.handed_to = max(shard.handed_to, end)

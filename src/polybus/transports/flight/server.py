@@ -33,6 +33,7 @@ FETCH = "group.fetch"
 # A stream of Arrow IPC: its schema, batches, the mark of its end.
 SCHEMA, END = arrow.READ_SCHEMA.serialize().to_pybytes(), b"\xff\xff\xff\xff\0\0\0\0"
 SMALL_BYTES = 64 << 10
+ROW_BYTES = 48  # what a row takes beside its key, body and headers
 SCHEMA_AND_END_BYTES = 4096  # of a stream of rows: the schema takes less than half of it
 MAX_TICKET_BYTES = 64 * 1024
 NULL = "null"  # JSON's
@@ -139,16 +140,16 @@ def _fetched(
         if answer is not None:
             yield json.dumps(answer).encode()
         if rows.count:
-            yield _as_stream(arrow.batch_of(rows))
+            yield _as_stream(arrow.batch_of(rows), rows.size_bytes + rows.count * ROW_BYTES)
 
 
-def _as_stream(batch: pa.RecordBatch) -> bytes | pa.Buffer:
+def _as_stream(batch: pa.RecordBatch, size_bytes: int) -> bytes | pa.Buffer:
     """A batch, and its schema before it.
 
     A large one goes into a buffer of the size that it takes: what grows is copied again and
     again. A small one is put together, which is the quicker way for the few rows of a moment.
     """
-    if batch.nbytes <= SMALL_BYTES:
+    if size_bytes <= SMALL_BYTES:
         return b"".join((SCHEMA, batch.serialize(), END))
     buffer = pa.allocate_buffer(pa.ipc.get_record_batch_size(batch) + SCHEMA_AND_END_BYTES)
     sink = pa.FixedSizeBufferWriter(buffer)
