@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
-import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,14 +91,18 @@ def _workers_are_ours() -> bool:
     return os.environ["PYSPARK_PYTHON"] == sys.executable and "SPARK_HOME" not in os.environ
 
 
-@cache
 def sockets() -> dict[str, str]:
-    """A folder of our own for them, since a worker does what it is told by whoever gets through."""
-    folder = tempfile.mkdtemp(prefix="polybus-spark-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    if len(folder.encode()) > LONGEST_FOLDER:
+    """In a folder of this user alone: a worker does what it is told by whoever gets through."""
+    folder = Path(tempfile.gettempdir()) / f"polybus-spark-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        there = folder.lstat()
+    except OSError:
         return {}
-    return {f"{SOCKETS}.enabled": "true", f"{SOCKETS}.dir": folder}
+    is_private = stat.S_ISDIR(there.st_mode) and not there.st_mode & 0o77
+    if not is_private or there.st_uid != os.getuid() or len(bytes(folder)) > LONGEST_FOLDER:
+        return {}
+    return {f"{SOCKETS}.enabled": "true", f"{SOCKETS}.dir": str(folder)}
 
 
 @contextmanager
