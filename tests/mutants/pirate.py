@@ -18,9 +18,10 @@ from tests.mutants.bus import mutants  # noqa: E402
 
 SUITES: dict[str, tuple[str, ...]] = {
     "unit": (
-        "tests/property/pirate/test_pirate_codec.py",
-        "tests/unit/zmq/test_watching.py",
         "tests/unit/subscribers",
+        "tests/unit/zmq/test_watching.py",
+        "tests/unit/pirate/test_codec.py",
+        "tests/property/pirate/test_pirate_codec.py",
     ),
     "live": (
         "tests/faults/test_pirate_memories.py",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.codec import GET, Request
+from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, Request
 from polybus.dialects.pirate.session import PirateSession
 from polybus.model.identity import ANONYMOUS
 
@@ -23,6 +25,69 @@ class Lazy:
 
     def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
         self.got.append(codec.decode(frames))
+
+
+class Hops:
+    """A peer behind some hops, which takes all."""
+
+    identity, key = ANONYMOUS, None
+
+    def __init__(self) -> None:
+        self.got: list[tuple[list[bytes], codec.Reply]] = []
+
+    def is_full(self) -> bool:
+        return False
+
+    def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
+        self.got.append((envelope, codec.decode(frames)))
+
+
+REFUSED = {
+    "STALE": Request(PUT, b"c", 1, 1, "t", (b"other",)),
+    "FENCED": Request(PUT, b"c", 2, 9, "t", (b"x",)),
+    "NO_TOPIC": Request(PUT, b"c", 1, 9, "no", (b"x",)),
+    "NOT_SUBSCRIBED": Request(GET, b"c", 1, 0, "no"),
+    "MALFORMED": Request(GET, b"c", 1, 0, "t", (), 99),
+}
+
+
+@pytest.mark.parametrize(("word", "request_"), REFUSED.items(), ids=list(REFUSED))
+def test_refusals_have_their_word_are_counted_and_go_back_by_their_envelope(world, word, request_):
+    client, peer = world.client(), Hops()
+    client.sub("t")
+    session = PirateSession(world.bus, world.counters)
+    envelope = [b"routing", b"hop", b"another"]
+    session.receive(peer, [*envelope, b"", *codec.encode(request_)])
+    session.turn_over()
+    world.settle()
+    ((back, refusal),) = peer.got
+    assert back == envelope
+    assert isinstance(refusal, codec.Refusal)
+    assert refusal.code == word
+    assert world.counters.family("refused") == {f"pirate_{word.lower()}": 1}
+    assert session.unanswered == 0
+
+
+@pytest.mark.parametrize("op", [SUB, UNSUB, PUT, GET])
+def test_answers_go_back_by_their_envelope(world, op):
+    client, peer = world.client(), Hops()
+    client.sub("t")
+    session = PirateSession(world.bus, world.counters)
+    request = Request(op, b"c", 1, 0 if op == GET else 9, "t", (b"x",) if op == PUT else ())
+    session.receive(peer, [b"routing", b"hop", b"", *codec.encode(request)])
+    session.turn_over()
+    world.settle()
+    ((back, reply),) = peer.got
+    assert back == [b"routing", b"hop"]
+    assert isinstance(reply, codec.Nothing if op == GET else codec.Done)
+
+
+def test_what_has_no_envelope_is_dropped_and_counted(world):
+    peer = Hops()
+    session = PirateSession(world.bus, world.counters)
+    session.receive(peer, [b"routing", b"PIR1"])
+    assert world.counters.family("dropped") == {"pirate_no_envelope": 1}
+    assert not peer.got
 
 
 def test_gets_that_were_asked_for_at_once_are_bounded_when_they_are_answered(world):

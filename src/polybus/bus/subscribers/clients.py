@@ -89,11 +89,9 @@ class Clients:
         self._means = means
         self._max_waiting = means.limits.max_client_requests
         self._loaded: OrderedDict[bytes, Client] = OrderedDict()
+        # The client, if it is loaded. Each put asks for one: a method would be a call more.
+        self.find: Callable[[bytes], Client | None] = self._loaded.get
         self.count = known
-
-    def find(self, client: bytes) -> Client | None:
-        """The client, if it is loaded."""
-        return self._loaded.get(client)
 
     def ready(self, client: bytes) -> Client | None:
         """The client, if what it asks for next can be done at once, beside what is under way."""
