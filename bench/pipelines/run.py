@@ -21,7 +21,6 @@ from bench.pipelines.cases import (
     MESSAGES,
     PARQUET,
     REQUIREMENTS,
-    SHORT_MESSAGES,
     UNION,
     WHERE,
 )
@@ -37,7 +36,7 @@ NAMES = tuple(case.name for case in CASES)
 
 def run(options: Options) -> Outcome:
     suite = Suite("pipelines", Pipelines, CASES, REQUIREMENTS, (BY_FORMAT, BATCH))
-    return suite.run(options, SHORT_MESSAGES if options.short else MESSAGES)
+    return suite.run(options, MESSAGES)
 
 
 class Pipelines(Place):
