@@ -245,7 +245,7 @@ def test_calls_in_one_packet_are_merged_and_of_two_kinds_the_last_counts(bus):
         b"\x33" + big(),
         b"\xff" * MAX * 2,
         packed(service_call_request=_call(big(), "1")) + b"\x12",
-        b"\x32\x86\x80\x01\x12\x01\xff\x1a\xff\x7f" + big(16383),
+        b"\x32\x85\x80\x01\x12\x01\xff\x1a\xff\x7f" + big(16383),
     ],
     ids=[
         "a field that goes beyond", "a tag that goes beyond", "one that ends early",
