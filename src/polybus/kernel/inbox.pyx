@@ -24,6 +24,7 @@ cdef class SharedBuffer:
     cdef readonly bytearray data
     cdef readonly object view  # of all of it
     cdef readonly Py_ssize_t size
+    cdef readonly long long reads  # of all connections
 
     def __init__(self, Py_ssize_t size=SHARED_BYTES):
         self.data = bytearray(size)
@@ -62,6 +63,7 @@ cdef class Inbox:
     def filled(self, Py_ssize_t nbytes):
         """`nbytes` bytes were written there: offers them with what was held."""
         cdef Py_ssize_t consumed, end
+        self.shared.reads += 1
         if self.receive is None:
             return
         if self.own is not None:

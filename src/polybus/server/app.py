@@ -113,7 +113,10 @@ class App:
         self._broker.quotas.describe = directory.describe
         self._acl = self._open_acl()
         self._desk = self._open_desk()
-        self._durable_side = DurableSide(self._broker, self._settings, self._log)
+        shared = self._shared
+        self._durable_side = DurableSide(
+            self._broker, self._settings, self._log, lambda: shared.reads
+        )
         self._pirate_side: PirateSide | None = None
         lifecycle = Lifecycle(self._reload, self._log, self._logs.close)
         async with AsyncExitStack() as stack:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from polybus.server.admin import Verb
     from polybus.server.settings import Settings
     from polybus.store.contract import Store
+    from polybus.store.lmdb.engine import LmdbStore
     from polybus.transports.flight.listener import FlightListener
 
 
@@ -37,10 +38,14 @@ CODES = {"not_found": "does_not_exist", "bad_request": "malformed_request"}
 class DurableSide:
     """Opened before the listeners, closed behind them."""
 
-    def __init__(self, broker: Broker, settings: Settings, log: Any) -> None:
+    def __init__(
+        self, broker: Broker, settings: Settings, log: Any, reads: Callable[[], int]
+    ) -> None:
+        """`reads` counts what connections of the loop have brought."""
         self._broker = broker
         self._settings = settings
         self._log = log
+        self._reads = reads
         self._stack = ExitStack()
         self.store: Store
         self.durable: Durable | None = None
@@ -57,6 +62,8 @@ class DurableSide:
             commit_interval_ms=settings.commit_interval_ms,
         )
         self._stack.callback(self.store.close)
+        if (lmdb := self._lmdb()) is not None:
+            lmdb.give_way(self._reads)
         loop = asyncio.get_running_loop()
         completions = Completions(loop)
         readers = Readers(completions)
@@ -155,15 +162,20 @@ class DurableSide:
 
     def compact(self) -> dict[str, Any]:
         """Gives back the room of what was removed; blocks, for as long as that takes."""
-        from polybus.store.lmdb.engine import LmdbStore
-
-        if not isinstance(self.store, LmdbStore):
+        lmdb = self._lmdb()
+        if lmdb is None:
             raise Wrong("not_supported", "only a store on LMDB can be compacted")
         try:
-            before, after = self.store.compact()
+            before, after = lmdb.compact()
         except PolybusError as error:
             raise Wrong(error.code, str(error)) from None
         return {"before_bytes": before, "after_bytes": after}
+
+    def _lmdb(self) -> LmdbStore | None:
+        """The store as what it can do beyond the contract, if it is LMDB's."""
+        from polybus.store.lmdb.engine import LmdbStore
+
+        return self.store if isinstance(self.store, LmdbStore) else None
 
     def _open_port(self, stats: Callable[[], dict[str, Any]], rules: Mapping[str, Verb]) -> Port:
         broker = self._broker

@@ -1,0 +1,52 @@
+"""What has gone aside is taken in its order, and a stream is there until its last is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Semaphore
+
+import pytest
+
+from polybus.testing.watch import until
+from polybus.transports.flight.aside import Aside
+
+
+class World:
+    def __init__(self) -> None:
+        self.taken: SimpleQueue[str] = SimpleQueue()
+        self.go = Semaphore(0)
+        self.aside: Aside[str] = Aside(self._take)
+
+    def _take(self, one: str) -> None:
+        self.taken.put(one)
+        assert self.go.acquire(timeout=5)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.go.release(10)
+    made.aside.close(5.0)
+
+
+def test_a_stream_is_aside_until_its_last_is_taken(world):
+    assert not world.aside.has(1)
+    for one in ("a", "b"):
+        world.aside.add(1, one)
+    assert world.taken.get(timeout=5) == "a"
+    world.go.release()
+    assert world.taken.get(timeout=5) == "b"
+    assert world.aside.has(1)  # "b" is being taken
+    assert not world.aside.has(2)
+    world.go.release()
+    until(lambda: not world.aside.has(1), "the stream has left")
+
+
+def test_closing_takes_what_is_there(world):
+    for one in ("a", "b", "c"):
+        world.aside.add(1, one)
+    world.go.release(3)
+    world.aside.close(5.0)
+    assert [world.taken.get_nowait() for _ in range(3)] == ["a", "b", "c"]

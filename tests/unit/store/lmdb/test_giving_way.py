@@ -1,0 +1,63 @@
+"""While somebody waits for other threads of the process, transactions are small."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from polybus.kernel import answers
+from polybus.model.commit import Append, Commit
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.testing.blocks import block
+
+BODY = bytes(100_000)
+COMMITS = 12
+TIMEOUT_S = 30.0
+
+
+def written_in(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many commits each transaction takes, of those that came while the writer stood."""
+    topic = store.create("t", 1, {}).number
+    go, stands = Event(), Event()
+    sizes: list[int] = []
+    carry_out = answers.carry_out
+
+    def stand(_books: Any, _subject: None, _now_ns: int) -> None:
+        stands.set()
+        go.wait(TIMEOUT_S)
+
+    def counted(group: list[Any], *rest: Any) -> Any:
+        sizes.append(len(group))
+        return carry_out(group, *rest)
+
+    writer: Any = store._writer
+    writer.submit(stand)
+    assert stands.wait(TIMEOUT_S)
+    monkeypatch.setattr(answers, "carry_out", counted)
+    waiting = [store.commit(Commit((Append(topic, 0, block(BODY)),))) for _ in range(COMMITS)]
+    go.set()
+    for one in waiting:
+        one.result(TIMEOUT_S)
+    return sizes
+
+
+def test_with_nobody_else_all_go_together(tmp_path: Path, monkeypatch):
+    with LmdbStore(tmp_path) as store:
+        assert written_in(store, monkeypatch) == [COMMITS]
+
+
+def test_others_are_given_way(tmp_path: Path, monkeypatch):
+    with LmdbStore(tmp_path) as store:
+        store.give_way(count(1).__next__)
+        assert written_in(store, monkeypatch) == [6, 6]
+
+
+def test_others_who_have_gone_are_not(tmp_path: Path, monkeypatch):
+    with LmdbStore(tmp_path) as store:
+        store.give_way(lambda: 5)
+        store.create("before", 1, {})  # since then nobody has come
+        assert written_in(store, monkeypatch) == [COMMITS]
