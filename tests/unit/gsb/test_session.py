@@ -165,6 +165,7 @@ def test_a_call_over_the_limit_is_skipped_and_the_connection_lives(bus):
     caller.call("greeter", "2", b"small")
     assert caller.failure() == ("1", 413)
     assert service.called().data == b"small"
+    assert caller.session.is_open  # for the short path, too
 
 
 @pytest.mark.parametrize("step", [1, 100])
