@@ -119,7 +119,8 @@ class Queue:
         """Is what waits not worth a journey of its own while others are on theirs?"""
         return self._waiting_bytes < SMALL_BYTES and not self._batches
 
-    def put(self, one: Waiting) -> None:
+    def put(self, one: Waiting, *, wake: bool = True) -> None:
+        """Without `wake` the user is not told: who puts it sees to it himself."""
         with self._room:
             if not self._has_room(one):
                 self._room.wait_for(lambda: self._closed_by or self._has_room(one))
@@ -129,7 +130,9 @@ class Queue:
             self._bytes += one.messages.size_bytes
             self._waiting_bytes += one.messages.size_bytes
             self._batches += isinstance(one.messages, Rows)
-            if not self._taken or not self.is_small:  # else it is looked at when they are settled
+            if wake and (
+                not self._taken or not self.is_small
+            ):  # else it is looked at when they are settled
                 self._changed.notify()
 
     def first(self) -> Waiting | None:

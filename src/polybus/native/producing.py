@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.errors import PolybusError
-from polybus.native.batching import Produced, Waiting
+from polybus.native.batching import SMALL_BYTES, Produced, Waiting
 from polybus.native.messages import Bodies, Rows, bodies_of, rows_of
 from polybus.native.sending import Sender
 
@@ -66,7 +66,12 @@ class Producer:
 
     def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         """The same, of a batch in the port's schema: shard_key, body, insertion_ms, headers."""
-        return self._hand_over(topic, rows_of(rows))
+        one = Waiting(topic, rows_of(rows))
+        is_small = one.messages.size_bytes < SMALL_BYTES
+        self._sender.queue.put(one, wake=not is_small)
+        if is_small:
+            self._sender.send_now()
+        return one.future
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Waits for the outcome of all that was handed over; False if time is up."""

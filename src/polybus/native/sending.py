@@ -1,7 +1,8 @@
 """How batches get through: once, in order, whatever happens on the way.
 
-One thread sends, that of the session reads answers. A batch gets its number when it
-is first sent, and is kept until its outcome is known:
+One thread sends (or who brings a small batch, where that is all there is to do), that of
+the session reads answers. A batch gets its number when it is first sent, and is kept until
+its outcome is known:
 
     answered                      its futures are told
     the connection is lost,       the outcome is not known: everything unanswered is sent
@@ -26,7 +27,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Condition, Lock, Thread
 from typing import Any
 
@@ -82,6 +84,7 @@ class Sender:
         self._next = last_counter + 1
         self._unanswered: deque[Batch] = deque()
         self._session: Session | None = None
+        self._turn = Lock()  # held by who does what is due
         self._giving_up = False
         self._pauses = connection.pauses()
         self._tries = 0
@@ -102,17 +105,33 @@ class Sender:
             self.changed.notify_all()
         self._fail_all(self.dead or ConnectionLost("closed before the bus had answered"))
 
+    def send_now(self) -> None:
+        """Sends what waits on the caller's thread, where that is all there is to do: to wake the
+        thread would take longer. Opening streams, and all that goes wrong, is for the thread."""
+        if self._turn.acquire(blocking=False):
+            try:
+                with self._dying():
+                    if self._is_plain() and self._due() == self._send:
+                        self._send()
+            finally:
+                self._turn.release()
+        with self.changed:
+            if self._session is None or self._duty() is not None:
+                self.changed.notify()
+
+    def _is_plain(self) -> bool:
+        session = self._session
+        return session is not None and session.is_open
+
     # --- the thread
 
     def _run(self) -> None:
-        try:
-            while (duty := self._next_duty()) is not None:
-                duty()
-        except PolybusError as error:
-            self._die(error)
-        except Exception as error:  # a defect of ours: nobody may wait for ever for it
-            log.exception("producer %s has failed", self.name)
-            self._die(PolybusError(f"the producer has failed: {error!r}"))
+        with self._dying():
+            while self._next_duty() is not None:
+                with self._turn:
+                    duty = self._due()
+                    if duty is not None:
+                        duty()
         self._fail_all(self.dead or ConnectionLost("closed before the bus had answered"))
         if not self._giving_up:
             self._end_session()
@@ -126,6 +145,21 @@ class Sender:
                     return duty
                 self.changed.wait()
         return None
+
+    def _due(self) -> Callable[[], None] | None:
+        """What is to be done now, by who has the turn."""
+        with self.changed:
+            return None if self.dead is not None or self._giving_up else self._duty()
+
+    @contextmanager
+    def _dying(self) -> Iterator[None]:
+        try:
+            yield
+        except PolybusError as error:
+            self._die(error)
+        except Exception as error:  # a defect of ours: nobody may wait for ever for it
+            log.exception("producer %s has failed", self.name)
+            self._die(PolybusError(f"the producer has failed: {error!r}"))
 
     def _is_done(self) -> bool:
         return self.queue.is_closed and not self._unanswered and self.queue.first() is None
