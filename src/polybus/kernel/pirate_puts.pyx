@@ -45,8 +45,8 @@ cdef class ClientState:
     cdef public bint alone  # something that goes alone is under way
     cdef public object waiting
 
-    def __init__(self, bytes id not None, str producer not None, int64_t epoch):
-        self.id = id
+    def __init__(self, bytes client_id not None, str producer not None, int64_t epoch):
+        self.id = client_id
         self.producer = producer
         self.epoch = epoch
 
