@@ -86,8 +86,8 @@ def expected(rows: list[oracle.Row]) -> list[tuple[object, ...]]:
 @given(reads(), st.booleans())
 def test_reads_are_the_oracle_s(read, by_piece):
     pieces, *bounds = read
-    rows = oracle.gather(pieces, *bounds, by_piece)
     from_id, below_id, max_rows, max_bytes = bounds
+    rows = oracle.gather(pieces, from_id, below_id, max_rows, max_bytes, by_piece=by_piece)
     found = gather(
         kernel_pieces(pieces),
         from_id=from_id,

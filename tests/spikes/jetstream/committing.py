@@ -57,7 +57,7 @@ def stage(draft: Draft, name: str, appends: Sequence[Append]) -> None:
     head = open_stage(draft, name)
     for (topic, shard), block in _by_shard(appends).items():
         checks.open_shard(topic_of(tail_of(draft, topic), topic), shard)
-        draft.add(subjects.staged(name, topic, shard), block.data, {})
+        draft.add(subjects.staged(name, topic, shard), bytes(block.data), {})
         held = head["holds"].setdefault(f"{topic} {shard}", [0, 0])
         held[:] = held[0] + block.count, held[1] + block.size_bytes
     draft.set_json(subjects.lease(name), head)
@@ -88,7 +88,7 @@ def _pieces(draft: Draft, wanted: Commit) -> dict[Place, Piece]:
     """One a shard, so that a batch's length is the number of shards and of stages, not both's."""
     pieces: dict[Place, Piece] = {}
     for place, block in _by_shard(wanted.appends).items():
-        pieces[place] = Piece(block.count, block.size_bytes, block.data)
+        pieces[place] = Piece(block.count, block.size_bytes, bytes(block.data))
     for name in wanted.stages:
         for held_for, (count, size_bytes) in open_stage(draft, name)["holds"].items():
             topic, shard = map(int, held_for.split())

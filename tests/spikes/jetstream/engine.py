@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from polybus.errors import Trimmed
 from polybus.model.block import gather
@@ -161,7 +161,7 @@ class JetStreamSpike(Store):
         if shard == ALL:
             below = min(end, bounds.next_id)
             pieces = log.of_topic(topic, start, below, bounds, max_rows)
-            limits = {"from_id": start, "below_id": below}
+            limits: dict[str, Any] = {"from_id": start, "below_id": below}
         else:
             first, last, _ = bounds.shards[shard]
             if start < first:

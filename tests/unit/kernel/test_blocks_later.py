@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from struct import pack
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from polybus.kernel.gathering import gather as kernel_gather
 from polybus.model.block import Block, Piece, gather, open_layout
 from polybus.testing.blocks import block
 
-EVERYTHING = {"max_rows": 1 << 20, "max_bytes": 1 << 30}
+EVERYTHING: dict[str, Any] = {"max_rows": 1 << 20, "max_bytes": 1 << 30}
 BODIES = st.lists(st.binary(max_size=200), min_size=1, max_size=30)
 
 
@@ -34,7 +35,7 @@ def test_what_is_gathered_is_the_same(groups: list[list[bytes]], data: st.DataOb
         start = data.draw(st.integers(0, made.count))
         end = data.draw(st.integers(start, made.count))
         for later, listed in pieces.items():
-            listed.append(piece(made.data, at, start, end, later=later))
+            listed.append(piece(bytes(made.data), at, start, end, later=later))
         at += made.count
     wanted, found = (gather(pieces[later], **EVERYTHING) for later in (False, True))
     assert found == wanted
@@ -53,7 +54,7 @@ def test_every_flipped_bit_is_found(
     flipped[bit // 8] ^= 1 << bit % 8
     with pytest.raises(Damaged):
         gather([piece(bytes(flipped), 0, 1, 2, later=True)], **EVERYTHING)
-    whole = gather([piece(made.data, 0, 1, 2, later=True)], **EVERYTHING)
+    whole = gather([piece(bytes(made.data), 0, 1, 2, later=True)], **EVERYTHING)
     assert whole.count == 1
 
 

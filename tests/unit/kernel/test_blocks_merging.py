@@ -28,7 +28,7 @@ def block(bodies: list[bytes], keyed: bool, headed: bool) -> bytes:
     made = Block.from_columns(
         b"".join(bodies), offsets(bodies), insertion_ms=7, keys=keys, headers=headers
     )
-    return made.data
+    return bytes(made.data)
 
 
 BLOCKS = st.builds(

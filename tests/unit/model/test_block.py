@@ -147,12 +147,12 @@ def test_every_flipped_bit_is_damage():
 @pytest.mark.parametrize("size", range(MIXED.size_bytes))
 def test_every_shorter_piece_is_damage(size):
     with pytest.raises(Damaged):
-        Block.open(MIXED.data[:size])
+        Block.open(bytes(MIXED.data)[:size])
 
 
 def test_a_longer_one_is_damage():
     with pytest.raises(Damaged):
-        Block.open(MIXED.data + bytes(8))
+        Block.open(bytes(MIXED.data) + bytes(8))
 
 
 def test_a_whole_block_of_another_version_is_another_format():
