@@ -7,11 +7,13 @@ before the message that was not.
 from __future__ import annotations
 
 import math
+from threading import Event
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
+from polybus.dialects.fdq.care import Care
 from polybus.dialects.fdq.executors import Alarm, Executor
 from polybus.dialects.fdq.runs import MessagePiece, Rows
 from polybus.dialects.fdq.shards import Shard
@@ -38,7 +40,7 @@ def executor(member):
         Terms("orders", "c1", lambda envelope: member.handled.append(envelope.offset)),
         member,
         alarm=Alarm(),
-        announce=refuse,
+        care=Care(refuse, Event()),
         on_free=lambda rows: None,
     )
     at, none = [0, 1, 2], [None] * 3

@@ -67,7 +67,9 @@ def test_the_codes_of_errors():
 
 
 def test_the_schemas():
-    produced = rows(section('Produce: DoPut, path `["produce", TOPIC]`'))
+    produced = rows(
+        section('Produce: DoPut, path `["produce", TOPIC]` or `["produce", TOPIC, "existing"]`')
+    )
     assert [line.split("`")[1] for line in produced] == PRODUCE_SCHEMA.names
     (columns,) = re.findall(r"Batches come with `(.+?)`", PAGE)
     wanted = [f"{field.name} {field.type}" for field in READ_SCHEMA]

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
+from polybus.dialects.fdq.care import Care
 from polybus.dialects.fdq.committing import Commits
 from polybus.dialects.fdq.executors import Alarm, Executor
 from polybus.dialects.fdq.fetching import Buffer, Fetcher, window_for
@@ -45,13 +46,15 @@ class Consumption:
         self._holdings = Holdings()
         self._buffer = Buffer(window_for(terms))
         self._member = Member(bus, terms, self._on_lost, time.monotonic)
+        self._stopping = Event()
+        care = Care(self._announce, self._stopping)
         self._executors = [
             Executor(
                 index,
                 terms,
                 self._member,
                 alarm=self._alarm,
-                announce=self._announce,
+                care=care,
                 on_free=self._buffer.free,
             )
             for index in range(terms.executors)
@@ -61,9 +64,7 @@ class Consumption:
         commits = Commits(bus, self._member)
         self._fetcher = Fetcher(*parts, commits, self._buffer, self._alarm.hurry)
         self._announcing = Lock()
-        self._announced: set[Run] = set()
         self._lock = Lock()
-        self._stopping = Event()
         self._deadline_s = math.inf
 
     def start(self) -> None:
@@ -124,27 +125,30 @@ class Consumption:
             pass
 
     def _announce(self, run: Run) -> None:
-        """Tells the bus what is running, this one among it, if nobody else has."""
+        """Tells the bus what is running, this one among it."""
         with self._announcing:
-            if run not in self._announced:
-                self._member.patiently(self._tell_beginning)
+            self._member.patiently(lambda: self._tell_beginning(run))
 
-    def _tell_beginning(self) -> None:
+    def _tell_beginning(self, run: Run) -> None:
         """Whoever closes begins nothing more, and does not wait for a bus that is away."""
         if self._stopping.is_set():
             raise Closing
-        self._tell_running()
+        self._tell_running(run)
 
-    def _tell_running(self) -> None:
-        """One at a time: what is told later must be what is true later."""
+    def _tell_running(self, beginning: Run | None = None) -> None:
+        """One at a time: what is told later must be what is true later.
+
+        Others that wait to be told of are not among it: what ends the consumer meanwhile would
+        count as a failed run of theirs, which they have not begun.
+        """
         runs = [executor.lane.current for executor in self._executors]
-        ours = [run for run in runs if run is not None and run.shard.is_held]
+        begun = [run for run in runs if run and (run.started_s < math.inf or run is beginning)]
+        ours = [run for run in begun if run.shard.is_held]
         running: dict[str, list[int]] = {}
         for run in ours:
             running.setdefault(str(run.shard.number), []).extend(run.offsets)
         some = {shard: offsets[:MAX_RUNNING] for shard, offsets in running.items()}
         told = self._member.act("group.heartbeat", running=some)
-        self._announced = set(ours)
         self._fetcher.release(told["release"])
 
     def _keep(self) -> None:

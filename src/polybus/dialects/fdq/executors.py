@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from threading import Condition, Event, Lock, Thread
@@ -20,6 +19,7 @@ from polybus.dialects.fdq.membership import Closing
 from polybus.errors import PolybusError
 
 if TYPE_CHECKING:
+    from polybus.dialects.fdq.care import Care
     from polybus.dialects.fdq.membership import Member
     from polybus.dialects.fdq.runs import Piece, Run
     from polybus.dialects.fdq.terms import Terms
@@ -75,7 +75,7 @@ class Executor:
         member: Member,
         *,
         alarm: Alarm,
-        announce: Callable[[Run], None],
+        care: Care,
         on_free: Callable[[int], None],
     ) -> None:
         self.index = index
@@ -87,7 +87,7 @@ class Executor:
         self._terms = terms
         self._member = member
         self._alarm = alarm
-        self._announce = announce
+        self._care = care
         self._on_free = on_free
 
     # --- from other threads
@@ -130,6 +130,7 @@ class Executor:
             if not (may_start or self._member.is_leaving) or not self.lane.fail(run, reason):
                 return False
             self.hung += 1
+        self._care.end(run)
         if may_start:
             self.start()
         return True
@@ -174,6 +175,7 @@ class Executor:
         return self.lane.begin(now_s)
 
     def _end(self, run: Run, reason: Any) -> bool:
+        self._care.end(run)
         if reason is None:
             if self._alarm.is_wanted:
                 self._alarm.ring()
@@ -200,9 +202,8 @@ class Executor:
 
     def _announced(self, run: Run) -> bool:
         """Told to the bus before it begins: if it ends us, the bus knows by what."""
-        run.started_s = math.inf  # not yet
         try:
-            self._announce(run)
+            self._care.begin(run)
         except (PolybusError, Closing):
             # The shard is not ours any more: what follows must not be begun before this one.
             run.shard.is_open = False

@@ -18,6 +18,7 @@ it runs makes sure that nothing is started behind a release.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -73,7 +74,8 @@ class Lane:
             run = self._next()
             if run is None:
                 return None
-        run.started_s = now_s
+        # What is suspect begins when the bus has been told of it.
+        run.started_s = now_s if run.offset >= run.shard.suspect_to else math.inf
         self.current = run
         return run
 

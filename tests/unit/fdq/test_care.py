@@ -1,0 +1,80 @@
+"""What is suspect begins one at a time, when the bus knows of it."""
+
+from __future__ import annotations
+
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from polybus.dialects.fdq.care import Care
+from polybus.dialects.fdq.membership import Closing
+
+FIRST: Any = "first"
+SECOND: Any = "second"
+
+
+class Runs:
+    """Two runs that want to begin, and what the bus has been told of."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.refused: list[Any] = []
+        self.stopping = Event()
+        self.care = Care(self.told.append, self.stopping)
+
+    def begin(self, run: Any) -> Thread:
+        thread = Thread(target=self._begin, args=(run,), daemon=True)
+        thread.start()
+        return thread
+
+    def _begin(self, run: Any) -> None:
+        try:
+            self.care.begin(run)
+        except Closing:
+            self.refused.append(run)
+
+
+@pytest.fixture
+def runs() -> Runs:
+    return Runs()
+
+
+def test_the_second_is_told_of_when_the_first_has_ended(runs: Runs) -> None:
+    runs.care.begin(FIRST)
+    second = runs.begin(SECOND)
+    runs.care.end(SECOND)  # whose turn it is not: nothing ends by it
+    second.join(0.2)
+    assert runs.told == [FIRST]
+    runs.care.end(FIRST)
+    second.join(10)
+    assert runs.told == [FIRST, SECOND]
+
+
+def test_who_waits_for_its_turn_does_not_begin_when_the_consumer_closes(runs: Runs) -> None:
+    runs.care.begin(FIRST)
+    second = runs.begin(SECOND)
+    runs.stopping.set()
+    second.join(10)
+    assert (runs.told, runs.refused) == ([FIRST], [SECOND])
+
+
+def test_nothing_begins_behind_the_end(runs: Runs) -> None:
+    runs.stopping.set()
+    with pytest.raises(Closing):
+        runs.care.begin(FIRST)
+    assert runs.told == []
+
+
+def test_a_run_of_which_the_bus_could_not_be_told_has_its_turn_until_it_ends() -> None:
+    def refuse(run: Any) -> None:
+        raise ConnectionError
+
+    care = Care(refuse, Event())
+    with pytest.raises(ConnectionError):
+        care.begin(FIRST)
+    care.end(FIRST)
+    seen: list[Any] = []
+    care._tell = seen.append
+    care.begin(SECOND)
+    assert seen == [SECOND]
