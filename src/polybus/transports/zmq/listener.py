@@ -34,10 +34,10 @@ TURN_MESSAGES: Final = 256
 TURN_BYTES: Final = 8 << 20
 # One frame over what a body's may have is still read, and answered; a larger one is cut.
 MAX_FRAME_BYTES: Final = (64 << 20) + 1
-# Whole messages of one connection that wait to be read: it may have sent some ahead. Whoever
-# sends more is not read from meanwhile. Few, since libzmq counts no bytes; but not one, since
-# its threads tell each other of every half of them that was read.
-WAITING_MESSAGES: Final = 8
+# Whole messages of one connection that wait to be read. One, since libzmq counts no bytes, and
+# one may have 64 MiB: with two, three peers that push took half a gigabyte more. Whoever sends
+# more is not read from meanwhile; clients that wait for their answers do not notice.
+WAITING_MESSAGES: Final = 1
 # Frames of one message: what a body may have at most, with its head and its envelope, and one
 # more, by which the session knows that there were too many.
 MAX_FRAMES: Final = 4096 + 6 + 65 + 1
