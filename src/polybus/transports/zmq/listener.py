@@ -38,6 +38,9 @@ MAX_FRAME_BYTES: Final = (64 << 20) + 1
 # one may have 64 MiB: with two, three peers that push took half a gigabyte more. Whoever sends
 # more is not read from meanwhile; clients that wait for their answers do not notice.
 WAITING_MESSAGES: Final = 1
+# With CURVE libzmq counts a peer's routing id as a message that is never read: with room for
+# one alone, nothing of the peer would ever follow it.
+COUNTED_ROUTING_ID: Final = 1
 # Frames of one message: what a body may have at most, with its head and its envelope, and one
 # more, by which the session knows that there were too many.
 MAX_FRAMES: Final = 4096 + 6 + 65 + 1
@@ -79,6 +82,7 @@ class RouterListener:
         configure(socket, address)
         self._curve = curve
         if curve is not None:
+            socket.RCVHWM = WAITING_MESSAGES + COUNTED_ROUTING_ID
             socket.CURVE_SERVER = 1
             socket.CURVE_SECRETKEY = curve.secret
             socket.ZAP_DOMAIN = DOMAIN.encode()
