@@ -19,6 +19,7 @@ try:
 except ImportError:
     raise MissingExtra("Spark", "spark") from None
 
+from polybus.spark import pruning
 from polybus.spark.session import session
 from polybus.spark.source import PolybusSource
 from polybus.spark.table import table
@@ -30,5 +31,6 @@ __all__ = ["PolybusSource", "register", "session", "table"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("polybus")` known to a session."""
+    """Makes `format("polybus")` known to a session, and reads what its queries need, no more."""
     spark.dataSource.register(PolybusSource)
+    pruning.install(spark)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polybus.errors import ConfigError
+from polybus.spark import pruning
 from polybus.spark.quiet import held_back
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def session(
     except Exception:
         check_java()
         raise
+    pruning.install(found)
     return found
 
 

@@ -1,0 +1,105 @@
+"""Queries of a topic read the columns that they need, and find what they would find without."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from polybus.spark import pruning
+from polybus.spark.schema import SCHEMA
+from polybus.testing.nativebus import NativeBus
+
+SCAN = re.compile(r"RelationV2\[([^]]*)\] polybus")
+NUMBER = re.compile(r"#\d+L?")
+ALL = ", ".join(SCHEMA.names)
+
+
+@pytest.fixture
+def load(spark: SparkSession, bus: NativeBus, client: Any, topic: str) -> Any:
+    client.create_topic(topic, 3)
+    with client.producer() as producer:
+        for key in ("a", "b", "c"):
+            producer.produce(topic, [key.encode() * n for n in range(5)], [key] * 5).result()
+
+    def load(session: SparkSession = spark) -> DataFrame:
+        return session.read.format("polybus").options(bus=bus.url, topic=topic).load()
+
+    return load
+
+
+def scanned(query: DataFrame) -> list[str]:
+    """The columns of each scan of a topic in the plan that is run."""
+    plan = query._jdf.queryExecution().optimizedPlan().toString()
+    return [NUMBER.sub("", columns) for columns in SCAN.findall(plan)]
+
+
+QUERIES = {
+    "select sum(length(body)) from {rows}": ["body"],
+    "select count(*) from {rows}": ["shard"],
+    "select max(struct(offset, id)) from {rows}": ["offset, id"],
+    "select id from {rows} where shard = 1 and offset > 2 order by id": ["shard, offset, id"],
+    "select shard_key, count(*) n from {rows} group by all order by 1": ["shard_key"],
+    "select count(headers), min(topic), max(timestamp) from {rows}": ["topic, timestamp, headers"],
+    "select x.body from {rows} x join {rows} y on x.id = y.id + 1 order by x.id": [
+        "id, body",
+        "id",
+    ],
+    "select body from {rows} where id = (select max(id) from {rows})": ["id", "id, body"],
+    "select * from {rows} where shard = 1 order by id": [ALL],
+    "select * from {rows} order by id": [ALL],
+}
+
+
+def test_what_is_read_and_what_is_found(spark, load):
+    rows = load()
+    # The same queries are put to all that is in the topic, as a table of Spark's own.
+    copied = spark.createDataFrame(rows.collect(), SCHEMA)
+    for query, columns in QUERIES.items():
+        found = spark.sql(query, rows=rows)
+        assert scanned(found) == columns, query
+        assert found.collect() == spark.sql(query, rows=copied).collect(), query
+
+
+def test_a_table_keeps_its_rows_whichever_of_its_columns_are_asked_for_first(load, client, topic):
+    rows = load()
+    assert rows.count() == 15
+    with client.producer() as producer:
+        producer.produce(topic, [b"later"]).result()
+    assert rows.select("body").where("body = 'later'").count() == 0
+    assert len(rows.collect()) == 15
+    assert load().select("id").count() == 16
+
+
+def test_what_is_wrong_with_a_table_is_told_as_without(load, client, topic):
+    rows = load()
+    assert rows.count() == 15
+    client.drop_topic(topic)
+    with pytest.raises(PySparkException, match=f"topic '{topic}', shard"):
+        rows.select("body").collect()
+    with pytest.raises(PySparkException, match=f"there is no durable topic '{topic}'"):
+        load().select("body").collect()
+
+
+def test_a_session_has_the_rule_once(spark):
+    pruning.install(spark)
+    rules = spark._jsparkSession.experimental().extraOptimizations()
+    assert [rules.apply(n).ruleName() for n in range(rules.size())] == [pruning.RULE]
+
+
+def test_a_rule_that_does_not_fit_this_spark_is_left_out(
+    spark, load, tmp_path, monkeypatch, caplog
+):
+    foreign = tmp_path / pruning.SOURCE.name
+    foreign.write_text(pruning.SOURCE.read_text().replace("AttributeSet;", "OfAnotherSpark;"))
+    monkeypatch.setattr(pruning, "SOURCE", foreign)
+    other = spark.newSession()
+    with caplog.at_level(logging.INFO, "polybus.spark"):
+        pruning.install(other)
+    assert "all columns of a topic are read" in caplog.text
+    ids = load(other).select("id")
+    assert (scanned(ids), ids.count()) == ([ALL], 15)
