@@ -29,6 +29,9 @@ MAX_KEYS: Final = 65_536
 # A name is a file's, and a word in rules: nothing that either would take for something else.
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
+# Of each file: its name, inode, size, and when it was written.
+Mark = frozenset[tuple[str, int, int, int]]
+
 
 class Pair(NamedTuple):
     """In Z85, as ZeroMQ wants them."""
@@ -143,11 +146,12 @@ class KeyFolder:
                 return one
         raise DoesNotExist(f"no key {which!r} is let in: see 'polybus keys ls'")
 
-    def changed_ns(self) -> int:
-        """Another number after a key was let in or revoked."""
-        with contextlib.suppress(OSError):
-            return self.allowed_folder.stat().st_mtime_ns
-        return 0
+    def mark(self) -> Mark:
+        """Another one after a key was let in, revoked or replaced, whoever did it."""
+        with contextlib.suppress(OSError), os.scandir(self.allowed_folder) as files:
+            found = [(one.name, one.stat()) for one in files]
+            return frozenset((name, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in found)
+        return frozenset()
 
 
 def _load(path: Path) -> tuple[bytes, bytes | None]:

@@ -13,7 +13,7 @@ from polybus.dialects.pirate.session import PirateSession
 from polybus.errors import ConfigError
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.server.freed import Freed
-from polybus.server.keys import Allowed, KeyFolder
+from polybus.server.keys import Allowed, KeyFolder, Mark
 from polybus.transports.zmq.connections import Connection
 from polybus.transports.zmq.listener import Curve, RouterListener
 from polybus.transports.zmq.watching import Bounds
@@ -51,13 +51,15 @@ class PirateSide:
         self._listeners: list[RouterListener] = []
         self._keys = Keys(KeyFolder(keys), broker, log) if settings.pirate.curve else None
         self._zap: Zap | None = None
+        self._looking: asyncio.Future[None] | None = None
+        self._next_look_s = 0.0
         self._freed = Freed()
         broker.on_tick.append(self._tick)
         broker.other_connections.append(self._connections)
 
     async def open(self) -> None:
         if self._keys is not None:
-            await asyncio.to_thread(self._keys.load)
+            await self._keys.load()
             self._zap = Zap(self._context, self._keys.may, self._keys.refused)
 
     def listen(self, address: Address) -> RouterListener:
@@ -78,11 +80,13 @@ class PirateSide:
     async def reload(self) -> None:
         """SIGHUP: the keys are read again; `ConfigError` if one of them is no good."""
         if self._keys is not None:
-            await asyncio.to_thread(self._keys.reload)
+            await self._keys.reload()
             self._enforce()
 
     async def close(self) -> None:
         """Behind its listeners: what is still to be sent has a moment left."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._zap is not None:
             self._zap.close()
         await asyncio.to_thread(self._context.term)
@@ -99,8 +103,14 @@ class PirateSide:
     def _tick(self, now_s: float) -> None:
         self._freed.look(now_s)
         for listener in self._listeners:
-            listener.connections.tick()
-        if self._keys is not None and self._keys.look_again(now_s):
+            listener.tick()
+        is_busy = self._looking is not None and not self._looking.done()
+        if self._keys is not None and now_s >= self._next_look_s and not is_busy:
+            self._next_look_s = now_s + LOOK_AT_KEYS_S
+            self._looking = asyncio.ensure_future(self._look_at(self._keys))
+
+    async def _look_at(self, keys: Keys) -> None:
+        if await keys.look_again():
             self._enforce()
 
     def _enforce(self) -> None:
@@ -122,31 +132,27 @@ class Keys:
         self._log = log
         self._secret = b""
         self._names: dict[bytes, str] = {}
-        self._seen_ns = 0
-        self._next_s = 0.0
+        self._mark: Mark = frozenset()  # of the folder, when they were read
 
-    def load(self) -> None:
-        self._secret = self._folder.own().secret
-        self.reload()
+    async def load(self) -> None:
+        self._secret = (await asyncio.to_thread(self._folder.own)).secret
+        await self.reload()
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Raises `ConfigError` and changes nothing if a file is no good."""
-        seen_ns = self._folder.changed_ns()
-        self._names = {one.key: one.name for one in self._folder.allowed()}
-        self._seen_ns = seen_ns
+        mark = await asyncio.to_thread(self._folder.mark)  # first: what changes then is seen later
+        allowed = await asyncio.to_thread(self._folder.allowed)
+        self._mark, self._names = mark, {one.key: one.name for one in allowed}
 
-    def look_again(self, now_s: float) -> bool:
+    async def look_again(self) -> bool:
         """Reads them again if somebody has changed the folder; whether it was read."""
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + LOOK_AT_KEYS_S
-        changed_ns = self._folder.changed_ns()
-        if changed_ns == self._seen_ns:
+        mark = await asyncio.to_thread(self._folder.mark)
+        if mark == self._mark:
             return False
         try:
-            self.reload()
+            await self.reload()
         except ConfigError as error:
-            self._seen_ns = changed_ns
+            self._mark = mark
             self._log.error("reload failed", what="pirate keys", reason=str(error))
             return False
         self._log.info("reloaded", what="pirate keys", keys=len(self._names))

@@ -6,6 +6,7 @@ No timeout here is ever waited for: they are long, and so a silence would be a f
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from zmq.utils import z85
 from polybus import pirate
 from polybus.dialects.pirate import blocking, keys
 from polybus.errors import ConfigError, Denied, NotConnected, OutcomeUnknown, UsageError
-from polybus.server.keys import make_pair
+from polybus.server.keys import KeyFolder, make_pair, read_public
+from polybus.testing.pirate import wire
+from polybus.testing.pirate.bare import Bare
 from polybus.testing.pirate.piratebus import PirateBus
-from polybus.testing.watch import until
+from polybus.testing.watch import connections, count, until
 
 LONG_S = 60.0
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +36,21 @@ def bus():
 @pytest.fixture
 def ring(bus, tmp_path) -> Path:
     """A client's folder of keys: its own, as `polybus keys new` makes it, and the bus's."""
-    folder = tmp_path / "keys"
+    return ring_of(bus, tmp_path / "keys")
+
+
+def ring_of(bus, folder) -> Path:
     make_pair(folder, "client")
     shutil.copy(bus.folder / "data" / "pirate" / "server.key", folder)
     return folder
 
 
+def folder(bus) -> KeyFolder:
+    return KeyFolder(bus.folder / "data" / "pirate")
+
+
 def let_in(bus, ring, name):
-    done = bus.process.run("keys", "allow", str(ring / "client.key"), "--name", name)
-    assert done.returncode == 0, done.stderr
+    folder(bus).allow(read_public(ring / "client.key"), name)
 
 
 def opened(bus, ring, tmp_path, **more):
@@ -50,19 +60,39 @@ def opened(bus, ring, tmp_path, **more):
     return client
 
 
-def let_in_and_opened(bus, ring, tmp_path, name, **more):
+def let_in_and_opened(bus, ring, tmp_path, name):
     let_in(bus, ring, name)
+    return opened_when_let_in(bus, ring, tmp_path)
+
+
+def opened_when_let_in(bus, ring, tmp_path):
     found = []
 
     def opens():
         try:
-            found.append(opened(bus, ring, tmp_path, **more))
+            found.append(opened(bus, ring, tmp_path))
         except Denied:  # the bus looks once a second
             return False
         return True
 
     until(opens, "the bus lets the key in")
     return found[0]
+
+
+def allowed(bus, name) -> Path:
+    return folder(bus).allowed_folder / f"{name}.key"
+
+
+def noticed(bus, change: Callable[[], object]) -> None:
+    """Until the bus has read its keys again."""
+    before = bus.process.log().count("reloaded")
+    change()
+    until(lambda: bus.process.log().count("reloaded") > before, "the bus sees it")
+
+
+def bare(bus, ring) -> Bare:
+    own = keys.load(ring)
+    return Bare(bus.endpoint, own.client_id, curve=own, try_s=LONG_S)
 
 
 def test_an_unknown_key_is_told_at_once_and_what_to_do(bus, ring, tmp_path):
@@ -84,8 +114,66 @@ def test_a_key_that_was_let_in_is_the_client(bus, ring, tmp_path, topic):
     client.close()
 
 
+def test_the_largest_frames_go_through_sealed(bus, ring, tmp_path, topic):
+    """Sealed, a frame of 1 MiB has more than 1 MiB, and so it is at the bus's own bound."""
+    client = let_in_and_opened(bus, ring, tmp_path, "heavy")
+    client.subscribe(topic)
+    body = bytes(range(256)) * (3 * MIB // 256)
+    client.put(topic, body)
+    assert client.get(topic).body == body
+    client.close()
+    with bare(bus, ring) as one:
+        one.hello()
+        asked = wire.counted(wire.PUT, one.client, one.epoch, 9, topic, bytes(64 * MIB + 1))
+        assert one.ask(asked) == wire.error("TOO_LARGE")
+
+
+def test_a_key_that_is_revoked_while_its_client_is_idle(bus, ring, tmp_path, topic):
+    """libzmq has given up by then, and has nowhere to send to."""
+    client = let_in_and_opened(bus, ring, tmp_path, "mallory")
+    client.subscribe(topic)
+    refused = count(bus.process, "refused", "pirate_unknown_key")
+    folder(bus).revoke("mallory")
+    until(lambda: count(bus.process, "refused", "pirate_unknown_key") > refused, "it is shut out")
+    with pytest.raises(OutcomeUnknown, match="does not know the key"):
+        client.put(topic, b"")
+    with pytest.raises(Denied, match="does not know the key"):
+        client.get(topic)
+    client.close()
+
+
+def test_a_key_that_is_revoked_before_anything_was_sent_with_it(bus, ring):
+    """The bus knows whose a connection is by what it sends: this one was nobody's."""
+    noticed(bus, lambda: let_in(bus, ring, "silent"))
+    before = len(connections(bus.process))
+    with bare(bus, ring) as one:
+        until(lambda: len(connections(bus.process)) > before, "it is connected")
+        noticed(bus, lambda: folder(bus).revoke("silent"))
+        one.send([b"", *wire.hello(one.client, 1)])
+        until(lambda: count(bus.process, "dropped", "key_revoked"), "it is not heard")
+        assert one.receive(0.0) is None
+    assert count(bus.process, "connections", "closed", "key_revoked")
+
+
+def test_a_key_that_has_another_name_or_is_replaced(bus, ring, tmp_path, topic):
+    client = let_in_and_opened(bus, ring, tmp_path, "before")
+    client.subscribe(topic)
+    noticed(bus, lambda: allowed(bus, "before").rename(allowed(bus, "after")))
+    names = {one["identity"] for one in connections(bus.process)}
+    assert "key:after" in names
+    assert "key:before" not in names
+    client.put(topic, b"")
+    other = ring_of(bus, tmp_path / "other")
+    noticed(bus, lambda: allowed(bus, "after").write_text((other / "client.key").read_text()))
+    with pytest.raises(OutcomeUnknown, match="does not know the key"):
+        client.put(topic, b"")
+    client.close()
+
+
 def test_a_key_that_is_revoked_leaves_the_outcome_unknown(bus, ring, tmp_path, topic):
-    client = let_in_and_opened(bus, ring, tmp_path, "eve")
+    done = bus.process.run("keys", "allow", str(ring / "client.key"), "--name", "eve")
+    assert done.returncode == 0, done.stderr
+    client = opened_when_let_in(bus, ring, tmp_path)
     client.subscribe(topic)
     assert bus.process.run("keys", "revoke", "eve").returncode == 0
 

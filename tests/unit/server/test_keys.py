@@ -52,7 +52,6 @@ def test_the_buss_own_pair_is_made_once(tmp_path):
 def test_keys_are_let_in_and_revoked_by_name_fingerprint_and_key(tmp_path):
     folder = KeyFolder(tmp_path)
     assert folder.allowed() == []
-    assert folder.changed_ns() == 0
     others = [bytes([n]) * 32 for n in (1, 2, 3)]
     for name, key in zip("abc", others, strict=True):
         folder.allow(key, name)
@@ -65,6 +64,24 @@ def test_keys_are_let_in_and_revoked_by_name_fingerprint_and_key(tmp_path):
     assert folder.allowed() == []
     with pytest.raises(DoesNotExist):
         folder.revoke("a")
+
+
+def test_a_folder_shows_that_a_key_was_let_in_revoked_or_replaced(tmp_path):
+    folder = KeyFolder(tmp_path)
+    marks = [folder.mark()]
+    folder.allow(KEY, "alice")
+    marks.append(folder.mark())
+    assert folder.mark() == marks[-1]
+    # As an editor does it, or a copy: neither the folder nor the size has changed then.
+    (tmp_path / "allowed" / "alice.key").write_text(
+        keys._text(Allowed("", bytes(32)).text.encode())
+    )
+    marks.append(folder.mark())
+    folder.allow(KEY, "bob")
+    marks.append(folder.mark())
+    assert len(set(marks)) == 4
+    folder.revoke("bob")
+    assert folder.mark() == marks[2]
 
 
 def test_a_key_has_one_name_and_a_name_one_key(tmp_path):

@@ -78,13 +78,42 @@ def test_each_has_its_own(monitor):
 
 
 def test_of_two_that_had_a_descriptor_neither_is_vouched_for(monitor):
-    ours, _ = monitor.accept()
-    fd = ours.fileno()
-    monitor.connections.hear()
+    fd = in_doubt(monitor)
+    # They may be the old one's or the new one's, whichever comes first and however many.
+    for routing in (b"old or new", b"old or new", b"the other"):
+        assert monitor.connections.find(routing, fd).identity == ANONYMOUS
+
+
+def test_once_all_was_read_that_came_before_it_the_new_one_is_in_no_doubt(monitor):
+    fd = in_doubt(monitor)
+    (new,) = newest = monitor.connections.crowded()
+    monitor.connections.settle(newest)
+    assert monitor.connections.crowded() == []
+    assert monitor.connections.find(b"new", fd) is new
+    assert new.identity.uid == os.getuid()
+    assert monitor.connections.find(b"new", fd) is new
+
+
+def test_whoever_comes_while_all_is_read_is_still_in_doubt(monitor):
+    fd = in_doubt(monitor)
+    newest = monitor.connections.crowded()
     monitor.tell(fd, False)
-    monitor.tell(fd, True)  # another one, whose message may be the first or the second
-    assert monitor.connections.find(b"old or new", fd).identity == ANONYMOUS
-    assert monitor.connections.find(b"the other", fd).identity.uid == os.getuid()
+    monitor.tell(fd, True)
+    monitor.connections.hear()
+    monitor.connections.settle(newest)
+    assert monitor.connections.find(b"one of two", fd).identity == ANONYMOUS
+    monitor.connections.settle(monitor.connections.crowded())
+    assert monitor.connections.find(b"new", fd).identity.uid == os.getuid()
+
+
+def in_doubt(monitor) -> int:
+    """A descriptor that one has had without a word, and another has now."""
+    ours, _ = monitor.accept()
+    monitor.connections.hear()
+    monitor.tell(ours.fileno(), False)
+    monitor.tell(ours.fileno(), True)
+    monitor.connections.hear()
+    return ours.fileno()
 
 
 def test_one_that_ended_without_a_word_is_forgotten_after_a_while(monitor):

@@ -34,6 +34,7 @@ CODES: Final = (MALFORMED, TOO_LARGE, DENIED, FENCED, STALE, NO_TOPIC, NOT_SUBSC
 MAX_CLIENT_BYTES: Final = 64
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 64 << 20
+SEALED_BYTES: Final = 33  # what CURVE adds to each frame, and libzmq counts among its bytes
 # 64 frames of the largest size hold the largest message; frames of a few kB still fit in
 # so many, and reading one message never holds up everybody else for long.
 MAX_BODY_FRAMES: Final = 4096

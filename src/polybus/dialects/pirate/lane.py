@@ -123,11 +123,15 @@ class _Wire:
         """The answer to this number; None if there was none in time."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
-        await self._socket.send_multipart([number, b"", *frames])
+        # libzmq gives up a bus that shuts it out, and then has nowhere to send to.
+        sending = asyncio.ensure_future(self._socket.send_multipart([number, b"", *frames]))
+        if not await self._within(timeout_s, sending):
+            return None
         while (left := end - loop.time()) > 0:
-            reply = await self._received(left)
-            if reply is None:
+            receiving = asyncio.ensure_future(self._socket.recv_multipart())
+            if not await self._within(left, receiving):
                 break
+            reply = receiving.result()
             if reply[:2] == [number, b""]:
                 return reply[2:]
         return None
@@ -142,7 +146,7 @@ class _Wire:
         socket = self._socket
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.IPV6, 1)
-        socket.set(zmq.MAXMSGSIZE, codec.MAX_FRAME_BYTES)
+        socket.set(zmq.MAXMSGSIZE, codec.MAX_FRAME_BYTES + codec.SEALED_BYTES)
         if self._keys is not None:
             socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = self._keys
         try:
@@ -150,26 +154,24 @@ class _Wire:
         except zmq.ZMQError as error:
             raise AddressError(f"{self._server}: {error.strerror}") from None
 
-    async def _received(self, timeout_s: float) -> list[bytes] | None:
-        receiving: asyncio.Future[list[bytes]] = asyncio.ensure_future(
-            self._socket.recv_multipart()
-        )
+    async def _within(self, timeout_s: float, doing: asyncio.Future[Any]) -> bool:
+        """Whether it was done in time. Raises why this client is shut out, if it is."""
         try:
-            news: list[asyncio.Future[Any]] = [receiving, self._shut_out]
             await asyncio.wait(
-                news,
+                (doing, self._shut_out),
                 timeout=timeout_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if receiving.cancelled():
+            if doing.cancelled():
                 raise NotConnected("the client is closed")
-            if receiving.done():
-                return receiving.result()
+            if doing.done():
+                doing.result()  # raises what went wrong
+                return True
         finally:
-            receiving.cancel()
+            doing.cancel()
         if self._shut_out.done():
             raise self._shut_out.result()
-        return None
+        return False
 
     async def _watch(self) -> None:
         while not self._shut_out.done():

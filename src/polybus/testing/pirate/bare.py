@@ -39,8 +39,15 @@ class Bare:
         return bare
 
     def __init__(
-        self, endpoint: str, client: bytes, *, try_s: float = TRY_S, patience_s: float = PATIENCE_S
+        self,
+        endpoint: str,
+        client: bytes,
+        *,
+        try_s: float = TRY_S,
+        patience_s: float = PATIENCE_S,
+        curve: Sequence[bytes] | None = None,
     ) -> None:
+        """`curve` are its public and secret key, and the public one of the bus."""
         self.client = client
         self.epoch = 0
         self.counter = 0
@@ -48,6 +55,7 @@ class Bare:
         self.sent_again = 0
         self._endpoint = endpoint
         self._try_s, self._patience_s = try_s, patience_s
+        self._curve = curve
         self._context = zmq.Context()
         self._number = random.getrandbits(63)
         self._socket = self._open()
@@ -154,6 +162,8 @@ class Bare:
     def _open(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
+        if self._curve is not None:
+            socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = self._curve
         socket.connect(self._endpoint)
         return socket
 

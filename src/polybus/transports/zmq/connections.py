@@ -4,8 +4,12 @@ libzmq owns the connections, and tells of them in two ways: its monitor says whe
 descriptor was accepted and when it has ended, and each message says by which descriptor
 it came. From the descriptor the kernel tells who is at the other end. Descriptors are
 used again, so a message is one connection's only if no other of that descriptor could
-have sent it; in doubt it is anonymous. (A connection ends before its last messages are
-read, so it is remembered for a little while.)
+have sent it; in doubt it is anonymous.
+
+A connection ends before its last messages are read, so it is remembered for a little while.
+Of those that had a descriptor before, all has come when another is told to have it: once the
+socket was found empty since, they are forgotten, and the new one is in no doubt. That takes
+less time than its handshake, unless the bus has much to do.
 """
 
 from __future__ import annotations
@@ -152,6 +156,7 @@ class Connections:
         self._by_routing: dict[bytes, Connection] = {}
         self._open: dict[int, Connection] = {}
         self._unclaimed: dict[int, list[Connection]] = {}
+        self._crowded: dict[int, Connection] = {}  # the newest of several unclaimed
         self._ended: list[Connection] = []
         self.accepted = 0
 
@@ -161,17 +166,29 @@ class Connections:
         if found is not None and found.fd == fd:
             return found
         self.hear()
-        waiting = self._unclaimed.get(fd, [])
-        found = waiting.pop(0) if waiting else Connection(fd, self._clock())
-        if waiting:  # it may be another's: nobody vouches for either
-            found.identity = ANONYMOUS
-        elif fd in self._unclaimed:
-            del self._unclaimed[fd]
+        waiting = self._unclaimed.get(fd, ())
+        if len(waiting) == 1:
+            (found,) = self._unclaimed.pop(fd)
+        else:  # nobody's, or one of several's: none of them vouches for it
+            found = Connection(fd, self._clock())
         found.routing = routing
         self._attach(found)
         if found.ended_s is None and self._open.get(fd) is found:
             self._by_routing[routing] = found
         return found
+
+    def crowded(self) -> list[Connection]:
+        """The newest of each descriptor that others had before, if it is in doubt."""
+        return list(self._crowded.values()) if self._crowded else []
+
+    def settle(self, newest: list[Connection]) -> None:
+        """Since these were told of, all was read: nothing is left of those before them."""
+        for one in newest:
+            waiting = self._unclaimed.get(one.fd, [])
+            if one in waiting:
+                del waiting[: waiting.index(one)]
+            if self._crowded.get(one.fd) is one:
+                del self._crowded[one.fd]
 
     def hear(self) -> None:
         """Takes in what the monitor tells."""
@@ -219,7 +236,10 @@ class Connections:
     def _begin(self, fd: int) -> Connection:
         self.accepted += 1
         found = self._open[fd] = Connection(fd, self._clock(), self.accepted)
-        self._unclaimed.setdefault(fd, []).append(found)
+        waiting = self._unclaimed.setdefault(fd, [])
+        waiting.append(found)
+        if len(waiting) > 1:
+            self._crowded[fd] = found
         return found
 
     def _admit(self, new: Connection) -> bool:

@@ -34,13 +34,14 @@ TURN_MESSAGES: Final = 256
 TURN_BYTES: Final = 8 << 20
 # One frame over what a body's may have is still read, and answered; a larger one is cut.
 MAX_FRAME_BYTES: Final = (64 << 20) + 1
+SEALED_BYTES: Final = 33  # with CURVE each frame has so many more, and they count
 # Whole messages of one connection that wait to be read. One, since libzmq counts no bytes, and
 # one may have 64 MiB: with two, three peers that push took half a gigabyte more. Whoever sends
 # more is not read from meanwhile; clients that wait for their answers do not notice.
 WAITING_MESSAGES: Final = 1
-# With CURVE libzmq counts a peer's routing id as a message that is never read: with room for
-# one alone, nothing of the peer would ever follow it.
-COUNTED_ROUTING_ID: Final = 1
+# With CURVE libzmq puts the peer's User-Id before its messages, as one that is counted when it
+# comes and not when it is taken: with room for one alone, nothing would ever follow it.
+COUNTED_USER_ID: Final = 1
 # Frames of one message: what a body may have at most, with its head and its envelope, and one
 # more, by which the session knows that there were too many.
 MAX_FRAMES: Final = 4096 + 6 + 65 + 1
@@ -82,10 +83,7 @@ class RouterListener:
         configure(socket, address)
         self._curve = curve
         if curve is not None:
-            socket.RCVHWM = WAITING_MESSAGES + COUNTED_ROUTING_ID
-            socket.CURVE_SERVER = 1
-            socket.CURVE_SECRETKEY = curve.secret
-            socket.ZAP_DOMAIN = DOMAIN.encode()
+            configure_curve(socket, curve.secret)
         self.connections = Connections(gate, self._changes, clock, self._attach)
         self._watch = Watch(self.connections.open, bounds, clock, self._has_waiting, self._cut)
         self._monitor = socket.get_monitor_socket(EVENTS)
@@ -97,7 +95,7 @@ class RouterListener:
             raise
         self._router = Router(_zmq.__file__, socket.underlying)
         self._loop.add_reader(socket.FD, self._read)
-        self._loop.add_reader(self._monitor.FD, self.connections.hear)
+        self._loop.add_reader(self._monitor.FD, self._hear)
         self._reading = True
         self._due = False  # to be looked at again, by the next turn
         self._again()
@@ -109,37 +107,54 @@ class RouterListener:
         self._due = False
         if not self._reading:
             return
+        in_doubt = self.connections.crowded()
         messages = self._router.receive(
             TURN_MESSAGES, TURN_BYTES, MAX_FRAMES, self._curve is not None
         )
         find, receive = self.connections.find, self._session.receive
         for descriptor, user, size, frames in messages:
             connection = find(frames[0], descriptor)
-            if user is not None:
-                self._recognise(connection, user)
             connection.received += 1
             connection.received_bytes += size
+            if self._curve is not None and not self._recognise(self._curve, connection, user):
+                continue
             try:
                 receive(connection, frames)
             except Exception as error:  # one message's trouble is not the others'
                 self._loop.call_exception_handler({"message": "pirate", "exception": error})
         if messages:  # there may be more
             self._again()
+        elif in_doubt:
+            self.connections.settle(in_doubt)
         self._session.turn_over()
 
-    def _recognise(self, connection: Connection, shown: str) -> None:
-        """The key with which a message came; libzmq vouches for it."""
-        assert self._curve is not None
-        key = bytes.fromhex(shown)
+    def _recognise(self, curve: Curve, connection: Connection, shown: str | None) -> bool:
+        """Whether the key with which a message came is let in now; libzmq vouches for the key.
+
+        It was when the connection began. One that had sent nothing until then was nobody's.
+        """
+        key = bytes.fromhex(shown or "")
         if connection.key != key:
-            connection.key, connection.identity = key, self._curve.identify(key)
+            connection.key, connection.identity = key, curve.identify(key)
+        if curve.may(key):
+            return True
+        self._count("dropped", "key_revoked")
+        self._shut_out(connection)
+        return False
 
     def enforce(self) -> None:
-        """Ends the connections of keys that are no longer let in."""
+        """Ends the connections of keys that are no longer let in; others may have a new name."""
         for one in self.connections.open():
-            if self._curve is not None and one.key is not None and not self._curve.may(one.key):
-                one.cut()
-                self._cut(one, "key_revoked")
+            if self._curve is None or one.key is None:
+                continue
+            if self._curve.may(one.key):
+                one.identity = self._curve.identify(one.key)
+            else:
+                self._shut_out(one)
+
+    def _shut_out(self, connection: Connection) -> None:
+        if connection.cut():
+            self._cut(connection, "key_revoked")
 
     def _again(self) -> None:
         if not self._due and self._reading:
@@ -175,6 +190,15 @@ class RouterListener:
         return sum(map(len, frames))
 
     # --- connections
+
+    def tick(self) -> None:
+        self.connections.tick()
+        self._hear()
+
+    def _hear(self) -> None:
+        self.connections.hear()
+        if self.connections.crowded():
+            self._again()
 
     def _look(self) -> None:
         self._looking = self._loop.call_later(self._watch.look(), self._look)
@@ -239,6 +263,15 @@ def configure(socket: zmq.Socket[bytes], address: Address) -> None:
     socket.TCP_KEEPALIVE_IDLE = 60
     socket.TCP_KEEPALIVE_INTVL = 10
     socket.BACKLOG = 1024
+
+
+def configure_curve(socket: zmq.Socket[bytes], secret: bytes) -> None:
+    socket.CURVE_SERVER = 1
+    socket.CURVE_SECRETKEY = secret
+    socket.ZAP_DOMAIN = DOMAIN.encode()
+    socket.ZAP_ENFORCE_DOMAIN = 1  # if nobody is there to be asked, nobody comes in
+    socket.MAXMSGSIZE = MAX_FRAME_BYTES + SEALED_BYTES
+    socket.RCVHWM = WAITING_MESSAGES + COUNTED_USER_ID
 
 
 def _bind(socket: zmq.Socket[bytes], address: Address) -> Address:
