@@ -11,29 +11,20 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from typing import cast
 
+from polybus import wire
 from polybus.dialects.freud.expecting import Expecting, OneAnswer
-from polybus.errors import (
-    AddressError,
-    BadFrame,
-    ConnectionLost,
-    Denied,
-    NotConnected,
-    PolybusError,
-)
+from polybus.errors import AddressError, BadFrame, Denied, NotConnected
 from polybus.kernel.freud_client import Answer, AnswerBatch, scan_answers
 from polybus.model.address import Address
-from polybus.model.limits import KIB, MIB
+from polybus.model.limits import KIB
 
 # A link that mostly waits needs little, and there may be a thousand of them.
 FIRST_BUFFER_BYTES = 8 * KIB
 # Once that was full: more than this in one system call gains nothing. Only a larger
 # answer makes it grow further, for its time.
 READ_BUFFER_BYTES = 256 * KIB
-# Over this, senders wait: enough to keep the socket busy while the next buffer is encoded.
-WRITE_HIGH_WATER_BYTES = 1 * MIB
-# So do they with this many requests unanswered: far more than a round trip needs.
+# With this many requests unanswered senders wait: far more than a round trip needs.
 MAX_EXPECTED = 65_536
 # A bus that is busy starting has not accepted those before us yet; we ask again.
 BACKLOG_RETRY_S = 0.01
@@ -45,15 +36,14 @@ CLOSED_BY_BUS = (
 )
 
 
-class Link(asyncio.BufferedProtocol):
-    """See the top of the file. `error` is why it ended, None if we closed it ourselves."""
+class Link(wire.Wire):
+    """See the top of the file."""
+
+    closed_by_peer = CLOSED_BY_BUS
 
     def __init__(self, address: Address, max_answer_bytes: int) -> None:
-        self.address = address
-        self.ended = asyncio.Event()
-        self.error: PolybusError | None = None
+        super().__init__(address)
         self._max_answer_bytes = max_answer_bytes
-        self._transport: asyncio.Transport | None = None
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._filled = 0
         self._queue: deque[Expecting] = deque()
@@ -62,13 +52,8 @@ class Link(asyncio.BufferedProtocol):
         self._writable = True
         self._room = asyncio.Event()
         self._room.set()
-        self._closing = False
 
     # --- what the client does with it
-
-    @property
-    def is_up(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes, timeout_s: float) -> Answer:
         """The answer to one request; `NotConnected` if none comes in time."""
@@ -97,35 +82,11 @@ class Link(asyncio.BufferedProtocol):
         self._transport.write(requests)
         self._regulate()
 
-    def close(self) -> None:
-        """End it once everything written has gone out."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """End it at once."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.abort()
-
-    def lost(self) -> PolybusError:
-        """The error for whoever waited on this link."""
-        if isinstance(self.error, BadFrame):
-            return self.error
-        ours = f"the connection to {self.address} is closed"
-        theirs = f"{self.address}: {CLOSED_BY_BUS}"
-        return ConnectionLost(str(self.error or (ours if self._closing else theirs)))
-
     def silent(self, timeout_s: float) -> NotConnected:
         """The error for whoever waited for so long in vain."""
         return NotConnected(f"no answer from {self.address} within {timeout_s:g} s")
 
     # --- what the event loop does with it
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = stream = cast(asyncio.Transport, transport)
-        stream.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self._buffer)[self._filled :]
@@ -136,7 +97,7 @@ class Link(asyncio.BufferedProtocol):
         self._keep(consumed, end)
         self._deal(batch)
         if too_large:
-            self._refuse(BadFrame("too_large"))
+            self.refuse(BadFrame("too_large"))
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -146,11 +107,7 @@ class Link(asyncio.BufferedProtocol):
         self._writable = True
         self._regulate()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.error is None and not self._closing:
-            reason = f" ({exc})" if exc else ""
-            self.error = ConnectionLost(f"{self.address}: {CLOSED_BY_BUS}{reason}")
-        self.ended.set()
+    def over(self) -> None:
         self._room.set()
         self._counts.clear()
         while self._queue:
@@ -181,7 +138,7 @@ class Link(asyncio.BufferedProtocol):
         at, count = 0, len(batch)
         while at < count and self.error is None:
             if not self._queue:
-                return self._refuse(BadFrame("unasked_answer"))
+                return self.refuse(BadFrame("unasked_answer"))
             first = self._queue[0]
             taken = min(self._counts[0], count - at)
             self._counts[0] -= taken
@@ -197,7 +154,7 @@ class Link(asyncio.BufferedProtocol):
         try:
             expecting.take(batch, start, end)
         except (BadFrame, ValueError) as error:  # ValueError: the kernel's, of an Ok's payload
-            self._refuse(error if isinstance(error, BadFrame) else BadFrame("payload"))
+            self.refuse(error if isinstance(error, BadFrame) else BadFrame("payload"))
             expecting.fail(self.lost())
 
     def _regulate(self) -> None:
@@ -205,11 +162,6 @@ class Link(asyncio.BufferedProtocol):
             self._room.set()
         elif self.is_up:
             self._room.clear()
-
-    def _refuse(self, error: BadFrame) -> None:
-        self.error = self.error or error
-        if self._transport is not None:
-            self._transport.abort()
 
 
 async def dial(address: Address, max_answer_bytes: int) -> Link:

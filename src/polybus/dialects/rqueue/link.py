@@ -15,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import socket
 import ssl
 from collections.abc import Callable, Iterable
-from typing import cast
 
+from polybus import wire
 from polybus.dialects.rqueue import codec
-from polybus.errors import AddressError, BadFrame, ConnectionLost, NotConnected, PolybusError
+from polybus.errors import AddressError, BadFrame, NotConnected
 from polybus.kernel.notifications import PAYLOAD_TOO_LARGE, NotificationBatch, scan
 from polybus.model.address import Address
 from polybus.model.limits import KIB, MIB, Limits
@@ -29,19 +28,10 @@ from polybus.model.names import PROBE_PREFIX, PROBE_RANDOM_BYTES
 
 # One system call brings this much; more gains nothing, less costs calls.
 READ_BUFFER_BYTES = 256 * KIB
-# Over this, `drain` waits: enough to keep the socket busy while the next buffer is encoded.
-WRITE_HIGH_WATER_BYTES = 1 * MIB
 # A publisher that is never full gives way after so much: about a millisecond's work.
 TURN_BYTES = 1 * MIB
 # What an honest server may have for us before an echo: its largest outbox, twice over.
 ECHO_SLACK_BYTES = 2 * Limits().outbox_max_bytes
-# A peer whose host vanished is noticed after about 30 + 3 × 10 s of silence.
-KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
 NUMBER_BYTES = 8
 
 CLOSED_BY_SERVER = (
@@ -51,12 +41,14 @@ CLOSED_BY_SERVER = (
 LARGER_CAP = "the server's --max-payload is larger than this client's max_payload: make them equal"
 
 
-class Link(asyncio.BufferedProtocol):
+class Link(wire.Wire):
     """See the top of the file.
 
     `on_batch` gets each batch that holds anything. `on_end` is called once,
     with `error` set to the reason, or None if we closed it ourselves.
     """
+
+    closed_by_peer = CLOSED_BY_SERVER
 
     def __init__(
         self,
@@ -66,14 +58,11 @@ class Link(asyncio.BufferedProtocol):
         on_end: Callable[[Link], None],
         reading: bool = True,
     ) -> None:
-        self.address = address
+        super().__init__(address)
         self.probe_topic = PROBE_PREFIX + os.urandom(PROBE_RANDOM_BYTES)
-        self.ended = asyncio.Event()
-        self.error: PolybusError | None = None
         self._max_payload = max_payload
         self._on_batch = on_batch
         self._on_end = on_end
-        self._transport: asyncio.Transport | None = None
         self._buffer = bytearray(max(READ_BUFFER_BYTES, 2 * (codec.HEADER.size + max_payload)))
         self._view = memoryview(self._buffer)
         self._filled = 0
@@ -82,16 +71,11 @@ class Link(asyncio.BufferedProtocol):
         self._in_a_row = 0  # bytes written since others last had a turn
         self._numbers = itertools.count()
         self._echoes: dict[int, asyncio.Future[None]] = {}
-        self._closing = False
         self._reading = True
         self._wants_reading = reading
         self._slack_bytes = ECHO_SLACK_BYTES
 
     # --- what the client does with it
-
-    @property
-    def is_up(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
 
     def write(self, data: bytes) -> bool:
         """Hand over bytes to be sent; False if the link has ended, or is about to."""
@@ -140,32 +124,7 @@ class Link(asyncio.BufferedProtocol):
         self._wants_reading = wanted
         self._regulate()
 
-    def close(self) -> None:
-        """End it once everything written has gone out."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """End it at once."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.abort()
-
-    def lost(self) -> PolybusError:
-        """The error for whoever waited on this link."""
-        if isinstance(self.error, BadFrame):
-            return self.error
-        return ConnectionLost(str(self.error or f"the connection to {self.address} is closed"))
-
     # --- what the event loop does with it
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = stream = cast(asyncio.Transport, transport)
-        stream.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        if not self.address.is_unix:
-            for level, option, value in KEEPALIVE:
-                stream.get_extra_info("socket").setsockopt(level, option, value)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._filled :]
@@ -181,7 +140,7 @@ class Link(asyncio.BufferedProtocol):
         self._hand_on(batch)
         self._regulate()
         if bad is not None:
-            self._refuse(bad)
+            self.refuse(_why(bad))
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -189,12 +148,8 @@ class Link(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.error is None and not self._closing:
-            reason = f" ({exc})" if exc else ""
-            self.error = ConnectionLost(f"{self.address}: {CLOSED_BY_SERVER}{reason}")
+    def over(self) -> None:
         self._on_end(self)
-        self.ended.set()
         self._writable.set()
         for waiter in self._echoes.values():
             if not waiter.done():
@@ -221,25 +176,19 @@ class Link(asyncio.BufferedProtocol):
         else:
             self._transport.pause_reading()
 
-    def _refuse(self, reason: str) -> None:
-        self.error = BadFrame(reason)
-        if reason == PAYLOAD_TOO_LARGE:
-            self.error.add_note(LARGER_CAP)
-        if self._transport is not None:
-            self._transport.abort()
+
+def _why(reason: str) -> BadFrame:
+    error = BadFrame(reason)
+    if reason == PAYLOAD_TOO_LARGE:
+        error.add_note(LARGER_CAP)
+    return error
 
 
 async def dial(link: Link, tls: ssl.SSLContext | None) -> None:
     """Connect `link` to its address. Failures are OSErrors."""
-    address = link.address
-    loop = asyncio.get_running_loop()
-    if address.scheme not in ("tcp", "tls", "unix"):
-        raise AddressError(f"rqueue is reached by tcp://, tls:// or unix:, not {address}")
-    if address.is_unix:
-        await loop.create_unix_connection(lambda: link, address.path)
-        return
-    secure = (tls or ssl.create_default_context()) if address.is_encrypted else None
-    await loop.create_connection(lambda: link, address.host, address.port, ssl=secure)
+    if link.address.scheme not in ("tcp", "tls", "unix"):
+        raise AddressError(f"rqueue is reached by tcp://, tls:// or unix:, not {link.address}")
+    await wire.connect(link, tls)
 
 
 async def shake_hands(link: Link, topics: Iterable[bytes], timeout_s: float) -> None:
