@@ -132,6 +132,12 @@ def test_nor_does_sql_send_it_round_for_ever(history, run, client, topic):
     assert bodies(client, topic) == list(range(ROWS))
 
 
+def test_sql_that_fails_for_a_message_is_told_in_one_line(history, run, topic, capfd):
+    with pytest.raises(UsageError, match=r"it fails for a message: .* cannot be cast to"):
+        run(into=f"{topic}.out", where="cast(concat(shard_key, id) AS int) > 1")
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("name", ["replay.json", "position.json"])
 def test_a_checkpoint_that_is_damaged_is_told(history, run, topic, tmp_path, name):
     run(into=f"{topic}.out", where="id = 1")

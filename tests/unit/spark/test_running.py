@@ -9,8 +9,9 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from polybus.errors import Conflict, DoesNotExist, Trimmed
-from polybus.spark.pipelines.running import Stop, as_ours, plainly, stoppable
+from polybus.errors import Conflict, DoesNotExist, Trimmed, UsageError
+from polybus.spark.pipelines.running import Stop, plainly, stoppable
+from polybus.spark.pipelines.sparks_errors import as_ours
 from polybus.spark.pipelines.watching import Reading
 
 
@@ -45,6 +46,17 @@ def test_an_error_of_ours_comes_out_of_spark_as_what_it_was():
     assert as_ours("polybus.errors.NoSuch: x") is None
     with pytest.raises(PySparkException), plainly():
         raise PySparkException("a worker died")
+
+
+def test_sql_that_fails_for_a_message_is_told_in_one_line():
+    said = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: \
+[CAST_INVALID_INPUT] The value '1,50' cannot be cast. Use `try_cast`. SQLSTATE: 22018
+== SQL (line 1, position 1) ==
+cast(body AS string) >= 100
+ SQLSTATE: XXKST"""
+    found = as_ours(said)
+    assert isinstance(found, UsageError)
+    assert str(found).endswith("for a message: The value '1,50' cannot be cast. Use `try_cast`")
 
 
 def test_errors_of_ours_pass_as_they_are():

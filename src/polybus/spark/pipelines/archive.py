@@ -38,9 +38,6 @@ Target = Annotated[
 AcceptLoss = Annotated[
     bool, typer.Option("--accept-loss", help="Pass over what was trimmed before it was archived.")
 ]
-RowsPerBatch = Annotated[
-    int, typer.Option("--rows-per-batch", metavar="N", min=1, help="The most of one batch.")
-]
 
 
 def archive(
@@ -52,7 +49,7 @@ def archive(
     once: arguments.Once = False,
     every: arguments.Every = EVERY_S,
     checkpoint: arguments.Checkpoint = None,
-    rows_per_batch: RowsPerBatch = ROWS_PER_BATCH,
+    rows_per_batch: arguments.RowsPerBatch = ROWS_PER_BATCH,
     accept_loss: AcceptLoss = False,
     tell: Tell = silent,
 ) -> Summary:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from polybus.spark.planning import MOST_ROWS
+
 Topics = Annotated[
     str,
     typer.Argument(metavar="TOPIC", help="One, several with commas between, or patterns with *."),
@@ -47,4 +49,11 @@ IntoBus = Annotated[
 ]
 RowsPerBatch = Annotated[
     int, typer.Option("--rows-per-batch", metavar="N", min=1, help="The most of one batch.")
+]
+# Of those that keep the order of keys: no shard's part of a batch is cut over several tasks.
+UncutRows = Annotated[
+    int,
+    typer.Option(
+        "--rows-per-batch", metavar="N", min=1, max=MOST_ROWS, help="The most of one batch."
+    ),
 ]

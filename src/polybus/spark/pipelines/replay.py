@@ -54,16 +54,6 @@ Archive = Annotated[
     typer.Option("--archive", metavar="FOLDER", help="Read what is archived from there."),
 ]
 Log = Annotated[bool, typer.Option("--log/--no-log", help="Go on from the archive into the log.")]
-RowsPerBatch = Annotated[
-    int,
-    typer.Option(
-        "--rows-per-batch",
-        metavar="N",
-        min=1,
-        max=MOST_ROWS,
-        help="The most that is read at a time.",
-    ),
-]
 
 
 def replay(
@@ -83,7 +73,7 @@ def replay(
     bus: arguments.Bus = None,
     into_bus: arguments.IntoBus = None,
     every: arguments.Every = DEFAULT_EVERY_S,
-    rows_per_batch: RowsPerBatch = MOST_ROWS,
+    rows_per_batch: arguments.UncutRows = MOST_ROWS,
     once: arguments.Once = False,
     tell: Tell = silent,
 ) -> Summary:

@@ -35,16 +35,7 @@ def route(
         str,
         typer.Option("--from", metavar="earliest|latest", help="Where a new route begins."),
     ] = "earliest",
-    rows_per_batch: Annotated[
-        int,
-        typer.Option(
-            "--rows-per-batch",
-            metavar="N",
-            min=1,
-            max=MOST_ROWS,
-            help="The most that one batch has.",
-        ),
-    ] = MOST_ROWS,
+    rows_per_batch: arguments.UncutRows = MOST_ROWS,
     every: arguments.Every = DEFAULT_EVERY_S,
     once: arguments.Once = False,
     tell: Tell = silent,

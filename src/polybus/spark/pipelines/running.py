@@ -1,13 +1,11 @@
 """Runs a pipeline's query: once or for ever, with its progress told, until it is to stop.
 
 SIGTERM and Ctrl-C end a query between two looks at it; whatever it was about to do is done
-by the next run, as after a kill. What goes wrong in a task or beside the driver comes out of
-Spark as text: `plainly` makes it the error again that it was.
+by the next run, as after a kill.
 """
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from polybus import errors
+from polybus.spark.pipelines.sparks_errors import plainly
 from polybus.spark.pipelines.watching import Progress, Tell, Watch, silent
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ DEFAULT_EVERY_S = 1.0
 # A worker that is slow to start on a busy machine is no fault of the query's: once more.
 SLOW_WORKER, TRIES = "Python worker failed to connect back", 4
 OF_SPARK = (PySparkException, Py4JError, ConnectionError)
-FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+)")
 
 
 class Table(NamedTuple):
@@ -142,23 +139,3 @@ def follow(
             finally:
                 done = watch.rows
     return Summary(done, time.monotonic() - began_s, stopped_by=stop.by)
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """An error of ours that comes as text inside one of Spark's is raised as what it is."""
-    try:
-        yield
-    except PySparkException as error:
-        found = as_ours(str(error))
-        if found is None:
-            raise
-        raise found from None
-
-
-def as_ours(text: str) -> errors.PolybusError | None:
-    found = FAULT.search(text)
-    kind = getattr(errors, found[1], None) if found else None
-    if found is None or not (isinstance(kind, type) and issubclass(kind, errors.PolybusError)):
-        return None
-    return errors.from_code(kind.code, found[2].strip())

@@ -7,7 +7,6 @@ not parse, names no column or has a wrong type is told at once, in one line.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import UsageError
 from polybus.spark import shaping
+from polybus.spark.pipelines.sparks_errors import hushed
 from polybus.spark.schema import SCHEMA
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ WRITTEN = "body, shard_key, headers"  # of a message, without its topic
 MANY_AT_ONCE = re.compile(r"^[ +:*()\d-]*(Aggregate|Window|Distinct|Sort)\b", re.MULTILINE)
 CLASS = re.compile(r"^\[[\w.]+\] ")
 TAIL = re.compile(r"\s*SQLSTATE:.*", re.DOTALL)
-SPARKS_LOG = "SQLQueryContextLogger"
 # As an error of ours says it: what Spark wraps around it is taken off again.
 LOOP = (
     "polybus.errors.UsageError: correct --select: a message would go to a topic that is read "
@@ -123,16 +122,13 @@ def _check_one_by_one(found: DataFrame, select: str | None) -> None:
 
 @contextmanager
 def _told(option: str, given: str) -> Iterator[None]:
-    log = logging.getLogger(SPARKS_LOG)
-    was_disabled, log.disabled = log.disabled, True  # or all of it would be on the terminal
     try:
-        yield
+        with hushed():
+            yield
     except ParseException as error:
         raise UsageError(f"{option} {given!r} does not parse: {said(error)}") from None
     except AnalysisException as error:
         raise UsageError(f"{option} {given!r} cannot be: {said(error)}") from None
-    finally:
-        log.disabled = was_disabled
 
 
 def said(error: AnalysisException) -> str:

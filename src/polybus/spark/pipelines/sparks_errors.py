@@ -1,0 +1,59 @@
+"""What goes wrong in a task or beside the driver comes out of Spark as text: which error it was.
+
+Either one of ours, or SQL that Spark could not carry out for some message: that is the user's to
+correct, and Spark says how, on one line among many. While it makes an error, Spark writes the same
+to its log, as JSON; who is told of the error needs no second copy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
+
+from polybus import errors
+
+FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+)")
+OF_SQL = re.compile(r"\[[A-Z_.\d]+\] (?!Query \[)([^\n]+?)\.? SQLSTATE: \w+\n== SQL")
+LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """An error of ours that comes as text inside one of Spark's is raised as what it is."""
+    try:
+        with hushed():
+            yield
+    except PySparkException as error:
+        found = as_ours(str(error))
+        if found is None:
+            raise
+        raise found from None
+
+
+def as_ours(text: str) -> errors.PolybusError | None:
+    found = FAULT.search(text)
+    kind = getattr(errors, found[1], None) if found else None
+    if found is not None and isinstance(kind, type) and issubclass(kind, errors.PolybusError):
+        return errors.from_code(kind.code, found[2].strip())
+    failed = OF_SQL.search(text)
+    if failed is not None:
+        return errors.UsageError(f"correct the SQL, it fails for a message: {failed[1]}")
+    return None
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Of Spark's own class: one that was made by another name's first user takes no fields."""
+    logs = [PySparkLogger.getLogger(name) for name in LOGS]
+    before = [one.disabled for one in logs]
+    for one in logs:
+        one.disabled = True
+    try:
+        yield
+    finally:
+        for one, was_disabled in zip(logs, before, strict=True):
+            one.disabled = was_disabled
