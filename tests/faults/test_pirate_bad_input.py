@@ -275,6 +275,39 @@ def test_peers_that_push_large_messages_take_no_more_than_the_bound(tmp_path, fr
         assert most - before < WITHIN
 
 
+# Of answers, what is being read, and what comes between two looks.
+UNTAKEN = TIGHT_UNREAD + 64 * MIB + 5 * 64 * MIB + LATE
+
+
+@pytest.mark.soak
+def test_peers_that_take_no_answers_leave_no_more_than_the_bound(tmp_path):
+    """Each asks for a message of 60 MiB, and reads nothing of it."""
+    names = [b"asker-%d" % number for number in range(24)]
+    with started(tmp_path, None, TIGHT_UNREAD, TIGHT_UNCOMMITTED) as bus:
+        for name in names:
+            with Bare(bus.endpoint, name) as bare:
+                bare.hello()
+                bare.sub("asked")
+        with Bare(bus.endpoint, b"writer", try_s=60.0) as bare:
+            bare.hello()
+            bare.put("asked", *[bytes(MIB)] * 60)
+        before, most = own_bytes(bus.process.pid), 0
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                peer = stack.enter_context(RawPeer(bus.port))
+                *head, last = [b"", *wire.get(name, 1, "asked", 0)]
+                peer.send(b"".join(frame(MORE, one) for one in head) + frame(0, last))
+            requests = len(names)
+            while answered(bus) < requests:
+                most = max(most, own_bytes(bus.process.pid))
+        assert most - before < UNTAKEN
+
+
+def answered(bus: PirateBus) -> int:
+    sent = stats(bus.process)
+    return int(sent["refused"].get("pirate_busy", 0)) + int(sent["messages"]["delivered"])
+
+
 def push(port: int, name: bytes, frames: Frames) -> None:
     """Its share of all; whoever is cut comes again."""
     body = [*(frame(MORE, one) for one in frames[:-1]), frame(0, frames[-1])]

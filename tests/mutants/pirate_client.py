@@ -177,6 +177,22 @@ LANE = mutants(
         "            self._shut_out.set_result(self._other_mechanism())\n",
         "            pass\n",
     ),
+    ("sealed frames are too large", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
+    (
+        "sending has all the time there is",
+        "        if not await self._within(timeout_s, sending):\n            return None\n",
+        "        await sending\n",
+    ),
+)
+
+# The bus's end of CURVE: whose tests are the client's.
+LISTENER = mutants(
+    "transports/zmq/listener.py",
+    ("a revoked key is heard", "        if curve.may(key):\n", "        if True:\n"),
+    ("a key keeps its name", "one.identity = self._curve.identify(one.key)", "pass"),
+    ("sealed frames are cut", "MAX_FRAME_BYTES + SEALED_BYTES", "MAX_FRAME_BYTES"),
+    ("room for one alone", "WAITING_MESSAGES + COUNTED_USER_ID", "WAITING_MESSAGES"),
+    ("doubt has no end", "            self.connections.settle(in_doubt)\n", "            pass\n"),
 )
 
 CLIENT = mutants(
@@ -199,7 +215,7 @@ CLIENT = mutants(
     ),
 )
 
-ALL = [*STATE, *JOURNAL, *FOLDER, *ASKING, *LANE, *CLIENT]
+ALL = [*STATE, *JOURNAL, *FOLDER, *ASKING, *LANE, *LISTENER, *CLIENT]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL

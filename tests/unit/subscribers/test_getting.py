@@ -47,6 +47,25 @@ def test_last_is_on_disk_before_the_answer(world):
     assert world.again().ask(Request(GET, b"c", 1, 0, "t", (), 0)).id == 3
 
 
+def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
+    """Each may have 64 MiB, and is there until the loop has taken it."""
+    client = world.client()
+    topics = [f"t{number}" for number in range(3 * shelf.AT_ONCE)]
+    for topic in topics:
+        client.sub(topic)
+        client.put(topic, topic.encode())
+    again = world.again()
+    epoch = again.client().epoch
+    begun: list[object] = []
+    read = again.store.read
+    monkeypatch.setattr(again.store, "read", lambda *a, **k: (begun.append(a), read(*a, **k))[1])
+    came = [again.send(Request(GET, b"c", epoch, 0, topic, (), 0)) for topic in topics]
+    assert len(begun) == shelf.AT_ONCE
+    again.settle()
+    assert [one.body for (one,) in came] == [topic.encode() for topic in topics]
+    assert len(begun) == len(topics)
+
+
 def test_a_get_that_waited_for_its_client_is_answered_without_another_message(world):
     client = world.client()
     client.sub("t")

@@ -176,6 +176,20 @@ def test_who_leaves_what_it_is_sent_is_full_until_it_takes_it():
     assert not scene.watch.is_full(one)  # type: ignore[arg-type]
 
 
+def test_what_all_leave_of_what_they_are_sent_is_known_before_the_next_look():
+    """Each takes less than it may; together they would have far more than all may have."""
+    scene = Scene(6)
+    for one in scene.all:
+        assert not scene.watch.is_full(one)  # type: ignore[arg-type]
+        one.sent_bytes = 900
+        scene.watch.sent(900)
+    assert scene.watch.is_full(scene.all[0])  # type: ignore[arg-type]
+    for one in scene.all:
+        one.confirmed = 900
+    scene.watch.look()
+    assert not scene.watch.is_full(scene.all[0])  # type: ignore[arg-type]
+
+
 def test_looks_take_a_small_share_of_the_time():
     scene = Scene()
     times = iter([10.0])
@@ -183,11 +197,13 @@ def test_looks_take_a_small_share_of_the_time():
     assert scene.watch.look() >= 20 * 0.4
 
 
-def test_looks_come_sooner_while_something_is_unfinished(monkeypatch):
+def test_looks_come_sooner_while_much_is_on_its_way(monkeypatch):
     monkeypatch.setattr(watching, "MINOR_BYTES", 10)
     scene = Scene()
     assert scene.watch.look() == watching.LOOK_S
     scene.all[0].came = 11
+    assert scene.watch.look() == watching.BUSY_LOOK_S
+    scene.all[0].came, scene.all[0].sent_bytes = 0, 11
     assert scene.watch.look() == watching.BUSY_LOOK_S
 
 

@@ -4,13 +4,16 @@ A subscriber that catches up asks for one message after the other, and others of
 same topic ask for the same ones; reading the log for each would be a look at the disk a
 message. So a read brings a stretch of the log, and stretches stay until others were
 used since. What is kept is bounded in bytes, whatever the number of subscribers.
+
+How large a message is, is known once it was read. So few are read at once, and another when
+the loop has taken one of them: else all that subscribers ask for would lie here at some time.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 32 << 20
 READ_ROWS: Final = 512
 READ_BYTES: Final = 256 << 10
+AT_ONCE: Final = 4  # reads; a disk serves few at once better than many, and each may be 64 MiB
 ROW_BYTES: Final = 24  # of id, time and offset, beside the body
 LARGE_BYTES: Final = 1 << 20  # what is larger is read again for whoever wants it
 
@@ -67,6 +71,7 @@ class Shelf:
         self._lows: dict[int, list[int]] = {}  # the same places, in order
         self._used: OrderedDict[tuple[int, int], Stretch] = OrderedDict()
         self._reading: dict[tuple[int, int], list[Told]] = {}
+        self._due: deque[tuple[Topic, int]] = deque()  # those of them that are not begun
         self.size = 0
 
     def find(self, topic: Topic, last: int, told: Told) -> None:
@@ -105,15 +110,20 @@ class Shelf:
         waiting = self._reading.get(place)
         if waiting is None:
             waiting = self._reading[place] = []
-            store = self._means.durable.store
-
-            def read() -> Rows:
-                return store.read(
-                    topic.number, ALL, last + 1, max_rows=READ_ROWS, max_bytes=READ_BYTES
-                )
-
-            self._means.workers(read, lambda future: self._got(topic, last, future))
+            self._due.append((topic, last))
+            self._begin()
         return waiting
+
+    def _begin(self) -> None:
+        if not self._due or len(self._reading) - len(self._due) >= AT_ONCE:
+            return
+        topic, last = self._due.popleft()
+        store = self._means.durable.store
+
+        def read() -> Rows:
+            return store.read(topic.number, ALL, last + 1, max_rows=READ_ROWS, max_bytes=READ_BYTES)
+
+        self._means.workers(read, lambda future: self._got(topic, last, future))
 
     def _got(self, topic: Topic, last: int, future: Future[Rows]) -> None:
         waiting = self._reading.pop((topic.number, last))
@@ -124,6 +134,7 @@ class Shelf:
             answer = stretch.above(last)
             if stretch.size <= LARGE_BYTES and self._means.durable.numbered(topic.number):
                 self._keep(stretch)
+        self._begin()
         for told in waiting:
             told(answer)
 

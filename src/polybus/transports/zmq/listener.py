@@ -178,6 +178,7 @@ class RouterListener:
             return
         connection.sent += 1
         connection.sent_bytes += size
+        self._watch.sent(size)
         if not self._due:
             self._again()
 

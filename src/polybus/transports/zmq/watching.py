@@ -71,7 +71,7 @@ class Watch:
         self._has_waiting = has_waiting
         self._cut = cut
         self._calm_bytes = process_bytes()
-        self._untaken = 0  # of all connections, at the last look
+        self._untaken = 0  # of all connections: at the last look, and what was sent since
 
     def look(self) -> float:
         """Measures all, cuts who is over; the seconds until it should be done again."""
@@ -87,8 +87,12 @@ class Watch:
                 most = one
         self._untaken = untaken
         self._judge_all(unfinished, most)
-        soon_s = LOOK_S if unfinished < MINOR_BYTES else BUSY_LOOK_S
+        soon_s = LOOK_S if max(unfinished, untaken) < MINOR_BYTES else BUSY_LOOK_S
         return max(soon_s, SHARE * (self._clock() - began_s))
+
+    def sent(self, size: int) -> None:
+        """To one of them: it has not taken it before the next look tells."""
+        self._untaken += size
 
     def is_full(self, one: Connection) -> bool:
         """Has it, or have all together, left too much of what they were sent?"""
