@@ -8,7 +8,7 @@ from polybus.bus.binding import CREATOR
 from polybus.bus.groups import records as groups
 from polybus.bus.ruletable import Placed
 from polybus.bus.subscribers import records
-from polybus.dialects.pirate.codec import PUT, SUB, Request
+from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, Request
 from polybus.errors import Denied, DoesNotExist, LimitReached, StoreFull, WrongKind
 from polybus.model.commit import Change, Commit
 from polybus.model.identity import Identity
@@ -230,6 +230,50 @@ def test_a_dead_subscriber_can_be_dropped(world):
     assert told == [[]]
     assert len(world.bus.subscriptions()) == 1
     assert world.durable.find("t") is None
+
+
+def test_all_that_a_dead_subscriber_has_can_be_dropped_at_once():
+    world = World(max_client_requests=2)
+    client = world.client()
+    for number in range(5):
+        client.sub(f"t{number}")
+    told: list[object] = []
+    world.bus.drop(world.bus.subscriptions(), told.append)
+    world.settle()
+    assert told == [[]]
+    assert world.bus.subscriptions() == []
+    assert world.durable.topics() == []
+
+
+def test_what_a_subscriber_asks_for_while_it_is_dropped_waits_for_that(world):
+    """Else it would be written down what it has read, of a subscription that is gone."""
+    client = world.client()
+    client.sub("t")
+    client.put("t")
+    told: list[object] = []
+    world.bus.drop(world.bus.subscriptions(), told.append)
+    came = world.send(Request(GET, b"c", client.epoch, 0, "t", (), 1))
+    again = world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
+    world.bus.turn_over()
+    world.settle()
+    assert told == [[]]
+    assert isinstance(came[0], DoesNotExist)
+    assert again == [1]
+    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 1
+
+
+def test_a_subscription_that_ended_before_it_was_dropped_takes_no_other_with_it(world):
+    client = world.client()
+    client.sub("t")
+    gone = world.bus.subscriptions()
+    world.send(Request(UNSUB, b"c", client.epoch, client.next(), "t"))
+    world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
+    told: list[object] = []
+    world.bus.drop(gone, told.append)
+    world.settle()
+    assert told == [[]]
+    assert client.get("t") is None
+    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 1
 
 
 def test_a_subscriber_that_is_away_for_too_long_is_dropped_and_counted():

@@ -107,7 +107,10 @@ class Subscribers:
 
     def drop(self, gone: Sequence[Subscription], then: Then) -> None:
         """Ends subscriptions of clients that will not come again; then tells of the errors."""
-        left = [len(gone)]
+        of_client: dict[bytes, list[Subscription]] = {}
+        for one in gone:
+            of_client.setdefault(one.place.client, []).append(one)
+        left = [len(of_client)]
         errors: list[Any] = []
 
         def dropped(error: Any) -> None:
@@ -119,8 +122,9 @@ class Subscribers:
 
         if not gone:
             then(errors)
-        for one in gone:
-            self._subscribing.drop(one, dropped)
+        for client, ones in of_client.items():
+            drop = partial(self._subscribing.drop, gone=ones, then=dropped)
+            self.clients.queue(client, drop, dropped, alone=True)
 
     def tick(self, now_s: float) -> None:
         self._collecting.tick(now_s)

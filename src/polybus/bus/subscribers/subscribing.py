@@ -11,7 +11,7 @@ known: a request that does not go beyond it changes nothing, and is answered by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -154,18 +154,31 @@ class Subscribing:
         changes = records.leaving(found.place)
         self._use_up(client, request, notes.of_number(1), then, changes, left)
 
-    def drop(self, gone: Subscription, then: Then) -> None:
-        """Ends a subscription without its client, which will find out."""
-        topic = self._means.durable.numbered(gone.place.topic)
+    def drop(self, client: Client, gone: Sequence[Subscription], then: Then) -> None:
+        """Ends subscriptions without their client, which will find out; goes alone.
 
-        def dropped(future: Future[Committed]) -> None:
+        Tells the first error, if there is one.
+        """
+        here = [one for one in gone if self._table.find(*one.place) is one]
+        left = dict.fromkeys(here)
+        errors: list[PolybusError] = []
+
+        def dropped(one: Subscription, future: Future[Committed]) -> None:
             error = fault_of(future)
-            if error is None and topic is not None:
-                self._left(topic, gone)
-            then(error)
+            topic = self._means.durable.numbered(one.place.topic)
+            if error is not None:
+                errors.append(error)
+            elif topic is not None:
+                self._left(topic, one)
+            del left[one]
+            if not left:
+                self._finish(client, then, errors[0] if errors else None)
 
+        if not here:
+            self._finish(client, then, None)
         self._lasts.flush()
-        self._means.commit(Commit(changes=records.leaving(gone.place)), dropped)
+        for one in here:
+            self._means.commit(Commit(changes=records.leaving(one.place)), partial(dropped, one))
 
     def _left(self, topic: Topic, gone: Subscription) -> None:
         self._table.remove(gone)
@@ -263,6 +276,6 @@ class Subscribing:
         self._lasts.flush()  # what was read before comes before it
         self._means.commit(Commit(changes=changes, stamp=stamp, note=note), done)
 
-    def _finish(self, client: Client, then: Then, answer: int | PolybusError) -> None:
+    def _finish(self, client: Client, then: Then, answer: int | PolybusError | None) -> None:
         then(answer)
         self._clients.finished(client)
