@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ import pyspark
 import pytest
 
 from polybus.errors import ConfigError
+from polybus.spark.classes import shared
 from polybus.spark.quiet import held_back
 from polybus.spark.session import LONGEST_FOLDER, SOCKETS, STARTUP, check_java, sockets
 
@@ -51,6 +53,18 @@ def test_no_java(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"there is none: install Java 17.*or set JAVA_HOME"):
         check_java()
+
+
+def test_classes_that_do_not_fit_cost_nothing_but_time(tmp_path):
+    archive = tmp_path / "spark.jsa"
+    assert shared(archive) == ""
+    archive.write_bytes(b"of another Java")
+    java = shutil.which("java")
+    assert java is not None
+    told = subprocess.run(
+        [java, *shared(archive).split(), "-version"], capture_output=True, text=True, check=True
+    )
+    assert archive.name not in told.stdout + told.stderr
 
 
 def need_java(**environment: str) -> subprocess.CompletedProcess[str]:

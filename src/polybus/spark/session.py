@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polybus.errors import ConfigError
-from polybus.spark import pruning
+from polybus.spark import classes, pruning
 from polybus.spark.quiet import held_back
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ JAVA = (
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
     "-XX:+UseParallelGC"
 )
+DRIVERS_JAVA = "spark.driver.extraJavaOptions"
 SETTINGS = {
-    "spark.driver.extraJavaOptions": JAVA,
+    DRIVERS_JAVA: JAVA,
     "spark.executor.extraJavaOptions": JAVA,
     # Between Java and its Python workers: fewer, larger reads.
     "spark.buffer.size": "262144",
@@ -73,6 +74,7 @@ def session(
     if is_local and _workers_are_ours():
         given.update(sockets())
     given.update(settings or {})
+    given[DRIVERS_JAVA] = f"{given[DRIVERS_JAVA]} {classes.shared()}".strip()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master or "local[*]")
