@@ -62,6 +62,7 @@ class Books:
         if self._counted:
             batch.put(keys.COUNTERS, self.known.counters.encode())
         self.batch = Batch()
+        self.leases.leave()
         self._clear()
         return batch
 

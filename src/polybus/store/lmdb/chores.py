@@ -68,11 +68,15 @@ class Chores:
 
         return collect
 
+    def is_due(self) -> bool:
+        """Whether the next step changes the store."""
+        return self._pending() and time.monotonic() >= self._not_before_s
+
     def do(self, busy: bool) -> None:
         """One step, if there is something to do and it is the time for it."""
         now = time.monotonic()
         self._look_at_readers(now)
-        if not self._pending() or now < self._not_before_s:
+        if not self.is_due():
             return
         if self._storing.removing:
             self._storing.remove(STEP_S)

@@ -18,13 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
 from polybus.kernel import answers
 from polybus.store.lmdb.batch import Batch
-from polybus.store.lmdb.books import Books
 from polybus.store.lmdb.queueing import refuse
 from polybus.store.lmdb.writer import Answer, Task, Writer, fail
 
@@ -119,10 +117,6 @@ class IntervalWriter(Writer):
         self._due_s = 0.0
         self._nudge()
 
-    def _nudge(self) -> None:
-        with suppress(StoreClosed):  # the thread is about to write all there is
-            self._queue.put(Answer(_nothing), urgent=True)
-
     def _admit(self) -> list[Answer]:
         """Those who waited for room, as far as there is some."""
         begun: list[Answer] = []
@@ -141,7 +135,10 @@ class IntervalWriter(Writer):
         due_s = max(0.0, self._due_s - time.monotonic())
         return due_s if wait_s is None else min(wait_s, due_s)
 
-    def _serve(self, group: list[Answer]) -> None:
+    def _settle_all(self) -> None:
+        """Nothing is written beside this thread."""
+
+    def _serve(self, group: list[Answer], *, alone: bool = False) -> None:
         """Nudges, which do nothing, and chores."""
         with self._changed:
             begun = answers.carry_out(group, self.books, self._wall_ns(), PolybusError)
@@ -225,7 +222,3 @@ class IntervalWriter(Writer):
             self._backlog_bytes = 0
             self._changed.notify_all()
         fail(refused, error)
-
-
-def _nothing(_books: Books, _subject: None, _now_ns: int) -> None:
-    """What a nudge has the thread do: it is awake then."""

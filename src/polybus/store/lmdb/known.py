@@ -82,6 +82,10 @@ class Known:
     def tables(self) -> Iterable[dict[bytes, object] | dict[int, object] | dict[str, object]]:
         return self.topics, self.producers, self.versions, self.stages, self.names  # type: ignore[return-value]
 
+    @property
+    def is_large(self) -> bool:
+        return any([len(table) > MAX_KNOWN for table in self.tables()])
+
     def shrink(self) -> None:
         """Only while nothing is on its way to the disk."""
         for table in self.tables():

@@ -14,7 +14,8 @@ class Leases:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends: dict[int, float] = {}
-        self._ended: dict[int, float] = {}  # by what is not on disk yet
+        self._ended: dict[int, float] = {}  # by what is being gathered
+        self._leaving: dict[int, float] = {}  # by what is on its way to the disk
 
     def start(self, stage: int, lease_s: float) -> None:
         self._ends[stage] = self._clock() + lease_s
@@ -24,14 +25,19 @@ class Leases:
         if end is not None:
             self._ended[stage] = end
 
+    def leave(self) -> None:
+        """What was gathered is on its way to the disk."""
+        self._leaving |= self._ended
+        self._ended = {}
+
     def keep(self) -> None:
-        """What ended leases is on disk."""
-        self._ended.clear()
+        """What was on its way is on disk."""
+        self._leaving = {}
 
     def undo(self) -> None:
         """What ended leases was not written: they go on as before."""
-        self._ends = self._ended | self._ends
-        self._ended = {}
+        self._ends = self._leaving | self._ended | self._ends
+        self._leaving, self._ended = {}, {}
 
     def holds(self, stage: int) -> bool:
         end = self._ends.get(stage)

@@ -6,6 +6,9 @@ is on its way to the disk, the next ones gather; they then go together, so the d
 waited for once for all of them. Nothing is answered before it is on disk, refusals
 included: they may rest on what was not written in the end.
 
+A large transaction is written by a thread beside this one (`beside`), so that the next group is
+carried out meanwhile. Should it fail, that group is carried out once more, without it.
+
 While the disk's kernel side takes a transaction over, a processor may do nothing else, for a
 millisecond if it is large. Whoever talks to other threads of this process would feel that: so
 while somebody does (`give_way`), transactions are small.
@@ -20,12 +23,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import repeat
 from typing import Any, Final
 
-from polybus.errors import PolybusError, StoreFault
+from polybus.errors import PolybusError, StoreClosed, StoreFault
 from polybus.kernel import answers
 from polybus.store.lmdb.batch import Batch
+from polybus.store.lmdb.beside import Beside, Work
 from polybus.store.lmdb.books import Books
 from polybus.store.lmdb.chores import Chores
 from polybus.store.lmdb.queueing import Queue
@@ -35,6 +40,8 @@ from polybus.store.lmdb.storing import Storing
 GROUP_OPERATIONS: Final = 4096
 GROUP_BYTES: Final = 32 << 20
 GENTLE_BYTES: Final = 512 << 10  # while there are others to give way to
+# What is smaller is written at once: to wake another thread would take as long.
+LARGE_BYTES: Final = 256 << 10
 
 Task = Callable[[Books, Any, int], Any]
 
@@ -64,6 +71,9 @@ class Writer:
         self._tell = tell
         self._queue: Queue[Answer] = Queue()
         self._end = Answer()  # what is handed over last
+        self._apart: Answer | None = None  # taken, and no part of a group: to be done behind it
+        self._max_bytes = GROUP_BYTES
+        self._beside = Beside(self._store, self._tell_all, self._nudge)
         self._others: Callable[[], int] = int
         self._others_seen = 0
         self.pages = 0  # written after they were answered: of interval durability alone
@@ -115,71 +125,125 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            group, alone, over = self._take()
+            self._queue.wait(self._wait_s())
+            self._max_bytes = self._most()
+            group: list[Answer] = []
+            self._take(group)
             if group:
                 self._serve(group)
-            if alone is not None:
-                self._serve_alone(alone)
-            if over:
+            apart, self._apart = self._apart, None
+            if apart is self._end:
+                self._settle_all()
+                self._beside.close()
                 self._finish()
                 return
+            if apart is not None:
+                self._settle_all()
+                self._serve_alone(apart)
             self._do_chores(bool(group))
 
-    def _take(self) -> tuple[list[Answer], Answer | None, bool]:
-        """A group of operations, one to be done alone after it, and whether that was all."""
-        group: list[Answer] = []
-        size = 0
-        first: Answer | None = None
-        self._queue.wait(self._wait_s())
-        most = self._max_bytes()
-        while size < most and len(group) < GROUP_OPERATIONS:
+    def _take(self, group: list[Answer]) -> None:
+        """Adds what waits to a group, as much as a transaction takes."""
+        size = added = sum([answer.size for answer in group])
+        while self._apart is None and size < self._max_bytes and len(group) < GROUP_OPERATIONS:
             first = self._queue.pop()
-            if first is None or first.alone or first is self._end:
+            if first is None:
+                break
+            if first.alone or first is self._end:
+                self._apart = first
                 break
             group.append(first)
             size += first.size
-            first = None
-        self._queue.taken(size)
-        over = first is self._end
-        return group, None if over else first, over
+        self._queue.taken(size - added)
 
-    def _max_bytes(self) -> int:
+    def _most(self) -> int:
         seen, self._others_seen = self._others_seen, self._others()
         return GROUP_BYTES if seen == self._others_seen else GENTLE_BYTES
 
     def _wait_s(self) -> float | None:
         return self._chores.wait_s()
 
-    def _serve(self, group: list[Answer]) -> None:
-        now_ns = self._wall_ns()
+    def _serve(self, group: list[Answer], *, alone: bool = False) -> None:
         try:
-            begun = answers.carry_out(group, self.books, now_ns, PolybusError)
-            self._write(self.books.turn_page())
+            begun = self._carry_out(group)
+            while not self._settled():  # then the books know nothing of it any more
+                begun = self._carry_out(group)
+            if not alone:
+                begun += self._carry_out_more(group)
+            batch = self.books.turn_page()
+            self._chores.note(batch)
+            if batch.size >= LARGE_BYTES:
+                batch.encode_blocks()
+                self._beside.hand_over(Work(batch, begun, group))
+                return
+            self._store(batch)
         except BaseException as error:
-            self.books.burn()
-            if isinstance(error, PolybusError) or len(group) == 1:
-                fail(group, error)
-            else:
-                self._serve_each(group)
+            self._settle_all()
+            self._lose(group, error)
             return
-        self._queue.answered(len(begun))
-        answers.tell(begun)
+        self._kept()
+        self._tell_all(begun)
+
+    def _carry_out(self, group: list[Answer]) -> list[Answer]:
+        return answers.carry_out(group, self.books, self._wall_ns(), PolybusError)
+
+    def _carry_out_more(self, group: list[Answer]) -> list[Answer]:
+        """What came while the batch before was written."""
+        known = len(group)
+        self._take(group)
+        return self._carry_out(group[known:]) if len(group) > known else []
+
+    def _settled(self) -> bool:
+        """Waits for what is written beside this thread; False if that was lost."""
+        lost = self._beside.wait()
+        if lost is None:
+            self._kept()
+            return True
+        self._lose(*lost)
+        return False
+
+    def _settle_all(self) -> None:
+        while not self._settled():
+            pass
+
+    def _lose(self, group: list[Answer], error: BaseException) -> None:
+        """A group could not be done; nothing else is under way."""
+        self.books.burn()
+        if isinstance(error, PolybusError) or len(group) == 1:
+            fail(group, error)
+        else:
+            self._serve_each(group)
 
     def _serve_each(self, group: list[Answer]) -> None:
         """One of them cannot be done, for a reason nobody thought of: the others need not pay."""
         for answer in group:
             if not answer.done():
-                self._serve([answer])
+                self._serve([answer], alone=True)
 
-    def _write(self, batch: Batch) -> None:
-        if not batch:
-            return
-        self._chores.note(batch)
-        self._storing.write(batch)
+    def _kept(self) -> None:
+        """What was under way is on disk."""
         self.books.leases.keep()
-        self.books.known.shrink()
-        if batch.ends or batch.altered:
-            self._tell(batch)
+        if not self.books.batch:
+            self.books.known.shrink()
+
+    # --- on this thread, or on the one beside it
+
+    def _store(self, batch: Batch) -> None:
+        if batch:
+            self._storing.write(batch)
+            if batch.ends or batch.altered:
+                self._tell(batch)
+
+    def _tell_all(self, begun: list[Answer]) -> None:
+        self._queue.answered(len(begun))
+        answers.tell(begun)
+
+    def _nudge(self) -> None:
+        """The thread is awake then."""
+        with suppress(StoreClosed):  # it is about to do all there is
+            self._queue.put(Answer(_nothing), urgent=True)
+
+    # --- on the thread
 
     def _serve_alone(self, answer: Answer) -> None:
         try:
@@ -197,8 +261,10 @@ class Writer:
             expired = self._chores.expired()
             if expired:
                 collected = Answer(expired)
-                self._serve([collected])
+                self._serve([collected], alone=True)
                 collected.result()
+            if self._chores.is_due() or self.books.known.is_large:
+                self._settle_all()
             self._chores.do(busy)
         except PolybusError as error:
             self._chores.pause()
@@ -216,3 +282,7 @@ def fail(group: list[Answer], error: BaseException) -> None:
     for answer in group:
         if not answer.done():
             answer.set_exception(error)
+
+
+def _nothing(_books: Books, _subject: None, _now_ns: int) -> None:
+    """What a nudge asks for."""

@@ -1,0 +1,235 @@
+"""A large batch is written beside the writer, which carries out the next group meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Event, Thread, get_ident
+from typing import Any
+
+import pytest
+
+from polybus.errors import Conflict, OutOfSequence, StoreClosed, StoreFault, StoreFull
+from polybus.model.commit import Append, Change, Commit, Committed
+from polybus.model.stamp import Habits, Stamp
+from polybus.model.topic import Topic
+from polybus.store.lmdb import known
+from polybus.store.lmdb.batch import Batch
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb.writer import LARGE_BYTES, Answer
+from polybus.testing.blocks import block
+from polybus.testing.watch import until
+from tests.unit.store.lmdb.made import TIMEOUT_S, put, stage
+
+BODY = bytes(LARGE_BYTES)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    with LmdbStore(tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def topic(store: LmdbStore) -> Topic:
+    return store.create("t", 1, {})
+
+
+class Held:
+    """The next batch with messages stands before it is written, until it may go on."""
+
+    def __init__(self, store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stands, self.go_on = Event(), Event()
+        self.error: Exception | None = None
+        self.threads: set[int] = set()
+        self._real: Callable[[Batch], None] = store._storing.write
+        monkeypatch.setattr(store._storing, "write", self._write)
+
+    def _write(self, batch: Batch) -> None:
+        if batch.ends and not self.stands.is_set():
+            self.threads.add(get_ident())
+            self.stands.set()
+            assert self.go_on.wait(TIMEOUT_S)
+            if self.error is not None:
+                raise self.error
+        self._real(batch)
+
+
+@pytest.fixture
+def held(store: LmdbStore, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    held = Held(store, monkeypatch)
+    yield held
+    held.go_on.set()
+
+
+def large(topic: Topic, **options: Any) -> Commit:
+    return Commit((Append(topic.number, 0, block(BODY)),), **options)
+
+
+def under_way(store: LmdbStore, topic: Topic, held: Held, **options: Any) -> Future[Committed]:
+    future = store.commit(large(topic, **options))
+    assert held.stands.wait(TIMEOUT_S)
+    return future
+
+
+def carried_out(store: LmdbStore) -> bool:
+    """Whether a task is carried out now."""
+    seen = Event()
+    store._writer.submit(lambda *_: seen.set())
+    return seen.wait(TIMEOUT_S)
+
+
+def first_id(future: Future[Committed]) -> int:
+    return future.result(TIMEOUT_S).spans[0].first_id
+
+
+def test_the_next_is_carried_out_while_one_is_written_and_answered_after_it(store, topic, held):
+    first = under_way(store, topic, held)
+    second = store.commit(large(topic))
+    assert carried_out(store)
+    assert not first.done()
+    assert not second.done()
+    held.go_on.set()
+    assert (first_id(first), first_id(second)) == (1, 2)
+    assert store.read(topic.number, 0, 0).count == 2
+
+
+def test_what_is_small_is_written_by_the_writer_itself(store, topic, held):
+    future = store.commit(Commit((Append(topic.number, 0, block(b"small")),)))
+    assert held.stands.wait(TIMEOUT_S)
+    held.go_on.set()
+    assert first_id(future) == 1
+    assert held.threads == {store._writer._thread.ident}
+
+
+def test_a_refusal_is_not_told_before_what_it_rests_on_is_written(store, topic, held):
+    first = under_way(store, topic, held, changes=(Change(b"k", b"v"),))
+    refused = store.commit(Commit(changes=(Change(b"k", b"w", expected=0),)))
+    assert carried_out(store)
+    assert not refused.done()
+    held.go_on.set()
+    assert first_id(first) == 1
+    with pytest.raises(Conflict):
+        refused.result(TIMEOUT_S)
+
+
+def test_what_rests_on_a_lost_batch_is_done_anew_without_it(store, topic, held):
+    first = under_way(store, topic, held, changes=(Change(b"k", b"v"),))
+    second = store.commit(large(topic))
+    third = store.commit(Commit(changes=(Change(b"k", b"w", expected=0),)))
+    assert carried_out(store)
+    held.error = StoreFull("no room")
+    held.go_on.set()
+    with pytest.raises(StoreFull):
+        first.result(TIMEOUT_S)
+    assert first_id(second) == 1
+    third.result(TIMEOUT_S)
+    assert store.bounds(topic.number).next_id == 2
+    assert store.get(b"k").value == b"w"
+
+
+def test_a_stamp_behind_a_lost_one_is_refused(store, topic, held):
+    epoch = store.open_producer("p", Habits()).epoch
+    first = under_way(store, topic, held, stamp=Stamp("p", epoch, 1))
+    second = store.commit(large(topic, stamp=Stamp("p", epoch, 2)))
+    assert carried_out(store)
+    held.error = StoreFull("no room")
+    held.go_on.set()
+    with pytest.raises(StoreFull):
+        first.result(TIMEOUT_S)
+    with pytest.raises(OutOfSequence):
+        second.result(TIMEOUT_S)
+    again = [store.commit(large(topic, stamp=Stamp("p", epoch, counter))) for counter in (1, 2)]
+    assert [first_id(one) for one in again] == [1, 2]
+
+
+def test_a_lost_batch_is_told_though_nobody_else_comes(store, topic, held):
+    first = under_way(store, topic, held)
+    held.error = StoreFull("no room")
+    held.go_on.set()
+    with pytest.raises(StoreFull):
+        first.result(TIMEOUT_S)
+
+
+def test_of_a_batch_lost_for_a_reason_nobody_thought_of_each_is_tried_alone(store, topic, held):
+    go = Event()
+    store._writer.submit(lambda *_: go.wait(TIMEOUT_S))
+    futures = [store.commit(large(topic)) for _ in range(3)]
+    go.set()
+    assert held.stands.wait(TIMEOUT_S)
+    later = store.commit(large(topic))
+    assert carried_out(store)
+    held.error = ValueError("a fault of the engine itself")
+    held.go_on.set()
+    assert [first_id(future) for future in (*futures, later)] == [1, 2, 3, 4]
+
+
+def test_one_that_fails_for_a_reason_nobody_thought_of_fails_alone(store, topic, held):
+    first = under_way(store, topic, held)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a fault of the engine itself")
+
+    bad, good = store._writer.submit(fail), store.commit(large(topic))
+    held.go_on.set()
+    assert first_id(first) == 1
+    with pytest.raises(StoreFault):
+        bad.result(TIMEOUT_S)
+    assert first_id(good) == 2
+
+
+def test_a_stage_in_a_lost_batch_keeps_its_lease(store, topic, held):
+    staged = stage(store, topic, (b"staged",))
+    first = under_way(store, topic, held, stages=(staged,))
+    assert carried_out(store)
+    held.error = StoreFull("no room")
+    held.go_on.set()
+    with pytest.raises(StoreFull):
+        first.result(TIMEOUT_S)
+    assert store.commit(Commit(stages=(staged,))).result(TIMEOUT_S).spans[0].count == 1
+
+
+def test_a_stage_published_by_a_batch_has_none_though_the_next_is_lost(store, topic, monkeypatch):
+    staged = stage(store, topic, (b"staged",))
+    store.commit(large(topic, stages=(staged,))).result(TIMEOUT_S)
+    held = Held(store, monkeypatch)
+    lost = under_way(store, topic, held)
+    held.error = StoreFull("no room")
+    held.go_on.set()
+    with pytest.raises(StoreFull):
+        lost.result(TIMEOUT_S)
+    assert store._writer.books.leases.wait_s() is None
+
+
+def test_closing_finishes_what_is_under_way(store, topic, held):
+    first = under_way(store, topic, held)
+    second = store.commit(large(topic))
+    closing = Thread(target=store.close)
+    closing.start()
+    held.go_on.set()
+    assert (first_id(first), first_id(second)) == (1, 2)
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive()
+    with pytest.raises(StoreClosed):
+        store.commit(large(topic)).result(TIMEOUT_S)
+
+
+def test_what_is_done_alone_waits_for_what_is_under_way(store, topic, held):
+    first = under_way(store, topic, held)
+    alone = Answer(lambda *_: held.go_on.is_set(), None, 0, True)
+    store._writer._hand_over(alone)
+    until(lambda: not store._writer._queue._items, "it is taken")
+    held.go_on.set()
+    assert alone.result(TIMEOUT_S)
+    assert first_id(first) == 1
+
+
+def test_what_is_known_stays_small_though_large_batches_never_end(store, topic, monkeypatch):
+    monkeypatch.setattr(known, "MAX_KNOWN", 10)
+    changes = [Change(b"%d" % number, b"v") for number in range(40)]
+    futures = [store.commit(large(topic, changes=(one,))) for one in changes]
+    for future in futures:
+        future.result(TIMEOUT_S)
+    put(store, topic, 0, b"small")
+    assert len(store._writer.books.known.versions) <= 10
