@@ -84,7 +84,7 @@ class Known:
 
     @property
     def is_large(self) -> bool:
-        return any([len(table) > MAX_KNOWN for table in self.tables()])
+        return any(len(table) > MAX_KNOWN for table in self.tables())
 
     def shrink(self) -> None:
         """Only while nothing is on its way to the disk."""

@@ -76,7 +76,8 @@ def under_way(store: LmdbStore, topic: Topic, held: Held, **options: Any) -> Fut
 def carried_out(store: LmdbStore) -> bool:
     """Whether a task is carried out now."""
     seen = Event()
-    store._writer.submit(lambda *_: seen.set())
+    writer: Any = store._writer
+    writer.submit(lambda *_: seen.set())
     return seen.wait(TIMEOUT_S)
 
 
