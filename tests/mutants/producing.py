@@ -40,7 +40,7 @@ PRODUCER = [
         ("closed ones take more", 'raise ConnectionLost("this producer was closed")', "pass"),
         (
             "answers send nothing",
-            "self._hurried = True\n                self._state.notify()",
+            "self._hurried = True\n                    self._state.notify()",
             "pass",
         ),
         ("linger for ever", "self._since_s + self._merging.linger_s", "self._since_s + 1e9"),

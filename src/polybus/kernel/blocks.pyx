@@ -49,6 +49,7 @@ cdef int64_t LARGEST = MAX_BYTES
 # than it gives: whoever lets go of the interpreter may wait for it for a while.
 cdef int64_t WORTH_LETTING_GO = 64 * 1024
 cdef int64_t MANY = 16 * 1024
+cdef int64_t FEW = 256  # keys to hash
 
 
 class BadBlock(ValueError):
@@ -855,13 +856,20 @@ cdef int use_strings(
     return 0
 
 
+cdef bint is_text(const Strings* strings, int64_t start, int64_t end, int64_t count) noexcept nogil:
+    return is_utf8(strings.data, start, end, strings.offsets, count)
+
+
 cdef int require_text(const Strings* strings, int64_t count, name) except -1:
     cdef int64_t start = get_i32(strings.offsets, 0), end = get_i32(strings.offsets, count)
     cdef bint sound
     if not 0 <= start <= end <= strings.size:
         raise BadColumns(f"{name}: changed while read")
-    with nogil:
-        sound = is_utf8(strings.data, start, end, strings.offsets, count)
+    if end - start < WORTH_LETTING_GO:
+        sound = is_text(strings, start, end, count)
+    else:
+        with nogil:
+            sound = is_text(strings, start, end, count)
     if not sound:
         raise BadColumns(f"{name}: not UTF-8")
     return 0
@@ -1024,11 +1032,29 @@ cdef object block_of_some(const Columns* columns, const int32_t* order, int64_t 
     if slices is NULL:
         raise MemoryError
     try:
-        with nogil:
+        if count < MANY:
             slice_count = slices_of(columns, order, count, slices)
+        else:
+            with nogil:
+                slice_count = slices_of(columns, order, count, slices)
         return block_of(slices, slice_count, True)
     finally:
         PyMem_Free(slices)
+
+
+cdef bint cut_up(
+    const Columns* columns,
+    int32_t shards,
+    int32_t keyless,
+    int32_t* places,
+    int64_t* ends,
+    int32_t* order,
+) noexcept nogil:
+    """The messages in the order of their shards, and where each shard ends."""
+    cdef bint sound = place_messages(columns, shards, keyless, places)
+    if sound:
+        order_messages(places, columns.count, shards, ends, order)
+    return sound
 
 
 def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
@@ -1053,10 +1079,11 @@ def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
         if ends is NULL or places is NULL:
             raise MemoryError
         order = places + count
-        with nogil:
-            sound = place_messages(&layout.columns, shards, keyless, places)
-            if sound:
-                order_messages(places, count, shards, ends, order)
+        if count < FEW:
+            sound = cut_up(&layout.columns, shards, keyless, places, ends, order)
+        else:
+            with nogil:
+                sound = cut_up(&layout.columns, shards, keyless, places, ends, order)
         if not sound:
             raise BadBlock("changed while read")
         for number in range(shards):

@@ -22,7 +22,10 @@ cdef enum:
 
 # Offsets into a gathered column are 32 bits, and one message more may come on top.
 MAX_GATHERED_BYTES = 1024 * 1024 * 1024
-
+# Of what blocks weigh together: with less it takes longer to get the interpreter's lock back than
+# to copy them. Who follows a topic reads a few messages at a time.
+cdef enum:
+    WORTH_LETTING_GO = 1 << 16
 
 
 class BadPiece(ValueError):
@@ -62,6 +65,7 @@ cdef class Plan:
     cdef int64_t piece_count
     cdef bint several_shards
     cdef bint by_piece
+    cdef int64_t held_bytes  # of all blocks
     cdef Run* runs
     cdef int64_t run_count
     cdef Slice* slices
@@ -115,6 +119,7 @@ cdef class Plan:
             PyBuffer_Release(&piece.runs)
             raise
         piece.columns = &layout.columns
+        self.held_bytes += layout.size_bytes
         if self.piece_count and piece.shard != self.pieces[0].shard:
             self.several_shards = True
         self.piece_count += 1
@@ -333,18 +338,24 @@ def gather(
     """
     cdef Plan plan = Plan.__new__(Plan)
     cdef const char* reason
-    cdef bint is_damaged
+    cdef bint is_large
     plan.bounds = Bounds(from_id, below_id, max(1, max_rows), min(max_bytes, MAX_GATHERED_BYTES))
     plan.by_piece = by_piece
     plan.take(list(pieces))
-    with nogil:
+    is_large = plan.held_bytes >= WORTH_LETTING_GO
+    if is_large:
+        with nogil:
+            reason = plan.choose()
+    else:
         reason = plan.choose()
     if reason is not NULL:
         raise BadPiece(reason.decode())
     columns = plan.columns()
-    with nogil:
+    if is_large:
+        with nogil:
+            plan.write()
+    else:
         plan.write()
-        is_damaged = plan.is_damaged()
-    if is_damaged:
+    if plan.is_damaged():
         raise BadPiece("a block does not match its checksum")
     return columns

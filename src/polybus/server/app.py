@@ -45,6 +45,7 @@ from polybus.server.pirateadmin import SubscriberVerbs
 from polybus.server.port import DurableSide
 from polybus.server.program import Program, pirate_keys
 from polybus.server.tls import Certificates
+from polybus.server.turns import Turns
 from polybus.transports.hangups import Hangups
 from polybus.transports.stream import Gate, ListenOptions, OpenSession, listen
 
@@ -137,11 +138,16 @@ class App:
             await self._durable_side.open(self._program.engine)
         self._acl.start(self._program.loaded)
         await self._start_listeners(stack)
-        steps = (self._broker.tick, self._desk.tick, self._logs.tick)
+        turns = Turns(self._brought)
+        steps = (self._broker.tick, self._desk.tick, self._logs.tick, turns.tick)
         ticker = Ticker(steps, self._on_tick_error)
         ticker.start()
         stack.callback(ticker.stop)
         stack.callback(self._hangups.close)
+
+    def _brought(self) -> int:
+        """Counts what the loop's connections bring: reads, and requests of pirates."""
+        return self._shared.reads + sum(one.received for one in self._broker.other_totals)
 
     async def _start_listeners(self, stack: AsyncExitStack) -> None:
         openers: dict[str, OpenSession] = {ADMIN: self._desk.open}

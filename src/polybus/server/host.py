@@ -12,11 +12,6 @@ from polybus.kernel import slices
 from polybus.kernel.memory import keep_freed_buffers
 from polybus.model.limits import Limits
 
-# Other threads work per batch, inside calls that release the GIL. At Python's default
-# of 5 ms one busy thread took an echo's p50 from 10 µs to 5 ms. What the loop waits for in
-# turn are a few of these threads: rqueue's p99 beside a full native load was 1.6 to 3 ms
-# at 0.5 ms, and 0.8 at this.
-SWITCH_INTERVAL_S = 0.00005
 # The loop does some ten microseconds at a time, and every client of its dialects waits for it:
 # it need not wait for the end of others' slices, which are a millisecond and more. With a full
 # native load beside it, it waited for a processor for over 0.3 ms half as often.
@@ -36,7 +31,6 @@ class Descriptors:
 def tune() -> Descriptors:
     """Set up the process; call once, before anything is opened."""
     _open_standard_streams()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_buffers()
     return _raise_descriptor_limit()
 

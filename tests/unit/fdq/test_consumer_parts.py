@@ -10,7 +10,7 @@ import xxhash
 
 from polybus.dialects.fdq.dealing import Batches, Messages, lanes_of
 from polybus.dialects.fdq.executors import Alarm, told
-from polybus.dialects.fdq.fetching import HORIZON_S, Buffer, Window
+from polybus.dialects.fdq.fetching import FOLLOW_S, HORIZON_S, Buffer, Window
 from polybus.dialects.fdq.holdings import Holdings
 from polybus.dialects.fdq.keeping import Telling
 from polybus.dialects.fdq.lanes import Lane
@@ -43,14 +43,22 @@ def shard(number=0, epoch=1, **more):
 def test_a_window_follows_the_pace_within_its_bounds():
     window = Window(10, 1000)
     assert window.rows == 10
-    window.adjust(500, HORIZON_S, is_dry=False)
+    window.adjust(500, HORIZON_S, left_rows=500)
     assert window.rows == 500
-    window.adjust(10**9, 0.0, is_dry=False)
+    window.adjust(10**9, 0.0, left_rows=0)
     assert window.rows == 1000
-    window.adjust(1, 100.0, is_dry=True)
+    window.adjust(1, 100.0, left_rows=0)
     assert window.rows == 10
-    window.adjust(10, 100.0, is_dry=True)
-    assert window.rows == 20, "all was used up: fetches are slow"
+    window.adjust(10, 100.0, left_rows=0)
+    assert window.rows == 40, "all was used up: fetches are slow"
+
+
+def test_who_keeps_up_has_room_for_as_long_as_it_may_follow():
+    window = Window(1, 1000)
+    window.adjust(80, FOLLOW_S, left_rows=10)
+    assert window.rows == 80
+    window.adjust(80, FOLLOW_S, left_rows=11)
+    assert window.rows == 80 * HORIZON_S / FOLLOW_S, "it does not keep up"
 
 
 def test_a_buffer_has_room_when_half_of_it_has_begun():

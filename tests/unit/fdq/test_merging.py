@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from polybus.dialects.fdq.columns import batch_of
-from polybus.dialects.fdq.merging import Merger
+from polybus.dialects.fdq.merging import GRACE_S, LONG_S, Merger
 from polybus.dialects.fdq.options import Merging
 from polybus.errors import ConnectionLost, Denied, UsageError
 from polybus.native import Produced
@@ -128,6 +128,54 @@ def test_time_sends_what_waits(bus: Slow) -> None:
     add(merger, b"second")
     now_s[0] = 0.002
     until(lambda: len(bus.sent) == 2, "the second")
+    bus.answer()
+    assert merger.close(PATIENCE_S)
+
+
+def test_whoever_comes_when_time_is_nearly_up_is_to_send(bus: Slow) -> None:
+    now_s = [0.0]
+    merger = Merger(Merging(linger_s=60.0), bus.send, clock=lambda: now_s[0])
+    started(merger, bus)
+    due = []
+    for moment_s in (1.0, 61.0 - 2 * GRACE_S, 61.0 - GRACE_S / 2):
+        now_s[0] = moment_s
+        add(merger, b"x")
+        due.append(merger.is_due())
+    assert due == [False, False, True]
+    merger.send_waiting()
+    add(merger, b"y")
+    assert not merger.is_due()
+    bus.answer()
+    until(lambda: bus.answer() or merger.flush(0), "the last")
+    assert merger.close(PATIENCE_S)
+
+
+def test_answers_send_nothing_early_unless_somebody_waits(bus: Slow) -> None:
+    """Else batches would be small, and the bus have more to do than it needs to."""
+    now_s = [0.0]
+    merger = Merger(Merging(linger_s=LONG_S / 2), bus.send, clock=lambda: now_s[0])
+    started(merger, bus)
+    for _ in range(2):
+        merger.send_rows("t", batch_of(["k"], [b"batch"], [0], None))
+    add(merger, b"second")
+    bus.futures.pop(0).set_result(DONE)
+    assert len(bus.sent) == 3
+    merger.send_if_free()  # somebody waits
+    bus.futures.pop(0).set_result(DONE)
+    until(lambda: len(bus.sent) == 4, "the second")
+    bus.answer()
+    assert merger.close(PATIENCE_S)
+
+
+def test_time_sends_what_comes_behind_a_batch_of_its_own(bus: Slow) -> None:
+    """Though the thread has seen nothing of that."""
+    merger = Merger(Merging(linger_s=0.001), bus.send)
+    started(merger, bus)
+    bus.answer()
+    assert merger.flush(PATIENCE_S)
+    merger.send_rows("t", batch_of(["k"], [b"batch"], [0], None))
+    add(merger, b"second")
+    until(lambda: len(bus.sent) == 3, "the second, before the batch is answered")
     bus.answer()
     assert merger.close(PATIENCE_S)
 

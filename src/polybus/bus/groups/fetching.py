@@ -75,12 +75,31 @@ class Fetching:
         self._held = dict(held)
         self._max_rows, self._max_bytes = bounds
         self._ends = means.ends.look if exact else means.ends.of
+        # Its shards, and what was known of all when there was nothing to tell about them.
+        self._mine: dict[int, Shard] = {}
+        self._settled: tuple[list[Progress], dict[int, str]] | None = None
 
     def look(self) -> Fetched:
         """What there is now. `Fenced` or `Expired` if it is a member no more."""
-        group, held = self._group, self._held
+        group = self._group
         group.member(self._consumer, self._epoch)
         ends = self._ends(group.topic.number)
+        known = [shard.progress for shard in group.shards], group.target
+        if known != self._settled:
+            return self._look_around(known, ends)
+        held = self._held
+        moved = [one for n, one in self._mine.items() if held[n].next < ends[n]]
+        if not moved:
+            return NOTHING
+        rows = self._read(moved, ends)
+        places = self._noted_all(self._mine, rows) if rows.count else []
+        return Fetched([], [], [], places, rows, False)
+
+    def _look_around(
+        self, known: tuple[list[Progress], dict[int, str]], ends: Sequence[int]
+    ) -> Fetched:
+        """At what has changed about its shards, too."""
+        group, held = self._group, self._held
         owned = {one.number: one for one in group.owned(self._consumer, self._epoch)}
         new = [one for one in owned.values() if not self._knows(one)]
         lost = [n for n in held if n not in owned or not self._knows(owned[n])]
@@ -89,6 +108,7 @@ class Fetching:
         places = self._noted_all(owned, rows) if rows.count else []
         untold = [n for n in release if n not in held or not held[n].releasing]
         assigned = [_told(one, ends) for one in new]
+        self._mine, self._settled = owned, None if new or lost or release else known
         return Fetched(assigned, release, lost, places, rows, bool(new or lost or untold))
 
     def go_on(self, found: Fetched) -> bool:

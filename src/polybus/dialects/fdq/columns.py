@@ -6,6 +6,7 @@ told, and not whoever travels with it. A batch is checked column by column.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,6 +95,17 @@ def batch_of(
     return pa.record_batch(columns, schema=PRODUCE_SCHEMA)
 
 
+def batch_of_plain(
+    messages: list[tuple[str | None, bytes, Headers | None]], times_ms: array[int]
+) -> pa.RecordBatch | None:
+    """The same of messages as they wait, by the kernel; None if one of them has headers."""
+    found = columns_of(messages, tuple, MAX_KEY_BYTES, MAX_MESSAGE_BYTES)
+    if found is None:
+        return None
+    times = pa.Array.from_buffers(pa.int64(), len(times_ms), [None, pa.py_buffer(times_ms)])
+    return _plain(len(messages), times, *found)
+
+
 def batch_of_requests(
     requests: Iterable[MessageRequest | tuple[Any, ...]], now_ms: int, *, with_headers: bool
 ) -> pa.RecordBatch:
@@ -105,13 +117,14 @@ def batch_of_requests(
     if not with_headers and type(requests) is list:
         found = columns_of(requests, MessageRequest, MAX_KEY_BYTES, MAX_MESSAGE_BYTES)
         if found is not None and requests:
-            return _plain(len(requests), now_ms, *found)
+            times = pa.repeat(pa.scalar(now_ms, pa.int64()), len(requests))
+            return _plain(len(requests), times, *found)
     return _checked(requests, now_ms, with_headers=with_headers)
 
 
 def _plain(
     count: int,
-    now_ms: int,
+    times: pa.Array,
     validity: bytes | None,
     key_offsets: bytes,
     keys: bytes,
@@ -124,7 +137,7 @@ def _plain(
     columns = [
         pa.Array.from_buffers(pa.utf8(), count, key_buffers),
         pa.Array.from_buffers(pa.binary(), count, body_buffers),
-        pa.repeat(pa.scalar(now_ms, pa.int64()), count),
+        times,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SIMPLE_SCHEMA)
 

@@ -2,9 +2,10 @@
 
 It follows: the bus tells of rows as they are committed, as many as there is room for.
 
-How far ahead follows how fast they are: about as much as they do in `HORIZON_S`, or more
-if they had to wait for it. More still would be of no use, and all that was fetched by a
-consumer that dies is suspect to the next one, who then runs it with care.
+How far ahead follows how fast they are: about as much as they do in `HORIZON_S`. More would
+be of no use, and all that was fetched by a consumer that dies is suspect to the next one,
+who then runs it with care. Where they keep up with what comes, there is nothing to be ahead
+of: then there is room for as long as the bus may be followed, since to ask anew takes time.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("polybus.fdq")
 
 HORIZON_S = 0.2
+FOLLOW_S = 2.0
+GROWTH = 4  # of the room, where all of it was used up
+KEPT_UP = 8  # of so many rows that came one may still wait
 MAX_FETCH_BYTES = 16 << 20
 MAX_BUFFERED_BYTES = 32 << 20
-WAIT_MS = 2000
+WAIT_MS = round(FOLLOW_S * 1000)
 PAUSED_WAIT_MS = 50  # some shard wants no rows now, and may want them soon
 ROOM_LOOK_S = 1.0
 
@@ -47,11 +51,12 @@ class Window:
         self._least = least
         self._most = most
 
-    def adjust(self, begun_rows: int, passed_s: float, *, is_dry: bool) -> None:
-        """What was begun since the last time, and whether there was more to begin."""
-        wanted = HORIZON_S * begun_rows / max(passed_s, 1e-6)
-        if is_dry and begun_rows >= self.rows:  # it is the fetches that are slow
-            wanted = max(wanted, 2 * self.rows)
+    def adjust(self, begun_rows: int, passed_s: float, *, left_rows: int) -> None:
+        """What was begun since the last time, and what is still to begin."""
+        keeps_up = left_rows * KEPT_UP <= begun_rows
+        wanted = (FOLLOW_S if keeps_up else HORIZON_S) * begun_rows / max(passed_s, 1e-6)
+        if keeps_up and begun_rows + left_rows >= self.rows:  # it is the fetches that are slow
+            wanted = max(wanted, GROWTH * self.rows)
         self.rows = max(self._least, min(self._most, int(wanted)))
 
 
@@ -99,7 +104,7 @@ class Buffer:
             now_s = time.monotonic()
             if self._begun:
                 passed_s = now_s - self._since_s
-                self._window.adjust(self._begun, passed_s, is_dry=not self._rows)
+                self._window.adjust(self._begun, passed_s, left_rows=self._rows)
             self._begun, self._since_s = 0, now_s
             return max(self._window.rows - self._rows, 1)
 

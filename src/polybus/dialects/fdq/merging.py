@@ -1,10 +1,11 @@
 """What is produced one by one travels together: many messages, one batch.
 
-Messages of one topic wait as columns, each with a future of its own. If nothing is on its
-way they are sent at once; else as soon as something was answered, so that the bus sets
-the pace. Before that they are sent when enough have gathered (then whoever brought the
-last one sends them, and feels it if the bus is slower than he is), or when the first has
-waited for `linger_s`.
+Messages of one topic wait together, each with a future of its own. If nothing is on its
+way they are sent at once. Else they are sent when the first has waited for `linger_s`, or
+enough have gathered; then whoever brought the last one sends them (and feels it if the bus
+is slower than he is): to wake a thread for it takes longer. If somebody waits for an
+outcome, or for `linger_s` one would wait long, any answer sends them, so that the bus sets
+the pace.
 
     _order   held by whoever sends: what was taken first is handed over first
     _state   held for moments only: also by whoever tells outcomes, who must never wait
@@ -14,13 +15,14 @@ waited for `linger_s`.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
-from polybus.dialects.fdq.columns import Headers, batch_of
+from polybus.dialects.fdq.columns import Headers, batch_of, batch_of_plain
 from polybus.dialects.fdq.receipts import Receipt, tell
 from polybus.errors import ConnectionLost
 
@@ -31,27 +33,33 @@ if TYPE_CHECKING:
     from polybus.native import Produced
 
 Send = Callable[[str, "pa.RecordBatch"], "Future[Produced]"]
-Message = tuple[str | None, bytes, int, Headers | None]
-LOOK_S = 0.01  # a linger from this on is seen to by looking
+Message = tuple[str | None, bytes, Headers | None]
+LONG_S = 0.01  # a linger from this on is cut short by any answer
+# Whoever comes with a message so shortly before time is up sends, and so much after it the thread
+# does: messages that come at a steady pace must not miss the moment by a little.
+GRACE_S = 0.0005
 ROW_BYTES = 64  # what a message costs beside its parts while it waits
 
 
 class Gathering:
     """Messages of one topic that wait."""
 
-    __slots__ = ("bytes", "condition", "has_headers", "messages", "receipts", "topic")
+    __slots__ = ("bytes", "condition", "has_headers", "messages", "receipts", "times_ms", "topic")
 
     def __init__(self, topic: str, has_headers: bool) -> None:
         self.topic = topic
         self.has_headers = has_headers
         self.messages: list[Message] = []
+        self.times_ms = array("q")
         self.receipts: list[Receipt] = []
         self.condition = Condition()
         self.bytes = 0
 
     def rows(self) -> pa.RecordBatch:
-        keys, bodies, insertion_ms, headers = zip(*self.messages, strict=True)
-        return batch_of(keys, bodies, insertion_ms, headers if self.has_headers else None)
+        if not self.has_headers and (found := batch_of_plain(self.messages, self.times_ms)):
+            return found
+        keys, bodies, headers = zip(*self.messages, strict=True)
+        return batch_of(keys, bodies, self.times_ms, headers if self.has_headers else None)
 
 
 class Merger:
@@ -80,10 +88,10 @@ class Merger:
         self._rows = 0
         self._in_flight = 0
         self._hurried = False
+        self._awaited = False  # somebody waits for the outcome of what waits
         self._closed = False
         self._thread: Thread | None = None
-        # Who begins to wait behind others need not wake the thread: it looks often enough.
-        self._looks_itself = merging.linger_s >= LOOK_S
+        self._looks = False  # the thread looks again before what comes now is due
 
     def add(
         self, topic: str, key: str | None, body: bytes, headers: Headers | None
@@ -103,7 +111,8 @@ class Merger:
             if headers is not None:
                 gathering.has_headers = True
             receipt = Receipt(gathering.condition)
-            gathering.messages.append((key, body, now_ms, headers))
+            gathering.messages.append((key, body, headers))
+            gathering.times_ms.append(now_ms)
             gathering.receipts.append(receipt)
             gathering.bytes += size
             self._bytes += size
@@ -111,15 +120,20 @@ class Merger:
             is_full = self._rows >= most.max_batch_rows or self._bytes >= most.max_batch_bytes
         return receipt, is_full
 
+    def is_due(self) -> bool:
+        """Has the first of several waited for so long that whoever comes is to send them?"""
+        return self._rows > 1 and self._in_flight > 0 and self._until_due_s() <= GRACE_S
+
     def send_waiting(self) -> None:
         """Hands over all that waits now; blocks while the bus takes no more."""
         with self._order:
             self._drain()
 
     def send_if_free(self) -> None:
-        """Hands over at once what waits if nothing is on its way; else it waits its turn."""
+        """Hands over at once what waits if nothing is on its way; else with the next answer."""
         with self._lock:
             is_free = not self._in_flight
+            self._awaited = not is_free
         if is_free:
             self.send_waiting()
 
@@ -170,7 +184,7 @@ class Merger:
         gathering = self._open[topic] = Gathering(topic, topic in self._with_headers)
         if not self._waiting:
             self._since_s = self._clock()
-            if not (self._in_flight and self._looks_itself):
+            if not (self._in_flight and self._looks):
                 self._state.notify()
         self._waiting.append(gathering)
         if self._thread is None:
@@ -182,14 +196,14 @@ class Merger:
         taken, self._waiting, self._open = self._waiting, [], {}
         self._rows = self._bytes = 0
         self._in_flight += len(taken)
-        self._hurried = False
+        self._hurried = self._awaited = False
         return taken
 
     def _until_due_s(self) -> float:
         """How long what waits may still wait."""
         if self._hurried or not self._in_flight:
             return 0.0
-        return max(0.0, self._since_s + self._merging.linger_s - self._clock())
+        return self._since_s + self._merging.linger_s - self._clock()
 
     # --- under _order
 
@@ -223,8 +237,9 @@ class Merger:
         with self._state:
             self._in_flight -= 1
             if self._waiting:
-                self._hurried = True
-                self._state.notify()
+                if self._awaited or not self._in_flight or self._merging.linger_s >= LONG_S:
+                    self._hurried = True
+                    self._state.notify()
             elif not self._in_flight:
                 self._settled.notify_all()
 
@@ -239,9 +254,13 @@ class Merger:
                 if not self._waiting:
                     if self._closed:
                         return False
-                    looks = self._in_flight and self._looks_itself
-                    self._state.wait(self._merging.linger_s if looks else None)
-                elif left_s := self._until_due_s():
-                    self._state.wait(left_s)
+                    self._wait(self._merging.linger_s if self._in_flight else None)
+                elif (left_s := self._until_due_s()) > 0:
+                    self._wait(left_s)
                 else:
                     return True
+
+    def _wait(self, timeout_s: float | None) -> None:
+        self._looks = timeout_s is not None
+        self._state.wait(None if timeout_s is None else timeout_s + GRACE_S)
+        self._looks = False

@@ -129,7 +129,7 @@ class Producer:
         The ids are those of all that travelled together.
         """
         receipt, is_full = self.add(topic, shard_key, message, headers)
-        if is_full:
+        if is_full or self._merger.is_due():
             self._merger.send_waiting()
         elif wait:
             self._merger.send_if_free()

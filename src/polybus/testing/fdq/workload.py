@@ -43,7 +43,7 @@ from polybus.testing.fdq.verdict import Verdict, judge
 from polybus.testing.nativebus import NativeBus
 from polybus.testing.watch import until
 
-PATIENCE_S = 90.0  # for what only fails if something is wrong
+PATIENCE_S = 150.0  # for what only fails if something is wrong, on a machine that may stand still
 MOST_CONSUMERS = 5
 # Of what clients do, between one deed and the next.
 LEAST_DONE, MOST_DONE = 10, 200
@@ -57,7 +57,7 @@ class Workload:
         self._random = Random(seed)
         self.bus = NativeBus(env={"POLYBUS_SABOTAGE": self._settings.sabotage})
         self._brood = Brood()
-        self.client: Client = self.bus.client()
+        self.client: Client = self.bus.client(call_timeout_s=PATIENCE_S)
         self.producers: list[Child] = []
         self.consumers: list[Child] = []
         self.done: Counter[str] = Counter()

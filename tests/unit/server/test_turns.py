@@ -1,0 +1,28 @@
+"""Whose turn it is, and for how long."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from polybus.server.turns import LONG_S, SHORT_S, Turns
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before_s = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before_s)
+
+
+def test_turns_are_short_while_the_loop_is_wanted_and_long_while_it_is_not() -> None:
+    brought = 0
+    turns = Turns(lambda: brought)
+    found = [sys.getswitchinterval()]
+    for more in (0, 3, 1, 0, 0, 1):
+        brought += more
+        turns.tick()
+        found.append(sys.getswitchinterval())
+    assert found == pytest.approx([SHORT_S, LONG_S, SHORT_S, SHORT_S, LONG_S, LONG_S, SHORT_S])
