@@ -31,6 +31,8 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
+from polybus.testing import warm
+
 # Taken as one.
 TOGETHER = "tests/spark/"
 LONGEST = (
@@ -56,7 +58,8 @@ settings.load_profile("ci" if in_ci() else "local")
 
 
 def pytest_configure() -> None:
-    """Programs that tests start can be interrupted, also if a script in the background runs us."""
+    """Buses start warm. Programs can be interrupted, also if a script in the background runs us."""
+    warm.use()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

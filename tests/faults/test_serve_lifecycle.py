@@ -15,11 +15,18 @@ from pathlib import Path
 import pytest
 
 from polybus.server.adminclient import ask
-from polybus.testing import process, rqueue
+from polybus.testing import process, rqueue, warm
 from polybus.testing.certificates import trusting, write_certificate
 from polybus.testing.process import POLYBUS, BusProcess, StartFailed
 from polybus.testing.watch import log_lines, stats, until
 from tests.faults.serve_live import JSON_LOG, is_free
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_programs_of_their_own() -> Iterator[None]:
+    """The start is what is tested here."""
+    with warm.cold():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@
 and what the child said. Each child lives in a folder of its own: its runtime
 sockets, its data folder and its log are there, so any number run side by side
 and none finds the bus of whoever runs the tests. The log goes to a file, never
-to a pipe: a pipe that nobody reads would stop the child.
+to a pipe: a pipe that nobody reads would stop the child. In tests it is forked from a
+process that has loaded it (`warm`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +28,9 @@ from types import TracebackType
 from typing import IO, Self
 
 from polybus.model.address import Address
+from polybus.testing import warm
 
-POLYBUS = (sys.executable, "-m", "polybus")
+POLYBUS = warm.POLYBUS
 # A cold start compiles bytecode and may share the machine with a whole test run.
 START_TIMEOUT_S = 60.0
 # The bus promises to be gone within 10 s of SIGTERM; the rest is for a busy machine.
@@ -65,9 +66,7 @@ class BusProcess:
         self.listeners: list[tuple[str, Address]] = []
         self._said: list[str] = []
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=self.env
-            )
+            self.process = warm.start(command, self.env, log)
         try:
             self._await_ready(time.monotonic() + timeout_s)
         except BaseException:

@@ -1,0 +1,67 @@
+"""A bus that was forked from a loaded process is one like any other."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from polybus.testing import warm
+from polybus.testing.process import StartFailed, rqueue, serve
+from polybus.testing.watch import stats
+
+
+def files_of(pid: int) -> set[str]:
+    """But those that have no name of their own."""
+    names = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    return {name for name in names if not name.startswith("anon_inode:")}
+
+
+def test_it_is_forked_and_ends_as_the_command_does():
+    with rqueue() as bus:
+        assert isinstance(bus.process, warm.Forked)
+        assert bus.process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            bus.wait(0.01)
+        assert bus.stop() == 0
+        assert bus.process.poll() == 0
+        assert "stopped" in bus.log()
+
+
+def test_a_kill_is_told_and_takes_nobody_else_along():
+    with serve() as one, serve() as other:
+        one.signal(signal.SIGKILL)
+        assert one.wait() == -signal.SIGKILL
+        assert stats(other)["server"]["pid"] == other.pid
+
+
+def test_it_has_its_own_environment_folder_and_files(tmp_path, monkeypatch):
+    with rqueue() as before:
+        monkeypatch.chdir(tmp_path)
+        with serve("--data", "here", env={"POLYBUS_LOG_FORMAT": "json"}) as bus:
+            assert Path(f"/proc/{bus.pid}/cwd").readlink() == tmp_path
+            assert files_of(bus.pid) & files_of(before.pid) == {"/dev/null"}
+            bus.stop()
+            assert bus.log().startswith("{")
+        assert (tmp_path / "here").is_dir()
+
+
+def test_what_keeps_it_from_starting_is_said():
+    with pytest.raises(StartFailed) as caught:
+        serve(listen=("rqueue=nonsense",))
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("env", [{"POLYBUS_SABOTAGE": "tables-off"}, {"LC_ALL": "POSIX"}])
+def test_what_changes_the_code_or_its_interpreter_is_a_program_of_its_own(env):
+    with rqueue(env=env) as bus:
+        assert isinstance(bus.process, subprocess.Popen)
+
+
+def test_and_so_is_all_where_the_start_is_tested():
+    with warm.cold(), rqueue() as bus:
+        assert isinstance(bus.process, subprocess.Popen)
+    with rqueue() as bus:
+        assert isinstance(bus.process, warm.Forked)
