@@ -179,6 +179,11 @@ LANE = mutants(
     ),
     ("sealed frames are too large", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
     (
+        "what moves is not waited for",
+        "            if progress.has_moved(before, mark):\n",
+        "            if False:\n",
+    ),
+    (
         "sending has all the time there is",
         "        if not await self._within(timeout_s, sending):\n            return None\n",
         "        await sending\n",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from itertools import islice
 
 import pytest
 
 from polybus import pirate
-from polybus.dialects.pirate import codec
+from polybus.dialects.pirate import codec, progress
 from polybus.dialects.pirate.folder import Folder
 from polybus.dialects.pirate.options import ClientOptions, Order
 from polybus.dialects.pirate.state import Outcome, Pending
@@ -24,8 +26,12 @@ from polybus.errors import (
     UsageError,
 )
 from polybus.testing.pirate.gate import ALL
-from polybus.testing.watch import eventually
+from polybus.testing.relay import Relay
+from polybus.testing.watch import eventually, until
 from tests.unit.pirate.conftest import PATIENT, QUICK, losing
+
+MIB = 1 << 20
+SMALL_BYTES = 4096
 
 
 def bodies(client, topic, **how):
@@ -401,3 +407,41 @@ def test_ids_are_bytes_or_their_text(opening, topic):
     assert opening("a", id=f"me-{topic}").id == f"me-{topic}".encode()
     assert opening("b", id="hex:00ff").id == b"\x00\xff"
     assert len(opening("c").id) == 16
+
+
+def test_a_message_that_takes_longer_than_a_try_is_waited_for_while_it_comes(
+    opening, endpoint, keeper, topic
+):
+    """It would begin anew with each try, and never come."""
+    body = bytes(MIB) * 2
+    keeper.put(topic, body)
+
+    def slow_link(piece: bytes) -> bytes:
+        if len(piece) > SMALL_BYTES:
+            time.sleep(0.04)  # its 64 KiB
+        return piece
+
+    with Relay(int(endpoint.rpartition(":")[2]), change=slow_link) as relay:
+        server = f"tcp://127.0.0.1:{relay.port}"
+        reader = opening("slow", server, id=keeper.id, timeout_s=0.5, tries=10)
+        assert reader.get(topic).body == body
+
+
+def test_what_moves_by_a_connection():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+        with near, far:
+            before = progress.mark(near.fileno())
+            far.sendall(bytes(progress.LEAST_BYTES - 1))
+            until(lambda: progress.mark(near.fileno()).moved >= progress.LEAST_BYTES - 1, "it came")
+            assert not progress.has_moved(before, progress.mark(near.fileno()))
+            near.sendall(b"x")
+            until(lambda: progress.has_moved(before, progress.mark(near.fileno())), "it went")
+            new = progress.mark(near.fileno())
+            assert progress.has_moved(new._replace(fd=-1), new), "a new one begins with nothing"
+            assert not progress.has_moved(new, new)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert progress.mark(ours.fileno()).moved == 0
+    assert progress.mark(-1).moved == 0

@@ -2,7 +2,8 @@
 
 A lane carries one request at a time. Each is sent with a number before the empty frame, and
 only the reply with that number is its answer: whatever else comes is late, and dropped. No
-answer within the time: the socket is closed, and the next try opens another.
+answer within the time, and nothing of one (progress.py): the socket is closed, and the next
+try opens another.
 
 ZeroMQ itself would wait in silence for a bus that shuts it out. So each socket is watched:
 a key that the bus does not know, or CURVE on one side only, ends the request at once; a bus
@@ -22,7 +23,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from polybus.dialects.pirate import codec, identity
+from polybus.dialects.pirate import codec, identity, progress
 from polybus.dialects.pirate.keys import Keys
 from polybus.dialects.pirate.options import ClientOptions
 from polybus.errors import (
@@ -44,6 +45,8 @@ WATCHED: Final = (
 UNKNOWN_KEY: Final = 400  # what the bus's ZAP says of it
 OTHER_MECHANISM: Final = 0x11000002  # of libzmq: one side has CURVE, the other not
 MAX_SOCKETS: Final = 16384  # in one process, three for each lane
+NO_CONNECTION: Final = -1
+LOOKS: Final = 4  # in the time of one try, whether something moves: then it begins again
 # A slow link shall not have to carry a large message again because it takes its time.
 SLOWEST_BYTES_PER_S: Final = 4 << 20
 
@@ -102,6 +105,7 @@ class _Wire:
 
     def __init__(self, server: str, keys: Keys | None) -> None:
         self.story = f"no bus answers at {server}: is it running ('polybus serve')?"
+        self._fd = NO_CONNECTION
         self._server = server
         self._keys = keys
         self._shut_out: asyncio.Future[PolybusError] = asyncio.get_running_loop().create_future()
@@ -120,13 +124,25 @@ class _Wire:
     async def ask(
         self, number: bytes, frames: Sequence[bytes], timeout_s: float
     ) -> list[bytes] | None:
-        """The answer to this number; None if there was none in time."""
+        """The answer to this number; None if there was none in time, and none is on its way."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + timeout_s
+        mark, end = progress.mark(self._fd), loop.time() + timeout_s
         # libzmq gives up a bus that shuts it out, and then has nowhere to send to.
         sending = asyncio.ensure_future(self._socket.send_multipart([number, b"", *frames]))
         if not await self._within(timeout_s, sending):
             return None
+        while (left := end - loop.time()) > 0:
+            reply = await self._reply(number, min(left, timeout_s / LOOKS))
+            if reply is not None:
+                return reply
+            before, mark = mark, progress.mark(self._fd)
+            if progress.has_moved(before, mark):
+                end = loop.time() + timeout_s
+        return None
+
+    async def _reply(self, number: bytes, timeout_s: float) -> list[bytes] | None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
         while (left := end - loop.time()) > 0:
             receiving = asyncio.ensure_future(self._socket.recv_multipart())
             if not await self._within(left, receiving):
@@ -180,6 +196,7 @@ class _Wire:
 
     def _saw(self, event: int, value: int) -> None:
         if event == zmq.EVENT_CONNECTED:
+            self._fd = value
             self.story = f"what listens at {self._server} does not speak ZeroMQ, or is held up"
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.story = f"the bus at {self._server} does not answer"

@@ -26,7 +26,8 @@ class Order(StrEnum):
 class ClientOptions:
     """Settings of one client; `connect` takes each as a keyword."""
 
-    # How long one try waits for an answer. A large message gets a second more for each 4 MiB.
+    # How long one try waits for an answer. A large message gets a second more for each 4 MiB,
+    # and one that moves, as slow as it may, is waited for.
     timeout_s: float = 2.5
     # How often a request is sent, each time on a new socket, before its caller is told.
     tries: int = 3

@@ -17,18 +17,16 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+from polybus.model import tcpinfo
 from polybus.model.identity import ANONYMOUS
 from polybus.transports.peer import describe, identify, unsent_bytes
 
 REMEMBERED_S: Final = 1.0  # how long an ended connection may still have messages to be read
-# Of Linux's struct tcp_info: where bytes_acked and bytes_received (64 bits each) begin.
-ACKED, RECEIVED, TCP_INFO_BYTES = 120, 128, 136
 GUESSED_BYTES: Final = 1 << 20
 
 
@@ -103,12 +101,10 @@ class Connection:
             try:
                 if sock.family == socket.AF_UNIX:
                     return self._guessed(sock)
-                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcpinfo.TCP_INFO_BYTES)
             except OSError:
                 return None
-        numbers = (info[at : at + 8] for at in (RECEIVED, ACKED))
-        received, acked = (int.from_bytes(one, sys.byteorder) for one in numbers)
-        return received, acked
+        return tcpinfo.counts(info)
 
     def _guessed(self, sock: socket.socket) -> tuple[int, int]:
         self.is_guessed = True
