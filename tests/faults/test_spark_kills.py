@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import closing
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,12 @@ PATIENCE_S = 400.0  # a driver starts meanwhile
 
 
 class Story:
-    """A bus, a query, and what becomes of them."""
+    """A bus, a query, and what becomes of them. While a driver runs the next one starts: that
+    takes as long as what it is there for."""
 
-    def __init__(self, bus: NativeBus, folder: Path, sabotage: str | None) -> None:
+    def __init__(
+        self, bus: NativeBus, folder: Path, sabotage: str | None = None, *, drivers: int
+    ) -> None:
         self.bus = bus
         self.client = bus.client()
         self.orders = Orders(folder / "orders")
@@ -54,6 +58,8 @@ class Story:
         # Not from small to large: the first parts of 7 and of 13 rows can be the same.
         self.partition_sizes = cycle((20, 7, 13))
         self.client.create_topic(SOURCE, shards=4)
+        self._starting = (self._start() for _ in range(drivers))
+        self._next = next(self._starting)
 
     def produce(self, epochs: int) -> None:
         numbers = range(self.sent, self.sent + epochs * ROWS_PER_EPOCH)
@@ -63,6 +69,14 @@ class Story:
         self.sent = numbers.stop
 
     def driver(self) -> Driver:
+        found, self._next = self._next, next(self._starting, self._next)
+        return found
+
+    def close(self) -> None:
+        """Ends what was started and not needed, since something went wrong."""
+        self._next.close()
+
+    def _start(self) -> Driver:
         copy = Copy(
             self.bus.url,
             str(self.checkpoint),
@@ -192,8 +206,8 @@ def _carried_out(story: Story, point: str, what: str) -> dict[str, Any]:
 
 
 def tell(folder: Path, rounds: int) -> None:
-    with NativeBus() as bus:
-        story = Story(bus, folder, None)
+    drivers = rounds * (len(KILLS) + 1)
+    with NativeBus() as bus, closing(Story(bus, folder, drivers=drivers)) as story:
         for _ in range(rounds):
             for point, passings in KILLS.items():
                 story.produce(3)
@@ -205,8 +219,8 @@ def tell(folder: Path, rounds: int) -> None:
 
 def tell_in_short(folder: Path, sabotage: str) -> None:
     """The two kills that show whether a replay is known for what it is."""
-    with NativeBus(env={"POLYBUS_SABOTAGE": sabotage}) as bus:
-        story = Story(bus, folder, sabotage)
+    broken = NativeBus(env={"POLYBUS_SABOTAGE": sabotage})
+    with broken as bus, closing(Story(bus, folder, sabotage, drivers=3)) as story:
         for point in ("staged", "published"):
             story.produce(3)
             kill_the_driver(story, point, KILLS[point])

@@ -88,8 +88,8 @@ def main() -> None:
     copy = Copy(**json.loads(sys.argv[1]))
     session = polybus.spark.session(f"local[2,{copy.retries}]", name="copy", settings=SETTINGS)
     java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-    sparkpoints.driver_is(java, os.getpid())
     for _ in sys.stdin:
+        sparkpoints.driver_is(java, os.getpid())  # now: others may be started meanwhile
         print(MARK + json.dumps(run(session, copy)), flush=True)  # noqa: T201
 
 
