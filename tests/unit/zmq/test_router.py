@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import socket
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,8 +13,8 @@ import zmq
 from zmq.backend.cython import _zmq
 
 from polybus.kernel.router import Router
+from polybus.model import tcpinfo
 from polybus.testing.watch import until
-from polybus.transports.zmq.connections import RECEIVED, TCP_INFO_BYTES
 
 WAIT_MS = 20_000
 MANY, MUCH = 1000, 1 << 30
@@ -160,8 +159,8 @@ def test_what_came_is_counted_as_the_kernel_does(any_pair):
 
 def received(fd: int) -> int:
     with socket.socket(fileno=os.dup(fd)) as one:
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    return int.from_bytes(info[RECEIVED : RECEIVED + 8], sys.byteorder)
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcpinfo.TCP_INFO_BYTES)
+    return tcpinfo.counts(info).received
 
 
 def test_frames_beyond_the_bound_are_passed_over_and_the_next_message_is_whole(pair):

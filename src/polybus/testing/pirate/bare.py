@@ -126,7 +126,9 @@ class Bare:
         return answer
 
     def put(self, topic: str, *body: bytes) -> Answer:
-        return self._counted(wire.PUT, topic, *body)
+        """In these frames; those that are too large are several."""
+        cut = [part for one in body for part in wire.in_frames(one)]
+        return self._counted(wire.PUT, topic, *cut)
 
     def sub(self, topic: str) -> Answer:
         answer = self._counted(wire.SUB, topic)

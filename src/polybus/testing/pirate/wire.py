@@ -44,6 +44,11 @@ def counted(op: bytes, client: bytes, epoch: int, counter: int, topic: str, *bod
     return [VERSION, op, client, number(epoch), number(counter), topic.encode(), *body]
 
 
+def in_frames(body: bytes) -> Frames:
+    """A body in as few frames as it can have."""
+    return [body[at : at + MAX_FRAME] for at in range(0, max(1, len(body)), MAX_FRAME)]
+
+
 def get(client: bytes, epoch: int, topic: str, last: int, ignored: bytes = bytes(8)) -> Frames:
     return [VERSION, GET, client, number(epoch), ignored, topic.encode(), number(last)]
 
