@@ -97,14 +97,10 @@ class Story:
         return sorted(rows, key=lambda row: row[:2])
 
 
-def kill_the_driver(story: Story, point: str, passings: int, *, trims: bool) -> None:
+def kill_the_driver(story: Story, driver: Pipes, point: str, passings: int) -> None:
     story.orders.forget()
     story.orders.give(point, "kill driver", passings)
-    with story.driver() as driver:
-        told = story.archived(driver)
-        if trims:
-            told = story.trimmed(driver)
-        code = driver.close()
+    told, code = story.archived(driver), driver.close()
     assert (told, code) == (None, -9), f"{point}: the driver was not killed: {told}"
     assert story.orders.done(point, "kill"), f"it died elsewhere than {point}"
     story.check()
@@ -133,30 +129,35 @@ def finish(story: Story, driver: Pipes, calm: Path) -> None:
 
 
 def tell(folder: Path, seed: int, sabotage: str | None = None) -> None:
-    chance = random.Random(seed)
     with NativeBus() as bus:
         story = Story(bus, folder, sabotage)
         story.produce()
-        point = chance.choice(DRIVER_POINTS) if sabotage is None else "archived"
-        kill_the_driver(story, point, _passings(point, chance), trims=False)
-        if sabotage is not None:
-            with story.driver() as driver:
-                finish(story, driver, folder / "calm")
-        story.produce()
-        with story.driver() as driver:
-            break_tasks(story, driver, chance)
-            finish(story, driver, folder / "calm")
-            same = story.rows_in_files(story.archive) == story.rows_in_files(folder / "calm")
-            assert same, "it is not the archive of an undisturbed run"
-            story.produce()
-            story.orders.give(chance.choice(TRIM_POINTS), "kill driver")
-            story.archived(driver)
-            assert story.trimmed(driver) is None, "the driver was not killed"
-        story.check()
-        story.orders.forget()
-        with story.driver() as driver:
-            story.trimmed(driver)
+        # All start at once: a session takes seconds to begin, and most of them waiting.
+        with story.driver() as first, story.driver() as second, story.driver() as third:
+            go_through(story, (first, second, third), random.Random(seed), folder / "calm")
         check_trimmed(story)
+
+
+def go_through(
+    story: Story, drivers: tuple[Pipes, Pipes, Pipes], chance: random.Random, calm: Path
+) -> None:
+    first, second, third = drivers
+    point = chance.choice(DRIVER_POINTS) if story.sabotage is None else "archived"
+    kill_the_driver(story, first, point, _passings(point, chance))
+    if story.sabotage is not None:
+        finish(story, second, calm)
+    story.produce()
+    break_tasks(story, second, chance)
+    finish(story, second, calm)
+    same = story.rows_in_files(story.archive) == story.rows_in_files(calm)
+    assert same, "it is not the archive of an undisturbed run"
+    story.produce()
+    story.orders.give(chance.choice(TRIM_POINTS), "kill driver")
+    story.archived(second)
+    assert story.trimmed(second) is None, "the driver was not killed"
+    story.check()
+    story.orders.forget()
+    story.trimmed(third)
 
 
 def _passings(point: str, chance: random.Random) -> int:

@@ -18,8 +18,8 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 import polybus.spark
-from polybus.testing.sparkpipes import RETRIES, run
-from polybus.testing.sparkquery import MARK, SETTINGS, STOP_S, Driver
+from polybus.testing.sparkpipes import RETRIES, SETTINGS, run
+from polybus.testing.sparkquery import MARK, STOP_S, Driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +43,7 @@ def _answer(session: SparkSession, order: dict[str, Any], lock: Lock) -> None:
     except Exception as error:  # nobody else would hear of it
         told = {"error": f"{type(error).__name__}: {error}"}
     with lock:
-        print(MARK + json.dumps(told), flush=True)  # noqa: T201
+        print(MARK + json.dumps({"pipeline": order["pipeline"], **told}), flush=True)  # noqa: T201
 
 
 # --- in the test
@@ -65,12 +65,12 @@ class Crowd(Driver):
         order = {"pipeline": pipeline, "given": given, "named": named}
         print(json.dumps(order), file=self._process.stdin, flush=True)
 
-    def do(self, pipeline: str, *given: Any, **named: Any) -> dict[str, Any]:
-        """What came of it, while nothing else runs."""
-        self.start(pipeline, *given, **named)
-        told = self.ended()
-        assert told is not None, f"{pipeline}: the driver has died"
-        return told
+    def finish(self, count: int = 1) -> None:
+        """Until so many of those that were started have ended, without an error."""
+        for _ in range(count):
+            told = self.ended()
+            assert told is not None, "the driver has died"
+            assert told.get("error") is None, told
 
     def kill(self) -> None:
         """-9, for the driver, its Java and all workers, at once."""

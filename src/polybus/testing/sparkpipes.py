@@ -18,20 +18,27 @@ from typing import TYPE_CHECKING, Any
 import polybus.spark
 from polybus.errors import PolybusError
 from polybus.spark.pipelines import PIPELINES
-from polybus.testing import sparkpoints
-from polybus.testing.sparkquery import MARK, SETTINGS, Driver
+from polybus.testing import sparkpoints, sparkquery
+from polybus.testing.sparkquery import MARK, Driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RETRIES = 4  # how often Spark tries a task
+SETTINGS = {
+    **sparkquery.SETTINGS,
+    # What runs once or twice is not worth compiling.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
 
 
 def main() -> None:
     session = polybus.spark.session(f"local[2,{RETRIES}]", name="pipelines", settings=SETTINGS)
     java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-    sparkpoints.driver_is(java, os.getpid())
     for line in sys.stdin:
+        sparkpoints.driver_is(java, os.getpid())  # one of several may be at work
         print(MARK + json.dumps(run(session, json.loads(line))), flush=True)  # noqa: T201
 
 
