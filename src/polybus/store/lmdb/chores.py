@@ -6,6 +6,7 @@ most `SHARE` of the time, so that they hold up nobody and still get done.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 STEP_S: Final = 0.003
 SHARE: Final = 0.05
+# Commits keep coming if the last one was so recent: what comes a thousand times a second leaves
+# gaps, too, and whoever came at their end would wait for a step.
+RECENT_S: Final = 0.05
 # After a chore failed, say because the disk is full: so long, then twice as long each time.
 PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 60.0
@@ -39,6 +43,7 @@ class Chores:
         self._readers_s = time.monotonic() + READERS_S
         self._pages = home.used.pages
         self._not_before_s = 0.0
+        self._busy_s = -math.inf  # when there was a commit last
         self._pause_s = PAUSE_S
 
     def note(self, batch: Batch) -> None:
@@ -73,8 +78,13 @@ class Chores:
         return self._pending() and time.monotonic() >= self._not_before_s
 
     def do(self, busy: bool) -> None:
-        """One step, if there is something to do and it is the time for it."""
+        """One step, if there is something to do and it is the time for it.
+
+        `busy`: there was a commit just now.
+        """
         now = time.monotonic()
+        if busy:
+            self._busy_s = now
         self._look_at_readers(now)
         if not self.is_due():
             return
@@ -84,7 +94,8 @@ class Chores:
             self._reblocker.step()
         self._pause_s = PAUSE_S
         took = time.monotonic() - now
-        self._not_before_s = now + took / SHARE if busy else 0.0
+        is_busy = now - self._busy_s < RECENT_S
+        self._not_before_s = now + took / SHARE if is_busy else 0.0
 
     def pause(self) -> None:
         self._not_before_s = time.monotonic() + self._pause_s

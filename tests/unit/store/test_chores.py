@@ -1,0 +1,66 @@
+"""When the writer's chores are done: seldom while commits keep coming, else at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polybus.store.lmdb import chores
+from polybus.store.lmdb.chores import RECENT_S, SHARE, STEP_S, Chores
+
+GAP_S = 0.002  # between two commits
+
+
+class Place:
+    """Removal that has no end, and takes its time of a clock that stands else."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.steps = 0
+        self.removing = True
+
+    def remove(self, time_s: float) -> None:
+        self.steps += 1
+        self.now_s += time_s
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+    made = Place()
+    monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: made.now_s))
+    return made
+
+
+@pytest.fixture
+def work(place: Place) -> Chores:
+    unused: Any = SimpleNamespace()
+    home: Any = SimpleNamespace(used=SimpleNamespace(pages=0, clear_dead_readers=lambda: None))
+    storing: Any = place
+    return Chores(unused, home, storing, unused)
+
+
+def test_while_commits_keep_coming_chores_have_their_share_of_the_time(
+    place: Place, work: Chores
+) -> None:
+    """Also if the writer has time between two commits."""
+    began_s = place.now_s
+    while place.now_s < began_s + 10.0:
+        work.do(True)
+        place.now_s += GAP_S / 2
+        work.do(False)
+        place.now_s += GAP_S / 2
+    share = place.steps * STEP_S / (place.now_s - began_s)
+    assert SHARE / 2 < share <= SHARE * 1.1
+
+
+def test_when_no_more_come_nothing_is_waited_for(place: Place, work: Chores) -> None:
+    work.do(True)
+    assert place.steps == 1
+    assert work.wait_s() > 0
+    place.now_s += RECENT_S + STEP_S / SHARE
+    for _ in range(5):
+        assert work.wait_s() == 0
+        work.do(False)
+    assert place.steps == 6
