@@ -138,6 +138,7 @@ FETCHING = mutants(
         "                    work.set(shard, trimmed)",
         "                    pass",
     ),
+    ("who follows hears of no change", "known != self._settled:", "self._settled is None:"),
     ("who follows gets the same again", '._replace(next=place["to"])', ""),
     ("it follows without end", "self._max_rows -= found.rows.count", "pass"),
 )

@@ -44,6 +44,8 @@ PRODUCER = [
             "pass",
         ),
         ("linger for ever", "self._since_s + self._merging.linger_s", "self._since_s + 1e9"),
+        ("nobody is to send", "self._until_due_s() <= GRACE_S", "False"),
+        ("the thread is not told", "if not (self._in_flight and self._looks):", "if False:"),
         ("the first waits, too", "if self._hurried or not self._in_flight:", "if self._hurried:"),
         (
             "failures are nobody's",

@@ -6,10 +6,10 @@ import pytest
 
 from polybus.bus.groups.fetching import PASSED_OVER, WORTH_ROWS
 from polybus.bus.groups.latency import NAMES, Sightings, bucket
-from polybus.errors import Expired
+from polybus.errors import Expired, Fenced
 from polybus.model.commit import Append, Commit
 from polybus.model.rows import Rows
-from tests.unit.bus.groups.desk import SECOND_NS
+from tests.unit.bus.groups.desk import MANY, SECOND_NS
 
 
 def test_a_new_group_starts_at_the_earliest_or_the_latest(desk):
@@ -229,3 +229,70 @@ def test_a_commit_over_two_shards_is_seen_whole(desk):
     appends = (Append(number, 0, block(b"x")), Append(number, 3, block(b"y")))
     desk.store.commit(Commit(appends=appends)).result()
     assert [place["shard"] for place in one.fetch().places] == [0, 3]
+
+
+def following(seat):
+    """One fetch that goes on, when there was nothing to tell."""
+    fetching = seat.desk.groups.fetching(
+        seat.desk.topic(), seat.group, (seat.consumer, seat.epoch), seat.held, MANY
+    )
+    assert not fetching.look()
+    assert not fetching.look()
+    return fetching
+
+
+def test_who_follows_gets_each_row_once_whatever_is_acked_meanwhile(desk):
+    one = desk.join("a")
+    one.fetch()
+    fetching = following(one)
+    for turn in range(3):
+        desk.produce(2, shard=turn)
+        desk.produce(1, shard=3)
+        found = fetching.look()
+        told = [(place["shard"], place["from"], place["to"]) for place in found.places]
+        assert told == [(turn, 0, 2), (3, turn, turn + 1)]
+        assert not found.is_change
+        assert fetching.go_on(found)
+        one.ack(turn, (0, 2))
+        assert not fetching.look()
+
+
+def test_who_follows_is_told_to_release_what_another_is_to_have(desk):
+    one = desk.join("a")
+    one.fetch()
+    fetching = following(one)
+    desk.join("b")
+    found = fetching.look()
+    assert found.is_change
+    assert len(found.release) == 2
+
+
+def test_who_follows_is_told_when_its_shards_are_given_anew(desk):
+    desk.produce(3)
+    one = desk.join("a")
+    one.fetch()
+    fetching = following(one)
+    desk.groups.reset(desk.topic(), "g", "earliest", force=True)
+    found = fetching.look()
+    assert found.is_change
+    assert found.lost == [told["shard"] for told in found.assigned] == [0, 1, 2, 3]
+
+
+def test_who_follows_is_fenced_by_another_of_its_name(desk):
+    one = desk.join("a")
+    one.fetch()
+    fetching = following(one)
+    desk.join("a")
+    with pytest.raises(Fenced):
+        fetching.look()
+
+
+def test_who_follows_gets_nothing_of_what_it_has_paused(desk):
+    one = desk.join("a")
+    one.fetch()
+    one.held[1] = one.held[1]._replace(paused=True)
+    fetching = following(one)
+    desk.produce(2, shard=1)
+    assert not fetching.look()
+    desk.produce(2, shard=2)
+    assert [place["shard"] for place in fetching.look().places] == [2]
