@@ -4,10 +4,11 @@
   reader over the same rows
 - the same through a bus: at least 0.6 of the Parquet reader
 
-  All read the one column that the query needs. Of Parquet Spark does so by itself; of a source in
-  Python it would take all, so it is told: `.schema("body binary")`.
-- the same without that, all ten columns: at least 2.5 times a source that yields tuples; beside it,
-  without a target, the Parquet reader, which still reads one
+  Both are asked the same. Of Parquet Spark reads the one column that it needs, of a topic by our
+  rule.
+- the same beside a source that yields tuples, of all columns, as such a source does: at least 2.5
+  times as fast
+- a query that needs all ten columns: beside it, without a target, the Parquet reader
 - a write: at least 0.6 of a Parquet write of the same rows; beside it, without a target, rows with
   keys, which are cut over 16 shards
 - topic to topic, triggered all the time: p50 at most 250 ms
@@ -17,20 +18,21 @@ from bench.harness.results import P50, P99, RATE, US_PER_MS, Ceiling, Requiremen
 from bench.store.rounds import Case
 
 MESSAGES, SHORT_MESSAGES = 2_000_000, 500_000
-PARQUET, TUPLES, ALL_COLUMNS = "Parquet", "tuples", "polybus, all columns"
+PARQUET, TUPLES = "Parquet", "tuples"
 
 FILES = Case("spark-files", "Spark: full scan from the files, 128 B", (RATE,))
-EVERY = Case("spark-columns", "Spark: the same, all columns", (RATE,))
 BUS = Case("spark-bus", "Spark: full scan through a bus, 128 B", (RATE,))
+SLOW = Case("spark-tuples", "Spark: the same, beside a source of tuples", (RATE,))
+EVERY = Case("spark-columns", "Spark: a query of all columns, from the files", (RATE,))
 SINK = Case("spark-sink", "Spark: write, 128 B", (RATE,))
 KEYED = Case("spark-keyed", "Spark: write with keys, 128 B", (RATE,))
 LATENCY = Case("spark-latency", "Spark: topic → topic, zero-second trigger", (P50, P99))
-CASES = (FILES, EVERY, BUS, SINK, KEYED, LATENCY)
+CASES = (FILES, BUS, SLOW, EVERY, SINK, KEYED, LATENCY)
 
 REQUIREMENTS: tuple[Requirement, ...] = (
     Target(FILES.name, RATE, (PARQUET,), 0.75),
-    Target(EVERY.name, RATE, (TUPLES,), 2.5),
     Target(BUS.name, RATE, (PARQUET,), 0.6),
+    Target(SLOW.name, RATE, (TUPLES,), 2.5),
     Target(SINK.name, RATE, (PARQUET,), 0.6),
     Ceiling(LATENCY.name, P50, 250 * US_PER_MS),
 )

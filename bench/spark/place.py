@@ -3,6 +3,7 @@ files, then the cases."""
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ QUIET_WAIT_S = 2.0
 
 
 @dataclass
-class Place:
+class Place(ABC):
     """The same rows, wherever they are read from and written to."""
 
     spark: Any
@@ -53,8 +54,9 @@ class Place:
         rows = scans.topic(self.spark, self.url, TOPIC)
         self.parquet = scans.parquet(self.spark, self.files, rows)
 
+    @abstractmethod
     def contenders(self, case: Case) -> Sequence[Contender]:
-        raise NotImplementedError
+        """Who takes part."""
 
 
 @dataclass(frozen=True)

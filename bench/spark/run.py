@@ -7,11 +7,9 @@ from bench.harness.report import Outcome
 from bench.harness.results import OURS
 from bench.spark import scans
 from bench.spark.cases import (
-    ALL_COLUMNS,
     BUS,
     CASES,
     EVERY,
-    FILES,
     KEYED,
     LATENCY,
     MESSAGES,
@@ -19,6 +17,7 @@ from bench.spark.cases import (
     REQUIREMENTS,
     SHORT_MESSAGES,
     SINK,
+    SLOW,
     TUPLES,
 )
 from bench.spark.contenders import TopicToTopic, Write, to_parquet, to_topic
@@ -30,7 +29,7 @@ NAMES = tuple(case.name for case in CASES)
 
 
 def run(options: Options) -> Outcome:
-    suite = Suite("spark", Tables, CASES, REQUIREMENTS, (TUPLES, ALL_COLUMNS))
+    suite = Suite("spark", Tables, CASES, REQUIREMENTS, (TUPLES,))
     return suite.run(options, SHORT_MESSAGES if options.short else MESSAGES)
 
 
@@ -45,15 +44,12 @@ class Tables(Place):
     def _scans(self, url: str, case: Case) -> Sequence[Contender]:
         spark, rows = self.spark, self.messages
         pid = self.bus.pid if case is BUS else None
-        parquet = scans.Scan(PARQUET, self.parquet, rows, None)
-        every = scans.topic(spark, url, TOPIC)
-        if case is EVERY:
-            tuples = scans.Scan(TUPLES, scans.tuples(spark, url, TOPIC), rows, None, warming=1)
-            return [scans.Scan(OURS, every, rows, pid), parquet, tuples]
-        ours = scans.Scan(OURS, scans.one_column(spark, url, TOPIC), rows, pid)
-        if case is FILES:
-            return [ours, parquet]
-        return [ours, parquet, scans.Scan(ALL_COLUMNS, every, rows, pid)]
+        asked = scans.EVERY_COLUMN if case is EVERY else scans.ONE_COLUMN
+        ours = scans.Scan(OURS, scans.topic(spark, url, TOPIC), rows, pid, asked=asked)
+        if case is SLOW:
+            slow = scans.tuples(spark, url, TOPIC)
+            return [ours, scans.Scan(TUPLES, slow, rows, None, warming=1)]
+        return [ours, scans.Scan(PARQUET, self.parquet, rows, None, asked=asked)]
 
     def _writers(self, *columns: str) -> Sequence[Contender]:
         rows = self.parquet.select(*columns).persist()

@@ -1,7 +1,7 @@
 """Full scans: of a topic, of the same rows in Parquet, and by a source that yields tuples."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SIZE = 128
+ONE_COLUMN = ("sum(length(body))",)
+EVERY_COLUMN = (*ONE_COLUMN, *(f"max({name})" for name in SCHEMA.names[:-2]), "count(headers)")
 WARMING = 5  # scans before the first that counts: the compiler of Java is slow to finish
 
 
 class Scan:
-    """`sum(length(body))` over a table, each time as a new query: one that is collected again
-    finds its own shuffle, and reads nothing. The bus's pid, if it takes part."""
+    """`sum(length(body))` over a table, first of what is asked, each time as a new query: one that
+    is collected again finds its own shuffle, and reads nothing. The bus's pid, if it takes part."""
 
     def __init__(
         self,
@@ -35,12 +37,13 @@ class Scan:
         messages: int,
         pid: int | None,
         *,
+        asked: Sequence[str] = ONE_COLUMN,
         warming: int = WARMING,
     ) -> None:
         self.name, self.pid = name, pid
         self._warming = warming
         self._messages = messages
-        self._table = table
+        self._table, self._asked = table, [functions.expr(one) for one in asked]
 
     def calibrate(self, wanted_s: float) -> None:
         for _ in range(self._warming):
@@ -49,7 +52,7 @@ class Scan:
     def measure(self) -> Values:
         OWN_PIDS.update(own_pids())
         started_s = time.perf_counter()
-        (found,) = self._table.agg(functions.sum(functions.length("body"))).collect()[0]
+        found, *_ = self._table.agg(*self._asked).collect()[0]
         seconds = time.perf_counter() - started_s
         if found != self._messages * SIZE:
             raise LoadFailed(f"{self.name} found {found} bytes, not {self._messages * SIZE}")
@@ -58,11 +61,6 @@ class Scan:
 
 def topic(spark: "SparkSession", bus: str, name: str) -> "DataFrame":
     return spark.read.format("polybus").options(bus=bus, topic=name).load()
-
-
-def one_column(spark: "SparkSession", bus: str, name: str) -> "DataFrame":
-    reader = spark.read.format("polybus").options(bus=bus, topic=name)
-    return reader.schema("body binary").load()
 
 
 def parquet(spark: "SparkSession", folder: Path, rows: "DataFrame") -> "DataFrame":

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import pyspark
 
+from polybus.spark import classes
 from polybus.testing.watch import until
 
 HOME = Path(pyspark.__file__).parent
@@ -44,7 +45,7 @@ class Part:
             "SPARK_HOME": str(HOME),
             "SPARK_LOCAL_IP": HOST,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": JAVA,
+            "SPARK_DAEMON_JAVA_OPTS": f"{JAVA} {classes.shared()}",
             "PYSPARK_PYTHON": sys.executable,
         }
         command = [str(HOME / "bin" / "spark-class"), kind, "--host", HOST, "--webui-port", "0"]
