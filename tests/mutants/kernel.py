@@ -60,7 +60,9 @@ ENCODING = mutants(
     ),
     ("all parts have one id", "return self.random_state[1] + b", "return 1"),
     ("last chunk as long as the others", "min(chunk, frame.body_size - index * chunk)", "chunk"),
-    ("sent frames are counted", "messages += at > sent", "messages += at >= sent"),
+    ("sent frames are counted", "messages += end > sent", "messages += end >= sent"),
+    ("parts are messages", "sent and not is_early_part(start + at, end - at)", "sent"),
+    ("the last part is early", "frame + at + 16) + 1 <", "frame + at + 16) <"),
     ("smallest cap", "HEADER + 1 + 255 + PART_HEADER + 1:", "HEADER + 1 + 255 + PART_HEADER:"),
 )
 
@@ -239,7 +241,14 @@ FANOUT = mutants(
         "self.delivered_bytes += size",
         "self.delivered_bytes += count",
     ),
-    ("too large counts as delivered", "run.count += out != before", "run.count += 1"),
+    ("too large counts as delivered", "if out != before:", "if True:"),
+    ("too large for one is uncounted", "self.too_large += self.runs[0].unfit", "pass"),
+    ("too large for many is uncounted", "            self.count_unfit(number)\n", ""),
+    (
+        "too large counts for all encodings",
+        ".encoding == encoding:\n                        self.t",
+        ".encoding != 99:\n                        self.t",
+    ),
     (
         "the buffer is kept",
         "            PyBuffer_Release(&view)\n        return routed\n\n    def publish",

@@ -44,7 +44,6 @@ class Delivery:
         # Who is told of a reader that was full and has room again.
         self.relieved: Callable[[Party], None] = lambda party: None
         self.waiting = 0
-        self.too_large = 0  # messages that a push reader's dialect has no way to carry
         self.sender: Party | None = None  # whose buffer was routed last, for the judge's log
 
     def open_outbox(self, pipe: Pipe) -> Outbox:
@@ -105,11 +104,7 @@ class Delivery:
 
     def relay_kept(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> Routed:
         """Sends what was taken already to push readers, up to the first that is full."""
-        fanout = self._fanout
-        before = fanout.delivered
-        routed = fanout.publish(self._trusted, topic, offsets, bodies)
-        wanted = routed.consumed * fanout.subscriber_count(topic)
-        self.too_large += wanted - (fanout.delivered - before)
+        routed = self._fanout.publish(self._trusted, topic, offsets, bodies)
         for outbox, data in routed.outputs:
             outbox.push(data)
         return routed

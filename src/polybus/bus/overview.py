@@ -93,8 +93,9 @@ class Overview:
 
     def _dropped(self) -> dict[str, int]:
         dropped = Counter(self._counters.family("dropped"))
-        dropped.update(denied=self._fanout.denied, no_subscriber=self._fanout.unheard)
-        dropped.update(too_large=self._delivery.too_large)
+        fanout = self._fanout
+        dropped.update(denied=fanout.denied, no_subscriber=fanout.unheard)
+        dropped.update(too_large=fanout.too_large)
         return {reason: n for reason, n in sorted(dropped.items()) if n}
 
     def _describe(self, party: Party) -> dict[str, Any]:

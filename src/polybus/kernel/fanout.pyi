@@ -47,6 +47,7 @@ class Fanout(Registry):
     delivered_bytes: int
     denied: int
     unheard: int
+    too_large: int  # messages that a reader's encoding has no way to carry, once for each reader
     def __init__(self, judge: Callable[[int, builtins.bytes], bool]) -> None: ...
     def route(
         self, framing: Framing, source: Source, buffer: Buffer, start: int, end: int

@@ -75,6 +75,7 @@ cdef struct Run:
     Py_ssize_t start
     Py_ssize_t end
     uint64_t count
+    uint64_t unfit  # messages that the encoding has no way to carry
 
 cdef struct Piece:
     Frame frame
@@ -146,7 +147,7 @@ cdef class Routed:
 @cython.final
 cdef class Fanout(Registry):
     cdef object judge
-    cdef readonly uint64_t messages, bytes, delivered, delivered_bytes, denied, unheard
+    cdef readonly uint64_t messages, bytes, delivered, delivered_bytes, denied, unheard, too_large
     # Scratch of one routing; the arrays are kept between routings.
     cdef Run* runs
     cdef size_t run_count, run_capacity
@@ -242,6 +243,7 @@ cdef class Fanout(Registry):
                     self.note_all(topic, &index, &view)
                     blob = self.encode(encoding)
                     self.book(number, self.runs[0].count, len(blob))
+                    self.too_large += self.runs[0].unfit
                 finally:
                     self.tidy()
             finally:
@@ -475,7 +477,7 @@ cdef class Fanout(Registry):
 
     cdef int start_run(self, uint32_t subscribers) except -1:
         self.runs = <Run*>with_room(self.runs, self.run_count, &self.run_capacity, sizeof(Run))
-        self.runs[self.run_count] = Run(subscribers, self.filled, self.filled, 0)
+        self.runs[self.run_count] = Run(subscribers, self.filled, self.filled, 0, 0)
         self.run_count += 1
         return 0
 
@@ -507,6 +509,7 @@ cdef class Fanout(Registry):
         cdef uint32_t encodings = 0
         cdef size_t at
         cdef int number
+        cdef bytes blob
         for at in range(self.run_count):
             encodings |= self.sets.sets[self.runs[at].subscribers].encodings
         if own >= 0 and encodings & self.own_bit:
@@ -519,7 +522,9 @@ cdef class Fanout(Registry):
         while encodings:
             number = lowest_bit(encodings)
             encodings &= encodings - 1
-            self.distribute(self.encode(self.encodings[number]), number, routed)
+            blob = self.encode(self.encodings[number])
+            self.count_unfit(number)
+            self.distribute(blob, number, routed)
         if self.collecting_count:
             self.collect(routed)
         return 0
@@ -536,7 +541,7 @@ cdef class Fanout(Registry):
         cdef unsigned char* out
         for at in range(self.run_count):
             self.runs[at].start = self.runs[at].end = 0
-            self.runs[at].count = 0
+            self.runs[at].count = self.runs[at].unfit = 0
         for at in range(self.piece_count):
             if self.pieces[at].relayed:
                 size += encoding.measure(&self.pieces[at].frame)
@@ -552,8 +557,23 @@ cdef class Fanout(Registry):
             before = out
             out = encoding.write(&piece.frame, out)
             run.end = out - start
-            run.count += out != before  # what does not fit the encoding is not delivered
+            if out != before:
+                run.count += 1
+            else:
+                run.unfit += 1
         return blob
+
+    cdef void count_unfit(self, int encoding) noexcept:
+        """Messages that did not reach readers of this encoding, once for each of them."""
+        cdef SubscriberSet* readers
+        cdef size_t at
+        cdef uint32_t index
+        for at in range(self.run_count):
+            if self.runs[at].unfit:
+                readers = &self.sets.sets[self.runs[at].subscribers]
+                for index in range(readers.size):
+                    if self.subscribers[readers.members[index]].encoding == encoding:
+                        self.too_large += self.runs[at].unfit
 
     cdef int distribute(self, bytes blob, int encoding, Routed routed) except -1:
         cdef SubscriberSet* readers

@@ -167,11 +167,20 @@ cdef class RqueueFraming(Framing):
         return FRAGMENT
 
 
+cdef bint is_early_part(const unsigned char* frame, Py_ssize_t size) noexcept nogil:
+    """A PART that is not its message's last one."""
+    cdef Py_ssize_t at
+    if frame[4] != PART or size <= HEADER:
+        return False
+    at = HEADER + 1 + frame[HEADER]
+    return at + PART_HEADER <= size and read_u16(frame + at + 16) + 1 < read_u16(frame + at + 18)
+
+
 cdef class RqueueEncoding(Encoding):
     """NOTIFICATION frames, or PARTs where a body is over the cap.
 
-    A body too large for 65535 PARTs measures as nothing: the bus refuses such
-    bodies before they come here. Message ids need only be unique among the
+    A body too large for 65535 PARTs measures as nothing, and the fan-out counts
+    it. A message in PARTs is where its last one is. Message ids need only be unique among the
     parts in flight, so they come from a generator seeded once by the system.
     """
 
@@ -189,12 +198,14 @@ cdef class RqueueEncoding(Encoding):
         cdef const unsigned char* start = encoded
         cdef Py_ssize_t size = len(encoded)
         cdef Py_ssize_t at = 0
+        cdef Py_ssize_t end
         cdef Py_ssize_t messages = 0
         while size - at >= HEADER:
-            at += HEADER + read_u32(start + at)
-            if at > size:
+            end = at + HEADER + read_u32(start + at)
+            if end > size:
                 break
-            messages += at > sent
+            messages += end > sent and not is_early_part(start + at, end - at)
+            at = end
         return messages
 
     cdef uint64_t random(self) noexcept nogil:

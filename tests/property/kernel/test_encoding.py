@@ -51,13 +51,19 @@ def split(encoded: bytes) -> list[bytes]:
     return found
 
 
+numbers = st.integers(0, 3) | st.sampled_from((255, 256, 65534, 65535))
+whole_frames = st.builds(frames.notification, topics, st.binary(max_size=30)) | st.builds(
+    frames.part, topics, numbers, numbers, st.binary(max_size=30)
+)
+
+
 @given(
-    encoded=st.lists(st.builds(frames.notification, topics, st.binary(max_size=30)), max_size=5)
+    encoded=st.lists(whole_frames, max_size=5)
     .map(b"".join)
     .flatmap(lambda whole: st.sampled_from([whole[:end] for end in range(len(whole) + 1)]))
     | st.binary(max_size=30),
     sent=st.integers(-1, 400),
 )
-def test_frames_that_were_not_sent_are_counted(encoded: bytes, sent: int) -> None:
+def test_messages_that_were_not_sent_are_counted(encoded: bytes, sent: int) -> None:
     kernel, oracle = RqueueEncoding(0, frames.LARGE_CAP), Encoding(0, frames.LARGE_CAP)
     assert kernel.count(encoded, sent) == oracle.count(encoded, sent)

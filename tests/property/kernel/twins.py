@@ -198,6 +198,7 @@ class Twins:
         assert self.kernel.set_count == self.oracle.set_count
         assert self.kernel.delivered == self.oracle.delivered
         assert self.kernel.delivered_bytes == self.oracle.delivered_bytes
+        assert self.kernel.too_large == self.oracle.too_large
         assert tally(self.kernel) == tally(self.oracle.total)
         for source in self.sources:
             assert tally(source.kernel) == tally(source.oracle)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from polybus.bus import following
 from polybus.bus.ruletable import Placed
 from polybus.errors import StoreFault
-from polybus.model.limits import Limits
+from polybus.model.limits import Limits, RqueueLimits
 from polybus.model.rows import Rows
 from polybus.model.rules import Rule
+from polybus.testing import freud
 from polybus.testing.memory import MemoryBus
 from polybus.testing.pipe import MemoryPipe
 from polybus.testing.rqueue import (
@@ -312,6 +313,23 @@ def test_one_that_may_no_longer_read_gets_nothing_of_what_it_missed():
     slow.eat()
     bus.settle()
     assert bodies(slow) == [BIG, BIG]
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_what_a_reader_cannot_be_sent_is_counted(is_behind: bool):
+    """One byte a PART, and more bytes than a message may have PARTs."""
+    name = "t" * 255
+    bus = MemoryBus(LIMITS, RqueueLimits(max_payload=282), durable=True)
+    bus.make(name)
+    client = bus.connect_freud()
+    reader = reader_of(bus, name.encode(), appetite=0 if is_behind else None)
+    for size in (1, 1, 1, 1, 65536, 2):  # the first four are over the mark
+        client.deliver(freud.produce(name.encode(), bytes(size)))
+        bus.settle()
+    reader.eat()
+    bus.settle()
+    assert bodies(reader) == [bytes(1)] * 4 + [bytes(2)]
+    assert bus.stats("dropped") == {"too_large": 1}
 
 
 def test_a_slow_reader_is_cut_as_everywhere(bus: MemoryBus):

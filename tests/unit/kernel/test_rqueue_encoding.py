@@ -82,7 +82,7 @@ def test_no_more_parts_than_their_count_can_say() -> None:
 
 
 def test_what_is_too_large_does_not_disturb_its_neighbours() -> None:
-    """Nor does it count as delivered."""
+    """Nor does it count as delivered: it is counted as what it is, for each who missed it."""
     encoding, topic = RqueueEncoding(0, 282), b"t" * 255
     fanout = Fanout(lambda identity, topic: True)
     reader = fanout.add_subscriber("reader", encoding)
@@ -92,7 +92,27 @@ def test_what_is_too_large_does_not_disturb_its_neighbours() -> None:
     both = frames.notification(topic, b"1") + frames.notification(topic, b"2")
     assert routed.outputs == [("reader", both)]
     assert fanout.sent(reader) == (2, len(both))
-    assert fanout.delivered == 2
+    assert (fanout.delivered, fanout.too_large) == (2, 1)
+    other = fanout.add_subscriber("other", encoding)
+    fanout.add_subscriber("of another topic", encoding)
+    fanout.subscribe(other, topic)
+    assert fanout.publish(Source(0), topic, array("i", [1, 65537]), body).outputs == []
+    assert fanout.too_large == 3
+    assert (
+        fanout.encode_for(other, topic, array("i", [1, 65537, 65538]), body)
+        == both[-len(both) // 2 :]
+    )
+    assert fanout.too_large == 4
+
+
+def test_a_reader_whose_encoding_carries_it_misses_nothing() -> None:
+    small, large, topic = RqueueEncoding(0, 282), RqueueEncoding(1, 2048), b"t" * 255
+    fanout = Fanout(lambda identity, topic: True)
+    for name, encoding in (("small", small), ("large", large)):
+        fanout.subscribe(fanout.add_subscriber(name, encoding), topic)
+    routed = fanout.publish(Source(0), topic, array("i", [0, 65536]), bytes(65536))
+    assert [name for name, _ in routed.outputs] == ["large"]
+    assert (fanout.delivered, fanout.too_large) == (1, 1)
 
 
 def test_ids_of_parts_do_not_repeat() -> None:
@@ -109,6 +129,16 @@ def test_frames_that_were_not_sent_whole() -> None:
     assert sent == [3, 3, 3, 2, 2, 0, 0]
     assert encoding.count(b"", 0) == 0
     assert encoding.count(data[:-1], 0) == 2
+
+
+def test_a_message_in_parts_is_one_and_is_where_its_last_part_is() -> None:
+    encoding = RqueueEncoding(0, 2048)
+    parts = [frames.part(b"t", index, 3, b"12") for index in range(3)]
+    data = b"".join(parts) + frames.notification(b"t", b"12")
+    whole = sum(map(len, parts))
+    sent = [encoding.count(data, at) for at in (0, len(parts[0]), whole - 1, whole, len(data))]
+    assert sent == [2, 2, 2, 1, 0]
+    assert encoding.count(b"".join(parts[:2]), 0) == 0  # the rest has yet to come
 
 
 def test_count_takes_bytes_alone() -> None:

@@ -78,6 +78,7 @@ class Fanout(Registry):
         self.total = Tally()
         self.delivered = 0
         self.delivered_bytes = 0
+        self.too_large = 0
         self._judge = judge
 
     def route(self, own: Encoding, source: Source, buffer: Buffer, start: int, end: int) -> Routed:
@@ -145,6 +146,7 @@ class Fanout(Registry):
         reader.bytes += len(whole)
         self.delivered += count
         self.delivered_bytes += len(whole)
+        self.too_large += len(encoded) - count
         return whole
 
     def _offer(self, source: Source, message: Message, routed: Routed) -> bool:
@@ -231,6 +233,8 @@ class Fanout(Registry):
             reader.bytes += len(encoded)
             self.delivered += 1
             self.delivered_bytes += len(encoded)
+        else:
+            self.too_large += 1
 
 
 def _bounds(offsets: bytes, limit: int) -> list[int]:

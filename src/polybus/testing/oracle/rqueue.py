@@ -100,19 +100,34 @@ class Encoding:
         )
 
     def count(self, encoded: bytes, sent: int) -> int:
-        """Whole frames in `encoded` that do not lie within its first `sent` bytes."""
-        return sum(end > sent for end in _frame_ends(encoded))
+        """Messages whose (last) whole frame does not lie within the first `sent` bytes."""
+        whole = _whole_frames(encoded)
+        return sum(end > sent and not _is_early_part(one) for end, one in whole.items())
 
 
-def _frame_ends(encoded: bytes) -> list[int]:
-    ends: list[int] = []
+def _whole_frames(encoded: bytes) -> dict[int, bytes]:
+    """By their ends."""
+    found: dict[int, bytes] = {}
     start = 0
     while len(encoded) - start >= HEADER_BYTES:
         (length,) = struct.unpack(">I", encoded[start : start + 4])
-        start += HEADER_BYTES + length
-        if start <= len(encoded):
-            ends.append(start)
-    return ends
+        end = start + HEADER_BYTES + length
+        if end <= len(encoded):
+            found[end] = encoded[start:end]
+        start = end
+    return found
+
+
+def _is_early_part(one: bytes) -> bool:
+    """A PART that is not its message's last one."""
+    payload = one[HEADER_BYTES:]
+    if one[4] != PART or not payload:
+        return False
+    head = payload[1 + payload[0] :][:PART_HEADER_BYTES]
+    if len(head) < PART_HEADER_BYTES:
+        return False
+    index, count = struct.unpack(">HH", head[16:])
+    return bool(index + 1 < count)
 
 
 def _check_header(length: int, kind: int, max_payload: int) -> None:
