@@ -246,8 +246,8 @@ FANOUT = mutants(
     ("too large for many is uncounted", "            self.count_unfit(number)\n", ""),
     (
         "too large counts for all encodings",
-        ".encoding == encoding:\n                        self.t",
-        ".encoding != 99:\n                        self.t",
+        "readers.members[index]].encoding == encoding",
+        "readers.members[index]].encoding >= 0",
     ),
     (
         "the buffer is kept",
