@@ -45,7 +45,7 @@ PRODUCER = [
         ),
         ("linger for ever", "self._since_s + self._merging.linger_s", "self._since_s + 1e9"),
         ("nobody is to send", "self._until_due_s() <= GRACE_S", "False"),
-        ("the thread is not told", "if not (self._in_flight and self._looks):", "if False:"),
+        ("the thread is not told", "not (self._in_flight and self._looks)", "not self._in_flight"),
         ("the first waits, too", "if self._hurried or not self._in_flight:", "if self._hurried:"),
         (
             "failures are nobody's",
