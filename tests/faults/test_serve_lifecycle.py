@@ -213,6 +213,13 @@ def test_a_taken_port_is_one_line_and_nothing_is_left_behind(tmp_path):
         assert bus.address().port == port
 
 
+@pytest.mark.parametrize("before", [(), ("pirate=tcp://127.0.0.1:0",)], ids=["first", "second"])
+def test_a_port_that_zeromq_cannot_have_is_one_line_too(tmp_path, before):
+    with taken_port() as port:
+        failed = start_fails(listen=(*before, f"pirate=tcp://127.0.0.1:{port}"), folder=tmp_path)
+    assert f"tcp://127.0.0.1:{port}: something else listens there already" in failed.stderr
+
+
 def test_a_data_folder_in_use_names_its_owner(bus, tmp_path):
     failed = start_fails(env={"POLYBUS_DATA": str(bus.data)}, folder=tmp_path)
     assert f"pid {bus.pid}" in failed.stderr

@@ -23,6 +23,7 @@ from polybus.testing.pirate import wire
 from polybus.testing.pirate.wire import Answer, Frames
 
 TRY_S = 0.25  # of one try, where requests are sent again
+GROWTH, MOST_TRY_S = 1.5, 5.0
 PATIENCE_S = 60.0
 
 
@@ -108,9 +109,13 @@ class Bare:
     # --- as a client does
 
     def insist(self, request: Sequence[bytes]) -> Answer:
-        """Sent again, on a new socket each time, until it is answered."""
-        end_s = time.monotonic() + self._patience_s
-        while (frames := self.once(request, self._try_s)) is None:
+        """Sent again, on a new socket each time, until it is answered.
+
+        Each try waits longer: on a crowded machine no answer would come in the time of the first.
+        """
+        end_s, try_s = time.monotonic() + self._patience_s, self._try_s
+        while (frames := self.once(request, try_s)) is None:
+            try_s = min(try_s * GROWTH, max(MOST_TRY_S, self._try_s))
             if time.monotonic() > end_s:
                 raise NoAnswer(f"no answer to {request[:2]} in {self._patience_s:g} s")
             self.sent_again += 1

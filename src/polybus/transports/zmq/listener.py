@@ -91,6 +91,7 @@ class RouterListener:
             self.address = _bind(socket, address)
         except BaseException:
             socket.disable_monitor()
+            self._monitor.close(0)  # the context ends when all its sockets have
             socket.close(0)
             raise
         self._router = Router(_zmq.__file__, socket.underlying)
