@@ -28,7 +28,7 @@ MAX_BATCH_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """What waits is sent when something was answered, or one of these is reached."""
+    """What waits is sent when nothing is on its way, or one of these is reached."""
 
     linger_s: float = LINGER_S
     max_batch_rows: int = MAX_BATCH_ROWS
