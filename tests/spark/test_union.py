@@ -112,6 +112,19 @@ def _before(ends):
     return lambda row: row.offset < ends[row.shard]
 
 
+def test_a_place_is_found_by_id_and_time_in_archive_and_log(history):
+    access = opened(history.bus.url, str(history.folder))
+    for shard in (0, 1):
+        rows = [row for row in history.rows if row.shard == shard]
+        end = rows[-1].offset + 1
+        for wanted in range(ROWS + 2):
+            since = next((row.offset for row in rows if row.id >= wanted), end)
+            assert access.find_id(history.topic, shard, wanted) == since
+        for ns in {row.timestamp_ns for row in history.rows}:
+            since = next((row.offset for row in rows if row.timestamp_ns >= ns), end)
+            assert access.find(history.topic, shard, ns) == since
+
+
 def test_spark_reads_the_files_by_itself_and_only_what_a_query_needs(spark, history, capsys):
     sums = polybus.spark.table(spark, **history.options).agg(f.sum(f.length("body")))
     assert sums.collect()[0][0] == sum(len(row.body) for row in history.rows)

@@ -16,6 +16,7 @@ from polybus.errors import DoesNotExist, UsageError
 from polybus.model.arrow import batch_of
 from polybus.model.patterns import Pattern
 from polybus.native import Client, ClientOptions
+from polybus.spark.ids import first_with_id
 from polybus.spark.options import FILES
 from polybus.store.opening import open_store
 
@@ -55,6 +56,9 @@ class Access(Protocol):
     def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
         """The first offset that came at this time or later; the end if none did."""
 
+    def find_id(self, topic: str, shard: int, wanted: int) -> int:
+        """The first offset whose id is this one or a later one; the end if there is none."""
+
     def read(
         self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
     ) -> Iterator[pa.RecordBatch]:
@@ -77,6 +81,9 @@ class ThroughBus:
 
     def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
         return self._client.find(topic, timestamp_ns, shard)
+
+    def find_id(self, topic: str, shard: int, wanted: int) -> int:
+        return first_with_id(self, topic, shard, self.shards(topic)[shard], wanted)
 
     def read(
         self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
@@ -111,6 +118,9 @@ class FromFiles:
 
     def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
         return self._of(topic, lambda number: self._store.find(number, shard, timestamp_ns))
+
+    def find_id(self, topic: str, shard: int, wanted: int) -> int:
+        return first_with_id(self, topic, shard, self.shards(topic)[shard], wanted)
 
     def read(
         self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND

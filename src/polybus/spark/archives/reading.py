@@ -56,13 +56,20 @@ class WithArchive:
         return dict(sorted(found.items()))
 
     def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
-        for file in versions.newest(self._folder, topic).files:
-            if shard in file.shards and file.last_ns >= timestamp_ns:
-                found = _first_since(self._folder, file, shard, timestamp_ns)
-                if found is not None:
-                    return found
+        found = self._first(topic, shard, "timestamp_ns", timestamp_ns)
+        if found is not None:
+            return found
         try:
             return self._log.find(topic, shard, timestamp_ns)
+        except DoesNotExist:
+            return self.shards(topic)[shard].end
+
+    def find_id(self, topic: str, shard: int, wanted: int) -> int:
+        found = self._first(topic, shard, "id", wanted)
+        if found is not None:
+            return found
+        try:
+            return self._log.find_id(topic, shard, wanted)
         except DoesNotExist:
             return self.shards(topic)[shard].end
 
@@ -110,6 +117,15 @@ class WithArchive:
                 return
             start = last
 
+    def _first(self, topic: str, shard: int, column: str, least: int) -> int | None:
+        """In the archive; None if nothing there is as late."""
+        for file in versions.newest(self._folder, topic).files:
+            if shard in file.shards:
+                found = _first_from(self._folder, file, shard, column, least)
+                if found is not None:
+                    return found
+        return None
+
     def _is_archived(self, topic: str, shard: int, offset: int) -> bool:
         return offset < (versions.newest(self._folder, topic).end(shard) or 0)
 
@@ -133,12 +149,12 @@ def _as_read(stored: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=READ_SCHEMA)
 
 
-def _first_since(folder: Folder, file: File, shard: int, timestamp_ns: int) -> int | None:
+def _first_from(folder: Folder, file: File, shard: int, column: str, least: int) -> int | None:
+    """The first offset of a shard where a column that rises has at least this."""
     start, end = file.shards[shard]
-    for group in _groups(folder, file, shard, start, end, [*PLACE, "timestamp_ns"]):
+    for group in _groups(folder, file, shard, start, end, [*PLACE, column], (column, least)):
         wanted = pc.and_(
-            pc.equal(group.column("shard"), shard),
-            pc.greater_equal(group.column("timestamp_ns"), timestamp_ns),
+            pc.equal(group.column("shard"), shard), pc.greater_equal(group.column(column), least)
         )
         found = pc.min(group.column("offset").filter(wanted)).as_py()
         if found is not None:
@@ -147,17 +163,25 @@ def _first_since(folder: Folder, file: File, shard: int, timestamp_ns: int) -> i
 
 
 def _groups(
-    folder: Folder, file: File, shard: int, start: int, end: int, columns: list[str]
+    folder: Folder,
+    file: File,
+    shard: int,
+    start: int,
+    end: int,
+    columns: list[str],
+    at_least: tuple[str, int] = ("offset", 0),
 ) -> Iterator[pa.Table]:
-    """The row groups that can have rows between these, by their least and greatest values."""
+    """The row groups that can have such rows, by their least and greatest values."""
+    column, least = at_least
     with pq.ParquetFile(folder.path / file.path) as source:
         for number in range(source.num_row_groups):
-            least, most = _bounds(source.metadata.row_group(number))
-            if least[0] <= shard <= most[0] and least[1] < end and start <= most[1]:
+            told = _statistics(source.metadata.row_group(number))
+            shards, offsets = (told[name] for name in PLACE)
+            is_near = shards.min <= shard <= shards.max and offsets.min < end
+            if is_near and start <= offsets.max and told[column].max >= least:
                 yield source.read_row_group(number, columns)
 
 
-def _bounds(group: pq.RowGroupMetaData) -> tuple[list[int], list[int]]:
-    told = {group.column(n).path_in_schema: group.column(n) for n in range(group.num_columns)}
-    found = [told[name].statistics for name in PLACE]
-    return [one.min for one in found], [one.max for one in found]
+def _statistics(group: pq.RowGroupMetaData) -> dict[str, pq.Statistics]:
+    columns = [group.column(n) for n in range(group.num_columns)]
+    return {one.path_in_schema: one.statistics for one in columns}

@@ -1,7 +1,7 @@
 """From which offset to which a replay goes, in each shard: what --from and --to say.
 
 Within a shard ids and the bus's times rise with offsets, so a place is one offset of each
-shard: by time the bus (or the archive) finds it, by id `ids.py` does.
+shard: the bus (or the archive) finds it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polybus.model.moments import EARLIEST, LATEST, moment_ns, parse
-from polybus.spark.ids import first_with_id
 
 if TYPE_CHECKING:
     from polybus.spark.access import Access, Shard
@@ -25,6 +24,7 @@ def offsets_at(access: Access, topic: str, place: str, shards: dict[int, Shard])
     if wanted == LATEST:
         return {shard: there.end for shard, there in shards.items()}
     if isinstance(wanted, int):
-        return {n: first_with_id(access, topic, n, there, wanted) for n, there in shards.items()}
-    found = {n: access.find(topic, n, moment_ns(place)) for n in shards}
+        found = {n: access.find_id(topic, n, wanted) for n in shards}
+    else:
+        found = {n: access.find(topic, n, moment_ns(place)) for n in shards}
     return {n: min(max(offset, shards[n].start), shards[n].end) for n, offset in found.items()}
