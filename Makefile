@@ -15,9 +15,9 @@ ARGS   ?=
 # How long `make soak` fuzzes each target.
 FUZZ_SECONDS ?= 120
 
-# Tests spend half of their time waiting: three processes share them and keep two cores
+# Tests spend half of their time waiting: four processes share them and keep two cores
 # busy. They take a file at a time, in the order of tests/conftest.py.
-SHARED := -n 3 --dist loadfile --no-loadscope-reorder
+SHARED := -n 4 --dist loadfile --no-loadscope-reorder
 
 # What pytest answers when nothing is marked so (yet).
 NO_TESTS := 5

@@ -191,22 +191,14 @@ def rqueue(
     )
 
 
-Completed = subprocess.CompletedProcess[str]
+Completed = warm.Completed
 
 
 def run(
     *args: str, env: Mapping[str, str] | None = None, timeout_s: float = COMMAND_TIMEOUT_S
 ) -> Completed:
     """Any `polybus` command to its end, with its exit code and output as text."""
-    return subprocess.run(
-        [*POLYBUS, *args],
-        env=dict(env) if env is not None else None,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        stdin=subprocess.DEVNULL,
-    )
+    return warm.run(args, os.environ if env is None else env, timeout_s)
 
 
 def clean_environment(folder: Path) -> dict[str, str]:

@@ -3,7 +3,8 @@
 Hundreds of tests have a bus of their own, and to load an interpreter with it takes ten times
 as long as to start it. So one process loads what `polybus serve` and `polybus rqueue` load,
 and forks when it is asked to; the child does what the command does with these arguments, in
-this environment and with these files, down to how an interpreter ends.
+this environment and with these files, down to how an interpreter ends. So do commands that
+a test gives to its bus (`BusProcess.run`).
 
     warm.use()                                   # from here on, `start` is warm where it can be
     child = start([*POLYBUS, "serve"], env, log)
@@ -24,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -32,8 +34,10 @@ from typing import IO
 
 from polybus.testing.forking import MAX_REQUEST_BYTES
 
+Completed = subprocess.CompletedProcess[str]
+
 POLYBUS = (sys.executable, "-m", "polybus")
-COMMANDS = ("serve", "rqueue")
+BUSES = ("serve", "rqueue")
 FORKING = "polybus.testing.forking"
 # What a bus reads when it starts, or never. All else, and sabotage, may be read as code is loaded.
 ANY = ("POLYBUS_", "XDG_RUNTIME_DIR", "NOTIFY_SOCKET", "PYTEST_")
@@ -43,9 +47,9 @@ SABOTAGE = "POLYBUS_SABOTAGE"
 class Forked:
     """A child of the process that forks; of `subprocess.Popen` what tests use."""
 
-    def __init__(self, pid: int, talk: socket.socket, stdout: IO[bytes]) -> None:
+    def __init__(self, pid: int, talk: socket.socket) -> None:
         self.pid = pid
-        self.stdout: IO[bytes] | None = stdout
+        self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
         self._talk = talk
 
@@ -97,22 +101,36 @@ class Warm:
                 stdout=subprocess.DEVNULL,
             )
 
-    def fits(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
-        is_bus = tuple(command[:3]) == POLYBUS and len(command) > 3 and command[3] in COMMANDS
-        return is_bus and not env.get(SABOTAGE) and _others(env) == self._variables
+    def fits(self, env: Mapping[str, str]) -> bool:
+        return not env.get(SABOTAGE) and _others(env) == self._variables
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> Forked:
-        request = json.dumps([str(Path.cwd()), list(command[3:]), dict(env)]).encode()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def start(self, args: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> Forked:
         reading, writing = os.pipe()
-        with theirs:
+        try:
+            child = self._fork(args, env, writing, log.fileno())
+        finally:
+            os.close(writing)
+        child.stdout = os.fdopen(reading, "rb", buffering=0)
+        return child
+
+    def run(self, args: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Completed:
+        with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+            child = self._fork(args, env, stdout.fileno(), stderr.fileno())
             try:
-                files = [theirs.fileno(), writing, log.fileno()]
-                socket.send_fds(self._talk, [request], files)
+                code = child.wait(timeout_s)
             finally:
-                os.close(writing)
-        pid = json.loads(ours.recv(MAX_REQUEST_BYTES))
-        return Forked(pid, ours, os.fdopen(reading, "rb", buffering=0))
+                child.kill()
+                child.wait()
+            for one in (stdout, stderr):
+                one.seek(0)
+            return Completed(args, code, stdout.read(), stderr.read())
+
+    def _fork(self, args: Sequence[str], env: Mapping[str, str], out: int, err: int) -> Forked:
+        request = json.dumps([str(Path.cwd()), list(args), dict(env)]).encode()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._talk, [request], [theirs.fileno(), out, err])
+        return Forked(json.loads(ours.recv(MAX_REQUEST_BYTES)), ours)
 
     def close(self) -> None:
         """Whoever was forked goes on."""
@@ -129,14 +147,14 @@ _is_cold = False
 
 
 def use() -> None:
-    """Buses that this process starts are forked from now on."""
+    """Buses and commands that this process starts are forked from now on."""
     global _environment
     _environment = dict(os.environ)
 
 
 @contextmanager
 def cold() -> Iterator[None]:
-    """Each bus is a program of its own, in here."""
+    """Each bus and command is a program of its own, in here."""
     global _is_cold
     before, _is_cold = _is_cold, True
     try:
@@ -154,13 +172,33 @@ def _warm() -> Warm | None:
     return one
 
 
+def _fitting(env: Mapping[str, str]) -> Warm | None:
+    warm = None if _is_cold else _warm()
+    return warm if warm is not None and warm.fits(env) else None
+
+
 def start(
     command: Sequence[str], env: Mapping[str, str], log: IO[bytes]
 ) -> subprocess.Popen[bytes] | Forked:
-    """Its stdout is a pipe, its stderr goes to `log`."""
-    warm = None if _is_cold else _warm()
-    if warm is not None and warm.fits(command, env):
-        return warm.start(command, env, log)
+    """A bus: its stdout is a pipe, its stderr goes to `log`."""
+    is_bus = tuple(command[:3]) == POLYBUS and len(command) > 3 and command[3] in BUSES
+    if is_bus and (warm := _fitting(env)):
+        return warm.start(command[3:], env, log)
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=env
+    )
+
+
+def run(args: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Completed:
+    """A command of `polybus` to its end."""
+    if warm := _fitting(env):
+        return warm.run(args, env, timeout_s)
+    return subprocess.run(
+        [*POLYBUS, *args],
+        env=env,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polybus.testing import warm
-from polybus.testing.process import StartFailed, rqueue, serve
+from polybus.testing.process import StartFailed, rqueue, run, serve
 from polybus.testing.watch import stats
 
 
@@ -46,6 +46,24 @@ def test_it_has_its_own_environment_folder_and_files(tmp_path, monkeypatch):
             bus.stop()
             assert bus.log().startswith("{")
         assert (tmp_path / "here").is_dir()
+
+
+@pytest.mark.parametrize("words", [("config", "show"), ("no-such-command",), ("topic", "ls")])
+def test_a_command_answers_as_a_program_does(words):
+    with serve(listen=("native=grpc://127.0.0.1:0",)) as bus:
+        forked = bus.run(*words)
+        with warm.cold():
+            program = bus.run(*words)
+    assert told(forked) == told(program)
+
+
+def told(ended: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_a_command_that_takes_too_long_is_ended():
+    with pytest.raises(subprocess.TimeoutExpired):
+        run("rqueue", "--port", "0", timeout_s=0.2)
 
 
 def test_what_keeps_it_from_starting_is_said():
