@@ -25,6 +25,7 @@ from polybus.testing.pirate.wire import Answer, Frames
 TRY_S = 0.25  # of one try, where requests are sent again
 GROWTH, MOST_TRY_S = 1.5, 5.0
 PATIENCE_S = 60.0
+LONG_S = 900.0  # a run of minutes shall not fail because a machine stands still for one
 
 
 class NoAnswer(Exception):
@@ -34,8 +35,8 @@ class NoAnswer(Exception):
 class Bare:
     @classmethod
     def introduced(cls, endpoint: str, name: str, try_s: float = 0.1) -> Self:
-        """One that has its epoch, and tries again soon."""
-        bare = cls(endpoint, name.encode(), try_s=try_s)
+        """One that has its epoch, and tries again soon, for as long as it takes."""
+        bare = cls(endpoint, name.encode(), try_s=try_s, patience_s=LONG_S)
         bare.hello()
         return bare
 
