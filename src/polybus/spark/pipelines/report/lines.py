@@ -12,7 +12,7 @@ from polybus.spark.pipelines.report.svg import drawing, tag, text
 WIDTH: Final = 560
 HEIGHT: Final = 210
 LEFT: Final = 58
-RIGHT: Final = 14
+RIGHT: Final = 28  # half of the last moment that is written
 TOP: Final = 12
 BOTTOM: Final = 26
 
