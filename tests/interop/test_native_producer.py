@@ -11,6 +11,7 @@ import pytest
 
 from polybus import errors
 from polybus.native import Client, ClientOptions, Produced
+from polybus.native.stream import PutStream
 from polybus.testing.nativebus import QUICK, NativeBus
 from polybus.testing.relay import Relay
 
@@ -52,6 +53,11 @@ def far(relay: Relay) -> Iterator[Client]:
 
 def stored(client: Client, topic: str) -> list[bytes]:
     return [body for batch in client.read(topic) for body in batch.column("body").to_pylist()]
+
+
+def rows_of(bodies: list[bytes]) -> pa.RecordBatch:
+    columns = [pa.nulls(len(bodies), pa.utf8()), pa.array(bodies, pa.binary())]
+    return pa.record_batch(columns, names=["shard_key", "body"])
 
 
 def batches(client: Client, topic: str) -> int:
@@ -132,6 +138,29 @@ def test_batches_that_broke_in_the_middle_are_sent_again(client, topic, relay, f
             relay.release()
             assert outcomes(futures) == [None] * 4
     assert stored(client, f"{topic}.wide") == bodies * 4
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_whoever_is_interrupted_while_sending_loses_and_doubles_nothing(
+    client, topic, monkeypatch, is_sent
+):
+    """Ctrl-C, before the batch was given to gRPC or after."""
+    send, interrupted = PutStream.send, []
+
+    def once(stream: PutStream, rows: pa.RecordBatch, stamp: object) -> None:
+        if is_sent or interrupted:
+            send(stream, rows, stamp)
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    with client.producer() as producer:
+        producer.produce_rows(topic, rows_of([b"first"])).result(PATIENCE_S)
+        monkeypatch.setattr(PutStream, "send", once)
+        with pytest.raises(KeyboardInterrupt):
+            producer.produce_rows(topic, rows_of([b"second"]))
+        producer.produce_rows(topic, rows_of([b"third"])).result(PATIENCE_S)
+    assert stored(client, topic) == [b"first", b"second", b"third"]
 
 
 def test_topics_alternate(client, topic):

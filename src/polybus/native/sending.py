@@ -108,16 +108,25 @@ class Sender:
     def send_now(self) -> None:
         """Sends what waits on the caller's thread, where that is all there is to do: to wake the
         thread would take longer. Opening streams, and all that goes wrong, is for the thread."""
-        if self._turn.acquire(blocking=False):
-            try:
-                with self._dying():
-                    if self._is_plain() and self._due() == self._send:
-                        self._send()
-            finally:
-                self._turn.release()
-        with self.changed:
-            if self._session is None or self._duty() is not None:
-                self.changed.notify()
+        try:
+            if self._turn.acquire(blocking=False):
+                self._send_in_turn()
+        finally:
+            with self.changed:
+                if self._session is None or self._duty() is not None:
+                    self.changed.notify()
+
+    def _send_in_turn(self) -> None:
+        try:
+            with self._dying():
+                if self._is_plain() and self._due() == self._send:
+                    self._send()
+        except BaseException:  # Ctrl-C, at any point: the thread sends it again
+            if self._session is not None:
+                self._session.interrupt()
+            raise
+        finally:
+            self._turn.release()
 
     def _is_plain(self) -> bool:
         session = self._session

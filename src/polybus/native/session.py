@@ -60,6 +60,12 @@ class Session:
             self._unsendable = error
             self._stream.finish()
 
+    def interrupt(self) -> None:
+        """Nobody knows how far a batch has got: the stream ends, and its fault is told."""
+        if self._stream is not None:
+            self._unsendable = ConnectionLost("whoever sent was interrupted")
+            self._stream.finish()
+
     def close(self) -> None:
         """Says that no more will come, and waits until the bus has answered all."""
         if self._stream is not None:

@@ -265,6 +265,23 @@ def test_what_cannot_be_handed_over_fails_those_who_wait_for_it() -> None:
     assert merger.close(PATIENCE_S)
 
 
+def test_whoever_is_interrupted_leaves_nobody_waiting(merger: Merger, bus: Slow) -> None:
+    started(merger, bus)
+    receipts = [add(merger, b"x", topic) for topic in ("a", "b")]
+
+    def interrupted(topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+        raise KeyboardInterrupt
+
+    merger._send = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        merger.send_waiting()
+    for receipt in receipts:
+        with pytest.raises(ConnectionLost, match="interrupted"):
+            receipt.result(PATIENCE_S)
+    bus.answer()
+    assert merger.flush(PATIENCE_S)
+
+
 def test_a_batch_that_was_called_back_is_not_waited_for(merger: Merger, bus: Slow) -> None:
     future = merger.send_rows("t", batch_of([None], [b"x"], [0], None))
     assert future.cancel()

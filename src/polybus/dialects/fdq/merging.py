@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -209,11 +210,16 @@ class Merger:
 
     def _drain(self) -> None:
         with self._state:
-            taken = self._take()
-        for one in taken:
-            if one.has_headers:
-                self._with_headers.add(one.topic)
-            self._handed_over(one.topic, one.rows, one)
+            taken = deque(self._take())
+        try:
+            while taken:
+                one = taken.popleft()
+                if one.has_headers:
+                    self._with_headers.add(one.topic)
+                self._handed_over(one.topic, one.rows, one)
+        finally:  # Ctrl-C: whoever waits for the rest hears of it
+            for one in taken:
+                self._tell(one, _failed(ConnectionLost("whoever sent was interrupted")))
 
     def _handed_over(
         self, topic: str, rows: Callable[[], pa.RecordBatch], gathering: Gathering | None
@@ -221,8 +227,10 @@ class Merger:
         try:
             future = self._send(topic, rows())
         except Exception as error:  # whoever waits must hear of it, whatever it is
-            future = Future()
-            future.set_exception(error)
+            future = _failed(error)
+        except BaseException:
+            self._tell(gathering, _failed(ConnectionLost("whoever sent was interrupted")))
+            raise
         future.add_done_callback(partial(self._tell, gathering))
         return future
 
@@ -264,3 +272,9 @@ class Merger:
         self._looks = timeout_s is not None
         self._state.wait(None if timeout_s is None else timeout_s + GRACE_S)
         self._looks = False
+
+
+def _failed(error: Exception) -> Future[Produced]:
+    future: Future[Produced] = Future()
+    future.set_exception(error)
+    return future
