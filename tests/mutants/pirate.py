@@ -162,6 +162,11 @@ SUBSCRIBING = [
         ),
         ("topics stay", "        self.remove_unused(topic)\n\n    # ---", "\n    # ---"),
         (
+            "a drop takes whoever came since",
+            "[one for one in gone if self._table.find(*one.place) is one]",
+            "list(gone)",
+        ),
+        (
             "repeats are done again",
             "if request.counter > client.counter or sabotage.REPLIES_OFF:",
             "if True:",
@@ -175,6 +180,11 @@ SUBSCRIBING = [
         "bus/subscribers/records.py",
         ("few starts are known", "MAX_NUMBERS: Final = 1024", "MAX_NUMBERS: Final = 1"),
         ("no kept result", "kept_results=1", "kept_results=2"),
+    ),
+    *mutants(
+        "bus/subscribers/shelf.py",
+        ("reads have no bound", " or len(self._reading) - len(self._due) >= AT_ONCE:", ":"),
+        ("reads stop", "        self._begin()\n        for told", "        for told"),
     ),
     *mutants(
         "bus/subscribers/notes.py",
@@ -206,6 +216,7 @@ SUBSCRIBING = [
             "held - round(HEARTBEAT_BYTES_PER_S * (now_s - one.calm_s))",
             "held",
         ),
+        ("what was sent is seen late", "        self._untaken += size\n", "        pass\n"),
         (
             "weight is not seen",
             "if max(unfinished, grown) > self._bounds.max_unread:",
