@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -56,11 +57,14 @@ class Service:
         self._calls = calls
         self._identify = identify
         self._on_error = on_error
+        self._is_open = Event()
         window = limits.max_batches_in_flight, limits.max_bytes_in_flight
         self._port = Port(location, self, desk, arrow.READ_SCHEMA, *window, **security)
+        self._is_open.set()
 
     @property
     def port(self) -> int:
+        self._is_open.wait()  # gRPC brings the first calls before it has said where it listens
         return self._port.port
 
     def shutdown(self) -> None:

@@ -1,0 +1,50 @@
+"""The verbs as the compiled port calls them."""
+
+from __future__ import annotations
+
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.flight as flight
+
+from polybus.kernel.flightport import Desk, Port
+from polybus.model.limits import NativeLimits
+from polybus.testing.watch import until
+from polybus.transports.flight import server
+from polybus.transports.flight.calls import Calls
+
+PATIENCE_S = 60
+
+
+def test_a_call_that_comes_while_the_port_is_opened_is_answered(monkeypatch):
+    """A client whose bus was killed is there before the next one knows its own port."""
+    calls, found, seen = Calls(), [], []
+
+    def ask(port: int) -> None:
+        with flight.connect(f"grpc://127.0.0.1:{port}") as client:
+            options = flight.FlightCallOptions(timeout=PATIENCE_S)
+            found.extend(one.body.to_pybytes() for one in client.do_action("any", options))
+
+    def opened(*given: Any, **more: Any) -> Port:
+        port = Port(*given, **more)
+        asking = Thread(target=ask, args=(port.port,))
+        asking.start()
+        until(lambda: calls.count, "the call", PATIENCE_S)
+        seen.append(asking)
+        return port
+
+    monkeypatch.setattr(server, "Port", opened)
+    verbs: Any = SimpleNamespace(caller=lambda *who: who, act=lambda *asked: {})
+    service = server.Service(
+        "grpc://127.0.0.1:0",
+        verbs,
+        NativeLimits(),
+        calls,
+        Desk(),
+        lambda call, port: port,  # type: ignore[arg-type, return-value]
+        on_error=lambda error: None,
+    )
+    seen[0].join(PATIENCE_S)
+    service.shutdown()
+    assert found == [b"{}"]
