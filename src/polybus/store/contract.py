@@ -7,8 +7,8 @@ What holds for all of it:
 - What a method answered is on disk (`durability="interval"`: queued; then a crash may
   lose the last moments, whole commits only, the newest first).
 - What one thread hands over takes effect in that order.
-- Futures are resolved on the engine's own thread: a callback must be quick, and must
-  not wait for the store. One that was cancelled in time was not done.
+- Futures are resolved on a thread of the engine's, one at a time: a callback must be quick,
+  and must not wait for the store. One that was cancelled in time was not done.
 - Errors are those of `polybus.errors`, and mean that nothing was changed; but for
   `ConnectionLost`, after which the same stamp tells what became of it. Those of
   `commit` and `stage` come by the Future, all of them.
@@ -57,7 +57,7 @@ class Part(NamedTuple):
     max_rows: int
 
 
-# Called once for each group of commits that became visible, on the engine's own thread.
+# Called once for each group of commits that became visible, on a thread of the engine's.
 Listener = Callable[[Sequence[News]], None]
 
 

@@ -53,11 +53,19 @@ class Beside:
         self._given.acquire()
         self._thread: Thread | None = None  # most stores never need it
 
-    def hand_over(self, work: Work) -> None:
-        """After a `wait` that found nothing lost."""
+    def is_there(self) -> bool:
+        """The thread is started when first asked for; False if the process can have no more."""
         if self._thread is None:
-            self._thread = Thread(target=self._run, name="polybus-disk", daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._run, name="polybus-disk", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
+
+    def hand_over(self, work: Work) -> None:
+        """If it `is_there`, after a `wait` that found nothing lost."""
         self._idle.acquire()
         self._work = work
         self._given.release()
@@ -93,5 +101,7 @@ class Beside:
             self._idle.release()
             self._on_failure()
         else:
-            self._idle.release()  # first: the next batch may be waiting
-            self._answer(work.begun)
+            try:
+                self._answer(work.begun)
+            finally:
+                self._idle.release()  # last: groups are answered one after the other

@@ -73,21 +73,19 @@ class Chores:
 
         return collect
 
-    def is_due(self) -> bool:
-        """Whether the next step changes the store."""
-        return self._pending() and time.monotonic() >= self._not_before_s
-
-    def do(self, busy: bool) -> None:
+    def do(self, busy: bool, settle: Callable[[], None] = lambda: None) -> None:
         """One step, if there is something to do and it is the time for it.
 
-        `busy`: there was a commit just now.
+        `busy`: there was a commit just now. `settle` is called before the store is changed.
         """
         now = time.monotonic()
         if busy:
             self._busy_s = now
         self._look_at_readers(now)
-        if not self.is_due():
+        if not self._pending() or now < self._not_before_s:
             return
+        settle()
+        now = time.monotonic()
         if self._storing.removing:
             self._storing.remove(STEP_S)
         else:

@@ -42,13 +42,14 @@ class Storing:
             self._write_torn(batch)
         with self.transaction() as transaction:
             batch.write(transaction)
-            if batch.cleaning:
-                self.removing = removal.Step(transaction, REMOVAL_S).run()
+            left = removal.Step(transaction, REMOVAL_S).run() if batch.cleaning else self.removing
+        self.removing = left  # now that it is on disk
 
     def remove(self, time_s: float) -> None:
         """One step of what is left to be removed."""
         with self.transaction() as transaction:
-            self.removing = removal.Step(transaction, time_s).run()
+            left = removal.Step(transaction, time_s).run()
+        self.removing = left
 
     def remove_all(self) -> int:
         """All that is left to be removed; how many steps that took."""

@@ -74,6 +74,7 @@ class Writer:
         self._apart: Answer | None = None  # taken, and no part of a group: to be done behind it
         self._max_bytes = GROUP_BYTES
         self._beside = Beside(self._store, self._tell_all, self._nudge)
+        self._under_way = False  # something was handed over, and not waited for yet
         self._others: Callable[[], int] = int
         self._others_seen = 0
         self.pages = 0  # written after they were answered: of interval durability alone
@@ -172,8 +173,11 @@ class Writer:
                 begun += self._carry_out_more(group)
             batch = self.books.turn_page()
             self._chores.note(batch)
-            if batch.size >= LARGE_BYTES:
+            # What it leaves to be removed is the writer's to go on with, at once.
+            is_large = batch.size >= LARGE_BYTES and not batch.cleaning
+            if is_large and self._beside.is_there():
                 batch.encode_blocks()
+                self._under_way = True
                 self._beside.hand_over(Work(batch, begun, group))
                 return
             self._store(batch)
@@ -196,8 +200,10 @@ class Writer:
     def _settled(self) -> bool:
         """Waits for what is written beside this thread; False if that was lost."""
         lost = self._beside.wait()
+        under_way, self._under_way = self._under_way, False
         if lost is None:
-            self._kept()
+            if under_way:  # else what has left may be what failed just now
+                self._kept()
             return True
         self._lose(*lost)
         return False
@@ -263,9 +269,9 @@ class Writer:
                 collected = Answer(expired)
                 self._serve([collected], alone=True)
                 collected.result()
-            if self._chores.is_due() or self.books.known.is_large:
+            if self.books.known.is_large:
                 self._settle_all()
-            self._chores.do(busy)
+            self._chores.do(busy, self._settle_all)
         except PolybusError as error:
             self._chores.pause()
             _log.warning("upkeep of the store failed, and will be tried again: %s", error)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.errors import MalformedRequest, TooLarge
@@ -65,6 +65,7 @@ class Intake:
         self._now_ms = now_ms
         self._on_error = on_error
         self._done: deque[tuple[Awaited, Future[Any]]] = deque()
+        self._noting = Lock()
         self._aside: Aside[Arrival] = Aside(self._take_aside)
         self._thread = Thread(target=self._run, name="polybus-intake", daemon=True)
         self._thread.start()
@@ -132,9 +133,14 @@ class Intake:
         return arrow.block_of(batch, self._now_ms())
 
     def _note(self, awaited: Awaited, outcome: Future[Any]) -> None:
-        """On the store's thread, which has more to do: the first of many wakes ours."""
-        self._done.append((awaited, outcome))
-        if len(self._done) == 1:
+        """On the store's thread, which has more to do: the first of many wakes ours.
+
+        Of what went aside it may be that thread: each could take the other for the first.
+        """
+        with self._noting:
+            self._done.append((awaited, outcome))
+            is_first = len(self._done) == 1
+        if is_first:
             self._desk.nudge()
 
     def _answer(self, awaited: Awaited, outcome: Future[Any], told: Told) -> None:

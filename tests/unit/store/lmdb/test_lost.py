@@ -1,0 +1,108 @@
+"""What could not be written is as if it had never been asked for; what can be goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import Any
+
+import pytest
+
+from polybus.errors import StoreFull
+from polybus.model.commit import Append, Commit
+from polybus.model.topic import Topic
+from polybus.store.lmdb import beside, catalog, keys, storing
+from polybus.store.lmdb.batch import Batch
+from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb.writer import LARGE_BYTES
+from polybus.testing.blocks import block
+from polybus.testing.watch import until
+from tests.unit.store.lmdb.made import TIMEOUT_S, count, put, stage
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    with LmdbStore(tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def topic(store: LmdbStore) -> Topic:
+    return store.create("t", 1, {})
+
+
+def large(topic: Topic) -> Commit:
+    return Commit((Append(topic.number, 0, block(bytes(LARGE_BYTES))),))
+
+
+def test_a_stage_in_a_small_batch_that_was_lost_keeps_its_lease(store, topic, monkeypatch):
+    staged = stage(store, topic, (b"staged",))
+    write: Callable[[Batch], None] = store._storing.write
+    full = [StoreFull("no room")]
+
+    def fail_once(batch: Batch) -> None:
+        if batch.ends and full:
+            raise full.pop()
+        write(batch)
+
+    monkeypatch.setattr(store._storing, "write", fail_once)
+    with pytest.raises(StoreFull):
+        store.commit(Commit(stages=(staged,))).result(TIMEOUT_S)
+    assert store.commit(Commit(stages=(staged,))).result(TIMEOUT_S).spans[0].count == 1
+
+
+def test_a_process_that_can_have_no_more_threads_writes_all_the_same(tmp_path, monkeypatch):
+    class Refused(Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(beside, "Thread", Refused)
+    store = LmdbStore(tmp_path / "store")
+    topic = store.create("t", 1, {})
+    futures = [store.commit(large(topic)) for _ in range(3)]
+    assert [future.result(5).spans[0].first_id for future in futures] == [1, 2, 3]
+    store.close()  # not if it failed: one that hangs could not be closed either
+
+
+def test_what_a_large_batch_leaves_to_be_removed_goes_soon(store, topic, monkeypatch):
+    monkeypatch.setattr(storing, "REMOVAL_S", 0.0)
+    for _ in range(5):
+        put(store, topic, 0, bytes(100 << 10))
+    go = Event()
+    writer: Any = store._writer
+    writer.submit(lambda *_: go.wait(TIMEOUT_S))
+    store._submit(lambda books: catalog.trim(books, topic.number, {0: 4}))
+    future = store.commit(large(topic))
+    go.set()
+    future.result(TIMEOUT_S)
+    until(lambda: not store._storing.removing, "all of it is gone", deadline_s=5)
+
+
+def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
+    monkeypatch.setattr(storing, "REMOVAL_S", 0.0)
+    for _ in range(5):
+        put(store, topic, 0, bytes(100 << 10))
+    until(lambda: not store._storing.removing, "what the last owner left is gone")
+    writer: Any = store._writer
+    writer._chores._pause_s = 0.01
+    leave, remove, removing = storing.Writing.__exit__, store._storing.remove, Lock()
+
+    def last_step(_time_s: float) -> None:
+        with removing:
+            remove(TIMEOUT_S)
+
+    full = [StoreFull("no room")]
+
+    def fail_once(self: Any, *error: Any) -> None:
+        if full and removing.locked():
+            self._transaction.abort()
+            raise full.pop()
+        leave(self, *error)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storing.Writing, "__exit__", fail_once)
+        patched.setattr(store._storing, "remove", last_step)
+        store.trim(topic.number, {0: 4})
+        until(lambda: not full, "the last step has failed")
+    until(lambda: count(store.path, keys.TRIMMED) == 0, "all of it is gone", deadline_s=5)
