@@ -115,8 +115,9 @@ class App:
         self._acl = self._open_acl()
         self._desk = self._open_desk()
         shared = self._shared
+        self._turns = turns = Turns(self._brought)
         self._durable_side = DurableSide(
-            self._broker, self._settings, self._log, lambda: shared.reads
+            self._broker, self._settings, self._log, lambda: turns.note(shared.reads)
         )
         self._pirate_side: PirateSide | None = None
         lifecycle = Lifecycle(self._reload, self._log, self._logs.close)
@@ -138,8 +139,7 @@ class App:
             await self._durable_side.open(self._program.engine)
         self._acl.start(self._program.loaded)
         await self._start_listeners(stack)
-        turns = Turns(self._brought)
-        steps = (self._broker.tick, self._desk.tick, self._logs.tick, turns.tick)
+        steps = (self._broker.tick, self._desk.tick, self._logs.tick, self._turns.tick)
         ticker = Ticker(steps, self._on_tick_error)
         ticker.start()
         stack.callback(ticker.stop)

@@ -26,3 +26,10 @@ def test_turns_are_short_while_the_loop_is_wanted_and_long_while_it_is_not() -> 
         turns.tick()
         found.append(sys.getswitchinterval())
     assert found == pytest.approx([SHORT_S, LONG_S, SHORT_S, SHORT_S, LONG_S, LONG_S, SHORT_S])
+
+
+def test_who_notes_that_the_loop_is_wanted_makes_turns_short_at_once() -> None:
+    turns = Turns(lambda: 0)
+    turns.tick()
+    assert [turns.note(0), sys.getswitchinterval()] == pytest.approx([0, LONG_S])
+    assert [turns.note(1), sys.getswitchinterval()] == pytest.approx([1, SHORT_S])

@@ -173,9 +173,7 @@ class Writer:
                 begun += self._carry_out_more(group)
             batch = self.books.turn_page()
             self._chores.note(batch)
-            # What it leaves to be removed is the writer's to go on with, at once.
-            is_large = batch.size >= LARGE_BYTES and not batch.cleaning
-            if is_large and self._beside.is_there():
+            if self._is_for_another(batch) and self._beside.is_there():
                 batch.encode_blocks()
                 self._under_way = True
                 self._beside.hand_over(Work(batch, begun, group))
@@ -187,6 +185,14 @@ class Writer:
             return
         self._kept()
         self._tell_all(begun)
+
+    def _is_for_another(self, batch: Batch) -> bool:
+        """Not while others are given way to: two threads would be more in their way than one.
+
+        Nor if it leaves something to be removed: the writer goes on with that, at once.
+        """
+        is_alone = self._max_bytes == GROUP_BYTES
+        return batch.size >= LARGE_BYTES and is_alone and not batch.cleaning
 
     def _carry_out(self, group: list[Answer]) -> list[Answer]:
         return answers.carry_out(group, self.books, self._wall_ns(), PolybusError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from threading import Event, Thread, get_ident
 from typing import Any
@@ -99,6 +100,14 @@ def test_the_next_is_carried_out_while_one_is_written_and_answered_after_it(stor
 def test_what_is_small_is_written_by_the_writer_itself(store, topic, held):
     future = store.commit(Commit((Append(topic.number, 0, block(b"small")),)))
     assert held.stands.wait(TIMEOUT_S)
+    held.go_on.set()
+    assert first_id(future) == 1
+    assert held.threads == {store._writer._thread.ident}
+
+
+def test_nor_is_another_thread_busy_while_others_are_given_way_to(store, topic, held):
+    store.give_way(count(1).__next__)
+    future = under_way(store, topic, held)
     held.go_on.set()
     assert first_id(future) == 1
     assert held.threads == {store._writer._thread.ident}
