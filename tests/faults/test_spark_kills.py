@@ -39,7 +39,7 @@ KILLS = {
 }
 ROWS_PER_EPOCH = 40
 SOAK_ROUNDS = 3
-PATIENCE_S = 400.0  # a driver starts meanwhile
+PATIENCE_S = 1200.0  # a driver starts meanwhile, and the machine may stand still
 
 
 class Story:
