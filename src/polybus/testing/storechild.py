@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from polybus.store.contract import Store
+from polybus.store.lmdb import writer
 from polybus.store.lmdb.engine import LmdbStore
 from polybus.store.opening import Durability, open_store
 from polybus.testing import powercut
@@ -22,6 +23,7 @@ from polybus.testing.storework import PRODUCERS, prepare, work
 
 VERIFIED = "v"
 COMPACTED = "c"
+LARGE_BYTES = 1 << 10  # for a child: most are written beside the writer then, and some by itself
 LOST = "l"  # and how many that were answered: with intervals that may be
 
 
@@ -54,6 +56,7 @@ def live(
     compact: bool = False,
 ) -> list[str]:
     """A life: looks at what the lives before left, then works on. Answers with faults."""
+    writer.LARGE_BYTES = LARGE_BYTES  # type: ignore[misc]
     said = Reported.of(reports(report))
     with open_store(f"lmdb:{folder}", durability=durability, commit_interval_ms=5) as store:
         faults = check(store, said, strict=durability == "fsync")
@@ -108,6 +111,7 @@ def look(folder: str, lines: list[str], strict: bool = True) -> list[str]:
 
 def record(folder: str, durability: Durability, commits: int, compact: bool = False) -> None:
     """Works in a new folder under the recorder; acknowledgements become marks."""
+    writer.LARGE_BYTES = LARGE_BYTES  # type: ignore[misc]
     marks = powercut.Marks()
 
     def say(line: str) -> None:
