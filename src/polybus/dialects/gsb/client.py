@@ -25,7 +25,6 @@ What the client promises:
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
 from collections.abc import Callable
@@ -37,23 +36,20 @@ import msgpack
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.calling import Answer, Received, Stream, value_of
 from polybus.dialects.gsb.failures import refusal
-from polybus.dialects.gsb.lanes import Lanes, NoServices
+from polybus.dialects.gsb.introducing import Introducing, topic_packet
+from polybus.dialects.gsb.lanes import Lanes
 from polybus.dialects.gsb.link import Link
 from polybus.dialects.gsb.listening import Listening, Subscription
 from polybus.dialects.gsb.options import ClientOptions, default_address
 from polybus.dialects.gsb.registering import Registering
 from polybus.dialects.gsb.serving import Handler, Service, Serving
-from polybus.dialects.gsb.wire import dial
 from polybus.errors import Conflict, DeadlinePassed, PolybusError, UsageError
-from polybus.lifeline import Lifeline, reach
+from polybus.lifeline import Lifeline
 from polybus.model.address import Address
-
-log = logging.getLogger("polybus.gsb")
 
 H = TypeVar("H", bound=Handler)
 DEFAULTS = ClientOptions()
 MS = 1000.0
-WHOM = "GSB bus"
 
 
 class Client:
@@ -65,10 +61,13 @@ class Client:
         self._serving = Serving(options.max_calls, options.threads)
         self._listening = Listening()
         self._registering = Registering(self._serving, options)
+        self._introducing = Introducing(
+            self.address, options, self._serving, self._listening, self._registering
+        )
         self._lifeline: Lifeline[Link] = Lifeline(
             "gsb", self.address, options, self._dial, self._link_ended, self._end
         )
-        self._lanes = Lanes(self._dial_lane, options.stream_connections)
+        self._lanes = Lanes(self._introducing.dial_lane, options.stream_connections)
         self._pack = msgpack.Packer().pack
         self._closed = asyncio.Event()
 
@@ -281,7 +280,7 @@ class Client:
 
     async def _ask_topic(self, verb: str, topic: str) -> None:
         link = await self._lifeline.ready()
-        code, message = await link.ask(_topic_packet(verb, topic))
+        code, message = await link.ask(topic_packet(verb, topic))
         if code:
             raise refusal(code, message, f"{verb} {topic!r}")
 
@@ -293,47 +292,8 @@ class Client:
     # --- the connection
 
     async def _dial(self) -> Link:
-        take = self._listening.take
-        link = Link(self.address, self.options, self._serving, take, self._lifeline.ended)
-        await reach(link, self._introduce(link), self.options.connect_timeout_s, WHOM)
-        return link
-
-    async def _dial_lane(self, on_end: Callable[[Link], None]) -> Link:
-        async def introduce(lane: Link) -> None:
-            await dial(lane)
-            self._say_hello(lane, pings=False)  # one that is not read would not answer them
-            await lane.ping()
-
-        link = Link(self.address, self.options, NoServices(), self._listening.take, on_end)
-        await reach(link, introduce(link), self.options.connect_timeout_s, WHOM)
-        return link
-
-    def _say_hello(self, link: Link, *, pings: bool) -> None:
-        packet = pb.Packet()
-        packet.hello.deadline_ms = self.options.deadline_ms
-        packet.hello.credits, packet.hello.ping = True, pings
-        link.send_packet(packet)
-
-    async def _introduce(self, link: Link) -> None:
-        """The hello, services, topics; and a ping, so that all of it is known to be read.
-
-        So a call on a new link comes after what this client serves is registered again.
-        """
-        await dial(link)
-        self._say_hello(link, pings=True)
-        self._serving.link = link
         again = self._lifeline.last_loss is not None
-        services = self._registering.send_all(link)
-        topics = [link.asked(_topic_packet("subscribe", one)) for one in self._listening.topics]
-        await link.ping()
-        await self._registering.take_answers(link, services, again)
-        for answer in topics:
-            code, message = await answer
-            if code:
-                log.error("subscribing again was refused: %s", message)
-        while late := self._registering.send_all(link, besides=services):  # added meanwhile
-            services |= late
-            await self._registering.take_answers(link, late, again)
+        return await self._introducing.dial(self._lifeline.ended, again=again)
 
     def _link_ended(self, link: Link) -> None:
         self._serving.cut()
@@ -350,12 +310,6 @@ def _address(address: str) -> bytes:
     if not isinstance(address, str):
         raise UsageError(f"an address is text, not {type(address).__name__}")
     return address.encode("utf-8", "surrogatepass")
-
-
-def _topic_packet(verb: str, topic: str) -> pb.Packet:
-    packet = pb.Packet()
-    getattr(packet, f"{verb}_request").topic = topic
-    return packet
 
 
 def connect(

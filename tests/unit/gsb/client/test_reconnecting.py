@@ -113,12 +113,12 @@ class TestReconnecting:
 
         async with gsb.connect(address, backoff_max_s=0.1) as client:
             with monkeypatch.context() as patch:
-                patch.setattr("polybus.dialects.gsb.client.dial", forbidden)
+                patch.setattr("polybus.dialects.gsb.introducing.dial", forbidden)
                 break_off(client)
                 await eventually(lambda: len(dialled) > 1, "it has tried twice")
             assert await client.call("sys/ping", 1) == 1
             with monkeypatch.context() as patch:
-                patch.setattr("polybus.dialects.gsb.client.dial", forbidden)
+                patch.setattr("polybus.dialects.gsb.introducing.dial", forbidden)
                 with pytest.raises(Denied):
                     await gsb.connect(address).open()
 
@@ -133,7 +133,7 @@ class TestReconnecting:
 
         client = gsb.connect(address)
         await client.open()
-        monkeypatch.setattr("polybus.dialects.gsb.client.dial", slow)
+        monkeypatch.setattr("polybus.dialects.gsb.introducing.dial", slow)
         stream = asyncio.ensure_future(anext(client.stream("sys/ping", 1)))
         await begun.wait()
         await client.close()
