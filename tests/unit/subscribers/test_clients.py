@@ -191,3 +191,13 @@ def test_any_bytes_are_an_id_and_none_is_taken_for_another(world):
         assert len(world.bus.subscriptions()) == number + 1
     again = world.again()
     assert {one.place.client for one in again.bus.subscriptions()} == set(ids)
+
+
+@pytest.mark.parametrize("size", [1, 4096, 4097, 300_000])
+def test_another_body_is_another_request_however_large(world, size):
+    client = world.client()
+    client.sub("t")
+    assert client.put("t", b"a" * size) == 1
+    again = Request(PUT, b"c", client.epoch, client.counter, "t", (b"a" * size,))
+    assert world.ask(again) == 1
+    assert isinstance(world.ask(again._replace(body=(b"a" * (size - 1), b"b"))), Stale)

@@ -263,9 +263,10 @@ def test_what_a_subscriber_asks_for_while_it_is_dropped_waits_for_that(world):
 
 
 def test_a_subscription_that_ended_before_it_was_dropped_takes_no_other_with_it(world):
+    world.client(b"keeper").sub("t")  # else the topic would go, too
     client = world.client()
     client.sub("t")
-    gone = world.bus.subscriptions()
+    gone = [one for one in world.bus.subscriptions() if one.place.client == b"c"]
     world.send(Request(UNSUB, b"c", client.epoch, client.next(), "t"))
     world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
     told: list[object] = []
@@ -273,7 +274,19 @@ def test_a_subscription_that_ended_before_it_was_dropped_takes_no_other_with_it(
     world.settle()
     assert told == [[]]
     assert client.get("t") is None
-    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 1
+    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 2
+
+
+def test_a_copy_of_a_sub_that_was_dropped_since_subscribes_nobody(world):
+    """It gets its answer again, and that is all."""
+    world.client(b"keeper").sub("t")
+    client = world.client()
+    assert client.sub("t") == 0
+    world.bus.drop([one for one in world.bus.subscriptions() if one.place.client == b"c"], print)
+    world.settle()
+    assert world.ask(Request(SUB, b"c", client.epoch, client.counter, "t")) == 0
+    assert [one.place.client for one in world.bus.subscriptions()] == [b"keeper"]
+    assert isinstance(client.get("t"), DoesNotExist)
 
 
 def test_a_subscriber_that_is_away_for_too_long_is_dropped_and_counted():
