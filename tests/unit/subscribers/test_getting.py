@@ -23,6 +23,16 @@ def test_the_first_message_above_last(world):
     assert client.get("t", 3) is None
 
 
+def test_what_came_after_the_last_that_is_at_hand(world):
+    client = world.client()
+    client.sub("t")
+    client.put("t", b"a")
+    client.put("t", b"b")
+    assert client.get("t", 0).body == b"a"  # both are at hand now
+    client.put("t", b"c")
+    assert client.get("t", 2).body == b"c"
+
+
 def test_sending_is_not_reading_and_last_never_goes_back(world):
     client = world.client()
     client.sub("t")
