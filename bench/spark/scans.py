@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SIZE = 128
 ONE_COLUMN = ("sum(length(body))",)
 EVERY_COLUMN = (*ONE_COLUMN, *(f"max({name})" for name in SCHEMA.names[:-2]), "count(headers)")
-WARMING = 5  # scans before the first that counts: the compiler of Java is slow to finish
+WARMING = 8  # scans before the first that counts: the compiler of Java is slow to finish
 
 
 class Scan:
