@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from polybus.kernel import answers
 from polybus.model.commit import Append, Commit
+from polybus.store.lmdb import writer
 from polybus.store.lmdb.engine import LmdbStore
 from polybus.testing.blocks import block
 
@@ -34,8 +36,8 @@ def written_in(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(group))
         return carry_out(group, *rest)
 
-    writer: Any = store._writer
-    writer.submit(stand)
+    thread: Any = store._writer
+    thread.submit(stand)
     assert stands.wait(TIMEOUT_S)
     monkeypatch.setattr(answers, "carry_out", counted)
     waiting = [store.commit(Commit((Append(topic, 0, block(BODY)),))) for _ in range(COMMITS)]
@@ -61,3 +63,17 @@ def test_others_who_have_gone_are_not(tmp_path: Path, monkeypatch):
         store.give_way(lambda: 5)
         store.create("before", 1, {})  # since then nobody has come
         assert written_in(store, monkeypatch) == [COMMITS]
+
+
+@pytest.mark.parametrize("gentle", [True, False])
+def test_after_a_large_one_it_rests_as_long_as_it_worked(tmp_path: Path, monkeypatch, gentle):
+    rests: list[float] = []
+    worked_s = count(0.0, 0.25)
+    clock = SimpleNamespace(thread_time=worked_s.__next__, sleep=rests.append)
+    monkeypatch.setattr(writer, "time", clock)
+    with LmdbStore(tmp_path) as store:
+        store.give_way(count(1).__next__ if gentle else int)
+        topic = store.create("t", 1, {}).number
+        for body in (b"small", bytes(writer.LARGE_BYTES)):
+            store.commit(Commit((Append(topic, 0, block(body)),))).result(TIMEOUT_S)
+    assert rests == ([0.25] if gentle else [])
