@@ -47,7 +47,7 @@ CODEC = mutants(
     ),
     ("frames of any size", "if len(frame) > MAX_FRAME_BYTES:", "if False:"),
     ("one byte more", "if size > MAX_MESSAGE_BYTES:", "if size > MAX_MESSAGE_BYTES + 1:"),
-    ("a full frame is cut", "if len(body) <= MAX_FRAME_BYTES:", "if len(body) < MAX_FRAME_BYTES:"),
+    ("a frame is a byte short", "start + MAX_FRAME_BYTES])", "start + MAX_FRAME_BYTES - 1])"),
     (
         "the last empty frame is the one",
         'place = frames.index(b"")',
