@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -147,7 +148,7 @@ def test_whoever_is_interrupted_while_sending_loses_and_doubles_nothing(
     """Ctrl-C, before the batch was given to gRPC or after."""
     send, interrupted = PutStream.send, []
 
-    def once(stream: PutStream, rows: pa.RecordBatch, stamp: object) -> None:
+    def once(stream: PutStream, rows: pa.RecordBatch, stamp: dict[str, Any] | None) -> None:
         if is_sent or interrupted:
             send(stream, rows, stamp)
         if not interrupted:
