@@ -41,7 +41,6 @@ def scanned(query: DataFrame) -> list[str]:
 QUERIES = {
     "select sum(length(body)) from {rows}": ["body"],
     "select count(*) from {rows}": ["shard"],
-    "select max(struct(offset, id)) from {rows}": ["offset, id"],
     "select id from {rows} where shard = 1 and offset > 2 order by id": ["shard, offset, id"],
     "select shard_key, count(*) n from {rows} group by all order by 1": ["shard_key"],
     "select count(headers), min(topic), max(timestamp) from {rows}": ["topic, timestamp, headers"],
@@ -51,7 +50,6 @@ QUERIES = {
     ],
     "select body from {rows} where id = (select max(id) from {rows})": ["id", "id, body"],
     "select * from {rows} where shard = 1 order by id": [ALL],
-    "select * from {rows} order by id": [ALL],
 }
 
 
