@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.spark.planning import Range, admit, admit_bytes, plan
+from polybus.spark.planning import FEW_ROWS, Range, admit, admit_bytes, plan
 from polybus.spark.positions import Position
 
 SIZES = st.lists(st.integers(1, 2_000_000), min_size=1, max_size=12)
@@ -27,6 +27,14 @@ def test_a_plan_has_every_offset_once(sizes, rows_per_partition):
         assert (own[0].start, own[-1].end) == (whole.start, whole.end)
         assert all(one.end == following.start for one, following in pairwise(own))
     assert all(piece.rows > 0 for piece in pieces)
+
+
+@given(SIZES)
+def test_what_one_task_may_have_is_not_cut(sizes):
+    ranges = ranges_of(sizes)
+    found = plan(ranges, max(sizes))
+    assert [piece for one in found for piece in one.ranges] == ranges
+    assert max(one.rows for one in found) <= max(FEW_ROWS, *sizes)
 
 
 @given(SIZES, st.integers(1, 10**7))

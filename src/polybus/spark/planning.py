@@ -64,10 +64,10 @@ def ranges_between(starts: Offsets, ends: Offsets) -> list[Range]:
 
 def plan(ranges: Sequence[Range], rows_per_partition: int | None) -> list[Partition]:
     """One partition or more: Spark would make one of its own if there were none."""
-    if rows_per_partition is not None:
-        cut = [piece for one in ranges for piece in _cut(one, rows_per_partition)]
+    most = rows_per_partition or MOST_ROWS
+    cut = [piece for one in ranges for piece in _cut(one, most)]
+    if most < FEW_ROWS:
         return [Partition((piece,)) for piece in cut] or [Partition()]
-    cut = [piece for one in ranges for piece in _cut(one, MOST_ROWS)]
     return list(_together(cut)) or [Partition()]
 
 

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from polybus.spark.planning import MOST_ROWS
+# Of those that keep the order of keys, which is that of a shard: no shard's part of a batch is cut
+# over several tasks. A batch has some seconds of work, and is published as one.
+MOST_UNCUT = 2_000_000
 
 Topics = Annotated[
     str,
@@ -50,10 +52,9 @@ IntoBus = Annotated[
 RowsPerBatch = Annotated[
     int, typer.Option("--rows-per-batch", metavar="N", min=1, help="The most of one batch.")
 ]
-# Of those that keep the order of keys: no shard's part of a batch is cut over several tasks.
 UncutRows = Annotated[
     int,
     typer.Option(
-        "--rows-per-batch", metavar="N", min=1, max=MOST_ROWS, help="The most of one batch."
+        "--rows-per-batch", metavar="N", min=1, max=MOST_UNCUT, help="The most of one batch."
     ),
 ]

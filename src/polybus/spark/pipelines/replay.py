@@ -1,6 +1,6 @@
 """History once more: from archive and log into a topic, by time, id, key or SQL.
 
-A part of at most half a million rows at a time is read, filtered and published in one
+A part of half a million rows at a time is read, filtered and published in one
 transaction, which has the replay's name and the part's number (`replay_book.py`). Parts go
 through all shards side by side, so messages of one key keep their order, and those of
 different keys come about as they came.
@@ -95,7 +95,8 @@ def replay(
     plan = book.plan(asked) or reading.plan(book, asked, start, None if goes_on else end or LATEST)
     forbidden = Wanted(topic) if goes_on and source == target else None
     writing = Writing(target, into, kept, select, forbidden)
-    loop = Loop(reading, writing, book, plan, rows_per_batch, rate, tell)
+    most_rows = min(rows_per_batch, arguments.MOST_UNCUT)
+    loop = Loop(reading, writing, book, plan, most_rows, rate, tell)
     with stoppable() as stop, plainly():
         loop.run(stop, every_s=every)
     facts = {"read": loop.read, "parts": loop.parts, "replayed in all": loop.position.rows}

@@ -20,6 +20,7 @@ from polybus.spark.archives import versions
 from polybus.spark.archives.folder import Folder
 from polybus.spark.bounds import Wanted
 from polybus.spark.pipelines import checks, sql
+from polybus.spark.pipelines.arguments import MOST_UNCUT
 from polybus.spark.pipelines.replay_book import Book, Plan, Position
 from polybus.spark.pipelines.replay_bounds import Ends, offsets_at
 from polybus.spark.pipelines.running import Progress, Stop, Tell
@@ -67,7 +68,7 @@ class Reading:
         """The rows of a part, and of no other shard: those that are not named are read whole."""
         others = {n: one.start for n, one in self.access.shards(self.topic).items()}
         first, last = (self._as_json({**others, **some}) for some in (part.at, part.to))
-        options = {"bus": self.bus, "topic": self.topic}
+        options = {"bus": self.bus, "topic": self.topic, "rowsPerPartition": str(MOST_UNCUT)}
         options |= {"startingOffsets": first, "endingOffsets": last}
         if self.archive is not None:
             options["archive"] = self.archive

@@ -2,7 +2,7 @@
 
 A query of Spark from our source to our sink: a batch is published in one transaction with a
 stamp, so one that is done again after a kill changes nothing. Messages of one key keep their
-order: a batch is never so large that a shard's part of it would be cut over several tasks.
+order: a shard's part of a batch is never cut over several tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from polybus.errors import UsageError
 from polybus.spark.bounds import Wanted
 from polybus.spark.pipelines import arguments, checks, sql
 from polybus.spark.pipelines.running import DEFAULT_EVERY_S, Summary, Tell, activate, follow, silent
-from polybus.spark.planning import MOST_ROWS
 
 WHY = "it is where route keeps how far it has come"
 
@@ -35,7 +34,7 @@ def route(
         str,
         typer.Option("--from", metavar="earliest|latest", help="Where a new route begins."),
     ] = "earliest",
-    rows_per_batch: arguments.UncutRows = MOST_ROWS,
+    rows_per_batch: arguments.UncutRows = arguments.MOST_UNCUT,
     every: arguments.Every = DEFAULT_EVERY_S,
     once: arguments.Once = False,
     tell: Tell = silent,
@@ -54,7 +53,9 @@ def route(
     rows = (
         spark.readStream.format("polybus")
         .schema(sql.looked_at(spark, where, select))
-        .options(bus=source, topic=topic, maxRowsPerBatch=rows_per_batch, startingOffsets=start)
+        .options(bus=source, topic=topic, startingOffsets=start)
+        .options(maxRowsPerBatch=min(rows_per_batch, arguments.MOST_UNCUT))
+        .options(rowsPerPartition=arguments.MOST_UNCUT)
         .load()
     )
     routed = sql.shaped(rows, where, select)
