@@ -19,7 +19,7 @@ from polybus.errors import (
     TopicDeleted,
 )
 from polybus.testing.process import BusProcess
-from polybus.testing.watch import stats
+from polybus.testing.watch import eventually, stats
 from tests.unit.freud.conftest import running
 
 PATIENCE_S = 20.0
@@ -286,7 +286,7 @@ class TestRefusals:
         await until(let_in)
         for client in clients[1:8]:
             await client.close()
-        assert "quota_connections" in strict.log()
+        await eventually(lambda: "quota_connections" in strict.log(), "the log says why")
 
     async def refused(self, limit: str, request: Awaitable[object]) -> Refused:
         with pytest.raises(LimitReached, match=limit) as caught:

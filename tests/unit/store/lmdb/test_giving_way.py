@@ -55,7 +55,7 @@ def test_with_nobody_else_all_go_together(tmp_path: Path, monkeypatch):
 def test_others_are_given_way(tmp_path: Path, monkeypatch):
     with LmdbStore(tmp_path) as store:
         store.give_way(count(1).__next__)
-        assert written_in(store, monkeypatch) == [6, 6]
+        assert written_in(store, monkeypatch) == [2] * 6
 
 
 def test_others_who_have_gone_are_not(tmp_path: Path, monkeypatch):
@@ -66,7 +66,7 @@ def test_others_who_have_gone_are_not(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("gentle", [True, False])
-def test_after_a_large_one_it_rests_as_long_as_it_worked(tmp_path: Path, monkeypatch, gentle):
+def test_after_a_large_one_it_rests_by_the_work_it_was(tmp_path: Path, monkeypatch, gentle):
     rests: list[float] = []
     worked_s = count(0.0, 0.25)
     clock = SimpleNamespace(thread_time=worked_s.__next__, sleep=rests.append)
@@ -74,6 +74,6 @@ def test_after_a_large_one_it_rests_as_long_as_it_worked(tmp_path: Path, monkeyp
     with LmdbStore(tmp_path) as store:
         store.give_way(count(1).__next__ if gentle else int)
         topic = store.create("t", 1, {}).number
-        for body in (b"small", bytes(writer.LARGE_BYTES)):
+        for body in (b"small", bytes(writer.TIRING_BYTES)):
             store.commit(Commit((Append(topic, 0, block(body)),))).result(TIMEOUT_S)
-    assert rests == ([0.25] if gentle else [])
+    assert rests == ([0.25 * writer.REST] if gentle else [])
