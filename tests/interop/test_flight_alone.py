@@ -250,6 +250,31 @@ def test_bounds_in_rows_and_bytes(client, topic):
     assert read(client, topic=topic, max_rows=1000, max_bytes=10**6).num_rows == 50
 
 
+def test_some_of_the_columns(client, topic):
+    produce(client, topic, b"x", b"y", keys=["k", None])
+    found = read(client, topic=topic, columns=["body", "offset", "body"])
+    assert found.to_pydict() == {"offset": [0, 1], "body": [b"x", b"y"]}
+    assert found.schema.names == ["offset", "body"]
+    assert read(client, topic=topic, columns=["shard_key"]).to_pydict() == {
+        "shard_key": ["k", None]
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        (["bodies"], "there is no 'bodies'"),
+        ([], "none is named"),
+        ("body", "a list"),
+        ([1], "a list"),
+    ],
+)
+def test_columns_that_there_are_not(client, topic, columns, why):
+    with pytest.raises(flight.FlightError, match=why) as refused:
+        read(client, topic=topic, columns=columns)
+    assert code_of(refused.value) == "malformed_request"
+
+
 def test_a_read_waits_for_what_comes(client, topic):
     ticket = {"topic": topic, "wait_ms": 20_000, "to": 4}
     stream = client.do_get(flight.Ticket(json.dumps(ticket).encode()))

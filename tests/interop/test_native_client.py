@@ -54,6 +54,15 @@ def test_what_is_produced_is_read(client, topic):
     assert batch.column("body").to_pylist() == [b"a", b"", b"c"]
 
 
+def test_some_of_the_columns_and_how_far_it_has_come(client, topic):
+    with client.producer() as producer:
+        producer.produce(topic, [b"a", b"b", b"c"]).result(20)
+    of_all, of_one = (client.read(topic, one, columns=["body"]) for one in ("all", 0))
+    assert next(of_all).to_pydict() == {"id": [1, 2, 3], "body": [b"a", b"b", b"c"]}
+    assert next(of_one).to_pydict() == {"offset": [0, 1, 2], "body": [b"a", b"b", b"c"]}
+    assert [batch.num_rows for batch in client.read(topic, 0, 1, columns=())] == [2]
+
+
 def test_an_arrow_batch_is_taken_as_it_is(client, topic):
     kind = pa.map_(pa.utf8(), pa.binary())
     rows = pa.record_batch(

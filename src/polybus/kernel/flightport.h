@@ -387,8 +387,10 @@ struct Hooks {
   // Of an iterator of further results (`more`), which `close_get` ends; nullptr at its end.
   void (*next_result)(void* python, void* more, Bytes*, Refusal*) = nullptr;
   void (*end_act)(void* python) = nullptr;
-  // An iterator of batches, each of which `next_rows` asks for; nullptr at its end.
-  void* (*open_get)(void* python, Call*, const std::string& ticket, Refusal*) = nullptr;
+  // An iterator of batches, each of which `next_rows` asks for; nullptr at its end. It may ask
+  // for fewer columns than all: then it says which.
+  void* (*open_get)(void* python, Call*, const std::string& ticket,
+                    std::shared_ptr<arrow::Schema>*, Refusal*) = nullptr;
   void (*next_rows)(void* python, void* rows, Batch*, Refusal*) = nullptr;
   void (*close_get)(void* python, void* rows) = nullptr;
   void (*list_actions)(void* python, std::vector<arrow::flight::ActionType>*) = nullptr;
@@ -405,7 +407,7 @@ class Rows : public arrow::RecordBatchReader {
 
   Status Open(const std::string& ticket) {
     Refusal refusal;
-    rows_ = hooks_.open_get(hooks_.python, call_.get(), ticket, &refusal);
+    rows_ = hooks_.open_get(hooks_.python, call_.get(), ticket, &schema_, &refusal);
     return refusal.ToStatus();
   }
 

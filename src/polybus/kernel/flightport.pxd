@@ -134,7 +134,7 @@ cdef extern from "flightport.h" namespace "polybus" nogil:
                     vector[shared_ptr[CBuffer]]*, void**, Refusal*) noexcept
         void (*next_result)(void*, void*, shared_ptr[CBuffer]*, Refusal*) noexcept
         void (*end_act)(void*) noexcept
-        void* (*open_get)(void*, CCall*, const string&, Refusal*) noexcept
+        void* (*open_get)(void*, CCall*, const string&, shared_ptr[CSchema]*, Refusal*) noexcept
         void (*next_rows)(void*, void*, shared_ptr[CRecordBatch]*, Refusal*) noexcept
         void (*close_get)(void*, void*) noexcept
         void (*list_actions)(void*, vector[CActionType]*) noexcept

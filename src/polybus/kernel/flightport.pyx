@@ -292,14 +292,16 @@ cdef void end_act(void* python) noexcept with gil:
 
 
 cdef void* open_get(
-    void* python, CCall* call, const string& ticket, Refusal* refusal
+    void* python, CCall* call, const string& ticket, shared_ptr[CSchema]* schema, Refusal* refusal
 ) noexcept with gil:
     handler = <object>python
     cdef Call given = None
     cdef bytes wanted
     try:
         given, wanted = open_call(call), ticket
-        rows = (given, iter(handler.rows(given, wanted)))
+        columns, found = handler.rows(given, wanted)
+        schema[0] = unwrap_schema(columns).ValueUnsafe()
+        rows = (given, iter(found))
         Py_INCREF(rows)
         return <void*>rows
     except BaseException as error:

@@ -8,6 +8,7 @@ Arrow's own structural check comes first, since its accessors trust what they re
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +50,17 @@ _ZEROES = pa.py_buffer(bytes((MAX_SHARED_NULLS + 1) * 4))
 
 
 # --- reading ------------------------------------------------------------------
+
+
+def read_schema(columns: Collection[str] | None) -> pa.Schema:
+    """That of a read that asks for these columns, in their usual order; None: for all."""
+    if columns is None:
+        return READ_SCHEMA
+    unknown = sorted(set(columns) - set(READ_SCHEMA.names))
+    if unknown or not columns:
+        what = f"there is no {unknown[0][:64]!r}" if unknown else "none is named"
+        raise MalformedRequest(f"read: columns: {what}; there are {', '.join(READ_SCHEMA.names)}")
+    return pa.schema([field for field in READ_SCHEMA if field.name in columns])
 
 
 def batch_of(rows: Rows) -> pa.RecordBatch:

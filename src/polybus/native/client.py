@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -71,13 +71,16 @@ class Client:
         *,
         max_rows: int = NO_BOUND,
         wait_s: float = 0.0,
+        columns: Collection[str] | None = None,
     ) -> Reading:
         """Arrow batches from `start` to `end` (exclusive): offsets of a shard, ids of "all".
 
         Without `start` from the first there is. It ends there, or at `max_rows`, or when
-        nothing came for `wait_s`: `math.inf` follows for ever.
+        nothing came for `wait_s`: `math.inf` follows for ever. With `columns` batches have
+        these and the one that says how far it has come (`offset`, or `id` of "all"), no others.
         """
-        return Reading(self._connection, Wanted(topic, shard, start, end, max_rows, wait_s))
+        some = None if columns is None else frozenset(columns)
+        return Reading(self._connection, Wanted(topic, shard, start, end, max_rows, wait_s, some))
 
     def wait(
         self, positions: Iterable[tuple[str, int, int]], timeout_s: float

@@ -41,9 +41,16 @@ class Wanted:
     end: int | None
     max_rows: int
     wait_s: float
+    columns: frozenset[str] | None = None
+
+    @property
+    def position(self) -> str:
+        """The column that says how far it has come."""
+        return "id" if self.shard == "all" else "offset"
 
     def ticket(self, wait_s: float) -> dict[str, Any]:
-        return {
+        some = None if self.columns is None else sorted(self.columns | {self.position})
+        return ({} if some is None else {"columns": some}) | {
             "topic": self.topic,
             "shard": self.shard,
             "from": self.start,
@@ -54,8 +61,7 @@ class Wanted:
 
     def took(self, batch: pa.RecordBatch) -> bool:
         """Whether that was all there was to take."""
-        column = "id" if self.shard == "all" else "offset"
-        self.start = batch.column(column)[-1].as_py() + 1
+        self.start = batch.column(self.position)[-1].as_py() + 1
         if self.max_rows:
             self.max_rows -= batch.num_rows
             if self.max_rows <= 0:

@@ -7,7 +7,7 @@ worker that was forked makes its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
@@ -60,9 +60,17 @@ class Access(Protocol):
         """The first offset whose id is this one or a later one; the end if there is none."""
 
     def read(
-        self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
+        self,
+        topic: str,
+        shard: int,
+        start: int,
+        end: int,
+        max_rows: int = NO_BOUND,
+        columns: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of `polybus.model.arrow.READ_SCHEMA`. `Trimmed` if the start has gone."""
+        """Batches of `polybus.model.arrow.READ_SCHEMA`; if `columns` are named, at least these,
+        and `offset`. `Trimmed` if the start has gone.
+        """
 
     def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
         """How far a query has come, for those who look at the topic."""
@@ -86,9 +94,15 @@ class ThroughBus:
         return first_with_id(self, topic, shard, self.shards(topic)[shard], wanted)
 
     def read(
-        self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
+        self,
+        topic: str,
+        shard: int,
+        start: int,
+        end: int,
+        max_rows: int = NO_BOUND,
+        columns: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        reading = self._client.read(topic, shard, start, end, max_rows=max_rows)
+        reading = self._client.read(topic, shard, start, end, max_rows=max_rows, columns=columns)
         try:
             yield from reading
         finally:
@@ -123,7 +137,13 @@ class FromFiles:
         return first_with_id(self, topic, shard, self.shards(topic)[shard], wanted)
 
     def read(
-        self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
+        self,
+        topic: str,
+        shard: int,
+        start: int,
+        end: int,
+        max_rows: int = NO_BOUND,
+        columns: Collection[str] | None = None,  # all are at hand, and cost nothing
     ) -> Iterator[pa.RecordBatch]:
         left = max_rows or end - start
         while start < end and left > 0:

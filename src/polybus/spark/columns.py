@@ -25,6 +25,9 @@ FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 
 Column = Callable[[pa.RecordBatch], pa.Array]
 
+# Spark's columns that are not stored under their own name.
+MADE_OF = {"timestamp": "timestamp_ns", "insertion_time": "insertion_ms"}
+
 
 def _as_stored(name: str) -> Column:
     return lambda batch: batch.column(name)
@@ -82,6 +85,7 @@ class Shape:
             pa.field(field.name, COLUMNS[field.name][0], field.nullable) for field in schema.fields
         )
         self._names: dict[str, pa.Array] = {}
+        self.needs = {MADE_OF.get(name, name) for name in schema.names if name != "topic"}
 
     def batch(self, topic: str, rows: pa.RecordBatch) -> pa.RecordBatch:
         columns = [

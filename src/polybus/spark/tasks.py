@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,23 +45,29 @@ class Task:
         workers.asked()
         shape = Shape(self.schema)
         with told_plainly():
-            for one, batches in self.ranges(partition):
+            for one, batches in self.ranges(partition, shape.needs):
                 for batch in batches:
                     yield shape.batch(one.topic, batch)
                     passing("reading")
 
-    def ranges(self, partition: Partition) -> Iterator[tuple[Range, Iterator[pa.RecordBatch]]]:
-        """Each with its rows, of which none is missing."""
+    def ranges(
+        self, partition: Partition, columns: Collection[str] | None = None
+    ) -> Iterator[tuple[Range, Iterator[pa.RecordBatch]]]:
+        """Each with its rows, of which none is missing; of their columns at least these."""
         access = self.access
         _introduce(access, partition)
         for one in partition.ranges:
-            yield one, self._rows(access, one)
+            yield one, self._rows(access, one, columns)
 
-    def _rows(self, access: Access, wanted: Range) -> Iterator[pa.RecordBatch]:
+    def _rows(
+        self, access: Access, wanted: Range, columns: Collection[str] | None
+    ) -> Iterator[pa.RecordBatch]:
         at = wanted.start
         while at < wanted.end:
             try:
-                for batch in access.read(wanted.topic, wanted.shard, at, wanted.end):
+                for batch in access.read(
+                    wanted.topic, wanted.shard, at, wanted.end, columns=columns
+                ):
                     at = self._follows(wanted, at, batch)
                     yield batch
                 if at < wanted.end:

@@ -34,6 +34,7 @@ TICKET = Action(
             "max_bytes", "count", "about so many bytes of keys, bodies and headers; 0: no bound", 0
         ),
         Field("wait_ms", "count", "at the end, how long to wait for more", 0),
+        Field("columns", "texts", "which of the columns are wanted; absent: all", None),
     ),
     "batches",
 )
@@ -54,6 +55,7 @@ class Reading:
         self._at = self._start(given)
         self._to: int | None = given["to"]
         self._wait_s = min(given["wait_ms"] / 1000, port.limits.max_wait_s)
+        self.columns: list[str] | None = given["columns"]
 
     def __iter__(self) -> Iterator[Rows]:
         rows_left = self._given["max_rows"] or 1 << 62

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ class Port:
         stream.open()
         return stream
 
-    def read(self, caller: Caller, ticket: Mapping[str, object]) -> Iterable[Rows]:
+    def read(self, caller: Caller, ticket: Mapping[str, object]) -> Reading:
         return Reading(self, caller, dict(ticket))
 
     def act(self, caller: Caller, name: str, request: Mapping[str, object]) -> Answer:

@@ -7,7 +7,7 @@ no row twice, none missing, whatever runs beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -74,7 +74,13 @@ class WithArchive:
             return self.shards(topic)[shard].end
 
     def read(
-        self, topic: str, shard: int, start: int, end: int, max_rows: int = NO_BOUND
+        self,
+        topic: str,
+        shard: int,
+        start: int,
+        end: int,
+        max_rows: int = NO_BOUND,
+        columns: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         end = min(end, start + max_rows) if max_rows else end
         while start < end:
@@ -82,7 +88,7 @@ class WithArchive:
             if start < (manifest.end(shard) or 0):
                 batches = self._from_files(manifest, shard, start, end)
             else:
-                batches = self._from_log(topic, shard, start, end)
+                batches = self._from_log(topic, shard, start, end, columns)
             before = start
             for batch in batches:
                 start = batch.column("offset")[-1].as_py() + 1
@@ -93,10 +99,12 @@ class WithArchive:
     def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
         self._log.tell(query, name, topic, offsets)
 
-    def _from_log(self, topic: str, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    def _from_log(
+        self, topic: str, shard: int, start: int, end: int, columns: Collection[str] | None
+    ) -> Iterator[pa.RecordBatch]:
         """Ends where the log was trimmed, if the archive has what it has lost."""
         try:
-            yield from self._log.read(topic, shard, start, end)
+            yield from self._log.read(topic, shard, start, end, columns=columns)
         except Trimmed:
             if not self._is_archived(topic, shard, start):
                 raise

@@ -99,9 +99,11 @@ class Service:
     def end_act(self) -> None:
         self._calls.leave(owed=True)
 
-    def rows(self, call: Call, ticket: bytes) -> Iterator[pa.RecordBatch]:
+    def rows(self, call: Call, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         request = read_json(ticket, MAX_TICKET_BYTES, "the ticket")
-        return self._batches(iter(self._verbs.read(self._caller(call), request)))
+        reading = self._verbs.read(self._caller(call), request)
+        schema = arrow.read_schema(reading.columns)
+        return schema, self._batches(iter(reading), schema)
 
     def actions(self) -> list[tuple[str, str]]:
         return [(one.name, one.meaning) for one in self._verbs.actions()]
@@ -130,11 +132,12 @@ class Service:
             return [json.dumps(self._verbs.act(caller, name, request)).encode()]
         return _fetched(self._verbs.follow(caller, request))
 
-    def _batches(self, rows: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, rows: Iterator[Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._calls.one():
             for one in rows:
                 self._calls.check()
-                yield arrow.batch_of(one)
+                batch = arrow.batch_of(one)
+                yield batch if schema is arrow.READ_SCHEMA else batch.select(schema.names)
 
 
 def _fetched(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -28,6 +28,14 @@ class Stream(Protocol):
     def stage(self, stage: str, block: Block) -> Future[None]: ...
 
 
+class Reading(Protocol):
+    """Rows, portion after portion. `columns` are those that were asked for; None: all."""
+
+    @property
+    def columns(self) -> Collection[str] | None: ...
+    def __iter__(self) -> Iterator[Rows]: ...
+
+
 class Described(Protocol):
     @property
     def name(self) -> str: ...
@@ -40,7 +48,7 @@ class Verbs(Protocol):
 
     def caller(self, identity: Identity, is_gone: Callable[[], bool]) -> Caller: ...
     def produce(self, caller: Any, topic: str, *, create: bool = True) -> Stream: ...
-    def read(self, caller: Any, ticket: Mapping[str, object]) -> Iterable[Rows]: ...
+    def read(self, caller: Any, ticket: Mapping[str, object]) -> Reading: ...
     def act(self, caller: Any, name: str, request: Mapping[str, object]) -> dict[str, Any]: ...
     def follow(
         self, caller: Any, request: Mapping[str, object]
