@@ -135,6 +135,7 @@ def test_bad_input_ends_one_connection_and_nothing_else(bus: BusProcess, name: s
     reason, bad = BAD_INPUT[name]
     counted = count(bus, "connections", "closed", reason)
     topic = name.encode()
+    since = len(bus.log())
     with connect(bus.address()) as bystander, connect(bus.address()) as offender:
         bystander.send(subscribe(topic))
         bystander.settle()
@@ -156,12 +157,12 @@ def test_bad_input_ends_one_connection_and_nothing_else(bus: BusProcess, name: s
         assert bystander.settle() == []
         closed = {"event": "connection closed", "dialect": "rqueue", "level": "warning"}
         until(
-            lambda: log_lines(bus, **closed, peer=offender.name, reason=reason),
+            lambda: log_lines(bus, since, **closed, peer=offender.name, reason=reason),
             f"a line with the peer and {reason}",
         )
-        assert len(log_lines(bus, peer=offender.name)) == 1
+        assert len(log_lines(bus, since, peer=offender.name)) == 1
         assert count(bus, "connections", "closed", reason) == counted + 1
-        assert log_lines(bus, peer=bystander.name) == []
+        assert log_lines(bus, since, peer=bystander.name) == []
 
 
 def test_the_command_line_shows_the_same_counters(bus: BusProcess):

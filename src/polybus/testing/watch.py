@@ -61,9 +61,12 @@ def count(bus: BusProcess, *path: str) -> int:
     return found or 0
 
 
-def log_lines(bus: BusProcess, **fields: object) -> list[dict[str, Any]]:
-    """Lines of a JSON log that have all these fields with these values."""
-    lines = [json.loads(line) for line in bus.log().splitlines() if line.startswith("{")]
+def log_lines(bus: BusProcess, since: int = 0, **fields: object) -> list[dict[str, Any]]:
+    """Lines of a JSON log that have all these fields with these values.
+
+    `since` is how long the log was: a peer's name is used again, once its port is free.
+    """
+    lines = [json.loads(line) for line in bus.log()[since:].splitlines() if line.startswith("{")]
     return [line for line in lines if fields.items() <= line.items()]
 
 
