@@ -61,7 +61,7 @@ def count(bus: BusProcess, *path: str) -> int:
     return found or 0
 
 
-def log_lines(bus: BusProcess, since: int = 0, **fields: object) -> list[dict[str, Any]]:
+def log_lines(bus: BusProcess, since: int = 0, /, **fields: object) -> list[dict[str, Any]]:
     """Lines of a JSON log that have all these fields with these values.
 
     `since` is how long the log was: a peer's name is used again, once its port is free.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import count
-from pathlib import Path
 from threading import Event, Thread, get_ident
 from typing import Any
 
@@ -24,17 +23,6 @@ from polybus.testing.watch import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, put, stage
 
 BODY = bytes(LARGE_BYTES)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LmdbStore]:
-    with LmdbStore(tmp_path / "store") as store:
-        yield store
-
-
-@pytest.fixture
-def topic(store: LmdbStore) -> Topic:
-    return store.create("t", 1, {})
 
 
 class Held:

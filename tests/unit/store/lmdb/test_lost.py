@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -19,17 +18,6 @@ from polybus.store.lmdb.writer import LARGE_BYTES
 from polybus.testing.blocks import block
 from polybus.testing.watch import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, count, put, stage
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LmdbStore]:
-    with LmdbStore(tmp_path / "store") as store:
-        yield store
-
-
-@pytest.fixture
-def topic(store: LmdbStore) -> Topic:
-    return store.create("t", 1, {})
 
 
 def large(topic: Topic) -> Commit:
