@@ -4,6 +4,7 @@ with Relay(bus_port) as relay:
     connect(relay.port)
     relay.cut()        # both ends of every connection are reset
     relay.hold()       # bytes go nowhere; `release` lets them go on
+    relay.hold_answers()    # those of the bus; what clients say goes on
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Relay:
         self._change = change
         self._lock = Lock()
         self._open: set[socket.socket] = set()
-        self._flows = Event()
-        self._flows.set()
+        self._requests, self._answers = Event(), Event()
+        self.release()
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -43,10 +44,15 @@ class Relay:
             _reset(end)
 
     def hold(self) -> None:
-        self._flows.clear()
+        self._requests.clear()
+        self._answers.clear()
+
+    def hold_answers(self) -> None:
+        self._answers.clear()
 
     def release(self) -> None:
-        self._flows.set()
+        self._requests.set()
+        self._answers.set()
 
     def close(self) -> None:
         _reset(self._listener)
@@ -78,13 +84,13 @@ class Relay:
             with self._lock:
                 self._open |= {near, far}
                 self.connections += 1
-            for source, sink in ((near, far), (far, near)):
-                Thread(target=self._carry, args=(source, sink), daemon=True).start()
+            for way in ((near, far, self._requests), (far, near, self._answers)):
+                Thread(target=self._carry, args=way, daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket, flows: Event) -> None:
         try:
             while piece := source.recv(PIECE):
-                self._flows.wait()
+                flows.wait()
                 sink.sendall(self._change(piece))
         except OSError:
             pass

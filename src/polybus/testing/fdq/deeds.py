@@ -13,6 +13,7 @@ STOP: Final = "stop"  # one, cleanly
 START: Final = "start"  # another one
 PAUSE: Final = "pause"  # one stands still, until the group goes on without it
 KILL_BUS: Final = "kill the bus"  # with -9; it is started again on the same data
+KILL_UNHEARD: Final = "kill the bus unheard"  # likewise, before it has told what it did
 KILL_PRODUCER: Final = "kill a producer"
 TAKE_OVER: Final = "take a name over"  # a second client of the same name
 
@@ -31,4 +32,5 @@ class Settings:
     # Nobody dies, or is taken for dead: nothing is done twice, and all is counted.
     is_exact: bool = False
     sabotage: str = ""
+    is_relayed: bool = False  # clients speak to the bus through a relay
     orders: Mapping[str, Any] = field(default_factory=dict)  # for all children

@@ -91,13 +91,18 @@ class Bus(Protocol):
     def read(self, topic: str, shard: int | str = "all") -> Iterable[Any]: ...
 
 
+def outputs_of(bus: Bus, output: str) -> tuple[Row, ...]:
+    names = {one["topic"] for one in bus.act("topic.list")["topics"]}
+    return tuple(_rows(bus, output)) if output in names else ()
+
+
 def look(bus: Bus, topic: str, output: str, group: str) -> Found:
     """What is there now. Only when all clients have ended does it mean much."""
     names = {one["topic"] for one in bus.act("topic.list")["topics"]}
     dlq = f"{topic}.dlq"
     return Found(
         topic=tuple(_rows(bus, topic)),
-        outputs=tuple(_rows(bus, output)) if output in names else (),
+        outputs=outputs_of(bus, output),
         dead=tuple(_dead(bus, dlq, group)) if dlq in names else (),
         shards=tuple(_shards(bus, topic, group)),
     )

@@ -30,6 +30,7 @@ from polybus.testing.fdq.deeds import (
     KILL,
     KILL_BUS,
     KILL_PRODUCER,
+    KILL_UNHEARD,
     PAUSE,
     START,
     STOP,
@@ -37,10 +38,12 @@ from polybus.testing.fdq.deeds import (
     Settings,
 )
 from polybus.testing.fdq.diary import Operation, operations
-from polybus.testing.fdq.found import look
+from polybus.testing.fdq.found import look, outputs_of
 from polybus.testing.fdq.history import ACK, COMMIT, DUPLICATE, FAILED
+from polybus.testing.fdq.unheard import HeldAnswers
 from polybus.testing.fdq.verdict import Verdict, judge
 from polybus.testing.nativebus import NativeBus
+from polybus.testing.relay import Relay
 from polybus.testing.watch import until
 
 PATIENCE_S = 150.0  # for what only fails if something is wrong, on a machine that may stand still
@@ -56,6 +59,7 @@ class Workload:
         self._settings = settings or Settings()
         self._random = Random(seed)
         self.bus = NativeBus(env={"POLYBUS_SABOTAGE": self._settings.sabotage})
+        self._relay = Relay(self.bus.port) if self._settings.is_relayed else None
         self._brood = Brood()
         self.client: Client = self.bus.client(call_timeout_s=PATIENCE_S)
         self.producers: list[Child] = []
@@ -76,6 +80,8 @@ class Workload:
             error.add_note(f"seed {self.seed}; {dict(self.done)}; {self._said()}")
         self._brood.close()
         self.client.close()
+        if self._relay is not None:
+            self._relay.close()
         self.bus.__exit__(kind, error, trace)
 
     # --- clients come
@@ -100,13 +106,17 @@ class Workload:
     def _orders(self, name: str, **orders: Any) -> Orders:
         self._started += 1
         plain = Orders(
-            url=self.bus.url,
+            url=self._url,
             name=f"{name}.{self._started}",
             folder=str(self._folder),
             seed=self._random.randrange(1 << 32),
             mix=self._settings.mix,
         )
         return replace(plain, **{**self._settings.orders, **orders})
+
+    @property
+    def _url(self) -> str:
+        return self.bus.url if self._relay is None else f"polybus://127.0.0.1:{self._relay.port}"
 
     # --- what is done to them
 
@@ -123,6 +133,7 @@ class Workload:
             START: self._start_one,
             PAUSE: self._pause_one,
             KILL_BUS: self.kill_bus,
+            KILL_UNHEARD: self._kill_unheard,
             KILL_PRODUCER: lambda: self._end_one(self.producers, signal.SIGKILL),
             TAKE_OVER: self._take_over,
         }
@@ -133,6 +144,15 @@ class Workload:
 
     def kill_bus(self) -> None:
         self.bus.kill()
+        self.bus.start()
+
+    def _kill_unheard(self) -> None:
+        assert self._relay is not None, "answers of a bus are held back by a relay"
+        answers = HeldAnswers(self._relay, self._operations, self._outputs)
+        while not answers.hide_a_transaction():
+            self.go_on(LEAST_DONE)
+        self.bus.kill()
+        answers.lose()
         self.bus.start()
 
     def pause(self, child: Child) -> None:
@@ -209,6 +229,9 @@ class Workload:
     def _operations(self) -> list[Operation]:
         paths = self._folder.glob("*.diary")
         return [one for path in paths for one in operations(path.stem, path)]
+
+    def _outputs(self) -> list[str]:
+        return [one.body for one in outputs_of(self.client, OUTPUT)]
 
     def go_on(self, count: int) -> None:
         """Until the clients have done so much more."""
