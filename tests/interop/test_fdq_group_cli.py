@@ -142,7 +142,7 @@ def test_the_tree_has_consumers_and_owners(polybus, bus, topic, member, where):
     assert tree[f"fdq/topic/{topic}/shards/1/stats/acked"] == "1"
 
 
-def test_stats_outlive_a_kill(polybus, monkeypatch):
+def test_stats_outlive_a_kill_and_all_counts_a_stop(polybus, monkeypatch):
     with NativeBus() as bus, bus.client() as client:
         monkeypatch.setenv("POLYBUS_URL", bus.url)
         client.create_topic("t", shards=1)
@@ -159,6 +159,11 @@ def test_stats_outlive_a_kill(polybus, monkeypatch):
             assert one["groups"][0].pop("lag_s") > 0
             assert one["groups"][0]["shards"][0].pop("lag_s") > 0
         assert after == before
+        joined.ack(0, 0, 2, emitted=5, redelivered=1)  # with no ack that is new
+        bus.stop()
+        bus.start()
+        (found,) = json.loads(polybus("topic", "stats", "t", "--json"))
+        assert (found["all"]["emitted"], found["all"]["redelivered"]) == (5, 1)
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,9 @@ class DurableSide:
         assert broker.binding is not None
         access = Access(broker.durable, broker.binding, broker.policy, self._on_loop)
         asked = Rules(rules, self._loop)
-        return Port(access, self._settings.native, time.monotonic, stats, asked, time.time_ns)
+        port = Port(access, self._settings.native, time.monotonic, stats, asked, time.time_ns)
+        self._stack.callback(port.groups.stop)
+        return port
 
 
 class Rules:

@@ -9,6 +9,7 @@ from polybus.bus.groups import judging, letters, ranges, sabotage
 from polybus.bus.groups.judging import Entry, Judged
 from polybus.bus.groups.letters import Failure
 from polybus.bus.groups.state import Group, Means, Shard, Work
+from polybus.bus.groups.table import AT_ONCE, at_once
 from polybus.errors import MalformedRequest, PolybusError, Stale
 
 if TYPE_CHECKING:
@@ -79,6 +80,15 @@ class Acks:
             self._set(work, shard, judging.ack(progress, acked), acked)
             work.appends += appends
             return work.commit(stages)
+
+    def keep_counts(self, group: Group) -> None:
+        """Writes what members have counted, which else waits for a commit that is made anyhow."""
+        untold = [one for one in group.shards if one.counted != one.progress.counted]
+        for some in at_once(untold, AT_ONCE):
+            with Work(self._means, group, some) as work:
+                for shard in some:
+                    work.set(shard, shard.progress._replace(counted=shard.counted))
+                work.commit()
 
     def _judge(
         self,

@@ -185,6 +185,14 @@ class Coordinator:
                 for name in list(group.seen):
                     group.seen[name] += seconds
 
+    def stop(self) -> None:
+        """The bus stops, and nobody can call any more: counts are exact from here on."""
+        for group in self._table.loaded():
+            try:
+                self._acks.keep_counts(group)
+            except PolybusError as error:
+                _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
+
     # --- inside
 
     def _member(self, topic: Topic, group: str, consumer: str, epoch: int) -> tuple[Group, Member]:

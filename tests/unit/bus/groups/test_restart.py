@@ -122,6 +122,20 @@ def test_counts_are_exact_after_a_clean_stop(desk):
     assert desk.shard(0)["emitted"] == 9
 
 
+def test_what_came_with_no_ack_is_counted_when_the_bus_stops(desk):
+    """As behind transactions, whose acks are commits of their own."""
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch()
+    one.ack(0, (0, 4), emitted=4)
+    one.ack(0, emitted=6, redelivered=2)
+    desk.groups.stop()
+    desk.open()
+    assert (desk.shard(0)["emitted"], desk.shard(0)["redelivered"]) == (6, 2)
+    one.leave(one.entry(0, emitted=7, redelivered=2))
+    assert (desk.shard(0)["emitted"], desk.shard(0)["redelivered"]) == (7, 2)
+
+
 @pytest.mark.parametrize("prefix", [b"group/", b"groupshard/"])
 def test_a_damaged_record_is_its_groups_trouble_alone(desk, prefix):
     desk.join("a", group="bad")
