@@ -1,13 +1,14 @@
 """The async twin: coroutines as handlers, on the loop that asked for them."""
 
 import asyncio
+import math
 import threading
 from typing import Any
 
 import pytest
 
 from polybus import fdq
-from polybus.errors import Fenced, UsageError
+from polybus.errors import Fenced, StoreFault, UsageError
 from polybus.testing.watch import eventually
 
 URL = "memory:aio-consumers"
@@ -92,6 +93,24 @@ def test_a_coroutine_that_fails_or_hangs_is_tried_again(bus):
     assert acked("fail") == 1
 
 
+def test_a_coroutine_may_have_all_the_time_there_is(bus):
+    bus.produce_batch("patient", requests(3))
+
+    async def main():
+        ended = []
+
+        async def handle(envelope):
+            await asyncio.sleep(0)
+            ended.append(envelope.delivery)
+
+        async with fdq.aio.Consumer(URL, dead_s=120.0) as consumer:
+            await consumer.consume("patient", "one", handle, handler_timeout_s=math.inf, **QUICK)
+            await eventually(lambda: acked("patient") == 3, "all")
+        assert ended == [1, 1, 1]
+
+    asyncio.run(main())
+
+
 def test_a_transaction_in_a_coroutine(bus):
     bus.produce_batch("tx", requests(10))
 
@@ -148,6 +167,33 @@ def test_what_is_no_handler_is_refused(bus):
         async with fdq.aio.Consumer(URL, dead_s=120.0) as consumer:
             with pytest.raises(UsageError):
                 await consumer.consume("any", "one", None)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+def test_who_was_closed_before_it_was_opened_stays_closed(bus):
+    async def main():
+        consumer = fdq.aio.Consumer(URL)
+        await consumer.close()
+        assert await consumer.wait()
+        with pytest.raises(UsageError):
+            await consumer.consume("any", "one", print)
+
+    asyncio.run(main())
+
+
+def test_one_that_could_not_be_opened_can_be_tried_again(tmp_path):
+    taken = tmp_path / "file"
+    taken.write_text("no folder")
+
+    async def main():
+        consumer = fdq.aio.Consumer(f"lmdb:{taken}", dead_s=120.0)
+        for _ in range(2):
+            with pytest.raises(StoreFault, match="file"):
+                await consumer.consume("any", "one", print)
+        taken.unlink()
+        await consumer.consume("any", "one", print)
+        await consumer.close()
 
     asyncio.run(main())
 

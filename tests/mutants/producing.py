@@ -143,8 +143,8 @@ REPLAY = [
     ),
     *mutants(
         "dialects/fdq/aio_producer.py",
-        ("opened by each", "if self._made is None or _has_failed(self._made):", "if True:"),
-        ("a failure is for ever", "or _has_failed(self._made)", ""),
+        ("opened by each", "if self._made is None or has_failed(self._made):", "if True:"),
+        ("a failure is for ever", "or has_failed(self._made)", ""),
         ("closed, and opened again", "if self._is_closed:", "if False:"),
     ),
 ]

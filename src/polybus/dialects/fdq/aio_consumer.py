@@ -12,10 +12,12 @@ import contextlib
 import inspect
 import time
 from collections.abc import Awaitable, Callable
+from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import Any, Self
 
 from polybus.dialects.fdq import consumer as blocking
+from polybus.dialects.fdq.aio_producer import has_failed
 from polybus.dialects.fdq.executors import IN_HANDLER
 from polybus.errors import UsageError
 
@@ -58,6 +60,8 @@ class Consumer:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """As `fdq.Consumer.wait`; cancelling it leaves the consumer as it is."""
+        if self._made is None:
+            return True
         consumer = await self._opened()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not consumer.wait(0):
@@ -87,7 +91,9 @@ class Consumer:
 
     async def _opened(self) -> blocking.Consumer:
         """Opening a store takes its time, so it is done on a thread."""
-        if self._made is None:
+        if self._made is None or has_failed(self._made):
+            if self._is_closed:
+                raise UsageError("this consumer was closed")
             self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
         return await asyncio.shield(self._made)
 
@@ -106,7 +112,7 @@ class Bridge:
             raise UsageError("a handler is a function of one message")
         self._handler: Any = handler
         self._loop = loop
-        self._timeout_s = timeout_s
+        self._timeout_s = min(timeout_s, TIMEOUT_MAX)  # a lock waits no longer
         self._consumer = consumer
 
     def __call__(self, given: Any) -> None:

@@ -147,12 +147,12 @@ class Producer:
         """The first who asks opens it; all wait for that, and none can cancel it."""
         if self._is_closed:
             raise ConnectionLost("this producer was closed")
-        if self._made is None or _has_failed(self._made):
+        if self._made is None or has_failed(self._made):
             self._made = asyncio.create_task(asyncio.to_thread(self._make))
         if self._made.done():
             return self._made.result()
         return await asyncio.shield(self._made)
 
 
-def _has_failed(task: asyncio.Task[Any]) -> bool:
+def has_failed(task: asyncio.Task[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
