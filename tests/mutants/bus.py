@@ -5,14 +5,13 @@
 Each mutant is a small change that a tired programmer could make, applied to a copy of
 src in build/mutants-bus. Two suites are then run until the first failure: `unit` (in
 memory and on socket pairs), and if that sees nothing `live` (a real server in a process
-of its own). A mutant that survives both is a hole in the tests, one whose text is not
-found exactly once is out of date: both fail the run. First the copy is tested as it is.
+of its own). A mutant that survives both is a hole in the tests; that one, and one that was
+not put to a test at all (verdicts.py), fail the run. First the copy is tested as it is.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants.verdicts import GREEN, is_caught, out_of_date, verdict  # noqa: E402
+
 TREE = ROOT / "build" / "mutants-bus"
 PACKAGE = TREE / "src" / "polybus"
 SUITES = {
@@ -44,8 +47,6 @@ SUITES = {
 PYTEST = ("-x", "-q", "--tb=line", "--timeout=60")
 PROFILE = ("-p", "tests.mutants.profile", "--hypothesis-profile", "mutants")
 HANG_S = 300.0
-
-GREEN = "survived"
 
 
 @dataclass(frozen=True)
@@ -377,11 +378,7 @@ def test(suite: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"hung for {HANG_S:g} s"
-    if done.returncode == 0:
-        return GREEN
-    output = done.stdout + done.stderr
-    failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\S+)", output, re.MULTILINE)
-    return failed[1] if failed else f"exit code {done.returncode}: {output[-500:]}"
+    return verdict(done.returncode, done.stdout + done.stderr)
 
 
 def trial(mutant: Mutant, suites: list[str]) -> list[str]:
@@ -389,7 +386,7 @@ def trial(mutant: Mutant, suites: list[str]) -> list[str]:
     original = path.read_text()
     times = original.count(mutant.old)
     if times != 1:
-        return [f"out of date: its text occurs {times} times"]
+        return [out_of_date(times)]
     path.write_text(original.replace(mutant.old, mutant.new))
     try:
         return until_caught(suites)
@@ -404,10 +401,6 @@ def until_caught(suites: list[str]) -> list[str]:
         if answers[-1] != GREEN:
             break
     return answers
-
-
-def caught(answers: list[str]) -> bool:
-    return any(said != GREEN and not said.startswith("out of date") for said in answers)
 
 
 def say(line: str) -> None:
@@ -427,9 +420,10 @@ def main() -> int:
     for mutant in chosen:
         start_s = time.monotonic()
         answers = trial(mutant, suites)
-        missed += not caught(answers)
+        caught = is_caught(answers[-1])
+        missed += not caught
         took_s = time.monotonic() - start_s
-        mark = "" if caught(answers) else "MISSED"
+        mark = "" if caught else "MISSED"
         say(f"{mutant.file:<28} {mutant.name:<42} {took_s:5.1f} s {mark:6} {' | '.join(answers)}")
     say(f"{len(chosen) - missed} of {len(chosen)} mutants caught")
     return 1 if missed else 0

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.mutants.bus import GREEN, Mutant, mutants, say  # noqa: E402
+from tests.mutants.bus import Mutant, mutants, say  # noqa: E402
 from tests.mutants.store import plant  # noqa: E402
+from tests.mutants.verdicts import GREEN, is_caught, out_of_date, verdict  # noqa: E402
 
 TESTS = tuple(
     f"tests/unit/bus/test_{name}.py" for name in ("keeping", "pulling", "durable_following")
@@ -187,12 +189,14 @@ def trial(mutant: Mutant | None) -> str:
     if child == 0:
         signal.alarm(HANG_S)
         os.dup2(writing, 1)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        code = 1
+        os.dup2(writing, 2)
+        code = pytest.ExitCode.INTERNAL_ERROR
         try:
             if mutant is not None:
                 plant(mutant)
-            code = pytest.main(["-x", "-q", "--tb=no", *TESTS])
+            code = pytest.ExitCode(pytest.main(["-x", "-q", "--tb=no", *TESTS]))
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             os._exit(int(code))
@@ -200,10 +204,7 @@ def trial(mutant: Mutant | None) -> str:
     with os.fdopen(reading) as said:
         text = said.read()
     _, status = os.waitpid(child, 0)
-    if status == 0:
-        return GREEN
-    failed = [line.rpartition("::")[2] for line in text.splitlines() if line.startswith("FAILED")]
-    return failed[0] if failed else f"hung for {HANG_S} s, or died"
+    return verdict(os.waitstatus_to_exitcode(status), text)
 
 
 def main() -> int:
@@ -214,10 +215,10 @@ def main() -> int:
     for mutant in chosen:
         start_s = time.monotonic()
         times = (ROOT / "src" / "polybus" / mutant.file).read_text().count(mutant.old)
-        said = trial(mutant) if times == 1 else f"out of date: its text occurs {times} times"
-        is_caught = times == 1 and said != GREEN
-        missed += not is_caught
-        mark = "" if is_caught else "MISSED"
+        said = trial(mutant) if times == 1 else out_of_date(times)
+        caught = is_caught(said)
+        missed += not caught
+        mark = "" if caught else "MISSED"
         took_s = time.monotonic() - start_s
         say(f"{mutant.file:<26} {mutant.name:<42} {took_s:5.1f} s {mark:6} {said}")
     say(f"{len(chosen) - missed} of {len(chosen)} mutants caught")

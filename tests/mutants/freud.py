@@ -405,8 +405,8 @@ READER = [
         ("last come, first served", "next(iter(self.waiters))", "next(reversed(self.waiters))"),
         (
             "one is served at a time",
-            "            first()\n",
-            "            first()\n            break\n",
+            "                first()\n",
+            "                first()\n                break\n",
         ),
     ),
     *mutants(

@@ -89,7 +89,7 @@ CALLS = mutants(
 
 PRESSURE = mutants(
     "bus/calls/pressure.py",
-    ("nobody is let go", "            self._let_go(call)\n        wanting", "        wanting"),
+    ("nobody is let go", "self._let_go(call)\n        wanting", "pass\n        wanting"),
     (
         "credit is not granted again",
         "        for call in wanting:\n            self.grant(call)\n",

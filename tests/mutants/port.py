@@ -97,7 +97,7 @@ FLIGHT = [
         ("refusals are not counted", "        self._on_error(error)\n", ""),
         ("stamps are not read", "stamp = read_stamp(metadata)", "stamp = None"),
         ("errors are told as outcomes", "outcome.result())", "outcome.exception())"),
-        ("the port is not told", "        self._desk.nudge()\n", ""),
+        ("the port is not told", "            self._desk.nudge()\n", "            pass\n"),
         ("any encoding", 'str(raw, "utf-8")', "raw"),
         ("all wait for one", " or not putting.is_ready():", ":"),
         ("a stream overtakes itself", "self._aside.has(id(putting)) or ", ""),

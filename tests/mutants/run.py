@@ -5,16 +5,14 @@
 Each mutant of kernel.py is applied to a copy of the tree in build/mutants, which is
 then compiled (unoptimized: it is run once) and tested until the first failure. First
 the copy is tested as it is: it must be green. A mutant that survives is a hole in the
-tests, one that cannot be applied or compiled is out of date: both fail the run.
+tests; that one, and one that was not put to a test at all (verdicts.py), fail the run.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -24,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.mutants.kernel import ALL, Mutant  # noqa: E402
+from tests.mutants.verdicts import GREEN, STALE, is_caught, out_of_date, verdict  # noqa: E402
 
 TREE = ROOT / "build" / "mutants"
 KERNEL = TREE / "src" / "polybus" / "kernel"
@@ -41,9 +40,6 @@ TESTS = (
 )
 PYTEST = ("-x", "-q", "--tb=line", "--timeout=0")
 HANG_CPU_S = 60  # all tests take some 20 s; of CPU, so that a busy machine proves nothing
-
-GREEN = "survived"
-STALE = "out of date"
 
 
 def copy_tree() -> None:
@@ -91,16 +87,7 @@ def test() -> str:
         check=False,
         preexec_fn=limit_cpu,
     )
-    if done.returncode == 0:
-        return GREEN
-    if done.returncode == -signal.SIGXCPU:
-        return "hung"
-    if done.returncode < 0:
-        where = re.search(r"(test_\w+\.py)\", line \d+ in (test_\w+)", done.stderr)
-        last = "::".join(where.groups()) if where else "?"
-        return f"{last} died of signal {-done.returncode}"
-    failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"exit code {done.returncode}: {done.stdout[-500:]}"
+    return verdict(done.returncode, done.stdout + done.stderr)
 
 
 def limit_cpu() -> None:
@@ -110,8 +97,9 @@ def limit_cpu() -> None:
 def trial(mutant: Mutant) -> str:
     path = KERNEL / mutant.file
     original = path.read_text()
-    if original.count(mutant.old) != 1:
-        return f"{STALE}: its text occurs {original.count(mutant.old)} times"
+    times = original.count(mutant.old)
+    if times != 1:
+        return out_of_date(times)
     try:
         path.write_text(original.replace(mutant.old, mutant.new))
         complaint = build()
@@ -142,7 +130,7 @@ def main(every: list[Mutant] = ALL) -> int:
         start_s = time.monotonic()
         said = trial(mutant)
         took_s = time.monotonic() - start_s
-        if said == GREEN or said.startswith(STALE):
+        if not is_caught(said):
             missed.append(mutant.name)
         line = f"{mutant.file:<14} {mutant.name:<42} {took_s:5.1f} s  {said}"
         sys.stdout.write(line + "\n")

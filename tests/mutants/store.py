@@ -5,8 +5,8 @@
 The suite is what a new engine is judged by, so it alone must see each of these: they
 are the mistakes that an engine could be made with. Each mutant is tried in a fork of its
 own, which runs the checks on the changed module until one fails; no file is written. A
-mutant that survives is a hole in the suite, one whose text is not found exactly once is
-out of date: both fail the run. First the engine is tried as it is.
+mutant that survives is a hole in the suite; that one, and one that was not put to a test
+at all (verdicts.py), fail the run. First the engine is tried as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from types import ModuleType
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.mutants.bus import GREEN, Mutant, mutants, say  # noqa: E402
+from tests.mutants.bus import Mutant, mutants, say  # noqa: E402
+from tests.mutants.verdicts import GREEN, UNTRIED, is_caught, out_of_date  # noqa: E402
 
 PACKAGE = ROOT / "src" / "polybus"
 HANG_S = 60
@@ -299,7 +300,7 @@ def until_caught(mutant: Mutant | None) -> str:
         engine_module = importlib.import_module("polybus.store.memory.engine")
         suite = importlib.import_module("polybus.testing.conformance")
     except Exception as error:
-        return f"cannot be imported: {error!r}"
+        return f"{UNTRIED}: cannot be imported: {error!r}"
     engine = suite.Engine(lambda wall_ns: engine_module.MemoryStore(wall_ns=wall_ns))
     for check in suite.checks(engine):
         try:
@@ -320,14 +321,6 @@ def plant(mutant: Mutant) -> None:
     setattr(package, name.rpartition(".")[2], module)
 
 
-def verdict(mutant: Mutant) -> tuple[bool, str]:
-    times = (PACKAGE / mutant.file).read_text().count(mutant.old)
-    if times != 1:
-        return False, f"out of date: its text occurs {times} times"
-    said = trial(mutant)
-    return said != GREEN and not said.startswith("cannot be imported"), said
-
-
 def main() -> int:
     words = sys.argv[1:]
     chosen = [one for one in ALL if not words or any(word in one.name for word in words)]
@@ -336,7 +329,9 @@ def main() -> int:
     missed = 0
     for mutant in chosen:
         start_s = time.monotonic()
-        caught, said = verdict(mutant)
+        times = (PACKAGE / mutant.file).read_text().count(mutant.old)
+        said = trial(mutant) if times == 1 else out_of_date(times)
+        caught = is_caught(said)
         missed += not caught
         mark = "" if caught else "MISSED"
         took_s = time.monotonic() - start_s
