@@ -86,6 +86,7 @@ mutants: setup ## break the code on purpose, in a hundred small ways: the tests 
 	@$(PYTHON_IN_VENV) tests/mutants/freud.py
 	@$(PYTHON_IN_VENV) tests/mutants/store.py
 	@$(PYTHON_IN_VENV) tests/mutants/durable.py
+	@$(PYTHON_IN_VENV) tests/mutants/writer.py
 	@$(PYTHON_IN_VENV) tests/mutants/port.py
 	@$(PYTHON_IN_VENV) tests/mutants/groups.py
 	@$(PYTHON_IN_VENV) tests/mutants/producing.py

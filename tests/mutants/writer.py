@@ -1,0 +1,110 @@
+"""Breaks the thread that writes, and the one beside it, and demands that their tests notice.
+
+    python tests/mutants/writer.py [part of a mutant's name ...]
+
+The same procedure as in bus.py, with unit tests alone. Each would lose, repeat or answer too
+soon what was committed, or leave somebody waiting for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import bus  # noqa: E402
+from tests.mutants.bus import mutants  # noqa: E402
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "unit": tuple(
+        f"tests/unit/store/lmdb/test_{name}.py"
+        for name in ("beside", "lost", "giving_way", "queueing", "full", "waiting_bound")
+    ),
+}
+
+BESIDE = mutants(
+    "store/lmdb/beside.py",
+    ("what is lost is not told", "self._lost = Lost(work.group, error)", "pass"),
+    ("nobody comes for what is lost", "            self._on_failure()\n", ""),
+    (
+        "nobody waits for what is under way",
+        "        with self._idle:\n            lost,",
+        "        if True:\n            lost,",
+    ),
+    ("two at a time", "        self._idle.acquire()\n        self._work", "        self._work"),
+    (
+        "answered before it is written",
+        "            self._write(work.batch)\n",
+        "            self._answer(work.begun)\n            self._write(work.batch)\n",
+    ),
+    ("nobody is answered", "                self._answer(work.begun)\n", "                pass\n"),
+    (
+        "a thread that did not start is there",
+        "            try:\n                thread.start()",
+        "            self._thread = thread\n            try:\n                thread.start()",
+    ),
+    (
+        "it never ends",
+        "            self._given.release()\n            self._thread.join()",
+        "            pass",
+    ),
+)
+
+WRITER = mutants(
+    "store/lmdb/writer.py",
+    (
+        "what rests on a lost one is kept",
+        "                begun = self._carry_out(group)\n            if not alone",
+        "                pass\n            if not alone",
+    ),
+    ("one that failed takes others along", "or len(group) == 1:", "or True:"),
+    ("a batch that failed is kept", "        self.books.burn()\n", ""),
+    (
+        "the next is not waited for",
+        "            while not self._settled():  # then",
+        "            while False:  # then",
+    ),
+    ("what is small goes beside", "return batch.size >= LARGE_BYTES and", "return True and"),
+    ("none gives way", "and not self._is_gentle and not batch.cleaning", "and not batch.cleaning"),
+    ("what is to be removed waits", " and not batch.cleaning\n", "\n"),
+    (
+        "leases of a lost batch are gone",
+        "            if under_way:  # else",
+        "            if True:  # else",
+    ),
+    (
+        "leases of a written batch stay",
+        "            if under_way:  # else what has left may be what failed just now\n"
+        "                self._kept()\n",
+        "",
+    ),
+    (
+        "what is done alone does not wait",
+        "            if apart is not None:\n                self._settle_all()",
+        "            if apart is not None:\n                pass",
+    ),
+    (
+        "the end does not wait",
+        "            if apart is self._end:\n                self._settle_all()",
+        "            if apart is self._end:\n                pass",
+    ),
+    ("what is known grows", "        if not self.books.batch:\n", "        if False:\n"),
+    (
+        "a large memory is never looked at",
+        "            if self.books.known.is_large:\n",
+        "            if False:\n",
+    ),
+    ("all at once", "size < self._max_bytes and len(group)", "len(group)"),
+    ("the size is forgotten", "        self._queue.taken(size - added)\n", ""),
+    ("nothing more is taken", "begun += self._carry_out_more(group)", "pass"),
+)
+
+ALL = [*BESIDE, *WRITER]
+
+if __name__ == "__main__":
+    bus.SUITES, bus.ALL = SUITES, ALL
+    bus.TREE = ROOT / "build" / "mutants-writer"
+    bus.PACKAGE = bus.TREE / "src" / "polybus"
+    sys.exit(bus.main())
