@@ -81,6 +81,8 @@ class Relay:
             except OSError:
                 _reset(near)
                 continue
+            for end in (near, far):  # a piece goes on at once, however small
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {near, far}
                 self.connections += 1

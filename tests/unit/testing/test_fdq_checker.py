@@ -44,6 +44,7 @@ from polybus.testing.fdq.history import (
     Message,
     Produced,
     Run,
+    Told,
 )
 from tests.unit.testing.fdq_rounds import Round
 
@@ -344,6 +345,23 @@ CASES = {
             dead=(DEAD,),
             acks=(replace(ACK, ranges=((0, 1),)),),
             shards=GIVEN_UP_SHARD,
+        ),
+    ),
+    "told of, begun, and given up early": (
+        EARLY,
+        changed(
+            runs=GIVEN_UP[:2] + GIVEN_UP[3:],
+            told=(Told("x", 0, 1, 19),),
+            dead=(DEAD,),
+            acks=(replace(ACK, ranges=((0, 1),)),),
+            shards=(shard(dead_lettered=1),),
+        ),
+        changed(
+            runs=GIVEN_UP[:2] + GIVEN_UP[3:],
+            told=(Told("y", 0, 1, 19),),
+            dead=(DEAD,),
+            acks=(replace(ACK, ranges=((0, 1),)),),
+            shards=(shard(dead_lettered=1),),
         ),
     ),
     "done twice, and nobody died": (

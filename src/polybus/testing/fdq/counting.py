@@ -15,7 +15,7 @@ def early(evidence: Evidence) -> Iterator[Anomaly]:
     most = evidence.history.max_deliver
     for position, letters in evidence.dead.items():
         runs = len(evidence.runs.get(position, ()))
-        if runs < most:
+        if runs + evidence.unseen.get(position, 0) < most:
             yield Anomaly(EARLY, f"{letters[0].body}: {runs} runs of {most}")
 
 

@@ -77,6 +77,19 @@ class Evidence:
         return runs
 
     @cached_property
+    def unseen(self) -> dict[Position, int]:
+        """By message, how many consumers told the bus of a run that they then did not begin.
+
+        Who dies in between is charged all the same: the bus cannot know how far it came.
+        """
+        told = defaultdict(set)
+        for one in self.history.told:
+            runs = self.runs.get((one.shard, one.offset), ())
+            if not any(run.consumer == one.consumer and run.ended_ns > one.at_ns for run in runs):
+                told[one.shard, one.offset].add(one.consumer)
+        return {position: len(consumers) for position, consumers in told.items()}
+
+    @cached_property
     def commits(self) -> dict[Position, list[Committed]]:
         commits = defaultdict(list)
         for one in self.history.commits:

@@ -25,6 +25,7 @@ RUN: Final = "run"
 ACK: Final = "ack"
 COMMIT: Final = "commit"
 ASSIGNED: Final = "assigned"
+RUNNING: Final = "running"
 
 Position = tuple[int, int]  # shard, offset
 
@@ -102,12 +103,23 @@ class Assigned:
 
 
 @dataclass(frozen=True)
+class Told:
+    """A consumer was about to tell the bus that this is running, or begins."""
+
+    consumer: str
+    shard: int
+    offset: int
+    at_ns: int = 0
+
+
+@dataclass(frozen=True)
 class History:
     produced: tuple[Produced, ...] = ()
     runs: tuple[Run, ...] = ()
     acks: tuple[Ack, ...] = ()
     commits: tuple[Committed, ...] = ()
     assigned: tuple[Assigned, ...] = ()
+    told: tuple[Told, ...] = ()
     max_deliver: int = 5
     is_exact: bool = True  # nobody was killed: what rides on acks is counted exactly
 
@@ -126,6 +138,7 @@ def history_of(diaries: Iterable[Operation], *, max_deliver: int, is_exact: bool
         acks=tuple(ack for one in of(ACK) for ack in _acks(one)),
         commits=tuple(_committed(one) for one in of(COMMIT)),
         assigned=tuple(_assigned(one) for one in of(ASSIGNED)),
+        told=tuple(told for one in of(RUNNING) for told in _told(one)),
         max_deliver=max_deliver,
         is_exact=is_exact,
     )
@@ -170,6 +183,14 @@ def _assigned(one: Operation) -> Assigned:
     return Assigned(one.process, one.fields["epoch"], one.fields["shard"], one.began_ns)
 
 
+def _told(one: Operation) -> list[Told]:
+    return [
+        Told(one.process, int(shard), offset, one.began_ns)
+        for shard, offsets in one.fields["shards"].items()
+        for offset in offsets
+    ]
+
+
 __all__ = [
     "ACK",
     "ASSIGNED",
@@ -180,6 +201,7 @@ __all__ = [
     "OK",
     "PRODUCE",
     "RUN",
+    "RUNNING",
     "UNKNOWN",
     "UNSENT",
     "Ack",
@@ -190,5 +212,6 @@ __all__ = [
     "Position",
     "Produced",
     "Run",
+    "Told",
     "history_of",
 ]

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.errors import NotConnected, PolybusError, Unavailable
 from polybus.testing.fdq.diary import UNKNOWN, Diary
-from polybus.testing.fdq.history import ACK, ASSIGNED, COMMIT, DUPLICATE, FAILED, OK, UNSENT
+from polybus.testing.fdq.history import (
+    ACK,
+    ASSIGNED,
+    COMMIT,
+    DUPLICATE,
+    FAILED,
+    OK,
+    RUNNING,
+    UNSENT,
+)
 
 if TYPE_CHECKING:
     from polybus.native import Client
@@ -41,6 +50,8 @@ class RecordedBus:
             return self._tries(name, request, ACK, {"shards": _acked(request["shards"])})
         if name == "group.commit":
             return self._tries(name, request, COMMIT, _outputs(request))
+        if name == "group.heartbeat" and request.get("running"):
+            self._diary.note(RUNNING, shards=request["running"])
         return self._client.act(name, **request)
 
     def _tries(
