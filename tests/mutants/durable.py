@@ -126,6 +126,7 @@ PULLING = mutants(
     ),
     ("times are those of the first", "and times[at] == times[at - 1]:", "and True:"),
     ("ids go on whatever they are", "ids[at] == ids[at - 1] + 1 and", "True and"),
+    ("the abandoned stay", "        self.forget()\n", ""),
 )
 
 SESSION = mutants(
@@ -169,11 +170,6 @@ TOPICS = mutants(
         "delete deletes",
         "            return NO\n        if topic is None or TABLE[Verb.DELETE",
         "            return OK\n        if topic is None or TABLE[Verb.DELETE",
-    ),
-    (
-        "the abandoned stay",
-        "                self.pulling.remove(reader)\n            reader.wake()",
-        "                pass\n            reader.wake()",
     ),
 )
 

@@ -110,16 +110,6 @@ TOPICS = mutants(
         'if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):',
         "if False:",
     ),
-    (
-        "ids of others work",
-        "if reader is None or reader.identity.account != caller.account:",
-        "if reader is None:",
-    ),
-    (
-        "use is not noted",
-        "        reader.used_s = self._clock()\n        return reader",
-        "        return reader",
-    ),
     ("topics are free", "if not self._quotas.charge(caller, TOPICS, 1):", "if False:"),
     (
         "subscriptions are free",
@@ -127,26 +117,6 @@ TOPICS = mutants(
         "            return over_quota(SUBSCRIPTIONS)\n"
         "        return self._add_reader",
         "return self._add_reader",
-    ),
-    (
-        "ended subscriptions stay charged",
-        "        self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)\n",
-        "",
-    ),
-    (
-        "ended subscriptions keep their bytes",
-        "        self._quotas.release(reader.identity, BYTES, reader.held_bytes)\n",
-        "",
-    ),
-    (
-        "what was read stays charged",
-        "        self._quotas.release(reader.identity, BYTES, _charged(taken))\n",
-        "",
-    ),
-    (
-        "a read notice ends nothing",
-        "        if taken.chunk.notice:\n            self._end",
-        "        if False:\n            self._end",
     ),
     (
         "a buffer does not go to the first reader",
@@ -159,31 +129,6 @@ TOPICS = mutants(
         "a buffer does not go to the first push reader",
         "if topic is not None and topic.state is State.AWAITING:",
         "if False:",
-    ),
-    (
-        "the abandoned are not reaped",
-        '            self._end_reader(reader, "abandoned")',
-        "            pass",
-    ),
-    (
-        "the abandoned are reaped at once",
-        "if now_s - r.used_s >= timeout_s]",
-        "]",
-    ),
-    (
-        "a wait is no use",
-        "            reader.used_s = now_s\n",
-        "            pass\n",
-    ),
-    (
-        "connections that close abandon nothing",
-        "                self._unowned[reader] = None\n",
-        "                pass\n",
-    ),
-    (
-        "waiting Gets hear nothing of the end",
-        "            self._succession.settle(topic, incarnation)\n        reader.wake()\n",
-        "            self._succession.settle(topic, incarnation)\n",
     ),
     (
         "push readers are not counted",
@@ -202,6 +147,70 @@ TOPICS = mutants(
         "True",
     ),
     (
+        "PARTs make no message",
+        "self._movement.take_in(topic.current, first_id, offsets, body, buffering=buffering)",
+        "pass",
+    ),
+)
+
+READERS = mutants(
+    "bus/readers.py",
+    (
+        "ids of others work",
+        "if reader is None or reader.identity.account != caller.account:",
+        "if reader is None:",
+    ),
+    (
+        "use is not noted",
+        "        reader.used_s = self._clock()\n        return reader",
+        "        return reader",
+    ),
+    (
+        "ended subscriptions stay charged",
+        "        self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)\n",
+        "",
+    ),
+    (
+        "ended subscriptions keep their bytes",
+        "        self._quotas.release(reader.identity, BYTES, reader.held_bytes)\n",
+        "",
+    ),
+    (
+        "what was read stays charged",
+        "        self._quotas.release(reader.identity, BYTES, _charged(taken))\n",
+        "",
+    ),
+    (
+        "a read notice ends nothing",
+        "        if taken.chunk.notice:\n            self.end",
+        "        if False:\n            self.end",
+    ),
+    (
+        "the abandoned are not reaped",
+        '            self.end(reader, "abandoned")',
+        "            pass",
+    ),
+    (
+        "the abandoned are reaped at once",
+        "if now_s - r.used_s >= self._timeout_s]",
+        "]",
+    ),
+    (
+        "a wait is no use",
+        "            reader.used_s = now_s\n",
+        "            pass\n",
+    ),
+    (
+        "connections that close abandon nothing",
+        "                self._unowned[reader] = None\n",
+        "                pass\n",
+    ),
+    (
+        "waiting Gets hear nothing of the end",
+        "            self._succession.left(reader, reader.incarnation)\n        reader.wake()\n",
+        "            self._succession.left(reader, reader.incarnation)\n",
+    ),
+    (
         "whoever waits is not served what is given back",
         "        for reader in readers:\n            reader.wake()\n\n    def disown",
         "\n    def disown",
@@ -210,11 +219,6 @@ TOPICS = mutants(
         "what is lost with a connection is not counted",
         '                self._counters.count("dropped", "disconnected", _messages(one))\n',
         "                pass\n",
-    ),
-    (
-        "PARTs make no message",
-        "self._movement.take_in(topic.current, first_id, offsets, body, buffering=buffering)",
-        "pass",
     ),
 )
 
@@ -514,7 +518,7 @@ SESSION = mutants(
     ),
     (
         "its subscriptions stay owned",
-        "        self._topics.disown(self._requests.readers.values())\n",
+        "        self._readers.disown(self._requests.readers.values())\n",
         "",
     ),
     (
@@ -730,7 +734,7 @@ ANSWERING = [
     ),
 ]
 
-ALL = [*LIFECYCLE, *TOPICS, *SUCCESSION, *MOVEMENT, *READER, *SESSION, *ANSWERING]
+ALL = [*LIFECYCLE, *TOPICS, *READERS, *SUCCESSION, *MOVEMENT, *READER, *SESSION, *ANSWERING]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL

@@ -50,7 +50,7 @@ class Overview:
             "uptime_s": round(self._clock() - self._started_s, 3),
             "messages": self._messages(),
             "topics": self._subscriptions.topics,
-            "subscriptions": self._subscriptions.count + self._topics.reader_count,
+            "subscriptions": self._subscriptions.count + len(self._topics.readers),
             "connections": {
                 "open": len(self._parties) + sum(len(tell()) for tell in self.other_connections),
                 "accepted": accepted,
@@ -68,15 +68,15 @@ class Overview:
         return own + [one for tell in self.other_connections for one in tell()]
 
     def _messages(self) -> dict[str, int]:
-        fanout, topics, others = self._fanout, self._topics, self._totals_of_others()
+        fanout, pulled, others = self._fanout, self._topics.tally, self._totals_of_others()
         relayed, relayed_bytes = self._delivery.relayed
-        received = fanout.messages - relayed + topics.received
-        received_bytes = fanout.bytes - relayed_bytes + topics.received_bytes
-        delivered_bytes = fanout.delivered_bytes + topics.delivered_bytes
+        received = fanout.messages - relayed + pulled.received
+        received_bytes = fanout.bytes - relayed_bytes + pulled.received_bytes
+        delivered_bytes = fanout.delivered_bytes + pulled.delivered_bytes
         return {
             "received": received + others.received,
             "received_bytes": received_bytes + others.received_bytes,
-            "delivered": fanout.delivered + topics.delivered + others.delivered,
+            "delivered": fanout.delivered + pulled.delivered + others.delivered,
             "delivered_bytes": delivered_bytes + others.delivered_bytes,
         }
 

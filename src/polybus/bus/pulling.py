@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from polybus.bus.chunks import fitting
@@ -31,13 +32,14 @@ AHEAD_MESSAGES = 1024
 
 
 class LogReader(Reader):
-    """A subscription that reads a log. `fetch` asks for more; `topic` is the one it reads."""
+    """A subscription that reads a log, that of `topic`. `fetch` asks for more."""
 
     def __init__(self, reader_id: bytes, identity: Identity, topic: Topic) -> None:
         super().__init__(reader_id, identity, None)
         self.topic = topic
         self.fetch: Callable[[], None] = lambda: None
         self.has_more: Callable[[], bool] = lambda: False
+        self.forget: Callable[[], None] = lambda: None
 
     @property
     def topic_name(self) -> bytes:
@@ -52,6 +54,11 @@ class LogReader(Reader):
         super().wait(wake, polls=polls)
         if self.is_behind:
             self.fetch()
+
+    def end(self) -> int:
+        """Nothing is lost: what it has not read stays in the log."""
+        self.forget()
+        return super().end()
 
 
 class Pull(Cursor):
@@ -143,6 +150,7 @@ class Pulling:
         reader = LogReader(reader_id, caller, topic)
         pull = Pull(self._following, self._durable, self._quotas, reader)
         self._readers.setdefault(topic.number, {})[reader] = pull
+        reader.forget = partial(self.remove, reader)
         return reader
 
     def remove(self, reader: LogReader) -> None:

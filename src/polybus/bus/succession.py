@@ -95,6 +95,15 @@ class Succession:
         else:
             self._make_way(topic, topic.current)
 
+    def left(self, reader: Reader, incarnation: Incarnation) -> None:
+        """A reader has ended: nobody may be left."""
+        del incarnation.readers[reader.id]
+        topic = self._topics[incarnation.name]
+        if topic.current is incarnation:
+            self.follow(topic)
+        else:
+            self.settle(topic, incarnation)
+
     def go_live(self, topic: Topic) -> None:
         current = topic.current
         assert current is not None

@@ -4,7 +4,7 @@
 `succession.py` leads from one incarnation to the next. A topic has at most one
 *current* incarnation, which takes messages and readers, and any number of *marked*
 ones, whose readers have yet to read their end. The current one is pending while
-there are marked ones: it only buffers.
+there are marked ones: it only buffers. What becomes of the readers is in `readers.py`.
 
 Ids and push readers are the fan-out's. The name is held there while a current
 incarnation exists, so that its ids go on, and collected while somebody pulls.
@@ -12,9 +12,8 @@ incarnation exists, so that its ids go on, and collected while somebody pulls.
 
 from __future__ import annotations
 
-import os
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from polybus.bus.binding import creator_of
@@ -29,9 +28,9 @@ from polybus.bus.outcomes import (
     Outcome,
     over_quota,
 )
-from polybus.bus.pulling import LogReader, Pulling
-from polybus.bus.quotas import BYTES, SUBSCRIPTIONS, TOPICS
+from polybus.bus.quotas import SUBSCRIPTIONS, TOPICS
 from polybus.bus.reader import Reader
+from polybus.bus.readers import PullReaders, new_id
 from polybus.bus.succession import NOTICE_PREFIX, Succession, Topic
 from polybus.kernel.ephemeral import ShortPath, Tally
 from polybus.kernel.unread import Chunk, Range
@@ -40,14 +39,13 @@ from polybus.model.rules import PRODUCE
 if TYPE_CHECKING:
     from polybus.bus.party import Party
     from polybus.bus.policy import Policy
+    from polybus.bus.pulling import Pulling
     from polybus.bus.quotas import Quotas
     from polybus.bus.stats import Counters
     from polybus.kernel.fanout import Collected, Fanout, Source
     from polybus.model.identity import Identity
     from polybus.model.limits import FreudLimits
     from polybus.model.topic import Topic as DurableTopic
-
-READER_ID_BYTES = 16
 
 
 class EphemeralTopics:
@@ -67,21 +65,26 @@ class EphemeralTopics:
         self._policy = policy
         self._quotas = quotas
         self._counters = counters
-        self._limits = limits
         self._clock = clock
         self._wall_ns = wall_ns
         self._topics: dict[bytes, Topic] = {}
-        self._readers: dict[bytes, Reader] = {}
-        self._unowned: dict[Reader, None] = {}
         self._succession = Succession(
             self._topics, fanout, self._movement, quotas, limits, clock, wall_ns
         )
-        self._tally = Tally()
+        self.tally = Tally()  # of messages, beside those that the fan-out counts
+        self.readers = PullReaders(
+            self._succession, quotas, counters, self.tally, limits.subscriber_timeout_s, clock
+        )
         # Of a bus with durable topics, which are pulled from here, too.
         self.pulling: Pulling | None = None
         self.is_durable: Callable[[bytes], bool] = lambda name: False
         self.short_path = ShortPath(
-            self._topics, self._readers, fanout, self._tally, limits.max_unread_messages, wall_ns
+            self._topics,
+            self.readers.by_id,
+            fanout,
+            self.tally,
+            limits.max_unread_messages,
+            wall_ns,
         )
 
     def exists(self, name: bytes) -> bool:
@@ -129,7 +132,7 @@ class EphemeralTopics:
         return self._add_reader(topic, topic.current, caller)
 
     def unsubscribe(self, reader: Reader) -> None:
-        self._end_reader(reader, "unsubscribed")
+        self.readers.end(reader, "unsubscribed")
 
     def produce(
         self,
@@ -158,8 +161,8 @@ class EphemeralTopics:
             whom = party if waits else None
             produced = self._movement.deliver(whom, current, offsets, bodies, count)
         if produced.outcome in (OK, NOTHING_HAPPENED):
-            self._tally.received += count
-            self._tally.received_bytes += len(bodies)
+            self.tally.received += count
+            self.tally.received_bytes += len(bodies)
         return produced
 
     def count(self, caller: Identity, name: bytes) -> Outcome | int:
@@ -183,40 +186,11 @@ class EphemeralTopics:
             seen + [topic.name.encode() for topic in kept if self._sees_log(caller, topic)]
         )
 
-    def reader(self, caller: Identity, reader_id: bytes) -> Reader | None:
-        """The subscription of this id, if it is the caller's."""
-        reader = self._readers.get(reader_id)
-        if reader is None or reader.identity.account != caller.account:
-            return None
-        reader.used_s = self._clock()
-        return reader
-
     def creator_of(self, name: bytes) -> Identity | None:
         topic = self._topics.get(name)
         if topic is None:
             return None
         return (topic.current or topic.marked[-1]).creator
-
-    @property
-    def received(self) -> int:
-        """Messages, beside those that the fan-out counts; so the other three."""
-        return self._tally.received
-
-    @property
-    def received_bytes(self) -> int:
-        return self._tally.received_bytes
-
-    @property
-    def delivered(self) -> int:
-        return self._tally.delivered
-
-    @property
-    def delivered_bytes(self) -> int:
-        return self._tally.delivered_bytes
-
-    @property
-    def reader_count(self) -> int:
-        return len(self._readers)
 
     @property
     def known_count(self) -> int:
@@ -230,42 +204,6 @@ class EphemeralTopics:
             return 0
         current = len(topic.current.readers) if topic.current is not None else 0
         return current + len(topic.marked) + self._fanout.subscriber_count(name)
-
-    # --- what readers and connections do
-
-    def confirm(self, reader: Reader, taken: Range) -> None:
-        """What was taken is in the reader's socket."""
-        if reader.gone:
-            return
-        reader.confirm(taken)
-        self._tally.delivered += len(taken)
-        self._tally.delivered_bytes += taken.size
-        self._quotas.release(reader.identity, BYTES, _charged(taken))
-        if taken.chunk.notice:
-            self._end_reader(reader, "deleted")
-
-    def give_back(self, taken: Iterable[tuple[Reader, Range]]) -> None:
-        """Their connection ended before these reached its socket.
-
-        All are back in their places before anybody who waits is served.
-        """
-        readers: dict[Reader, None] = {}
-        for reader, one in taken:
-            if reader.gone:
-                self._counters.count("dropped", "disconnected", _messages(one))
-            else:
-                reader.give_back(one)
-                readers[reader] = None
-        for reader in readers:
-            reader.wake()
-
-    def disown(self, readers: Iterable[Reader]) -> None:
-        """Their connection has closed; another may go on with them for a while."""
-        for reader in readers:
-            if not reader.gone:
-                reader.is_owned = False
-                reader.used_s = self._clock()
-                self._unowned[reader] = None
 
     # --- what the rest of the bus does
 
@@ -302,28 +240,16 @@ class EphemeralTopics:
 
     def enforce(self) -> int:
         """Ends subscriptions that the policy allows no longer; says how many those were."""
-        lost = [
-            reader
-            for reader in self._readers.values()
-            if not self._policy.allows(reader.identity, "subscribe", reader.topic_name)
-        ]
-        for reader in lost:
-            if not reader.gone:  # whoever is woken by one of these may end another itself
-                self._end_reader(reader, "subscription_revoked")
-        return len(lost)
+        return self.readers.enforce(self._policy)
 
     def tick(self) -> None:
         now_s = self._clock()
         if self.pulling is not None:
             self.pulling.tick()
-        timeout_s = self._limits.subscriber_timeout_s
-        for reader in [r for r in self._unowned if r.has_waiters]:
-            reader.used_s = now_s
-        for reader in [r for r in self._unowned if now_s - r.used_s >= timeout_s]:
-            self._end_reader(reader, "abandoned")
+        self.readers.tick(now_s)
         for one in self._succession.overdue(now_s):
             for reader in self._succession.give_up(one):
-                self._end_reader(reader, "deletion_timeout")
+                self.readers.end(reader, "deletion_timeout")
 
     # --- inside
 
@@ -351,9 +277,8 @@ class EphemeralTopics:
             return NO
         if not self._quotas.charge(caller, SUBSCRIPTIONS, 1):
             return over_quota(SUBSCRIPTIONS)
-        reader = pulling.add(os.urandom(READER_ID_BYTES), caller, kept)
-        reader.account = self._quotas.account(caller)
-        self._readers[reader.id] = reader
+        reader = pulling.add(new_id(), caller, kept)
+        self.readers.add(reader)
         return reader
 
     def _sees_log(self, caller: Identity, kept: DurableTopic) -> bool:
@@ -369,40 +294,10 @@ class EphemeralTopics:
         return any(self._policy.allows(caller, verb, name, creator) for verb in verbs)
 
     def _add_reader(self, topic: Topic, current: Incarnation, caller: Identity) -> Reader:
-        reader = Reader(os.urandom(READER_ID_BYTES), caller, current)
-        reader.account = self._quotas.account(caller)
-        self._readers[reader.id] = reader
+        reader = Reader(new_id(), caller, current)
+        self.readers.add(reader)
         current.readers[reader.id] = reader
         self._succession.follow(topic)
         if topic.state is State.AWAITING:
             self._succession.go_live(topic)
         return reader
-
-    def _end_reader(self, reader: Reader, reason: str) -> None:
-        incarnation = reader.incarnation
-        self._quotas.release(reader.identity, BYTES, reader.held_bytes)
-        self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)
-        lost = reader.end()
-        del self._readers[reader.id]
-        self._unowned.pop(reader, None)
-        if incarnation is None:  # what it has not read stays in the log
-            if self.pulling is not None and isinstance(reader, LogReader):
-                self.pulling.remove(reader)
-            reader.wake()
-            return
-        self._counters.count("dropped", reason, lost)
-        del incarnation.readers[reader.id]
-        topic = self._topics[incarnation.name]
-        if topic.current is incarnation:
-            self._succession.follow(topic)
-        else:
-            self._succession.settle(topic, incarnation)
-        reader.wake()
-
-
-def _messages(taken: Range) -> int:
-    return 0 if taken.chunk.notice else len(taken)
-
-
-def _charged(taken: Range) -> int:
-    return 0 if taken.chunk.notice else taken.size

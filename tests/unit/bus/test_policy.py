@@ -408,8 +408,8 @@ def test_a_freud_subscription_ends_as_well_and_whoever_waits_is_told():
     alice.wait(lambda: told.append(alice.gone))
     bus.broker.policy.replace(placed("deny user:1 subscribe t"))
     assert told == [True]
-    assert topics.reader(ALICE, alice.id) is None
-    assert topics.reader(BOB, bob.id) is bob
+    assert topics.readers.find(ALICE, alice.id) is None
+    assert topics.readers.find(BOB, bob.id) is bob
     assert bus.stats("refused") == {"subscription_revoked": 1}
     assert bus.broker.quotas.used(1, SUBSCRIPTIONS) == 0
 

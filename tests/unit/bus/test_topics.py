@@ -353,7 +353,7 @@ def test_what_fits_of_a_batch_does_not_keep_the_rest(buffering: bool):
     bench.bus.connect().deliver(rqueue.publish(b"t") + rqueue.publish(b"t", bytes(2000)) * 100)
     if buffering:
         key = bench.ask(bench.alice, get(old), subscribe(b"t"))[1].payload
-    reader = bench.bus.broker.topics.reader(ALICE, key)
+    reader = bench.bus.broker.topics.readers.find(ALICE, key)
     assert reader is not None
     assert [len(one.chunk) for one in reader.ranges] == [1]
 
@@ -426,7 +426,8 @@ def test_pieces_that_come_whole_after_their_reader_has_gone_are_counted():
     pusher.deliver(rqueue.publish_part(b"t", bytes(16), 1, 2, b" and half"))
     assert bench.ask(bench.alice, get(other)) == [(OK, b"half and half")]
     pusher.deliver(rqueue.publish_part(b"t", b"1" * 16, 0, 2, b"half"))
-    bench.bus.broker.topics.unsubscribe(bench.bus.broker.topics._readers[other])
-    bench.bus.broker.topics.put_together(b"t", b"nobody reads it")
+    topics = bench.bus.broker.topics
+    topics.unsubscribe(topics.readers.by_id[other])
+    topics.put_together(b"t", b"nobody reads it")
     assert bench.bus.stats("dropped") == {"no_subscriber": 1}
     assert freud.number(bench.ask(bench.alice, subscribe(b"t"), freud.count(b"t"))[1]) == 1

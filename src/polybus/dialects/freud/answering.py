@@ -16,7 +16,7 @@ from polybus.kernel.unread import Range
 if TYPE_CHECKING:
     from polybus.bus.party import Pipe
     from polybus.bus.reader import Reader
-    from polybus.bus.topics import EphemeralTopics
+    from polybus.bus.readers import PullReaders
 
 ANSWER_HEADER = 8
 RECORD_HEADER = 20
@@ -32,9 +32,9 @@ class Handed(NamedTuple):
 
 
 class Answers:
-    def __init__(self, pipe: Pipe, topics: EphemeralTopics) -> None:
+    def __init__(self, pipe: Pipe, readers: PullReaders) -> None:
         self._pipe = pipe
-        self._topics = topics
+        self._readers = readers
         self._parts: list[bytes] = []
         self._handed: list[Handed] = []
         self._discarding = False
@@ -96,7 +96,7 @@ class Answers:
     def _give_back(self) -> None:
         """What did not reach the socket was not read."""
         handed, self._handed = self._handed, []
-        self._topics.give_back((one.reader, one.taken) for one in handed)
+        self._readers.give_back((one.reader, one.taken) for one in handed)
 
     def _confirm_all(self) -> None:
         handed, self._handed = self._handed, []
@@ -106,7 +106,7 @@ class Answers:
     def _confirm(self, reader: Reader, taken: Range) -> None:
         self.sent_messages += len(taken)
         self.sent_bytes += taken.size
-        self._topics.confirm(reader, taken)
+        self._readers.confirm(reader, taken)
 
     def _confirm_until(self, sent: int) -> None:
         handed, self._handed = self._handed, []

@@ -96,7 +96,7 @@ class Requests:
         self.readers[reader.id] = reader
 
     def _unsubscribe(self, reader_id: bytes) -> Answered:
-        reader = self._topics.reader(self._caller, reader_id)
+        reader = self._topics.readers.find(self._caller, reader_id)
         if reader is None:
             return DOES_NOT_EXIST, b""
         self._topics.unsubscribe(reader)

@@ -90,6 +90,7 @@ class FreudSession(ShortSession):
     def __init__(self, dialect: FreudDialect, pipe: Pipe) -> None:
         self._broker = dialect.broker
         self._topics = dialect.broker.topics
+        self._readers = dialect.broker.topics.readers
         self._scan = dialect.scanner.scan
         self._call_later = dialect.timers.call_later
         self._call_soon = dialect.timers.call_soon
@@ -98,7 +99,7 @@ class FreudSession(ShortSession):
         self._party.resume = self._unblocked
         self._party.describe = lambda: describe(self)
         self._requests = Requests(dialect.broker, self._party)
-        self._answers: Answers = Answers(pipe, self._topics)
+        self._answers: Answers = Answers(pipe, self._readers)
         self._todo: deque[Any] = deque()
         self._gets_left: int | None = None  # of the group at the head, once it was begun
         self._waiting_on: Reader | None = None
@@ -180,7 +181,7 @@ class FreudSession(ShortSession):
             self._depart()
 
     def _depart(self) -> None:
-        self._topics.disown(self._requests.readers.values())
+        self._readers.disown(self._requests.readers.values())
         self._broker.leave(self._party)
         self._pipe.leave_place()
 
@@ -364,7 +365,7 @@ class FreudSession(ShortSession):
         if self._gets_left is None:
             self._gets_left = group.count
         while self._gets_left > 0 and self._share > 0 and not self._answers.stalled:
-            reader = self._topics.reader(self._pipe.identity, group.subscriber)
+            reader = self._readers.find(self._pipe.identity, group.subscriber)
             if reader is None:
                 return self._answer_gets(Code.DOESNT_EXIST)
             if not self._take(group, reader):
