@@ -95,6 +95,7 @@ REST = mutants(
     ),
     ("hangs are not seen", "if run is None or now_s - run.started_s <= timeout_s:", "if True:"),
     ("close does not wait", "while not self.is_idle(shards) and", "while False and"),
+    ("what is left behind never ran", "run = executor.abandon(ABANDONED)", "run = None"),
 )
 
 HOLDINGS = mutants(

@@ -120,6 +120,12 @@ def test_close_does_not_wait_longer_than_it_was_told(url, topic):
     consumer.close(timeout_s=0.05)
     hangs.set()
     assert acked(url, topic) == 0
+    again = Seen()
+    with unhurried(url) as other:
+        other.consume(topic, "two", again)
+        until(lambda: acked(url, topic) == 1, "another has it")
+    assert [one.delivery for one in again] == [2]
+    assert (total(url, topic, "emitted"), total(url, topic, "redelivered")) == (2, 1)
 
 
 def test_a_newer_one_of_the_same_name_ends_the_older(url, topic, consumer):

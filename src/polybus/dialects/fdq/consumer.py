@@ -125,8 +125,8 @@ class Consumer:
         """Lets handlers finish that are running, acks, and hands the shards over.
 
         What was fetched and not begun is for others. Handlers that have not come back
-        after `timeout_s` are not waited for, nor acked. A handler may call this: then it
-        ends when the handler has.
+        after `timeout_s` are not waited for: they have failed. A handler may call this: then
+        it ends when the handler has.
         """
         if self._pid != process.pid:  # a fork's child has none of the threads
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from threading import Condition, Event, Lock, Thread
@@ -134,6 +135,16 @@ class Executor:
         if may_start:
             self.start()
         return True
+
+    def abandon(self, reason: str) -> Run | None:
+        """The consumer leaves, and does not wait for what runs: that has failed."""
+        with self.lock:
+            run = self.lane.current
+            has_begun = run is not None and run.started_s < math.inf
+            if run is None or not has_begun or not self.lane.fail(run, reason):
+                return None
+            self.hung += 1
+            return run
 
     def stop(self) -> None:
         with self.lock:

@@ -39,6 +39,7 @@ MAX_SHARDS = 256  # in one call
 LOOK_EVERY_S = 0.1  # while a handler runs for long
 PAUSE_S = 0.1  # after an ack for which there was no bus
 LEAVE_TRIES_S = 5.0  # for a bus that starts again meanwhile
+ABANDONED = "it was still running when its consumer left"
 
 
 class Telling:
@@ -245,12 +246,21 @@ class Keeper:
     # --- the end
 
     def drain(self, deadline_s: Callable[[], float]) -> None:
-        """Until what runs has ended, or the deadline has passed, which may come nearer."""
+        """Until what runs has ended, or the deadline has passed, which may come nearer.
+
+        What still runs then has failed, as if the consumer had died: it comes again, and not
+        for the first time.
+        """
         shards = self._holdings.close()
         while not self.is_idle(shards) and time.monotonic() < deadline_s():
             self._watch(time.monotonic())
             self._ack()
             self._alarm.sleep(LOOK_EVERY_S)
+        for executor in self._executors:
+            run = executor.abandon(ABANDONED)
+            if run is not None:
+                place = self._terms.topic, run.shard.number, run.offset
+                log.warning("%s: shard %s, offset %s: %s", *place, ABANDONED)
 
     def leave(self, deadline_s: Callable[[], float]) -> None:
         """The last acks, and then the shards are others'. Past the deadline it is tried once."""
