@@ -152,11 +152,11 @@ BROKER = mutants(
         "pass\n        return removed",
     ),
     ("leaving is not told", "            self.following.left(party)\n", "            pass\n"),
-    (
-        "revoked ones are fed",
-        "                for topic in lost:\n",
-        "                for topic in ():\n",
-    ),
+)
+
+JUDGING = mutants(
+    "bus/judging.py",
+    ("revoked ones are fed", "            for topic in lost:\n", "            for topic in ():\n"),
 )
 
 TOPICS = mutants(
@@ -173,7 +173,7 @@ TOPICS = mutants(
     ),
 )
 
-ALL = [*(FOLLOWING + KEEPING + DELIVERY + PULLING), *(SESSION + BROKER + TOPICS)]
+ALL = [*(FOLLOWING + KEEPING + DELIVERY + PULLING), *(SESSION + BROKER + JUDGING + TOPICS)]
 
 HANG_S = 120
 

@@ -77,13 +77,13 @@ IDENTITY = mutants(
     ("keys do not matter", " or self.key != creator.key", ""),
 )
 
-BROKER = mutants(
-    "bus/broker.py",
+JUDGING = mutants(
+    "bus/judging.py",
     ("old verdicts stay", "self._fanout.new_policy()", "pass"),
     ("nobody is reclassified", "party.source.reclassify(", "str("),
-    ("what nobody reads is not judged", "= self.policy.mentions(PRODUCE)", "= False"),
+    ("what nobody reads is not judged", "= self._policy.mentions(PRODUCE)", "= False"),
     ("subscriptions stay", "lost = self._subscriptions.enforce(party, may)", "lost = []"),
-    ("Freud's subscriptions stay", "ended = self.topics.enforce()", "ended = 0"),
+    ("Freud's subscriptions stay", "ended = self._topics.enforce()", "ended = 0"),
 )
 
 QUOTAS = mutants(
@@ -155,7 +155,7 @@ ADMIN = mutants(
 )
 
 ALL = [
-    *(POLICY + RULETABLE + PATTERNS + IDENTITY + BROKER + QUOTAS),
+    *(POLICY + RULETABLE + PATTERNS + IDENTITY + JUDGING + QUOTAS),
     *(PEER + SOCKDIAG + CREDENTIALS + ACL + ACLFILE + ADMIN),
 ]
 

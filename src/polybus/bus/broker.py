@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polybus.bus.binding import Binding
@@ -12,6 +11,7 @@ from polybus.bus.callers import Callers
 from polybus.bus.delivery import Delivery
 from polybus.bus.durable import Durable
 from polybus.bus.following import Following, Readers
+from polybus.bus.judging import Judging
 from polybus.bus.keeping import Keeping, Soon
 from polybus.bus.outbox import Outbox, Turn
 from polybus.bus.overview import Overview
@@ -25,7 +25,6 @@ from polybus.bus.subscriptions import Subscribed, Subscriptions
 from polybus.bus.topics import EphemeralTopics
 from polybus.kernel.fanout import Fanout, Source
 from polybus.model.limits import FreudLimits, QuotaLimits
-from polybus.model.rules import PRODUCE, SUBSCRIBE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -64,58 +63,42 @@ class Broker:
         quotas: QuotaLimits | None = None,
         policy: Policy | None = None,
     ) -> None:
-        self.counters = Counters()
-        self.policy = policy or Policy()
-        self.quotas = Quotas(quotas or QuotaLimits(), self.counters, log)
-        self._clock = clock
         self.log = log
-        self._fanout = Fanout(self._may_produce)
-        self._subscriptions = Subscriptions(self._fanout, self.policy, limits)
-        self.turn = Turn(call_soon)
-        self._delivery = Delivery(self._fanout, self.turn, limits, self.cut)
-        self.topics = EphemeralTopics(
-            self._fanout,
-            self._delivery,
-            self.policy,
-            self.quotas,
-            self.counters,
-            freud or FreudLimits(),
-            clock,
-            wall_ns,
-        )
-        self._delivery.collected = self._collected
         self.limits = limits
         self.wall_ns = wall_ns
+        self._clock = clock
+        counters = self.counters = Counters()
+        policy = self.policy = policy or Policy()
+        self.quotas = Quotas(quotas or QuotaLimits(), counters, log)
+        self.turn = Turn(call_soon)
+        self.callers = Callers()
+        self._parties: dict[int, Party] = {}
+        self._joined = 0
+        self._encodings = 0
+        fanout = self._fanout = Fanout(self._may_produce)
+        delivery = self._delivery = Delivery(fanout, self.turn, limits, self.cut)
+        delivery.collected = self._collected
+        subscriptions = self._subscriptions = Subscriptions(fanout, policy, limits)
+        self.topics = EphemeralTopics(
+            fanout, delivery, policy, self.quotas, counters, freud or FreudLimits(), clock, wall_ns
+        )
+        self._judging = Judging(
+            policy, fanout, self._parties, subscriptions, self.topics, self._revoked
+        )
+        self._stalls = Stalls(limits, self.cut)
+        self.overview = Overview(
+            fanout, delivery, self.topics, subscriptions, counters, self._parties, clock
+        )
+        self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
         # Of a bus with a store (see `keep`).
         self.durable: Durable | None = None
         self.binding: Binding | None = None
         self.following: Following | None = None
         self.keeping: Keeping | None = None
         self.readers: Readers | None = None
-        self._stalls = Stalls(limits, self.cut)
-        self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
-        self._parties: dict[int, Party] = {}
-        self._in_doubt: list[Party] = []  # whose groups are not known yet
-        self._joined = 0
-        self._encodings = 0
-        overview = self._overview = Overview(
-            self._fanout,
-            self._delivery,
-            self.topics,
-            self._subscriptions,
-            self.counters,
-            self._parties,
-            clock,
-        )
-        self.sections = overview.sections  # what dialects add to `stats`
-        self.other_connections = overview.other_connections  # of those that are no parties
-        self.other_totals = overview.other_totals
-        self.policy.watch(self._judge_again)
-        self._judge_again()
-        self.callers = Callers()
         # The hot path, without a step in between.
-        self.route: Callable[[Party, Framing, Buffer, int, int], Routed] = self._delivery.route
-        self.publish = self._delivery.publish
+        self.route: Callable[[Party, Framing, Buffer, int, int], Routed] = delivery.route
+        self.publish = delivery.publish
 
     def keep(self, store: Store, soon: Soon, readers: Readers) -> None:
         """There are durable topics from now on; to be called before anybody is served.
@@ -123,7 +106,7 @@ class Broker:
         `soon` brings a step to the loop from any thread, `readers` reads on others.
         """
         durable = self.durable = Durable(store)
-        self._overview.traffic = durable.traffic
+        self.overview.traffic = durable.traffic
         self.readers = readers
         self.binding = Binding(durable, self.policy, self.quotas, self.topics.exists)
         following = self.following = Following(
@@ -137,6 +120,7 @@ class Broker:
         self.topics.is_durable = self.binding.is_durable
         pulling = self.topics.pulling = Pulling(durable, following, self.quotas)
         self._delivery.relieved = following.has_room
+        self._judging.unsubscribed = following.unsubscribed
         store.watch(lambda news: soon(lambda: _tell(news, following, pulling)))
 
     @property
@@ -180,7 +164,7 @@ class Broker:
         )
         outbox.party = party
         self._parties[party.id] = party
-        self._classify([party])
+        self._judging.classify([party])
         self.log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
         return party
 
@@ -284,16 +268,15 @@ class Broker:
         self._delivery.tick(now_s)
         self._stalls.tick(now_s)
         self.topics.tick()
-        doubtful, self._in_doubt = self._in_doubt, []
-        self._classify(party for party in doubtful if not party.ended)
+        self._judging.tick()
         for step in self.on_tick:
             step(now_s)
 
     def stats(self) -> dict[str, Any]:
-        return self._overview.stats(accepted=self._joined)
+        return self.overview.stats(accepted=self._joined)
 
     def connections(self) -> list[dict[str, Any]]:
-        return self._overview.connections()
+        return self.overview.connections()
 
     def _leave(self, party: Party, reason: str, *, send_held: bool) -> bool:
         if party.ended:
@@ -326,34 +309,9 @@ class Broker:
             self._say_refused(self._delivery.sender, "produce_denied", topic)
         return allowed
 
-    def _judge_again(self) -> None:
-        """New rules: everybody is judged by them, and what they allow no longer ends."""
-        self._fanout.judge_unheard = self.policy.mentions(PRODUCE)
-        self._fanout.new_policy()
-        self._in_doubt = []
-        self._classify(self._parties.values())
-        if self.policy.mentions(SUBSCRIBE):
-            self._revoke()
-
-    def _classify(self, parties: Iterable[Party]) -> None:
-        for party in parties:
-            number = self.policy.classify(party.pipe.identity)
-            party.source.reclassify(number)
-            if self.policy.is_in_doubt(number):
-                self._in_doubt.append(party)
-
-    def _revoke(self) -> None:
-        ended = self.topics.enforce()
-        may = cache(self.policy.may_subscribe)  # many read the same topics
-        for party in list(self._parties.values()):
-            lost = self._subscriptions.enforce(party, may)
-            ended += len(lost)
-            if self.following is not None:
-                for topic in lost:
-                    self.following.unsubscribed(party, topic)
-        if ended:
-            self.counters.count("refused", "subscription_revoked", ended)
-            self.log.warning("subscriptions revoked", count=ended)
+    def _revoked(self, count: int) -> None:
+        self.counters.count("refused", "subscription_revoked", count)
+        self.log.warning("subscriptions revoked", count=count)
 
     def _unsent_messages(self, party: Party) -> int:
         return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())

@@ -41,7 +41,8 @@ class Overview:
         self._clock = clock
         self._started_s = clock()
         self.traffic: Traffic | None = None  # of the native port
-        self.sections: dict[str, Callable[[], dict[str, Any]]] = {}
+        self.sections: dict[str, Callable[[], dict[str, Any]]] = {}  # what dialects add to `stats`
+        # Of those that are no parties.
         self.other_connections: list[Callable[[], list[dict[str, Any]]]] = []
         self.other_totals: list[LoopTotals] = []
 

@@ -147,7 +147,7 @@ class App:
 
     def _brought(self) -> int:
         """Counts what the loop's connections bring: reads, and requests of pirates."""
-        return self._shared.reads + sum(one.received for one in self._broker.other_totals)
+        return self._shared.reads + sum(one.received for one in self._broker.overview.other_totals)
 
     async def _start_listeners(self, stack: AsyncExitStack) -> None:
         openers: dict[str, OpenSession] = {ADMIN: self._desk.open}

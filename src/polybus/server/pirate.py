@@ -47,7 +47,7 @@ class PirateSide:
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._session = PirateSession(subscribers, broker.counters)
-        broker.other_totals.append(self._session.totals)
+        broker.overview.other_totals.append(self._session.totals)
         self._listeners: list[RouterListener] = []
         self._keys = Keys(KeyFolder(keys), broker, log) if settings.pirate.curve else None
         self._zap: Zap | None = None
@@ -55,7 +55,7 @@ class PirateSide:
         self._next_look_s = 0.0
         self._freed = Freed()
         broker.on_tick.append(self._tick)
-        broker.other_connections.append(self._connections)
+        broker.overview.other_connections.append(self._connections)
 
     async def open(self) -> None:
         if self._keys is not None:

@@ -96,7 +96,7 @@ class DurableSide:
         )
         subscribers = Subscribers(means, await asyncio.to_thread(Recovered, means))
         broker.on_tick.append(subscribers.tick)
-        broker.sections["pirate"] = subscribers.stats
+        broker.overview.sections["pirate"] = subscribers.stats
         return subscribers
 
     def listen(

@@ -68,7 +68,7 @@ class Calls:
         self._ended: Counter[int] = Counter()
         desk.is_short = not sabotage.ANY
         broker.on_tick += [self.pings.tick, self._stuck.tick]
-        broker.sections["gsb"] = self.stats
+        broker.overview.sections["gsb"] = self.stats
         if self.audit is not None:
             broker.on_tick.append(self.audit.tick)
 
