@@ -130,7 +130,9 @@ class Acks:
     def _set(
         self, work: Work, shard: Shard, progress: Progress, acked: Iterable[ranges.Range]
     ) -> None:
-        latency = shard.sightings.add(progress.latency, acked, self._means.wall_ns())
+        before = work.progress(shard)
+        fresh = ranges.fresh(before.low, before.ranges, acked)
+        latency = shard.sightings.add(progress.latency, fresh, self._means.wall_ns())
         is_released = progress.epoch != shard.progress.epoch or progress.owner is None
         counted = (0, 0) if is_released else shard.counted
         work.set(shard, progress._replace(latency=latency, counted=counted))

@@ -37,6 +37,22 @@ def range_of(ranges: Ranges, offset: int) -> Range | None:
     return ranges[index] if index >= 0 and offset < ranges[index][1] else None
 
 
+def fresh(low: int, ranges: Ranges, more: Iterable[Range]) -> list[Range]:
+    """The parts of `more` that are not acked yet."""
+    found = []
+    for start, end in more:
+        at = max(start, low)
+        for first, behind in ranges[max(bisect_right(ranges, (at, 1 << 63)) - 1, 0) :]:
+            if first >= end:
+                break
+            if at < first:
+                found.append((at, first))
+            at = max(at, behind)
+        if at < end:
+            found.append((at, end))
+    return found
+
+
 def count(ranges: Ranges) -> int:
     return sum(end - start for start, end in ranges)
 

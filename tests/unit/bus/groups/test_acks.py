@@ -26,6 +26,9 @@ def test_ranges_are_a_set_of_offsets(start, calls):
     progress = Progress(start=start, low=start)
     model = set(range(start))
     for acked in calls:
+        for one in acked:
+            fresh = ranges.fresh(progress.low, progress.ranges, [one])
+            assert [n for a, b in fresh for n in range(a, b)] == sorted({*range(*one)} - model)
         progress = judging.ack(progress, acked)
         model |= {n for a, b in acked for n in range(a, b)}
         assert offsets(progress.low, progress.ranges) == model

@@ -180,8 +180,9 @@ def test_the_time_from_commit_to_ack(desk):
     desk.wall_ns = lambda: written_ns + 3_000_000
     one.ack(0, (0, 60))
     desk.wall_ns = lambda: written_ns + 3 * SECOND_NS
-    one.ack(0, (60, 100))
-    one.ack(0, (0, 100))  # again: counted once
+    one.ack(0, (60, 70), (90, 95))
+    one.ack(0, (50, 100))  # in part again: counted once
+    one.ack(0, (0, 100))
     latency = desk.info()["ack_latency"]
     assert latency == {**dict.fromkeys(NAMES, 0), "5": 60, "5000": 40}
 
