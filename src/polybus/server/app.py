@@ -15,9 +15,9 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
@@ -25,16 +25,14 @@ import uvloop
 from polybus import __version__
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
-from polybus.bus.quotas import Places
 from polybus.errors import ConfigError
-from polybus.kernel.inbox import SharedBuffer
 from polybus.model.address import Address
 from polybus.model.identity import Identity
 from polybus.server import host, runtime, sockets
 from polybus.server.acl import Acl
 from polybus.server.aclfile import ACL_NAME
 from polybus.server.admin import ROOT_UID, AdminDesk, Request, Verb, Wrong
-from polybus.server.dialects import ADMIN, DIALECTS, NATIVE, PIRATE
+from polybus.server.dialects import NATIVE, PIRATE
 from polybus.server.directory import Directory
 from polybus.server.lifecycle import Lifecycle, Ticker
 from polybus.server.listening import Wanted
@@ -44,10 +42,8 @@ from polybus.server.notify import Notifier
 from polybus.server.pirateadmin import SubscriberVerbs
 from polybus.server.port import DurableSide
 from polybus.server.program import Program, pirate_keys
-from polybus.server.tls import Certificates
+from polybus.server.streams import StreamSide
 from polybus.server.turns import Turns
-from polybus.transports.hangups import Hangups
-from polybus.transports.stream import Gate, ListenOptions, OpenSession, listen
 
 if TYPE_CHECKING:
     from polybus.server.pirate import PirateSide
@@ -77,6 +73,9 @@ class OpenListener(Protocol):
     async def drain(self, timeout_s: float) -> None: ...
 
 
+Open = Callable[[AsyncExitStack, Wanted], Awaitable[OpenListener]]
+
+
 class App:
     """One bus. `live` is its whole life."""
 
@@ -88,15 +87,7 @@ class App:
         self._descriptors = descriptors
         self._limits = host.fit(self._settings.limits, descriptors)
         self._notifier = Notifier(os.environ, self._log)
-        self._certificates = self._load_certificates()
         self._listeners: list[tuple[str, OpenListener]] = []
-        # One bound for all dialects together; the admin's places are apart, so that a
-        # flood of clients cannot keep its owner from looking at it.
-        self._gate = Gate(self._limits.max_connections, self._refuse("max_connections"))
-        places = self._settings.server.max_admin_connections
-        self._admin_gate = Gate(places, self._refuse("max_admin_connections"))
-        self._shared = SharedBuffer()
-        self._hangups = Hangups()
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -114,7 +105,16 @@ class App:
         self._broker.quotas.describe = directory.describe
         self._acl = self._open_acl()
         self._desk = self._open_desk()
-        shared = self._shared
+        self._stream_side = StreamSide(
+            self._broker,
+            self._settings,
+            self._limits.max_connections,
+            self._program.uid,
+            self._log,
+            self._program.listeners,
+            self._desk.open,
+        )
+        shared = self._stream_side.shared
         self._turns = turns = Turns(self._brought)
         self._durable_side = DurableSide(
             self._broker, self._settings, self._log, lambda: turns.note(shared.reads)
@@ -140,112 +140,46 @@ class App:
         self._acl.start(self._program.loaded)
         await self._start_listeners(stack)
         steps = (self._broker.tick, self._desk.tick, self._logs.tick, self._turns.tick)
-        ticker = Ticker(steps, self._on_tick_error)
+        ticker = Ticker(steps, partial(self._fault, "timer"))
         ticker.start()
         stack.callback(ticker.stop)
-        stack.callback(self._hangups.close)
+        stack.callback(self._stream_side.close)
 
     def _brought(self) -> int:
         """Counts what the loop's connections bring: reads, and requests of pirates."""
-        return self._shared.reads + sum(one.received for one in self._broker.overview.other_totals)
+        pirates = sum(one.received for one in self._broker.overview.other_totals)
+        return self._stream_side.shared.reads + pirates
 
     async def _start_listeners(self, stack: AsyncExitStack) -> None:
-        openers: dict[str, OpenSession] = {ADMIN: self._desk.open}
+        own: dict[str, Open] = {NATIVE: self._open_port, PIRATE: self._open_pirate}
         for wanted in self._program.listeners:
-            if wanted.dialect == NATIVE:
-                await self._open_port(stack, wanted)
-                continue
-            if wanted.dialect == PIRATE:
-                await self._open_pirate(stack, wanted)
-                continue
-            if wanted.dialect not in openers:
-                sessions = DIALECTS[wanted.dialect].sessions
-                assert sessions is not None
-                opener = openers[wanted.dialect] = sessions(self._broker, self._settings)
-                if (close := getattr(opener, "close", None)) is not None:
-                    stack.callback(close)
-            await self._open(stack, wanted, openers[wanted.dialect])
+            open_one = own.get(wanted.dialect, self._stream_side.listen)
+            self._listeners.append((wanted.dialect, await open_one(stack, wanted)))
 
-    async def _open_port(self, stack: AsyncExitStack, wanted: Wanted) -> None:
-        side = self._durable_side
+    async def _open_port(self, stack: AsyncExitStack, wanted: Wanted) -> OpenListener:
+        side, on_fault = self._durable_side, partial(self._fault, "native")
         listener = await asyncio.to_thread(
-            side.listen, wanted.address, self._stats, self._acl.verbs(), self._on_port_fault
+            side.listen, wanted.address, self._stats, self._acl.verbs(), on_fault
         )
         stack.push_async_callback(listener.drain, 0)
-        self._listeners.append((wanted.dialect, listener))
+        return listener
 
-    async def _open_pirate(self, stack: AsyncExitStack, wanted: Wanted) -> None:
+    async def _open_pirate(self, stack: AsyncExitStack, wanted: Wanted) -> OpenListener:
         if self._pirate_side is None:
             from polybus.server.pirate import PirateSide
 
-            subscribers = self._durable_side.subscribers
+            subscribers, gate = self._durable_side.subscribers, self._stream_side.gate
             assert subscribers is not None
             keys = pirate_keys(self._program.loaded, os.environ)
             self._pirate_side = side = PirateSide(
-                self._broker, subscribers, self._settings, self._gate, keys, self._log
+                self._broker, subscribers, self._settings, gate, keys, self._log
             )
             stack.push_async_callback(side.close)
             await side.open()
-        with self._place(stack, wanted):
+        with sockets.placed(stack, wanted, self._program.uid):
             listener = self._pirate_side.listen(wanted.address)
         stack.push_async_callback(listener.drain, 0)
-        self._listeners.append((wanted.dialect, listener))
-
-    @contextmanager
-    def _place(self, stack: AsyncExitStack, wanted: Wanted) -> Iterator[None]:
-        """Where a listener is bound: of a socket file, its folder is made and it is ours."""
-        if not wanted.address.is_unix:
-            yield
-            return
-        path = Path(wanted.address.path)
-        self._prepare_folder(wanted, path.parent)
-        with sockets.claimed(path):
-            yield
-            stack.callback(sockets.remove, path, sockets.identify(path))
-
-    async def _open(self, stack: AsyncExitStack, wanted: Wanted, opener: OpenSession) -> None:
-        options = self._options(wanted)
-        with self._place(stack, wanted):
-            listener = await listen(wanted.address, opener, options)
-        stack.push_async_callback(listener.drain, 0)
-        stack.callback(listener.close)
-        self._listeners.append((wanted.dialect, listener))
-
-    def _prepare_folder(self, wanted: Wanted, folder: Path) -> None:
-        if wanted.listed:
-            runtime.prepare_listed(folder, self._program.uid)
-        else:
-            runtime.prepare_runtime(folder, self._program.uid)
-
-    def _options(self, wanted: Wanted) -> ListenOptions:
-        counted = wanted.dialect != ADMIN and DIALECTS[wanted.dialect].counts_places
-        return ListenOptions(
-            gate=self._admin_gate if wanted.dialect == ADMIN else self._gate,
-            shared=self._shared,
-            tls=self._certificates.context if self._certificates else None,
-            unix_mode=runtime.socket_mode(self._program.uid),
-            hangups=self._hangups,
-            places=Places(self._broker.quotas) if counted else None,
-            unshaken=self._unshaken,
-        )
-
-    def _refuse(self, setting: str) -> Callable[[str], None]:
-        """What happens to a connection over a limit, besides being closed."""
-
-        def refused(peer: str) -> None:
-            self._broker.counters.count("refused", setting)
-            self._log.warning("connection refused", peer=peer, reason=setting)
-
-        return refused
-
-    def _unshaken(self, peer: str, reason: str) -> None:
-        self._broker.counters.count("refused", "tls_handshake")
-        self._log.warning("tls handshake failed", peer=peer, reason=reason)
-
-    def _load_certificates(self) -> Certificates | None:
-        if any(wanted.address.is_encrypted for wanted in self._program.listeners):
-            return Certificates(self._settings.tls)
-        return None
+        return listener
 
     def _open_acl(self) -> Acl:
         data, broker = self._program.data, self._broker
@@ -317,42 +251,31 @@ class App:
 
     async def _reload(self) -> None:
         """SIGHUP: whatever can be read again. What is broken leaves the old in force."""
-        self._notifier.reloading()
-        try:
-            rules = await self._acl.reload(self._program.loaded)
-            self._log.info("reloaded", what="policy", rules=rules)
-        except ConfigError as error:
-            self._log.error("reload failed", what="policy", reason=str(error))
-        try:
-            await asyncio.to_thread(self._durable_side.reload)
-        except ConfigError as error:
-            self._log.error("reload failed", what="native port", reason=str(error))
+        again: dict[str, Callable[[], Awaitable[None]]] = {
+            "policy": self._reload_policy,
+            "native port": partial(asyncio.to_thread, self._durable_side.reload),
+        }
         if self._pirate_side is not None:
+            again["pirate keys"] = self._pirate_side.reload
+        again["certificates"] = self._stream_side.reload
+        self._notifier.reloading()
+        for what, reload in again.items():
             try:
-                await self._pirate_side.reload()
+                await reload()
             except ConfigError as error:
-                self._log.error("reload failed", what="pirate keys", reason=str(error))
-        if self._certificates is not None:
-            try:
-                await asyncio.to_thread(self._certificates.reload)
-                self._log.info("reloaded", what="certificates")
-            except ConfigError as error:
-                self._log.error("reload failed", what="certificates", reason=str(error))
+                self._log.error("reload failed", what=what, reason=str(error))
         self._notifier.ready(len(self._listeners))
 
+    async def _reload_policy(self) -> None:
+        rules = await self._acl.reload(self._program.loaded)
+        self._log.info("reloaded", what="policy", rules=rules)
+
     def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._broker.counters.count("faults", UNEXPECTED)
-        self._log.error(
-            "unexpected error", where=context.get("message"), exc_info=context.get("exception")
-        )
+        self._fault(context.get("message"), context.get("exception"))
 
-    def _on_port_fault(self, error: BaseException) -> None:
+    def _fault(self, where: str | None, error: BaseException | None) -> None:
         self._broker.counters.count("faults", UNEXPECTED)
-        self._log.error("unexpected error", where="native", exc_info=error)
-
-    def _on_tick_error(self, error: Exception) -> None:
-        self._broker.counters.count("faults", UNEXPECTED)
-        self._log.error("unexpected error", where="timer", exc_info=error)
+        self._log.error("unexpected error", where=where, exc_info=error)
 
 
 def _print(text: str) -> None:

@@ -20,8 +20,13 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polybus.errors import AddressError, AddressInUse
+from polybus.server import runtime
+
+if TYPE_CHECKING:
+    from polybus.server.listening import Wanted
 
 # A living bus accepts at once; one too busy to do so fills its backlog, and that is an answer.
 ANSWER_TIMEOUT_S = 1.0
@@ -43,6 +48,25 @@ def claimed(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def placed(stack: contextlib.AsyncExitStack, wanted: Wanted, uid: int) -> Iterator[None]:
+    """While inside, a listener may be bound: of a socket file, the folder is made and it is ours.
+
+    The stack removes that file in the end.
+    """
+    if not wanted.address.is_unix:
+        yield
+        return
+    path = Path(wanted.address.path)
+    if wanted.listed:
+        runtime.prepare_listed(path.parent, uid)
+    else:
+        runtime.prepare_runtime(path.parent, uid)
+    with claimed(path):
+        yield
+        stack.callback(remove, path, identify(path))
 
 
 def identify(path: Path) -> tuple[int, int]:
