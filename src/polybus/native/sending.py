@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition, Lock, Thread
@@ -48,6 +47,7 @@ from polybus.errors import (
 from polybus.native.batching import Batch, Produced, Queue
 from polybus.native.connection import Connection
 from polybus.native.session import Session
+from polybus.native.unanswered import Unanswered
 
 log = logging.getLogger("polybus.native")
 
@@ -81,8 +81,7 @@ class Sender:
         self.queue = Queue(connection.options, self.changed, lock)
         self._connection = connection
         self._behind = [] if create else [EXISTING]
-        self._next = last_counter + 1
-        self._unanswered: deque[Batch] = deque()
+        self._unanswered = Unanswered(last_counter, connection.options.max_in_flight)
         self._session: Session | None = None
         self._turn = Lock()  # held by who does what is due
         self._giving_up = False
@@ -177,31 +176,20 @@ class Sender:
         session = self._session
         if session is not None and not session.is_open:
             return self._recover if session.fault is not None else None
-        if (upcoming := self._upcoming()) is not None:
-            return self._send if self._has_place(upcoming) else None
+        if (upcoming := self._unanswered.upcoming()) is not None:
+            return self._send if self._unanswered.has_place(upcoming) else None
         first = self.queue.first()
         if first is None:
             return None
         if self._unanswered and self.queue.is_small:
             return None  # it waits for company
         if session is None or session.takes(first.topic, first.schema):
-            return self._send if self._has_place(None) else None
+            return self._send if self._unanswered.has_place(None) else None
         return None if self._unanswered else self._end_session
-
-    def _upcoming(self) -> Batch | None:
-        """What was taken, and has no number: those behind a refused one."""
-        return next((batch for batch in self._unanswered if not batch.counter), None)
-
-    def _has_place(self, upcoming: Batch | None) -> bool:
-        """A suspect travels alone: nothing behind it must be sent twice because of it."""
-        on_their_way = [batch for batch in self._unanswered if batch.counter]
-        if (upcoming and upcoming.is_suspect) or any(batch.is_suspect for batch in on_their_way):
-            return not on_their_way
-        return len(on_their_way) < self._connection.options.max_in_flight
 
     def _send(self) -> None:
         with self.changed:
-            batch = self._upcoming() or self._take()
+            batch = self._unanswered.upcoming() or self._take()
         if batch is not None:
             self._transmit([batch])
 
@@ -223,9 +211,7 @@ class Sender:
             if not self._session.is_open:
                 return
             with self.changed:
-                if not batch.counter:
-                    batch.counter = self._next
-                    self._next += 1
+                self._unanswered.number(batch)
             self._session.send(batch, self.name, self.epoch)
 
     def _end_session(self) -> None:
@@ -256,7 +242,7 @@ class Sender:
 
     def _resend(self) -> None:
         with self.changed:
-            batches = [batch for batch in self._unanswered if batch.counter]
+            batches = self._unanswered.on_their_way()
             if self._giving_up or self.dead is not None:
                 return
         self._transmit(batches)
@@ -264,7 +250,9 @@ class Sender:
     def _refuse(self, first: Batch, error: PolybusError) -> None:
         """Uses up all numbers on their way, then tells the first that it is refused."""
         overtaken = False
-        for batch in [batch for batch in self._unanswered if batch.counter]:
+        with self.changed:
+            batches = self._unanswered.on_their_way()
+        for batch in batches:
             spans = self._use_up(batch.counter)
             if spans is None:
                 return
@@ -318,10 +306,10 @@ class Sender:
         with self.changed:
             if not self._unanswered or self._unanswered[0] is not first:
                 return  # it was stored after all
-            self._unanswered.popleft()
             if may_halve and len(first.parts) > 1 and isinstance(error, PARTIAL):
-                self._unanswered.extendleft(reversed(first.halves()))
+                self._unanswered.halve_first()
                 return
+            self._unanswered.popleft()
         first.fail(error)
         self.queue.settle(first)
 
@@ -349,9 +337,7 @@ class Sender:
         with self.changed:
             if self._giving_up or self.dead is not None:
                 return
-            if not self._unanswered or answer["counter"] != self._unanswered[0].counter:
-                raise PeerError(f"an answer to {answer['counter']}, which was not asked")
-            batch = self._unanswered.popleft()
+            batch = self._unanswered.answered(answer["counter"])
             self._pauses = self._connection.pauses()
             self._progress_s = time.monotonic()
             self._tries, self._has_warned = 0, False
@@ -361,7 +347,7 @@ class Sender:
         self.queue.settle(batch)
 
     def _has_more(self) -> bool:
-        return self.queue.is_closed or bool(self.queue.first() or self._upcoming())
+        return self.queue.is_closed or bool(self.queue.first() or self._unanswered.upcoming())
 
     def _wake(self) -> None:
         with self.changed:

@@ -1,0 +1,65 @@
+"""What a producer has on its way: numbers stay, suspects travel alone, answers have an order."""
+
+from __future__ import annotations
+
+import pytest
+
+from polybus.errors import PeerError
+from polybus.native.batching import Batch, Waiting
+from polybus.native.messages import bodies_of
+from polybus.native.unanswered import Unanswered
+
+
+def batch(parts: int = 1) -> Batch:
+    return Batch("t", [Waiting("t", bodies_of([b"x"], None, 0)) for _ in range(parts)])
+
+
+def sent(count: int, max_in_flight: int = 16) -> Unanswered:
+    found = Unanswered(last_counter=7, max_in_flight=max_in_flight)
+    for _ in range(count):
+        found.append(batch())
+        found.number(found[-1])
+    return found
+
+
+def test_numbers_go_on_and_are_kept():
+    found = sent(2)
+    found.number(found[0])
+    assert [one.counter for one in found] == [8, 9]
+
+
+def test_so_many_are_on_their_way_as_the_options_allow():
+    assert sent(1, max_in_flight=2).has_place(None)
+    assert not sent(2, max_in_flight=2).has_place(None)
+
+
+def test_one_whose_number_was_used_up_gets_a_new_one():
+    found = sent(2)
+    found[1].counter = 0
+    assert found.on_their_way() == [found[0]]
+    assert found.upcoming() is found[1]
+    found.number(found[1])
+    assert [one.counter for one in found] == [8, 10]
+    assert found.upcoming() is None
+
+
+def test_halves_take_the_place_of_the_whole_and_travel_alone():
+    found = sent(0)
+    found.extend([batch(parts=3), batch()])
+    found.halve_first()
+    assert [len(one.parts) for one in found] == [1, 2, 1]
+    first, second, behind = found
+    assert found.has_place(first)
+    found.number(first)
+    assert not found.has_place(second)
+    assert not found.has_place(behind)
+    assert found.answered(8) is first
+    assert found.has_place(second)
+
+
+@pytest.mark.parametrize("counter", [7, 9])
+def test_an_answer_to_something_else_is_the_fault_of_the_bus(counter: int):
+    found = sent(2)
+    with pytest.raises(PeerError):
+        found.answered(counter)
+    assert len(found) == 2
