@@ -2,7 +2,7 @@
 
 import threading
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -10,7 +10,7 @@ import xxhash
 
 from polybus.dialects.fdq.dealing import Batches, Messages, lanes_of
 from polybus.dialects.fdq.executors import Alarm, told
-from polybus.dialects.fdq.fetching import FOLLOW_S, HORIZON_S, Buffer, Window
+from polybus.dialects.fdq.fetching import FOLLOW_S, HORIZON_S, Buffer, Fetcher, Window
 from polybus.dialects.fdq.holdings import Holdings
 from polybus.dialects.fdq.keeping import Telling
 from polybus.dialects.fdq.lanes import Lane
@@ -51,6 +51,31 @@ def test_a_window_follows_the_pace_within_its_bounds():
     assert window.rows == 10
     window.adjust(10, 100.0, left_rows=0)
     assert window.rows == 40, "all was used up: fetches are slow"
+
+
+class Told:
+    """A member to whom the bus says one thing."""
+
+    def __init__(self, **told):
+        self._told = {"assigned": [], "release": [], "lost": [], **told}
+
+    def patiently(self, step):
+        step()
+
+    def follow(self, **asked):
+        yield self._told, None
+
+
+@pytest.mark.parametrize("is_releasing", [True, False])
+def test_only_what_was_not_given_away_is_mourned(caplog, is_releasing):
+    held, terms = Holdings(), Terms("t", "one", print)
+    held.put(shard(3), 0)
+    if is_releasing:
+        held.release(3)
+    member, nobody = cast(Any, Told(lost=[3])), cast(Any, None)
+    Fetcher(terms, member, held, [], nobody, Buffer(Window(10, 10)), print).round()
+    assert held.all() == []
+    assert ("one lost shard 3 of t" in caplog.messages) is not is_releasing
 
 
 def test_who_keeps_up_has_room_for_as_long_as_it_may_follow():

@@ -203,11 +203,16 @@ class Fetcher:
             self._on_release()
 
     def _lose(self, numbers: list[int], epochs: dict[int, int]) -> None:
-        """By the epochs that were asked with: since then they may have come back."""
+        """By the epochs that were asked with: since then they may have come back.
+
+        One that was released may be told as lost before its release is answered.
+        """
         for number in numbers:
             shard = self._holdings.get(number, epochs.get(number, 0))
             if shard is not None:
-                log.warning("%s lost shard %s of %s", self._terms.name, number, self._terms.topic)
+                level = logging.INFO if shard.is_releasing else logging.WARNING
+                place = self._terms.name, number, self._terms.topic
+                log.log(level, "%s lost shard %s of %s", *place)
                 self._holdings.drop(shard)
                 self._look()
 
