@@ -127,6 +127,7 @@ def test_a_transaction_that_is_used_wrongly_says_so(url, topic, consumer):
         told(UsageError, lambda: tx.produce("out", "k", b""))
         with tx:
             told(InvalidTopic, lambda: tx.produce("_hidden", "k", b""))
+            told(InvalidTopic, lambda: tx.produce(None, "k", b""))
             told(TooLarge, lambda: tx.produce("out", "k" * 2000, b""))
             told(UsageError, lambda: tx.produce("out", "k", "text"))
         told(UsageError, tx.__enter__)
@@ -135,7 +136,7 @@ def test_a_transaction_that_is_used_wrongly_says_so(url, topic, consumer):
     produce(url, topic, ("k", b""))
     consumer.consume(topic, "one", handle, **QUICK)
     until(lambda: acked(url, topic) == 1, "the ack")
-    assert len(problems) == 6
+    assert len(problems) == 7
 
 
 def test_a_transaction_after_its_run_is_refused(url, topic, consumer):

@@ -28,7 +28,7 @@ from polybus.dialects.fdq.options import (
     Merging,
 )
 from polybus.dialects.fdq.receipts import Receipt
-from polybus.errors import InvalidTopic, MalformedRequest, UsageError
+from polybus.errors import MalformedRequest, UsageError
 from polybus.model import names
 
 if TYPE_CHECKING:
@@ -235,8 +235,6 @@ class Producer:
     def learn(self, topic: str) -> None:
         """The first message for a topic: may it be one, and is it there?"""
         process.check(self._pid, "producer")
-        if not isinstance(topic, str):
-            raise InvalidTopic(f"a topic's name is text, not {type(topic).__name__}")
         names.check(topic)
         if not self._create:
             self._bus.act("topic.info", topic=topic)

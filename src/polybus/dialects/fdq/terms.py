@@ -9,7 +9,7 @@ from typing import Any
 
 from polybus.dialects.fdq.retries import Backoff
 from polybus.dialects.fdq.shards import MAX_EXECUTORS
-from polybus.errors import InvalidTopic, UsageError
+from polybus.errors import UsageError
 from polybus.model import names
 
 STARTS = ("earliest", "latest")
@@ -35,8 +35,6 @@ class Terms:
     def __post_init__(self) -> None:
         if not callable(self.handler):
             raise UsageError("a handler is a function of one message")
-        if not isinstance(self.topic, str):
-            raise InvalidTopic(f"a topic's name is text, not {type(self.topic).__name__}")
         names.check(self.topic)
         for what, name in (("name", self.name), ("group", self.group)):
             if not _is_name(name):

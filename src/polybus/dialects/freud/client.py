@@ -41,7 +41,7 @@ from polybus.dialects.freud.options import ClientOptions, default_address
 from polybus.dialects.freud.producing import Producing
 from polybus.dialects.freud.refusals import refusal
 from polybus.dialects.freud.subscription import Subscription
-from polybus.errors import ConnectionLost, InvalidTopic, NotConnected, UsageError
+from polybus.errors import ConnectionLost, NotConnected, UsageError
 from polybus.kernel.freud_client import Answer
 from polybus.model import names
 from polybus.model.address import Address
@@ -252,8 +252,6 @@ class Client:
 
 
 def _name(topic: str) -> bytes:
-    if not isinstance(topic, str):
-        raise InvalidTopic(f"a topic's name is text, not {type(topic).__name__}")
     return names.check(topic)
 
 
