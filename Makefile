@@ -67,6 +67,7 @@ bench: setup ## the short benchmarks, beside their peers
 soak: asan fuzz sabotage mutants ## the long tests: sanitizers, fuzzing, sabotage, all marked soak, a grown store
 	@.ci/need java
 	@$(PYTHON_IN_VENV) -m pytest -q -m soak --timeout 3600 $(ARGS) || [ $$? -eq $(NO_TESTS) ]
+	@$(PYTHON_IN_VENV) -m pytest -q -m soak --sabotage --timeout 3600 $(ARGS) || [ $$? -eq $(NO_TESTS) ]
 	@$(PYTHON_IN_VENV) -m bench store --soak --check
 
 asan: setup ## kernel tests under AddressSanitizer

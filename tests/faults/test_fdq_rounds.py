@@ -32,7 +32,7 @@ from polybus.testing.fdq.workload import Workload
 DEEDS = 5
 KILLS, MOST_KILLS = 3, 12
 PAUSES, MOST_PAUSES = 2, 20
-SOAK_S = 300.0
+SOAK_S, SABOTAGED_S = 300.0, 60.0
 UNHURRIED = {"handler_timeout_s": 120.0}  # a run ends in its time, whoever stands still
 
 
@@ -121,7 +121,7 @@ def test_all_of_it_for_minutes(tmp_path, sabotage, capsys):
     settings = Settings(deeds=deeds, is_relayed=True, sabotage=sabotage or "")
     with workload(tmp_path, settings) as work:
         work.start()
-        disturb_for(work, SOAK_S)
+        disturb_for(work, SABOTAGED_S if sabotage else SOAK_S)
         verdict = judged(work)
     with capsys.disabled():
         print(f"\n{SOAK_S:g} s: {verdict}")  # noqa: T201  # what there is to tell of it

@@ -37,13 +37,13 @@ from polybus.testing.fdq.deeds import (
     TAKE_OVER,
     Settings,
 )
-from polybus.testing.fdq.diary import Operation, operations
+from polybus.testing.fdq.diary import UNKNOWN, Operation, operations
 from polybus.testing.fdq.found import look, outputs_of
 from polybus.testing.fdq.history import ACK, COMMIT, DUPLICATE, FAILED
-from polybus.testing.fdq.unheard import HeldAnswers
 from polybus.testing.fdq.verdict import Verdict, judge
 from polybus.testing.nativebus import NativeBus
 from polybus.testing.relay import Relay
+from polybus.testing.unheard import HeldAnswers
 from polybus.testing.watch import until
 
 PATIENCE_S = 150.0  # for what only fails if something is wrong, on a machine that may stand still
@@ -148,8 +148,8 @@ class Workload:
 
     def _kill_unheard(self) -> None:
         assert self._relay is not None, "answers of a bus are held back by a relay"
-        answers = HeldAnswers(self._relay, self._operations, self._outputs)
-        while not answers.hide_a_transaction():
+        answers = HeldAnswers(self._relay, self._is_one_hidden)
+        while not answers.hide_one():
             self.go_on(LEAST_DONE)
         self.bus.kill()
         answers.lose()
@@ -230,8 +230,15 @@ class Workload:
         paths = self._folder.glob("*.diary")
         return [one for path in paths for one in operations(path.stem, path)]
 
-    def _outputs(self) -> list[str]:
-        return [one.body for one in outputs_of(self.client, OUTPUT)]
+    def _is_one_hidden(self, since_ns: int) -> bool:
+        """Whether a transaction that began since then is done, and was not answered."""
+        begun = [
+            one
+            for one in self._operations()
+            if one.kind == COMMIT and one.outcome == UNKNOWN and one.began_ns > since_ns
+        ]
+        done = {one.body for one in outputs_of(self.client, OUTPUT)} if begun else set()
+        return any(done.issuperset(one.fields["outputs"]) for one in begun)
 
     def go_on(self, count: int) -> None:
         """Until the clients have done so much more."""

@@ -6,7 +6,8 @@
         round.settle()               # everybody ends, and reads all there is
         round.anomalies()            # the verdict
 
-Kills are paced by what the clients have done since the last one, not by time.
+Kills are paced by what the clients have done since the last one, not by time. Of those of the
+bus every other is aimed: it comes when a message was put, and before that is answered.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from polybus.testing.pirate.piratebus import PirateBus
 from polybus.testing.pirate.verdict import History, Life, judge
 from polybus.testing.pirate.voyage import WITNESSED
 from polybus.testing.pirate.witness import Witness
+from polybus.testing.relay import Relay
+from polybus.testing.unheard import HeldAnswers
 from polybus.testing.watch import until
 
 CHILDREN: Final = "polybus.testing.pirate.children"
@@ -56,6 +59,8 @@ class Killing:
         self._folder = folder
         self._random = Random(seed)
         self.bus = PirateBus(env={"POLYBUS_SABOTAGE": sabotage or ""})
+        self._relay = Relay(self.bus.port)
+        self._answers = HeldAnswers(self._relay, self._is_one_hidden)
         self.witness = Witness(self.bus.endpoint, WITNESSED)
         self._brood = Brood(CHILDREN)
         self._beings = [Being(f"k{number}", number % 2 == 0) for number in range(clients)]
@@ -106,14 +111,29 @@ class Killing:
         if error is not None:
             error.add_note(f"{self}\n{self._said()}")
         self._brood.close()
+        self._relay.close()
         self.bus.__exit__(kind, error, trace)
 
     # --- what is done to them
 
     def _kill_bus(self) -> None:
         self.done[BUS] += 1
+        is_aimed = self.done[BUS] % 2
+        while is_aimed and not self._answers.hide_one():
+            self.go_on(LEAST_DONE)
         self.bus.kill()
+        self._answers.lose()
         self.bus.start()
+
+    def _is_one_hidden(self, since_ns: int) -> bool:
+        """Whether a message that was put since then is there, and its PUT was not answered."""
+        there = {body for seen in self.witness.seen.values() for _, body in seen.copy()}
+        return any(
+            one.kind == PUT and one.outcome == UNKNOWN and one.began_ns > since_ns
+            for path in self._folder.glob("*.diary")
+            for one in operations(path.stem, path)
+            if one.fields.get("body") in there
+        )
 
     def _kill_client(self, being: Being) -> None:
         self.done[CLIENT] += 1
@@ -124,9 +144,9 @@ class Killing:
         being.lives += 1
         name = f"{being.name}.{being.lives:03}"
         seed = self._random.getrandbits(32)
-        orders = Orders(
-            self.bus.endpoint, name, being.name, str(self._folder), seed, being.records_first
-        )
+        endpoint = f"tcp://127.0.0.1:{self._relay.port}"
+        folder = str(self._folder)
+        orders = Orders(endpoint, name, being.name, folder, seed, being.records_first)
         being.child = self._brood.start(act, orders)
 
     def _end(self, being: Being, number: signal.Signals) -> None:
