@@ -178,6 +178,13 @@ def test_one_at_a_time_adds_to_a_topic(folder):
     second.release()
 
 
+def test_a_disk_that_refuses_the_lock_is_told_as_such(folder):
+    (folder.path / "_polybus").mkdir(exist_ok=True)
+    (folder.path / "_polybus" / "topics").touch()
+    with pytest.raises(ConfigError, match="is no folder"):
+        Locks(folder).take("t")
+
+
 def test_only_what_nobody_can_be_reading_is_removed(folder):
     place = folder.data("t") / "date=2026-01-31"
     place.mkdir(parents=True)

@@ -127,6 +127,7 @@ def test_latest_begins_with_what_comes(feed, run, client, topic):
         ({"into": "x", "select": "*"}, "name the columns in --select"),
         ({"into": "x", "select": "max(body) AS body"}, "over many messages at once"),
         ({"into": "x", "select": "DISTINCT body"}, "over many messages at once"),
+        ({"into": "x", "start": "17"}, "--from is earliest or latest, not '17'"),
         ({}, "say where to: --into TOPIC"),
         ({"into": "x", "checkpoint": None}, "--checkpoint FOLDER is missing"),
         ({"into": "x", "checkpoint": "/proc/here"}, "--checkpoint /proc/here cannot be written"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from polybus.errors import ConfigError
 from polybus.spark import classes, pruning
+from polybus.spark.master import check as check_master
 from polybus.spark.quiet import held_back
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def session(
     """
     from pyspark.sql import SparkSession
 
+    if master is not None:
+        check_master(master)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_local = master is None or master.startswith("local")
     given = {**SETTINGS, **(LOCAL if is_local else {}), "spark.log.level": log_level}

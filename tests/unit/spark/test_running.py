@@ -9,7 +9,7 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from polybus.errors import Conflict, DoesNotExist, Trimmed, UsageError
+from polybus.errors import Conflict, DoesNotExist, StoreFull, Trimmed, UsageError
 from polybus.spark.pipelines.running import Stop, plainly, stoppable
 from polybus.spark.pipelines.sparks_errors import as_ours
 from polybus.spark.pipelines.watching import Reading
@@ -57,6 +57,23 @@ cast(body AS string) >= 100
     found = as_ours(said)
     assert isinstance(found, UsageError)
     assert str(found).endswith("for a message: The value '1,50' cannot be cast. Use `try_cast`")
+
+
+def test_also_if_spark_does_not_show_it():
+    said = "… exception: [USER_RAISED_EXCEPTION] no country SQLSTATE: P0001 SQLSTATE: XXKST\n=== …"
+    found = as_ours(said)
+    assert isinstance(found, UsageError)
+    assert str(found).endswith("for a message: no country")
+    ours = as_ours(
+        "[USER_RAISED_EXCEPTION] polybus.errors.UsageError: so SQLSTATE: P0001 SQLSTATE: X"
+    )
+    assert str(ours) == "so"
+    assert as_ours("[STREAM_FAILED] Query [id = 1] terminated: gone SQLSTATE: XXKST") is None
+
+
+def test_a_disk_without_room_for_what_spark_keeps_is_told_as_such():
+    with pytest.raises(StoreFull, match="the disk of the checkpoint"), plainly():
+        raise Py4JError("o1.start: java.io.IOException: No space left on device\n\tat java.base")
 
 
 def test_errors_of_ours_pass_as_they_are():

@@ -90,8 +90,8 @@ def writable(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StoreFull(
-                f"the disk of {path} is full: make room and start again, what is archived "
-                "stays, and the rest goes on from there"
+                f"the disk of {path} is full: make room and start again, what is done stays, "
+                "and the rest goes on from there"
             ) from None
         if error.errno in NOT_ALLOWED:
             raise ConfigError(f"{path} is not writable: {error.strerror}") from None

@@ -12,6 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from polybus.errors import DataFolderInUse
+from polybus.spark.archives.folder import writable
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
@@ -32,6 +33,15 @@ class Locks:
         """`DataFolderInUse` if another one has it."""
         if topic in self._held:
             return
+        with writable(self._folder.path):
+            self._held[topic] = self._locked(topic)
+
+    def release(self) -> None:
+        for file in self._held.values():
+            file.close()
+        self._held.clear()
+
+    def _locked(self, topic: str) -> TextIOWrapper:
         place = self._folder.manifests(topic)
         place.mkdir(parents=True, exist_ok=True)
         file = (place / NAME).open("a+")
@@ -48,9 +58,4 @@ class Locks:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-        self._held[topic] = file
-
-    def release(self) -> None:
-        for file in self._held.values():
-            file.close()
-        self._held.clear()
+        return file

@@ -58,6 +58,7 @@ def archive(
     for name in wanted.names:
         checks.there(source, name)
     place.prepare()
+    kept = checks.checkpoint(checkpoint or str(place.checkpoint(wanted.text)))
     work = Work(spark, place, gaps=accept_loss)
     spark.dataSource.register(ArchiveSource)
     query = (
@@ -67,7 +68,7 @@ def archive(
         .options(tasks=spark.sparkContext.defaultParallelism)
         .load()
         .writeStream.foreachBatch(work.add)
-        .option("checkpointLocation", checkpoint or str(place.checkpoint(wanted.text)))
+        .option("checkpointLocation", kept)
         .queryName(f"archive {wanted.text}")
     )
     with work.begun(wanted.find(opened(source)), opened(source)), told_of_loss():

@@ -55,6 +55,13 @@ def there(bus: str, topic: str) -> None:
         ) from None
 
 
+def checkpoint(given: str | None, what_for: str = "") -> str:
+    """As Spark takes it: a folder that can be written, or a URL, which is Spark's to look at."""
+    if given is not None and "://" in given:
+        return given
+    return str(folder(given, "--checkpoint", what_for))
+
+
 def folder(given: str | os.PathLike[str] | None, option: str, what_for: str) -> Path:
     """A folder that can be written, made if it is not there."""
     if given is None or not str(given).strip():

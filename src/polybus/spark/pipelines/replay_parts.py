@@ -23,10 +23,8 @@ from polybus.spark.pipelines import checks, sql
 from polybus.spark.pipelines.arguments import MOST_UNCUT
 from polybus.spark.pipelines.replay_book import Book, Plan, Position
 from polybus.spark.pipelines.replay_bounds import Ends, offsets_at
+from polybus.spark.pipelines.replay_pace import Pace
 from polybus.spark.pipelines.running import Progress, Stop, Tell
-
-# A part of a slow replay: about what is to go in so long.
-PART_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class Loop:
         self._reading, self._writing = reading, writing
         self._book, self._plan = book, plan
         self._rate, self._tell = rate, tell
-        self._part_rows = min(most_rows, max(1, int(rate * PART_S))) if rate else most_rows
+        self._pace = Pace(most_rows, rate)
         self._began_s = time.monotonic()
         self.position = book.position(plan)
         self.rows = self.read = self.parts = 0
@@ -133,7 +131,7 @@ class Loop:
         while not stop:
             if not self.position.ranges(topic):
                 ends = self._ends()
-                self.position = self._book.next(self.position, ends, self._part_rows)
+                self.position = self._book.next(self.position, ends, self._pace.rows)
             if self.position.ranges(topic):
                 self._one_part(stop)
             elif self._plan.ends is not None or stop.wait(every_s):
@@ -149,8 +147,9 @@ class Loop:
         self.rows += rows
         self.read += sum(one.rows for one in part.ranges(""))
         self.parts += 1
+        self._pace.note(rows)
         ends = self._ends()
-        self.position = self._book.next(part.done(rows), ends, self._part_rows)
+        self.position = self._book.next(part.done(rows), ends, self._pace.rows)
         self._say(ends)
         if self._rate is not None:
             stop.wait(max(0.0, rows / self._rate - (time.monotonic() - began_s)))

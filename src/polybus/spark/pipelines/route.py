@@ -13,7 +13,7 @@ import typer
 from pyspark.sql import SparkSession
 
 from polybus.errors import UsageError
-from polybus.spark.bounds import Wanted
+from polybus.spark.bounds import EARLIEST, LATEST, Wanted
 from polybus.spark.pipelines import arguments, checks, sql
 from polybus.spark.pipelines.running import DEFAULT_EVERY_S, Summary, Tell, activate, follow, silent
 
@@ -33,7 +33,7 @@ def route(
     start: Annotated[
         str,
         typer.Option("--from", metavar="earliest|latest", help="Where a new route begins."),
-    ] = "earliest",
+    ] = EARLIEST,
     rows_per_batch: arguments.UncutRows = arguments.MOST_UNCUT,
     every: arguments.Every = DEFAULT_EVERY_S,
     once: arguments.Once = False,
@@ -41,8 +41,10 @@ def route(
 ) -> Summary:
     """Copy topics into topics, filtered and reshaped by SQL, exactly once."""
     activate(spark)
+    if start not in (EARLIEST, LATEST):
+        raise UsageError(f"--from is {EARLIEST} or {LATEST}, not {start!r}: replay begins anywhere")
     sql.check(spark, where, select, into)
-    place = checks.folder(checkpoint, "--checkpoint", WHY)
+    place = checks.checkpoint(checkpoint, WHY)
     source = checks.bus_of(bus)
     target = checks.writable_bus(into_bus, source)
     if "*" not in topic:
@@ -64,7 +66,7 @@ def route(
     writer = (
         routed.writeStream.format("polybus")
         .queryName(f"route {topic}")
-        .options(bus=target, checkpointLocation=str(place))
+        .options(bus=target, checkpointLocation=place)
     )
     if into is not None:
         writer = writer.option("topic", into)

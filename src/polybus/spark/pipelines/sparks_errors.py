@@ -1,7 +1,8 @@
 """What goes wrong in a task or beside the driver comes out of Spark as text: which error it was.
 
-Either one of ours, or SQL that Spark could not carry out for some message: that is the user's to
-correct, and Spark says how, on one line among many. While it makes an error, Spark writes the same
+Either one of ours; or SQL that Spark could not carry out for some message: that is the user's to
+correct, and Spark says how, on one line among many; or a disk that has no room for what Spark
+keeps of its own. While it makes an error, Spark writes the same
 to its log, as JSON; who is told of the error needs no second copy.
 """
 
@@ -11,13 +12,17 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
 from polybus import errors
 
-FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+)")
-OF_SQL = re.compile(r"\[[A-Z_.\d]+\] (?!Query \[)([^\n]+?)\.? SQLSTATE: \w+\n== SQL")
+FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+?)(?: SQLSTATE: \w+)*(?:\n|$)")
+# Spark shows the piece of SQL; or the state says so: data that will not do, raise_error().
+STATES = r"(?:\w+\n== SQL|22\w{3}|P0001)"
+OF_SQL = re.compile(rf"\[[A-Z_.\d]+\] (?!Query \[)([^\n]+?)\.? SQLSTATE: {STATES}")
+FULL = re.compile("No space left on device|Disk quota exceeded")
 LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -27,7 +32,7 @@ def plainly() -> Iterator[None]:
     try:
         with hushed():
             yield
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         found = as_ours(str(error))
         if found is None:
             raise
@@ -42,6 +47,11 @@ def as_ours(text: str) -> errors.PolybusError | None:
     failed = OF_SQL.search(text)
     if failed is not None:
         return errors.UsageError(f"correct the SQL, it fails for a message: {failed[1]}")
+    if FULL.search(text) is not None:
+        return errors.StoreFull(
+            "the disk of the checkpoint, or of Spark's own files, is full: make room and start "
+            "again, what is done stays, and the rest goes on from there"
+        )
     return None
 
 

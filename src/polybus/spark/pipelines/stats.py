@@ -64,7 +64,7 @@ def stats(
     url = checks.bus_of(bus)
     if archive is None:
         checks.topics_of(url, topic)
-    place = checkpoint or str(folder / CHECKPOINT)
+    place = checks.checkpoint(checkpoint or str(folder / CHECKPOINT))
     _mark(folder, {"TOPIC": topic, "--window": window, "--checkpoint": checkpoint})
     _check_begun(folder, place)
     counting = Counting(spark, folder, url, window)
