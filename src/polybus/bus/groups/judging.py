@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MAX_RANGES: Final = 1024
 # Messages of a shard that have failed and wait to be tried again; some 20 bytes each.
 MAX_ATTEMPTS: Final = 4096
+# What a bus that has just started takes a member to have been handed, beyond what it has acked:
+# twice as much as our own consumer fetches ahead. A backlog of millions is not all suspect.
+MAX_UNKNOWN: Final = 32_768
 DIED: Final = "the consumer died while it was running"
 
 
@@ -114,11 +117,18 @@ def fail(progress: Progress, shard: int, failed: Iterable[Failed], max_deliver: 
 def bury(shard: Shard, end: int, max_deliver: int) -> Judged:
     """The owner is dead: what it was running has failed, what it was handed is suspect."""
     progress = shard.progress
-    suspect_to = max(progress.suspect_to, end if shard.handed_to is None else shard.handed_to)
+    handed_to = _perhaps_handed(progress, end) if shard.handed_to is None else shard.handed_to
+    suspect_to = max(progress.suspect_to, handed_to)
     left = let_go(shard, progress, suspect_to if suspect_to > progress.low else 0)
     room = MAX_ATTEMPTS - len(progress.attempts)
     running = [Failed(offset, DIED) for offset in shard.running[:room] if offset < end]
     return fail(left, shard.number, running, max_deliver)
+
+
+def _perhaps_handed(progress: Progress, end: int) -> int:
+    """What was handed out before the bus started: nobody knows."""
+    acked = progress.ranges[-1][1] if progress.ranges else progress.low
+    return min(end, acked + MAX_UNKNOWN)
 
 
 def let_go(shard: Shard, progress: Progress, suspect_to: int) -> Progress:

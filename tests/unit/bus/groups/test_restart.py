@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from polybus.bus.groups import judging
 from polybus.errors import Damaged, Expired, Fenced, StoreFull
 from polybus.model.commit import Change, Commit
 from polybus.store.opening import open_store
@@ -59,6 +60,19 @@ def test_what_a_dead_member_was_handed_before_is_unknown_so_all_is_suspect(desk)
     assert desk.shard(0)["suspect_to"] == 10
     with pytest.raises(Expired):
         one.beat()
+
+
+def test_but_no_more_than_a_member_fetches_ahead(desk, monkeypatch):
+    monkeypatch.setattr(judging, "MAX_UNKNOWN", 3)
+    desk.produce(10)
+    one = desk.join("a")
+    one.fetch((4, 1 << 20))
+    one.ack(0, (0, 1), (2, 3))
+    desk.open()
+    desk.groups.tick()
+    desk.now += 6
+    desk.groups.tick()
+    assert desk.shard(0)["suspect_to"] == 6
 
 
 def test_a_member_that_fetches_again_says_where_it_was(desk):
