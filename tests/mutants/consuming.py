@@ -52,6 +52,12 @@ SHARDS = mutants(
     "dialects/fdq/shards.py",
     ("never full", "self.is_full = len(self.done) >= self._fullness or", "self.is_full ="),
     ("any number of failures", "or self._holds >= MAX_HOLDS", ""),
+    ("the first waits for all", "if offset == self.done.low:", "if False:"),
+    (
+        "those that failed wait for room",
+        "len(self.done) < self._fullness or self.done",
+        "self.done",
+    ),
     ("acks are lost", "self._unsent = merged([*self._unsent, *ended, *whole])", "pass"),
     (
         "transactions are acked again",

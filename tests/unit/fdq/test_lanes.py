@@ -14,6 +14,7 @@ from polybus.model.arrow import READ_SCHEMA
 
 LANES = 3
 MAX_RANGES = GATHER_EVERY + 2 * LANES + 2  # full with two gaps
+MAX_HOLDS = 3  # full with three that have failed, too
 MAX_DELIVER = 3
 
 
@@ -34,6 +35,8 @@ class Executors(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("polybus.dialects.fdq.shards.MAX_HOLDS", MAX_HOLDS)
         self.shard = Shard(given(), LANES, MAX_RANGES)
         self.lanes = [Lane() for _ in range(LANES)]
         self.keys: list[str | None] = []
@@ -134,6 +137,12 @@ class Executors(RuleBasedStateMachine):
         assert self.acked <= self.done
 
     def teardown(self):
+        try:
+            self.end()
+        finally:
+            self.patch.undo()
+
+    def end(self):
         """With nobody failing any more, all is done soon, and in the fewest words."""
         everything = set(range(len(self.keys)))
         for _ in range(4 * len(self.keys) + 4):
@@ -388,3 +397,23 @@ def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
     assert run.offset == 0
     lane.finish(run)
     assert lane.begin(0.0).offset == 3
+
+
+def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(monkeypatch):
+    """Else a shard stands still for ever: nobody may begin who does not touch what is done."""
+    monkeypatch.setattr("polybus.dialects.fdq.shards.MAX_HOLDS", 3)
+    shard = Shard(given(), executors=2)
+    first = lane_with(shard, ["a", "b", "c"])
+    other = lane_with(shard, ["k1", "k2", "k3", "k4"], first=3)
+    slow = first.begin(0.0)
+    while (run := other.begin(0.0)) is not None:
+        other.fail(run, "down")
+    assert [one.run.offset for one in shard.failures] == [3, 4, 5]
+    last = shard.failures.pop().run
+    other.retry(other.follow(last, last.again({}, set())))
+    assert started(other) == 5, "it touches nothing, but there is room"
+    first.finish(slow)
+    shard.gather()
+    assert started(first) == 1, "the low mark"
+    first.fail(first.current, "down")
+    assert started(first) is None, "nothing else that is new"

@@ -7,7 +7,8 @@ A run of the handler ends well (`finished`), inside a transaction that has acked
 The bus keeps at most `MAX_RANGES` ranges above the low mark. A shard is full some time
 before that: what was started already may still end. Then only what adds no range is
 started, which is at least the message at the low mark, unless that one waits itself. It
-is full, too, when very many keys have failed: then only those are tried.
+is full, too, when very many keys have failed: then only those are tried, and again the
+message at the low mark, new or not, since all others may have to wait for it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,11 @@ class Shard:
     def may_start(self, offset: int, *, is_new: bool) -> bool:
         """Only asked of a full shard."""
         with self._lock:
-            return self.done.touches(offset) and not (is_new and self._holds >= MAX_HOLDS)
+            if offset == self.done.low:
+                return True
+            if is_new and self._holds >= MAX_HOLDS:
+                return False
+            return len(self.done) < self._fullness or self.done.touches(offset)
 
     def is_done(self, offset: int, end: int | None = None) -> bool:
         """Is it, or any up to `end`?"""
