@@ -448,11 +448,6 @@ SESSION = mutants(
     ("who rests once rests for ever", "        self._line.join(self._rested)\n", ""),
     ("many Gets never rest", "self._share > 0 and ", ""),
     (
-        "Gets weigh nothing",
-        "        self._share -= REQUEST + len(data) // BYTES\n",
-        "",
-    ),
-    (
         "fan-outs weigh nothing",
         "        self._share -= READER * self._topics.reach(group.topic)\n",
         "",
@@ -533,21 +528,15 @@ SESSION = mutants(
     ),
     (
         "a woken Get takes all there is",
-        "self._take(self._todo[0], reader, most=1)",
-        "self._take(self._todo[0], reader)",
+        "self._getting.take(self._todo[0], reader, most=1)",
+        "self._getting.take(self._todo[0], reader)",
     ),
     ("a woken connection stops", "        self._call_soon(self._go_on)\n", ""),
     ("a woken connection pushes in", "self._call_soon(self._go_on)", "self._go_on()"),
     (
         "the end of a subscription is an empty message",
-        "            self._answer_one_get(Code.DOESNT_EXIST)\n",
-        "            self._answer_one_get(Code.OK)\n",
-    ),
-    ("records have no flags", "NOTICE_FLAG if chunk.notice else 0", "0"),
-    (
-        "after a notice it goes on",
-        "            self._answers.flush()  # once it is sent, the id is gone\n",
-        "            pass\n",
+        "            self._getting.answer_one(Code.DOESNT_EXIST)\n",
+        "            self._getting.answer_one(Code.OK)\n",
     ),
     (
         "a batch over quota fails whole",
@@ -602,6 +591,17 @@ SESSION = mutants(
         "                self._answers.flush()\n"
         "        return",
         "        return",
+    ),
+)
+
+GETTING = mutants(
+    "dialects/freud/getting.py",
+    ("Gets weigh nothing", "return REQUEST + len(data) // BYTES", "return 1"),
+    ("records have no flags", "NOTICE_FLAG if chunk.notice else 0", "0"),
+    (
+        "after a notice it goes on",
+        "            self._answers.flush()  # once it is sent, the id is gone\n",
+        "            pass\n",
     ),
 )
 
@@ -734,7 +734,10 @@ ANSWERING = [
     ),
 ]
 
-ALL = [*LIFECYCLE, *TOPICS, *READERS, *SUCCESSION, *MOVEMENT, *READER, *SESSION, *ANSWERING]
+ALL = [
+    *(LIFECYCLE + TOPICS + READERS + SUCCESSION + MOVEMENT + READER),
+    *(SESSION + GETTING + ANSWERING),
+]
 
 if __name__ == "__main__":
     bus.SUITES, bus.ALL = SUITES, ALL

@@ -9,7 +9,8 @@ import struct
 
 import pytest
 
-from polybus.dialects.freud.session import BEHIND_BYTES, STEP_BYTES
+from polybus.dialects.freud.getting import STEP_BYTES
+from polybus.dialects.freud.session import BEHIND_BYTES
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, Limits, RqueueLimits
 from polybus.testing import freud, rqueue
@@ -412,6 +413,18 @@ def test_a_woken_connection_goes_on_after_whoever_woke_it(bus: MemoryBus, owner:
     waiting.send(get(key, FOR_EVER), delete(b"u"))
     assert [one.code for one in owner.ask(produce(b"t", b"x"), subscribe(b"u"))] == [OK, OK]
     assert waiting.codes() == [OK, OK]
+
+
+def test_who_waits_is_served_before_what_stands_behind_another(bus: MemoryBus, owner: Speaker):
+    key = owner.subscribe(b"t")
+    first, second = Speaker(bus), Speaker(bus)
+    first.send(get(key, FOR_EVER), get(key, FOR_EVER))
+    second.send(get(key, FOR_EVER))
+    owner.send(produce(b"t", b"1"), produce(b"t", b"2"))
+    assert first.answers() == [(OK, b"1")]
+    assert second.answers() == [(OK, b"2")]
+    owner.send(produce(b"t", b"3"))
+    assert first.answers() == [(OK, b"3")]
 
 
 def test_malformed_requests_are_counted_by_their_reason(bus: MemoryBus, owner: Speaker):

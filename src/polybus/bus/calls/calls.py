@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.broker import Broker
-    from polybus.bus.calls.deadlines import Timers
     from polybus.bus.calls.peer import Peer
+    from polybus.bus.timers import Timers
     from polybus.model.identity import Identity
     from polybus.model.limits import GsbLimits
 

@@ -11,28 +11,18 @@ but a comparison.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from polybus.bus.calls import sabotage
 from polybus.kernel.gsb_calls import overdue
 
 if TYPE_CHECKING:
+    from polybus.bus.timers import Timer, Timers
     from polybus.kernel.gsb_calls import Call, Desk, End
 
 NEVER = float("inf")
 MIN_STEP_S = 0.01  # between two looks: how late a deadline may be noticed
 REST = 20  # a look that takes long comes less often: it has a twentieth of the loop at most
-
-
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Timers(Protocol):
-    """The part of an event loop that calls need."""
-
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
-    def call_soon(self, callback: Callable[[], None], /) -> object: ...
 
 
 class Deadlines:

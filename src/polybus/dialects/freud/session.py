@@ -22,20 +22,20 @@ the connection keeps its place among those that are counted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from polybus.bus.outcomes import NO, Kind, Outcome
 from polybus.dialects.freud.answering import Answers
-from polybus.dialects.freud.codec import MALFORMED_TEXTS, NOTICE_FLAG, Code
+from polybus.dialects.freud.codec import MALFORMED_TEXTS, Code
 from polybus.dialects.freud.describing import describe
+from polybus.dialects.freud.getting import STEP_BYTES, Getting
 from polybus.dialects.freud.requests import QUESTIONS, HalfProduces, Requests, halves
 from polybus.dialects.freud.slots import Slot, Slots
-from polybus.dialects.freud.turns import BYTES, COMMIT, READER, REQUEST, SHARE, SPLIT, Line
+from polybus.dialects.freud.turns import COMMIT, READER, REQUEST, SHARE, SPLIT, Line
 from polybus.kernel.framing import Encoding
 from polybus.kernel.freud import Gets, Malformed, Produces, Scanner
-from polybus.kernel.freud_answers import answers, messages, produced, records
+from polybus.kernel.freud_answers import answers, produced
 from polybus.kernel.freud_short import ShortSession
 from polybus.model import names
 
@@ -45,10 +45,9 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.party import Pipe
     from polybus.bus.reader import Reader
+    from polybus.bus.timers import Timer, Timers
     from polybus.model.limits import FreudLimits
 
-# Answers are written when this much has been gathered: far fewer writes than requests.
-STEP_BYTES = 128 * 1024
 # What a client may send behind a waiting Get before it is no longer read from.
 BEHIND_BYTES = 64 * 1024
 
@@ -59,17 +58,6 @@ CODES = {
     Kind.DOES_NOT_EXIST: Code.DOESNT_EXIST,
     Kind.OVER_QUOTA: Code.SERVER_ERROR,
 }
-
-
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Timers(Protocol):
-    """The part of an event loop that a session needs."""
-
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
-    def call_soon(self, callback: Callable[[], None], /) -> object: ...
 
 
 class FreudDialect:
@@ -101,7 +89,7 @@ class FreudSession(ShortSession):
         self._requests = Requests(dialect.broker, self._party)
         self._answers: Answers = Answers(pipe, self._readers)
         self._todo: deque[Any] = deque()
-        self._gets_left: int | None = None  # of the group at the head, once it was begun
+        self._getting = Getting(self._answers)
         self._waiting_on: Reader | None = None
         self._timer: Timer | None = None
         self._line = dialect.line
@@ -221,7 +209,7 @@ class FreudSession(ShortSession):
                 break
             if self._carry_out(self._todo[0]):
                 self._todo.popleft()
-                self._gets_left = None
+                self._getting.left = None
             if self._answers.size >= STEP_BYTES:
                 self._answers.flush()
         if not self._closing:
@@ -362,52 +350,24 @@ class FreudSession(ShortSession):
             self._go_on()
 
     def _get(self, group: Gets) -> bool:
-        if self._gets_left is None:
-            self._gets_left = group.count
-        while self._gets_left > 0 and self._share > 0 and not self._answers.stalled:
+        getting = self._getting
+        if getting.left is None:
+            getting.left = group.count
+        while getting.left > 0 and self._share > 0 and not self._answers.stalled:
             reader = self._readers.find(self._pipe.identity, group.subscriber)
             if reader is None:
-                return self._answer_gets(Code.DOESNT_EXIST)
-            if not self._take(group, reader):
+                return getting.answer_all(Code.DOESNT_EXIST)
+            weight = getting.take(group, reader)
+            if not weight:
                 polls = group.max_blocking_s == 0 or self._hung_up
                 if polls and not reader.is_behind:
-                    return self._answer_gets(Code.NOTHING_HAPPENED)
+                    return getting.answer_all(Code.NOTHING_HAPPENED)
                 self._wait(reader, group.max_blocking_s, polls=polls)
                 return False
+            self._share -= weight
             if self._answers.size >= STEP_BYTES:
                 self._answers.flush()
-        return self._gets_left == 0
-
-    def _take(self, group: Gets, reader: Reader, most: int | None = None) -> bool:
-        assert self._gets_left is not None
-        taken = reader.take(most or self._gets_left, STEP_BYTES)
-        if taken is None:
-            return False
-        chunk, count = taken.chunk, len(taken)
-        if group.records:
-            data = records(
-                chunk.first_id,
-                chunk.times,
-                NOTICE_FLAG if chunk.notice else 0,
-                chunk.offsets,
-                chunk.bodies,
-                taken.start,
-                count,
-            )
-        else:
-            data = messages(chunk.offsets, chunk.bodies, taken.start, count)
-        self._share -= REQUEST + len(data) // BYTES
-        self._answers.add_messages(data, reader, taken, records=group.records)
-        self._gets_left -= count
-        if chunk.notice:
-            self._answers.flush()  # once it is sent, the id is gone
-        return True
-
-    def _answer_gets(self, code: int) -> bool:
-        assert self._gets_left is not None
-        self._answers.add(answers(code, self._gets_left))
-        self._gets_left = 0
-        return True
+        return getting.left == 0
 
     # --- waiting
 
@@ -437,21 +397,18 @@ class FreudSession(ShortSession):
         assert reader is not None
         self._stop_waiting()
         if reader.gone:
-            self._answer_one_get(Code.DOESNT_EXIST)
-        elif not self._take(self._todo[0], reader, most=1):  # it polls, and there is nothing
-            self._answer_one_get(Code.NOTHING_HAPPENED)
+            self._getting.answer_one(Code.DOESNT_EXIST)
+        elif weight := self._getting.take(self._todo[0], reader, most=1):
+            self._share -= weight
+        else:  # it polls, and there is nothing
+            self._getting.answer_one(Code.NOTHING_HAPPENED)
         self._answers.flush()
         self._call_soon(self._go_on)
 
     def _time_is_up(self) -> None:
         self._stop_waiting()
-        self._answer_one_get(Code.NOTHING_HAPPENED)
+        self._getting.answer_one(Code.NOTHING_HAPPENED)
         self._go_on()
-
-    def _answer_one_get(self, code: Code) -> None:
-        assert self._gets_left is not None
-        self._answers.add(answers(code, 1))
-        self._gets_left -= 1
 
     def _unblocked(self) -> None:
         self._blocked = False

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.broker import Broker
-    from polybus.bus.calls.deadlines import Timers
     from polybus.bus.party import Pipe
+    from polybus.bus.timers import Timers
     from polybus.kernel.gsb_calls import Call
     from polybus.model.identity import Identity
     from polybus.model.limits import GsbLimits
