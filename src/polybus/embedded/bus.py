@@ -16,6 +16,7 @@ from polybus.embedded.staging import Stage
 from polybus.errors import ConnectionLost, MalformedRequest, StoreClosed
 from polybus.model.arrow import batch_of
 from polybus.native.fetching import cut
+from polybus.native.producers import Producers
 from polybus.native.reading import NO_BOUND, Wanted
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Bus:
         self._now_ms = now_ms
         self._lock = Lock()
         self._closed = False
-        self._producers: list[Producer] = []
+        self._producers: Producers[Producer] = Producers()
         self._caller = core.port.caller(core.identity, lambda: self._closed)
 
     # --- producing
@@ -58,9 +59,7 @@ class Bus:
         opened = self.act("producer.open", producer=name or "", dense=False)
         kind = {"is_named": bool(name), "create": create}
         producer = Producer(self._core, self._caller, opened, self._now_ms, **kind)
-        with self._lock:
-            self._producers = [one for one in self._producers if not one.is_closed] + [producer]
-        return producer
+        return self._producers.add(producer)
 
     def stage(self, lease_s: float = 600.0) -> Stage:
         """A place for batches that become visible all at once, by `publish`."""
@@ -121,10 +120,7 @@ class Bus:
         """Closes its producers, too, each as `Producer.close` says, and lets go who waits."""
         if os.getpid() != self._core.pid:
             return
-        with self._lock:
-            producers, self._producers = self._producers, []
-        for producer in producers:
-            producer.close(timeout_s)
+        self._producers.close(timeout_s)
         with self._lock:
             if self._closed:
                 return

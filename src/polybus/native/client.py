@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.native.connection import Connection
 from polybus.native.fetching import Answer, Told, fetch, follow
 from polybus.native.options import DEFAULT_URL, ClientOptions, settled
+from polybus.native.producers import Producers
 from polybus.native.producing import FAILING_CLOSE_S, Producer
 from polybus.native.reading import MAX_WAIT_S, NO_BOUND, Reading, Wanted
 from polybus.native.staging import Stage
@@ -31,8 +31,7 @@ class Client:
     ) -> None:
         self._connection = Connection(*settled(url, options))
         self._now_ms = now_ms
-        self._lock = Lock()
-        self._producers: list[Producer] = []
+        self._producers: Producers[Producer] = Producers()
 
     # --- producing
 
@@ -43,10 +42,7 @@ class Client:
         """
         opened = self.act("producer.open", producer=name or "")
         kind = {"is_named": bool(name), "create": create}
-        producer = Producer(self._connection, opened, self._now_ms, **kind)
-        with self._lock:
-            self._producers = [one for one in self._producers if not one.is_closed] + [producer]
-        return producer
+        return self._producers.add(Producer(self._connection, opened, self._now_ms, **kind))
 
     def stage(self, lease_s: float = 600.0) -> Stage:
         """A place for batches that become visible all at once, by `publish`."""
@@ -154,10 +150,7 @@ class Client:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Closes its producers, too, each as `Producer.close` says."""
-        with self._lock:
-            producers, self._producers = self._producers, []
-        for producer in producers:
-            producer.close(timeout_s)
+        self._producers.close(timeout_s)
         self._connection.close()
 
     def __enter__(self) -> Self:
