@@ -39,6 +39,8 @@ LANES = mutants(
     ("full shards run on", "if not shard.may_start(run.offset, is_new=True):", "if False:"),
     ("aside for ever", "if shard.version != version:", "if False:"),
     ("overtaken from aside", "if shard in self._aside:", "if False:"),
+    ("one full shard takes all the room", "if not piece.rows:", "if True:"),
+    ("what was aside waits for ever", "self.shard.wait(-rows, -size_bytes)", "pass"),
     ("the next of a key is lost", "self._ready.append(following)", "pass"),
     ("keys are held for ever", "self._holds.pop((run.shard, hold.key), None)", "pass"),
     (

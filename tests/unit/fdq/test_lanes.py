@@ -161,9 +161,9 @@ class Executors(RuleBasedStateMachine):
         assert self.done == everything, f"lost: {sorted(everything - self.done)}"
         assert self.acked | self.dead == everything
         assert (self.shard.done.low, len(self.shard.done)) == (len(self.keys), 0)
-        assert (self.shard.waiting, self.shard.waiting_bytes) == (0, 0)
         assert self.shard.emitted == self.emitted
         assert all(lane.begin(0.0) is None for lane in self.lanes)
+        assert (self.shard.waiting, self.shard.waiting_bytes) == (0, 0)
         assert sum(lane.freed_rows for lane in self.lanes) == len(self.keys)
 
 
@@ -417,3 +417,21 @@ def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(mon
     assert started(first) == 1, "the low mark"
     first.fail(first.current, "down")
     assert started(first) is None, "nothing else that is new"
+
+
+def test_what_waits_for_a_full_shard_takes_no_room_from_other_shards(monkeypatch):
+    monkeypatch.setattr("polybus.dialects.fdq.shards.MAX_HOLDS", 1)
+    shard = Shard(given())
+    lane = lane_with(shard, ["a", "b", "c"])
+    lane.push(MessagePiece(shard, Rows(rows(3, ["d", "e"])), range(2)))
+    failed = lane.begin(0.0)
+    lane.fail(failed, "down")
+    assert started(lane) is None
+    assert (lane.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 5, 5 * len(b"body"))
+    lane.retry(lane.follow(failed, failed.again({}, set())))
+    found = []
+    while (run := lane.begin(0.0)) is not None:
+        found.append(run.offset)
+        lane.finish(run)
+    assert found == [0, 1, 2, 3, 4]
+    assert (lane.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 0, 0)

@@ -107,6 +107,10 @@ class BatchPiece:
         self._offset = offset
         self._last_attempt = last_attempt
 
+    @property
+    def size_bytes(self) -> int:
+        return int(self._batch.nbytes)
+
     def take(self) -> BatchRun | None:
         if not self._left:
             return None

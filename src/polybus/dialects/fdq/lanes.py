@@ -177,7 +177,7 @@ class Lane:
             self.freed_rows += self._pieces.popleft().rows
             return None
         if shard in self._aside:
-            self._aside[shard][1].append(self._pieces.popleft())
+            self._aside[shard][1].append(self._parked(self._pieces.popleft()))
             return None
         run = piece.take()
         if run is None:
@@ -204,7 +204,14 @@ class Lane:
 
     def _set_aside(self, piece: Piece, run: Run, version: int) -> None:
         self._pieces.popleft()
-        self._aside[run.shard] = (version, deque((_Put(run), piece)))
+        self._aside[run.shard] = (version, deque((_Put(run), self._parked(piece))))
+
+    def _parked(self, piece: Piece) -> Piece:
+        """What waits for one shard takes no room from the others."""
+        if not piece.rows:  # it is, or it is a run alone
+            return piece
+        self.freed_rows += piece.rows
+        return _Parked(piece)
 
     def _hold(self, run: Run) -> None:
         run.hold = Hold(run.key, self.index)
@@ -231,13 +238,38 @@ class Lane:
 class _Put:
     """A run that was taken too early, put back in front of its piece."""
 
-    __slots__ = ("_run", "rows", "shard")
+    __slots__ = ("_run", "rows", "shard", "size_bytes")
 
     def __init__(self, run: Run) -> None:
         self.shard = run.shard
-        self.rows = 0  # counted with its piece
+        self.rows = self.size_bytes = 0  # counted with its piece
         self._run: Run | None = run
 
     def take(self) -> Run | None:
         run, self._run = self._run, None
+        return run
+
+
+class _Parked:
+    """A piece of a full shard. It is counted with what waits there, until it is through."""
+
+    __slots__ = ("_piece", "_size", "rows", "shard")
+
+    def __init__(self, piece: Piece) -> None:
+        self.shard = piece.shard
+        self.rows = 0  # told as freed already
+        self._piece = piece
+        self._size = piece.rows, piece.size_bytes
+        self.shard.wait(*self._size)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size[1]
+
+    def take(self) -> Run | None:
+        run = self._piece.take()
+        if run is None:
+            rows, size_bytes = self._size
+            self._size = 0, 0  # it may be asked again
+            self.shard.wait(-rows, -size_bytes)
         return run

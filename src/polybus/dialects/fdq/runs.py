@@ -50,6 +50,8 @@ class Piece(Protocol):
     shard: Shard
     rows: int  # that it had at first
 
+    @property
+    def size_bytes(self) -> int: ...
     def take(self) -> Run | None: ...
 
 
@@ -179,13 +181,19 @@ class MessageRun:
 class MessagePiece:
     """Messages one by one."""
 
-    __slots__ = ("_indices", "_rows", "rows", "shard")
+    __slots__ = ("_all", "_indices", "_rows", "rows", "shard")
 
     def __init__(self, shard: Shard, rows: Rows, indices: Sequence[int]) -> None:
         self.shard = shard
         self.rows = len(indices)
         self._rows = rows
+        self._all = indices
         self._indices: Iterator[int] = iter(indices)
+
+    @property
+    def size_bytes(self) -> int:
+        bodies = self._rows.bodies
+        return sum(len(bodies[index]) for index in self._all)
 
     def take(self) -> MessageRun | None:
         for index in self._indices:
