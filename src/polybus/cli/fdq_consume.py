@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import shaping
+from polybus.cli.flags import Count, Format, JsonLines
 from polybus.cli.reaching import Bus, reach
-from polybus.cli.sub import FORMAT, JSON
-from polybus.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,22 +38,18 @@ def consume(
     start: Annotated[
         str, typer.Option("--start", help="Of a group that is new: earliest or latest.")
     ] = "earliest",
-    count: Annotated[
-        int, typer.Option("-n", "--count", min=0, help="End after so many; 0: no bound.")
-    ] = 0,
+    count: Count = 0,
     stop: Annotated[
         bool, typer.Option("-e", "--exit", help="End when the group has got all there is.")
     ] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Make the topic if it is not there.")
     ] = False,
-    form: Annotated[str | None, typer.Option("-f", "--format", help=FORMAT)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON)] = False,
+    form: Format = None,
+    as_json: JsonLines = False,
     bus: Bus = None,
 ) -> None:
-    if as_json and form is not None:
-        raise UsageError("--json and -f exclude each other")
-    shape = shaping.as_json if as_json else shaping.by_format(form or shaping.DEFAULT, topic)
+    shape = shaping.chosen(topic, form, as_objects=as_json)
     from polybus.dialects.fdq.consumer import Consumer
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # time to leave the group

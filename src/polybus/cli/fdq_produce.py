@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polybus.cli.flags import Key, KeySeparator, Messages, Quiet
 from polybus.cli.reaching import Bus, reach
 from polybus.cli.sending import Keys, Sending, line_batches, send_input
 from polybus.errors import UsageError
@@ -34,16 +35,9 @@ MANY = 1 << 31
 
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    messages: Annotated[
-        list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="Instead of stdin.")
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", help="The key of all of them; else they have none.")
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option("--key-sep", metavar="TEXT", help="Lines are KEY, this, and the message."),
-    ] = None,
+    messages: Messages = None,
+    key: Key = None,
+    separator: KeySeparator = None,
     header: Annotated[
         list[str] | None,
         typer.Option("--header", metavar="NAME=VALUE", help="Of all of them; repeatable."),
@@ -58,13 +52,11 @@ def produce(
     create: Annotated[
         bool, typer.Option("--create/--no-create", help="Make the topic if it is missing.")
     ] = True,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No summary.")] = False,
+    quiet: Quiet = False,
     bus: Bus = None,
 ) -> None:
     from polybus.dialects.fdq.producer import Producer
 
-    if key is not None and separator is not None:
-        raise UsageError("--key and --key-sep exclude each other")
     headers = _headers(header or ())
     sending = Sending(topic, Keys(key, separator), *((MANY,) if atomic else ()))
     url, options = reach(bus, produce_timeout_s=PATIENCE_S)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import moments, shaping
+from polybus.cli.flags import Count, Format, JsonLines
 from polybus.cli.reaching import Bus, reach
-from polybus.cli.sub import FORMAT, JSON, copied
-from polybus.errors import UsageError
+from polybus.cli.sub import copied
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq import bus as buses
@@ -30,19 +30,15 @@ def replay(
         str | None,
         typer.Option("--to", metavar="PLACE", help="The first that is left out. [default: now]"),
     ] = None,
-    count: Annotated[
-        int, typer.Option("-n", "--count", min=0, help="End after so many; 0: no bound.")
-    ] = 0,
+    count: Count = 0,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what comes, instead of ending.")
     ] = False,
-    form: Annotated[str | None, typer.Option("-f", "--format", help=FORMAT)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON)] = False,
+    form: Format = None,
+    as_json: JsonLines = False,
     bus: Bus = None,
 ) -> None:
-    if as_json and form is not None:
-        raise UsageError("--json and -f exclude each other")
-    shape = shaping.as_json if as_json else shaping.by_format(form or shaping.DEFAULT, topic)
+    shape = shaping.chosen(topic, form, as_objects=as_json)
     for place in (start, end):
         if place is not None:
             moments.parse(place)

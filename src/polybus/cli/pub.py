@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from polybus.cli.flags import Key, KeySeparator, Messages, Quiet
 from polybus.cli.reaching import Bus, stay
 from polybus.cli.sending import Keys, Sending, send_input
 from polybus.errors import UsageError
@@ -30,30 +31,21 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 def pub(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    messages: Annotated[
-        list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="Instead of stdin.")
-    ] = None,
+    messages: Messages = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="All of stdin is one message, not one a line.")
     ] = False,
-    key: Annotated[
-        str | None, typer.Option("--key", help="The key of all of them; else they have none.")
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option("--key-sep", metavar="TEXT", help="Lines are KEY, this, and the message."),
-    ] = None,
+    key: Key = None,
+    separator: KeySeparator = None,
     producer: Annotated[
         str | None,
         typer.Option("--producer", metavar="NAME", help="Take over from whoever has this name."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No summary.")] = False,
+    quiet: Quiet = False,
     bus: Bus = None,
 ) -> None:
     if messages and whole:
         raise UsageError("--whole is for stdin: leave out the messages, or --whole")
-    if key is not None and separator is not None:
-        raise UsageError("--key and --key-sep exclude each other")
     sending = Sending(topic, Keys(key, separator))
     try:
         with (

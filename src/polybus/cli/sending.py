@@ -52,6 +52,8 @@ class Keys:
     """Which key each message has, and what is left of it."""
 
     def __init__(self, key: str | None, separator: str | None) -> None:
+        if key is not None and separator is not None:
+            raise UsageError("--key and --key-sep exclude each other")
         if separator == "":
             raise UsageError("--key-sep: a separator has at least one character")
         self._key = key

@@ -25,6 +25,13 @@ ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 TOKEN = re.compile(r"%(.?)|\\x([0-9A-Fa-f]{2})|\\(.?)|([^%\\]+)", re.DOTALL)
 
 
+def chosen(topic: str, form: str | None, *, as_objects: bool) -> Shape:
+    """What the flags ask for (`Format` and `JsonLines` of flags.py)."""
+    if as_objects and form is not None:
+        raise UsageError("--json and -f exclude each other")
+    return as_json if as_objects else by_format(form or DEFAULT, topic)
+
+
 def by_format(text: str, topic: str) -> Shape:
     """`UsageError` if the format has what is not known."""
     parts = [_part(match, topic) for match in TOKEN.finditer(text)]

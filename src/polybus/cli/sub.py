@@ -16,19 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import moments, shaping
+from polybus.cli.flags import Count, Format, JsonLines
 from polybus.cli.progress import progress
 from polybus.cli.reaching import Bus, stay
-from polybus.errors import UsageError
 
 if TYPE_CHECKING:
     from polybus.cli.fetching import Reading
 
 START = f"Where to begin: {moments.FORMS}."
-FORMAT = (
-    "What a message looks like: %s body, %k key, %i id, %p shard, %o offset, %T milliseconds "
-    "since 1970, %S bytes of the body, %t topic, \\n \\t \\xFF. [default: %s\\n]"
-)
-JSON = "One object a line. A body that is no UTF-8 is in body_base64 instead of body."
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -38,19 +33,15 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 def sub(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     start: Annotated[str, typer.Option("-o", "--offset", metavar="PLACE", help=START)] = "latest",
-    count: Annotated[
-        int, typer.Option("-n", "--count", min=0, help="End after so many; 0: no bound.")
-    ] = 0,
+    count: Count = 0,
     stop: Annotated[
         bool, typer.Option("-e", "--exit", help="End with the last that is there now.")
     ] = False,
-    form: Annotated[str | None, typer.Option("-f", "--format", help=FORMAT)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON)] = False,
+    form: Format = None,
+    as_json: JsonLines = False,
     bus: Bus = None,
 ) -> None:
-    if as_json and form is not None:
-        raise UsageError("--json and -f exclude each other")
-    shape = shaping.as_json if as_json else shaping.by_format(form or shaping.DEFAULT, topic)
+    shape = shaping.chosen(topic, form, as_objects=as_json)
     moments.parse(start)
     with stay(bus, connect_timeout_s=math.inf) as client:
         first = moments.first_id(client, topic, start)
