@@ -110,6 +110,7 @@ class Killing:
     ) -> None:
         if error is not None:
             error.add_note(f"{self}\n{self._said()}")
+        self.witness.close()
         self._brood.close()
         self._relay.close()
         self.bus.__exit__(kind, error, trace)

@@ -117,6 +117,7 @@ class Voyage:
     ) -> None:
         if error is not None:
             error.add_note(str(self))
+        self.witness.close()
         self._ending = True
         self.proxy.close()
 

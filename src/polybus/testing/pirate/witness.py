@@ -32,11 +32,15 @@ class Witness:
 
     def finish(self) -> None:
         """Reads to the end, once nobody writes any more."""
+        self.close()
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """However the round went; the bus must be there."""
         self._ending.set()
         self._thread.join()
         self._bare.close()
-        if self.failure is not None:
-            raise self.failure
 
     def _run(self) -> None:
         try:
