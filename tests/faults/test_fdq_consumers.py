@@ -226,3 +226,21 @@ def test_close_waits_for_a_bus_that_is_away_no_longer_than_it_was_told(bus, monk
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
+
+
+def test_a_consumer_says_that_it_waits_for_a_bus_that_is_away(bus, caplog, monkeypatch):
+    monkeypatch.setattr("polybus.dialects.fdq.keeping.LEAVE_TRIES_S", 0.0)
+    began, may_end = threading.Event(), threading.Event()
+
+    def handle(_):
+        began.set()
+        may_end.wait(PATIENCE_S)
+
+    produce(bus.url, "t", ("k", b""))
+    with fdq.Consumer(bus.url, heartbeat_s=0.1, **HASTY) as consumer:
+        consumer.consume("t", "one", handle)
+        assert began.wait(PATIENCE_S)
+        bus.kill()
+        may_end.set()
+        until(lambda: "one of t waits" in caplog.text, "its signs of life", PATIENCE_S)
+        until(lambda: "one of t has acks that wait" in caplog.text, "its acks", PATIENCE_S)

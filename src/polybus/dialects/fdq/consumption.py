@@ -66,6 +66,7 @@ class Consumption:
         self._announcing = Lock()
         self._lock = Lock()
         self._deadline_s = math.inf
+        self._is_heard = True  # or it was said that it is not
 
     def start(self) -> None:
         """Joins the group; what is wrong with that is raised here."""
@@ -121,8 +122,13 @@ class Consumption:
         try:
             with self._announcing:
                 self._tell_running()
-        except (Expired, *PASSING):
+            self._is_heard = True
+        except Expired:
             pass
+        except PASSING as error:
+            if self._is_heard:
+                log.warning("%s of %s waits: %s", self._terms.name, self._terms.topic, error)
+            self._is_heard = False
 
     def _announce(self, run: Run) -> None:
         """Tells the bus what is running, this one among it."""

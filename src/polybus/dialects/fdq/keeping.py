@@ -112,6 +112,8 @@ class Keeper:
         self._alarm = alarm
         self._retries: Schedule[Run] = Schedule()
         self._quiet_until_s = 0.0  # after an ack that failed
+        self._is_heard = True  # or it was said that it is not
+        self._who = terms.name, terms.topic
         self._ack_every_s = FIRST_ACK_EVERY_S
         self._stuck: dict[int, Run] = {}  # executors that hang for good
 
@@ -169,8 +171,11 @@ class Keeper:
             for telling in tellings:
                 telling.take_back()
             self._quiet_until_s = time.monotonic() + PAUSE_S
-            log.debug("%s: acks wait: %s", self._terms.topic, error)
+            if self._is_heard:
+                log.warning("%s of %s has acks that wait: %s", *self._who, error)
+            self._is_heard = False
             return
+        self._is_heard = True
         for telling, told in zip(tellings, answer["shards"], strict=True):
             self._hear(telling, told)
 
