@@ -103,6 +103,7 @@ REST = mutants(
     ),
     ("hangs are not seen", "if run is None or now_s - run.started_s <= timeout_s:", "if True:"),
     ("close does not wait", "while not self.is_idle(shards) and", "while False and"),
+    ("a slow run takes all the room", "executor.look(is_slow=True)", "pass"),
     ("what is left behind never ran", "run = executor.abandon(ABANDONED)", "run = None"),
 )
 

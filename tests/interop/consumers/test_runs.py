@@ -4,8 +4,10 @@ import os
 import threading
 
 import pytest
+import xxhash
 
 from polybus import fdq
+from polybus.dialects.fdq.fetching import Window
 from polybus.errors import (
     DoesNotExist,
     InvalidTopic,
@@ -221,6 +223,29 @@ def test_a_batch_with_a_poisonous_message_costs_nobody_else(url, topic, consumer
 
 
 # --- bad input
+
+
+def test_a_slow_handler_keeps_no_other_executor_from_its_work(url, topic, consumer, monkeypatch):
+    """Though the messages behind it are more than there is room for."""
+    monkeypatch.setattr("polybus.dialects.fdq.keeping.SLOW_S", 0.05)
+    monkeypatch.setattr("polybus.dialects.fdq.consumption.window_for", lambda _: Window(16, 16))
+    may_end, seen, messages = threading.Event(), Seen(), numbered(400, keys=40)
+
+    def lane(key):
+        return (xxhash.xxh64_intdigest(key.encode()) >> 32) % 2
+
+    def handle(envelope):
+        if envelope.message == b"0":
+            may_end.wait(60)
+        seen(envelope)
+
+    produce(url, topic, *messages)
+    consumer.consume(topic, "one", handle, executors=2)
+    others = {body for key, body in messages if lane(key) != lane("key-0")}
+    until(lambda: others <= set(seen.bodies), "those of the other executor")
+    may_end.set()
+    until(lambda: acked(url, topic) == 400, "all")
+    assert len(seen) == 400
 
 
 @pytest.mark.parametrize(

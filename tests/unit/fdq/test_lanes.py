@@ -435,3 +435,17 @@ def test_what_waits_for_a_full_shard_takes_no_room_from_other_shards(monkeypatch
         lane.finish(run)
     assert found == [0, 1, 2, 3, 4]
     assert (lane.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 0, 0)
+
+
+def test_what_waits_behind_a_slow_run_takes_no_room_from_other_lanes():
+    shard = Shard(given())
+    lane = lane_with(shard, ["a", "b", "c"])
+    slow = lane.begin(0.0)
+    for _ in range(2):
+        lane.park()
+        assert (lane.freed_rows, shard.waiting) == (3, 3)
+    lane.finish(slow)
+    while (run := lane.begin(0.0)) is not None:
+        lane.finish(run)
+    shard.gather()
+    assert (shard.done.low, lane.freed_rows, shard.waiting) == (3, 3, 0)

@@ -114,10 +114,12 @@ class Executor:
             self.changed.notify()
             return following
 
-    def look(self) -> None:
-        """Something may have become possible, or is no longer wanted."""
+    def look(self, *, is_slow: bool = False) -> None:
+        """Something may have become possible, or is no longer wanted; or what runs takes long."""
         with self.lock:
             self.lane.drop_closed()
+            if is_slow:
+                self.lane.park()
             self.changed.notify()
             freed, self.lane.freed_rows = self.lane.freed_rows, 0
         if freed:

@@ -37,6 +37,7 @@ ACKS_SHARE = 0.1
 URGENT_S = 0.002
 MAX_SHARDS = 256  # in one call
 LOOK_EVERY_S = 0.1  # while a handler runs for long
+SLOW_S = 1.0  # a handler that runs for longer shall not keep other executors from theirs
 PAUSE_S = 0.1  # after an ack for which there was no bus
 LEAVE_TRIES_S = 5.0  # for a bus that starts again meanwhile
 ABANDONED = "it was still running when its consumer left"
@@ -235,6 +236,8 @@ class Keeper:
         timeout_s = self._terms.handler_timeout_s
         for executor in self._executors:
             run = executor.lane.current
+            if run is not None and now_s - run.started_s > SLOW_S:
+                executor.look(is_slow=True)
             if run is None or now_s - run.started_s <= timeout_s:
                 continue
             place = self._terms.topic, run.shard.number, run.offset

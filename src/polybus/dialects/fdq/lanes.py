@@ -140,6 +140,10 @@ class Lane:
             self.freed_rows += sum(piece.rows for piece in self._aside.pop(shard)[1])
         self._holds = {key: hold for key, hold in self._holds.items() if key[0].is_open}
 
+    def park(self) -> None:
+        """Its run takes long: what waits behind it takes no room from other lanes."""
+        self._pieces = deque(map(self._parked, self._pieces))
+
     @property
     def wants_room(self) -> bool:
         """Is there something that waits for its shard to have room?"""
@@ -207,7 +211,7 @@ class Lane:
         self._aside[run.shard] = (version, deque((_Put(run), self._parked(piece))))
 
     def _parked(self, piece: Piece) -> Piece:
-        """What waits for one shard takes no room from the others."""
+        """What waits for one takes no room from the others: it counts with its shard."""
         if not piece.rows:  # it is, or it is a run alone
             return piece
         self.freed_rows += piece.rows
@@ -251,7 +255,7 @@ class _Put:
 
 
 class _Parked:
-    """A piece of a full shard. It is counted with what waits there, until it is through."""
+    """A piece that waits for long. It counts with what waits in its shard, until it is through."""
 
     __slots__ = ("_piece", "_size", "rows", "shard")
 

@@ -31,8 +31,8 @@ GATHER_EVERY = 64  # runs that ended, at the latest
 # Keys (or messages without one) that have failed and are to be tried again. If all fail,
 # as when something that the handler needs is away, a shard must not run through its log.
 MAX_HOLDS = 512
-# Messages that wait behind a failed one of their key, or because the shard is full; then no
-# more are fetched.
+# Messages that wait behind a failed one of their key, behind a slow one, or because the shard
+# is full; then no more are fetched.
 MAX_WAITING = 8192
 MAX_WAITING_BYTES = 64 << 20
 
@@ -84,7 +84,7 @@ class Shard:
         self.emitted = 0
         self.redelivered = 0
         self._holds = 0
-        self.waiting = 0  # messages that others of the shard hold back, and their bytes
+        self.waiting = 0  # messages that others hold back for long, and their bytes
         self.waiting_bytes = 0
         self.version = 0  # of the books
         self._told = (0, 0)  # emitted and redelivered, as the bus knows them
@@ -165,7 +165,7 @@ class Shard:
             self._changed()
 
     def wait(self, messages: int, size_bytes: int) -> None:
-        """More wait behind a key that failed, or for room; less if it is negative."""
+        """More wait for others of the shard or of their lane; less if it is negative."""
         with self._lock:
             self.waiting += messages
             self.waiting_bytes += size_bytes
