@@ -22,7 +22,7 @@ from polybus.errors import (
     WrongFormat,
 )
 from polybus.model.arrow import PRODUCE_SCHEMA
-from polybus.spark.archives import versions
+from polybus.spark.archives import compaction, versions
 from polybus.spark.archives.folder import CHECKPOINTS, MARK, OWN, Folder
 from polybus.spark.archives.lock import Locks
 from polybus.spark.archives.manifest import Last
@@ -97,10 +97,26 @@ def test_the_archive_has_the_rows_of_the_log(spark, bus, made, once, archived):
 def test_many_small_batches_become_one_file(spark, bus, made, once, archived, folder):
     summary = once(made, rows_per_batch=20)
     manifest = versions.newest(Folder(folder), made)
-    assert summary.facts["files"] == len(manifest.files) == 1
+    assert summary.facts["files in all"] == len(manifest.files) == 1
     assert len(manifest.replaced) > 8
     assert all((folder / one.path).is_file() for one in manifest.replaced)
     assert archived(made) == log_of(spark, bus, made)
+
+
+def test_what_another_one_archives_is_left_to_it(client, topic, once, folder, monkeypatch):
+    for name in ("a", "b"):
+        client.create_topic(f"{topic}.{name}", shards=1)
+    with monkeypatch.context() as never:
+        never.setattr(compaction, "FEW", 99)
+        for first in (0, 10):
+            fill(client, f"{topic}.b", range(first, first + 10))
+            once(f"{topic}.b")
+    before = versions.newest(Folder(folder), f"{topic}.b")
+    assert len(before.files) == 2
+    fill(client, f"{topic}.a", range(10))
+    assert once(f"{topic}.a").facts["files in all"] == 1
+    assert versions.newest(Folder(folder), f"{topic}.b") == before
+    assert once(f"{topic}.b").facts["files in all"] == 1
 
 
 def test_a_checkpoint_that_is_lost_or_another_changes_nothing(

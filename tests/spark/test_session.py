@@ -14,6 +14,7 @@ import pytest
 
 from polybus.errors import ConfigError
 from polybus.spark.classes import shared
+from polybus.spark.master import lacks_executors
 from polybus.spark.quiet import held_back
 from polybus.spark.session import LONGEST_FOLDER, SOCKETS, STARTUP, check_java, sockets
 
@@ -214,3 +215,7 @@ def test_who_asks_for_it_hears_all(capfd):
     with held_back(is_quiet=False):
         say("noise")
     assert capfd.readouterr().err == "noise\n"
+
+
+def test_tasks_on_this_machine_need_no_executor(spark):
+    assert not lacks_executors(spark)

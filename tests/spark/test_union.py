@@ -9,10 +9,11 @@ import pytest
 from pyspark.sql import functions as f
 
 import polybus.spark
-from polybus.errors import Damaged
+from polybus.errors import Damaged, Trimmed
 from polybus.spark.access import opened
 from polybus.spark.archives import versions
 from polybus.spark.archives.folder import Folder
+from polybus.spark.archives.manifest import Last, Manifest, Span
 from polybus.spark.pipelines import archive, retain
 from polybus.testing.watch import until
 
@@ -64,6 +65,18 @@ def history(spark, shared_bus, tmp_path_factory):
     """For those who only read."""
     with shared_bus.client() as client:
         yield History(spark, shared_bus, client, "t.history", tmp_path_factory.mktemp("union"))
+
+
+def test_what_neither_has_is_named_up_to_where_the_log_begins(bus, client, topic, tmp_path):
+    folder = Folder(tmp_path)
+    folder.prepare()
+    versions.commit(folder, Manifest(topic, 1, (), {0: Span(0, 2)}, {0: Last(2, 2)}))
+    client.create_topic(topic, shards=1)
+    fill(client, topic, range(9))
+    client.trim(topic, {0: 5})
+    with pytest.raises(Trimmed, match="offsets 2 to 4 were trimmed away") as caught:
+        list(opened(bus.url, str(folder.path)).read(topic, 0, 2, 9))
+    assert caught.value.start == 5
 
 
 @pytest.fixture

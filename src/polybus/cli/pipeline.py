@@ -31,6 +31,10 @@ Exit codes:
   130 Ctrl-C
 """
 INTERRUPTED = 130
+NO_EXECUTOR = (
+    "{} has no executor for us yet: its workers are busy, have less memory or fewer cores than "
+    "is asked for (spark.executor.memory: 1g if nothing else is set), or executors end at once"
+)
 GIVEN = ("spark", "tell")  # by this module, not by the command line
 
 Master = Annotated[
@@ -83,6 +87,10 @@ def command_of(verb: str, pipeline: Callable[..., Summary]) -> Callable[..., int
 
 def _session(verb: str, master: str | None, log_level: str) -> Any:
     import polybus.spark
+    from polybus.spark.master import lacks_executors
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    return polybus.spark.session(master, name=f"polybus {verb}", log_level=log_level.upper())
+    found = polybus.spark.session(master, name=f"polybus {verb}", log_level=log_level.upper())
+    if lacks_executors(found):
+        print(f"{verb}: {NO_EXECUTOR.format(master)}", file=sys.stderr, flush=True)
+    return found

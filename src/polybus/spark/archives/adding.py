@@ -32,7 +32,7 @@ class Adding:
         self._gaps = gaps
         self._locks = Locks(folder)
         self._tidied_s: dict[str, float] = {}
-        self.rows = self.files = self.size_bytes = 0
+        self.rows = self.size_bytes = 0
 
     def begin(self, topic: str, access: Access) -> None:
         """Nobody else adds to this topic from now on; what is left of earlier runs goes."""
@@ -49,6 +49,11 @@ class Adding:
             self._add(topic, files)
             self._tidy(topic)
         return sorted(by_topic)
+
+    @property
+    def topics(self) -> list[str]:
+        """That nobody else adds to now."""
+        return self._locks.held
 
     def end(self) -> None:
         self._locks.release()
@@ -68,7 +73,6 @@ class Adding:
             versions.commit(self._folder, manifest.added(files, lasts, gaps=self._gaps))
         passing("archived")
         self.rows += sum(one.rows for one in files)
-        self.files += len(files)
         self.size_bytes += sum(one.size_bytes for one in files)
 
     def _tidy(self, topic: str) -> None:

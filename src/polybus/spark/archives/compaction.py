@@ -51,12 +51,12 @@ def compact(
     topics: Sequence[str],
     least: int = MANY,
     small_bytes: int = SMALL_BYTES,
-) -> int:
-    """Where a date has so many small files; how many there are less."""
+) -> None:
+    """Where a date has so many small files."""
     manifests = [versions.newest(folder, topic) for topic in topics]
     merges = [one for manifest in manifests for one in chosen(manifest, least, small_bytes)]
     if not merges:
-        return 0
+        return
     work = spark.sparkContext.parallelize(merges, len(merges))
     for merge, file in zip(
         merges, work.map(lambda one: merged(folder, one)).collect(), strict=True
@@ -65,7 +65,6 @@ def compact(
         with writable(folder.path):
             newest = versions.newest(folder, merge.topic)
             versions.commit(folder, newest.compacted(merge.files, file, time.time()))
-    return sum(len(one.files) - 1 for one in merges)
 
 
 def chosen(manifest: Manifest, least: int, small_bytes: int = SMALL_BYTES) -> list[Merge]:

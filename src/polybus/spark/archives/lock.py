@@ -36,6 +36,10 @@ class Locks:
         with writable(self._folder.path):
             self._held[topic] = self._locked(topic)
 
+    @property
+    def held(self) -> list[str]:
+        return sorted(self._held)
+
     def release(self) -> None:
         for file in self._held.values():
             file.close()

@@ -107,7 +107,7 @@ class WithArchive:
             yield from self._log.read(topic, shard, start, end, columns=columns)
         except Trimmed:
             if not self._is_archived(topic, shard, start):
-                raise
+                raise trimmed(topic, shard, start, self._log.shards(topic)[shard].start) from None
 
     def _from_files(
         self, manifest: Manifest, shard: int, start: int, end: int

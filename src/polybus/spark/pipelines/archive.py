@@ -75,7 +75,7 @@ def archive(
         summary = follow(query, once=once, every_s=every, tell=tell, rows=lambda: work.rows)
         if once and summary.stopped_by is None:
             work.compact_all()
-    summary.facts = {"files": work.files, "bytes": work.size_bytes}
+    summary.facts = {"bytes": work.size_bytes, "files in all": work.files_of(wanted)}
     return summary
 
 
@@ -85,7 +85,6 @@ class Work:
     def __init__(self, spark: SparkSession, folder: Folder, *, gaps: bool) -> None:
         self._spark, self._folder = spark, folder
         self._adding = Adding(folder, gaps=gaps)
-        self._merged = 0
         self._busy = Lock()
 
     @contextmanager
@@ -104,21 +103,22 @@ class Work:
         with self._busy:
             written = [Written.parse(row.written) for row in batch.collect()]
             grown = self._adding.add(written)
-            self._merged += compaction.compact(self._spark, self._folder, grown)
+            compaction.compact(self._spark, self._folder, grown)
 
     def compact_all(self) -> None:
-        """At the end of a run: no more is to come that could be merged with it."""
+        """At the end of a run: no more is to come that could be merged with it. Topics that are
+        not ours may be somebody else's, who adds to them now."""
         few = compaction.FEW, compaction.TINY_BYTES
-        topics = versions.topics(self._folder)
-        self._merged += compaction.compact(self._spark, self._folder, topics, *few)
+        compaction.compact(self._spark, self._folder, self._adding.topics, *few)
+
+    def files_of(self, wanted: Wanted) -> int:
+        """Of all runs: those of earlier ones are merged with those of this one."""
+        topics = (one for one in versions.topics(self._folder) if wanted.covers(one))
+        return sum(len(versions.newest(self._folder, one).files) for one in topics)
 
     @property
     def rows(self) -> int:
         return self._adding.rows
-
-    @property
-    def files(self) -> int:
-        return self._adding.files - self._merged
 
     @property
     def size_bytes(self) -> int:
