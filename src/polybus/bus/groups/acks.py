@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.groups import judging, letters, ranges, sabotage
@@ -132,7 +133,8 @@ class Acks:
     ) -> None:
         before = work.progress(shard)
         fresh = ranges.fresh(before.low, before.ranges, acked)
-        latency = shard.sightings.add(progress.latency, fresh, self._means.wall_ns())
+        look_up = partial(self._means.written_ns, work.group.topic, shard.number)
+        latency = shard.sightings.add(progress.latency, fresh, self._means.wall_ns(), look_up)
         is_released = progress.epoch != shard.progress.epoch or progress.owner is None
         counted = (0, 0) if is_released else shard.counted
         work.set(shard, progress._replace(latency=latency, counted=counted))

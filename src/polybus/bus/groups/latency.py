@@ -2,13 +2,14 @@
 
 When messages are handed out, the times of a few of them are noted; an ack looks up
 the one at or before each range. So the counts are exact, and a bucket is off by at
-most the time between two of the notes. What another bus process handed out is not in it.
+most the time between two of the notes. Of what another bus process handed out, which is
+acked after a restart, the first message is looked up.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from polybus.bus.groups.ranges import Range
@@ -43,15 +44,26 @@ class Sightings:
             del self._offsets[:last], self._times_ns[:last]
 
     def add(
-        self, latency: Mapping[str, int], acked: Iterable[Range], now_ns: int
+        self,
+        latency: Mapping[str, int],
+        acked: Iterable[Range],
+        now_ns: int,
+        look_up: Callable[[int], int | None],
     ) -> Mapping[str, int]:
-        """The histogram with these messages in it."""
+        """The histogram with these messages in it; `look_up` is asked for times not noted."""
         found: dict[str, int] = {}
         for start, end in acked:
+            if not self._offsets or start < self._offsets[0]:
+                self._note_before(start, look_up(start))
             self._add(found, start, end, now_ns)
         if not found:
             return latency
         return {**latency, **{name: latency.get(name, 0) + n for name, n in found.items()}}
+
+    def _note_before(self, offset: int, time_ns: int | None) -> None:
+        if time_ns is not None:
+            self._offsets.insert(0, offset)
+            self._times_ns.insert(0, time_ns)
 
     def _add(self, found: dict[str, int], start: int, end: int, now_ns: int) -> None:
         index = bisect_right(self._offsets, start) - 1

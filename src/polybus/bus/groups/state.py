@@ -19,9 +19,11 @@ from polybus.bus.groups.records import NEW, Member, Progress, Roster
 from polybus.errors import (
     Conflict,
     ConnectionLost,
+    Damaged,
     Expired,
     Fenced,
     MalformedRequest,
+    Trimmed,
     Unavailable,
 )
 from polybus.model.commit import Append, Change, Commit
@@ -43,6 +45,14 @@ class Means:
     wall_ns: Callable[[], int]
     wake: Callable[[int], None]
     dead_letters: Callable[[Topic], Topic]  # the topic for what is given up, made if need be
+
+    def written_ns(self, topic: Topic, shard: int, offset: int) -> int | None:
+        """When a message was committed; None if that cannot be read any more."""
+        try:
+            rows = self.durable.store.read(topic.number, shard, offset, offset + 1, max_rows=1)
+        except (Trimmed, Damaged):
+            return None
+        return int.from_bytes(rows.timestamps_ns[:8], "little") if rows.count else None
 
 
 class Shard:

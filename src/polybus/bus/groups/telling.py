@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.groups import ranges
 from polybus.bus.groups.latency import NAMES
 from polybus.bus.groups.state import Group, Means, Shard
-from polybus.errors import Trimmed
 
 if TYPE_CHECKING:
     from polybus.bus.groups.records import Progress
@@ -90,13 +89,9 @@ def _lag_s(means: Means, group: Group, shard: Shard, bounds: ShardBounds) -> flo
     oldest = max(shard.progress.low, bounds.start)
     acked = ranges.range_of(shard.progress.ranges, oldest)
     at = acked[1] if acked else oldest
-    try:
-        rows = means.durable.store.read(group.topic.number, shard.number, at, at + 1, max_rows=1)
-    except Trimmed:
+    written_ns = means.written_ns(group.topic, shard.number, at)
+    if written_ns is None:
         return 0.0
-    if not rows.count:
-        return 0.0
-    written_ns = int.from_bytes(rows.timestamps_ns[:8], "little")
     return round(max(0, means.wall_ns() - written_ns) / 1e9, 3)
 
 

@@ -187,6 +187,22 @@ def test_the_time_from_commit_to_ack(desk):
     assert latency == {**dict.fromkeys(NAMES, 0), "5": 60, "5000": 40}
 
 
+def test_what_was_handed_out_before_a_restart_has_its_time_too(desk):
+    desk.produce(100)
+    one = desk.join("a")
+    one.fetch()
+    rows = desk.store.read(desk.topic().number, 0, 0, 1)
+    written_ns = int.from_bytes(rows.timestamps_ns, "little")
+    desk.open()
+    desk.wall_ns = lambda: written_ns + 3 * SECOND_NS
+    one.ack(0, (0, 10), (20, 30))
+    desk.produce(1)
+    one.fetch()
+    one.ack(0, (10, 20), (30, 101))
+    latency = desk.info()["ack_latency"]
+    assert latency == {**dict.fromkeys(NAMES, 0), "5000": 101}
+
+
 def test_buckets():
     assert [bucket(n) for n in (-5, 0, 10**6, 10**6 + 1, 59 * 10**9, 61 * 10**9)] == [
         "1",
@@ -207,18 +223,21 @@ def columns(rows: Rows) -> tuple[memoryview, memoryview]:
 
 
 def test_sightings_are_bounded_and_count_exactly(desk):
+    def unknown(offset: int) -> None:
+        pass
+
     number = desk.topic().number
     seen = Sightings()
     for _ in range(100):
         desk.produce(50)
     for start in range(0, 5000, 50):
         seen.note(*columns(desk.store.read(number, 0, start, start + 50)))
-    assert sum(seen.add({}, [(4000, 5000)], SECOND_NS).values()) == 1000
+    assert sum(seen.add({}, [(4000, 5000)], SECOND_NS, unknown).values()) == 1000
     seen.forget(4990)
-    assert sum(seen.add({}, [(4990, 5000)], SECOND_NS).values()) == 10
-    assert seen.add({"1": 7}, [(0, 10)], SECOND_NS) == {"1": 7}  # nothing is known of these
+    assert sum(seen.add({}, [(4990, 5000)], SECOND_NS, unknown).values()) == 10
+    assert seen.add({"1": 7}, [(0, 10)], SECOND_NS, unknown) == {"1": 7}  # nothing known
     seen.note(*columns(desk.store.read(number, 0, 0, 50)))  # from the start again
-    assert sum(seen.add({}, [(0, 50)], SECOND_NS).values()) == 50
+    assert sum(seen.add({}, [(0, 50)], SECOND_NS, unknown).values()) == 50
 
 
 def test_a_commit_over_two_shards_is_seen_whole(desk):
