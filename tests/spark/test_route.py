@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polybus.errors import DoesNotExist, NotConnected, UsageError
+from polybus.errors import DoesNotExist, NotConnected, Trimmed, UsageError
 from polybus.model.arrow import HEADERS_TYPE
 from polybus.spark.pipelines import sql
 from polybus.spark.pipelines.route import route
@@ -101,6 +101,20 @@ def test_a_topic_moves_to_another_bus(feed, run, topic):
     with NativeBus() as other, other.client() as there:
         run(into=topic, into_bus=other.url)
         assert numbers(there, topic) == list(range(30))
+
+
+def test_what_was_trimmed_before_it_was_routed_is_passed_over_if_that_is_said(
+    feed, run, client, topic
+):
+    feed(5)
+    assert run(into=f"{topic}.out").rows == 5
+    feed(5)
+    client.trim(topic, {one["shard"]: one["end"] for one in client.bounds(topic)["shards"]})
+    feed(5)
+    with pytest.raises(Trimmed, match="--accept-loss goes on"):
+        run(into=f"{topic}.out")
+    run(into=f"{topic}.out", accept_loss=True)
+    assert numbers(client, f"{topic}.out") == [*range(5), *range(10, 15)]
 
 
 def test_latest_begins_with_what_comes(feed, run, client, topic):

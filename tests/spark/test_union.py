@@ -174,9 +174,12 @@ def test_a_table_that_is_computed_later_has_the_rows_of_when_it_was_made(spark, 
     for frame in ways(spark, own.options):  # it is all in the archive
         assert frame.count() == ROWS + 20
     (first, *_) = own.manifest.files
-    (own.folder / first.path).unlink()
     access = opened(own.bus.url, str(own.folder))
     shard, span = next(iter(first.shards.items()))
+    (own.folder / first.path).write_bytes(b"no Parquet")
+    with pytest.raises(Damaged, match="cannot be read"):
+        list(access.read(own.topic, shard, *span))
+    (own.folder / first.path).unlink()
     with pytest.raises(Damaged, match="is missing from"):
         list(access.read(own.topic, shard, *span))
 

@@ -9,7 +9,7 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from polybus.errors import Conflict, DoesNotExist, StoreFull, Trimmed, UsageError
+from polybus.errors import Conflict, Damaged, DoesNotExist, StoreFull, Trimmed, UsageError
 from polybus.spark.pipelines.running import Stop, plainly, stoppable
 from polybus.spark.pipelines.sparks_errors import as_ours
 from polybus.spark.pipelines.watching import Reading
@@ -46,6 +46,20 @@ def test_an_error_of_ours_comes_out_of_spark_as_what_it_was():
     assert as_ours("polybus.errors.NoSuch: x") is None
     with pytest.raises(PySparkException), plainly():
         raise PySparkException("a worker died")
+
+
+def test_what_an_option_is_called_on_the_command_line():
+    said = "polybus.errors.Trimmed: gone; set failOnDataLoss=false to go on with what is left\n"
+    assert str(as_ours(said)) == "gone; --accept-loss goes on with what is left"
+
+
+def test_a_file_of_the_archive_that_spark_cannot_read_is_named():
+    said = (
+        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a/b.parquet. SQL"
+    )
+    found = as_ours(said)
+    assert isinstance(found, Damaged)
+    assert str(found) == "/a/b.parquet cannot be read: restore it"
 
 
 def test_sql_that_fails_for_a_message_is_told_in_one_line():

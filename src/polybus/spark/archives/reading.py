@@ -8,6 +8,7 @@ no row twice, none missing, whatever runs beside it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -181,13 +182,24 @@ def _groups(
 ) -> Iterator[pa.Table]:
     """The row groups that can have such rows, by their least and greatest values."""
     column, least = at_least
-    with pq.ParquetFile(folder.path / file.path) as source:
+    with _readable(folder, file), pq.ParquetFile(folder.path / file.path) as source:
         for number in range(source.num_row_groups):
             told = _statistics(source.metadata.row_group(number))
             shards, offsets = (told[name] for name in PLACE)
             is_near = shards.min <= shard <= shards.max and offsets.min < end
             if is_near and start <= offsets.max and told[column].max >= least:
                 yield source.read_row_group(number, columns)
+
+
+@contextmanager
+def _readable(folder: Folder, file: File) -> Iterator[None]:
+    """Arrow tells of bytes that are no Parquet in several ways."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(f"{folder.path / file.path} cannot be read: {error}; restore it") from None
 
 
 def _statistics(group: pq.RowGroupMetaData) -> dict[str, pq.Statistics]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
-from polybus.errors import Trimmed
 from polybus.spark.access import opened
 from polybus.spark.archives import compaction, versions
 from polybus.spark.archives.adding import Adding
@@ -35,9 +34,6 @@ EVERY_S = 10.0  # more often would make many small files
 Target = Annotated[
     str, typer.Argument(metavar="FOLDER", help="The archive; an empty folder becomes one.")
 ]
-AcceptLoss = Annotated[
-    bool, typer.Option("--accept-loss", help="Pass over what was trimmed before it was archived.")
-]
 
 
 def archive(
@@ -50,7 +46,7 @@ def archive(
     every: arguments.Every = EVERY_S,
     checkpoint: arguments.Checkpoint = None,
     rows_per_batch: arguments.RowsPerBatch = ROWS_PER_BATCH,
-    accept_loss: AcceptLoss = False,
+    accept_loss: arguments.AcceptLoss = False,
     tell: Tell = silent,
 ) -> Summary:
     """Archive topics as Parquet: by topic and date, compacted, each message once."""
@@ -71,7 +67,7 @@ def archive(
         .option("checkpointLocation", kept)
         .queryName(f"archive {wanted.text}")
     )
-    with work.begun(wanted.find(opened(source)), opened(source)), told_of_loss():
+    with work.begun(wanted.find(opened(source)), opened(source)):
         summary = follow(query, once=once, every_s=every, tell=tell, rows=lambda: work.rows)
         if once and summary.stopped_by is None:
             work.compact_all()
@@ -123,12 +119,3 @@ class Work:
     @property
     def size_bytes(self) -> int:
         return self._adding.size_bytes
-
-
-@contextmanager
-def told_of_loss() -> Iterator[None]:
-    try:
-        yield
-    except Trimmed as error:
-        what, _, _ = str(error).partition(";")
-        raise Trimmed(f"{what}; --accept-loss goes on with what is left", error.start) from None

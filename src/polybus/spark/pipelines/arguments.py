@@ -49,6 +49,9 @@ IntoBus = Annotated[
     str | None,
     typer.Option("--into-bus", metavar="URL", help="Another bus to write to."),
 ]
+AcceptLoss = Annotated[
+    bool, typer.Option("--accept-loss", help="Pass over what was trimmed before it was read.")
+]
 RowsPerBatch = Annotated[
     int, typer.Option("--rows-per-batch", metavar="N", min=1, help="The most of one batch.")
 ]

@@ -69,6 +69,7 @@ def replay(
     rate: Rate = None,
     archive: Archive = None,
     log: Log = True,
+    accept_loss: arguments.AcceptLoss = False,
     checkpoint: arguments.Checkpoint = None,
     bus: arguments.Bus = None,
     into_bus: arguments.IntoBus = None,
@@ -91,7 +92,8 @@ def replay(
     asked: dict[str, object] = {"topic": topic, "--into": into, "--from": start, "--to": end}
     asked |= {"--key": sorted(key or []), "--where": where, "--select": select}
     kept = _where(where, key)
-    reading = Reading(spark, source, topic, archive, log, sql.looked_at(spark, kept, select))
+    columns = sql.looked_at(spark, kept, select)
+    reading = Reading(spark, source, topic, archive, log, columns, accept_loss)
     plan = book.plan(asked) or reading.plan(book, asked, start, None if goes_on else end or LATEST)
     forbidden = Wanted(topic) if goes_on and source == target else None
     writing = Writing(target, into, kept, select, forbidden)

@@ -37,6 +37,7 @@ class Reading:
     archive: str | None
     log: bool
     columns: StructType
+    accept_loss: bool = False
 
     @property
     def access(self) -> Access:
@@ -68,6 +69,7 @@ class Reading:
         first, last = (self._as_json({**others, **some}) for some in (part.at, part.to))
         options = {"bus": self.bus, "topic": self.topic, "rowsPerPartition": str(MOST_UNCUT)}
         options |= {"startingOffsets": first, "endingOffsets": last}
+        options["failOnDataLoss"] = str(not self.accept_loss).lower()
         if self.archive is not None:
             options["archive"] = self.archive
         rows = self.spark.read.format("polybus").schema(self.columns).options(**options).load()

@@ -34,6 +34,7 @@ def route(
         str,
         typer.Option("--from", metavar="earliest|latest", help="Where a new route begins."),
     ] = EARLIEST,
+    accept_loss: arguments.AcceptLoss = False,
     rows_per_batch: arguments.UncutRows = arguments.MOST_UNCUT,
     every: arguments.Every = DEFAULT_EVERY_S,
     once: arguments.Once = False,
@@ -56,6 +57,7 @@ def route(
         spark.readStream.format("polybus")
         .schema(sql.looked_at(spark, where, select))
         .options(bus=source, topic=topic, startingOffsets=start)
+        .options(failOnDataLoss=not accept_loss)
         .options(maxRowsPerBatch=min(rows_per_batch, arguments.MOST_UNCUT))
         .options(rowsPerPartition=arguments.MOST_UNCUT)
         .load()

@@ -23,6 +23,9 @@ FAULT = re.compile(r"polybus\.errors\.(\w+): ([^\n]+?)(?: SQLSTATE: \w+)*(?:\n|$
 STATES = r"(?:\w+\n== SQL|22\w{3}|P0001)"
 OF_SQL = re.compile(rf"\[[A-Z_.\d]+\] (?!Query \[)([^\n]+?)\.? SQLSTATE: {STATES}")
 FULL = re.compile("No space left on device|Disk quota exceeded")
+UNREAD = re.compile(r"\[FAILED_READ_FILE[.\w]*\] [^\n]*? reading file (?:file://)?(\S+?)\.? ")
+# What the source's option is called on a command line.
+AS_ASKED = ("set failOnDataLoss=false to go on", "--accept-loss goes on")
 LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -43,10 +46,13 @@ def as_ours(text: str) -> errors.PolybusError | None:
     found = FAULT.search(text)
     kind = getattr(errors, found[1], None) if found else None
     if found is not None and isinstance(kind, type) and issubclass(kind, errors.PolybusError):
-        return errors.from_code(kind.code, found[2].strip())
+        return errors.from_code(kind.code, found[2].strip().replace(*AS_ASKED))
     failed = OF_SQL.search(text)
     if failed is not None:
         return errors.UsageError(f"correct the SQL, it fails for a message: {failed[1]}")
+    unread = UNREAD.search(text)
+    if unread is not None:
+        return errors.Damaged(f"{unread[1]} cannot be read: restore it")
     if FULL.search(text) is not None:
         return errors.StoreFull(
             "the disk of the checkpoint, or of Spark's own files, is full: make room and start "

@@ -55,6 +55,7 @@ def stats(
     bus: arguments.Bus = None,
     every: arguments.Every = EVERY_S,
     rows_per_batch: arguments.RowsPerBatch = ROWS_PER_BATCH,
+    accept_loss: arguments.AcceptLoss = False,
     once: arguments.Once = False,
     tell: Tell = silent,
 ) -> Summary:
@@ -69,6 +70,7 @@ def stats(
     _check_begun(folder, place)
     counting = Counting(spark, folder, url, window)
     options = {"bus": url, "topic": topic, "maxRowsPerBatch": str(rows_per_batch)}
+    options["failOnDataLoss"] = str(not accept_loss).lower()
     if archive is not None:
         options["archive"] = archive
     rows = spark.readStream.format("polybus").schema(READ).options(**options).load()
