@@ -373,6 +373,7 @@ def test_the_bus_still_works(bus):
     with party(bus) as service, party(bus) as caller:
         service.register("echo")
         caller.send(call("echo", "1"))
+        service.packet()  # the call is under way
         service.close()
         assert failure(caller.reply()).code == 503
         caller.socket.shutdown(1)
