@@ -51,6 +51,10 @@ def test_an_error_of_ours_comes_out_of_spark_as_what_it_was():
 def test_what_an_option_is_called_on_the_command_line():
     said = "polybus.errors.Trimmed: gone; set failOnDataLoss=false to go on with what is left\n"
     assert str(as_ours(said)) == "gone; --accept-loss goes on with what is left"
+    said = (
+        "polybus.errors.TopicDeleted: use another checkpointLocation, or set failOnDataLoss=false"
+    )
+    assert str(as_ours(said)) == "use another --checkpoint, or give --accept-loss"
 
 
 def test_a_file_of_the_archive_that_spark_cannot_read_is_named():

@@ -25,7 +25,11 @@ OF_SQL = re.compile(rf"\[[A-Z_.\d]+\] (?!Query \[)([^\n]+?)\.? SQLSTATE: {STATES
 FULL = re.compile("No space left on device|Disk quota exceeded")
 UNREAD = re.compile(r"\[FAILED_READ_FILE[.\w]*\] [^\n]*? reading file (?:file://)?(\S+?)\.? ")
 # What the source's option is called on a command line.
-AS_ASKED = ("set failOnDataLoss=false to go on", "--accept-loss goes on")
+AS_ASKED = {
+    "set failOnDataLoss=false to go on": "--accept-loss goes on",
+    "set failOnDataLoss=false": "give --accept-loss",
+    "checkpointLocation": "--checkpoint",
+}
 LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -46,7 +50,7 @@ def as_ours(text: str) -> errors.PolybusError | None:
     found = FAULT.search(text)
     kind = getattr(errors, found[1], None) if found else None
     if found is not None and isinstance(kind, type) and issubclass(kind, errors.PolybusError):
-        return errors.from_code(kind.code, found[2].strip().replace(*AS_ASKED))
+        return errors.from_code(kind.code, _as_asked(found[2].strip()))
     failed = OF_SQL.search(text)
     if failed is not None:
         return errors.UsageError(f"correct the SQL, it fails for a message: {failed[1]}")
@@ -59,6 +63,12 @@ def as_ours(text: str) -> errors.PolybusError | None:
             "again, what is done stays, and the rest goes on from there"
         )
     return None
+
+
+def _as_asked(text: str) -> str:
+    for option, asked in AS_ASKED.items():
+        text = text.replace(option, asked)
+    return text
 
 
 @contextmanager
