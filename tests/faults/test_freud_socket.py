@@ -21,6 +21,7 @@ from polybus.testing.freud import OK, create, delete, get, list_topics, produce,
 from polybus.testing.process import POLYBUS, BusProcess, StartFailed, serve
 from polybus.testing.watch import check_unharmed
 from tests.faults.freud_live import connect
+from tests.faults.strangers import STRANGERS
 
 ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 MAX_PATH = 107  # bytes of a Unix socket's path
@@ -133,7 +134,7 @@ def test_roots_sockets_are_for_everyone_and_the_policy_decides(bus: BusProcess):
     assert speaks(bus, there)
 
 
-@ROOT_ONLY
+@STRANGERS
 def test_the_socket_of_another_users_bus_is_its_own(folder: Path):
     os.chown(folder, STRANGER, STRANGER)
     path = folder / "freud.sock"

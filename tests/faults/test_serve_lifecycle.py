@@ -20,6 +20,7 @@ from polybus.testing.certificates import trusting, write_certificate
 from polybus.testing.process import POLYBUS, BusProcess, StartFailed
 from polybus.testing.watch import log_lines, stats, until
 from tests.faults.serve_live import JSON_LOG, is_free
+from tests.faults.strangers import STRANGERS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,7 +129,7 @@ def test_modes_of_folders_and_sockets(bus):
     assert stat.S_IMODE(bus.admin_path.stat().st_mode) == (0o666 if is_root else 0o600)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@STRANGERS
 def test_a_bus_of_an_ordinary_user(tmp_path):
     """Its folder and socket are its own; root is an admin there, another user is not let in."""
     home = Path("/tmp") / f"pb-user-{os.getpid()}"
@@ -158,7 +159,7 @@ def test_a_bus_of_an_ordinary_user(tmp_path):
         subprocess.run(["rm", "-rf", str(home)], check=True)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@STRANGERS
 def test_a_stranger_on_roots_bus_may_see_the_counters_and_no_more(bus):
     for folder in (bus.folder, bus.folder / "run"):
         folder.chmod(0o755)
