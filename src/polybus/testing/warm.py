@@ -39,8 +39,9 @@ Completed = subprocess.CompletedProcess[str]
 POLYBUS = (sys.executable, "-m", "polybus")
 BUSES = ("serve", "rqueue")
 FORKING = "polybus.testing.forking"
-# What a bus reads when it starts, or never. All else, and sabotage, may be read as code is loaded.
-ANY = ("POLYBUS_", "XDG_RUNTIME_DIR", "NOTIFY_SOCKET", "PYTEST_")
+# What a bus reads when it starts, or never (a session of Spark leaves some in our environment).
+# All else, and sabotage, may be read as code is loaded.
+ANY = ("POLYBUS_", "XDG_RUNTIME_DIR", "NOTIFY_SOCKET", "PYTEST_", "SPARK_", "PYSPARK_")
 SABOTAGE = "POLYBUS_SABOTAGE"
 
 

@@ -19,7 +19,8 @@ def files_of(pid: int) -> set[str]:
     return {name for name in names if not name.startswith("anon_inode:")}
 
 
-def test_it_is_forked_and_ends_as_the_command_does():
+def test_it_is_forked_and_ends_as_the_command_does(monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # as after a session of Spark
     with rqueue() as bus:
         assert isinstance(bus.process, warm.Forked)
         assert bus.process.poll() is None
