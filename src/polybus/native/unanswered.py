@@ -33,7 +33,7 @@ class Unanswered(deque[Batch]):
 
     def has_place(self, upcoming: Batch | None) -> bool:
         """May one more be sent: this one, or None for one that is still in the queue?"""
-        on_their_way = [batch for batch in self if batch.counter]
+        on_their_way = self.on_their_way()
         if (upcoming and upcoming.is_suspect) or any(batch.is_suspect for batch in on_their_way):
             return not on_their_way
         return len(on_their_way) < self._max_in_flight

@@ -11,8 +11,8 @@ carried out meanwhile. Should it fail, that group is carried out once more, with
 
 While the disk's kernel side takes a transaction over, a processor may do nothing else, for a
 millisecond if it is large. Whoever talks to other threads of this process would feel that: so
-while somebody does (`give_way`), transactions are small, and after a large one the thread rests
-as long as it has worked.
+while somebody does (`give_way`), transactions are small, and after all but the smallest the
+thread rests for longer than it has worked.
 
 Between groups, while nobody waits, the thread does its chores: leases, re-blocking,
 removal. Under constant load they get a small share of the time.
