@@ -41,8 +41,11 @@ def expected(golden: Path) -> Any:
     return json.loads((golden / "expected.json").read_text())
 
 
-def bus_on_copy(golden: Path, factory: pytest.TempPathFactory) -> Iterator[GoldenBus]:
-    with GoldenBus(copied(golden / "data", factory.mktemp("golden") / "data")) as bus:
+def bus_on_copy(
+    golden: Path, factory: pytest.TempPathFactory, **settings: str
+) -> Iterator[GoldenBus]:
+    data = copied(golden / "data", factory.mktemp("golden") / "data")
+    with GoldenBus(data, env=settings) as bus:
         yield bus
         assert bus.stop() == 0
 
@@ -56,7 +59,7 @@ def unchanged(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def continued(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBus]:
     """For tests that go on, each with topics, groups and producers of its own."""
-    yield from bus_on_copy(golden, tmp_path_factory)
+    yield from bus_on_copy(golden, tmp_path_factory, POLYBUS_GSB_AUDIT="true")
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +110,14 @@ def test_log_of_calls_is_readable(unchanged):
     with unchanged.client() as client:
         calls = [json.loads(row["body"]) for row in goldenread.rows(client, "gsb.calls")]
     assert [(one["address"], one["code"]) for one in calls] == [("sys/ping", 0), ("nobody", 404)]
+
+
+def test_log_of_calls_goes_on(continued, client, expected):
+    before = expected["topics"]["gsb.calls"]["next_id"]
+    continued.run("gsb", "call", "sys/ping", '"again"', "--at", continued.addresses["gsb"])
+    wait_until(lambda: client.bounds("gsb.calls")["next_id"] == before + 1, "the call in the log")
+    (call,) = goldenread.rows(client, "gsb.calls", start=before)
+    assert json.loads(call["body"])["address"] == "sys/ping"
 
 
 def test_store_files_are_whole_and_readable_without_a_bus(golden, expected, tmp_path):
