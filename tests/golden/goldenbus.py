@@ -32,7 +32,6 @@ VERSIONS = sorted(path.name for path in HERE.glob("v[0-9]*") if path.is_dir())
 
 KEY = "golden"
 TOKEN = "golden-token-0123456789"
-START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 COMMAND_TIMEOUT_S = 60.0
 LISTEN = (
@@ -78,7 +77,11 @@ class GoldenBus:
         for one in (*listen, f"freud=unix:{self.folder}/freud.sock"):
             self._args += ["--listen", one]
         self.addresses: dict[str, str] = {}
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def start(self) -> None:
         with self.log_path.open("ab") as log:
