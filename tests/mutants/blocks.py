@@ -339,7 +339,7 @@ ALL = [*OPENING, *MAKING, *READING, *SLABS, *LOOPS]
 
 def main() -> int:
     run.TREE = ROOT / "build" / "mutants-blocks"
-    run.KERNEL = run.TREE / "src" / "polybus" / "kernel"
+    run.PACKAGE = run.TREE / "src" / "polybus"
     run.TESTS = TESTS
     run.copy_tree = copy_parts
     return run.main(ALL)
@@ -350,7 +350,7 @@ copy_whole_tree = run.copy_tree
 
 def copy_parts() -> None:
     copy_whole_tree()
-    for source in run.KERNEL.glob("*.pyx"):
+    for source in (run.PACKAGE / "kernel").glob("*.pyx"):
         if source.stem not in PARTS:
             source.unlink()
 

@@ -16,13 +16,13 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.mutants.verdicts import GREEN, is_caught, out_of_date, verdict  # noqa: E402
+from tests.mutants.verdicts import GREEN, STALE, is_caught, verdict  # noqa: E402
+from tests.rig.patching import DoesNotApply, Patch, patches  # noqa: E402
 
 TREE = ROOT / "build" / "mutants-bus"
 PACKAGE = TREE / "src" / "polybus"
@@ -48,17 +48,7 @@ PYTEST = ("-x", "-q", "--tb=line", "--timeout=60")
 PROFILE = ("-p", "tests.mutants.profile", "--hypothesis-profile", "mutants")
 HANG_S = 300.0
 
-
-@dataclass(frozen=True)
-class Mutant:
-    file: str  # in src/polybus
-    name: str
-    old: str
-    new: str
-
-
-def mutants(file: str, *changes: tuple[str, str, str]) -> list[Mutant]:
-    return [Mutant(file, name, old, new) for name, old, new in changes]
+mutants = patches
 
 
 SESSION = mutants(
@@ -381,13 +371,13 @@ def test(suite: str) -> str:
     return verdict(done.returncode, done.stdout + done.stderr)
 
 
-def trial(mutant: Mutant, suites: list[str]) -> list[str]:
+def trial(mutant: Patch, suites: list[str]) -> list[str]:
     path = PACKAGE / mutant.file
     original = path.read_text()
-    times = original.count(mutant.old)
-    if times != 1:
-        return [out_of_date(times)]
-    path.write_text(original.replace(mutant.old, mutant.new))
+    try:
+        mutant.apply(PACKAGE)
+    except DoesNotApply as error:
+        return [f"{STALE}: {error}"]
     try:
         return until_caught(suites)
     finally:

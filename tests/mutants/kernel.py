@@ -7,19 +7,11 @@ so that a mutant whose code was rewritten is rewritten, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tests.rig.patching import Patch, patches
 
 
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    file: str  # in src/polybus/kernel
-    old: str
-    new: str
-
-
-def mutants(file: str, *changes: tuple[str, str, str]) -> list[Mutant]:
-    return [Mutant(name, file, old, new) for name, old, new in changes]
+def mutants(file: str, *changes: tuple[str, str, str]) -> list[Patch]:
+    return patches(f"kernel/{file}", *changes)
 
 
 FRAMING = mutants(

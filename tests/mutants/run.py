@@ -21,11 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.mutants.kernel import ALL, Mutant  # noqa: E402
-from tests.mutants.verdicts import GREEN, STALE, is_caught, out_of_date, verdict  # noqa: E402
+from tests.mutants.kernel import ALL  # noqa: E402
+from tests.mutants.verdicts import GREEN, STALE, is_caught, verdict  # noqa: E402
+from tests.rig.patching import DoesNotApply, Patch  # noqa: E402
 
 TREE = ROOT / "build" / "mutants"
-KERNEL = TREE / "src" / "polybus" / "kernel"
+PACKAGE = TREE / "src" / "polybus"
 COPIED = ("src", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 # The quick ones first: most mutants get no further.
 TESTS = (
@@ -94,14 +95,14 @@ def limit_cpu() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (HANG_CPU_S, HANG_CPU_S + 1))
 
 
-def trial(mutant: Mutant) -> str:
-    path = KERNEL / mutant.file
+def trial(mutant: Patch) -> str:
+    path = PACKAGE / mutant.file
     original = path.read_text()
-    times = original.count(mutant.old)
-    if times != 1:
-        return out_of_date(times)
     try:
-        path.write_text(original.replace(mutant.old, mutant.new))
+        mutant.apply(PACKAGE)
+    except DoesNotApply as error:
+        return f"{STALE}: {error}"
+    try:
         complaint = build()
         return f"{STALE}: {complaint[-300:]}" if complaint else test()
     finally:
@@ -118,11 +119,11 @@ def prepare() -> None:
         sys.exit(f"the tests fail without any mutant: {said}")
 
 
-def wanted(every: list[Mutant], words: list[str]) -> list[Mutant]:
+def wanted(every: list[Patch], words: list[str]) -> list[Patch]:
     return [one for one in every if not words or any(word in one.name for word in words)]
 
 
-def main(every: list[Mutant] = ALL) -> int:
+def main(every: list[Patch] = ALL) -> int:
     prepare()
     missed: list[str] = []
     chosen = wanted(every, sys.argv[1:])
@@ -132,7 +133,7 @@ def main(every: list[Mutant] = ALL) -> int:
         took_s = time.monotonic() - start_s
         if not is_caught(said):
             missed.append(mutant.name)
-        line = f"{mutant.file:<14} {mutant.name:<42} {took_s:5.1f} s  {said}"
+        line = f"{mutant.file:<20} {mutant.name:<42} {took_s:5.1f} s  {said}"
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
     total = len(chosen)

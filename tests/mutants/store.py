@@ -23,8 +23,9 @@ from types import ModuleType
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.mutants.bus import Mutant, mutants, say  # noqa: E402
-from tests.mutants.verdicts import GREEN, UNTRIED, is_caught, out_of_date  # noqa: E402
+from tests.mutants.bus import mutants, say  # noqa: E402
+from tests.mutants.verdicts import GREEN, STALE, UNTRIED, is_caught  # noqa: E402
+from tests.rig.patching import DoesNotApply, Patch  # noqa: E402
 
 PACKAGE = ROOT / "src" / "polybus"
 HANG_S = 60
@@ -276,7 +277,7 @@ CHECKS = mutants(
 ALL = [*LOG, *PRODUCERS, *NAMESPACE, *ENGINE, *CHECKS]
 
 
-def trial(mutant: Mutant | None) -> str:
+def trial(mutant: Patch | None) -> str:
     """What the suite says, in a few words: GREEN, or the first check that failed."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -292,13 +293,15 @@ def trial(mutant: Mutant | None) -> str:
     return said or f"hung for {HANG_S} s, or died"
 
 
-def until_caught(mutant: Mutant | None) -> str:
+def until_caught(mutant: Patch | None) -> str:
     logging.disable()
     try:
         if mutant:
             plant(mutant)
         engine_module = importlib.import_module("polybus.store.memory.engine")
         suite = importlib.import_module("polybus.testing.conformance")
+    except DoesNotApply as error:
+        return f"{STALE}: {error}"
     except Exception as error:
         return f"{UNTRIED}: cannot be imported: {error!r}"
     engine = suite.Engine(lambda wall_ns: engine_module.MemoryStore(wall_ns=wall_ns))
@@ -310,13 +313,13 @@ def until_caught(mutant: Mutant | None) -> str:
     return GREEN
 
 
-def plant(mutant: Mutant) -> None:
+def plant(mutant: Patch) -> None:
     """Puts the changed module where imports will find it."""
     path = PACKAGE / mutant.file
     name = "polybus." + mutant.file.removesuffix(".py").replace("/", ".")
     package = importlib.import_module(name.rpartition(".")[0])
     module = sys.modules[name] = ModuleType(name)
-    source = path.read_text().replace(mutant.old, mutant.new)
+    source = mutant.texts(PACKAGE)[mutant.file]
     exec(compile(source, str(path), "exec"), module.__dict__)
     setattr(package, name.rpartition(".")[2], module)
 
@@ -329,8 +332,7 @@ def main() -> int:
     missed = 0
     for mutant in chosen:
         start_s = time.monotonic()
-        times = (PACKAGE / mutant.file).read_text().count(mutant.old)
-        said = trial(mutant) if times == 1 else out_of_date(times)
+        said = trial(mutant)
         caught = is_caught(said)
         missed += not caught
         mark = "" if caught else "MISSED"

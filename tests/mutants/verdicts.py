@@ -45,9 +45,5 @@ def _died(number: int, output: str) -> str:
     return f"{last} died of signal {number}"
 
 
-def out_of_date(times: int) -> str:
-    return f"{STALE}: its text occurs {times} times"
-
-
 def is_caught(said: str) -> bool:
     return not said.startswith((GREEN, STALE, UNTRIED))

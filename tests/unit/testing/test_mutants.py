@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.verdicts import GREEN, UNTRIED, is_caught, out_of_date, verdict
+from tests.mutants.verdicts import GREEN, STALE, UNTRIED, is_caught, verdict
 
 SUMMARY = "= short test summary info =\nFAILED tests/unit/test_x.py::test_y - assert 0\n"
 
@@ -50,4 +50,4 @@ def test_dying_and_hanging_catch(number):
 
 
 def test_a_mutant_out_of_date_is_not_caught():
-    assert not is_caught(out_of_date(0))
+    assert not is_caught(f"{STALE}: its text occurs 0 times")
