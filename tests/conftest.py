@@ -4,15 +4,9 @@ Skips. A test that cannot run here (no second user, no redis-server) may skip on
 laptop. With CI=true a skip is a failure, unless tests/allowed_skips.txt lists the
 test: a suite that quietly stopped testing something looks just like a green one.
 
-Sabotage. A fault test proves little until it was seen to fail. It names the ways
-to break what it guards, and takes the one of this run from a fixture:
-
-    @pytest.mark.sabotage("stamps-off")
-    def test_nothing_is_doubled_after_a_kill(sabotage): ...
-
-`sabotage` is None in a normal run. `pytest --sabotage` runs only such tests, once
-per name, and demands that each fails, by an assertion: an error elsewhere is no
-proof. $SABOTAGE holds the name as well, for the processes a test starts.
+Sabotage. A fault test proves little until it was seen to fail. It names patches that break
+what it guards; `pytest --sabotage` applies each and demands that the test fails by the
+assertion that it names (tests/rig/sabotage/plugin.py).
 
 Sharing. `make test` runs several processes at once, which take the tests a file at a
 time. Those of Spark's folder are taken as one: they share a session, and to start
@@ -32,6 +26,8 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from polybus.testing import warm
+
+pytest_plugins = ["tests.rig.sabotage.plugin"]
 
 # Taken as one.
 TOGETHER = "tests/spark/"
@@ -62,10 +58,6 @@ def pytest_configure() -> None:
     warm.use()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sabotage", action="store_true", help="run fault tests that must turn red")
 
 
 # --- skips -------------------------------------------------------------------
@@ -99,36 +91,12 @@ def pytest_make_collect_report() -> Generator[None, Report, Report]:
     return forbid_skip((yield))
 
 
-# --- sabotage ----------------------------------------------------------------
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    marker = metafunc.definition.get_closest_marker("sabotage")
-    if marker is None or not metafunc.config.getoption("--sabotage"):
-        return
-    must_fail = pytest.mark.xfail(raises=AssertionError, strict=True, reason="sabotaged")
-    ways = [pytest.param(name, marks=must_fail) for name in marker.args]
-    metafunc.parametrize("sabotage", ways, indirect=True)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: longest_first(item.nodeid))
-    if not config.getoption("--sabotage"):
-        return
-    honest = [item for item in items if item.get_closest_marker("sabotage") is None]
-    config.hook.pytest_deselected(items=honest)
-    items[:] = [item for item in items if item not in honest]
-
-
-@pytest.fixture
-def sabotage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    name: str | None = getattr(request, "param", None)
-    if name is not None:
-        monkeypatch.setenv("SABOTAGE", name)
-    return name
-
-
 # --- sharing -----------------------------------------------------------------
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: longest_first(item.nodeid))
 
 
 def longest_first(nodeid: str) -> int:

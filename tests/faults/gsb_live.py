@@ -21,10 +21,7 @@ SETTINGS = {
 
 
 @contextmanager
-def serving(
-    sabotage: str | None = None, env: Mapping[str, str] | None = None
-) -> Iterator[BusProcess]:
-    broken = {"POLYBUS_SABOTAGE": sabotage} if sabotage else {}
+def serving(env: Mapping[str, str] | None = None) -> Iterator[BusProcess]:
     # Short on purpose: the path of a Unix socket has at most 107 bytes.
     with (
         tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as folder,
@@ -32,7 +29,7 @@ def serving(
             "--engine",
             "memory:",
             listen=("gsb=tcp://127.0.0.1:0", f"gsb=ipc://{folder}/gsb.sock"),
-            env={**SETTINGS, **broken, **(env or {})},
+            env={**SETTINGS, **(env or {})},
         ) as bus,
     ):
         yield bus

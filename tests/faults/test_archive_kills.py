@@ -21,6 +21,7 @@ from polybus.spark.archives.folder import Folder
 from polybus.testing.nativebus import NativeBus
 from polybus.testing.sparkpipes import Pipes
 from polybus.testing.sparkpoints import Orders
+from tests.rig.points import SPARK
 
 TOPIC = "orders"
 ROWS = 120
@@ -35,11 +36,11 @@ PATIENCE_S = 120.0
 class Story:
     """A bus, an archive, and what becomes of them."""
 
-    def __init__(self, bus: NativeBus, folder: Path, sabotage: str | None) -> None:
+    def __init__(self, bus: NativeBus, folder: Path, sabotaged: bool) -> None:
         self.bus, self.client = bus, bus.client()
         self.archive = folder / "archive"
         self.orders = Orders(folder / "orders")
-        self.sabotage = sabotage
+        self.sabotaged = sabotaged
         self.sent = 0
         self.client.create_topic(TOPIC, shards=3)
 
@@ -53,7 +54,7 @@ class Story:
         self.sent = numbers.stop
 
     def driver(self) -> Pipes:
-        return Pipes({**self.orders.environment, "POLYBUS_SABOTAGE": self.sabotage or ""})
+        return Pipes(self.orders.environment | SPARK.environment)
 
     def archived(self, driver: Pipes, folder: Path | None = None) -> dict[str, object] | None:
         return driver.do(
@@ -128,9 +129,9 @@ def finish(story: Story, driver: Pipes, calm: Path) -> None:
     story.check()
 
 
-def tell(folder: Path, seed: int, sabotage: str | None = None) -> None:
+def tell(folder: Path, seed: int, sabotaged: bool = False) -> None:
     with NativeBus() as bus:
-        story = Story(bus, folder, sabotage)
+        story = Story(bus, folder, sabotaged)
         story.produce()
         # All start at once: a session takes seconds to begin, and most of them waiting.
         with story.driver() as first, story.driver() as second, story.driver() as third:
@@ -142,9 +143,9 @@ def go_through(
     story: Story, drivers: tuple[Pipes, Pipes, Pipes], chance: random.Random, calm: Path
 ) -> None:
     first, second, third = drivers
-    point = chance.choice(DRIVER_POINTS) if story.sabotage is None else "archived"
+    point = "archived" if story.sabotaged else chance.choice(DRIVER_POINTS)
     kill_the_driver(story, first, point, _passings(point, chance))
-    if story.sabotage is not None:
+    if story.sabotaged:
         finish(story, second, calm)
     story.produce()
     break_tasks(story, second, chance)
@@ -172,10 +173,10 @@ def check_trimmed(story: Story) -> None:
     assert {n: one.start for n, one in shards.items()} == {n: one.end for n, one in spans.items()}
 
 
-@pytest.mark.sabotage("archive-positions-off")
+@pytest.mark.sabotage("archive-positions-off", expects="archive of an undisturbed run")
 @pytest.mark.timeout(900)
-def test_archive_and_log_have_each_message_once_whatever_dies(tmp_path, sabotage):
-    tell(tmp_path, random.randrange(1 << 30), sabotage)
+def test_archive_and_log_have_each_message_once_whatever_dies(tmp_path, sabotaged):
+    tell(tmp_path, random.randrange(1 << 30), sabotaged)
 
 
 @pytest.mark.soak

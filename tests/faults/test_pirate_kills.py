@@ -17,9 +17,9 @@ from polybus.testing.pirate.killing import Killing
 KILLS, KILLS_SOAKED, SABOTAGED = 6, 400, 16
 
 
-def kill_them(tmp_path: Path, kills: int, sabotage: str | None = None) -> str:
+def kill_them(tmp_path: Path, kills: int) -> str:
     """What it went through."""
-    with Killing(tmp_path, random.getrandbits(32), sabotage=sabotage) as round_:
+    with Killing(tmp_path, random.getrandbits(32)) as round_:
         round_.start()
         round_.kill(kills)
         round_.settle()
@@ -28,17 +28,17 @@ def kill_them(tmp_path: Path, kills: int, sabotage: str | None = None) -> str:
         return str(round_)
 
 
-@pytest.mark.sabotage("replies-off")
+@pytest.mark.sabotage("replies-off", expects="doubled")
 @pytest.mark.timeout(170)
-def test_each_message_comes_once_whoever_is_killed(tmp_path, sabotage):
-    told = kill_them(tmp_path, KILLS if sabotage is None else SABOTAGED, sabotage)
+def test_each_message_comes_once_whoever_is_killed(tmp_path, sabotaged):
+    told = kill_them(tmp_path, SABOTAGED if sabotaged else KILLS)
     print(told)  # noqa: T201  # what the round went through
 
 
 @pytest.mark.soak
-@pytest.mark.sabotage("replies-off", "stamps-off")
+@pytest.mark.sabotage("replies-off", "stamps-off", expects="doubled")
 @pytest.mark.timeout(3000)
-def test_the_same_hundreds_of_times(tmp_path, sabotage, capsys):
-    told = kill_them(tmp_path, KILLS_SOAKED if sabotage is None else SABOTAGED, sabotage)
+def test_the_same_hundreds_of_times(tmp_path, sabotaged, capsys):
+    told = kill_them(tmp_path, SABOTAGED if sabotaged else KILLS_SOAKED)
     with capsys.disabled():
         print(f"\n{told}")  # noqa: T201  # what there is to tell of it

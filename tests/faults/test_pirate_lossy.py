@@ -19,11 +19,11 @@ from polybus.testing.pirate.voyage import MakeTalker, Voyage
 STEPS, STEPS_SOAKED = 40, 2500
 
 
-def sail(tmp_path: Path, talker: MakeTalker, steps: int, sabotage: str | None = None) -> str:
+def sail(tmp_path: Path, talker: MakeTalker, steps: int) -> str:
     """What it went through."""
     seed = random.getrandbits(32)
     with (
-        PirateBus(env={"POLYBUS_SABOTAGE": sabotage or ""}) as bus,
+        PirateBus() as bus,
         Voyage(tmp_path, bus.endpoint, seed, talker) as voyage,
     ):
         voyage.sail(steps)
@@ -33,25 +33,25 @@ def sail(tmp_path: Path, talker: MakeTalker, steps: int, sabotage: str | None = 
         return str(voyage)
 
 
-@pytest.mark.sabotage("stamps-off")
+@pytest.mark.sabotage("stamps-off", expects="doubled")
 @pytest.mark.timeout(170)
-def test_each_message_comes_once_whatever_is_lost_on_the_way(tmp_path, sabotage):
-    told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), STEPS, sabotage)
+def test_each_message_comes_once_whatever_is_lost_on_the_way(tmp_path):
+    told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), STEPS)
     print(told)  # noqa: T201  # what the run went through
 
 
 @pytest.mark.soak
-@pytest.mark.sabotage("stamps-off", "replies-off")
+@pytest.mark.sabotage("stamps-off", "replies-off", expects="doubled")
 @pytest.mark.timeout(3000)
-def test_the_same_for_minutes(tmp_path, sabotage, capsys):
-    steps = STEPS_SOAKED if sabotage is None else 10 * STEPS
-    told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), steps, sabotage)
+def test_the_same_for_minutes(tmp_path, sabotaged, capsys):
+    steps = 10 * STEPS if sabotaged else STEPS_SOAKED
+    told = sail(tmp_path, lambda at, name: Ours(at, tmp_path / name), steps)
     with capsys.disabled():
         print(f"\n{told}")  # noqa: T201  # what there is to tell of it
 
 
 @pytest.mark.soak
-@pytest.mark.sabotage("stamps-off", "replies-off")
+@pytest.mark.sabotage("stamps-off", "replies-off", expects="doubled")
 @pytest.mark.timeout(3000)
-def test_a_client_of_bare_zeromq_is_served_as_well(tmp_path, sabotage):
-    sail(tmp_path, Bare.introduced, STEPS_SOAKED if sabotage is None else 10 * STEPS, sabotage)
+def test_a_client_of_bare_zeromq_is_served_as_well(tmp_path, sabotaged):
+    sail(tmp_path, Bare.introduced, 10 * STEPS if sabotaged else STEPS_SOAKED)

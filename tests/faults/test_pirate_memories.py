@@ -19,8 +19,8 @@ FENCED = wire.error("FENCED")
 
 
 @pytest.fixture
-def bus(sabotage: str | None) -> Iterator[PirateBus]:
-    with PirateBus(env={"POLYBUS_SABOTAGE": sabotage or ""}) as one:
+def bus() -> Iterator[PirateBus]:
+    with PirateBus() as one:
         yield one
 
 
@@ -30,7 +30,7 @@ def bare(bus: PirateBus) -> Iterator[Bare]:
         yield one
 
 
-@pytest.mark.sabotage("epochs-off")
+@pytest.mark.sabotage("client-epochs-off", expects=r"\('OK', 2, 0\) == \('ERR', 'FENCED'\)")
 def test_of_two_clients_with_one_id_the_newer_one_is_heard(bare):
     older, newer = (bare.ask(wire.hello(b"a", number))[1] for number in (1, 2))
     assert (older, newer) == (1, 2)
@@ -45,7 +45,7 @@ def test_of_two_clients_with_one_id_the_newer_one_is_heard(bare):
     assert bare.ask(wire.get(b"b", 1, "t", 0)) == FENCED, "no HELLO before"
 
 
-@pytest.mark.sabotage("greetings-off")
+@pytest.mark.sabotage("greetings-off", expects=r"\('OK', 3, 5\) == \('OK', 1, 5\)")
 def test_a_late_copy_of_a_hello_fences_nobody_also_after_a_kill(bus, bare):
     assert bare.ask(wire.hello(b"a", 7)) == ("OK", 1, 0)
     assert bare.ask(wire.hello(b"a", 8)) == ("OK", 2, 0)
@@ -59,7 +59,7 @@ def test_a_late_copy_of_a_hello_fences_nobody_also_after_a_kill(bus, bare):
     assert bare.ask(wire.get(b"a", 2, "t", 0)) == wire.NONE
 
 
-@pytest.mark.sabotage("last-off")
+@pytest.mark.sabotage("last-off", expects=r"\('OK', 5, 0\) == \('OK', 5, 2\)")
 def test_what_was_read_stays_read_when_the_bus_is_killed(bus, bare):
     """Whoever lost its folder meets the message that it read last again, and no other."""
     bare.hello()
@@ -75,7 +75,7 @@ def test_what_was_read_stays_read_when_the_bus_is_killed(bus, bare):
     assert bare.ask(wire.get(b"a", bare.epoch, "t", 0)) == ("MSG", 3, b"3")
 
 
-@pytest.mark.sabotage("collect-all")
+@pytest.mark.sabotage("collect-all", expects="assert 20 == 5")
 def test_what_somebody_has_still_to_read_is_kept_and_the_rest_goes(bus, bare):
     with Bare(bus.endpoint, b"slow") as slow:
         for one in (bare, slow):

@@ -26,6 +26,7 @@ from polybus.testing.nativebus import NativeBus
 from polybus.testing.sparkpoints import Orders
 from polybus.testing.sparkquery import OUTPUTS, SOURCE, Copy, Driver
 from polybus.testing.watch import until
+from tests.rig.points import SPARK
 
 # Where the driver dies, and at which passing: in the second epoch of its life or later, since
 # the first is the one that the driver before it has left.
@@ -46,14 +47,11 @@ class Story:
     """A bus, a query, and what becomes of them. While a driver runs the next one starts: that
     takes as long as what it is there for."""
 
-    def __init__(
-        self, bus: NativeBus, folder: Path, sabotage: str | None = None, *, drivers: int
-    ) -> None:
+    def __init__(self, bus: NativeBus, folder: Path, *, drivers: int) -> None:
         self.bus = bus
         self.client = bus.client()
         self.orders = Orders(folder / "orders")
         self.checkpoint = folder / "checkpoint"
-        self.sabotage = sabotage
         self.sent = 0
         # Not from small to large: the first parts of 7 and of 13 rows can be the same.
         self.partition_sizes = cycle((20, 7, 13))
@@ -83,8 +81,7 @@ class Story:
             rows_per_batch=ROWS_PER_EPOCH,
             rows_per_partition=next(self.partition_sizes),
         )
-        environment = {**self.orders.environment, "POLYBUS_SABOTAGE": self.sabotage or ""}
-        return Driver(copy, environment)
+        return Driver(copy, self.orders.environment | SPARK.environment)
 
     def found(self) -> Counter[int]:
         """Rows of the outputs, each by its number."""
@@ -126,8 +123,6 @@ def kill_the_driver(story: Story, point: str, passings: int) -> None:
         code = driver.close()
     assert (told, code) == (None, -9), f"{point}: the driver was not killed"
     assert story.orders.done(point, "kill"), f"it died elsewhere than {point}"
-    if story.sabotage is None:
-        check_that_it_died_there(story, point)
 
 
 def check_that_it_died_there(story: Story, point: str) -> None:
@@ -212,15 +207,15 @@ def tell(folder: Path, rounds: int) -> None:
             for point, passings in KILLS.items():
                 story.produce(3)
                 kill_the_driver(story, point, passings)
+                check_that_it_died_there(story, point)
             story.produce(3)
             break_tasks(story)
         check(story)
 
 
-def tell_in_short(folder: Path, sabotage: str) -> None:
+def tell_in_short(folder: Path) -> None:
     """The two kills that show whether a replay is known for what it is."""
-    broken = NativeBus(env={"POLYBUS_SABOTAGE": sabotage})
-    with broken as bus, closing(Story(bus, folder, sabotage, drivers=3)) as story:
+    with NativeBus() as bus, closing(Story(bus, folder, drivers=3)) as story:
         for point in ("staged", "published"):
             story.produce(3)
             kill_the_driver(story, point, KILLS[point])
@@ -238,13 +233,13 @@ def check(story: Story) -> None:
     assert found.total() == story.sent
 
 
-@pytest.mark.sabotage("stamps-off", "tasks-publish")
+@pytest.mark.sabotage("stamps-off", "tasks-publish", expects=r"[1-9]\d* twice")
 @pytest.mark.timeout(1800)
-def test_each_row_is_there_once_wherever_drivers_and_tasks_die(tmp_path, sabotage):
-    if sabotage is None:
-        tell(tmp_path, 1)
+def test_each_row_is_there_once_wherever_drivers_and_tasks_die(tmp_path, sabotaged):
+    if sabotaged:
+        tell_in_short(tmp_path)
     else:
-        tell_in_short(tmp_path, sabotage)
+        tell(tmp_path, 1)
 
 
 @pytest.mark.soak

@@ -21,8 +21,8 @@ SOAK_PAGE_ROUNDS = 500
 
 
 @pytest.fixture
-def nursery(sabotage) -> Iterator[Nursery]:
-    with Nursery(ACTS, {"POLYBUS_SABOTAGE": sabotage or ""}) as nursery:
+def nursery() -> Iterator[Nursery]:
+    with Nursery(ACTS) as nursery:
         yield nursery
 
 
@@ -41,7 +41,7 @@ def flip_blocks(nursery: Nursery, folder: Path, rounds: int) -> None:
     assert found["right"] > found["damaged"], "next to nothing was left to be read"
 
 
-@pytest.mark.sabotage("checksum-off")
+@pytest.mark.sabotage("checksum-off", expects="a wrong message")
 def test_a_flipped_bit_in_a_block_is_an_error_that_says_where(nursery, filled):
     flip_blocks(nursery, filled, ROUNDS)
 
@@ -72,7 +72,7 @@ def answer(ended: Ended, seed: int) -> Any:
     return ended.answer
 
 
-@pytest.mark.sabotage("verify-blind")
+@pytest.mark.sabotage("verify-blind", expects="verify has not seen")
 def test_the_tools_answer_whatever_page_is_damaged(nursery, filled, tmp_path):
     assert flip_pages(nursery, filled, tmp_path, PAGE_ROUNDS) > 0, "no flip did any harm"
 

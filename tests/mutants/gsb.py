@@ -180,8 +180,8 @@ REST = [
         "bus/calls/deadlines.py",
         (
             "a shorter deadline is not seen",
-            "if due_s < self._desk.next_due_s and",
-            "if self._desk.next_due_s == NEVER and",
+            "if due_s < self._desk.next_due_s:",
+            "if self._desk.next_due_s == NEVER:",
         ),
         ("only one look", "        if nearest_s is not None:\n", "        if False:\n"),
     ),
@@ -244,8 +244,8 @@ REST = [
         ("marks are not looked at", "if self.ipc and at < end and", "if False and"),
         (
             "a packet one byte too large",
-            "if size > self._max_packet_bytes and",
-            "if size > self._max_packet_bytes + 1 and",
+            "if size > self._max_packet_bytes:",
+            "if size > self._max_packet_bytes + 1:",
         ),
         ("closing leaves names", "        self._calls.leave(self)\n", ""),
         (

@@ -13,7 +13,6 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, TopicDeleted, Trimmed, UsageError
 from polybus.native import Client
-from polybus.spark import sabotage as ways
 from polybus.spark.access import Access, opened
 from polybus.spark.bounds import Wanted
 from polybus.spark.options import SOURCE_OPTIONS, Options
@@ -107,12 +106,9 @@ def test_latest_is_resolved_once_and_kept(url, produce, topic):
     assert query.batch() == bodies(1)
 
 
-@pytest.mark.sabotage("latest-again")
-def test_latest_is_kept_over_a_restart_before_the_first_commit(
-    url, produce, topic, sabotage, monkeypatch
-):
+@pytest.mark.sabotage("latest-again", expects=r"assert \[\] == \[b'01'\]")
+def test_latest_is_kept_over_a_restart_before_the_first_commit(url, produce, topic):
     """Spark has written where the first batch ends, and asks a new process where it began."""
-    monkeypatch.setattr(ways, "LATEST_AGAIN", sabotage == "latest-again")
     produce(topic, 0)
     old = Query(bus=url, topic=topic, startingOffsets="latest")
     old.start()
@@ -361,9 +357,8 @@ def test_a_range_trimmed_under_a_running_task(url, client, topic):
     assert list(lenient.reader.read(plans[1][0])) == []
 
 
-@pytest.mark.sabotage("losses-unseen")
-def test_no_loss_is_passed_over_in_silence(url, client, topic, sabotage, monkeypatch):
-    monkeypatch.setattr(ways, "LOSSES_UNSEEN", sabotage == "losses-unseen")
+@pytest.mark.sabotage("losses-unseen", expects=r"assert \[1\] == \[\]")
+def test_no_loss_is_passed_over_in_silence(url, client, topic):
     client.create_topic(topic, 1)
     with client.producer() as producer:
         producer.produce(topic, bodies(*range(10))).result()

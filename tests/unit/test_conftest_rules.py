@@ -33,18 +33,45 @@ import pytest
 pytest.skip("no such package here", allow_module_level=True)
 """,
     "test_guard.py": """
+import inspect
 import os
+import subprocess
+import sys
 import pytest
+from polybus.store.lmdb import storing
 
-@pytest.mark.sabotage("checksum-off", "fence-off")
-def test_that_notices_one(sabotage):
-    assert os.environ.get("SABOTAGE") == sabotage
-    assert sabotage != "checksum-off"
+CHILD = "from polybus.store.lmdb import storing; print(storing.__file__)"
 
-@pytest.mark.sabotage("stamps-off")
-def test_that_breaks_elsewhere(sabotage):
-    if sabotage:
+def writes():
+    return "        return" not in inspect.getsource(storing.Storing.write)
+
+@pytest.mark.sabotage("keep-nothing", "stamps-off", expects="commits are written")
+def test_that_notices_one():
+    child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
+    assert child.stdout.strip() == storing.__file__
+    assert writes(), "commits are written"
+
+@pytest.mark.sabotage("keep-nothing", expects="commits are written")
+def test_that_breaks_elsewhere():
+    if not writes():
         raise OSError("no proof of anything")
+
+@pytest.fixture
+def store():
+    assert writes(), "commits are written"
+
+@pytest.mark.sabotage("keep-nothing", expects="commits are written")
+def test_that_fails_in_a_fixture(store):
+    pass
+
+@pytest.mark.sabotage("keep-nothing")
+def test_that_expects_nothing():
+    assert writes(), "commits are written"
+
+@pytest.mark.sabotage("keep-nothing", expects="commits are written")
+def test_that_is_cut_short(sabotaged):
+    assert sabotaged != writes(), "not told"
+    assert not sabotaged, "commits are written"
 """,
     "allowed_skips.txt": "# why not\ntest_skips.py::test_that_may  # no second machine\n",
     "pytest.ini": "[pytest]\nmarkers =\n    sabotage\n",
@@ -64,7 +91,7 @@ def outcomes(suite: Path, *options: str, ci: str = "false") -> tuple[dict[str, s
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "--continue-on-collection-errors", *options],
         cwd=suite,
-        env={**os.environ, "CI": ci},
+        env={**os.environ, "CI": ci, "PYTHONPATH": str(CONFTEST.parents[1])},
         capture_output=True,
         text=True,
         check=False,
@@ -81,8 +108,11 @@ def test_on_a_laptop_a_skip_is_a_skip(suite: Path) -> None:
         "test_that_may_skip": "SKIPPED",
         "test_that_notices_one": "PASSED",
         "test_that_breaks_elsewhere": "PASSED",
+        "test_that_fails_in_a_fixture": "PASSED",
+        "test_that_expects_nothing": "PASSED",
+        "test_that_is_cut_short": "PASSED",
     }
-    assert "3 passed, 3 skipped" in output
+    assert "6 passed, 3 skipped" in output
 
 
 def test_in_ci_a_skip_fails_unless_listed(suite: Path) -> None:
@@ -96,12 +126,18 @@ def test_in_ci_a_skip_fails_unless_listed(suite: Path) -> None:
 
 
 def test_under_sabotage_a_test_must_fail_by_its_assertion(suite: Path) -> None:
-    ended, _ = outcomes(suite, "--sabotage")
+    ended, output = outcomes(suite, "--sabotage")
     assert ended == {
-        "test_that_notices_one[checksum-off]": "XFAIL",
-        "test_that_notices_one[fence-off]": "FAILED",
-        "test_that_breaks_elsewhere[stamps-off]": "FAILED",
-    }
+        "test_that_notices_one[keep-nothing]": "PASSED",
+        "test_that_notices_one[stamps-off]": "FAILED",
+        "test_that_breaks_elsewhere[keep-nothing]": "FAILED",
+        "test_that_fails_in_a_fixture[keep-nothing]": "FAILED",
+        "test_that_expects_nothing[keep-nothing]": "FAILED",
+        "test_that_is_cut_short[keep-nothing]": "PASSED",
+    }, output
+    assert "stamps-off: the test passes under it" in output
+    assert "keep-nothing: the test fails with another message" in output
+    assert "keep-nothing: the test did not run: AssertionError: commits are written" in output
 
 
 def test_sparks_folder_is_taken_by_one_process(suite: Path) -> None:

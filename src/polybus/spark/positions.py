@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polybus.errors import UsageError
-from polybus.spark import sabotage
 from polybus.spark.bounds import Offsets
 
 QUERY, INITIAL, SINCE = "_query", "_initial", "_since"
@@ -58,7 +57,7 @@ class Position:
 
     def starts(self, end: Position) -> Offsets:
         """Where each shard of a batch that goes on from here to `end` begins."""
-        begins_anew = self.is_initial and end.since and not sabotage.LATEST_AGAIN
+        begins_anew = self.is_initial and end.since
         known: Offsets = {} if begins_anew else self.offsets
         return {
             topic: {

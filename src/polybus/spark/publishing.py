@@ -14,10 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark import TaskContext
-
 from polybus.errors import PolybusError, StageGone, Stale, TooLarge, UsageError
-from polybus.spark.points import passing
 from polybus.spark.staging import Staged
 
 if TYPE_CHECKING:
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 # A commit touches at most 900 places in the store; each stage is one.
 MAX_STAGES = 890
 TRANSACTION = "transaction/"
-BATCH_ID = "streaming.sql.batchId"
 
 
 def publish_epoch(
@@ -83,7 +79,6 @@ def stages_of(staged: Sequence[Staged]) -> list[str]:
 
 
 def _publish(client: Client, stages: list[str], **stamped: Any) -> None:
-    passing("publishing")
     try:
         client.act("stage.publish", stages=stages, **stamped)
     except StageGone as error:
@@ -96,16 +91,3 @@ def _publish(client: Client, stages: list[str], **stamped: Any) -> None:
             "use a fresh checkpointLocation: this one was set back to an epoch that was published "
             "long before the last one, so whether its rows are there cannot be told"
         ) from None
-    passing("published")
-
-
-def by_itself(client: Client, done: Staged) -> Staged:
-    """What a task must not do (`sabotage.TASKS_PUBLISH`): it marks its part as done by itself."""
-    context = TaskContext.get()
-    if done.stage is not None and context is not None:
-        stamp = {
-            "producer": f"{done.query}/{context.partitionId()}",
-            "counter": int(context.getLocalProperty(BATCH_ID) or 0) + 1,
-        }
-        _publish(client, [done.stage], stamp=stamp, run={"id": done.query})
-    return Staged(None, done.query, done.rows)

@@ -19,10 +19,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from polybus.errors import Denied, UsageError, WrongKind, from_code
 from polybus.native import Client, ClientOptions
-from polybus.spark import publishing, sabotage, shaping, workers
+from polybus.spark import publishing, shaping, workers
 from polybus.spark.faults import told_plainly
 from polybus.spark.options import FILES, Options
-from polybus.spark.points import passing
 from polybus.spark.staging import Staged, Staging, query_id
 
 if TYPE_CHECKING:
@@ -111,11 +110,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def __getstate__(self) -> object:
-        """Spark plans an epoch by having the writer pickled for its tasks."""
-        passing("planned")
-        return self.__dict__
-
     @told_plainly()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return staged(self._settings, iterator)
@@ -152,7 +146,7 @@ def staged(settings: Settings, rows: Iterator[pa.RecordBatch]) -> Staged:
         for batch in rows:
             for topic, messages in shaping.batches(batch, settings.topic):
                 staging.put(topic, messages)
-        done = Staged(staging.finish(), query_id(), staging.rows)
+        return Staged(staging.finish(), query_id(), staging.rows)
     except PERMANENT as error:
         staging.discard()
         advice = "write to another topic: " if isinstance(error, WrongKind) else ""
@@ -160,7 +154,6 @@ def staged(settings: Settings, rows: Iterator[pa.RecordBatch]) -> Staged:
     except BaseException:
         staging.discard()
         raise
-    return publishing.by_itself(client_of(settings.bus), done) if sabotage.TASKS_PUBLISH else done
 
 
 def _transaction(settings: Settings) -> str | None:

@@ -18,7 +18,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from polybus.errors import PolybusError
-from polybus.spark.points import passing
 
 if TYPE_CHECKING:
     from polybus.native import Client, Stage
@@ -60,7 +59,6 @@ class Staging:
     def put(self, topic: str, rows: pa.RecordBatch) -> None:
         self._open().hand_over(topic, rows)
         self.rows += rows.num_rows
-        passing("mid-stage")
 
     def finish(self) -> str | None:
         """All of it is on disk, and waits; its name."""
@@ -69,7 +67,6 @@ class Staging:
         self._stage.settle()
         self._end()
         self._stage.close()
-        passing("staged", self._stage.name)
         return self._stage.name
 
     def discard(self) -> None:
@@ -86,7 +83,6 @@ class Staging:
 
     def _open(self) -> Stage:
         if self._stage is None:
-            passing("begun")
             self._stage = self._client.stage(self._lease_s)
             name = self._stage.name
             self._renewing = Renewing(

@@ -11,12 +11,11 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, Trimmed
-from polybus.spark import sabotage, workers
+from polybus.spark import workers
 from polybus.spark.access import Access, opened
 from polybus.spark.bounds import trimmed
 from polybus.spark.columns import Shape
 from polybus.spark.faults import told_plainly
-from polybus.spark.points import passing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +47,6 @@ class Task:
             for one, batches in self.ranges(partition, shape.needs):
                 for batch in batches:
                     yield shape.batch(one.topic, batch)
-                    passing("reading")
 
     def ranges(
         self, partition: Partition, columns: Collection[str] | None = None
@@ -90,7 +88,7 @@ class Task:
         return int(last) + 1
 
     def _lose(self, wanted: Range, start: int, end: int) -> None:
-        if self.strict and not sabotage.LOSSES_UNSEEN:
+        if self.strict:
             raise trimmed(wanted.topic, wanted.shard, start, end)
 
 

@@ -10,6 +10,31 @@ so a test can prove that it happened there, and once.
     fail            raises
     fail always     raises, and so do all who come by later
     wait            goes on once the file `staged.go` is there
+
+The points are calls of `passing` that a patch adds to a copy of `polybus.spark`. Of the sink:
+
+    planned     the driver prepares an epoch: the last one is in Spark's commit log
+    begun       a task has its first rows, and no stage yet
+    mid-stage   it has put rows into its stage
+    staged      all of them are on disk, and the task has not reported to the driver
+    publishing  the driver is about to publish
+    published   it has, and the epoch is not in Spark's commit log
+
+Of the archive:
+
+    mid-file    a task has written a part of a file
+    written     all of its files are on disk, and the task has not reported to the driver
+    archiving   the driver is about to add the files of a batch to the archive
+    archived    it has, and the batch is not in Spark's commit log
+    compacted   a large file is written, and the small ones still count
+    trimming    retain is about to trim a topic
+    trimmed     it has
+
+Of the source, and of stats:
+
+    reading     a task has handed a few rows to Spark
+    counting    a batch is about to be counted
+    counted     its sums are on disk, and the batch is not in Spark's commit log
 """
 
 from __future__ import annotations
@@ -20,10 +45,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from polybus.spark.points import POINTS, VARIABLE
 from polybus.testing.watch import until
 
 FOLDER = "POLYBUS_ORDERS"
+POINTS = (
+    *("planned", "begun", "mid-stage", "staged", "publishing", "published"),
+    *("mid-file", "written", "archiving", "archived", "compacted", "trimming", "trimmed"),
+    *("reading", "counting", "counted"),
+)
 DRIVER = "driver"
 DONE, GO, ALWAYS = "done", "go", "always"
 PATIENCE_S = 120.0
@@ -36,7 +65,7 @@ class OrderedFailure(Exception):
 # --- in the process that comes by
 
 
-def passing(point: str, detail: str) -> None:
+def passing(point: str, detail: str = "") -> None:
     folder = Path(os.environ[FOLDER])
     if (folder / f"{point}.{ALWAYS}").exists():
         raise OrderedFailure(f"at {point}, as ordered for all")
@@ -91,7 +120,7 @@ class Orders:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {VARIABLE: __name__, FOLDER: str(self.folder)}
+        return {FOLDER: str(self.folder)}
 
     def give(self, point: str, order: str, passings: int = 1) -> None:
         assert point in POINTS

@@ -59,10 +59,9 @@ def body(offset: int) -> bytes:
 
 
 @contextmanager
-def turning(folder: str, sabotage: str = "") -> Iterator[tuple[Turner, Nursery, int]]:
-    """A store that has its size, and a nursery for its readers, who may be sabotaged."""
-    env = {"POLYBUS_SABOTAGE": sabotage}
-    with Nursery(__name__, env) as nursery, open_store(f"lmdb:{folder}") as store:
+def turning(folder: str) -> Iterator[tuple[Turner, Nursery, int]]:
+    """A store that has its size, and a nursery for its readers."""
+    with Nursery(__name__) as nursery, open_store(f"lmdb:{folder}") as store:
         turner = Turner(store, folder)
         yield turner, nursery, turner.turn(SETTLE_TURNS)
 
@@ -118,10 +117,10 @@ def die_reading(folder: str) -> None:
 # --- a reader that stands still
 
 
-def slow_readers(folder: str, sabotage: str) -> dict[str, Any]:
+def slow_readers(folder: str) -> dict[str, Any]:
     """One in another process, one in the writer's own: both have read, and stand still."""
     report = Path(f"{folder}.reader")
-    with turning(folder, sabotage) as (turner, nursery, before):
+    with turning(folder) as (turner, nursery, before):
         child = nursery.start("read_and_stand", folder, str(report))
         await_file(report, child)
         with open_store(f"lmdb:{folder}", read_only=True) as store:

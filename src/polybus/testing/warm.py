@@ -11,7 +11,7 @@ a test gives to its bus (`BusProcess.run`).
     with warm.cold(): ...                        # but not here: it is the start that is tested
 
 Whatever makes another interpreter, or other code in it, is started in the ordinary way: a
-command of its own, variables but those of the bus, sabotage.
+command of its own, variables but those of the bus.
 
 How the two processes talk is in `forking`.
 """
@@ -40,9 +40,8 @@ POLYBUS = (sys.executable, "-m", "polybus")
 BUSES = ("serve", "rqueue")
 FORKING = "polybus.testing.forking"
 # What a bus reads when it starts, or never (a session of Spark leaves some in our environment).
-# All else, and sabotage, may be read as code is loaded.
+# All else may be read as code is loaded.
 ANY = ("POLYBUS_", "XDG_RUNTIME_DIR", "NOTIFY_SOCKET", "PYTEST_", "SPARK_", "PYSPARK_")
-SABOTAGE = "POLYBUS_SABOTAGE"
 
 
 class Forked:
@@ -103,7 +102,7 @@ class Warm:
             )
 
     def fits(self, env: Mapping[str, str]) -> bool:
-        return not env.get(SABOTAGE) and _others(env) == self._variables
+        return _others(env) == self._variables
 
     def start(self, args: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> Forked:
         reading, writing = os.pipe()

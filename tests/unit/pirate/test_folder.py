@@ -22,6 +22,7 @@ from polybus.errors import (
     UsageError,
 )
 from polybus.testing.pirate.killpoints import killed_at
+from tests.rig.points import PIRATE
 
 
 def test_a_new_folder_has_an_id_of_its_own_and_keeps_it(tmp_path):
@@ -141,7 +142,9 @@ def note(text):
 
 def child(folder: Path, **env: str) -> int:
     return subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder)], env=os.environ | env, timeout=60
+        [sys.executable, "-c", CHILD, str(folder)],
+        env=os.environ | PIRATE.environment | env,
+        timeout=60,
     ).returncode
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from polybus.dialects.pirate.options import Order
 from polybus.testing.pirate.killpoints import killed_at
+from tests.rig.points import PIRATE
 
 CHILD = """
 import os, sys
@@ -59,9 +60,9 @@ PUTS = 20
 class Lives:
     """The lives of one client, and the diary that all of them write."""
 
-    def __init__(self, endpoint: str, folder: Path, topic: str, order: Order, sabotage) -> None:
+    def __init__(self, endpoint: str, folder: Path, topic: str, order: Order) -> None:
         self.diary = folder / "diary"
-        self._env = os.environ | {"POLYBUS_SABOTAGE": sabotage or ""}
+        self._env = os.environ | PIRATE.environment
         what = (endpoint, folder / "state", topic, self.diary, order, PUTS)
         self._command = [sys.executable, "-c", CHILD, *map(str, what)]
 
@@ -73,12 +74,12 @@ class Lives:
         return [one[1:] for one in words if one[0] == kind]
 
 
-@pytest.mark.sabotage("journal-off")
+@pytest.mark.sabotage("journal-off", expects=r"assert \{1: 0, .*\} == \{1: 0, 2: 1, ")
 @pytest.mark.parametrize("order", list(Order))
 def test_killed_at_every_point_it_counts_and_reads_once(
-    opening, keeper, endpoint, topic, tmp_path, order, sabotage
+    opening, keeper, endpoint, topic, tmp_path, order
 ):
-    lives = Lives(endpoint, tmp_path, topic, order, sabotage)
+    lives = Lives(endpoint, tmp_path, topic, order)
     for point, passings in KILLS[order]:
         code = lives.live(**killed_at(point, passings))
         assert code == -signal.SIGKILL, f"it lived past {point}, with {code}"

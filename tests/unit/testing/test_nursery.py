@@ -61,8 +61,8 @@ def test_what_a_child_prints_is_no_answer():
 
 
 def test_the_environment_is_the_childs():
-    with Nursery("os", {"POLYBUS_SABOTAGE": "x"}) as nursery:
-        assert nursery.ask("getenv", "POLYBUS_SABOTAGE") == "x"
+    with Nursery("os", {"POLYBUS_X": "x"}) as nursery:
+        assert nursery.ask("getenv", "POLYBUS_X") == "x"
 
 
 def test_a_module_that_is_not_there():

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
-from polybus.bus.calls import sabotage
 from polybus.bus.calls.audit import Audit, Ended
 from polybus.bus.calls.builtin import BuiltIn
 from polybus.bus.calls.deadlines import Deadlines
@@ -66,7 +65,6 @@ class Calls:
         self._built_in = BuiltIn(self.services, broker.stats)
         self.audit = Audit(broker, desk, owner) if limits.audit else None
         self._ended: Counter[int] = Counter()
-        desk.is_short = not sabotage.ANY
         broker.on_tick += [self.pings.tick, self._stuck.tick]
         broker.overview.sections["gsb"] = self.stats
         if self.audit is not None:
@@ -98,9 +96,6 @@ class Calls:
         self.pings.peers.pop(peer, None)
         self.services.forget(peer)
         for call in list(peer.serving.values()):
-            if sabotage.GONE_OFF:
-                self._close(call, Code.UNAVAILABLE)
-                continue
             self._fail(call, Code.UNAVAILABLE, "the service went away", cancel=False)
         for call in list(peer.calls.values()):
             self._fail(call, Code.CANCELLED, "the caller went away", cancel=True)
@@ -160,8 +155,7 @@ class Calls:
         """False: it has to wait for the caller, and is not read until then."""
         call = service.serving.get(call_id)
         if call is None:
-            if not sabotage.LATE_OFF:
-                self.counters.count("dropped", "unknown_call")
+            self.counters.count("dropped", "unknown_call")
             return True
         caller = cast("Peer", call.caller)
         if not self.pressure.may_pass(call, partial=kind == PARTIAL):
@@ -209,7 +203,7 @@ class Calls:
         if not 0 < len(request_id) <= MAX_REQUEST_ID_BYTES:
             text = f"a request id has 1 to {MAX_REQUEST_ID_BYTES} bytes"
             return Answer(Code.BAD_REQUEST, text)
-        if request_id in caller.calls and not sabotage.IDS_OFF:
+        if request_id in caller.calls:
             return Answer(Code.CONFLICT, "a call with this request id is open")
         if len(caller.calls) >= self._limits.max_open_calls:
             self.counters.count("refused", "max_open_calls")
@@ -231,7 +225,7 @@ class Calls:
     def _fail(self, call: Call, code: Code, message: str, *, cancel: bool) -> None:
         """The bus ends it. The service is told first: both may be one connection."""
         self._close(call, code)
-        if cancel and not call.end.gone and not sabotage.CANCEL_OFF:
+        if cancel and not call.end.gone:
             cast("Peer", call.end).send_cancel(call.id)
         if not call.caller.gone:
             cast("Peer", call.caller).send_failure(call.request_id, code, message)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from polybus.bus.calls import sabotage
 from polybus.kernel.gsb_calls import Desk
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ class Pressure:
     # --- what outboxes report
 
     def filled(self, peer: Peer) -> None:
-        if sabotage.PRESSURE_OFF:
-            return
         peer.full = True
         self.full[peer] = None
         for call in peer.calls.values():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.groups import judging, letters, ranges, sabotage
+from polybus.bus.groups import judging, letters, ranges
 from polybus.bus.groups.judging import Entry, Judged
 from polybus.bus.groups.letters import Failure
 from polybus.bus.groups.state import Group, Means, Shard, Work
@@ -70,8 +70,7 @@ class Acks:
         with Work(self._means, group, [shard]) as work:
             progress = shard.progress
             judging.check_owner(progress, shard.number, *owner)
-            is_acked = ranges.contains(progress.low, progress.ranges, offset)
-            if is_acked and not sabotage.REPEATS_OFF:
+            if ranges.contains(progress.low, progress.ranges, offset):
                 return None
             failed = progress.attempts.get(offset, 0)
             if failed != attempt:

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.groups import resetting, sabotage, telling
+from polybus.bus.groups import resetting, telling
 from polybus.bus.groups.acks import Acks
 from polybus.bus.groups.fetching import Fetching, Held
-from polybus.bus.groups.membership import KEPT_MAX_DELIVER, Membership
+from polybus.bus.groups.membership import Membership
 from polybus.bus.groups.table import EARLIEST, Table
-from polybus.errors import Expired, Fenced, PolybusError, StoreClosed
+from polybus.errors import Expired, PolybusError, StoreClosed
 
 if TYPE_CHECKING:
     from polybus.bus.groups.judging import Entry
@@ -98,11 +98,11 @@ class Coordinator:
     def ack(
         self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[Entry]
     ) -> list[dict[str, Any]]:
-        found, max_deliver = self._acking(topic, group, consumer, epoch)
+        found, member = self._member(topic, group, consumer, epoch)
         if not any(entry.release for entry in entries):
-            return self._acks.take(found, consumer, max_deliver, entries)
+            return self._acks.take(found, consumer, member.max_deliver, entries)
         with found.lock:
-            told = self._acks.take(found, consumer, max_deliver, entries)
+            told = self._acks.take(found, consumer, member.max_deliver, entries)
             if any(found.shards[one.shard].progress.owner is None for one in entries):
                 found.unsettled = True
                 self._settle(found)
@@ -119,7 +119,7 @@ class Coordinator:
         stages: tuple[str, ...] = (),
     ) -> Committed | None:
         """`place` is the shard, its epoch, the offset, and the attempt; None: acked already."""
-        found, _ = self._acking(topic, group, *member)
+        found, _ = self._member(topic, group, *member)
         number, shard_epoch, offset, attempt = place
         owner = member[0], shard_epoch
         shard = found.shard(number)
@@ -202,15 +202,6 @@ class Coordinator:
         member = found.member(consumer, epoch)
         found.seen[consumer] = self._means.clock()
         return found, member
-
-    def _acking(self, topic: Topic, group: str, consumer: str, epoch: int) -> tuple[Group, int]:
-        try:
-            found, member = self._member(topic, group, consumer, epoch)
-        except Fenced:
-            if not sabotage.FENCING_OFF:
-                raise
-            return self._table.get(topic, group), KEPT_MAX_DELIVER
-        return found, member.max_deliver
 
     def _settle(self, group: Group) -> None:
         try:

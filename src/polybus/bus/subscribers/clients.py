@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from polybus.bus.subscribers import records, sabotage
+from polybus.bus.subscribers import records
 from polybus.bus.subscribers.means import Means, Then, fault_of
 from polybus.bus.subscribers.records import Greetings
 from polybus.errors import Fenced, LimitReached
@@ -52,7 +52,7 @@ class Client(ClientState):
             self.epoch, self.counter = opened.epoch, max(self.counter, opened.last_counter)
 
     def is_fenced(self, request: Request) -> bool:
-        return request.epoch != self.epoch and not sabotage.EPOCHS_OFF
+        return request.epoch != self.epoch
 
     def fenced(self, request: Request) -> Fenced:
         if self.epoch == UNKNOWN:
@@ -200,7 +200,7 @@ def _greet(store: Store, client: bytes, number: int, room: bool) -> tuple[int, O
     found = store.get(records.counter_key(client))
     given = Greetings.decode(found.value) if found else Greetings()
     epoch = given.epoch_of(number)
-    if epoch is None or sabotage.GREETINGS_OFF:
+    if epoch is None:
         if found is None and not room:
             raise LimitReached("max_clients", "this bus knows as many clients as it may")
         given = given.with_new(number)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.bus.durable import KEEP, KEEP_READ, WITH_SUBSCRIBERS
 from polybus.bus.groups import records as groups
-from polybus.bus.subscribers import records, sabotage
+from polybus.bus.subscribers import records
 from polybus.bus.subscribers.means import Means, fault_of
 from polybus.errors import DoesNotExist, PolybusError
 
@@ -124,7 +124,7 @@ def _cuts(store: Store, due: Due, bounds: Bounds) -> dict[int, int]:
     held = list(_held_by_groups(store, due.topic, bounds))
     if due.read is None and not held:
         return {}
-    if due.read is not None and due.read + 1 <= bounds.first_id and not sabotage.COLLECT_ALL:
+    if due.read is not None and due.read + 1 <= bounds.first_id:
         return {}
     cuts = {}
     for number, shard in enumerate(bounds.shards):
@@ -150,7 +150,7 @@ def _held_by_groups(store: Store, topic: Topic, bounds: Bounds) -> list[dict[int
 
 def _reached(store: Store, due: Due, bounds: Bounds, shard: int, at: ShardBounds) -> int:
     """The first offset of a shard whose message not every subscriber has read."""
-    if due.read is None or due.read >= bounds.next_id - 1 or sabotage.COLLECT_ALL:
+    if due.read is None or due.read >= bounds.next_id - 1:
         return at.end
     if len(bounds.shards) == 1:
         guess = at.end - (bounds.next_id - 1 - due.read)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from polybus.bus.subscribers import records, sabotage
+from polybus.bus.subscribers import records
 from polybus.bus.subscribers.means import Means, fault_of
 from polybus.errors import PolybusError
 from polybus.model.commit import Commit
@@ -31,9 +31,6 @@ class Lasts:
 
     def save(self, moved: Subscription, told: Told) -> None:
         """Has it written with the next `flush`, which comes at the end of the turn."""
-        if sabotage.LAST_OFF:
-            told(None)
-            return
         if len(self._moved) >= records.AT_ONCE:
             self.flush()
         if not self._moved:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from polybus.bus.durable import MAX_BYTES
-from polybus.bus.subscribers import notes, sabotage
+from polybus.bus.subscribers import notes
 from polybus.bus.subscribers.means import Means, Request, Then, fault_of
 from polybus.errors import (
     Denied,
@@ -114,7 +114,7 @@ class Putting:
             self._is_open,
             means.wall_ns,
             LARGE_BYTES,
-            -1 if sabotage.REPLIES_OFF else self._max_bytes,  # none goes by it, then
+            self._max_bytes,
             MAX_KNOWN_TOPICS,
         )
 
@@ -256,8 +256,6 @@ class Putting:
             self._durable.depart(put.bounded, -size)
             put.bounded = None
         if not isinstance(came, PolybusError):
-            if sabotage.REPLIES_OFF and came.duplicate:
-                self._again(put)
             put.then(notes.outcome(came))
             self._clients.landed(put.client, put.counter)
         elif isinstance(came, DoesNotExist) and not isinstance(came, UnknownProducer):
@@ -268,12 +266,6 @@ class Putting:
         else:
             put.then(Stale(STALE) if isinstance(came, Stale) else came)
             self._clients.landed(put.client, 0)
-
-    def _again(self, put: Put) -> None:
-        """What must not be done (`sabotage.REPLIES_OFF`)."""
-        topic = self._durable.find(put.topic)
-        if topic is not None:
-            self._durable.produce(topic, put.block)
 
 
 def digest(request: Request, body: bytes = b"") -> bytes:

@@ -20,7 +20,7 @@ from polybus.bus.binding import CREATOR, Reservation, as_creator
 from polybus.bus.durable import KEEP, KEEP_READ, WITH_SUBSCRIBERS
 from polybus.bus.groups.records import roster_prefix
 from polybus.bus.port import queries
-from polybus.bus.subscribers import notes, records, sabotage
+from polybus.bus.subscribers import notes, records
 from polybus.bus.subscribers.means import Means, Request, Then, fault_of
 from polybus.bus.subscribers.putting import STALE, digest
 from polybus.bus.subscribers.records import Place
@@ -243,7 +243,7 @@ class Subscribing:
         if client.is_fenced(request):
             self._finish(client, then, client.fenced(request))
             return True
-        if request.counter > client.counter or sabotage.REPLIES_OFF:
+        if request.counter > client.counter:
             return False
         self._use_up(client, request, notes.of_refusal(Stale(STALE)), then)
         return True
@@ -258,11 +258,7 @@ class Subscribing:
         after: Callable[[PolybusError | None], None] = lambda error: None,
     ) -> None:
         """Commits the counter, its answer and what it changes; or gets the answer of before."""
-        stamp: Stamp | None = Stamp(
-            client.producer, request.epoch, request.counter, digest(request)
-        )
-        if sabotage.REPLIES_OFF and request.counter <= client.counter:
-            stamp = None
+        stamp = Stamp(client.producer, request.epoch, request.counter, digest(request))
 
         def done(future: Future[Committed]) -> None:
             error = fault_of(future)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polybus.dialects.fdq import sabotage
 from polybus.dialects.fdq.membership import PASSING, Closing
 from polybus.dialects.fdq.retries import Schedule
 from polybus.errors import Expired, LimitReached, PolybusError, from_code
@@ -72,8 +71,6 @@ class Telling:
 
     def take_back(self) -> None:
         """It was not heard: it is to be told again, with the same words."""
-        if sabotage.ACKS_FORGOTTEN:
-            return
         self.shard.put_back(self._acked)
         self.shard.failures.extendleft(reversed(self._failures))
 

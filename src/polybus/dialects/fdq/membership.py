@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from polybus.dialects.fdq import sabotage
 from polybus.errors import (
     AlreadyExists,
     DoesNotExist,
@@ -145,7 +144,7 @@ class Member:
 
     def _rejoin(self, epoch: int) -> None:
         with self._lock:
-            if epoch != self.epoch or self.is_leaving or sabotage.REJOIN_OFF:
+            if epoch != self.epoch or self.is_leaving:
                 return
             terms = self._terms
             log.warning("%s of %s/%s was taken for dead", terms.name, terms.topic, terms.group)

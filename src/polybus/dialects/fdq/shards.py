@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polybus.dialects.fdq import sabotage
 from polybus.dialects.fdq.ranges import Range, Ranges, merged, ranges_of
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Shard:
         self.index = int(given.get("index", self.number))
         self.done = Ranges(int(given["low"]), given.get("ranges") or ())
         self.next = self.done.low  # how far it was fetched
-        self.suspect_to = 0 if sabotage.CARE_OFF else int(given.get("suspect_to") or 0)
+        self.suspect_to = int(given.get("suspect_to") or 0)
         self.attempts = {int(at): int(n) for at, n in (given.get("attempts") or {}).items()}
         self.committer: Committer | None = None
         self.is_open = True  # may more be started?

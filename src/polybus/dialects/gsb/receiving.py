@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.calls import sabotage
 from polybus.bus.calls.peer import Peer
 from polybus.bus.calls.services import Answer
 from polybus.dialects.gsb import codec, sp
@@ -94,7 +93,7 @@ class Receiver(Peer):
         if begin > end:
             return 0
         size: int = LENGTH.unpack_from(buffer, begin - LENGTH.size)[0]
-        if size > self._max_packet_bytes and not sabotage.SIZES_OFF:
+        if size > self._max_packet_bytes:
             self._skipping = Skipping(size, self._max_packet_bytes)
             self.is_open = False
             return self._head

@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable
 from enum import StrEnum
 
-from polybus.dialects.pirate import advice, codec, points
+from polybus.dialects.pirate import advice, codec
 from polybus.dialects.pirate.codec import Done, Nothing, Refusal, Reply, Request
 from polybus.dialects.pirate.finishing import finished
 from polybus.dialects.pirate.folder import Folder
@@ -89,7 +89,6 @@ class Asking:
                 self._tell(f"{_told(left)}; it was left from before")
             last = self.state.lasts.get(topic, 0)  # other tasks may read while we wait
             request = await finished(self._folder.asked, op.decode(), topic, body)
-            points.passing("asked", str(request.counter))
             value = await self._carry_out(request)
             if op == codec.UNSUB:
                 self._undelivered.pop(topic, None)
@@ -126,14 +125,12 @@ class Asking:
             message = await self._get(topic, self.state.lasts.get(topic, 0))
             if message is None:
                 return None
-            points.passing("fetched", str(message.id))
             if record:
                 await self._record_first(message)
             return message
 
     async def record(self, message: Message) -> None:
         await finished(self._folder.read, message.topic, message.id)
-        points.passing("recorded", str(message.id))
 
     def close(self) -> None:
         self._counting.close()
@@ -175,10 +172,8 @@ class Asking:
         frames = codec.cut(body) if op == PUT else ()
         asked = Request(op.encode(), self.state.id, self.state.epoch, counter, topic, frames)
         reply = await self._answer(asked, request)
-        points.passing("answered", str(counter))
         if isinstance(reply, Done):
             await finished(self._folder.answered, counter, reply.second, "", True)
-            points.passing("settled", str(counter))
             return reply.second
         if reply.code in ENDS:
             stored = reply.code in STORED

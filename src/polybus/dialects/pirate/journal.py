@@ -24,7 +24,6 @@ from zlib import crc32
 
 import msgpack
 
-from polybus.dialects.pirate import points, sabotage
 from polybus.dialects.pirate.state import (
     Answered,
     Asked,
@@ -131,10 +130,9 @@ class Journal:
         """On disk when it returns; then the state changes. `StoreFull` changes nothing."""
         if self._broken:
             raise StoreFault(f"{self._folder}: {self._broken}: open the folder again")
-        data = b"" if sabotage.JOURNAL_OFF else encoded(event)
+        data = encoded(event)
         self._append(data)
         self._end += len(data)
-        points.passing("kept", type(event).__name__)
         self.state.apply(event)
         if not isinstance(event, Asked) and self._has_grown():
             self._rewrite()
@@ -146,11 +144,7 @@ class Journal:
 
     def _append(self, data: bytes) -> None:
         try:
-            if points.WATCHED:  # else in one call
-                _write(self._descriptor, data[: len(data) // 2], self._end)
-                points.passing("torn")
             _write(self._descriptor, data, self._end)
-            points.passing("written")
         except OSError as error:
             self._cut_back()
             raise _failed(self._folder, error) from None
@@ -163,8 +157,6 @@ class Journal:
             self._broken = f"half of an event is in the journal ({error.strerror})"
 
     def _sync(self) -> None:
-        if sabotage.SYNC_OFF:
-            return
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -238,11 +230,8 @@ def _written_anew(folder: Path, event: Event) -> tuple[int, int]:
         descriptor = os.open(new, flags, 0o600)
         try:
             _write(descriptor, data, 0)
-            if not sabotage.RENAME_UNSYNCED:
-                os.fsync(descriptor)
-            points.passing("rewritten")
+            os.fsync(descriptor)
             new.rename(folder / NAME)
-            points.passing("renamed")
             sync_folder(folder)
         except BaseException:
             os.close(descriptor)
@@ -267,8 +256,6 @@ def _all_of(descriptor: int) -> bytes:
 
 def sync_folder(folder: Path) -> None:
     """The names in it are on disk."""
-    if sabotage.RENAME_UNSYNCED:
-        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

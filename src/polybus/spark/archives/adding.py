@@ -11,7 +11,6 @@ from polybus.errors import Conflict, Damaged
 from polybus.spark.archives import versions
 from polybus.spark.archives.folder import writable
 from polybus.spark.archives.lock import Locks
-from polybus.spark.points import passing
 
 if TYPE_CHECKING:
     from polybus.spark.access import Access
@@ -67,11 +66,9 @@ class Adding:
             for shard, last in one.lasts.items():
                 lasts[shard] = max(last, lasts.get(shard, last))
         files = [one.file for one in written]
-        passing("archiving")
         with writable(self._folder.path):
             manifest = versions.newest(self._folder, topic)
             versions.commit(self._folder, manifest.added(files, lasts, gaps=self._gaps))
-        passing("archived")
         self.rows += sum(one.rows for one in files)
         self.size_bytes += sum(one.size_bytes for one in files)
 

@@ -27,7 +27,6 @@ from polybus.spark.archives.writing import (
     make_durable,
     parquet_writer,
 )
-from polybus.spark.points import passing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +60,6 @@ def compact(
     for merge, file in zip(
         merges, work.map(lambda one: merged(folder, one)).collect(), strict=True
     ):
-        passing("compacted")
         with writable(folder.path):
             newest = versions.newest(folder, merge.topic)
             versions.commit(folder, newest.compacted(merge.files, file, time.time()))

@@ -17,14 +17,12 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StringType, StructField, StructType
 
 from polybus.errors import Conflict
-from polybus.spark import sabotage
 from polybus.spark.archives import versions
 from polybus.spark.archives.folder import Folder
 from polybus.spark.archives.writing import Writing, Written
 from polybus.spark.faults import told_plainly
 from polybus.spark.options import SOURCE_OPTIONS, Options
 from polybus.spark.planning import Partition, Range
-from polybus.spark.points import passing
 from polybus.spark.positions import Position
 from polybus.spark.schema import SCHEMA
 from polybus.spark.stream import StreamReader
@@ -73,8 +71,6 @@ class ArchiveReader(StreamReader):
     def _archived(self, topic: str, shards: dict[int, int]) -> dict[int, int]:
         """How far each of these is archived; where it begins if nothing of it is."""
         manifest = versions.newest(self._folder, topic)
-        if sabotage.ARCHIVE_POSITIONS_OFF:
-            return shards
         return {shard: manifest.end(shard) or start for shard, start in shards.items()}
 
     def _to_read(self, ranges: list[Range]) -> list[Range]:
@@ -93,7 +89,7 @@ class ArchiveReader(StreamReader):
         return {n: one.start for n, one in self._ahead.shards(topic).items()}
 
     def _check_follows(self, wanted: Range, end: int) -> None:
-        if wanted.start > end and self._task.strict and not sabotage.ARCHIVE_POSITIONS_OFF:
+        if wanted.start > end and self._task.strict:
             raise Conflict(
                 f"this checkpoint is of another archive: it goes on with {wanted.start} in shard "
                 f"{wanted.shard} of topic {wanted.topic!r}, which is archived up to {end} here; "
@@ -114,7 +110,6 @@ class ArchiveReader(StreamReader):
             except BaseException:
                 writing.discard()
                 raise
-        passing("written")
 
 
 def few(ranges: list[Range], tasks: int) -> list[Partition]:

@@ -24,7 +24,6 @@ from polybus.spark.archives.folder import Folder, sync, writable
 from polybus.spark.archives.manifest import File, Last, Span
 from polybus.spark.bounds import MAX_TIME_NS
 from polybus.spark.columns import COLUMNS, Shape
-from polybus.spark.points import passing
 from polybus.spark.schema import SCHEMA
 
 if TYPE_CHECKING:
@@ -169,7 +168,6 @@ class Draft:
         with writable(self._path):
             self._writer.write_table(pa.Table.from_batches(self._waiting), GROUP_ROWS)
         self._waiting, self._bytes, self._rows = [], 0, 0
-        passing("mid-file")
 
 
 def parquet_writer(sink: pa.NativeFile) -> pq.ParquetWriter:

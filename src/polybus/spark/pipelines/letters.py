@@ -18,7 +18,6 @@ from pyspark.sql.functions import broadcast, count, lit
 
 from polybus.errors import AlreadyExists, Conflict, DoesNotExist
 from polybus.native import Client
-from polybus.spark import sabotage
 from polybus.spark.access import PATIENCE
 from polybus.spark.pipelines import sql
 from polybus.spark.pipelines.markers import MARKED, SUFFIX
@@ -116,7 +115,7 @@ class DeadLetters:
 
     def _waiting(self) -> DataFrame:
         letters = as_letters(self._read(self.topic), self.topic)
-        if not self._marked or sabotage.MARKS_OFF:
+        if not self._marked:
             return letters
         place = "from_json(cast(body AS string), 'shard int, offset long') AS marked"
         marked = self._read(self.markers).selectExpr(place).selectExpr("marked.*")

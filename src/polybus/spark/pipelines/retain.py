@@ -37,7 +37,6 @@ from polybus.spark.pipelines.running import (
     silent,
     stoppable,
 )
-from polybus.spark.points import passing
 
 if TYPE_CHECKING:
     from polybus.spark.archives.manifest import Manifest, Span
@@ -119,9 +118,7 @@ class Trimming:
         if not spans:
             return
         self._check(manifest, spans)
-        passing("trimming")
         self._client.trim(topic, {shard: span.end for shard, span in spans.items()})
-        passing("trimmed")
         self.topics.add(topic)
         self.rows += sum(span.rows for span in spans.values())
 

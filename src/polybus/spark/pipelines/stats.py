@@ -25,7 +25,6 @@ from polybus.spark.pipelines.report.histogram import bucket_sql
 from polybus.spark.pipelines.report.page import page
 from polybus.spark.pipelines.running import Progress, Summary, Tell, activate, follow, silent
 from polybus.spark.pipelines.stats_parts import Parts
-from polybus.spark.points import passing
 
 WHY = "tables and report are written there"
 MARK, REPORT, CHECKPOINT = "stats.json", "report.html", "_checkpoint"
@@ -138,7 +137,6 @@ class Counting:
 
     def count(self, batch: DataFrame, number: int) -> None:
         """Called by Spark, for each batch once, and again if it was killed meanwhile."""
-        passing("counting")
         measured = batch.selectExpr(
             *("topic", "shard", "shard_key"),
             f"timestamp_ns div 1000000000 div {self._window_s} * {self._window_s} AS start_s",
@@ -149,7 +147,6 @@ class Counting:
             self._parts.write(number, self._sums(measured))
         finally:
             measured.unpersist()
-        passing("counted")
 
     def write(self) -> list[Topic]:
         """Tables and report, of what is counted up to now."""

@@ -12,7 +12,6 @@ commit log, so all but the newest can be summed up.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polybus.spark import sabotage
 from polybus.spark.archives.folder import sync, writable
 
 # What is counted: by which columns. The rest are sums, and largest values.
@@ -65,9 +63,8 @@ class Parts:
 
     def write(self, number: int, counted: Mapping[str, pa.Table]) -> None:
         for kind in BY:
-            extra = f"~{uuid.uuid4().hex}" if sabotage.PARTS_ADD else ""
             table = counted[kind].select(SCHEMAS[kind].names).cast(SCHEMAS[kind])
-            replace_table(self._path(kind, number, number, extra), table)
+            replace_table(self._path(kind, number, number), table)
 
     def read(self, kind: str) -> pa.Table:
         """The sums of all batches that are there as a whole."""
@@ -89,8 +86,8 @@ class Parts:
                 if part not in self._parts(kind):
                     part.path.unlink(missing_ok=True)
 
-    def _path(self, kind: str, first: int, last: int, extra: str = "") -> Path:
-        return self._folder / f"{first:0{DIGITS}}-{last:0{DIGITS}}{extra}.{kind}.parquet"
+    def _path(self, kind: str, first: int, last: int) -> Path:
+        return self._folder / f"{first:0{DIGITS}}-{last:0{DIGITS}}.{kind}.parquet"
 
     def _parts(self, kind: str) -> list[Part]:
         """Those that are not within another."""
@@ -107,7 +104,7 @@ class Parts:
     def _all(self, kind: str) -> list[Part]:
         found = []
         for path in sorted(self._folder.glob(f"*.{kind}.parquet")):
-            first, _, last = path.name.partition(".")[0].partition("~")[0].partition("-")
+            first, _, last = path.name.partition(".")[0].partition("-")
             found.append(Part(int(first), int(last), path))
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polybus.store.lmdb import keys, sabotage, values
+from polybus.store.lmdb import keys, values
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.known import Known, Reading, Shard, TopicState
 from polybus.store.lmdb.leases import Leases
@@ -69,8 +69,7 @@ class Books:
     def burn(self) -> None:
         """What was not written is forgotten, with all that was built on it."""
         self.batch = Batch()
-        if not sabotage.CACHES_KEPT:
-            self.known = Known(self._reading)
+        self.known = Known(self._reading)
         self.leases.undo()
         self._clear()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from polybus.errors import UsageError
-from polybus.store.lmdb import folder, sabotage
+from polybus.store.lmdb import folder
 from polybus.store.lmdb.environment import Environment
 from polybus.store.lmdb.faults import translated
 from polybus.store.lmdb.home import Home
@@ -94,8 +94,7 @@ def copy(environment: Environment, generation: Path, progress: Progress) -> int:
     try:
         with _watched(path, used_bytes(environment), progress):
             environment.lmdb.copyfd(descriptor, compact=True)
-        if not sabotage.COMPACT_SYNC_OFF:
-            os.fsync(descriptor)
+        os.fsync(descriptor)
         size = os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)

@@ -19,7 +19,6 @@ from typing import Any, Final
 import lmdb
 
 from polybus.errors import DataFolderInUse
-from polybus.store.lmdb import sabotage
 from polybus.store.lmdb.faults import translate, translated
 
 # Address space, not disk: more than any store will fill. It costs nothing.
@@ -45,7 +44,6 @@ class Environment:
         self.inside = 0  # looks that are under way
         self.renewing = False
         self.closed = False
-        self._kept: Transaction = None  # only ever by sabotage
         self.open()
 
     def open(self) -> None:
@@ -60,8 +58,6 @@ class Environment:
                 # Else what the process had in memory fills the pages' gaps, and salvage and
                 # whoever gets a backup would find it there.
                 meminit=True,
-                sync=not sabotage.SYNC_OFF,
-                metasync=not sabotage.SYNC_OFF,
                 mode=0o600,
             )
 
@@ -81,8 +77,7 @@ class Environment:
 
     def clear_dead_readers(self) -> None:
         """Places of killed readers are freed, so that pages they looked at can be used again."""
-        if not sabotage.READER_CHECK_OFF:
-            self.lmdb.reader_check()
+        self.lmdb.reader_check()
 
     @contextmanager
     def look(self) -> Iterator[Transaction]:
@@ -95,15 +90,12 @@ class Environment:
 
     def begin(self) -> Transaction:
         try:
-            return self._kept or self.lmdb.begin(buffers=True)
+            return self.lmdb.begin(buffers=True)
         except lmdb.Error as error:
             raise translate(error) from error
 
     def end(self, transaction: Transaction) -> None:
-        if sabotage.LONG_READ_TRANSACTIONS:
-            self._kept = transaction
-        else:
-            transaction.abort()
+        transaction.abort()
 
 
 def acquire(path: Path, *, read_only: bool) -> Environment:

@@ -13,7 +13,7 @@ import resource
 import lmdb
 
 from polybus.errors import Damaged, StoreFull
-from polybus.store.lmdb import removal, sabotage
+from polybus.store.lmdb import removal
 from polybus.store.lmdb.batch import Batch
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.faults import translate
@@ -34,12 +34,6 @@ class Storing:
 
     def write(self, batch: Batch) -> None:
         batch.encode_blocks()
-        if sabotage.KEEP_NOTHING:
-            return
-        if sabotage.DESCRIPTOR_A_COMMIT:
-            os.close(os.open(os.devnull, os.O_RDONLY))
-        if sabotage.TORN_COMMITS:
-            self._write_torn(batch)
         with self.transaction() as transaction:
             batch.write(transaction)
             left = removal.Step(transaction, REMOVAL_S).run() if batch.cleaning else self.removing
@@ -61,12 +55,6 @@ class Storing:
 
     def transaction(self) -> Writing:
         return Writing(self._home)
-
-    def _write_torn(self, batch: Batch) -> None:
-        first = Batch()
-        first.puts = dict(sorted(batch.puts.items())[: len(batch.puts) // 2])
-        with self.transaction() as transaction:
-            first.write(transaction)
 
 
 class Writing:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from polybus.errors import PolybusError
-from polybus.store.lmdb import folder, sabotage
+from polybus.store.lmdb import folder
 from polybus.store.lmdb.copying import Progress, no_progress
 
 MAX_LISTED: Final = 1000
@@ -46,8 +46,6 @@ def verify(path: Path, progress: Progress = no_progress) -> Report:
     folder.generation(path)  # it must be there, and of our format
     command = [sys.executable, "-m", __name__, str(path)]
     report, where = Report(), "the beginning"
-    if sabotage.VERIFY_BLIND:
-        return report
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None

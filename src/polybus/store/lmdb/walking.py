@@ -16,7 +16,7 @@ from polybus.errors import Damaged, PolybusError, StoreFault
 from polybus.kernel.blocks import Layout
 from polybus.model import runs
 from polybus.model.block import open_layout
-from polybus.store.lmdb import entries, keys, sabotage
+from polybus.store.lmdb import entries, keys
 from polybus.store.lmdb.entries import Entry
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.faults import translate
@@ -153,8 +153,7 @@ class Walk:
         return entry
 
     def _open(self, block: memoryview, count: int) -> Layout:
-        wanted = not sabotage.CHECKSUM_OFF
-        layout = open_layout(block, checksum=wanted, later=wanted and self._later)
+        layout = open_layout(block, checksum=True, later=self._later)
         if layout.count != count:
             raise Damaged(f"a block has {layout.count} messages, its entry says {count}")
         return layout

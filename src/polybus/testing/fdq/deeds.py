@@ -31,6 +31,5 @@ class Settings:
     deeds: Mapping[str, int] = field(default_factory=lambda: TO_ALL)
     # Nobody dies, or is taken for dead: nothing is done twice, and all is counted.
     is_exact: bool = False
-    sabotage: str = ""
     is_relayed: bool = False  # clients speak to the bus through a relay
     orders: Mapping[str, Any] = field(default_factory=dict)  # for all children

@@ -58,7 +58,7 @@ class Workload:
         self._folder = folder
         self._settings = settings or Settings()
         self._random = Random(seed)
-        self.bus = NativeBus(env={"POLYBUS_SABOTAGE": self._settings.sabotage})
+        self.bus = NativeBus()
         self._relay = Relay(self.bus.port) if self._settings.is_relayed else None
         self._brood = Brood()
         self.client: Client = self.bus.client(call_timeout_s=PATIENCE_S)

@@ -51,14 +51,12 @@ class Being:
 
 
 class Killing:
-    def __init__(
-        self, folder: Path, seed: int, *, clients: int = 4, sabotage: str | None = None
-    ) -> None:
+    def __init__(self, folder: Path, seed: int, *, clients: int = 4) -> None:
         self.seed = seed
         self.done: Counter[str] = Counter()
         self._folder = folder
         self._random = Random(seed)
-        self.bus = PirateBus(env={"POLYBUS_SABOTAGE": sabotage or ""})
+        self.bus = PirateBus()
         self._relay = Relay(self.bus.port)
         self._answers = HeldAnswers(self._relay, self._is_one_hidden)
         self.witness = Witness(self.bus.endpoint, WITNESSED)

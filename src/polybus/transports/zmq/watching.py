@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from polybus.transports.zmq import sabotage
 from polybus.transports.zmq.connections import Connection
 
 LOOK_S: Final = 0.05
@@ -146,7 +145,7 @@ class Watch:
             self._calm_bytes += max(0, grown)
 
     def _end(self, one: Connection, reason: str) -> None:
-        if not sabotage.WATCH_OFF and one.cut():
+        if one.cut():
             one.unfinished = 0
             self._cut(one, reason)
 

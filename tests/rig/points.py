@@ -1,0 +1,156 @@
+"""Kill points: a copy of the package whose code calls the rig at named places.
+
+    env = points.SPARK.environment | orders.environment
+
+The patches insert the calls. What a process does there is decided by
+`polybus.testing.sparkpoints` and `polybus.testing.pirate.killpoints`, which list the points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from tests.rig.patching import Edit, Patch, import_path, patched_copy
+
+FUTURE = "from __future__ import annotations\n"
+
+
+class Points:
+    """Points of one area; the copy that has them is made when it is first needed."""
+
+    def __init__(self, name: str, module: str, files: dict[str, tuple[tuple[str, str], ...]]):
+        """`files` maps a file to replacements, which call `passing` of `module`."""
+        first, *more = _edits(module, files)
+        self.patch = Patch(name, *first, tuple(more))
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a process that shall import the copy, with its children."""
+        return {"PYTHONPATH": import_path(patched_copy([self.patch]))}
+
+
+def _edits(module: str, files: dict[str, tuple[tuple[str, str], ...]]) -> Iterator[Edit]:
+    for file, changes in files.items():
+        yield Edit(file, FUTURE, f"{FUTURE}\nfrom {module} import passing\n")
+        for old, new in changes:
+            yield Edit(file, old, new)
+
+
+def before(lines: str, point: str) -> tuple[str, str]:
+    return lines, f"{_indent(lines)}passing({point!r})\n{lines}"
+
+
+def after(line: str, point: str) -> tuple[str, str]:
+    return line, f"{line}{_indent(line)}passing({point!r})\n"
+
+
+def _indent(lines: str) -> str:
+    return lines[: len(lines) - len(lines.lstrip())]
+
+
+SPARK = Points(
+    "spark-points",
+    "polybus.testing.sparkpoints",
+    {
+        "spark/sink.py": (
+            (
+                "class StreamWriter(DataSourceStreamArrowWriter):\n",
+                "class StreamWriter(DataSourceStreamArrowWriter):\n"
+                "    def __getstate__(self):\n"  # Spark pickles the writer when it plans an epoch
+                "        passing('planned')\n"
+                "        return self.__dict__\n\n",
+            ),
+        ),
+        "spark/staging.py": (
+            after("        self.rows += rows.num_rows\n", "mid-stage"),
+            (
+                "        self._stage.close()\n        return self._stage.name\n",
+                "        self._stage.close()\n"
+                "        passing('staged', self._stage.name)\n"
+                "        return self._stage.name\n",
+            ),
+            before("            self._stage = self._client.stage(self._lease_s)\n", "begun"),
+        ),
+        "spark/publishing.py": (
+            before(
+                '    try:\n        client.act("stage.publish", stages=stages, **stamped)\n',
+                "publishing",
+            ),
+            (
+                'so whether its rows are there cannot be told"\n        ) from None\n',
+                'so whether its rows are there cannot be told"\n        ) from None\n'
+                "    passing('published')\n",
+            ),
+        ),
+        "spark/tasks.py": (
+            after("                    yield shape.batch(one.topic, batch)\n", "reading"),
+        ),
+        "spark/archives/writing.py": (
+            after("        self._waiting, self._bytes, self._rows = [], 0, 0\n", "mid-file"),
+        ),
+        "spark/archives/source.py": (
+            (
+                "                writing.discard()\n                raise\n",
+                "                writing.discard()\n                raise\n"
+                "        passing('written')\n",
+            ),
+        ),
+        "spark/archives/adding.py": (
+            after("        files = [one.file for one in written]\n", "archiving"),
+            before("        self.rows += sum(one.rows for one in files)\n", "archived"),
+        ),
+        "spark/archives/compaction.py": (
+            before(
+                "        with writable(folder.path):\n"
+                "            newest = versions.newest(folder, merge.topic)\n",
+                "compacted",
+            ),
+        ),
+        "spark/pipelines/retain.py": (
+            after("        self._check(manifest, spans)\n", "trimming"),
+            before("        self.topics.add(topic)\n", "trimmed"),
+        ),
+        "spark/pipelines/stats.py": (
+            before("        measured = batch.selectExpr(\n", "counting"),
+            (
+                "            measured.unpersist()\n",
+                "            measured.unpersist()\n        passing('counted')\n",
+            ),
+        ),
+    },
+)
+
+PIRATE = Points(
+    "pirate-points",
+    "polybus.testing.pirate.killpoints",
+    {
+        "dialects/pirate/journal.py": (
+            after("        self._end += len(data)\n", "kept"),
+            (
+                "            _write(self._descriptor, data, self._end)\n",
+                "            _write(self._descriptor, data[: len(data) // 2], self._end)\n"
+                "            passing('torn')\n"
+                "            _write(self._descriptor, data, self._end)\n"
+                "            passing('written')\n",
+            ),
+            (
+                "            new.rename(folder / NAME)\n",
+                "            passing('rewritten')\n"
+                "            new.rename(folder / NAME)\n"
+                "            passing('renamed')\n",
+            ),
+        ),
+        "dialects/pirate/asking.py": (
+            before("            value = await self._carry_out(request)\n", "asked"),
+            before("            if record:\n", "fetched"),
+            after(
+                "        await finished(self._folder.read, message.topic, message.id)\n", "recorded"
+            ),
+            after("        reply = await self._answer(asked, request)\n", "answered"),
+            before("            return reply.second\n", "settled"),
+        ),
+    },
+)
+
+ALL = [SPARK.patch, PIRATE.patch]

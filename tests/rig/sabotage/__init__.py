@@ -1,0 +1,33 @@
+"""Sabotages: patches that break one property each, so that its fault test is seen to fail.
+
+A test names them, `@pytest.mark.sabotage("stamps-off", expects=...)`; `plugin.py` applies them.
+Names are unique over all areas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.rig.patching import Patch
+from tests.rig.sabotage import fdq, groups, gsb, pirate, policy, spark, store, zmq
+
+ALL: list[Patch] = [
+    *store.SABOTAGES,
+    *groups.SABOTAGES,
+    *fdq.SABOTAGES,
+    *pirate.SABOTAGES,
+    *zmq.SABOTAGES,
+    *gsb.SABOTAGES,
+    *spark.SABOTAGES,
+    *policy.SABOTAGES,
+]
+NAMES = frozenset(patch.name for patch in ALL)
+
+
+def patch_of(name: str) -> Patch:
+    (found,) = (patch for patch in ALL if patch.name == name)
+    return found
+
+
+def repeated_names() -> list[str]:
+    return [name for name, count in Counter(patch.name for patch in ALL).items() if count > 1]

@@ -1,0 +1,49 @@
+"""Sabotages of the coordinator of consumer groups."""
+
+from __future__ import annotations
+
+from tests.rig.patching import Edit, Patch
+
+COORDINATOR = "bus/groups/coordinator.py"
+SETTLE = "    def _settle(self, group: Group) -> None:\n"
+ACKING = """    def _acking(self, topic, group, consumer, epoch):
+        from types import SimpleNamespace
+
+        from polybus.errors import Fenced
+
+        try:
+            return self._member(topic, group, consumer, epoch)
+        except Fenced:
+            return self._table.get(topic, group), SimpleNamespace(max_deliver=5)
+
+"""
+
+SABOTAGES = [
+    # Acks and transactions of members and shards with old epochs are taken.
+    Patch(
+        "fencing-off",
+        "bus/groups/judging.py",
+        "    if progress.owner != consumer or progress.epoch != epoch:\n",
+        "    if False:\n",
+        (
+            Edit(
+                COORDINATOR,
+                "self._member(topic, group, consumer, epoch)\n        if not any(entry.release",
+                "self._acking(topic, group, consumer, epoch)\n        if not any(entry.release",
+            ),
+            Edit(
+                COORDINATOR,
+                "self._member(topic, group, *member)\n        number, shard_epoch",
+                "self._acking(topic, group, *member)\n        number, shard_epoch",
+            ),
+            Edit(COORDINATOR, SETTLE, ACKING + SETTLE),
+        ),
+    ),
+    # A transaction is done again, though its message is acked.
+    Patch(
+        "repeats-off",
+        "bus/groups/acks.py",
+        "            if ranges.contains(progress.low, progress.ranges, offset):\n",
+        "            if False:\n",
+    ),
+]

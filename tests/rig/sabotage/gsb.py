@@ -1,0 +1,71 @@
+"""Sabotages of GSB's calls. Each also turns the fast path off, which has rules of its own."""
+
+from __future__ import annotations
+
+from tests.rig.patching import Edit, Patch
+
+CALLS = "bus/calls/calls.py"
+DESK = "        desk = self.desk = self.pressure.desk\n"
+SLOW = Edit(CALLS, DESK, DESK + "        desk.is_short = False\n")
+FAIL_SERVED = (
+    '            self._fail(call, Code.UNAVAILABLE, "the service went away", cancel=False)\n'
+)
+
+SABOTAGES = [
+    # Calls of a service that went away are dropped without an answer.
+    Patch(
+        "gone-off",
+        CALLS,
+        FAIL_SERVED,
+        "            self._close(call, Code.UNAVAILABLE)\n",
+        (SLOW,),
+    ),
+    # No call reaches its deadline.
+    Patch(
+        "deadlines-off",
+        "bus/calls/deadlines.py",
+        "        if due_s < self._desk.next_due_s:\n",
+        "        if False:\n",
+        (SLOW,),
+    ),
+    # Services are not notified of a cancelled call.
+    Patch(
+        "cancel-off",
+        CALLS,
+        "        if cancel and not call.end.gone:\n",
+        "        if False:\n",
+        (SLOW,),
+    ),
+    # Replies that belong to no call are not counted.
+    Patch(
+        "late-off",
+        CALLS,
+        '            self.counters.count("dropped", "unknown_call")\n            return True\n',
+        "            return True\n",
+        (SLOW,),
+    ),
+    # No peer is ever full.
+    Patch(
+        "pressure-off",
+        "bus/calls/pressure.py",
+        "        peer.full = True\n",
+        "        return\n",
+        (SLOW,),
+    ),
+    # A second call with an open request id replaces the first.
+    Patch(
+        "ids-off",
+        CALLS,
+        "        if request_id in caller.calls:\n",
+        "        if False:\n",
+        (SLOW,),
+    ),
+    # Packets may be of any size.
+    Patch(
+        "sizes-off",
+        "dialects/gsb/receiving.py",
+        "        if size > self._max_packet_bytes:\n",
+        "        if False:\n",
+        (SLOW,),
+    ),
+]

@@ -1,0 +1,104 @@
+"""Sabotages of pirate: its subscribers at the bus, and the journal of its client."""
+
+from __future__ import annotations
+
+from tests.rig.patching import Edit, Patch
+from tests.rig.sabotage.store import ANY_EPOCH
+
+PUTTING = "bus/subscribers/putting.py"
+SUBSCRIBING = "bus/subscribers/subscribing.py"
+JOURNAL = "dialects/pirate/journal.py"
+
+SUBSCRIBERS = [
+    # A repeated counter is not answered from the stored result; its request is done again.
+    Patch(
+        "replies-off",
+        PUTTING,
+        "            self._max_bytes,\n            MAX_KNOWN_TOPICS,\n",
+        "            -1,\n            MAX_KNOWN_TOPICS,\n",  # no put takes the fast path
+        (
+            Edit(
+                PUTTING,
+                "            put.then(notes.outcome(came))\n",
+                "            topic = self._durable.find(put.topic)\n"
+                "            if came.duplicate and topic is not None:\n"
+                "                self._durable.produce(topic, put.block)\n"
+                "            put.then(notes.outcome(came))\n",
+            ),
+            Edit(
+                SUBSCRIBING, "        if request.counter > client.counter:\n", "        if True:\n"
+            ),
+            Edit(
+                SUBSCRIBING,
+                "        self._lasts.flush()  # what was read before comes before it\n",
+                "        if request.counter <= client.counter:\n"
+                "            stamp = None\n"
+                "        self._lasts.flush()\n",
+            ),
+        ),
+    ),
+    # Each copy of a HELLO takes a new epoch.
+    Patch(
+        "greetings-off",
+        "bus/subscribers/clients.py",
+        "    if epoch is None:\n        if found is None and not room:\n",
+        "    if True:\n        if found is None and not room:\n",
+    ),
+    # The position of a subscriber is confirmed, and not stored.
+    Patch(
+        "last-off",
+        "bus/subscribers/lasts.py",
+        "        if len(self._moved) >= records.AT_ONCE:\n",
+        "        told(None)\n        return\n        if len(self._moved) >= records.AT_ONCE:\n",
+    ),
+    # Messages are removed before all subscribers have read them.
+    Patch(
+        "collect-all",
+        "bus/subscribers/collecting.py",
+        "    if due.read is not None and due.read + 1 <= bounds.first_id:\n",
+        "    if False:\n",
+        (
+            Edit(
+                "bus/subscribers/collecting.py",
+                "    if due.read is None or due.read >= bounds.next_id - 1:\n",
+                "    if True:\n",
+            ),
+        ),
+    ),
+    # A client goes on though a newer one with its id was started.
+    Patch(
+        "client-epochs-off",
+        "bus/subscribers/clients.py",
+        "        return request.epoch != self.epoch\n",
+        "        return False\n",
+        (ANY_EPOCH,),
+    ),
+]
+
+CLIENT = [
+    # The journal is in memory alone.
+    Patch("journal-off", JOURNAL, "        data = encoded(event)\n", '        data = b""\n'),
+    # No event waits for the disk.
+    Patch(
+        "journal-sync-off",
+        JOURNAL,
+        "            os.fdatasync(self._descriptor)\n",
+        "            pass\n",
+    ),
+    # A rewritten journal is used before it is on disk.
+    Patch(
+        "journal-rename-unsynced",
+        JOURNAL,
+        "            _write(descriptor, data, 0)\n            os.fsync(descriptor)\n",
+        "            _write(descriptor, data, 0)\n",
+        (
+            Edit(
+                JOURNAL,
+                '    """The names in it are on disk."""\n',
+                '    """The names in it are on disk."""\n    return\n',
+            ),
+        ),
+    ),
+]
+
+SABOTAGES = [*SUBSCRIBERS, *CLIENT]

@@ -1,0 +1,87 @@
+"""Sabotages of the Spark source, sink and pipelines."""
+
+from __future__ import annotations
+
+from tests.rig.patching import Edit, Patch
+
+SINK = "spark/sink.py"
+SOURCE = "spark/archives/source.py"
+PARTS = "spark/pipelines/stats_parts.py"
+TRANSACTION = "def _transaction(settings: Settings) -> str | None:\n"
+PUBLISH_ALONE = """def _publish_alone(client, done):
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if done.stage is not None and context is not None:
+        stamp = {
+            "producer": f"{done.query}/{context.partitionId()}",
+            "counter": int(context.getLocalProperty("streaming.sql.batchId") or 0) + 1,
+        }
+        publishing._publish(client, [done.stage], stamp=stamp, run={"id": done.query})
+    return Staged(None, done.query, done.rows)
+
+
+"""
+STAGED = "Staged(staging.finish(), query_id(), staging.rows)"
+
+SABOTAGES = [
+    # Each task publishes its own stage; the driver publishes nothing.
+    Patch(
+        "tasks-publish",
+        SINK,
+        f"        return {STAGED}\n",
+        f"        return _publish_alone(client_of(settings.bus), {STAGED})\n",
+        (Edit(SINK, TRANSACTION, PUBLISH_ALONE + TRANSACTION),),
+    ),
+    # A first batch that is planned again begins where "latest" is then.
+    Patch(
+        "latest-again",
+        "spark/positions.py",
+        "        begins_anew = self.is_initial and end.since\n",
+        "        begins_anew = False\n",
+    ),
+    # A task that finds messages missing goes on without an error.
+    Patch("losses-unseen", "spark/tasks.py", "        if self.strict:\n", "        if False:\n"),
+    # The archive adds all rows of a batch, whatever it has already.
+    Patch(
+        "archive-positions-off",
+        SOURCE,
+        "        return {shard: manifest.end(shard) or start for shard, start in shards.items()}\n",
+        "        return shards\n",
+        (
+            Edit(
+                SOURCE,
+                "        if wanted.start > end and self._task.strict:\n",
+                "        if False:\n",
+            ),
+            Edit(
+                "spark/archives/manifest.py",
+                "        if start == end or (gaps and start > end):\n",
+                "        if True:\n",
+            ),
+        ),
+    ),
+    # Dead letters that were re-queued are not known as such.
+    Patch(
+        "marks-off",
+        "spark/pipelines/letters.py",
+        "        if not self._marked:\n            return letters\n",
+        "        if True:\n            return letters\n",
+    ),
+    # The counts of a batch that is counted again are added to its former counts.
+    Patch(
+        "parts-add",
+        PARTS,
+        "            replace_table(self._path(kind, number, number), table)\n",
+        "            path = self._path(kind, number, number)\n"
+        '            name = path.name.replace(".", f"~{os.urandom(8).hex()}.", 1)\n'
+        "            replace_table(path.with_name(name), table)\n",
+        (
+            Edit(
+                PARTS,
+                'path.name.partition(".")[0].partition("-")',
+                'path.name.partition(".")[0].partition("~")[0].partition("-")',
+            ),
+        ),
+    ),
+]

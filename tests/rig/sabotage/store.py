@@ -1,0 +1,108 @@
+"""Sabotages of the LMDB engine."""
+
+from __future__ import annotations
+
+from tests.rig.patching import Edit, Patch
+
+WRITE = "        batch.encode_blocks()\n"
+STAMPS_FILE = "store/lmdb/stamps.py"
+# Used by pirate's sabotage of epochs, too.
+ANY_EPOCH = Edit(STAMPS_FILE, "    if epoch != producer.epoch:\n", "    if False:\n")
+
+SABOTAGES = [
+    # A repeated request is done again.
+    Patch(
+        "stamps-off",
+        STAMPS_FILE,
+        "    if stamp.counter == producer.counter + 1:\n",
+        "    if True:\n",
+    ),
+    # A producer that a newer one has taken over goes on.
+    Patch("epochs-off", *ANY_EPOCH),
+    # No commit waits for the disk.
+    Patch(
+        "sync-off",
+        "store/lmdb/environment.py",
+        "                meminit=True,\n",
+        "                meminit=True,\n                sync=False, metasync=False,\n",
+    ),
+    # Checksums of entries and blocks are not compared.
+    Patch(
+        "checksum-off",
+        "store/lmdb/entries.py",
+        "read_head(value, MAGIC, True)",
+        "read_head(value, MAGIC, False)",
+        (
+            Edit(
+                "store/lmdb/walking.py",
+                "open_layout(block, checksum=True, later=self._later)",
+                "open_layout(block, checksum=False, later=False)",
+            ),
+        ),
+    ),
+    # Half of a batch is committed in a transaction of its own.
+    Patch(
+        "torn-commits",
+        "store/lmdb/storing.py",
+        WRITE,
+        WRITE
+        + "        first = Batch()\n"
+        + "        first.puts = dict(sorted(batch.puts.items())[: len(batch.puts) // 2])\n"
+        + "        with self.transaction() as transaction:\n"
+        + "            first.write(transaction)\n",
+    ),
+    # Commits are answered, and not written.
+    Patch("keep-nothing", "store/lmdb/storing.py", WRITE, WRITE + "        return\n"),
+    # The writer's caches survive a transaction that failed.
+    Patch(
+        "caches-kept",
+        "store/lmdb/books.py",
+        "        self.batch = Batch()\n        self.known = Known(self._reading)\n",
+        "        self.batch = Batch()\n",
+    ),
+    # Places of dead readers are never cleared.
+    Patch(
+        "reader-check-off",
+        "store/lmdb/environment.py",
+        "        self.lmdb.reader_check()\n",
+        "        pass\n",
+    ),
+    # A reader keeps its transaction open between reads.
+    Patch(
+        "long-read-transactions",
+        "store/lmdb/environment.py",
+        "return self.lmdb.begin(buffers=True)",
+        'return self.__dict__.get("_kept") or self.lmdb.begin(buffers=True)',
+        (
+            Edit(
+                "store/lmdb/environment.py",
+                "    def end(self, transaction: Transaction) -> None:\n",
+                "    def end(self, transaction: Transaction) -> None:\n"
+                "        if self.read_only:\n"
+                "            self._kept = transaction\n"
+                "            return\n",
+            ),
+        ),
+    ),
+    # A compacted store is used before it is on disk.
+    Patch(
+        "compact-sync-off",
+        "store/lmdb/copying.py",
+        "        os.fsync(descriptor)\n",
+        "",
+    ),
+    # `verify` reads nothing and finds no fault.
+    Patch(
+        "verify-blind",
+        "store/lmdb/verifying.py",
+        '    report, where = Report(), "the beginning"\n',
+        '    report, where = Report(), "the beginning"\n    return report\n',
+    ),
+    # Each commit needs a file descriptor.
+    Patch(
+        "descriptor-a-commit",
+        "store/lmdb/storing.py",
+        WRITE,
+        WRITE + "        os.close(os.open(os.devnull, os.O_RDONLY))\n",
+    ),
+]

@@ -1,0 +1,15 @@
+"""Sabotages of the ZeroMQ transport."""
+
+from __future__ import annotations
+
+from tests.rig.patching import Patch
+
+SABOTAGES = [
+    # Messages without an end, and answers that are not read, have no bound.
+    Patch(
+        "watch-off",
+        "transports/zmq/watching.py",
+        "        if one.cut():\n",
+        "        if False:\n",
+    ),
+]

@@ -1,0 +1,78 @@
+"""Every patch of the tests applies to the source as it is."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.rig import points, sabotage
+from tests.rig.patching import PACKAGE, DoesNotApply, Edit, Patch, patched_copy
+
+MUTANTS = Path(__file__).parents[2] / "mutants"
+
+
+def all_mutants() -> list[Patch]:
+    modules = [import_module(f"tests.mutants.{file.stem}") for file in MUTANTS.glob("*.py")]
+    found = [patch for module in modules for patch in vars(module).get("ALL", [])]
+    assert found
+    return found
+
+
+def stale(patches: list[Patch]) -> list[str]:
+    found = []
+    for patch in patches:
+        try:
+            patch.texts()
+        except DoesNotApply as error:
+            found.append(str(error))
+    return found
+
+
+def test_sabotages_apply():
+    assert not stale(sabotage.ALL)
+    assert not sabotage.repeated_names()
+
+
+def test_kill_points_apply_also_under_each_sabotage(tmp_path):
+    assert not stale(points.ALL)
+    for patch in sabotage.ALL:
+        changed = patch.texts()
+        for others in points.ALL:
+            both = set(changed) & {edit.file for edit in others.edits}
+            for file in both:
+                (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / file).write_text(changed[file])
+            edits = [edit for edit in others.edits if edit.file in both]
+            if edits:
+                Patch(others.name, *edits[0], tuple(edits[1:])).texts(tmp_path)
+
+
+def test_mutants_apply():
+    assert not stale(all_mutants())
+
+
+@pytest.mark.parametrize("old", ["no such text", "import"])
+def test_text_that_does_not_occur_once_is_refused(old):
+    patch = Patch("p", "store/lmdb/storing.py", old, "")
+    with pytest.raises(DoesNotApply, match=r"^p: store/lmdb/storing.py: its text occurs \d+ times"):
+        patch.texts()
+
+
+def test_a_file_that_is_gone_is_refused():
+    with pytest.raises(DoesNotApply, match="there is no file"):
+        Patch("p", "store/lmdb/no_such.py", "a", "b").texts()
+
+
+def test_a_copy_is_patched_and_the_original_is_not():
+    file, old = "store/lmdb/storing.py", "        batch.encode_blocks()\n"
+    before = (PACKAGE / file).read_bytes()
+    more = Edit("store/lmdb/books.py", "from __future__ import annotations\n", "# changed\n")
+    folder = patched_copy([Patch("p", file, old, "", (more,))])
+    assert (folder / "polybus" / file).read_text() == before.decode().replace(old, "")
+    assert "# changed" in (folder / "polybus/store/lmdb/books.py").read_text()
+    assert (PACKAGE / file).read_bytes() == before
+    assert "# changed" not in (PACKAGE / "store/lmdb/books.py").read_text()
+    unchanged = "store/lmdb/keys.py"
+    assert (folder / "polybus" / unchanged).read_bytes() == (PACKAGE / unchanged).read_bytes()
