@@ -1,56 +1,57 @@
 """`python -m bench [NAME] [--short] [--check] [--only CASE …] [--rounds N] …`; names are below.
 
 Without a name every benchmark runs in its short form; with one it runs in full, or `--short`.
-`store --soak` is another: what becomes of a store that has grown.
+`store --soak` is another: what becomes of a store that has grown. Two more commands have options of
+their own: `compare REF` measures two checkouts in turn, `walks` counts the functions that a message
+enters. Neither imports the benchmarks, which may need another layout of the package.
 """
 
 import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol, cast
 
-from bench.fdq import run as fdq
-from bench.freud import run as freud
-from bench.gsb import run as gsb
 from bench.harness.load import LoadFailed
 from bench.harness.options import Options
 from bench.harness.places import OUTPUT, Unavailable
 from bench.harness.programs import DidNotStart
 from bench.harness.report import Outcome
-from bench.native import run as native
-from bench.pipelines import run as pipelines
-from bench.pirate import run as pirate
-from bench.rqueue import run as rqueue
-from bench.spark import run as spark
-from bench.store import run as store
-from bench.store import soak
 
-
-@dataclass(frozen=True)
-class Benchmark:
-    names: tuple[str, ...]  # of its cases
-    run: Callable[[Options], Outcome]
-
-
-BENCHMARKS = {
-    "rqueue": Benchmark(rqueue.NAMES, rqueue.run),
-    "freud": Benchmark(freud.NAMES, freud.run),
-    "store": Benchmark(store.NAMES, store.run),
-    "native": Benchmark(native.NAMES, native.run),
-    "fdq": Benchmark(fdq.NAMES, fdq.run),
-    "gsb": Benchmark(gsb.NAMES, gsb.run),
-    "pirate": Benchmark(pirate.NAMES, pirate.run),
-    "spark": Benchmark(spark.NAMES, spark.run),
-    "pipelines": Benchmark(pipelines.NAMES, pipelines.run),
-}
-SOAKS = {"store": soak.run}
+BENCHMARKS = (
+    "rqueue",
+    "freud",
+    "store",
+    "native",
+    "fdq",
+    "gsb",
+    "pirate",
+    "spark",
+    "pipelines",
+)
+SOAKS = {"store": "bench.store.soak"}
+COMMANDS = ("compare", "walks")
 LOOPBACK = ("127.0.0.1", "localhost")
 MISSED, FAILED = 1, 2  # exit codes
+
+
+class Benchmark(Protocol):
+    NAMES: tuple[str, ...]  # of its cases
+
+    def run(self, options: Options) -> Outcome:
+        """Measure the cases that the options name."""
+
+
+class Command(Protocol):
+    def main(self, arguments: list[str]) -> int:
+        """Returns the exit code."""
+
+
+def _benchmark(name: str) -> Benchmark:
+    return cast(Benchmark, import_module(f"bench.{name}.run"))
 
 
 def _loopback_port(text: str) -> int:
@@ -81,7 +82,7 @@ def _chosen(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[s
     """What was asked for, and the benchmarks to run: those that have one of the wanted cases."""
     chosen = parser.parse_args()
     names = [chosen.benchmark] if chosen.benchmark else list(BENCHMARKS)
-    known = [case for name in names for case in BENCHMARKS[name].names]
+    known = [case for name in names for case in _benchmark(name).NAMES]
     unknown = set(chosen.only) - set(known)
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
@@ -92,7 +93,7 @@ def _chosen(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[s
     if chosen.soak and (chosen.benchmark not in SOAKS or chosen.only):
         parser.error(f"--soak is all of {', '.join(SOAKS)}: name that, without --only")
     wanted = set(chosen.only or known)
-    return chosen, [name for name in names if wanted & set(BENCHMARKS[name].names)]
+    return chosen, [name for name in names if wanted & set(_benchmark(name).NAMES)]
 
 
 def _options(name: str, chosen: argparse.Namespace) -> Options:
@@ -107,8 +108,8 @@ def _options(name: str, chosen: argparse.Namespace) -> Options:
 
 def _run(name: str, chosen: argparse.Namespace) -> int:
     """Runs one benchmark, tells its outcome, and returns the exit code."""
-    run = SOAKS[name] if chosen.soak else BENCHMARKS[name].run
-    outcome = run(_options(name, chosen))
+    benchmark = cast(Benchmark, import_module(SOAKS[name])) if chosen.soak else _benchmark(name)
+    outcome = benchmark.run(_options(name, chosen))
     print(outcome.text())
     outcome.write()
     if outcome.failures:
@@ -123,9 +124,12 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have us ignore SIGINT
         signal.signal(number, _stop)
-    chosen, names = _chosen(_parser())
     started_s = time.monotonic()
     try:
+        if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+            command = cast(Command, import_module(f"bench.{sys.argv[1]}.run"))
+            return command.main(sys.argv[2:])
+        chosen, names = _chosen(_parser())
         codes = [_run(name, chosen) for name in names]
     except (DidNotStart, LoadFailed, Unavailable) as error:
         print(f"bench: {error}", file=sys.stderr)

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,7 +43,12 @@ def _die_with_parent() -> None:
 class Program:
     """One running program; its log is build/bench/NAME.log."""
 
-    def __init__(self, name: str, arguments: Sequence[str | Path]) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str | Path],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.log = output_folder() / f"{name}.log"
         with self.log.open("wb") as log:
@@ -53,6 +58,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env=environment,
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )

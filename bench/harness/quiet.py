@@ -77,11 +77,18 @@ class Watch:
     def server_cpu_s(self) -> float:
         return self._server() - self._server_s
 
+    def cpu_s(self) -> float:
+        """CPU seconds of the server, the harness and the load."""
+        return self._ours() - self._ours_s
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
     def disturbance(self) -> Disturbance:
         busy_s, stolen_s = _machine_s()
         foreign_s = (busy_s - self._machine[0]) - (self._ours() - self._ours_s)
         return Disturbance(
-            elapsed_s=time.monotonic() - self._started_s,
+            elapsed_s=self.elapsed_s(),
             foreign_s=max(0.0, foreign_s),
             stolen_s=stolen_s - self._machine[1],
         )
@@ -95,3 +102,23 @@ def wait_for_quiet(timeout_s: float) -> None:
         time.sleep(LOOK_S)
         if watch.disturbance().is_quiet:
             return
+
+
+def busy_processes(look_s: float = LOOK_S) -> list[str]:
+    """Other processes that use more than the allowed share of one CPU right now."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    before_s = {pid: cpu_s(pid) for pid in pids if pid != os.getpid()}
+    time.sleep(look_s)
+    busy = []
+    for pid, used_s in before_s.items():
+        share = (cpu_s(pid) - used_s) / look_s
+        if share > ALLOWED_SHARE:
+            busy.append(f"{_name(pid)} ({pid}) {share:.0%}")
+    return busy
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "ended"

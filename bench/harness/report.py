@@ -45,7 +45,7 @@ def _times(result: CaseResult, against: str) -> str:
     return " / ".join(f"{ratio:.2f}×" for ratio in ratios if ratio is not None) or "–"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
@@ -87,7 +87,7 @@ class Outcome:
             reached = "not measured" if verdict.reached is None else digits(verdict.reached)
             held = "ok" if verdict.holds else "MISSED"
             rows.append([verdict.text, verdict.wanted, reached, held])
-        return _table(rows)
+        return table(rows)
 
     def write(self) -> None:
         """Writes the JSON file: every round of every case, so that others can judge again."""
@@ -114,7 +114,7 @@ def _figures(results: Sequence[CaseResult], servers: Sequence[str]) -> str:
         cells = [_cell(result, server, result.metrics) for server in servers]
         times = [_times(result, other) for other in others]
         rows.append([result.title, _unit(result), *cells, *times])
-    return _table(rows)
+    return table(rows)
 
 
 def _quietness(results: Sequence[CaseResult]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bench.harness.backed import back_memory
 from bench.harness.quiet import Watch
-from bench.harness.results import CaseResult, Metric
+from bench.harness.results import CaseResult, Metric, Values
 from bench.harness.rounds import Effort, Measured, contest
 from bench.store.contract import Contender
 
@@ -31,7 +31,20 @@ class Watched:
             back_memory()
         watch = Watch(self._contender.pid)
         values = self._contender.measure()
-        return values, watch.disturbance()
+        cpu = _cpu_values(values, watch, self._contender.pid is not None)
+        return cpu | values, watch.disturbance()
+
+
+def _cpu_values(values: Values, watch: Watch, has_server: bool) -> Values:
+    """CPU time per message, call or item: of all processes, and of the server alone."""
+    rate = next((value for key, value in values.items() if key.endswith("_per_s")), None)
+    if not rate:
+        return {}
+    count = rate * watch.elapsed_s()
+    cpu = {"cpu_us_each": watch.cpu_s() / count * 1e6}
+    if has_server:
+        cpu["server_cpu_us_each"] = watch.server_cpu_s() / count * 1e6
+    return cpu
 
 
 def run_case(

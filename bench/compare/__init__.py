@@ -1,0 +1,1 @@
+"""Two checkouts of the repository, measured in turn by their own benchmarks."""
