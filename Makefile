@@ -27,7 +27,7 @@ comma  := ,
 VENV_STAMP   := $(VENV)/.stamp-$(subst $(comma),-,$(EXTRAS))
 KERNEL_STAMP := $(VENV)/.stamp-kernel
 CLASSES_STAMP := $(VENV)/.stamp-classes
-KERNEL_FILES := $(wildcard src/polybus/kernel/*.pyx src/polybus/kernel/*.pxd src/polybus/kernel/*.h)
+KERNEL_FILES := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -102,7 +102,7 @@ demo: setup ## a bus, a sink and a pusher for a few seconds
 
 clean: ## remove .venv and everything built (./data stays)
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis src/*.egg-info
-	rm -f src/polybus/kernel/*.so src/polybus/kernel/*.c
+	find src -name '*.so' -delete
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The package is linked without its kernel, which is compiled as the next step: a
@@ -122,10 +122,10 @@ $(KERNEL_STAMP): $(VENV_STAMP) setup.py $(KERNEL_FILES)
 	@$(PYTHON_IN_VENV) setup.py -q build_ext --inplace $(if $(filter setup.py,$?),--force)
 	@touch $@
 
-# Sessions of Spark start in half the time with it (spark/classes.py), and work without.
+# Sessions of Spark start in half the time with it (spark/class_data_sharing.py), and work without.
 $(CLASSES_STAMP): $(VENV_STAMP) | $(KERNEL_STAMP)
 	@! command -v java >/dev/null || { \
 	  echo "polybus: laying out Spark's classes (once; half a minute)"; \
-	  $(PYTHON_IN_VENV) -m polybus.testing.sparkclasses; } || \
+	  $(PYTHON_IN_VENV) -m tests.rig.spark.class_archive; } || \
 	  echo "polybus: that failed; Spark will start slower, and work" >&2
 	@touch $@

@@ -27,8 +27,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError
 
-KERNEL = Path("src/polybus/kernel")
-FLIGHT = "flightport"  # the one part in C++, on the Arrow libraries inside pyarrow
+SOURCES = Path("src")
+KERNEL = SOURCES / "polybus" / "kernel"  # headers that other extensions include
+# The one extension in C++; it links against the Arrow libraries inside pyarrow.
+FLIGHT = "polybus.kernel.flight_port"
 BUILD_DIR = Path(os.environ.get("POLYBUS_BUILD_DIR", "build"))
 
 # -O3 unrolls and vectorises the copy loops of the fan-out. Later flags win, so
@@ -84,15 +86,17 @@ def missing_tool():
 
 
 def extension(source):
+    name = ".".join(source.relative_to(SOURCES).with_suffix("").parts)
+    declarations = (path for pattern in ("*.pxd", "*.h") for path in SOURCES.rglob(pattern))
     made = Extension(
-        f"polybus.kernel.{source.stem}",
+        name,
         [str(source)],
         include_dirs=[str(KERNEL)],
-        depends=sorted(str(path) for pattern in ("*.pxd", "*.h") for path in KERNEL.glob(pattern)),
+        depends=sorted(map(str, declarations)),
         extra_compile_args=[*CFLAGS, *flags("POLYBUS_CFLAGS")],
         extra_link_args=flags("POLYBUS_LDFLAGS"),
     )
-    if source.stem == FLIGHT:
+    if name == FLIGHT:
         against_arrow(made)
     return made
 
@@ -115,7 +119,7 @@ def against_arrow(made):
 def kernel_extensions():
     if "POLYBUS_SKIP_KERNEL" in os.environ:
         return []
-    return [extension(source) for source in sorted(KERNEL.glob("*.pyx"))]
+    return [extension(source) for source in sorted(SOURCES.rglob("*.pyx"))]
 
 
 def translate(extensions, force):

@@ -35,7 +35,7 @@ def build_shadow(shadow: Path) -> None:
 
 def lint(shadow: Path) -> subprocess.CompletedProcess[str]:
     command = [ROOT / ".venv/bin/lint-imports", "--no-cache", "--no-logo"]
-    environment = {**os.environ, "PYTHONPATH": str(shadow), "NO_COLOR": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(shadow), "NO_COLOR": "1", "COLUMNS": "400"}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )

@@ -1,7 +1,7 @@
 """Measures the tree: size, names and language. Prints a table.
 
-    .ci/measure.py                 this checkout
-    .ci/measure.py OTHER ...       other checkouts beside it, one column each
+.ci/measure.py                 this checkout
+.ci/measure.py OTHER ...       other checkouts beside it, one column each
 """
 
 from __future__ import annotations

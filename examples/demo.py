@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from polybus.testing.process import POLYBUS, BusProcess, serve
+from polybus.testing.bus_process import POLYBUS, BusProcess, serve
 
 DEMO_S = 5.0
 WAIT_S = 30.0  # for the sink to be there; it takes a moment on a cold machine

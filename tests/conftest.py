@@ -25,7 +25,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
-from polybus.testing import warm
+from tests.rig import warm_bus
 
 pytest_plugins = ["tests.rig.sabotage.plugin"]
 
@@ -55,7 +55,7 @@ settings.load_profile("ci" if in_ci() else "local")
 
 def pytest_configure() -> None:
     """Buses start warm. Programs can be interrupted, also if a script in the background runs us."""
-    warm.use()
+    warm_bus.use()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

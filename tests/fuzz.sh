@@ -16,7 +16,7 @@ targets=("$@")
 [ ${#targets[@]} = 0 ] && targets=(tests/fuzz/*.py)
 [ ${#targets[@]} = 0 ] && { echo "polybus: no targets in tests/fuzz" >&2; exit 1; }
 
-coverage_flags=$("$python" -c 'from polybus.testing.coverage import FLAGS; print(FLAGS)')
+coverage_flags=$("$python" -c 'from tests.rig.fuzz.coverage import FLAGS; print(FLAGS)')
 POLYBUS_BUILD_DIR=$tree \
 POLYBUS_CFLAGS="-O1 -g -fno-omit-frame-pointer $coverage_flags -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 POLYBUS_LDFLAGS="-fsanitize=address,undefined" \
@@ -30,6 +30,6 @@ sanitizers="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.s
 
 for target in "${targets[@]}"; do
     name=$(basename "$target" .py)
-    LD_PRELOAD=$sanitizers "$python" -m polybus.testing.fuzz "$target" --seconds "$seconds" \
+    LD_PRELOAD=$sanitizers "$python" -m tests.rig.fuzz.driver "$target" --seconds "$seconds" \
         --corpus "$tree/corpus/$name" --crashes "$tree/crashes" --build "$tree"
 done

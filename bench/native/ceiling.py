@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any
 
-from polybus.bus.durable import Durable
 from polybus.cli.main import main
+from polybus.durable.topic_registry import Durable
 from polybus.model.commit import Commit, Committed, Span
 
 _ids = count(1)

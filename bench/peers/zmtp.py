@@ -1,7 +1,7 @@
 """How a client of the load generator opens a connection to a ROUTER."""
 
 from bench.harness.load import Hello
-from polybus.testing.pirate.zmtp import GREETING, READY_ENDS, ready
+from tests.rig.pirate.zmtp import GREETING, READY_ENDS, ready
 
 
 def hello() -> Hello:

@@ -8,7 +8,7 @@ from typing import Any
 from bench.spark.filling import SHARDS, add
 from polybus.native import Client
 from polybus.spark.pipelines.archive import archive
-from polybus.spark.schema import SCHEMA
+from polybus.spark.source.topic_schema import SCHEMA
 
 HISTORY = "history"
 ARCHIVED = 0.95  # of the rows of a union; the rest is in the log

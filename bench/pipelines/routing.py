@@ -12,9 +12,9 @@ from bench.harness.results import RATE, Values
 from bench.pipelines.cases import SELECT
 from bench.spark.engine import own_pids
 from polybus.native import Client
-from polybus.spark.pipelines import sql
+from polybus.spark.pipelines import message_sql
 from polybus.spark.pipelines.route import route
-from polybus.spark.schema import SCHEMA
+from polybus.spark.source.topic_schema import SCHEMA
 
 _numbers = count(1)
 WARMING = 3  # runs before the first that counts: the compiler of Java is slow to finish
@@ -73,7 +73,7 @@ def parquet_to_parquet(
         shutil.rmtree(written, ignore_errors=True)
         rows = spark.readStream.schema(SCHEMA).parquet(str(source))
         query = (
-            sql.shaped(rows, where, SELECT)
+            message_sql.shaped(rows, where, SELECT)
             .writeStream.format("parquet")
             .options(path=str(written), checkpointLocation=str(checkpoint))
             .trigger(availableNow=True)

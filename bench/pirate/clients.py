@@ -12,8 +12,8 @@ from bench.harness.results import RATE, Values
 from bench.harness.rounds import TRIAL_S
 from bench.peers import zmtp
 from bench.store.contract import bodies
-from polybus.testing.pirate import wire
-from polybus.testing.pirate.zmtp import message
+from tests.rig.pirate import wire
+from tests.rig.pirate.zmtp import message
 
 BODY = bodies(1)[0]
 EPOCH = 1  # of a client that has said hello once

@@ -9,8 +9,8 @@ from bench.harness.load import LoadFailed
 from bench.harness.places import installed
 from bench.native.contenders import Bus, bus
 from bench.pirate.clients import BODY, EPOCH
-from polybus.testing.pirate import wire
-from polybus.testing.pirate.bare import Bare
+from tests.rig.pirate import wire
+from tests.rig.pirate.zmq_client import Bare
 
 LISTEN = "pirate=tcp://127.0.0.1:0"
 COLLECT_S = 0.05

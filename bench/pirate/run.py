@@ -40,7 +40,7 @@ from bench.store.rounds import Case, run_case
 from bench.store.run import data_folder
 from polybus import __version__
 from polybus.store.contract import Store
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
 
 MEMORY = "pirate-memory"
 NAMES = (*(case.name for case in CASES), MEMORY)

@@ -13,9 +13,9 @@ from bench.harness.load import LoadFailed
 from bench.harness.quiet import OWN_PIDS
 from bench.harness.results import RATE, Values
 from bench.spark.engine import own_pids
-from polybus.spark.options import SOURCE_OPTIONS, Options
-from polybus.spark.reader import BatchReader
-from polybus.spark.schema import SCHEMA
+from polybus.spark.source.batch_reader import BatchReader
+from polybus.spark.source.topic_schema import SCHEMA
+from polybus.spark.spark_options import SOURCE_OPTIONS, Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

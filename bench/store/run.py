@@ -24,9 +24,9 @@ from bench.store.rounds import Case, run_case
 from bench.store.writing import APPEND, LMDB, OURS, OneEach, Ours, RawAppend, Server
 from polybus import __version__
 from polybus.model.topic import Topic
-from polybus.server import host
+from polybus.server import process_tuning
 from polybus.store.contract import Store
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
 
 NAMES = tuple(case.name for case in CASES)
 PEERS: tuple[LogPeer, ...] = (JetStream(), RedisStreams())
@@ -40,8 +40,8 @@ Logs = dict[str, RunningLog]
 def run(options: Options) -> Outcome:
     outcome = Outcome("store", options)
     effort = _effort(options)
-    host.tune()  # as a bus does
-    host.settle()
+    process_tuning.tune()  # as a bus does
+    process_tuning.settle()
     with data_folder() as folder, ExitStack() as stack:
         logs = dict(_start(folder, stack)) if options.wants(BATCHES.name, SINGLES.name) else {}
         outcome.versions = {APPEND: "", LMDB: "", **{n: one.version for n, one in logs.items()}}

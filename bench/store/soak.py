@@ -22,7 +22,7 @@ from bench.store.run import data_folder
 from bench.store.writing import OURS, Ours
 from polybus.model.topic import Topic
 from polybus.store.contract import Store
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
 
 SMALL = "at 1 M messages"
 SMALL_MESSAGES = 1_000_000

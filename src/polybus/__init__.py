@@ -11,7 +11,7 @@ polybus` alone imports only the tree of errors, so that it costs next to nothing
 from __future__ import annotations
 
 from polybus.errors import PolybusError
-from polybus.lazy import lazy
+from polybus.lazy_exports import lazy
 
 # True for type checkers only. `typing` itself would be most of this import's cost.
 TYPE_CHECKING = False
@@ -25,7 +25,8 @@ __version__ = "0.1.0"
 
 __getattr__, __dir__ = lazy(
     __name__,
-    {
+    {},
+    modules={
         "fdq": ".dialects.fdq",
         "freud": ".dialects.freud",
         "gsb": ".dialects.gsb",

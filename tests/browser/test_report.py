@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.spark.pipelines.report.figures import Group, Key, Shard, Topic, Window
-from polybus.spark.pipelines.report.histogram import Spread
-from polybus.spark.pipelines.report.page import page
+from polybus.spark.pipelines.stats.report.histogram import Spread
+from polybus.spark.pipelines.stats.report.report_data import Group, Key, Shard, Topic, Window
+from polybus.spark.pipelines.stats.report.report_page import page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TIMEOUT_S = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.store.memory.engine import MemoryStore
+from polybus.store.memory.memory_store import MemoryStore
 from polybus.testing.conformance import Check, Engine, checks, name_of
 
 MEMORY = Engine(lambda wall_ns: MemoryStore(wall_ns=wall_ns))

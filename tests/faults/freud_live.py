@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from polybus.testing import freud
-from polybus.testing.process import BusProcess, serve
-from polybus.testing.users import Link, User
-from polybus.testing.watch import check_unharmed
+from polybus.testing.bus_process import BusProcess, serve
+from tests.rig import freud_client
+from tests.rig.observer import check_unharmed
+from tests.rig.second_user import Link, User
 
 # Every event gets its line here; the flood gate of the log has tests of its own.
 EVERY_LINE = {"POLYBUS_LOG_FORMAT": "json", "POLYBUS_LOG_MAX_REPEATS_PER_S": "10000"}
@@ -39,14 +39,14 @@ def started(*args: str, env: Mapping[str, str] | None = None) -> Iterator[BusPro
             yield bus
 
 
-def connect(bus: BusProcess, *, receive_buffer: int | None = None) -> freud.Client:
-    return freud.connect(bus.address("freud"), receive_buffer=receive_buffer)
+def connect(bus: BusProcess, *, receive_buffer: int | None = None) -> freud_client.Client:
+    return freud_client.connect(bus.address("freud"), receive_buffer=receive_buffer)
 
 
-def begin(client: freud.Client, *requests: bytes) -> None:
+def begin(client: freud_client.Client, *requests: bytes) -> None:
     """Sends requests that will wait; when it returns, they have arrived and do so."""
-    client.send(freud.list_topics(), *requests)
-    assert client.answers(1)[0].code == freud.OK
+    client.send(freud_client.list_topics(), *requests)
+    assert client.answers(1)[0].code == freud_client.OK
 
 
 class Speaker:
@@ -55,19 +55,19 @@ class Speaker:
     def __init__(self, user: User, bus: BusProcess) -> None:
         self.link: Link = user.connect(bus.address("freud"))
 
-    def ask(self, request: bytes) -> freud.Answer:
+    def ask(self, request: bytes) -> freud_client.Answer:
         self.link.send(request)
         return self.answer()
 
-    def answer(self) -> freud.Answer:
+    def answer(self) -> freud_client.Answer:
         header = self.link.receive(8)
         if len(header) < 8:
             raise EOFError("the server closed the connection")
         size = int.from_bytes(header[4:], "little")
         payload = self.link.receive(size) if size else b""
-        return freud.Answer(int.from_bytes(header[:4], "little"), payload)
+        return freud_client.Answer(int.from_bytes(header[:4], "little"), payload)
 
     def subscribe(self, name: bytes) -> bytes:
-        answer = self.ask(freud.subscribe(name))
-        assert answer.code == freud.OK, answer
+        answer = self.ask(freud_client.subscribe(name))
+        assert answer.code == freud_client.OK, answer
         return answer.payload

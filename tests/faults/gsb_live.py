@@ -9,9 +9,9 @@ from typing import Any
 
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.testing.gsb import Peer, connect
-from polybus.testing.process import BusProcess, serve
-from polybus.testing.watch import check_unharmed, stats, until
+from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.gsb_peer import Peer, connect
+from tests.rig.observer import check_unharmed, stats, until
 
 MAX_PACKET_BYTES = 1 << 20
 SETTINGS = {

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from polybus.server.adminclient import ask
-from polybus.testing.process import BusProcess
+from polybus.server.admin_client import ask
+from polybus.testing.bus_process import BusProcess
 
 JSON_LOG = ("--log-format", "json")
 

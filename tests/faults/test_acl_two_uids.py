@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from polybus.model.address import Address
-from polybus.server.adminclient import ask
-from polybus.testing import process, rqueue
-from polybus.testing.process import BusProcess, StartFailed
-from polybus.testing.rqueue import publish, subscribe
-from polybus.testing.users import Done, User
-from polybus.testing.watch import check_unharmed, connections, count, log_lines, until
+from polybus.server.admin_client import ask
+from polybus.testing import bus_process
+from polybus.testing.bus_process import BusProcess, StartFailed
+from tests.rig import rqueue_client
+from tests.rig.observer import check_unharmed, connections, count, log_lines, until
+from tests.rig.rqueue_client import publish, subscribe
+from tests.rig.second_user import Done, User
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 
@@ -49,7 +50,7 @@ def start(folder: Path, config: str = "") -> BusProcess:
         f"admin=unix:{folder}/admin.sock",
     )
     flags = ("--config", str(file), "--log-format", "json")
-    return process.serve(*flags, listen=listen, folder=folder)
+    return bus_process.serve(*flags, listen=listen, folder=folder)
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ KINDS = ["tcp", "unix"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_user_may_publish_and_another_may_not(bus, alice, bob, kind):
     add(bus, f"allow user:{ALICE} produce orders.*")
-    with rqueue.connect(bus.address()) as reader:
+    with rqueue_client.connect(bus.address()) as reader:
         reader.send(subscribe(ORDERS), subscribe(b"open"))
         reader.settle()
         for user, text in ((bob, b"from bob"), (alice, b"from alice")):
@@ -121,7 +122,7 @@ def test_one_user_may_subscribe_and_another_may_not(bus, alice, bob, kind):
     for link in links:
         link.send(subscribe(ORDERS))
         link.settle()
-    with rqueue.connect(bus.address()) as writer:
+    with rqueue_client.connect(bus.address()) as writer:
         writer.send(publish(ORDERS, b"x"))
         writer.settle()
     assert links[0].messages(1) == [(ORDERS, b"x")]
@@ -325,7 +326,7 @@ def freud_bus(folder: Path, config: str) -> BusProcess:
     file.write_text(config)
     listen = (f"freud=unix:{folder}/freud.sock", f"admin=unix:{folder}/admin.sock")
     flags = ("--config", str(file), "--log-format", "json")
-    return process.serve(*flags, listen=listen, folder=folder)
+    return bus_process.serve(*flags, listen=listen, folder=folder)
 
 
 LIST = bytes([6, 0, 0, 0, 0, 0, 0, 0])  # a Freud request with an empty answer

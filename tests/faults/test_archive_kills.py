@@ -15,13 +15,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from polybus.spark.access import opened
-from polybus.spark.archives import versions
-from polybus.spark.archives.folder import Folder
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.sparkpipes import Pipes
-from polybus.testing.sparkpoints import Orders
+from polybus.spark.archive import manifest_versions
+from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.source.log_access import opened
+from tests.rig.native_bus import NativeBus
 from tests.rig.points import SPARK
+from tests.rig.spark.kill_points import Orders
+from tests.rig.spark.pipeline_driver import Pipes
 
 TOPIC = "orders"
 ROWS = 120
@@ -76,7 +76,7 @@ class Story:
         lost = set(range(self.sent)) - set(found)
         assert (twice, lost) == ([], set()), f"{len(twice)} twice, {len(lost)} lost"
         rows = len(self.rows_in_files(self.archive))
-        assert rows == versions.newest(self.folder, TOPIC).rows, "files that do not count"
+        assert rows == manifest_versions.newest(self.folder, TOPIC).rows, "files that do not count"
 
     @property
     def folder(self) -> Folder:
@@ -93,7 +93,7 @@ class Story:
 
     def rows_in_files(self, folder: Path) -> list[tuple[object, ...]]:
         """Of all files that count, by place."""
-        files = [folder / one.path for one in versions.newest(Folder(folder), TOPIC).files]
+        files = [folder / one.path for one in manifest_versions.newest(Folder(folder), TOPIC).files]
         rows = [tuple(row.values()) for one in files for row in pq.read_table(one).to_pylist()]
         return sorted(rows, key=lambda row: row[:2])
 
@@ -168,7 +168,7 @@ def _passings(point: str, chance: random.Random) -> int:
 
 def check_trimmed(story: Story) -> None:
     story.check()
-    spans = versions.newest(story.folder, TOPIC).shards
+    spans = manifest_versions.newest(story.folder, TOPIC).shards
     shards = opened(story.bus.url).shards(TOPIC)
     assert {n: one.start for n, one in shards.items()} == {n: one.end for n, one in spans.items()}
 

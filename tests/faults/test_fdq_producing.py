@@ -20,7 +20,7 @@ import pytest
 
 from polybus import fdq
 from polybus.native import ClientOptions
-from polybus.testing.nativebus import QUICK, NativeBus
+from tests.rig.native_bus import QUICK, NativeBus
 
 TOPIC = "orders"
 KILLS, MOST_KILLS, SOAK_KILLS = 4, 40, 200

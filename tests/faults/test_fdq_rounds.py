@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.fdq.deeds import (
+from tests.rig.fdq.message_plan import CALM, DEADLY, EXIT, FLAKY, MOVED, PLAIN, POISON, SLOW
+from tests.rig.fdq.settings import (
     KILL,
     KILL_BUS,
     KILL_UNHEARD,
@@ -25,9 +26,8 @@ from polybus.testing.fdq.deeds import (
     TO_CONSUMERS,
     Settings,
 )
-from polybus.testing.fdq.plans import CALM, DEADLY, EXIT, FLAKY, MOVED, PLAIN, POISON, SLOW
-from polybus.testing.fdq.verdict import Verdict
-from polybus.testing.fdq.workload import Workload
+from tests.rig.fdq.verdict import Verdict
+from tests.rig.fdq.workload import Workload
 
 DEEDS = 5
 KILLS, MOST_KILLS = 3, 12

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.freud import (
+from polybus.testing.bus_process import BusProcess, serve
+from tests.faults.freud_live import begin, connect, serving
+from tests.rig.freud_client import (
     FOR_EVER,
     NOTHING_HAPPENED,
     NOTICE,
@@ -34,10 +36,8 @@ from polybus.testing.freud import (
     record,
     subscribe,
 )
-from polybus.testing.process import BusProcess, serve
-from polybus.testing.watch import count as counter
-from polybus.testing.watch import open_descriptors, until
-from tests.faults.freud_live import begin, connect, serving
+from tests.rig.observer import count as counter
+from tests.rig.observer import open_descriptors, until
 
 KIB = 1024
 TIMEOUT_S = 1.0  # of abandoned subscriptions and deleted topics

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
-from polybus.testing import rqueue
-from polybus.testing.freud import OK, Client, create, get, list_topics, produce
-from polybus.testing.process import BusProcess
-from polybus.testing.watch import count, until
+from polybus.testing.bus_process import BusProcess
 from tests.faults.freud_live import connect, serving
+from tests.rig import rqueue_client
+from tests.rig.freud_client import OK, Client, create, get, list_topics, produce
+from tests.rig.observer import count, until
 
 LARGE = 100_000
 LOOK_S = 0.01
@@ -33,15 +33,15 @@ def test_what_a_vanished_client_produced_reaches_freud_although_an_rqueue_reader
         serving(env=PATIENT) as bus,
         connect(bus) as client,
         connect(bus) as filler,
-        rqueue.connect(bus.address("rqueue"), receive_buffer=4096) as full,
-        rqueue.connect(bus.address("rqueue")) as roomy,
+        rqueue_client.connect(bus.address("rqueue"), receive_buffer=4096) as full,
+        rqueue_client.connect(bus.address("rqueue")) as roomy,
     ):
         assert client.ask(create(b"t")).code == OK
         key = client.subscribe(b"t")
-        full.send(rqueue.subscribe(b"t"))
+        full.send(rqueue_client.subscribe(b"t"))
         full.settle()
         fill(bus, filler)
-        roomy.send(rqueue.subscribe(b"t"))
+        roomy.send(rqueue_client.subscribe(b"t"))
         roomy.settle()
         gone = connect(bus)
         bus.signal(signal.SIGSTOP)  # so that all of it has arrived when it closes

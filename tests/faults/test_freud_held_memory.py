@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polybus.testing import rqueue
-from polybus.testing.freud import OK, create, get, produce
-from polybus.testing.watch import count, rss_bytes, until
 from tests.faults.freud_live import connect, serving
+from tests.rig import rqueue_client
+from tests.rig.freud_client import OK, create, get, produce
+from tests.rig.observer import count, rss_bytes, until
 
 ROOM = 100  # of the reader, in bytes, and all of it is taken
 BATCHES = 1000
@@ -19,9 +19,12 @@ def test_a_small_message_does_not_keep_the_large_ones_that_it_came_with():
         assert client.ask(create(b"t")).code == OK
         key = client.subscribe(b"t")
         client.ask(produce(b"t", bytes(ROOM)))
-        batch = rqueue.publish(b"t") + rqueue.publish(b"t", bytes(LARGE)) * LARGE_IN_A_BATCH
+        batch = (
+            rqueue_client.publish(b"t")
+            + rqueue_client.publish(b"t", bytes(LARGE)) * LARGE_IN_A_BATCH
+        )
         before = rss_bytes(bus.pid)
-        with rqueue.connect(bus.address("rqueue")) as pusher:
+        with rqueue_client.connect(bus.address("rqueue")) as pusher:
             for _ in range(BATCHES):
                 pusher.send(batch)
             lost = BATCHES * LARGE_IN_A_BATCH

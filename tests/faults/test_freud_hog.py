@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from polybus.testing.freud import (
+from tests.faults.freud_live import begin, connect, serving, started
+from tests.rig.freud_client import (
     DOESNT_EXIST,
     FOR_EVER,
     NOTHING_HAPPENED,
@@ -23,8 +24,7 @@ from polybus.testing.freud import (
     produce,
     subscribe,
 )
-from polybus.testing.watch import connections, log_lines, until
-from tests.faults.freud_live import begin, connect, serving, started
+from tests.rig.observer import connections, log_lines, until
 
 TOPICS = 1000
 READERS = 500

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.testing.drip import drip, one_by_one
-from polybus.testing.freud import (
+from polybus.testing.bus_process import BusProcess
+from tests.faults.freud_live import begin, connect, serving
+from tests.rig.byte_feeder import drip, one_by_one
+from tests.rig.freud_client import (
     COUNT,
     CREATE,
     DELETE,
@@ -44,10 +46,8 @@ from polybus.testing.freud import (
     subscribe,
     unsubscribe,
 )
-from polybus.testing.process import BusProcess
-from polybus.testing.watch import count as counter
-from polybus.testing.watch import log_lines, until
-from tests.faults.freud_live import begin, connect, serving
+from tests.rig.observer import count as counter
+from tests.rig.observer import log_lines, until
 
 MAX_FRAME_BYTES = 1 << 20
 LONGEST = b"n" * 255

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from polybus.testing import rqueue
-from polybus.testing.freud import (
+from polybus.testing.bus_process import BusProcess
+from tests.faults.freud_live import begin, connect, serving
+from tests.rig import rqueue_client
+from tests.rig.freud_client import (
     FOR_EVER,
     OK,
     SERVER_ERROR,
@@ -30,10 +32,8 @@ from polybus.testing.freud import (
     subscribe,
     unsubscribe,
 )
-from polybus.testing.process import BusProcess
-from polybus.testing.watch import connections, log_lines, rss_bytes, until
-from polybus.testing.watch import count as counter
-from tests.faults.freud_live import begin, connect, serving
+from tests.rig.observer import connections, log_lines, rss_bytes, until
+from tests.rig.observer import count as counter
 
 KIB, MIB = 1 << 10, 1 << 20
 MARK = 256 * KIB
@@ -213,8 +213,8 @@ def test_a_full_freud_reader_never_stalls_an_rqueue_publisher(
     keys = [client.subscribe(topic) for _ in range(readers)]
     size, total = 1000, 12_000
     before = counter(bus, "dropped", "quota_bytes")
-    with rqueue.connect(bus.address("rqueue")) as writer:
-        writer.send(b"".join(rqueue.publish(topic, bytes(size)) for _ in range(total)))
+    with rqueue_client.connect(bus.address("rqueue")) as writer:
+        writer.send(b"".join(rqueue_client.publish(topic, bytes(size)) for _ in range(total)))
         writer.settle()  # all of it has been taken, and nothing waits
         dropped = counter(bus, "dropped", "quota_bytes") - before
         assert counter(bus, "connections", "waiting") == 0
@@ -233,8 +233,8 @@ def test_a_full_rqueue_reader_pauses_a_freud_producer_until_it_is_cut(
     bus: BusProcess, client: Client, topic: bytes
 ):
     key = client.subscribe(topic)
-    with rqueue.connect(bus.address("rqueue")) as stuck, connect(bus) as producer:
-        stuck.send(rqueue.subscribe(topic))
+    with rqueue_client.connect(bus.address("rqueue")) as stuck, connect(bus) as producer:
+        stuck.send(rqueue_client.subscribe(topic))
         stuck.settle()
         total, size = 16, 512 * KIB
         produced = in_background(
@@ -254,8 +254,8 @@ def test_a_full_rqueue_reader_pauses_a_freud_producer_until_it_is_cut(
 def test_a_freud_producer_that_hangs_up_while_it_waits_is_forgotten(
     bus: BusProcess, client: Client, topic: bytes
 ):
-    with rqueue.connect(bus.address("rqueue")) as stuck:
-        stuck.send(rqueue.subscribe(topic))
+    with rqueue_client.connect(bus.address("rqueue")) as stuck:
+        stuck.send(rqueue_client.subscribe(topic))
         stuck.settle()
         producer = connect(bus)
         thread = in_background(

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing import freud, rqueue
-from polybus.testing.freud import OK, create, delete, get, list_topics, produce, subscribe
-from polybus.testing.process import POLYBUS, BusProcess, StartFailed, serve
-from polybus.testing.watch import check_unharmed
+from polybus.testing.bus_process import POLYBUS, BusProcess, StartFailed, serve
 from tests.faults.freud_live import connect
 from tests.faults.strangers import STRANGERS
+from tests.rig import freud_client, rqueue_client
+from tests.rig.freud_client import OK, create, delete, get, list_topics, produce, subscribe
+from tests.rig.observer import check_unharmed
 
 ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 MAX_PATH = 107  # bytes of a Unix socket's path
@@ -75,7 +75,7 @@ def refused(path: Path, folder: Path) -> str:
 
 def speaks(bus: BusProcess, path: Path) -> bool:
     place = next(address for _, address in bus.listeners if address.path == str(path))
-    with freud.connect(place) as client:
+    with freud_client.connect(place) as client:
         return client.ask(list_topics()).code == OK
 
 
@@ -154,16 +154,18 @@ MESSAGES, SIZE = 2000, 4096
 
 def traffic(bus: BusProcess) -> None:
     """Everything that could tempt a bus to write something down."""
-    with connect(bus) as client, rqueue.connect(bus.address("rqueue")) as pusher:
+    with connect(bus) as client, rqueue_client.connect(bus.address("rqueue")) as pusher:
         client.send(create(b"t"), subscribe(b"t"))
         key = client.answers(2)[1].payload
-        pusher.send(rqueue.subscribe(b"t"), *(rqueue.publish(b"t", b"x") for _ in range(10)))
+        pusher.send(
+            rqueue_client.subscribe(b"t"), *(rqueue_client.publish(b"t", b"x") for _ in range(10))
+        )
         assert pusher.messages(10)
         client.send(*(produce(b"t", bytes(SIZE)) for _ in range(MESSAGES)))
         client.answers(MESSAGES)
         client.send(*(get(key) for _ in range(MESSAGES // 2)))
         client.answers(MESSAGES // 2)
-        client.send(delete(b"t"), create(b"t"), produce(b"t", bytes(SIZE)), freud.frame(99))
+        client.send(delete(b"t"), create(b"t"), produce(b"t", bytes(SIZE)), freud_client.frame(99))
         client.answers(4)
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from polybus.server.adminclient import ask
-from polybus.testing.freud import (
+from polybus.server.admin_client import ask
+from polybus.testing.bus_process import BusProcess
+from tests.faults.freud_live import Speaker, begin, connect, serving
+from tests.rig.freud_client import (
     DOESNT_EXIST,
     FOR_EVER,
     NO,
@@ -35,11 +37,9 @@ from polybus.testing.freud import (
     subscribe,
     unsubscribe,
 )
-from polybus.testing.process import BusProcess
-from polybus.testing.users import User
-from polybus.testing.watch import count as counter
-from polybus.testing.watch import log_lines, until
-from tests.faults.freud_live import Speaker, begin, connect, serving
+from tests.rig.observer import count as counter
+from tests.rig.observer import log_lines, until
+from tests.rig.second_user import User
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 

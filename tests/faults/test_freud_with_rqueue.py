@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.testing import rqueue
-from polybus.testing.freud import (
+from polybus.testing.bus_process import BusProcess
+from tests.faults.freud_live import begin, connect, serving
+from tests.rig import rqueue_client
+from tests.rig.freud_client import (
     DOESNT_EXIST,
     FOR_EVER,
     NOTHING_HAPPENED,
@@ -26,10 +28,8 @@ from polybus.testing.freud import (
     produce,
     record,
 )
-from polybus.testing.process import BusProcess
-from polybus.testing.watch import count as counter
-from polybus.testing.watch import until
-from tests.faults.freud_live import begin, connect, serving
+from tests.rig.observer import count as counter
+from tests.rig.observer import until
 
 PART_TIMEOUT_S = 1.0
 
@@ -47,8 +47,8 @@ def client(bus: BusProcess) -> Iterator[Client]:
 
 
 @pytest.fixture
-def pusher(bus: BusProcess) -> Iterator[rqueue.Client]:
-    with rqueue.connect(bus.address("rqueue")) as made:
+def pusher(bus: BusProcess) -> Iterator[rqueue_client.Client]:
+    with rqueue_client.connect(bus.address("rqueue")) as made:
         yield made
 
 
@@ -59,13 +59,13 @@ def topic(request: pytest.FixtureRequest, client: Client) -> bytes:
     return name
 
 
-def publish(pusher: rqueue.Client, topic: bytes, *bodies: bytes) -> None:
-    pusher.send(*(rqueue.publish(topic, body) for body in bodies))
+def publish(pusher: rqueue_client.Client, topic: bytes, *bodies: bytes) -> None:
+    pusher.send(*(rqueue_client.publish(topic, body) for body in bodies))
     pusher.settle()
 
 
-def listen(pusher: rqueue.Client, topic: bytes) -> None:
-    pusher.send(rqueue.subscribe(topic))
+def listen(pusher: rqueue_client.Client, topic: bytes) -> None:
+    pusher.send(rqueue_client.subscribe(topic))
     pusher.settle()
 
 
@@ -74,7 +74,7 @@ def parts_of(topic: bytes, body: bytes, size: int = 1500) -> list[bytes]:
     chunks = [body[at : at + size] for at in range(0, len(body), size)]
     key = os.urandom(16)
     return [
-        rqueue.publish_part(topic, key, index, len(chunks), chunk)
+        rqueue_client.publish_part(topic, key, index, len(chunks), chunk)
         for index, chunk in enumerate(chunks)
     ]
 
@@ -82,7 +82,9 @@ def parts_of(topic: bytes, body: bytes, size: int = 1500) -> list[bytes]:
 # --- both ways ---------------------------------------------------------------
 
 
-def test_what_rqueue_publishes_freud_reads(client: Client, pusher: rqueue.Client, topic: bytes):
+def test_what_rqueue_publishes_freud_reads(
+    client: Client, pusher: rqueue_client.Client, topic: bytes
+):
     publish(pusher, topic, b"nobody reads yet")
     key = client.subscribe(topic)
     publish(pusher, topic, b"1", b"", b"3")
@@ -100,7 +102,9 @@ def test_what_rqueue_publishes_freud_reads(client: Client, pusher: rqueue.Client
     assert nothing.code == NOTHING_HAPPENED
 
 
-def test_what_freud_produces_rqueue_gets(client: Client, pusher: rqueue.Client, topic: bytes):
+def test_what_freud_produces_rqueue_gets(
+    client: Client, pusher: rqueue_client.Client, topic: bytes
+):
     assert client.ask(produce(topic, b"unheard")) == (NOTHING_HAPPENED, b"")
     listen(pusher, topic)
     assert number(client.ask(count(topic))) == 1
@@ -108,14 +112,14 @@ def test_what_freud_produces_rqueue_gets(client: Client, pusher: rqueue.Client, 
     client.send(*(produce(topic, body) for body in bodies))
     assert [number(one) for one in client.answers(3)] == [0, 1, 2]
     assert pusher.messages(3) == [(topic, body) for body in bodies]
-    pusher.send(rqueue.remove(topic))
+    pusher.send(rqueue_client.remove(topic))
     pusher.settle()
     assert number(client.ask(count(topic))) == 0
     assert client.ask(produce(topic, b"unheard")) == (NOTHING_HAPPENED, b"")
 
 
 def test_a_publish_ends_a_wait(
-    bus: BusProcess, client: Client, pusher: rqueue.Client, topic: bytes
+    bus: BusProcess, client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     key = client.subscribe(topic)
     with connect(bus) as waiting:
@@ -126,7 +130,7 @@ def test_a_publish_ends_a_wait(
 
 
 def test_a_body_that_looks_like_a_notice_is_told_apart_by_its_flag(
-    client: Client, pusher: rqueue.Client, topic: bytes
+    client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     key = client.subscribe(topic)
     publish(pusher, topic, NOTICE + topic)
@@ -138,7 +142,9 @@ def test_a_body_that_looks_like_a_notice_is_told_apart_by_its_flag(
     assert (forged.id, real.id) == (0, 1)
 
 
-def test_names_that_freud_cannot_say_are_rqueues_alone(client: Client, pusher: rqueue.Client):
+def test_names_that_freud_cannot_say_are_rqueues_alone(
+    client: Client, pusher: rqueue_client.Client
+):
     for name in (b"a,b", b"_own", b"\xff"):
         listen(pusher, name)
         publish(pusher, name)
@@ -151,7 +157,7 @@ def test_names_that_freud_cannot_say_are_rqueues_alone(client: Client, pusher: r
 
 @pytest.mark.parametrize("size", [1500, 1501, 100_000, 3_000_000])
 def test_parts_from_rqueue_are_one_message_for_freud(
-    client: Client, pusher: rqueue.Client, topic: bytes, size: int
+    client: Client, pusher: rqueue_client.Client, topic: bytes, size: int
 ):
     key = client.subscribe(topic)
     body = os.urandom(size)
@@ -164,19 +170,19 @@ def test_parts_from_rqueue_are_one_message_for_freud(
 
 
 def test_parts_and_whole_messages_of_one_publisher_keep_their_order(
-    client: Client, pusher: rqueue.Client, topic: bytes
+    client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     """A large message comes where its last PART came."""
     key = client.subscribe(topic)
     first, second = parts_of(topic, b"A" * 5000), parts_of(topic, b"B" * 5000)
     pusher.send(
-        rqueue.publish(topic, b"1"),
+        rqueue_client.publish(topic, b"1"),
         *first[:-1],
-        rqueue.publish(topic, b"2"),
+        rqueue_client.publish(topic, b"2"),
         *second,
-        rqueue.publish(topic, b"3"),
+        rqueue_client.publish(topic, b"3"),
         first[-1],
-        rqueue.publish(topic, b"4"),
+        rqueue_client.publish(topic, b"4"),
     )
     pusher.settle()
     client.send(*(get_record(key) for _ in range(6)))
@@ -186,10 +192,10 @@ def test_parts_and_whole_messages_of_one_publisher_keep_their_order(
 
 
 def test_parts_in_any_order_and_interleaved(
-    client: Client, bus: BusProcess, pusher: rqueue.Client, topic: bytes
+    client: Client, bus: BusProcess, pusher: rqueue_client.Client, topic: bytes
 ):
     key = client.subscribe(topic)
-    with rqueue.connect(bus.address("rqueue")) as other:
+    with rqueue_client.connect(bus.address("rqueue")) as other:
         one, two = parts_of(topic, b"1" * 4000), parts_of(topic, b"2" * 4000)
         pusher.send(one[2], one[0])
         other.send(two[1], two[2])
@@ -203,21 +209,23 @@ def test_parts_in_any_order_and_interleaved(
 
 
 def test_parts_that_never_come_whole_are_counted_and_let_go(
-    bus: BusProcess, client: Client, pusher: rqueue.Client, topic: bytes
+    bus: BusProcess, client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     lost = counter(bus, "dropped", "incomplete_parts")
     key = client.subscribe(topic)
     pusher.send(*parts_of(topic, bytes(4000))[:2])
     pusher.settle()
     until(lambda: counter(bus, "dropped", "incomplete_parts") == lost + 1, "they are let go")
-    with rqueue.connect(bus.address("rqueue")) as dies:
+    with rqueue_client.connect(bus.address("rqueue")) as dies:
         dies.send(*parts_of(topic, bytes(4000))[:2])
         dies.settle()
     until(lambda: counter(bus, "dropped", "incomplete_parts") == lost + 2, "with its publisher")
     assert client.ask(get(key)).code == NOTHING_HAPPENED
 
 
-def test_a_large_body_reaches_rqueue_in_parts(client: Client, pusher: rqueue.Client, topic: bytes):
+def test_a_large_body_reaches_rqueue_in_parts(
+    client: Client, pusher: rqueue_client.Client, topic: bytes
+):
     listen(pusher, topic)
     body = os.urandom(100_000)
     client.send(produce(topic, b"before"), produce(topic, body), produce(topic, b"after"))
@@ -228,7 +236,7 @@ def test_a_large_body_reaches_rqueue_in_parts(client: Client, pusher: rqueue.Cli
     total = None
     while total is None or len(chunks) < total:
         kind, payload = pusher.frames(1)[0]
-        assert kind == rqueue.PART
+        assert kind == rqueue_client.PART
         assert len(payload) <= 2048
         assert payload[1 : 1 + payload[0]] == topic
         key, index, total = struct.unpack_from(">16sHH", payload, 1 + len(topic))
@@ -242,7 +250,9 @@ def test_a_large_body_reaches_rqueue_in_parts(client: Client, pusher: rqueue.Cli
 # --- deletion and recreation -------------------------------------------------
 
 
-def test_rqueue_goes_on_under_a_marked_name(client: Client, pusher: rqueue.Client, topic: bytes):
+def test_rqueue_goes_on_under_a_marked_name(
+    client: Client, pusher: rqueue_client.Client, topic: bytes
+):
     """Its publishers and readers hear nothing of the deletion, and Freud nothing of theirs."""
     key = client.subscribe(topic)
     listen(pusher, topic)
@@ -256,13 +266,13 @@ def test_rqueue_goes_on_under_a_marked_name(client: Client, pusher: rqueue.Clien
     publish_and_hear(pusher, topic, b"and still")
 
 
-def publish_and_hear(pusher: rqueue.Client, topic: bytes, body: bytes) -> None:
-    pusher.send(rqueue.publish(topic, body))
+def publish_and_hear(pusher: rqueue_client.Client, topic: bytes, body: bytes) -> None:
+    pusher.send(rqueue_client.publish(topic, body))
     assert pusher.messages(1) == [(topic, body)]
 
 
 def test_a_publish_enters_the_buffer_of_a_recreation(
-    client: Client, pusher: rqueue.Client, topic: bytes
+    client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     """rqueue's own readers have it at once, and get Freud's buffered messages later."""
     old = client.subscribe(topic)
@@ -281,11 +291,11 @@ def test_a_publish_enters_the_buffer_of_a_recreation(
 
 
 def test_a_buffer_that_waits_goes_to_the_first_rqueue_reader(
-    client: Client, pusher: rqueue.Client, topic: bytes
+    client: Client, pusher: rqueue_client.Client, topic: bytes
 ):
     old = client.subscribe(topic)
     client.send(delete(topic), create(topic), produce(topic, b"kept"), get(old))
     assert [one.code for one in client.answers(4)] == [OK] * 4
-    pusher.send(rqueue.subscribe(topic))
+    pusher.send(rqueue_client.subscribe(topic))
     assert pusher.messages(1) == [(topic, b"kept")]
     assert client.ask(get(client.subscribe(topic))).code == NOTHING_HAPPENED

@@ -10,19 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.testing.drip import one_by_one
-from polybus.testing.gsb import (
-    GREETING,
-    HungUp,
-    call,
-    cancel,
-    hello,
-    packet,
-    partial,
-    reply,
-)
-from polybus.testing.process import BusProcess
-from polybus.testing.watch import count, until
+from polybus.testing.bus_process import BusProcess
 from tests.faults.gsb_live import (
     MAX_PACKET_BYTES,
     check_nothing_is_left,
@@ -31,6 +19,9 @@ from tests.faults.gsb_live import (
     party_over_ipc,
     serving,
 )
+from tests.rig.byte_feeder import one_by_one
+from tests.rig.gsb_peer import GREETING, HungUp, call, cancel, hello, packet, partial, reply
+from tests.rig.observer import count, until
 
 
 @pytest.fixture(scope="module")

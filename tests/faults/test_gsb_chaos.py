@@ -16,10 +16,10 @@ import pytest
 
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.testing.gsb import FULL, call, cancel, hello, packet, partial, reply
-from polybus.testing.process import BusProcess
-from polybus.testing.watch import eventually
+from polybus.testing.bus_process import BusProcess
 from tests.faults.gsb_live import check_nothing_is_left, serving, tables
+from tests.rig.gsb_peer import FULL, call, cancel, hello, packet, partial, reply
+from tests.rig.observer import eventually
 
 DEADLINE_MS = 400
 NAMES = ("echo", "many", "hangs", "twice", "dies", "nobody")

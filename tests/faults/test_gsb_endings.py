@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.testing.gsb import Peer, Silent, call, cancel, connect, hello, packet, partial, reply
-from polybus.testing.process import BusProcess
-from polybus.testing.watch import count, rss_bytes, until
+from polybus.testing.bus_process import BusProcess
 from tests.faults.gsb_live import check_nothing_is_left, failure, party, serving, tables
+from tests.rig.gsb_peer import Peer, Silent, call, cancel, connect, hello, packet, partial, reply
+from tests.rig.observer import count, rss_bytes, until
 
 SHORT_MS = 150
 ITEM = bytes(64 * 1024)

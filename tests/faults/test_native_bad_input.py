@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from polybus.testing.native import act, bodies, code_of, connect, produce, put_codes, read, refused
-from polybus.testing.process import BusProcess, serve
-from polybus.testing.watch import check_unharmed
+from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.flight_client import act, bodies, code_of, connect, produce, put_codes, read, refused
+from tests.rig.observer import check_unharmed
 
 SHORT = pa.schema([("shard_key", pa.utf8()), ("body", pa.binary())])
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from polybus.testing.nativebus import NativeBus
+from tests.rig.native_bus import NativeBus
 
 PRODUCERS = 8
 KILLS = 10

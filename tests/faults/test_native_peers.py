@@ -20,13 +20,13 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 
-from polybus.server.adminclient import ask
-from polybus.testing.certificates import write_certificate
-from polybus.testing.native import Put, act, batch, bodies, code_of, connect, produce
-from polybus.testing.process import BusProcess, StartFailed, serve
-from polybus.testing.relay import Relay
-from polybus.testing.users import User
-from polybus.testing.watch import check_unharmed, count, log_lines, rss_bytes, until
+from polybus.server.admin_client import ask
+from polybus.testing.bus_process import BusProcess, StartFailed, serve
+from tests.rig.certificates import write_certificate
+from tests.rig.flight_client import Put, act, batch, bodies, code_of, connect, produce
+from tests.rig.observer import check_unharmed, count, log_lines, rss_bytes, until
+from tests.rig.relay import Relay
+from tests.rig.second_user import User
 
 MIB = 1 << 20
 GRPC = ("native=grpc://127.0.0.1:0",)

@@ -20,11 +20,11 @@ import pytest
 
 from polybus.errors import DoesNotExist
 from polybus.model.arrow import HEADERS_TYPE
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.sparkcrowd import Crowd
-from polybus.testing.sparkpoints import Orders
-from polybus.testing.watch import until
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 from tests.rig.points import SPARK
+from tests.rig.spark.kill_points import Orders
+from tests.rig.spark.pipeline_group import Crowd
 
 SOURCE, LETTERS = "in", "in.dlq"
 ROWS, ROWS_PER_BATCH = 120, 40

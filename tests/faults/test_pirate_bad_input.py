@@ -14,12 +14,12 @@ from threading import Thread
 
 import pytest
 
-from polybus.testing.pirate import wire
-from polybus.testing.pirate.bare import Bare
-from polybus.testing.pirate.piratebus import PirateBus
-from polybus.testing.pirate.wire import Frames, number
-from polybus.testing.pirate.zmtp import COMMAND, GREETING, LONG, MORE, RawPeer, frame, ready
-from polybus.testing.watch import check_unharmed, count, log_lines, rss_bytes, stats, until
+from tests.rig.observer import check_unharmed, count, log_lines, rss_bytes, stats, until
+from tests.rig.pirate import wire
+from tests.rig.pirate.pirate_bus import PirateBus
+from tests.rig.pirate.wire import Frames, number
+from tests.rig.pirate.zmq_client import Bare
+from tests.rig.pirate.zmtp import COMMAND, GREETING, LONG, MORE, RawPeer, frame, ready
 
 MIB = 1 << 20
 CLIENT, TOPIC = b"c", "t"

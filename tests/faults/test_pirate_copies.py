@@ -15,10 +15,10 @@ from random import Random
 
 import pytest
 
-from polybus.testing.pirate import wire
-from polybus.testing.pirate.bare import Bare
-from polybus.testing.pirate.piratebus import PirateBus
-from polybus.testing.pirate.wire import PUT, SUB, UNSUB, Answer, Frames
+from tests.rig.pirate import wire
+from tests.rig.pirate.pirate_bus import PirateBus
+from tests.rig.pirate.wire import PUT, SUB, UNSUB, Answer, Frames
+from tests.rig.pirate.zmq_client import Bare
 
 ROUNDS, CONNECTIONS = 12, 4
 CLIENTS = (b"a", b"b", b"c")

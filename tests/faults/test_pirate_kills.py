@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.pirate.killing import Killing
+from tests.rig.pirate.kill_round import Killing
 
 KILLS, KILLS_SOAKED, SABOTAGED = 6, 400, 16
 

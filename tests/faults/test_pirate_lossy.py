@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.pirate.bare import Bare
-from polybus.testing.pirate.ours import Ours
-from polybus.testing.pirate.piratebus import PirateBus
-from polybus.testing.pirate.voyage import MakeTalker, Voyage
+from tests.rig.pirate.lossy_round import MakeTalker, Voyage
+from tests.rig.pirate.pirate_bus import PirateBus
+from tests.rig.pirate.polybus_client import Ours
+from tests.rig.pirate.zmq_client import Bare
 
 STEPS, STEPS_SOAKED = 40, 2500
 

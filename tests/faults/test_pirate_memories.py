@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from polybus.dialects.pirate import blocking
+from polybus.dialects.pirate.client import pirate_blocking
 from polybus.errors import Conflict
-from polybus.testing.pirate import wire
-from polybus.testing.pirate.bare import Bare
-from polybus.testing.pirate.piratebus import PirateBus
-from polybus.testing.watch import count, until
+from tests.rig.observer import count, until
+from tests.rig.pirate import wire
+from tests.rig.pirate.pirate_bus import PirateBus
+from tests.rig.pirate.zmq_client import Bare
 
 FENCED = wire.error("FENCED")
 
@@ -113,8 +113,8 @@ def test_a_bus_that_was_restored_from_a_backup_says_so_and_nothing_is_skipped(tm
             restored.process.close()
 
 
-def _client(bus: PirateBus, tmp_path: Path, **options) -> blocking.BlockingClient:
-    return blocking.connect(bus.endpoint, state=tmp_path / "state", **options)
+def _client(bus: PirateBus, tmp_path: Path, **options) -> pirate_blocking.BlockingClient:
+    return pirate_blocking.connect(bus.endpoint, state=tmp_path / "state", **options)
 
 
 def _restored(bus: PirateBus, backup: Path) -> PirateBus:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.testing.drip import drip, one_by_one
-from polybus.testing.process import BusProcess, rqueue
-from polybus.testing.rqueue import (
+from polybus.testing.bus_process import BusProcess, rqueue
+from tests.rig.byte_feeder import drip, one_by_one
+from tests.rig.observer import check_unharmed, count, log_lines, rss_bytes, stats, until
+from tests.rig.rqueue_client import (
     DEREGISTER,
     NOTIFICATION,
     PART,
@@ -31,7 +32,6 @@ from polybus.testing.rqueue import (
     subscribe,
     with_topic,
 )
-from polybus.testing.watch import check_unharmed, count, log_lines, rss_bytes, stats, until
 
 CAP = 2048
 ID = bytes(range(16))

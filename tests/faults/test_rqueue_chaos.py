@@ -16,9 +16,9 @@ from functools import partial
 
 import pytest
 
-from polybus.testing.process import BusProcess, serve
-from polybus.testing.rqueue import Client, connect, deregister, frame, publish, remove, subscribe
-from polybus.testing.watch import check_unharmed, count, open_descriptors, rss_bytes, until
+from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.observer import check_unharmed, count, open_descriptors, rss_bytes, until
+from tests.rig.rqueue_client import Client, connect, deregister, frame, publish, remove, subscribe
 
 MIB = 1 << 20
 HONEST = 4

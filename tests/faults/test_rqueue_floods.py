@@ -9,18 +9,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from polybus.testing.drip import drip, one_by_one
-from polybus.testing.process import BusProcess, rqueue, serve
-from polybus.testing.rqueue import (
-    Client,
-    connect,
-    deregister,
-    notification,
-    publish,
-    remove,
-    subscribe,
-)
-from polybus.testing.watch import (
+from polybus.testing.bus_process import BusProcess, rqueue, serve
+from tests.rig.byte_feeder import drip, one_by_one
+from tests.rig.observer import (
     check_unharmed,
     count,
     log_lines,
@@ -28,6 +19,15 @@ from polybus.testing.watch import (
     rss_bytes,
     stats,
     until,
+)
+from tests.rig.rqueue_client import (
+    Client,
+    connect,
+    deregister,
+    notification,
+    publish,
+    remove,
+    subscribe,
 )
 
 MIB = 1 << 20

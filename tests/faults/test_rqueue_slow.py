@@ -13,16 +13,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from polybus.testing.process import BusProcess, rqueue, serve
-from polybus.testing.rqueue import Client, connect, frame, notification, publish, subscribe
-from polybus.testing.watch import (
-    check_unharmed,
-    connections,
-    count,
-    log_lines,
-    rss_bytes,
-    until,
-)
+from polybus.testing.bus_process import BusProcess, rqueue, serve
+from tests.rig.observer import check_unharmed, connections, count, log_lines, rss_bytes, until
+from tests.rig.rqueue_client import Client, connect, frame, notification, publish, subscribe
 
 MIB = 1 << 20
 MARK = 256 * 1024

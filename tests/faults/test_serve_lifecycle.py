@@ -14,26 +14,27 @@ from pathlib import Path
 
 import pytest
 
-from polybus.server.adminclient import ask
-from polybus.testing import process, rqueue, warm
-from polybus.testing.certificates import trusting, write_certificate
-from polybus.testing.process import POLYBUS, BusProcess, StartFailed
-from polybus.testing.watch import log_lines, stats, until
+from polybus.server.admin_client import ask
+from polybus.testing import bus_process
+from polybus.testing.bus_process import POLYBUS, BusProcess, StartFailed
 from tests.faults.serve_live import JSON_LOG, is_free
 from tests.faults.strangers import STRANGERS
+from tests.rig import rqueue_client, warm_bus
+from tests.rig.certificates import trusting, write_certificate
+from tests.rig.observer import log_lines, stats, until
 
 
 @pytest.fixture(scope="module", autouse=True)
 def in_programs_of_their_own() -> Iterator[None]:
     """The start is what is tested here."""
-    with warm.cold():
+    with warm_bus.cold():
         yield
 
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[BusProcess]:
     """One bus for all tests that leave it as they found it."""
-    with process.serve(*JSON_LOG) as bus:
+    with bus_process.serve(*JSON_LOG) as bus:
         yield bus
 
 
@@ -48,7 +49,7 @@ def taken_port() -> Iterator[int]:
 def start_fails(*args: str, **options) -> StartFailed:
     """How a bus refuses to start: one line, exit code 2, nothing said on stdout."""
     with pytest.raises(StartFailed) as caught:
-        process.serve(*args, **options).close()
+        bus_process.serve(*args, **options).close()
     failed = caught.value
     assert failed.code == 2
     assert failed.stdout == ""
@@ -63,7 +64,7 @@ def test_it_says_where_it_listens_and_then_ready(bus):
     assert [dialect for dialect, _ in bus.listeners] == ["rqueue", "admin"]
     assert bus.address("rqueue").port != 0
     assert str(bus.address("admin")) == f"unix:{bus.runtime}/admin.sock"
-    with rqueue.connect(bus.address()) as client:
+    with rqueue_client.connect(bus.address()) as client:
         client.settle()
     assert stats(bus)["server"]["pid"] == bus.pid
 
@@ -71,35 +72,35 @@ def test_it_says_where_it_listens_and_then_ready(bus):
 def test_several_addresses_of_one_dialect(tmp_path):
     socket_path = tmp_path / "r.sock"
     listen = ("rqueue=tcp://127.0.0.1:0", "rqueue=tcp://127.0.0.1:0", f"rqueue=unix:{socket_path}")
-    with process.serve(listen=listen) as bus:
+    with bus_process.serve(listen=listen) as bus:
         places = [address for dialect, address in bus.listeners if dialect == "rqueue"]
         assert len({str(place) for place in places}) == 3
-        with rqueue.connect(places[0]) as reader:
-            reader.send(rqueue.subscribe(b"t"))
+        with rqueue_client.connect(places[0]) as reader:
+            reader.send(rqueue_client.subscribe(b"t"))
             reader.settle()
             for place in places:
-                with rqueue.connect(place) as writer:
-                    writer.send(rqueue.publish(b"t", str(place).encode()))
+                with rqueue_client.connect(place) as writer:
+                    writer.send(rqueue_client.publish(b"t", str(place).encode()))
                     writer.settle()
             assert [text for _, text in reader.messages(3)] == [str(p).encode() for p in places]
     assert not socket_path.exists()
 
 
 def test_rqueue_alone_has_no_data_folder_and_no_admin_socket():
-    with process.rqueue() as bus:
+    with bus_process.rqueue() as bus:
         assert [dialect for dialect, _ in bus.listeners] == ["rqueue"]
         assert not bus.data.exists()
         assert not bus.runtime.exists()
         assert bus.run("stats").returncode == 3
-    with process.rqueue("--admin", "--max-payload", "4096") as bus:
+    with bus_process.rqueue("--admin", "--max-payload", "4096") as bus:
         assert stats(bus)["server"]["pid"] == bus.pid
-        with rqueue.connect(bus.address()) as client:
-            client.send(rqueue.subscribe(b"t"), rqueue.publish(b"t", b"x" * 4000))
+        with rqueue_client.connect(bus.address()) as client:
+            client.send(rqueue_client.subscribe(b"t"), rqueue_client.publish(b"t", b"x" * 4000))
             assert client.messages(1) == [(b"t", b"x" * 4000)]
 
 
 def test_the_rqueue_server_does_not_load_what_it_does_not_need():
-    with process.rqueue() as bus:
+    with bus_process.rqueue() as bus:
         maps = Path(f"/proc/{bus.pid}/maps").read_text()
     assert "uvloop" in maps  # so that we know the look is worth something
     for heavy in ("pyarrow", "libarrow", "lmdb", "zmq", "grpc", "protobuf"):
@@ -113,9 +114,9 @@ def test_settings_from_file_environment_and_flags(tmp_path):
         '[log]\nlevel = "debug"\nformat = "human"\n'
     )
     env = {"POLYBUS_RQUEUE_MAX_PAYLOAD": "5000", "POLYBUS_PORT": "tcp://10.0.0.1:1"}
-    with process.serve("--config", str(file), *JSON_LOG, listen=(), env=env) as bus:
-        with rqueue.connect(bus.address()) as client:
-            client.send(rqueue.subscribe(b"t"), rqueue.publish(b"t", b"x" * 4900))
+    with bus_process.serve("--config", str(file), *JSON_LOG, listen=(), env=env) as bus:
+        with rqueue_client.connect(bus.address()) as client:
+            client.send(rqueue_client.subscribe(b"t"), rqueue_client.publish(b"t", b"x" * 4900))
             assert client.messages(1) == [(b"t", b"x" * 4900)]
         until(lambda: log_lines(bus, level="debug", event="connection opened"), "a debug line")
         (warning,) = log_lines(bus, event="ignored variable")
@@ -210,7 +211,7 @@ def test_a_taken_port_is_one_line_and_nothing_is_left_behind(tmp_path):
         assert not socket_path.exists()
         assert not (tmp_path / "run" / "polybus" / "admin.sock").exists()
     # The data folder is free again, and the same command works once the port is.
-    with process.serve(listen=(f"rqueue=tcp://127.0.0.1:{port}",), folder=tmp_path) as bus:
+    with bus_process.serve(listen=(f"rqueue=tcp://127.0.0.1:{port}",), folder=tmp_path) as bus:
         assert bus.address().port == port
 
 
@@ -225,16 +226,16 @@ def test_a_data_folder_in_use_names_its_owner(bus, tmp_path):
     failed = start_fails(env={"POLYBUS_DATA": str(bus.data)}, folder=tmp_path)
     assert f"pid {bus.pid}" in failed.stderr
     assert "polybus://" in failed.stderr
-    with rqueue.connect(bus.address()) as client:
+    with rqueue_client.connect(bus.address()) as client:
         client.settle()  # and the owner has not noticed
 
 
 def test_a_killed_bus_leaves_nothing_that_stops_the_next(tmp_path):
-    with process.serve(folder=tmp_path) as first:
+    with bus_process.serve(folder=tmp_path) as first:
         first.signal(signal.SIGKILL)
         first.wait()
         assert first.admin_path.exists()  # the stale socket
-    with process.serve(folder=tmp_path) as second:
+    with bus_process.serve(folder=tmp_path) as second:
         assert stats(second)["server"]["pid"] == second.pid
 
 
@@ -263,26 +264,26 @@ def test_a_bad_config_is_one_line(tmp_path):
 def test_sighup_reloads_the_certificate_and_a_bad_one_changes_nothing(tmp_path):
     certificate, key = write_certificate(tmp_path)
     env = {"POLYBUS_TLS_CERTIFICATE": str(certificate), "POLYBUS_TLS_KEY": str(key)}
-    with process.serve(*JSON_LOG, listen=("rqueue=tls://127.0.0.1:0",), env=env) as bus:
+    with bus_process.serve(*JSON_LOG, listen=("rqueue=tls://127.0.0.1:0",), env=env) as bus:
         first = trusting(certificate)
-        with rqueue.connect(bus.address(), tls=first) as old:
+        with rqueue_client.connect(bus.address(), tls=first) as old:
             old.settle()
             write_certificate(tmp_path)
             bus.signal(signal.SIGHUP)
             until(lambda: log_lines(bus, event="reloaded", what="certificates"), "the reload")
-            with rqueue.connect(bus.address(), tls=trusting(certificate)) as new:
+            with rqueue_client.connect(bus.address(), tls=trusting(certificate)) as new:
                 new.settle()
             second = trusting(certificate)
             key.write_text("broken")
             bus.signal(signal.SIGHUP)
             until(lambda: log_lines(bus, event="reload failed"), "the refusal")
-            with rqueue.connect(bus.address(), tls=second) as new:
+            with rqueue_client.connect(bus.address(), tls=second) as new:
                 new.settle()
             old.settle()  # was there all the time
 
 
 def test_sighup_without_anything_to_reload_says_so_and_serves_on(bus):
-    with rqueue.connect(bus.address()) as client:
+    with rqueue_client.connect(bus.address()) as client:
         bus.signal(signal.SIGHUP)
         until(lambda: log_lines(bus, event="reloaded"), "the line in the log")
         client.settle()
@@ -297,7 +298,7 @@ def test_systemd_is_told(tmp_path, abstract):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0{name}" if abstract else name)
         manager.settimeout(20)
-        with process.serve(env={"NOTIFY_SOCKET": f"@{name}" if abstract else name}) as bus:
+        with bus_process.serve(env={"NOTIFY_SOCKET": f"@{name}" if abstract else name}) as bus:
             assert b"READY=1" in manager.recv(1000)
             bus.signal(signal.SIGHUP)
             assert b"RELOADING=1" in manager.recv(1000)

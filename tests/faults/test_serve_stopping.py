@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing import process, rqueue
-from polybus.testing.process import POLYBUS, BusProcess, clean_environment
-from polybus.testing.watch import connections, log_lines, until
+from polybus.testing import bus_process
+from polybus.testing.bus_process import POLYBUS, BusProcess, clean_environment
 from tests.faults.serve_live import JSON_LOG, admin, answers, child, is_free
+from tests.rig import rqueue_client
+from tests.rig.observer import connections, log_lines, until
 
 
-def fill(bus: BusProcess, reader: rqueue.Client, writer: rqueue.Client) -> int:
+def fill(bus: BusProcess, reader: rqueue_client.Client, writer: rqueue_client.Client) -> int:
     """Publish to a reader that does not read until the bus holds bytes for it; how many."""
-    reader.send(rqueue.subscribe(b"t"))
+    reader.send(rqueue_client.subscribe(b"t"))
     reader.settle()
     for batch in range(1, 1000):
-        writer.send(*(rqueue.publish(b"t", b"x" * 1000) for _ in range(100)))
+        writer.send(*(rqueue_client.publish(b"t", b"x" * 1000) for _ in range(100)))
         writer.settle()
         if any(one["outbox_bytes"] for one in connections(bus)):
             return batch * 100
@@ -29,7 +30,10 @@ def fill(bus: BusProcess, reader: rqueue.Client, writer: rqueue.Client) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_0_and_nothing_is_left(tmp_path, number):
-    with process.serve(*JSON_LOG, folder=tmp_path) as bus, rqueue.connect(bus.address()) as client:
+    with (
+        bus_process.serve(*JSON_LOG, folder=tmp_path) as bus,
+        rqueue_client.connect(bus.address()) as client,
+    ):
         client.settle()
         bus.signal(number)
         assert client.to_the_end() == []
@@ -42,10 +46,10 @@ def test_a_signal_ends_it_with_0_and_nothing_is_left(tmp_path, number):
 
 def test_what_a_reader_is_owed_still_reaches_it():
     """A reader that was not reading gets all that was published before the SIGTERM."""
-    with process.serve(*JSON_LOG) as bus:
+    with bus_process.serve(*JSON_LOG) as bus:
         with (
-            rqueue.connect(bus.address(), receive_buffer=4096) as reader,
-            rqueue.connect(bus.address()) as writer,
+            rqueue_client.connect(bus.address(), receive_buffer=4096) as reader,
+            rqueue_client.connect(bus.address()) as writer,
         ):
             total = fill(bus, reader, writer)
             bus.signal(signal.SIGTERM)
@@ -57,9 +61,9 @@ def test_what_a_reader_is_owed_still_reaches_it():
 def test_only_those_who_are_owed_something_are_waited_for():
     """Idle clients and admins are let go at once: the reader has not lost a byte by then."""
     with (
-        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
-        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
-        rqueue.connect(bus.address()) as writer,
+        bus_process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
+        rqueue_client.connect(bus.address(), receive_buffer=4096) as reader,
+        rqueue_client.connect(bus.address()) as writer,
         admin(bus) as idle_admin,
     ):
         total = fill(bus, reader, writer)
@@ -72,9 +76,9 @@ def test_only_those_who_are_owed_something_are_waited_for():
 
 def test_a_reader_that_never_reads_does_not_hold_up_the_stop():
     with (
-        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.2"}) as bus,
-        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
-        rqueue.connect(bus.address()) as writer,
+        bus_process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "0.2"}) as bus,
+        rqueue_client.connect(bus.address(), receive_buffer=4096) as reader,
+        rqueue_client.connect(bus.address()) as writer,
     ):
         fill(bus, reader, writer)
         bus.signal(signal.SIGTERM)
@@ -83,9 +87,9 @@ def test_a_reader_that_never_reads_does_not_hold_up_the_stop():
 
 def test_a_second_signal_ends_it_at_once():
     with (
-        process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
-        rqueue.connect(bus.address(), receive_buffer=4096) as reader,
-        rqueue.connect(bus.address()) as writer,
+        bus_process.serve(*JSON_LOG, env={"POLYBUS_SERVER_DRAIN_TIMEOUT_S": "8"}) as bus,
+        rqueue_client.connect(bus.address(), receive_buffer=4096) as reader,
+        rqueue_client.connect(bus.address()) as writer,
     ):
         fill(bus, reader, writer)
         bus.signal(signal.SIGTERM)

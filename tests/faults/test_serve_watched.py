@@ -13,25 +13,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.server.adminclient import ask
-from polybus.testing import process, rqueue
-from polybus.testing.process import POLYBUS, BusProcess, clean_environment
-from polybus.testing.watch import connections, count, log_lines, stats, until
+from polybus.server.admin_client import ask
+from polybus.testing import bus_process
+from polybus.testing.bus_process import POLYBUS, BusProcess, clean_environment
 from tests.faults.serve_live import JSON_LOG, admin, answers, child
+from tests.rig import rqueue_client
+from tests.rig.observer import connections, count, log_lines, stats, until
 
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[BusProcess]:
     """One bus for all tests that leave it as they found it."""
-    with process.serve(*JSON_LOG) as bus:
+    with bus_process.serve(*JSON_LOG) as bus:
         yield bus
 
 
 def test_stats_and_connections_show_what_happened(bus):
-    with rqueue.connect(bus.address()) as client:
-        client.send(rqueue.subscribe(b"t"))
+    with rqueue_client.connect(bus.address()) as client:
+        client.send(rqueue_client.subscribe(b"t"))
         client.settle()
-        client.send(*(rqueue.publish(b"t", b"12345") for _ in range(10)))
+        client.send(*(rqueue_client.publish(b"t", b"12345") for _ in range(10)))
         client.messages(10)
         shown = json.loads(bus.run("connections", "--json").stdout)
         assert [(one["dialect"], one["peer"]) for one in shown] == [("rqueue", client.name)]
@@ -46,7 +47,7 @@ def test_stats_and_connections_show_what_happened(bus):
 
 def test_on_a_terminal_of_80_columns_connections_fit(bus):
     controller, terminal = pty.openpty()
-    with rqueue.connect(bus.address()) as client:
+    with rqueue_client.connect(bus.address()) as client:
         client.settle()
         command = [*POLYBUS, "connections"]
         env = bus.env | {"COLUMNS": "80", "TERM": "xterm"}
@@ -63,7 +64,7 @@ def test_on_a_terminal_of_80_columns_connections_fit(bus):
 
 
 def test_bad_input_on_the_admin_socket_disturbs_nobody(bus):
-    with rqueue.connect(bus.address()) as client, admin(bus) as link:
+    with rqueue_client.connect(bus.address()) as client, admin(bus) as link:
         lines = link.makefile("rb")
         for line, code in (
             (b"no json", "bad_request"),
@@ -83,7 +84,7 @@ def test_bad_input_on_the_admin_socket_disturbs_nobody(bus):
 
 def test_a_silent_admin_connection_is_closed_after_its_time():
     env = {"POLYBUS_SERVER_ADMIN_IDLE_TIMEOUT_S": "0.3"}
-    with process.serve(*JSON_LOG, env=env) as bus, admin(bus) as silent, admin(bus) as half:
+    with bus_process.serve(*JSON_LOG, env=env) as bus, admin(bus) as silent, admin(bus) as half:
         half.sendall(b'{"verb": "st')
         for link in (silent, half):
             with contextlib.suppress(ConnectionResetError):
@@ -94,7 +95,7 @@ def test_a_silent_admin_connection_is_closed_after_its_time():
 
 def test_more_admin_connections_than_places_are_refused_and_counted():
     env = {"POLYBUS_SERVER_MAX_ADMIN_CONNECTIONS": "2"}
-    with process.serve(*JSON_LOG, env=env) as bus:
+    with bus_process.serve(*JSON_LOG, env=env) as bus:
         with admin(bus) as one, admin(bus) as two:
             for link in (one, two):
                 link.sendall(b'{"verb": "stats"}\n')
@@ -107,8 +108,8 @@ def test_more_admin_connections_than_places_are_refused_and_counted():
 def test_a_flood_of_connections_over_the_limit_does_not_flood_the_log():
     attempts = 2000
     with (
-        process.serve(*JSON_LOG, env={"POLYBUS_LIMITS_MAX_CONNECTIONS": "1"}) as bus,
-        rqueue.connect(bus.address()) as keeper,
+        bus_process.serve(*JSON_LOG, env={"POLYBUS_LIMITS_MAX_CONNECTIONS": "1"}) as bus,
+        rqueue_client.connect(bus.address()) as keeper,
     ):
         keeper.settle()
         for _ in range(attempts):

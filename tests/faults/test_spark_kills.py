@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 
 from polybus.errors import DoesNotExist
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.sparkpoints import Orders
-from polybus.testing.sparkquery import OUTPUTS, SOURCE, Copy, Driver
-from polybus.testing.watch import until
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 from tests.rig.points import SPARK
+from tests.rig.spark.kill_points import Orders
+from tests.rig.spark.query_driver import OUTPUTS, SOURCE, Copy, Driver
 
 # Where the driver dies, and at which passing: in the second epoch of its life or later, since
 # the first is the one that the driver before it has left.

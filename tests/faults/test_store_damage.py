@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from polybus.testing.nursery import Ended, Nursery
+from tests.rig.forked_child import Ended, Nursery
 
-ACTS = "polybus.testing.storeflips"
+ACTS = "tests.rig.store.bit_flips"
 COMMITS = 25
 ROUNDS = 40
 PAGE_ROUNDS = 8

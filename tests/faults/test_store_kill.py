@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.nursery import Child, Ended, Nursery
-from polybus.testing.storecheck import Reported
-from polybus.testing.storechild import COMPACTED, LOST, reports
+from tests.rig.forked_child import Child, Ended, Nursery
+from tests.rig.store.checker import Reported
+from tests.rig.store.child import COMPACTED, LOST, reports
 
-CHILD = "polybus.testing.storechild"
+CHILD = "tests.rig.store.child"
 ROUNDS = 200
 SOAK_ROUNDS = 4000
 LIVES = 10  # of one store: what is checked grows with each

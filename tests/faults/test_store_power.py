@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing import powercut
-from polybus.testing.nursery import Nursery
-from polybus.testing.powercut import Kind
-from polybus.testing.powerimages import Image, images
+from tests.rig.forked_child import Nursery
+from tests.rig.power import recorder
+from tests.rig.power.images import Image, images
+from tests.rig.power.recorder import Kind
 
-CHILD = "polybus.testing.storechild"
+CHILD = "tests.rig.store.child"
 COMMITS = 100
 IMAGES = 100
 SOAK_IMAGES = 1000
@@ -30,7 +30,7 @@ SOAK_IMAGES = 1000
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    return powercut.build_library(tmp_path_factory.mktemp("library"))
+    return recorder.build_library(tmp_path_factory.mktemp("library"))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ class PowerCuts:
         self._watched, self._log = tmp_path / "watched", tmp_path / "log"
         self._watched.mkdir()
         self._images_in = images_in
-        self._recorder = powercut.recording(library, self._watched, self._log)
+        self._recorder = recorder.recording(library, self._watched, self._log)
         self.at_risk = self.lost = self.marked = 0
 
     def record(self, act: str, *args: object) -> None:
@@ -71,11 +71,11 @@ class PowerCuts:
 
     @property
     def renames(self) -> int:
-        return sum(record.kind == Kind.RENAMED for record in powercut.records(self._log))
+        return sum(record.kind == Kind.RENAMED for record in recorder.records(self._log))
 
     def look(self, count: int, *, strict: bool = True) -> None:
         seed = random.randrange(1 << 32)
-        made = images(powercut.records(self._log), self._watched, random.Random(seed), count)
+        made = images(recorder.records(self._log), self._watched, random.Random(seed), count)
         with Nursery(CHILD) as nursery:
             for number, image in enumerate(made):
                 faults = judge(nursery, image, self._images_in / f"{number}", strict)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.testing.nursery import Nursery
+from tests.rig.forked_child import Nursery
 
-ACTS = "polybus.testing.storereaders"
+ACTS = "tests.rig.store.readers"
 KILLS = 6
 # The writer writes some 70 MB. It looks for dead readers when the file has grown by 8 MiB.
 MOST_GROWTH_BYTES = 24 << 20

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.nursery import Ended, Nursery
+from tests.rig.forked_child import Ended, Nursery
 
-ACTS = "polybus.testing.storefull"
+ACTS = "tests.rig.store.exhaustion"
 DISK_BYTES = 6 << 20
 BALLAST_BYTES = 3 << 20
 LIMIT_BYTES = 2 << 20

@@ -11,9 +11,9 @@ let the reader look further. The invariant, whatever the bytes:
 from __future__ import annotations
 
 from polybus.kernel.blocks import Layout, concat, cut
-from polybus.testing.oracle import blocks as oracle
-from polybus.testing.oracle.blocks import Message
 from tests.property.kernel.block_values import build, expected_verdict, refitted, verdict
+from tests.rig.oracle import blocks as oracle
+from tests.rig.oracle.blocks import Message
 
 
 def target(data: bytes) -> None:

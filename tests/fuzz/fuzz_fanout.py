@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polybus.testing.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST
 from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, ReaderPair, Twins
+from tests.rig.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST
 
 CAPS = (frames.SMALL_CAP, frames.MIDDLE_CAP, frames.LARGE_CAP)
 IDENTITIES = (0, 1, 300)

@@ -12,9 +12,9 @@ and which cap holds. The invariant, whatever the bytes:
 
 from __future__ import annotations
 
-from polybus.kernel.freud_client import scan_answers
-from polybus.testing.oracle import freud as oracle
+from polybus.dialects.freud.client.answer_batch import scan_answers
 from tests.property.kernel.freud_requests import drip, frame, scanner
+from tests.rig.oracle import freud as oracle
 from tests.vectors.freud import MAX_FRAME_BYTES, vectors
 
 CAPS = (MAX_FRAME_BYTES, 30, 0x7FFF_FFFF)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
 from polybus.model.limits import GsbLimits
-from polybus.testing.gsbmemory import Far
-from polybus.testing.memory import MemoryBus
+from tests.rig.gsb_memory_peer import Far
+from tests.rig.memory_bus import MemoryBus
 from tests.vectors.gsb import VECTORS
 
 CUT_STEP = 11

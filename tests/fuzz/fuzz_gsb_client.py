@@ -7,8 +7,8 @@ oracle's, which is the protobuf library.
 
 from __future__ import annotations
 
-from polybus.testing.oracle import gsb_client as oracle
 from tests.property.kernel.test_gsb_client import CAP, scanned
+from tests.rig.oracle import gsb_client as oracle
 
 
 def target(data: bytes) -> None:

@@ -9,8 +9,8 @@ The first byte says where to cut the rest. The invariant, whatever the bytes:
 
 from __future__ import annotations
 
-from polybus.testing.oracle import notifications as oracle
 from tests.property.kernel.test_notifications import CAP, drip, frame, named
+from tests.rig.oracle import notifications as oracle
 
 
 def target(data: bytes) -> None:

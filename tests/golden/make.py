@@ -42,14 +42,7 @@ import polybus
 from polybus import native, pirate
 from polybus.errors import OutcomeUnknown
 from tests.golden import goldenread
-from tests.golden.goldenbus import (
-    HERE,
-    GoldenBus,
-    command,
-    copied,
-    plain_environment,
-    wait_until,
-)
+from tests.golden.goldenbus import HERE, GoldenBus, command, copied, plain_environment, wait_until
 
 LONG_DEAD_MS = 3_600_000  # the member is still there when a test opens the folder
 READINGS = 20  # read by the queries and archived; as many again are left unread

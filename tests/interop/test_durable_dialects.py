@@ -10,8 +10,8 @@ import pytest
 
 from polybus.errors import WrongKind
 from polybus.native import Client
-from polybus.testing import freud, rqueue
-from polybus.testing.nativebus import NativeBus
+from tests.rig import freud_client, rqueue_client
+from tests.rig.native_bus import NativeBus
 
 WAIT_S = 20  # only ever reached when something is wrong
 COUNT = 50
@@ -30,9 +30,9 @@ class Dialects:
         process = self.bus.process
         enter = self.stack.enter_context
         self.native: Client = enter(self.bus.client())
-        self.freud = enter(freud.connect(process.address("freud")))
-        self.rqueue = enter(rqueue.connect(process.address("rqueue")))
-        self.reader = enter(rqueue.connect(process.address("rqueue")))
+        self.freud = enter(freud_client.connect(process.address("freud")))
+        self.rqueue = enter(rqueue_client.connect(process.address("rqueue")))
+        self.reader = enter(rqueue_client.connect(process.address("rqueue")))
 
     def restart(self) -> None:
         self.stack.close()
@@ -43,21 +43,21 @@ class Dialects:
     def write(self, dialect: str, topic: str, bodies: list[bytes]) -> None:
         """Returns when they are on disk, or for rqueue on their way there."""
         if dialect == "rqueue":
-            self.rqueue.send(*(rqueue.publish(topic.encode(), body) for body in bodies))
+            self.rqueue.send(*(rqueue_client.publish(topic.encode(), body) for body in bodies))
         elif dialect == "freud":
-            self.freud.send(*(freud.produce(topic.encode(), body) for body in bodies))
-            assert {one.code for one in self.freud.answers(len(bodies))} == {freud.OK}
+            self.freud.send(*(freud_client.produce(topic.encode(), body) for body in bodies))
+            assert {one.code for one in self.freud.answers(len(bodies))} == {freud_client.OK}
         else:
             with self.native.producer() as producer:
                 producer.produce(topic, bodies).result(WAIT_S)
 
     def subscribe_all(self, topic: str) -> bytes:
         """All who follow begin here; the id of Freud's subscription."""
-        self.reader.send(rqueue.subscribe(topic.encode()))
+        self.reader.send(rqueue_client.subscribe(topic.encode()))
         self.reader.settle()
-        self.freud.send(freud.subscribe(topic.encode()))
+        self.freud.send(freud_client.subscribe(topic.encode()))
         (answer,) = self.freud.answers(1)
-        assert answer.code == freud.OK
+        assert answer.code == freud_client.OK
         return answer.payload
 
     def read(self, dialect: str, topic: str, subscription: bytes, count: int) -> list[bytes]:
@@ -66,7 +66,7 @@ class Dialects:
             assert {name for name, _ in found} == {topic.encode()}
             return [body for _, body in found]
         if dialect == "freud":
-            self.freud.send(*(freud.get(subscription, WAIT_S) for _ in range(count)))
+            self.freud.send(*(freud_client.get(subscription, WAIT_S) for _ in range(count)))
             return [one.payload for one in self.freud.answers(count)]
         return self.log(topic, count)
 
@@ -117,10 +117,10 @@ def test_freud_tells_the_ids_that_the_native_port_tells(dialects: Dialects):
     subscription = dialects.subscribe_all(topic)
     with dialects.native.producer() as producer:
         assert producer.produce(topic, [b"a", b"b"]).result(WAIT_S).last_id == 2
-    dialects.freud.send(freud.produce(topic.encode(), b"c"))
-    assert freud.number(dialects.freud.answers(1)[0]) == 3
-    dialects.freud.send(*(freud.get_record(subscription, WAIT_S) for _ in range(3)))
-    records = [freud.record(one) for one in dialects.freud.answers(3)]
+    dialects.freud.send(freud_client.produce(topic.encode(), b"c"))
+    assert freud_client.number(dialects.freud.answers(1)[0]) == 3
+    dialects.freud.send(*(freud_client.get_record(subscription, WAIT_S) for _ in range(3)))
+    records = [freud_client.record(one) for one in dialects.freud.answers(3)]
     batch = next(dialects.native.read(topic))
     assert [one.id for one in records] == batch.column("id").to_pylist() == [1, 2, 3]
     assert [one.timestamp_ns for one in records] == batch.column("timestamp_ns").to_pylist()
@@ -133,28 +133,32 @@ def test_large_messages_come_as_parts_and_are_whole_in_the_log(dialects: Dialect
     body = bytes(range(256)) * 40  # over rqueue's cap
     halves = body[:2000], body[2000:4000]
     name = topic.encode()
-    parts = [rqueue.publish_part(name, bytes(16), at, 2, half) for at, half in enumerate(halves)]
+    parts = [
+        rqueue_client.publish_part(name, bytes(16), at, 2, half) for at, half in enumerate(halves)
+    ]
     dialects.rqueue.send(*parts)
     assert dialects.log(topic, 1) == [b"".join(halves)]
     dialects.write("native", topic, [body])
     assert dialects.read("freud", topic, subscription, 2) == [b"".join(halves), body]
     kinds = {kind for kind, _ in dialects.reader.frames(3)}
-    assert kinds == {rqueue.PART}
+    assert kinds == {rqueue_client.PART}
 
 
 def test_a_name_is_of_one_kind(dialects: Dialects):
     dialects.native.create_topic("durable")
     dialects.freud.send(
-        freud.create(b"durable"), freud.delete(b"durable"), freud.create(b"ephemeral")
+        freud_client.create(b"durable"),
+        freud_client.delete(b"durable"),
+        freud_client.create(b"ephemeral"),
     )
     codes = [one.code for one in dialects.freud.answers(3)]
-    assert codes == [freud.NOTHING_HAPPENED, freud.NO, freud.OK]
+    assert codes == [freud_client.NOTHING_HAPPENED, freud_client.NO, freud_client.OK]
     with pytest.raises(WrongKind):
         dialects.native.create_topic("ephemeral")
-    dialects.freud.send(freud.list_topics(), freud.count(b"durable"))
+    dialects.freud.send(freud_client.list_topics(), freud_client.count(b"durable"))
     listed, counted = dialects.freud.answers(2)
-    assert {b"durable", b"ephemeral"} <= set(freud.names(listed))
-    assert freud.number(counted) == 0
+    assert {b"durable", b"ephemeral"} <= set(freud_client.names(listed))
+    assert freud_client.number(counted) == 0
 
 
 def test_a_dropped_topic_is_silence_here_and_a_notice_there(dialects: Dialects):
@@ -162,9 +166,9 @@ def test_a_dropped_topic_is_silence_here_and_a_notice_there(dialects: Dialects):
     dialects.native.create_topic(topic)
     subscription = dialects.subscribe_all(topic)
     dialects.native.drop_topic(topic)
-    dialects.freud.send(freud.get(subscription, WAIT_S))
-    assert dialects.freud.answers(1)[0].payload == freud.NOTICE + topic.encode()
-    dialects.rqueue.send(rqueue.publish(topic.encode(), b"without a log"))
+    dialects.freud.send(freud_client.get(subscription, WAIT_S))
+    assert dialects.freud.answers(1)[0].payload == freud_client.NOTICE + topic.encode()
+    dialects.rqueue.send(rqueue_client.publish(topic.encode(), b"without a log"))
     assert dialects.reader.messages(1) == [(topic.encode(), b"without a log")]
 
 
@@ -174,10 +178,12 @@ def test_after_a_restart_the_topic_is_there_and_its_ids_go_on(dialects: Dialects
     dialects.write("freud", topic, [b"1", b"2"])
     dialects.restart()
     subscription = dialects.subscribe_all(topic)
-    dialects.freud.send(freud.create(topic.encode()), freud.produce(topic.encode(), b"3"))
+    dialects.freud.send(
+        freud_client.create(topic.encode()), freud_client.produce(topic.encode(), b"3")
+    )
     created, kept = dialects.freud.answers(2)
-    assert created.code == freud.NOTHING_HAPPENED
-    assert freud.number(kept) == 3
+    assert created.code == freud_client.NOTHING_HAPPENED
+    assert freud_client.number(kept) == 3
     dialects.write("rqueue", topic, [b"4"])
     assert dialects.read("rqueue", topic, b"", 2) == [b"3", b"4"]
     assert dialects.read("freud", topic, subscription, 2) == [b"3", b"4"]

@@ -9,7 +9,7 @@ import pytest
 
 from polybus import fdq
 from polybus.errors import Fenced, StoreFault, UsageError
-from polybus.testing.watch import eventually
+from tests.rig.observer import eventually
 
 URL = "memory:aio-consumers"
 QUICK: dict[str, Any] = {"first_backoff_s": 0.005, "last_backoff_s": 0.02}

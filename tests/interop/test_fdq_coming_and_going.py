@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from polybus import fdq
-from polybus.testing.watch import until
+from tests.rig.observer import until
 
 URL = "memory:coming-and-going"
 ROUNDS = 14

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from polybus import fdq
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.process import POLYBUS
-from polybus.testing.watch import until
+from polybus.testing.bus_process import POLYBUS
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 PATIENCE_S = 60
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.nativebus import NativeBus
+from tests.rig.native_bus import NativeBus
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fdq.py"
 PATIENCE_S = 90

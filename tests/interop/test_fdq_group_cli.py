@@ -15,9 +15,9 @@ from polybus import fdq
 from polybus.cli import main
 from polybus.errors import Fenced
 from polybus.native import Client
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.process import POLYBUS
-from polybus.testing.watch import until
+from polybus.testing.bus_process import POLYBUS
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 PATIENCE_S = 60
 Call = Callable[..., str]

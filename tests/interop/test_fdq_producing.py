@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from polybus import errors, fdq, freud
-from polybus.dialects.fdq.options import MAX_MESSAGE_BYTES
+from polybus.dialects.fdq.limits import MAX_MESSAGE_BYTES
 from polybus.native import ClientOptions
-from polybus.testing.nativebus import QUICK, NativeBus
-from polybus.testing.relay import Relay
-from polybus.testing.watch import until
+from tests.rig.native_bus import QUICK, NativeBus
+from tests.rig.observer import until
+from tests.rig.relay import Relay
 
 PATIENCE_S = 60
 QUICKLY = ClientOptions(**QUICK)
@@ -222,7 +222,7 @@ def test_close_does_not_wait_longer_than_it_may(topic: str) -> None:
 
 
 def test_fetch_is_the_same_over_the_port_and_in_the_process(bus: NativeBus, topic: str) -> None:
-    from polybus.dialects.fdq import bus as buses
+    from polybus.native import bus_client as buses
 
     seen = []
     for url in (bus.url, f"memory:{topic}"):

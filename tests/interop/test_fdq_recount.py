@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from polybus import fdq
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.watch import until
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 KEYS, EACH = 20, 15
 BAD, SHAKY = "key-3", "key-7"  # one that always fails, one that fails the first time

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from polybus.testing.process import BusProcess, serve
+from polybus.testing.bus_process import BusProcess, serve
 
 SCHEMA = pa.schema(
     [

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from polybus.testing.native import act, bodies, code_of, connect, produce, refused
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.watch import until
+from tests.rig.flight_client import act, bodies, code_of, connect, produce, refused
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 LONG_MS = 30_000
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 
-from polybus.testing import gsb
-from polybus.testing.nativebus import NativeBus
+from tests.rig import gsb_peer
+from tests.rig.native_bus import NativeBus
 
 
 def test_a_bus_that_stops_has_logged_every_call():
     env = {"POLYBUS_GSB_AUDIT": "true"}
     with NativeBus(listen=("gsb=tcp://127.0.0.1:0",), env=env) as bus:
-        with gsb.connect(bus.process.address("gsb")) as caller:
+        with gsb_peer.connect(bus.process.address("gsb")) as caller:
             for n in range(100):
-                caller.send(gsb.call("sys/ping", str(n), b"x" * n))
+                caller.send(gsb_peer.call("sys/ping", str(n), b"x" * n))
                 caller.reply()
-            caller.send(gsb.call("nobody", "x"))
+            caller.send(gsb_peer.call("nobody", "x"))
             caller.reply()
             assert bus.stop() == 0
         bus.start()

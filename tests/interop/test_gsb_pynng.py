@@ -15,9 +15,9 @@ import pytest
 
 from polybus import gsb
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.testing.gsb import call, cancel, hello, packet, partial, reply
-from polybus.testing.process import BusProcess, serve
-from polybus.testing.watch import check_unharmed, stats, until
+from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.gsb_peer import call, cancel, hello, packet, partial, reply
+from tests.rig.observer import check_unharmed, stats, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_MS = 20_000

@@ -14,10 +14,10 @@ import pytest
 from polybus import freud, gsb
 from polybus.dialects.gsb.codec import read_failure
 from polybus.errors import Denied
-from polybus.testing.certificates import trusting, write_certificate
-from polybus.testing.gsb import call, connect, packet, partial
-from polybus.testing.process import BusProcess, serve
-from polybus.testing.watch import check_unharmed, stats, until
+from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.certificates import trusting, write_certificate
+from tests.rig.gsb_peer import call, connect, packet, partial
+from tests.rig.observer import check_unharmed, stats, until
 
 TIMEOUT_MS = 20_000
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from polybus.cli import main
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.process import POLYBUS
+from polybus.testing.bus_process import POLYBUS
+from tests.rig.native_bus import NativeBus
 
 PATIENCE_S = 60
 

@@ -11,7 +11,7 @@ import pytest
 
 from polybus import errors
 from polybus.native import Client, ClientOptions, Produced
-from polybus.testing.nativebus import NativeBus
+from tests.rig.native_bus import NativeBus
 
 LATER_NS = 2**62
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import DoesNotExist, MalformedRequest
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.watch import until
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 
 def test_batches_and_reads_are_counted():

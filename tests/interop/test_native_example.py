@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from polybus.testing.nativebus import NativeBus
+from tests.rig.native_bus import NativeBus
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "native.py"
 PATIENCE_S = 60

@@ -12,9 +12,9 @@ import pytest
 
 from polybus import errors
 from polybus.native import Client, ClientOptions, Produced
-from polybus.native.stream import PutStream
-from polybus.testing.nativebus import QUICK, NativeBus
-from polybus.testing.relay import Relay
+from polybus.native.client.put_stream import PutStream
+from tests.rig.native_bus import QUICK, NativeBus
+from tests.rig.relay import Relay
 
 PATIENCE_S = 60
 QUOTA = 100_000

@@ -10,7 +10,7 @@ import pytest
 
 from polybus import errors
 from polybus.native import Client, Produced
-from polybus.testing.nativebus import NativeBus
+from tests.rig.native_bus import NativeBus
 
 PATIENCE_S = 90
 ROUNDS = 2

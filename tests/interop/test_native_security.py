@@ -12,9 +12,9 @@ import pytest
 
 from polybus import errors
 from polybus.native import Client, ClientOptions
-from polybus.testing.certificates import write_certificate
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.watch import until
+from tests.rig.certificates import write_certificate
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 SECRET = "a-secret-of-some-length"
 OLD = "a-secret-that-has-expired"

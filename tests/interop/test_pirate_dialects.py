@@ -7,10 +7,10 @@ import json
 import pytest
 
 from polybus.native import Client
-from polybus.testing import freud, rqueue
-from polybus.testing.pirate.bare import Bare
-from polybus.testing.pirate.piratebus import PirateBus
-from polybus.testing.watch import until
+from tests.rig import freud_client, rqueue_client
+from tests.rig.observer import until
+from tests.rig.pirate.pirate_bus import PirateBus
+from tests.rig.pirate.zmq_client import Bare
 
 WAIT_S = 20
 LISTEN = ("rqueue=tcp://127.0.0.1:0", "native=grpc://127.0.0.1:0", "freud=unix:{}/freud.sock")
@@ -62,18 +62,18 @@ def test_puts_reach_rqueue_freud_and_native_readers_after_their_commit(bus, pira
     pirate.sub("shared")
     process = bus.process
     with (
-        rqueue.connect(process.address("rqueue")) as reader,
-        freud.connect(process.address("freud")) as other,
+        rqueue_client.connect(process.address("rqueue")) as reader,
+        freud_client.connect(process.address("freud")) as other,
     ):
-        reader.send(rqueue.subscribe(b"shared"))
+        reader.send(rqueue_client.subscribe(b"shared"))
         reader.settle()
-        other.send(freud.subscribe(b"shared"))
+        other.send(freud_client.subscribe(b"shared"))
         (subscribed,) = other.answers(1)
         bodies = [b"one", b"two", b"three"]
         for body in bodies:
             pirate.put("shared", body)
         assert [body for _, body in reader.messages(3)] == bodies
-        other.send(*(freud.get(subscribed.payload, WAIT_S) for _ in bodies))
+        other.send(*(freud_client.get(subscribed.payload, WAIT_S) for _ in bodies))
         assert [one.payload for one in other.answers(3)] == bodies
     found: list[bytes] = []
     for batch in native.read("shared", max_rows=3, wait_s=WAIT_S):
@@ -84,11 +84,11 @@ def test_puts_reach_rqueue_freud_and_native_readers_after_their_commit(bus, pira
 def test_what_rqueue_and_freud_write_to_a_durable_topic_is_read(bus, pirate):
     pirate.sub("written")
     process = bus.process
-    with freud.connect(process.address("freud")) as other:
-        other.send(freud.produce(b"written", b"from freud"))
-        assert other.answers(1)[0].code == freud.OK
-    with rqueue.connect(process.address("rqueue")) as writer:
-        writer.send(rqueue.publish(b"written", b"from rqueue"))
+    with freud_client.connect(process.address("freud")) as other:
+        other.send(freud_client.produce(b"written", b"from freud"))
+        assert other.answers(1)[0].code == freud_client.OK
+    with rqueue_client.connect(process.address("rqueue")) as writer:
+        writer.send(rqueue_client.publish(b"written", b"from rqueue"))
         found: list[tuple[object, object]] = []
 
         def came() -> bool:
@@ -100,9 +100,9 @@ def test_what_rqueue_and_freud_write_to_a_durable_topic_is_read(bus, pirate):
 
 
 def test_an_ephemeral_topic_is_denied(bus, pirate):
-    with freud.connect(bus.process.address("freud")) as other:
-        other.send(freud.create(b"fleeting"))
-        assert other.answers(1)[0].code == freud.OK
+    with freud_client.connect(bus.process.address("freud")) as other:
+        other.send(freud_client.create(b"fleeting"))
+        assert other.answers(1)[0].code == freud_client.OK
         assert pirate.sub("fleeting") == ("ERR", "DENIED")
         assert pirate.put("fleeting", b"x") == ("ERR", "DENIED")
         assert pirate.get("fleeting") == ("ERR", "NOT_SUBSCRIBED")

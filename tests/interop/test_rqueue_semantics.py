@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.testing.process import BusProcess, rqueue
-from polybus.testing.rqueue import (
+from polybus.testing.bus_process import BusProcess, rqueue
+from tests.rig.observer import check_unharmed, connections, count, stats
+from tests.rig.rqueue_client import (
     NOTIFICATION,
     PART,
     Client,
@@ -20,7 +21,6 @@ from polybus.testing.rqueue import (
     subscribe,
     with_topic,
 )
-from polybus.testing.watch import check_unharmed, connections, count, stats
 
 CAP = 2048
 

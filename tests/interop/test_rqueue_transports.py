@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from polybus.model.address import Address
-from polybus.testing.certificates import trusting, write_certificate
-from polybus.testing.process import BusProcess, rqueue, serve
-from polybus.testing.rqueue import (
+from polybus.testing.bus_process import BusProcess, rqueue, serve
+from tests.rig.certificates import trusting, write_certificate
+from tests.rig.observer import check_unharmed, connections, count, log_lines, until
+from tests.rig.rqueue_client import (
     Client,
     connect,
     frame,
@@ -23,7 +24,6 @@ from polybus.testing.rqueue import (
     publish_part,
     subscribe,
 )
-from polybus.testing.watch import check_unharmed, connections, count, log_lines, until
 
 KINDS = ("tcp", "tls", "unix")
 MIB = 1 << 20

@@ -16,11 +16,11 @@ import pytest
 
 from polybus.errors import Conflict, DoesNotExist, InvalidTopic, StageGone, TooLarge, UsageError
 from polybus.native import Client
-from polybus.spark import publishing, sink
-from polybus.spark.sink import BatchWriter, Settings, StreamWriter, staged
-from polybus.spark.staging import Renewing, Staged, Staging
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.watch import until
+from polybus.spark.sink import epoch_publication, sink_writers
+from polybus.spark.sink.sink_writers import BatchWriter, Settings, StreamWriter, staged
+from polybus.spark.sink.task_stage import Renewing, Staged, Staging
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 _numbers = count()
 
@@ -29,9 +29,9 @@ _numbers = count()
 def bus() -> Iterator[NativeBus]:
     with NativeBus() as bus:
         yield bus
-        for client in sink._clients.values():
+        for client in sink_writers._clients.values():
             client.close()
-        sink._clients.clear()
+        sink_writers._clients.clear()
 
 
 @pytest.fixture
@@ -167,14 +167,14 @@ def test_the_driver_is_told_what_no_other_try_can_mend(client, settings, given, 
 
 
 def test_more_tasks_than_one_publish_takes(settings):
-    many = [Staged(f"{n:016x}", None) for n in range(publishing.MAX_STAGES + 1)]
+    many = [Staged(f"{n:016x}", None) for n in range(epoch_publication.MAX_STAGES + 1)]
     with pytest.raises(TooLarge, match=r"coalesce\(890\)"):
         BatchWriter(settings).commit(many)
 
 
 def test_as_many_tasks_as_one_publish_takes(client, settings, query):
     full = staged(settings, iter([rows(b"a")])).stage
-    empty = [client.act("stage.new")["stage"] for _ in range(publishing.MAX_STAGES - 1)]
+    empty = [client.act("stage.new")["stage"] for _ in range(epoch_publication.MAX_STAGES - 1)]
     messages = [Staged(stage, query) for stage in (full, *empty)]
     StreamWriter(settings).commit(messages, 0)
     assert found(client, settings.topic) == [b"a"]

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from polybus.errors import DoesNotExist
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.watch import until
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "word_count.py"
 WORDS = ("a", "rose", "is", "the", "sea")

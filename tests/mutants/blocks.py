@@ -25,7 +25,7 @@ TESTS = (
 )
 
 OPENING = mutants(
-    "blocks.pyx",
+    "kernel/blocks.pyx",
     ("owed checksums are forgotten", "columns.is_damaged = found != wanted", ""),
     (
         "owed checksums can be done without",
@@ -100,7 +100,7 @@ OPENING = mutants(
 )
 
 MAKING = mutants(
-    "blocks.pyx",
+    "kernel/blocks.pyx",
     (
         "keys are not counted by their bits",
         "columns.key_bits, columns.key_bit + start, count\n        )\n    if columns.header",
@@ -188,7 +188,7 @@ MAKING = mutants(
 )
 
 READING = mutants(
-    "gathering.pyx",
+    "kernel/block_gather.pyx",
     (
         "not sorted",
         "        if self.several_shards and not self.by_piece:\n            self.sort()\n",
@@ -275,7 +275,7 @@ READING = mutants(
 
 LOOPS = [
     *mutants(
-        "column_loops.h",
+        "kernel/column_loops.h",
         (
             "tail of a bit count",
             "for (; place < end; place++) found +=",
@@ -292,7 +292,7 @@ LOOPS = [
         ("cuts inside a character", "polybus_continues(data[at])) return 0;", "0) return 0;"),
     ),
     *mutants(
-        "xxh64.h",
+        "kernel/xxh64.h",
         (
             "the tail's order",
             "hash = polybus_rotate(hash ^ *at * POLYBUS_P5, 11)",
@@ -317,7 +317,7 @@ LOOPS = [
 ]
 
 SLABS = mutants(
-    "slabs.pyx",
+    "kernel/column_slab.pyx",
     (
         "memory is given away twice",
         "            waiting_count -= 1\n            waiting[number] = waiting[waiting_count]\n",

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.mutants.verdicts import GREEN, STALE, is_caught, verdict  # noqa: E402
-from tests.rig.patching import DoesNotApply, Patch, patches  # noqa: E402
+from tests.rig.patching import DoesNotApply, Patch, locate, patches  # noqa: E402
 
 TREE = ROOT / "build" / "mutants-bus"
 PACKAGE = TREE / "src" / "polybus"
@@ -52,7 +52,7 @@ mutants = patches
 
 
 SESSION = mutants(
-    "dialects/rqueue/session.py",
+    "dialects/rqueue/server/session.py",
     (
         "bad frame does not close",
         "self._broker.close(self._party, REASONS[routed.code])",
@@ -245,7 +245,7 @@ SUBSCRIPTIONS = mutants(
     ("one subscription too many", "counted >= self", "counted > self"),
     ("one topic too many", "self.topics >= self", "self.topics > self"),
     ("known topics are refused", " and not self._fanout.has_topic(topic)", ""),
-    ("probes are not free", "free = names.is_probe(topic) and", "free = False and"),
+    ("probes are not free", "free = topic_name.is_probe(topic) and", "free = False and"),
     ("probes are endless", " and len(party.probes) < FREE_PROBES", ""),
     ("shared probes count twice", "- len(self._probes)", "- self._probes.total()"),
     ("ended probes stay", "            del self._probes[topic]", "            pass"),
@@ -260,7 +260,7 @@ SUBSCRIPTIONS = mutants(
 )
 
 CONNECTION = mutants(
-    "transports/connection.py",
+    "transports/stream_connection.py",
     ("pausing does not reach the socket", "self._transport.pause_reading()", "pass"),
     ("resuming does not reach the socket", "self._transport.resume_reading()", "pass"),
     ("what is held is not offered again", "False\n        self._offer_again()", "False"),
@@ -296,7 +296,7 @@ CONNECTION = mutants(
 )
 
 STREAM = mutants(
-    "transports/stream.py",
+    "transports/stream_listener.py",
     ("one connection too many", "if self.open >= self._max:", "if self.open > self._max:"),
     ("places are used up", "self.open -= 1", "pass"),
     ("nobody is told of the refused", "self._refused(peer)", "pass"),
@@ -305,7 +305,7 @@ STREAM = mutants(
 )
 
 TLS = mutants(
-    "transports/tls.py",
+    "transports/tls_connection.py",
     (
         "pausing does not stop decrypting",
         "while not self._paused and not self._closing:",
@@ -342,23 +342,23 @@ ALL = [*SESSION, *BROKER, *DELIVERY, *OUTBOX, *SUBSCRIPTIONS, *CONNECTION, *STRE
 
 def copy_tree() -> None:
     shutil.rmtree(TREE, ignore_errors=True)
-    shutil.copytree(
-        ROOT / "src",
-        TREE / "src",
-        ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
-    )
+    skipped = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in ("src", "tests"):
+        shutil.copytree(ROOT / folder, TREE / folder, ignore=skipped)
+    for name in ("pyproject.toml", "README.md", "docs", "examples"):
+        (TREE / name).symlink_to(ROOT / name)
 
 
 def test(suite: str) -> str:
     """What the tests say, in a few words: GREEN, or how they failed first."""
     profile = PROFILE if suite == "unit" else ()
     command = [sys.executable, "-m", "pytest", *PYTEST, *profile, *SUITES[suite]]
-    env = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}{os.pathsep}{ROOT}"}
+    env = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}{os.pathsep}{TREE}"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     try:
         done = subprocess.run(
             command,
-            cwd=ROOT,
+            cwd=TREE,
             env=env,
             capture_output=True,
             text=True,
@@ -372,7 +372,7 @@ def test(suite: str) -> str:
 
 
 def trial(mutant: Patch, suites: list[str]) -> list[str]:
-    path = PACKAGE / mutant.file
+    path = locate(PACKAGE, mutant.file)
     original = path.read_text()
     try:
         mutant.apply(PACKAGE)

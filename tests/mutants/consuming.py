@@ -27,7 +27,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 LANES = mutants(
-    "dialects/fdq/lanes.py",
+    "dialects/fdq/client/key_queue.py",
     ("a held key is overtaken", "if self._holds and self._waits(run):", "if False:"),
     ("closed shards go on", "if not run.shard.is_open:", "if False:"),
     (
@@ -51,7 +51,7 @@ LANES = mutants(
 )
 
 SHARDS = mutants(
-    "dialects/fdq/shards.py",
+    "dialects/fdq/client/assigned_shard.py",
     ("never full", "self.is_full = len(self.done) >= self._fullness or", "self.is_full ="),
     ("any number of failures", "or self._holds >= MAX_HOLDS", ""),
     ("the first waits for all", "if offset == self.done.low:", "if False:"),
@@ -71,7 +71,7 @@ SHARDS = mutants(
 )
 
 RUNS = mutants(
-    "dialects/fdq/runs.py",
+    "dialects/fdq/client/handler_run.py",
     (
         "a run comes again as itself",
         "return [MessageRun(self.shard, self._rows, self._index, self.offset, failed)]",
@@ -83,7 +83,7 @@ RUNS = mutants(
 )
 
 BATCHES = mutants(
-    "dialects/fdq/batches.py",
+    "dialects/fdq/client/batch_run.py",
     ("the last run has company", "is_alone = failures >= last_attempt", "is_alone = False"),
     (
         "suspects in large batches",
@@ -94,7 +94,7 @@ BATCHES = mutants(
 )
 
 REST = mutants(
-    "dialects/fdq/keeping.py",
+    "dialects/fdq/client/acker.py",
     ("failures are forgotten", "self.shard.failures.extendleft(reversed(self._failures))", "pass"),
     (
         "released while it runs",
@@ -108,7 +108,7 @@ REST = mutants(
 )
 
 HOLDINGS = mutants(
-    "dialects/fdq/holdings.py",
+    "dialects/fdq/client/assigned_shards.py",
     ("a former life's shards", "if generation != self.generation:", "if False:"),
     ("old epochs are held", "shard is not None and shard.epoch == epoch", "shard is not None"),
     ("released again and again", "if shard is None or shard.is_releasing:", "if shard is None:"),
@@ -116,7 +116,7 @@ HOLDINGS = mutants(
 )
 
 FETCHING = mutants(
-    "dialects/fdq/dealing.py",
+    "dialects/fdq/client/dispatcher.py",
     (
         "what is done is run",
         "if not shard.is_done(offsets[places[0]], offsets[places[-1]] + 1):",

@@ -30,7 +30,7 @@ TESTS = tuple(
 )
 
 FOLLOWING = mutants(
-    "bus/following.py",
+    "durable/push_readers.py",
     ("a reader begins anywhere", "elif tail.at_id < start:", "elif False:"),
     ("who was passed is let in", "if start == self.at_id:", "if True:"),
     (
@@ -68,7 +68,7 @@ FOLLOWING = mutants(
 )
 
 KEEPING = mutants(
-    "bus/keeping.py",
+    "durable/publisher.py",
     ("what failed is not counted", 'self._counters.count("dropped", reason, count)', "pass"),
     ("what failed is not told", "self._lost(party, name, count, error)\n        party", "party"),
     ("nothing is bounded", "party.uncommitted_bytes > self._max_bytes and", "False and"),
@@ -90,7 +90,7 @@ DELIVERY = mutants(
 )
 
 PULLING = mutants(
-    "bus/pulling.py",
+    "dialects/freud/server/durable_pull_reader.py",
     ("polls do not fetch", "        if self.is_behind:\n            self.fetch()\n", ""),
     (
         "as far as is known",
@@ -131,7 +131,7 @@ PULLING = mutants(
 )
 
 SESSION = mutants(
-    "dialects/freud/session.py",
+    "dialects/freud/server/session.py",
     (
         "answered before it is kept",
         "        slot = Slot(group)\n",
@@ -156,12 +156,12 @@ BROKER = mutants(
 )
 
 JUDGING = mutants(
-    "bus/judging.py",
+    "bus/policy_enforcer.py",
     ("revoked ones are fed", "            for topic in lost:\n", "            for topic in ():\n"),
 )
 
 TOPICS = mutants(
-    "bus/topics.py",
+    "dialects/freud/server/ephemeral_topics.py",
     (
         "dropped without a notice",
         "            put([reader], Range(notice, 0, 1))\n\n    def _follow_log",

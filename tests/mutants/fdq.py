@@ -30,7 +30,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 CHECKER = [
     *mutants(
-        "testing/fdq/keeping.py",
+        "tests/rig/fdq/delivery_rules.py",
         ("lost is fine", "if call.outcome == OK and one.body not in evidence.rows:", "if False:"),
         (
             "lost outputs are fine",
@@ -86,7 +86,7 @@ CHECKER = [
         ),
     ),
     *mutants(
-        "testing/fdq/ordering.py",
+        "tests/rig/fdq/order_rules.py",
         ("stored in any order", "if now < last.get(producer, now):", "if False:"),
         ("any shard will do", "if len({row.shard for row in rows}) > 1:", "if False:"),
         (
@@ -103,7 +103,7 @@ CHECKER = [
         ("outputs in any order", "if offset < last:", "if False:"),
     ),
     *mutants(
-        "testing/fdq/fencing.py",
+        "tests/rig/fdq/fencing_rules.py",
         ("the past is accepted", "if one.outcome == OK and one.epoch < newest:", "if False:"),
         (
             "refusals are accused",
@@ -113,7 +113,7 @@ CHECKER = [
         ("what was under way is accused", "if at < one.began_ns)", "if at < one.ended_ns)"),
     ),
     *mutants(
-        "testing/fdq/counting.py",
+        "tests/rig/fdq/stats_rules.py",
         ("early is fine", "if runs + evidence.unseen.get(position, 0) < most:", "if False:"),
         ("unacked is fine", "or shard.has_acked(row.offset)):", "or True):"),
         ("lag is fine", "if shard.lag:", "if False:"),
@@ -129,7 +129,7 @@ CHECKER = [
 
 CONSUMER = [
     *mutants(
-        "dialects/fdq/lanes.py",
+        "dialects/fdq/client/key_queue.py",
         ("a failed key goes on", "if self._holds and self._waits(run):", "if False:"),
         (
             "late ends count",
@@ -139,7 +139,7 @@ CONSUMER = [
         ("a held key stays held", "self._holds.pop((run.shard, hold.key), None)", "pass"),
     ),
     *mutants(
-        "dialects/fdq/executors.py",
+        "dialects/fdq/client/executor.py",
         (
             "on without a lease",
             "if now_s > self._member.lease_until_s or self.is_stopping:",
@@ -152,7 +152,7 @@ CONSUMER = [
         ),
     ),
     *mutants(
-        "dialects/fdq/keeping.py",
+        "dialects/fdq/client/acker.py",
         (
             "what was not heard is forgotten",
             "        self.shard.put_back(self._acked)\n        self.shard.failures",
@@ -165,7 +165,7 @@ CONSUMER = [
         ),
     ),
     *mutants(
-        "dialects/fdq/holdings.py",
+        "dialects/fdq/client/assigned_shards.py",
         ("shards of a former life", "if generation != self.generation:", "if False:"),
     ),
 ]

@@ -38,7 +38,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 LIFECYCLE = mutants(
-    "bus/lifecycle.py",
+    "dialects/freud/server/topic_states.py",
     (
         "a marked topic cannot be created again",
         "Verb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.OPEN, _A.NOTHING)",
@@ -72,7 +72,7 @@ LIFECYCLE = mutants(
 )
 
 TOPICS = mutants(
-    "bus/topics.py",
+    "dialects/freud/server/ephemeral_topics.py",
     (
         "policy before existence",
         "        if TABLE[Verb.CREATE, topic.state] is Action.NOTHING:\n"
@@ -154,7 +154,7 @@ TOPICS = mutants(
 )
 
 READERS = mutants(
-    "bus/readers.py",
+    "dialects/freud/server/pull_reader_table.py",
     (
         "ids of others work",
         "if reader is None or reader.identity.account != caller.account:",
@@ -223,7 +223,7 @@ READERS = mutants(
 )
 
 SUCCESSION = mutants(
-    "bus/succession.py",
+    "dialects/freud/server/topic_lifecycle.py",
     (
         "topics stay charged",
         "        self._quotas.release(marked.creator, TOPICS, 1)\n",
@@ -289,7 +289,7 @@ SUCCESSION = mutants(
 )
 
 MOVEMENT = mutants(
-    "bus/movement.py",
+    "dialects/freud/server/ephemeral_delivery.py",
     (
         "heard by nobody, and Ok",
         "if not current.readers and not pushed:",
@@ -405,7 +405,7 @@ MOVEMENT = mutants(
 
 READER = [
     *mutants(
-        "bus/reader.py",
+        "dialects/freud/server/pull_reader.py",
         ("last come, first served", "next(iter(self.waiters))", "next(reversed(self.waiters))"),
         (
             "one is served at a time",
@@ -414,7 +414,7 @@ READER = [
         ),
     ),
     *mutants(
-        "bus/chunks.py",
+        "dialects/freud/server/unread_ranges.py",
         ("what fits leaves room", "        room_bytes -= size\n", ""),
         (
             "one too large ends it",
@@ -423,7 +423,7 @@ READER = [
         ),
     ),
     *mutants(
-        "bus/incarnation.py",
+        "dialects/freud/server/incarnation.py",
         (
             "a buffer swaps what came before it",
             "self.buffer.append(Buffered(found, relayed))",
@@ -439,7 +439,7 @@ READER = [
 ]
 
 SESSION = mutants(
-    "dialects/freud/session.py",
+    "dialects/freud/server/session.py",
     ("goes on while it waits", "or self._waiting_on is not None", ""),
     ("goes on while it is stalled", "halted = self._answers.stalled or", "halted ="),
     ("goes on while it is blocked", " or self._blocked or ", " or "),
@@ -595,7 +595,7 @@ SESSION = mutants(
 )
 
 GETTING = mutants(
-    "dialects/freud/getting.py",
+    "dialects/freud/server/get_group.py",
     ("Gets weigh nothing", "return REQUEST + len(data) // BYTES", "return 1"),
     ("records have no flags", "NOTICE_FLAG if chunk.notice else 0", "0"),
     (
@@ -607,7 +607,7 @@ GETTING = mutants(
 
 ANSWERING = [
     *mutants(
-        "dialects/freud/answering.py",
+        "dialects/freud/server/answer_queue.py",
         (
             "sent is not consumed",
             "            self._confirm_all()\n\n    def drained",
@@ -656,7 +656,7 @@ ANSWERING = [
         ),
     ),
     *mutants(
-        "dialects/freud/requests.py",
+        "dialects/freud/server/request_executor.py",
         (
             "halves lose their first",
             "_part(group, ends[middle:])",
@@ -669,7 +669,7 @@ ANSWERING = [
         ("Lists weigh nothing", "return NAME * self._topics.known_count", "return 0"),
     ),
     *mutants(
-        "dialects/freud/turns.py",
+        "dialects/freud/server/fair_scheduler.py",
         (
             "those behind the first are forgotten",
             "        if self._resting:\n            self._call_soon(self._serve)\n",
@@ -682,12 +682,12 @@ ANSWERING = [
         ),
     ),
     *mutants(
-        "dialects/freud/describing.py",
+        "dialects/freud/server/session_stats.py",
         ("only answers of one kind are told", " + answers.sent_messages", ""),
         ("what is owed is not told", "answers.unsent_bytes", "0"),
     ),
     *mutants(
-        "bus/stalls.py",
+        "bus/stall_monitor.py",
         (
             "who never reads is never cut",
             '            self._cut(party, "slow_consumer")',
@@ -716,7 +716,7 @@ ANSWERING = [
         ),
     ),
     *mutants(
-        "transports/connection.py",
+        "transports/stream_connection.py",
         (
             "what came before a break is lost",
             "            self._read_rest()\n",
@@ -724,7 +724,7 @@ ANSWERING = [
         ),
     ),
     *mutants(
-        "dialects/rqueue/session.py",
+        "dialects/rqueue/server/session.py",
         (
             "whole messages overtake PARTs",
             "            if routed.stop == FRAGMENTS_FIRST and not self._party.ended:\n"

@@ -19,21 +19,21 @@ from tests.mutants.bus import mutants  # noqa: E402
 SUITES: dict[str, tuple[str, ...]] = {"unit": ("tests/unit/bus/groups",)}
 
 ASSIGNMENT = mutants(
-    "bus/groups/assignment.py",
+    "groups/assignment.py",
     ("who has least gets more", "(-len(kept[name]), name)", "(len(kept[name]), name)"),
     ("nobody keeps what it has", 'kept.get(owner or "", pool)', "pool"),
     ("holders are not asked", "if holder in kept and", "if False and"),
 )
 
 RANGES = mutants(
-    "bus/groups/ranges.py",
+    "groups/acked_ranges.py",
     ("touching ranges stay apart", "start <= merged[-1][1]", "start < merged[-1][1]"),
     ("the low mark stands still", "if start <= low:", "if start < low:"),
     ("the end is in", "offset < ranges[index][1]", "offset <= ranges[index][1]"),
 )
 
 JUDGING = mutants(
-    "bus/groups/judging.py",
+    "groups/shard_progress.py",
     ("any owner", "if progress.owner != consumer or progress.epoch != epoch:", "if False:"),
     ("any epoch", " or progress.epoch != epoch:", ":"),
     ("acks from the future", "if entry.last > end:", "if False:"),
@@ -45,7 +45,11 @@ JUDGING = mutants(
         "count = known + 1",
     ),
     ("one delivery too many", "if count >= max_deliver:", "if count > max_deliver:"),
-    ("attempts stay", "if not ranges.contains(low, above, at)}", "}"),
+    (
+        "attempts stay",
+        "attempts.items() if not acked_ranges.contains(low, above, at)",
+        "attempts.items()",
+    ),
     (
         "suspicion stays",
         "suspect_to = progress.suspect_to if progress.suspect_to > low else 0",
@@ -72,7 +76,7 @@ JUDGING = mutants(
 )
 
 MEMBERSHIP = mutants(
-    "bus/groups/membership.py",
+    "groups/membership.py",
     ("members without end", "len(roster.members) >= self._max_members", "False"),
     ("epochs do not rise", "next_epoch=member.epoch + 1", "next_epoch=member.epoch"),
     ("the dead live", "if dead:", "if False:"),
@@ -93,17 +97,21 @@ MEMBERSHIP = mutants(
 )
 
 STATE = mutants(
-    "bus/groups/state.py",
+    "groups/group_state.py",
     ("a newer one of the name is no matter", "if found.epoch > epoch:", "if False:"),
-    ("written whatever is there", "value, shard.version)", "value, None)"),
+    (
+        "written whatever is there",
+        "shard.number), value, shard.version\n",
+        "shard.number), value, None\n",
+    ),
     ("counts go back", "max(self.counted[0], emitted)", "emitted"),
     ("removed, and still used", "if self.gone:", "if False:"),
     ("known before it is on disk", "        self._take(done.versions)\n", ""),
 )
 
 ACKS = mutants(
-    "bus/groups/acks.py",
-    ("done again", "if ranges.contains(progress.low, progress.ranges, offset):", "if False:"),
+    "groups/acks.py",
+    ("done again", "if acked_ranges.contains(progress.low, progress.ranges, offset):", "if False:"),
     ("late runs count", "if failed != attempt:", "if False:"),
     (
         "outputs are lost",
@@ -117,7 +125,7 @@ ACKS = mutants(
 )
 
 FETCHING = mutants(
-    "bus/groups/fetching.py",
+    "groups/member_fetch.py",
     ("rows of what is to be released", "if n not in release]", "]"),
     ("told again and again", " or not held[n].releasing", ""),
     ("paused is not heeded", "elif held.paused:", "elif False:"),
@@ -144,7 +152,7 @@ FETCHING = mutants(
 )
 
 TABLE = mutants(
-    "bus/groups/table.py",
+    "groups/group_registry.py",
     ("groups without end", "if len(self._known) >= self._max_groups:", "if False:"),
     ("nobody is charged", ">= self._max_user_groups:", "> 1 << 30:"),
     ("epochs begin anew", "return int(found.value) if found else 1", "return 1"),
@@ -160,20 +168,20 @@ TABLE = mutants(
 
 REST = [
     *mutants(
-        "bus/groups/resetting.py",
+        "groups/group_reset.py",
         ("moved under its members", "if group.roster.members and not force:", "if False:"),
         ("a reset fences nobody", "epoch=progress.epoch + 1,", "epoch=progress.epoch,"),
         ("the count goes on", "        start=to,\n", ""),
         ("one id too far", '"little") < first:', '"little") <= first:'),
     ),
     *mutants(
-        "bus/groups/letters.py",
+        "groups/dead_letter_queue.py",
         ("letters of letters", "return not topic.name.endswith(SUFFIX)", "return True"),
         ("letters without end", "failures[:MAX_LETTERS]", "failures"),
         ("headers are doubled", " if one[0] not in names]", "]"),
     ),
     *mutants(
-        "bus/groups/ends.py",
+        "groups/shard_ends.py",
         ("news go back", " and known[shard] < end", ""),
         (
             "news while it looks are lost",
@@ -182,11 +190,11 @@ REST = [
         ),
     ),
     *mutants(
-        "bus/groups/latency.py",
+        "groups/ack_latency.py",
         ("notes without end", "if len(self._offsets) > MAX_NOTES:", "if False:"),
     ),
     *mutants(
-        "bus/port/groups.py",
+        "native/port/group_actions.py",
         ("produced without a right", "    access.judge(identity, PRODUCE, name)\n", ""),
         ("no room for letters is no matter", "    check_room(topic)\n", ""),
         ("changes wake nobody", "waits.wake(number, ANY_GROUP_OF)", "pass"),
@@ -194,7 +202,7 @@ REST = [
 ]
 
 FETCHES = mutants(
-    "bus/port/fetches.py",
+    "native/port/group_fetch_stream.py",
     (
         "no bound of a fetch",
         'min(given["max_rows"], limits.max_fetch_rows)',

@@ -38,7 +38,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 CALLS = mutants(
-    "bus/calls/calls.py",
+    "dialects/gsb/server/call_router.py",
     (
         "names outlive a hang-up",
         'Its names are free at once."""\n        self.services.forget(peer)',
@@ -88,7 +88,7 @@ CALLS = mutants(
 )
 
 PRESSURE = mutants(
-    "bus/calls/pressure.py",
+    "dialects/gsb/server/back_pressure.py",
     ("nobody is let go", "self._let_go(call)\n        wanting", "pass\n        wanting"),
     (
         "credit is not granted again",
@@ -139,7 +139,7 @@ PRESSURE = mutants(
 
 REST = [
     *mutants(
-        "bus/calls/services.py",
+        "dialects/gsb/server/service_registry.py",
         (
             "anybody registers",
             "if not self._broker.policy.allows(peer.party.pipe.identity, CREATE",
@@ -177,7 +177,7 @@ REST = [
         ("new rules change nothing", "        broker.policy.watch(self._changed)\n", ""),
     ),
     *mutants(
-        "bus/calls/deadlines.py",
+        "dialects/gsb/server/call_deadlines.py",
         (
             "a shorter deadline is not seen",
             "if due_s < self._desk.next_due_s:",
@@ -186,7 +186,7 @@ REST = [
         ("only one look", "        if nearest_s is not None:\n", "        if False:\n"),
     ),
     *mutants(
-        "bus/calls/watching.py",
+        "dialects/gsb/server/peer_liveness.py",
         (
             "who is not read is silent",
             "                peer.heard_s = now_s\n",
@@ -212,7 +212,7 @@ REST = [
         ),
     ),
     *mutants(
-        "bus/calls/audit.py",
+        "dialects/gsb/server/call_log.py",
         (
             "the log is not flushed",
             "        self._write(self._topic, self._gathered[:BATCH])\n",
@@ -238,7 +238,7 @@ REST = [
         ),
     ),
     *mutants(
-        "dialects/gsb/receiving.py",
+        "dialects/gsb/server/packet_receiver.py",
         ("a hello may come later", "        if not self.is_first:\n", "        if False:\n"),
         ("any type of reply", "        if kind not in REPLY_TYPES:\n", "        if False:\n"),
         ("marks are not looked at", "if self.ipc and at < end and", "if False and"),
@@ -255,7 +255,7 @@ REST = [
         ),
     ),
     *mutants(
-        "dialects/gsb/session.py",
+        "dialects/gsb/server/session.py",
         ("who is halted is read", "        self._pipe.pause_reading()\n", ""),
         ("hang-ups are not noticed", "        self._pipe.watch_hangup(self._hung_up)\n", ""),
         (
@@ -282,7 +282,7 @@ REST = [
         ("negative codes fail", "code & MAX_VARINT", "code"),
     ),
     *mutants(
-        "dialects/gsb/requests.py",
+        "dialects/gsb/server/control_requests.py",
         ("a denied broadcast is done", "DONE if source.denied == denied else refused", "DONE"),
         (
             "a blocked broadcast is done",
@@ -297,7 +297,7 @@ REST = [
         ("who waits for the disk waits for ever", "        self._session.try_again()\n", ""),
     ),
     *mutants(
-        "bus/callers.py",
+        "dialects/gsb/server/sender_tracker.py",
         (
             "callers are not told",
             "            encoding.caller = caller\n",
@@ -324,7 +324,7 @@ REST = [
         ("all of one read is of one sender", "if topic is None or not topic.known:", "if True:"),
     ),
     *mutants(
-        "bus/following.py",
+        "durable/push_readers.py",
         (
             "who is behind is not told",
             "min([tail.at_id, *told])",
@@ -332,7 +332,7 @@ REST = [
         ),
     ),
     *mutants(
-        "dialects/gsb/answers.py",
+        "dialects/gsb/server/ordered_replies.py",
         ("answers overtake", "        if self._slots:\n", "        if False:\n"),
         (
             "what is settled counts",
@@ -341,7 +341,7 @@ REST = [
         ),
     ),
     *mutants(
-        "dialects/gsb/skipping.py",
+        "dialects/gsb/server/oversized_packet.py",
         (
             "a part of an id is kept",
             "if name == ADDRESS or size <= self._most:",
@@ -373,7 +373,7 @@ REST = [
         ("any bytes are an id", "            self.request_id.decode()\n", "            pass\n"),
     ),
     *mutants(
-        "dialects/gsb/subscriber.py",
+        "dialects/gsb/server/broadcast_outbox.py",
         ("the full get more", "if self._peer.full or", "if"),
         ("lost in silence", 'self._counters.count("dropped", "subscriber_full", lost)', "pass"),
     ),
@@ -387,7 +387,7 @@ REST = [
         ),
     ),
     *mutants(
-        "model/services.py",
+        "dialects/gsb/service_address.py",
         (
             "sys may be registered",
             'RESERVED = frozenset({"local", "net", BUILT_IN})',
@@ -405,11 +405,11 @@ REST = [
 
 CLIENT = [
     *mutants(
-        "dialects/gsb/lanes.py",
+        "dialects/gsb/client/stream_connection_pool.py",
         ("a lane outlives its client", "if self._closed:  # meanwhile", "if False:  # meanwhile"),
     ),
     *mutants(
-        "dialects/gsb/registering.py",
+        "dialects/gsb/client/service_registration.py",
         (
             "what is given up is tried on",
             "if not link.is_up or self._retried.get(service_id) is not link:",
@@ -423,11 +423,11 @@ CLIENT = [
         ("a taken name is given up", "if again and code == Code.CONFLICT:", "if False:"),
     ),
     *mutants(
-        "lifeline.py",
+        "clients/reconnector.py",
         ("who is forbidden gives up", "except (NotConnected, Denied) as", "except NotConnected as"),
     ),
     *mutants(
-        "transports/stream.py",
+        "transports/stream_listener.py",
         (
             "hang-ups are not watched",
             "        connection.hangups = self._options.hangups\n",

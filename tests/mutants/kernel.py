@@ -11,11 +11,11 @@ from tests.rig.patching import Patch, patches
 
 
 def mutants(file: str, *changes: tuple[str, str, str]) -> list[Patch]:
-    return patches(f"kernel/{file}", *changes)
+    return patches(file, *changes)
 
 
 FRAMING = mutants(
-    "rqueue.pyx",
+    "dialects/rqueue/server/rqueue_framing.pyx",
     ("cap is one short", "if length > self.max_payload:", "if length >= self.max_payload:"),
     ("header of four bytes", "if left < HEADER:", "if left < HEADER - 1:"),
     ("payload one byte short", "if left < HEADER + length:", "if left < HEADER + length - 1:"),
@@ -37,7 +37,7 @@ FRAMING = mutants(
 )
 
 ENCODING = mutants(
-    "rqueue.pyx",
+    "dialects/rqueue/server/rqueue_framing.pyx",
     ("index and count swapped", "(out + 16, index), parts)", "(out + 16, parts), index)"),
     ("chunk one byte too long", "frame.topic_size - PART_HEADER\n", "frame.topic_size - 19\n"),
     (
@@ -60,7 +60,7 @@ ENCODING = mutants(
 
 TABLES = [
     *mutants(
-        "topics.pyx",
+        "kernel/topic_index.pyx",
         ("verdicts outlive the policy", "topic.generation != generation or identity", "identity"),
         (
             "old verdicts are not cleared",
@@ -88,12 +88,12 @@ TABLES = [
         ("names of 256 bytes", "0 < size <= 255", "0 < size <= 256"),
     ),
     *mutants(
-        "topics.pxd",
+        "kernel/topic_index.pxd",
         ("collected topics are idle", " and not topic.collect", ""),
         ("held topics are idle", " and not topic.hold", ""),
     ),
     *mutants(
-        "sets.pyx",
+        "kernel/subscriber_set.pyx",
         ("shared sets are counted once", "self.sets[number].references += 1\n", "pass\n"),
         ("released sets stay known", "del self.numbers[key]", "pass"),
         (
@@ -109,7 +109,7 @@ TABLES = [
         ("wrong member leaves", "old.members + at + 1, (size", "old.members + at, (size"),
     ),
     *mutants(
-        "registry.pyx",
+        "kernel/subscriber_table.pyx",
         ("unsubscribing keeps the set", "self.sets.release(old)\n        return", "return"),
         (
             "subscribing keeps the old set",
@@ -127,7 +127,7 @@ TABLES = [
 ]
 
 FANOUT = mutants(
-    "fanout.pyx",
+    "kernel/fanout.pyx",
     ("window past the buffer", "0 <= start <= end <= view.len", "0 <= start <= end"),
     ("window before the buffer", "0 <= start <= end <= view.len", "start <= end <= view.len"),
     (
@@ -266,7 +266,7 @@ FANOUT = mutants(
 )
 
 COPYING = mutants(
-    "bytes_inline.h",
+    "kernel/bytes_inline.h",
     ("tail of 8 to 15 bytes", "memcpy(out + size - 8, in + size - 8, 8);", ""),
     ("tail of 16 to 31 bytes", "memcpy(out + size - 16, in + size - 16, 16);", ""),
     ("tail of 32 to 64 bytes", "memcpy(out + size - 32, in + size - 32, 32);", ""),
@@ -288,7 +288,7 @@ COPYING = mutants(
 )
 
 INBOX = mutants(
-    "inbox.pyx",
+    "kernel/receive_buffer.pyx",
     ("half a frame is dropped", "self.hold(self.shared.view[consumed:end])", 'self.tail = b""'),
     (
         "what is held is not put in front",
@@ -318,7 +318,7 @@ INBOX = mutants(
 )
 
 OUTLET = mutants(
-    "outlet.pyx",
+    "kernel/socket_writer.pyx",
     ("the queue is jumped", " and not self.queued_bytes()", ""),
     ("closed, and it sends", "not self.is_closing() and ", ""),
     ("the rest is lost", "if sent < size:", "if sent <= 0:"),
@@ -326,7 +326,7 @@ OUTLET = mutants(
 )
 
 UNREAD = mutants(
-    "unread.pyx",
+    "dialects/freud/server/unread_queue.pyx",
     ("given back to the end", "self.ranges.insert(place, taken)", "self.ranges.append(taken)"),
     (
         "given back to the front",
@@ -365,7 +365,7 @@ UNREAD = mutants(
 )
 
 ACCOUNTS = mutants(
-    "accounts.pyx",
+    "kernel/quota_account.pyx",
     ("one too many", "return amount <= self.limits", "return amount - 1 <= self.limits"),
     ("one too few", "return amount <= self.limits", "return amount < self.limits"),
     ("releases too much", "if amount > self.used[quota]:", "if False:"),
@@ -373,7 +373,7 @@ ACCOUNTS = mutants(
 )
 
 EPHEMERAL = mutants(
-    "ephemeral.pyx",
+    "dialects/freud/server/ephemeral_topic.pyx",
     ("to one of many", "len(life.readers) != 1", "len(life.readers) < 1"),
     ("push readers hear nothing", "topic.subscribers != 0 or ", ""),
     ("anybody may produce", " or not self.may_produce(source, topic):", ":"),
@@ -395,7 +395,7 @@ EPHEMERAL = mutants(
 )
 
 SHORT = mutants(
-    "freud_short.pyx",
+    "dialects/freud/server/fast_session.pyx",
     ("past what waits", "self._waiting_on is not None or ", ""),
     ("past what is left to do", " or self._todo:", ":"),
     ("past a stall", "return not self._answers.stalled", "return True"),

@@ -56,7 +56,7 @@ CODEC = mutants(
 )
 
 SESSION = mutants(
-    "dialects/pirate/session.py",
+    "dialects/pirate/server/session.py",
     (
         "what has no envelope is not counted",
         '            self._counters.count("dropped", "pirate_no_envelope")\n',
@@ -77,7 +77,7 @@ SESSION = mutants(
 )
 
 CLIENTS = mutants(
-    "bus/subscribers/clients.py",
+    "dialects/pirate/server/client_table.py",
     ("a HELLO is none", "epoch = given.epoch_of(number)", "epoch = None"),
     (
         "HELLO forgets the counter",
@@ -99,7 +99,7 @@ CLIENTS = mutants(
 
 READING = [
     *mutants(
-        "bus/subscribers/getting.py",
+        "dialects/pirate/server/get_handler.py",
         (
             "LAST goes back",
             "found.last = max(found.last, request.last)",
@@ -114,7 +114,7 @@ READING = [
         ("answered before it is on disk", "if found.saved >= found.last:", "if True:"),
     ),
     *mutants(
-        "bus/subscribers/shelf.py",
+        "dialects/pirate/server/message_cache.py",
         (
             "the same again",
             "at = bisect_right(self.ids, last)",
@@ -123,7 +123,7 @@ READING = [
         ("beyond what is at hand", "if found.high <= last:", "if found.high < last:"),
     ),
     *mutants(
-        "bus/subscribers/collecting.py",
+        "dialects/pirate/server/read_retention.py",
         (
             "one too many goes",
             "== due.read + 1:\n            return guess",
@@ -144,7 +144,7 @@ READING = [
 
 SUBSCRIBING = [
     *mutants(
-        "bus/subscribers/subscribing.py",
+        "dialects/pirate/server/subscribe_handler.py",
         (
             "SUB begins at the beginning",
             "newest = self._means.durable.next_id(topic) - 1",
@@ -152,13 +152,13 @@ SUBSCRIBING = [
         ),
         (
             "SUB again moves",
-            "notes.of_number(found.last), then)",
-            "notes.of_number(self._means.durable.next_id(topic) - 1), then)",
+            "stored_answers.of_number(found.last), then)",
+            "stored_answers.of_number(self._means.durable.next_id(topic) - 1), then)",
         ),
         (
             "UNSUB is always done",
-            "self._use_up(client, request, notes.of_number(0), then)",
-            "self._use_up(client, request, notes.of_number(1), then)",
+            "self._use_up(client, request, stored_answers.of_number(0), then)",
+            "self._use_up(client, request, stored_answers.of_number(1), then)",
         ),
         ("topics stay", "        self.remove_unused(topic)\n\n    # ---", "\n    # ---"),
         (
@@ -173,21 +173,21 @@ SUBSCRIBING = [
         ),
     ),
     *mutants(
-        "bus/subscribers/putting.py",
+        "dialects/pirate/server/put_handler.py",
         ("any body is the same", "    found.update(body)\n", ""),
     ),
     *mutants(
-        "bus/subscribers/records.py",
+        "dialects/pirate/server/subscriber_records.py",
         ("few starts are known", "MAX_NUMBERS: Final = 1024", "MAX_NUMBERS: Final = 1"),
         ("no kept result", "kept_results=1", "kept_results=2"),
     ),
     *mutants(
-        "bus/subscribers/shelf.py",
+        "dialects/pirate/server/message_cache.py",
         ("reads have no bound", " or len(self._reading) - len(self._due) >= AT_ONCE:", ":"),
         ("reads stop", "        self._begin()\n        for told", "        for told"),
     ),
     *mutants(
-        "bus/subscribers/notes.py",
+        "dialects/pirate/server/stored_answers.py",
         (
             "refusals are forgotten",
             'return from_code(code.decode(), text.decode("utf-8", "replace"))',
@@ -195,7 +195,7 @@ SUBSCRIBING = [
         ),
     ),
     *mutants(
-        "transports/zmq/watching.py",
+        "transports/zmq/memory_watch.py",
         (
             "one is never too much",
             "if self._is_too_much(one.unfinished):",

@@ -27,7 +27,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 STATE = mutants(
-    "dialects/pirate/state.py",
+    "dialects/pirate/client/journal_state.py",
     ("an epoch may come again", "opened.epoch <= self.epoch or", ""),
     ("the same epoch is a new one", "opened.epoch <= self.epoch", "opened.epoch < self.epoch"),
     ("counters may be forgotten", " or opened.highest < self.known", ""),
@@ -62,7 +62,7 @@ STATE = mutants(
 )
 
 JOURNAL = mutants(
-    "dialects/pirate/journal.py",
+    "dialects/pirate/client/client_journal.py",
     ("any payload will do", "if not whole or crc32(payload) != of_payload:", "if not whole:"),
     ("any length will do", "whole = of_length == _of_length(length) and", "whole ="),
     (
@@ -101,11 +101,11 @@ JOURNAL = mutants(
 )
 
 FOLDER = mutants(
-    "dialects/pirate/folder.py",
+    "dialects/pirate/client/state_folder.py",
     ("nobody locks", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ("any id will do", "if client_id is not None and found.state.id != client_id:", "if False:"),
     ("reading again is written again", "if last > self.state.lasts.get(topic, 0):", "if True:"),
-    ("made folders are not synced", "        journal.sync_folder(path.parent)\n", ""),
+    ("made folders are not synced", "        client_journal.sync_folder(path.parent)\n", ""),
     (
         "a closed folder is written",
         "        if self._closed:\n            raise NotConnected",
@@ -114,7 +114,7 @@ FOLDER = mutants(
 )
 
 ASKING = mutants(
-    "dialects/pirate/asking.py",
+    "dialects/pirate/client/requester.py",
     (
         "what was left is not sent first",
         "            left = await self._settle()\n",
@@ -169,7 +169,7 @@ ASKING = mutants(
 )
 
 LANE = mutants(
-    "dialects/pirate/lane.py",
+    "dialects/pirate/client/request_channel.py",
     ("any reply will do", '            if reply[:2] == [number, b""]:\n', "            if True:\n"),
     ("one try is enough", "range(self._options.tries):", "range(1):"),
     (
@@ -180,7 +180,7 @@ LANE = mutants(
     ("sealed frames are too large", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
     (
         "what moves is not waited for",
-        "            if progress.has_moved(before, mark):\n",
+        "            if transfer_progress.has_moved(before, mark):\n",
         "            if False:\n",
     ),
     (
@@ -192,7 +192,7 @@ LANE = mutants(
 
 # The bus's end of CURVE: whose tests are the client's.
 LISTENER = mutants(
-    "transports/zmq/listener.py",
+    "dialects/pirate/server/router_listener.py",
     ("a revoked key is heard", "        if curve.may(key):\n", "        if True:\n"),
     ("a key keeps its name", "one.identity = self._curve.identify(one.key)", "pass"),
     ("sealed frames are cut", "MAX_FRAME_BYTES + SEALED_BYTES", "MAX_FRAME_BYTES"),
@@ -201,7 +201,7 @@ LISTENER = mutants(
 )
 
 CLIENT = mutants(
-    "dialects/pirate/client.py",
+    "dialects/pirate/client/client.py",
     (
         "messages are not recorded",
         "                    await self.record(message)\n",

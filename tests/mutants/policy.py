@@ -32,8 +32,12 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 POLICY = mutants(
     "bus/policy.py",
-    ("probes are judged", "if names.is_probe(topic):\n            return _PROBE", "pass"),
-    ("classes judge probes", "if table is None or names.is_probe(topic):", "if table is None:"),
+    ("probes are judged", "if topic_name.is_probe(topic):\n            return _PROBE", "pass"),
+    (
+        "classes judge probes",
+        "if table is None or topic_name.is_probe(topic):",
+        "if table is None:",
+    ),
     ("root can be locked out", "identity.uid in self._admins", "False"),
     ("a key of root's is root", "verb == ADMIN and not identity.key and", "verb == ADMIN and"),
     ("creators win over deny", "if by_rule and by_rule.by and by_rule.by.denies:", "if False:"),
@@ -53,7 +57,7 @@ POLICY = mutants(
 )
 
 RULETABLE = mutants(
-    "bus/ruletable.py",
+    "bus/rule_table.py",
     ("patterns are not looked at", "if speaking.pattern.matches(topic):", "if True:"),
     ("exact rules are lost", "yield from self._exact.get(topic, ())", "yield from ()"),
     (
@@ -64,7 +68,7 @@ RULETABLE = mutants(
 )
 
 PATTERNS = mutants(
-    "model/patterns.py",
+    "model/name_pattern.py",
     ("ends may overlap", "if len(name) < self._least_bytes:", "if False:"),
     ("pieces may overlap", "at = found + len(piece)", "at = found"),
     ("pieces reach into the end", "name.find(piece, at, end)", "name.find(piece, at)"),
@@ -78,7 +82,7 @@ IDENTITY = mutants(
 )
 
 JUDGING = mutants(
-    "bus/judging.py",
+    "bus/policy_enforcer.py",
     ("old verdicts stay", "self._fanout.new_policy()", "pass"),
     ("nobody is reclassified", "party.source.reclassify(", "str("),
     ("what nobody reads is not judged", "= self._policy.mentions(PRODUCE)", "= False"),
@@ -105,28 +109,28 @@ QUOTAS = mutants(
 )
 
 PEER = mutants(
-    "transports/peer.py",
+    "transports/peer_identity.py",
     ("a successor is taken for the peer", "if state in (ESTABLISHED, CLOSE_WAIT) else None", ""),
     ("asked beyond loopback", "if not (is_loopback(far) and is_loopback(near)):", "if False:"),
     ("netlink is trusted blindly", "if _knows_itself(diag):", "if True:"),
 )
 
 SOCKDIAG = mutants(
-    "transports/sockdiag.py",
+    "transports/socket_table.py",
     ("orphans are root's", "if inode and state", "if state"),
     ("listeners are peers", "inode and state in CONNECTED", "inode"),
     ("the ends are swapped", "self._sequence, *far, *near)", "self._sequence, *near, *far)"),
 )
 
 CREDENTIALS = mutants(
-    "transports/credentials.py",
+    "transports/unix_credentials.py",
     ("many groups are none", "if error.errno != errno.ERANGE:", "if True:"),
     ("the dead keep their service", '"" if _has_ended(handle) else service', "service"),
     ("the outermost unit", "in reversed(paths.get", "in iter(paths.get"),
 )
 
 ACL = mutants(
-    "server/acl.py",
+    "server/acl_admin.py",
     ("strangers set rules", "not rule.is_exact or not identity.owns", "False and identity.owns"),
     ("creators set patterns", "if not rule.is_exact or not", "if not"),
     ("creators set any verb", "if not CREATORS_VERBS.issuperset(rule.verbs):", "if False:"),
@@ -142,7 +146,7 @@ ACL = mutants(
 )
 
 ACLFILE = mutants(
-    "server/aclfile.py",
+    "server/acl_file.py",
     ("written in place", "new = path.with_name(path.name + NEW_SUFFIX)", "new = path"),
     ("who set it is forgotten", 'by = "" if kept.by is None else f"by = {kept.by}\\n"', 'by = ""'),
 )

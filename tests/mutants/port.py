@@ -21,7 +21,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 WAITS = mutants(
-    "bus/port/waits.py",
+    "native/port/shard_waits.py",
     ("waits without end", "if len(self._waiters) >= self._max_waits:", "if False:"),
     ("shards without end", "if self._places + len(wanted) > MAX_PLACES:", "if False:"),
     ("places are not given back", "self._places -= len(wanted)", "pass"),
@@ -41,7 +41,7 @@ WAITS = mutants(
 )
 
 BUDGET = mutants(
-    "bus/port/producing.py",
+    "native/port/produce_stream.py",
     ("no turns", "self._turns[0] is turn and ", ""),
     ("room is kept", "future.add_done_callback(lambda _: self._give(size))", "pass"),
     (
@@ -53,14 +53,14 @@ BUDGET = mutants(
 )
 
 OWNERS = mutants(
-    "bus/port/producers.py",
+    "native/port/producer_registry.py",
     ("producers are everybody's", "if owner != caller.name.encode():", "if False:"),
     ("the last one owns it", "expected=0)", "expected=None)"),
     ("owners are remembered for ever", "self._known.pop(producer, None)", "pass"),
 )
 
 DURABLE = mutants(
-    "bus/durable.py",
+    "durable/topic_registry.py",
     ("quotas are not charged", "fits = known + size <= limit", "fits = True"),
     ("what is on its way does not count", "self._on_their_way.get(topic.number, 0) + ", ""),
     ("it is on its way for ever", "self._depart(topic.number, -block.size_bytes)", "None"),
@@ -69,7 +69,7 @@ DURABLE = mutants(
 )
 
 BINDING = mutants(
-    "bus/binding.py",
+    "durable/topic_names.py",
     ("claims are shared", "in self._claimed:\n            raise", "in ():\n            raise"),
     ("claims do not end", "self._claimed.discard(topic.number)", "pass"),
     ("anybody may claim", "self.judge(caller, DELETE, name)", "pass"),
@@ -78,7 +78,7 @@ BINDING = mutants(
 )
 
 STATS = mutants(
-    "bus/port/stats.py",
+    "native/port/topic_statistics.py",
     ("one group alone is counted", "shard[key] += one[key]", "shard[key] = one[key]"),
     ("trimmed is not told", "bounds.start, bounds.size_bytes)", "0, bounds.size_bytes)"),
     (
@@ -92,7 +92,7 @@ STATS = mutants(
 
 FLIGHT = [
     *mutants(
-        "transports/flight/putting.py",
+        "transports/flight/put_intake.py",
         ("batches of any size", "if size > self._max_batch_bytes:", "if False:"),
         ("refusals are not counted", "        self._on_error(error)\n", ""),
         ("stamps are not read", "stamp = read_stamp(metadata)", "stamp = None"),
@@ -103,23 +103,23 @@ FLIGHT = [
         ("a stream overtakes itself", "self._aside.has(id(putting)) or ", ""),
     ),
     *mutants(
-        "transports/flight/pace.py",
+        "transports/flight/slow_consumers.py",
         ("nobody is cut", "self._cut(waited.peer)", "pass"),
         ("cut again and again", "waited.is_cut = True", "pass"),
         ("slow links are cut", "if self._is_moving(waited, now_s):", "if False:"),
         ("a drop is enough", "and moved >= self._min_bytes_per_s * (now_s - waited.noted_s)", ""),
     ),
     *mutants(
-        "transports/flight/aside.py",
+        "transports/flight/put_slow_path.py",
         ("streams stay aside", "                self._leave(stream)", "                pass"),
         ("the second goes first", "            if left:", "            if False:"),
     ),
     *mutants(
-        "transports/flight/listener.py",
+        "transports/flight/flight_listener.py",
         ("a port stays shut", "                self._reopen()\n", ""),
     ),
     *mutants(
-        "transports/flight/calls.py",
+        "transports/flight/call_tracker.py",
         ("stopping refuses nobody", "if self._stopping:", "if False:"),
         (
             "what could not begin goes on",
@@ -128,7 +128,7 @@ FLIGHT = [
         ),
     ),
     *mutants(
-        "server/threads.py",
+        "server/loop_threads.py",
         ("late outcomes", "if not outcome.set_running_or_notify_cancel():", "if False:"),
     ),
 ]

@@ -29,7 +29,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 PRODUCER = [
     *mutants(
-        "dialects/fdq/merging.py",
+        "dialects/fdq/client/message_batcher.py",
         ("nothing is ever full", "self._rows >= most.max_batch_rows or", "False and"),
         ("batches without a bound", "gathering.bytes + size > most.max_batch_bytes", "False"),
         (
@@ -67,14 +67,14 @@ PRODUCER = [
         ("sent though others travel", "is_free = not self._in_flight", "is_free = True"),
     ),
     *mutants(
-        "dialects/fdq/receipts.py",
+        "dialects/fdq/client/message_future.py",
         ("can be called back", "self._state = RUNNING", 'self._state = "PENDING"'),
         ("sets do not hear", "for waiter in receipt._waiters:", "for waiter in ():"),
         ("no callbacks", "if receipt._done_callbacks:", "if False:"),
         ("nobody wakes", "condition.notify_all()", "pass"),
     ),
     *mutants(
-        "dialects/fdq/columns.py",
+        "dialects/fdq/client/message_columns.py",
         ("long keys, one by one", "if size > MAX_KEY_BYTES:", "if False:"),
         ("long keys, by the batch", "if longest > MAX_KEY_BYTES:", "if False:"),
         ("large messages, one by one", "if len(message) > MAX_MESSAGE_BYTES:", "if False:"),
@@ -90,11 +90,11 @@ PRODUCER = [
         ),
     ),
     *mutants(
-        "dialects/fdq/producer.py",
+        "dialects/fdq/client/producer.py",
         ("missing topics are made", "if not self._create:", "if False:"),
         (
             "a child of a fork goes on",
-            "or self._pid != process.pid:\n            self.learn(topic)\n        # What",
+            "or self._pid != fork_guard.pid:\n            self.learn(topic)\n        # What",
             "and True:\n            self.learn(topic)\n        # What",
         ),
         ("not only ASCII is plainly right", "shard_key.isascii() and ", ""),
@@ -105,7 +105,7 @@ PRODUCER = [
         ),
     ),
     *mutants(
-        "dialects/fdq/lines.py",
+        "dialects/fdq/client/producer_pool.py",
         (
             "a name for each topic",
             "if self._is_named or not self._of_topic:",
@@ -122,7 +122,7 @@ PRODUCER = [
 
 REPLAY = [
     *mutants(
-        "dialects/fdq/replaying.py",
+        "dialects/fdq/client/topic_replay.py",
         ("it never ends", "if last is None and not wait_s:", "if False:"),
         ("ids are times", "if not isinstance(place, At):", "if False:"),
         (
@@ -133,16 +133,16 @@ REPLAY = [
         ("kept by who fails", "        bus.close()\n        raise", "        raise"),
     ),
     *mutants(
-        "dialects/fdq/moments.py",
+        "dialects/fdq/client/time_position.py",
         ("times without a zone", "if moment.tzinfo is None:", "if False:"),
         ("flags are numbers", "or isinstance(given, bool) ", ""),
     ),
     *mutants(
-        "dialects/fdq/aio_replaying.py",
+        "dialects/fdq/client/aio_replay.py",
         ("closing waits for ever", "self._inner.cancel()", "pass"),
     ),
     *mutants(
-        "dialects/fdq/aio_producer.py",
+        "dialects/fdq/client/aio_producer.py",
         ("opened by each", "if self._made is None or has_failed(self._made):", "if True:"),
         ("a failure is for ever", "or has_failed(self._made)", ""),
         ("closed, and opened again", "if self._is_closed:", "if False:"),
@@ -151,7 +151,7 @@ REPLAY = [
 
 EMBEDDED = [
     *mutants(
-        "embedded/sharing.py",
+        "native/inprocess/shared_buses.py",
         ("each his own", "if shared is None:", "if True:"),
         ("closed by the first", "if not shared.users:", "if True:"),
         ("never closed", "shared.core.close()", "pass"),
@@ -160,7 +160,7 @@ EMBEDDED = [
         ("the child has the parent's", "    _shared.clear()", "    pass"),
     ),
     *mutants(
-        "embedded/bus.py",
+        "native/inprocess/inprocess_client.py",
         ("a child of a fork uses it", "if os.getpid() != core.pid:", "if False:"),
         ("closed ones go on", 'raise ConnectionLost("this client was closed")', "pass"),
         ("who waits sleeps on", "self._core.port.waits.look()", "pass"),
@@ -172,7 +172,7 @@ EMBEDDED = [
         ),
     ),
     *mutants(
-        "embedded/producing.py",
+        "native/inprocess/inprocess_producer.py",
         (
             "without a stamp",
             "self._stream(topic).produce(block, self._next_stamp())",
@@ -185,14 +185,14 @@ EMBEDDED = [
         ("not forgotten", "            self._forget()\n", "            pass\n"),
     ),
     *mutants(
-        "embedded/reading.py",
+        "native/inprocess/inprocess_reader.py",
         ("cancelling is not heard", "        self._cancelled = True\n", ""),
         ("following ends", "if time.monotonic() - heard_s >= wanted.wait_s:", "if True:"),
     ),
 ]
 
 SIGHTINGS = mutants(
-    "bus/port/sightings.py",
+    "native/port/anonymous_producers.py",
     ("forgotten a day early", "KEPT_S: Final = 8 * DAY_S", "KEPT_S: Final = 7 * DAY_S"),
     ("names are forgotten", "if not ANONYMOUS.fullmatch(producer):", "if False:"),
     ("uses are not noted", "self._store.commit(Commit(changes=changes))", "pass"),

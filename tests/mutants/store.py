@@ -32,7 +32,7 @@ HANG_S = 60
 MAX_WORDS = 200
 
 LOG = mutants(
-    "store/memory/log.py",
+    "store/memory/memory_log.py",
     ("trims one too few", "max(self.start, min(before, self.end))", "min(before, self.end)"),
     ("trims beyond the end", "max(self.start, min(before, self.end))", "max(self.start, before)"),
     ("trims whole blocks", "bisect_right(self.entries, self.start, key=_end)", "len(self.entries)"),
@@ -49,8 +49,8 @@ LOG = mutants(
     ),
     (
         "all shows what was trimmed",
-        "return max(self.start, entry.first_offset + runs.place_of_id(entry.table, wanted))",
-        "return entry.first_offset + runs.place_of_id(entry.table, wanted)",
+        "return max(self.start, entry.first_offset + run_table.place_of_id(entry.table, wanted))",
+        "return entry.first_offset + run_table.place_of_id(entry.table, wanted)",
     ),
     (
         "reads one block early",
@@ -71,7 +71,7 @@ LOG = mutants(
 )
 
 PRODUCERS = mutants(
-    "store/memory/producers.py",
+    "store/memory/memory_producers.py",
     ("stamps off", "return self._first_result(producer, stamp)", "return None"),
     ("epochs do not rise", "producer.epoch += 1", "producer.epoch = 1"),
     ("old epochs may write", "if epoch != producer.epoch:", "if epoch > producer.epoch:"),
@@ -154,8 +154,8 @@ NAMESPACE = mutants(
     ),
     (
         "sealed shards take more",
-        "open_shard(self.log(append.topic).topic, append.shard)\n        checks.spans",
-        "single_shard(self.log(append.topic).topic, append.shard)\n        checks.spans",
+        "open_shard(self.log(append.topic).topic, append.shard)\n        request_checks.spans",
+        "single_shard(self.log(append.topic).topic, append.shard)\n        request_checks.spans",
     ),
     (
         "anything may be staged",
@@ -220,7 +220,7 @@ NAMESPACE = mutants(
 )
 
 ENGINE = mutants(
-    "store/memory/engine.py",
+    "store/memory/memory_store.py",
     ("nobody is told", "        if done.spans and not done.duplicate:", "        if False:"),
     ("repeats are told", "if done.spans and not done.duplicate:", "if done.spans:"),
     (
@@ -241,9 +241,9 @@ ENGINE = mutants(
     ),
     (
         "errors are raised at once",
-        "            return self._hand_over(self._space.commit, checks.commit(commit))\n"
+        "            return self._hand_over(self._space.commit, request_checks.commit(commit))\n"
         "        except PolybusError as error:",
-        "            return self._hand_over(self._space.commit, checks.commit(commit))\n"
+        "            return self._hand_over(self._space.commit, request_checks.commit(commit))\n"
         "        except ZeroDivisionError as error:",
     ),
     (
@@ -262,8 +262,8 @@ ENGINE = mutants(
 )
 
 CHECKS = mutants(
-    "store/checks.py",
-    ("any name will do", "    names.check(name)\n", ""),
+    "store/request_checks.py",
+    ("any name will do", "    topic_name.check(name)\n", ""),
     ("settings are shared", "return {name: copy[name] for name in copy}", "return dict(settings)"),
     ("a key twice", '_once([change.key for change in changes], "a commit', 'str("a commit'),
     ("a stage twice", '_once(stages, "a commit publishes a stage once")', "pass"),
@@ -298,7 +298,7 @@ def until_caught(mutant: Patch | None) -> str:
     try:
         if mutant:
             plant(mutant)
-        engine_module = importlib.import_module("polybus.store.memory.engine")
+        engine_module = importlib.import_module("polybus.store.memory.memory_store")
         suite = importlib.import_module("polybus.testing.conformance")
     except DoesNotApply as error:
         return f"{STALE}: {error}"

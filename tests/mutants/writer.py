@@ -25,7 +25,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 BESIDE = mutants(
-    "store/lmdb/beside.py",
+    "store/lmdb/background_committer.py",
     ("what is lost is not told", "self._lost = Lost(work.group, error)", "pass"),
     ("nobody comes for what is lost", "            self._on_failure()\n", ""),
     (

@@ -3,7 +3,7 @@
     env = points.SPARK.environment | orders.environment
 
 The patches insert the calls. What a process does there is decided by
-`polybus.testing.sparkpoints` and `polybus.testing.pirate.killpoints`, which list the points.
+`tests.rig.spark.kill_points` and `tests.rig.pirate.kill_points`, which list the points.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def _indent(lines: str) -> str:
 
 SPARK = Points(
     "spark-points",
-    "polybus.testing.sparkpoints",
+    "tests.rig.spark.kill_points",
     {
-        "spark/sink.py": (
+        "spark/sink/sink_writers.py": (
             (
                 "class StreamWriter(DataSourceStreamArrowWriter):\n",
                 "class StreamWriter(DataSourceStreamArrowWriter):\n"
@@ -62,7 +62,7 @@ SPARK = Points(
                 "        return self.__dict__\n\n",
             ),
         ),
-        "spark/staging.py": (
+        "spark/sink/task_stage.py": (
             after("        self.rows += rows.num_rows\n", "mid-stage"),
             (
                 "        self._stage.close()\n        return self._stage.name\n",
@@ -72,7 +72,7 @@ SPARK = Points(
             ),
             before("            self._stage = self._client.stage(self._lease_s)\n", "begun"),
         ),
-        "spark/publishing.py": (
+        "spark/sink/epoch_publication.py": (
             before(
                 '    try:\n        client.act("stage.publish", stages=stages, **stamped)\n',
                 "publishing",
@@ -83,27 +83,27 @@ SPARK = Points(
                 "    passing('published')\n",
             ),
         ),
-        "spark/tasks.py": (
+        "spark/source/partition_reader.py": (
             after("                    yield shape.batch(one.topic, batch)\n", "reading"),
         ),
-        "spark/archives/writing.py": (
+        "spark/archive/parquet_files.py": (
             after("        self._waiting, self._bytes, self._rows = [], 0, 0\n", "mid-file"),
         ),
-        "spark/archives/source.py": (
+        "spark/archive/archive_source.py": (
             (
                 "                writing.discard()\n                raise\n",
                 "                writing.discard()\n                raise\n"
                 "        passing('written')\n",
             ),
         ),
-        "spark/archives/adding.py": (
+        "spark/archive/archive_committer.py": (
             after("        files = [one.file for one in written]\n", "archiving"),
             before("        self.rows += sum(one.rows for one in files)\n", "archived"),
         ),
-        "spark/archives/compaction.py": (
+        "spark/archive/file_compaction.py": (
             before(
                 "        with writable(folder.path):\n"
-                "            newest = versions.newest(folder, merge.topic)\n",
+                "            newest = manifest_versions.newest(folder, merge.topic)\n",
                 "compacted",
             ),
         ),
@@ -111,7 +111,7 @@ SPARK = Points(
             after("        self._check(manifest, spans)\n", "trimming"),
             before("        self.topics.add(topic)\n", "trimmed"),
         ),
-        "spark/pipelines/stats.py": (
+        "spark/pipelines/stats/stats_pipeline.py": (
             before("        measured = batch.selectExpr(\n", "counting"),
             (
                 "            measured.unpersist()\n",
@@ -123,9 +123,9 @@ SPARK = Points(
 
 PIRATE = Points(
     "pirate-points",
-    "polybus.testing.pirate.killpoints",
+    "tests.rig.pirate.kill_points",
     {
-        "dialects/pirate/journal.py": (
+        "dialects/pirate/client/client_journal.py": (
             after("        self._end += len(data)\n", "kept"),
             (
                 "            _write(self._descriptor, data, self._end)\n",
@@ -141,7 +141,7 @@ PIRATE = Points(
                 "            passing('renamed')\n",
             ),
         ),
-        "dialects/pirate/asking.py": (
+        "dialects/pirate/client/requester.py": (
             before("            value = await self._carry_out(request)\n", "asked"),
             before("            if record:\n", "fetched"),
             after(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import polybus.spark
-from polybus.testing.nativebus import NativeBus
+from tests.rig.native_bus import NativeBus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

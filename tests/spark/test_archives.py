@@ -11,15 +11,15 @@ import pytest
 
 from polybus.errors import ConfigError, Conflict, Damaged, DataFolderInUse, WrongFormat
 from polybus.model.arrow import READ_SCHEMA
-from polybus.spark.archives import versions
-from polybus.spark.archives.adding import KEEP_S, tidy
-from polybus.spark.archives.compaction import SMALL_BYTES, chosen
-from polybus.spark.archives.folder import MARK, Folder, quoted
-from polybus.spark.archives.lock import Locks
-from polybus.spark.archives.manifest import File, Last, Manifest, Replaced, Span
-from polybus.spark.archives.source import FEW_ROWS, MOST_ROWS, few
-from polybus.spark.archives.writing import FILE_BYTES, NS_PER_DAY, by_date
-from polybus.spark.planning import Range
+from polybus.spark.archive import manifest_versions
+from polybus.spark.archive.archive_committer import KEEP_S, tidy
+from polybus.spark.archive.archive_folder import MARK, Folder, quoted
+from polybus.spark.archive.archive_lock import Locks
+from polybus.spark.archive.archive_source import FEW_ROWS, MOST_ROWS, few
+from polybus.spark.archive.file_compaction import SMALL_BYTES, chosen
+from polybus.spark.archive.manifest import File, Last, Manifest, Replaced, Span
+from polybus.spark.archive.parquet_files import FILE_BYTES, NS_PER_DAY, by_date
+from polybus.spark.source.partitions import Range
 
 
 def file(path, spans, date="2026-01-31", size_bytes=100):
@@ -78,9 +78,9 @@ def test_what_the_log_has_lost_may_be_a_gap_if_that_was_said():
 
 def test_a_manifest_is_read_as_it_was_written(folder):
     one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(Replaced("x", 17),))
-    versions.commit(folder, one)
-    assert versions.newest(folder, "t") == one
-    assert versions.topics(folder) == ["t"]
+    manifest_versions.commit(folder, one)
+    assert manifest_versions.newest(folder, "t") == one
+    assert manifest_versions.topics(folder) == ["t"]
 
 
 def test_fields_that_a_later_polybus_has_added_are_passed_over():
@@ -93,17 +93,17 @@ def test_fields_that_a_later_polybus_has_added_are_passed_over():
 
 def test_of_two_that_make_the_next_manifest_one_has_to_begin_again(folder):
     one = manifest_of(file("a", {0: (0, 4)}))
-    versions.commit(folder, one)
+    manifest_versions.commit(folder, one)
     with pytest.raises(Conflict, match="somebody else adds"):
-        versions.commit(folder, one)
-    assert versions.newest(folder, "t") == one
+        manifest_versions.commit(folder, one)
+    assert manifest_versions.newest(folder, "t") == one
 
 
 def test_the_newest_counts_and_a_few_old_ones_stay(folder):
     for number in range(1, 21):
-        versions.commit(folder, Manifest("t", number))
-    assert versions.newest(folder, "t").number == 20
-    assert len(list(folder.manifests("t").glob("*.json"))) == versions.KEPT
+        manifest_versions.commit(folder, Manifest("t", number))
+    assert manifest_versions.newest(folder, "t").number == 20
+    assert len(list(folder.manifests("t").glob("*.json"))) == manifest_versions.KEPT
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"topic": "t"}', '{"shards": {"0": 5}}'])
@@ -111,7 +111,7 @@ def test_a_manifest_that_is_none_is_damage(folder, text):
     folder.manifests("t").mkdir(parents=True)
     (folder.manifests("t") / f"{1:020}.json").write_text(text)
     with pytest.raises(Damaged):
-        versions.newest(folder, "t")
+        manifest_versions.newest(folder, "t")
 
 
 # --- the folder
@@ -120,7 +120,7 @@ def test_a_manifest_that_is_none_is_damage(folder, text):
 def test_an_empty_folder_becomes_an_archive_and_stays_one(folder):
     folder.prepare()
     folder.check()
-    assert versions.topics(folder) == []
+    assert manifest_versions.topics(folder) == []
 
 
 def test_a_folder_with_something_else_is_no_archive_and_is_left_alone(tmp_path):
@@ -162,8 +162,8 @@ def test_any_topic_has_a_place_of_its_own(folder, name):
     assert folder.manifests(name).parent == folder.manifests("plain").parent
     assert len(quoted(name)) <= 200
     assert len({quoted(one) for one in (name, name + "x", "x" + name)}) == 3
-    versions.commit(folder, Manifest(name, 1))
-    assert versions.topics(folder) == [name]
+    manifest_versions.commit(folder, Manifest(name, 1))
+    assert manifest_versions.topics(folder) == [name]
 
 
 def test_one_at_a_time_adds_to_a_topic(folder):
@@ -198,13 +198,13 @@ def test_only_what_nobody_can_be_reading_is_removed(folder):
         Replaced(paths["new-replaced"], int(now_s + KEEP_S)),
         Replaced(paths["old-replaced"], int(now_s - 1)),
     )
-    versions.commit(folder, replace(one, replaced=gone))
+    manifest_versions.commit(folder, replace(one, replaced=gone))
     tidy(folder, "t", now_s + 10)
     assert len(list(place.iterdir())) == 4
     tidy(folder, "t", now_s + KEEP_S + 10)
     left = sorted(one.name for one in place.iterdir())
     assert left == ["counts.parquet", "new-replaced.parquet"]
-    assert versions.newest(folder, "t").replaced == gone[:1]
+    assert manifest_versions.newest(folder, "t").replaced == gone[:1]
 
 
 # --- what goes into which file

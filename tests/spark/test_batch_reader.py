@@ -12,12 +12,12 @@ from pyspark.sql.types import StructType
 from polybus import freud
 from polybus.errors import DoesNotExist, PolybusError, Trimmed, UsageError, WrongKind
 from polybus.native import ClientOptions
-from polybus.spark import access
-from polybus.spark.options import SOURCE_OPTIONS, Options
-from polybus.spark.planning import Range, admit, plan
-from polybus.spark.reader import BatchReader
-from polybus.spark.schema import SCHEMA
-from polybus.testing.nativebus import NativeBus
+from polybus.spark.source import log_access
+from polybus.spark.source.batch_reader import BatchReader
+from polybus.spark.source.partitions import Range, admit, plan
+from polybus.spark.source.topic_schema import SCHEMA
+from polybus.spark.spark_options import SOURCE_OPTIONS, Options
+from tests.rig.native_bus import NativeBus
 
 
 @pytest.fixture(params=["polybus", "lmdb"])
@@ -63,7 +63,7 @@ def test_several_topics_and_patterns_between_offsets(url, client, topic):
 
 def test_a_task_that_has_read_a_topic_reads_the_one_that_took_its_name(bus, client, topic):
     """Spark's workers live long: what they know of a topic may be of one that was dropped."""
-    task = access.FromFiles(f"lmdb:{bus.folder / 'data'}")
+    task = log_access.FromFiles(f"lmdb:{bus.folder / 'data'}")
     found = []
     for body in (b"old", b"new"):
         client.create_topic(topic, 1)
@@ -107,7 +107,7 @@ def test_an_ephemeral_topic_is_an_error_that_says_so():
 
 
 def test_a_bus_that_nobody_answers_for(free_tcp_port, monkeypatch):
-    monkeypatch.setattr(access, "PATIENCE", ClientOptions(connect_timeout_s=0.2))
+    monkeypatch.setattr(log_access, "PATIENCE", ClientOptions(connect_timeout_s=0.2))
     with pytest.raises(PolybusError, match=f"127.0.0.1:{free_tcp_port}"):
         reader(bus=f"polybus://127.0.0.1:{free_tcp_port}", topic="t").partitions()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.sparkcluster import Cluster
+from tests.rig.native_bus import NativeBus
+from tests.rig.spark.cluster import Cluster
 
 JOB = Path(__file__).with_name("cluster_job.py")
 ROWS = 20_000

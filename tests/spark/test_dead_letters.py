@@ -9,8 +9,8 @@ import pytest
 
 from polybus.errors import DoesNotExist, UsageError
 from polybus.model.arrow import HEADERS_TYPE
-from polybus.spark.pipelines import letters
-from polybus.spark.pipelines.dead_letters import dead_letters
+from polybus.spark.pipelines.dead_letters import requeue
+from polybus.spark.pipelines.dead_letters.dead_letters_pipeline import dead_letters
 
 REASONS = ("ValueError: bad", "KeyError: 'x'", "handler took too long")
 LETTERS = 60
@@ -100,10 +100,10 @@ def test_letters_are_mended_on_their_way(run, client, given_up):
 
 def test_of_two_at_once_one_looks_again(run, spark, bus, client, given_up):
     """Both have seen the same letters."""
-    choice = letters.Choice("reason LIKE 'V%'", None, None)
-    first, second = (letters.DeadLetters(spark, bus.url, f"{given_up}.dlq") for _ in range(2))
+    choice = requeue.Choice("reason LIKE 'V%'", None, None)
+    first, second = (requeue.DeadLetters(spark, bus.url, f"{given_up}.dlq") for _ in range(2))
     assert first.requeue(choice)
-    assert not second.requeue(letters.Choice(None, None, None))
+    assert not second.requeue(requeue.Choice(None, None, None))
     assert numbers(client, given_up) == list(range(0, LETTERS, 3))
     assert run(requeue=True, every_letter=True).rows == 40
     assert numbers(client, given_up) == list(range(LETTERS))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pyspark.sql import functions as f
 
-from polybus.testing import gsb
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.watch import until
+from tests.rig import gsb_peer
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 CALLS = 300
 ROW = "caller string, address string, service string, code int, reply_bytes long, replies long"
@@ -16,7 +16,7 @@ def test_every_call_is_a_row(spark):
     env = {"POLYBUS_GSB_AUDIT": "true"}
     with NativeBus(listen=("gsb=tcp://127.0.0.1:0",), env=env) as bus, bus.client() as client:
         address = bus.process.address("gsb")
-        with gsb.connect(address) as service, gsb.connect(address) as caller:
+        with gsb_peer.connect(address) as service, gsb_peer.connect(address) as caller:
             service.register("greeter")
             call_some(service, caller)
         until(lambda: client.bounds("gsb.calls")["next_id"] == CALLS + 2, "the log is whole")
@@ -29,11 +29,11 @@ def test_every_call_is_a_row(spark):
         assert rows == {("greeter", 0, CALLS, 2 * CALLS), ("", 404, 1, 0)}
 
 
-def call_some(service: gsb.Peer, caller: gsb.Peer) -> None:
+def call_some(service: gsb_peer.Peer, caller: gsb_peer.Peer) -> None:
     for n in range(CALLS):
-        caller.send(gsb.call("greeter/many", str(n), b"x"))
-    caller.send(gsb.call("nobody", "x"))
+        caller.send(gsb_peer.call("greeter/many", str(n), b"x"))
+    caller.send(gsb_peer.call("nobody", "x"))
     for _ in range(CALLS):
-        service.send(gsb.reply(service.call().request_id, b"hi"))
+        service.send(gsb_peer.reply(service.call().request_id, b"hi"))
     for _ in range(CALLS + 1):
         caller.reply()

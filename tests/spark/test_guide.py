@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.watch import until
+from tests.rig.observer import until
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "spark.md"

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.spark.planning import FEW_ROWS, Range, admit, admit_bytes, plan
-from polybus.spark.positions import Position
+from polybus.spark.source.partitions import FEW_ROWS, Range, admit, admit_bytes, plan
+from polybus.spark.source.query_position import Position
 
 SIZES = st.lists(st.integers(1, 2_000_000), min_size=1, max_size=12)
 

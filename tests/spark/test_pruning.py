@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from polybus.spark import pruning
-from polybus.spark.schema import SCHEMA
-from polybus.testing.nativebus import NativeBus
+from polybus.spark.source import column_pruning
+from polybus.spark.source.topic_schema import SCHEMA
+from tests.rig.native_bus import NativeBus
 
 SCAN = re.compile(r"RelationV2\[([^]]*)\] polybus")
 NUMBER = re.compile(r"#\d+L?")
@@ -84,20 +84,22 @@ def test_what_is_wrong_with_a_table_is_told_as_without(load, client, topic):
 
 
 def test_a_session_has_the_rule_once(spark):
-    pruning.install(spark)
+    column_pruning.install(spark)
     rules = spark._jsparkSession.experimental().extraOptimizations()
-    assert [rules.apply(n).ruleName() for n in range(rules.size())] == [pruning.RULE]
+    assert [rules.apply(n).ruleName() for n in range(rules.size())] == [column_pruning.RULE]
 
 
 def test_a_rule_that_does_not_fit_this_spark_is_left_out(
     spark, load, tmp_path, monkeypatch, caplog
 ):
-    foreign = tmp_path / pruning.SOURCE.name
-    foreign.write_text(pruning.SOURCE.read_text().replace("AttributeSet;", "OfAnotherSpark;"))
-    monkeypatch.setattr(pruning, "SOURCE", foreign)
+    foreign = tmp_path / column_pruning.SOURCE.name
+    foreign.write_text(
+        column_pruning.SOURCE.read_text().replace("AttributeSet;", "OfAnotherSpark;")
+    )
+    monkeypatch.setattr(column_pruning, "SOURCE", foreign)
     other = spark.newSession()
     with caplog.at_level(logging.INFO, "polybus.spark"):
-        pruning.install(other)
+        column_pruning.install(other)
     assert "all columns of a topic are read" in caplog.text
     ids = load(other).select("id")
     assert (scanned(ids), ids.count()) == ([ALL], 15)

@@ -10,15 +10,15 @@ import pytest
 
 from polybus import pirate
 from polybus.errors import Conflict, Damaged, UsageError, WrongFormat
-from polybus.spark.access import Shard, opened
-from polybus.spark.archives import versions
-from polybus.spark.archives.folder import Folder
-from polybus.spark.archives.limits import needless
-from polybus.spark.archives.manifest import Manifest, Span
-from polybus.spark.ids import first_with_id
+from polybus.spark.archive import manifest_versions
+from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.manifest import Manifest, Span
+from polybus.spark.archive.trim_bounds import needless
 from polybus.spark.pipelines import archive, retain
-from polybus.spark.pipelines.markers import holds
-from polybus.testing.nativebus import NativeBus
+from polybus.spark.pipelines.dead_letters.requeue_markers import holds
+from polybus.spark.source.id_search import first_with_id
+from polybus.spark.source.log_access import Shard, opened
+from tests.rig.native_bus import NativeBus
 
 PATIENCE_S = 60.0
 ROWS = 60
@@ -64,7 +64,9 @@ def starts(bus, topic):
 
 
 def archived(folder, topic):
-    return {n: span.end for n, span in versions.newest(Folder(folder), topic).shards.items()}
+    return {
+        n: span.end for n, span in manifest_versions.newest(Folder(folder), topic).shards.items()
+    }
 
 
 def test_what_is_archived_goes_and_the_rest_stays(bus, made, once, folder):
@@ -118,7 +120,7 @@ def test_only_the_topics_that_are_named(bus, made, once):
 
 
 def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
-    (file,) = versions.newest(Folder(folder), made).files
+    (file,) = manifest_versions.newest(Folder(folder), made).files
     path = folder / file.path
     path.rename(path.with_suffix(".gone"))
     with pytest.raises(Damaged, match=r"nothing was trimmed .* is missing"):
@@ -129,7 +131,7 @@ def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
 
 
 def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder):
-    manifest = versions.newest(Folder(folder), made)
+    manifest = manifest_versions.newest(Folder(folder), made)
     (file,) = manifest.files
     one = {n: Span(span.start, span.end + 1) for n, span in manifest.shards.items()}
     # The last rows are compared with the log, so they must be right to come that far.
@@ -137,7 +139,7 @@ def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder
     for shard, span in one.items():
         (batch,) = opened(bus.url).read(made, shard, span.end - 1, span.end)
         lasts[shard] = (batch.column("id")[0].as_py(), batch.column("timestamp_ns")[0].as_py())
-    versions.commit(
+    manifest_versions.commit(
         Folder(folder),
         Manifest.parse(
             {
@@ -157,10 +159,10 @@ def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder
 
 
 def test_another_bus_is_not_trimmed(bus, made, once, folder):
-    manifest = versions.newest(Folder(folder), made).as_json()
+    manifest = manifest_versions.newest(Folder(folder), made).as_json()
     for shard in manifest["shards"].values():
         shard["id"] += 1
-    versions.commit(Folder(folder), Manifest.parse({**manifest, "number": 2}))
+    manifest_versions.commit(Folder(folder), Manifest.parse({**manifest, "number": 2}))
     with pytest.raises(Conflict, match="is not the one that is in the archive"):
         once(made)
     assert starts(bus, made) == {0: 0, 1: 0}

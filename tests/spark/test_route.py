@@ -10,10 +10,10 @@ import pytest
 
 from polybus.errors import DoesNotExist, NotConnected, Trimmed, UsageError
 from polybus.model.arrow import HEADERS_TYPE
-from polybus.spark.pipelines import sql
+from polybus.spark.pipelines import message_sql
 from polybus.spark.pipelines.route import route
-from polybus.spark.schema import SCHEMA
-from polybus.testing.nativebus import NativeBus
+from polybus.spark.source.topic_schema import SCHEMA
+from tests.rig.native_bus import NativeBus
 
 
 def messages(client: Any, topic: str) -> list[dict[str, Any]]:
@@ -194,4 +194,4 @@ def test_a_checkpoint_of_another_route_is_refused(feed, run, client, topic):
     ],
 )
 def test_only_what_sql_looks_at_is_read(spark, where, select, names):
-    assert sql.looked_at(spark, where, select).names == names
+    assert message_sql.looked_at(spark, where, select).names == names

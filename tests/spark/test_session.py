@@ -13,10 +13,10 @@ import pyspark
 import pytest
 
 from polybus.errors import ConfigError
-from polybus.spark.classes import shared
-from polybus.spark.master import lacks_executors
-from polybus.spark.quiet import held_back
-from polybus.spark.session import LONGEST_FOLDER, SOCKETS, STARTUP, check_java, sockets
+from polybus.spark.class_data_sharing import shared
+from polybus.spark.spark_master import lacks_executors
+from polybus.spark.spark_session import LONGEST_FOLDER, SOCKETS, STARTUP, check_java, sockets
+from polybus.spark.stderr_filter import held_back
 
 ROOT = Path(__file__).parents[2]
 OLD = "echo 'openjdk version \"11.0.2\" 2019-01-15' >&2"

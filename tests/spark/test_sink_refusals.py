@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 from polybus.dialects import freud
 from polybus.errors import DoesNotExist, PolybusError
 from polybus.native import ClientOptions
-from polybus.spark import sink
-from polybus.spark.source import PolybusSource
-from polybus.testing.nativebus import NativeBus
+from polybus.spark.data_source import PolybusSource
+from polybus.spark.sink import sink_writers
+from tests.rig.native_bus import NativeBus
 
 BODY = {"body": ["x"]}
 KINDS = {int: "long", str: "string", bytes: "binary"}
@@ -106,7 +106,7 @@ def test_rows_need_a_topic(bus):
 
 
 def test_a_bus_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(sink, "PATIENCE", ClientOptions(connect_timeout_s=0.1))
+    monkeypatch.setattr(sink_writers, "PATIENCE", ClientOptions(connect_timeout_s=0.1))
     told = refused(BODY, bus="polybus://127.0.0.1:1", topic="t")
     assert "no bus answers at polybus://127.0.0.1:1: start one" in told
 

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from polybus.model.arrow import PRODUCE_SCHEMA
-from polybus.spark.columns import LAST_MS
-from polybus.testing.nativebus import NativeBus
+from polybus.spark.source.topic_columns import LAST_MS
+from tests.rig.native_bus import NativeBus
 
 
 @pytest.fixture

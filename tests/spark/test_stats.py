@@ -12,9 +12,9 @@ import pytest
 
 from polybus.dialects import fdq
 from polybus.errors import DoesNotExist, UsageError
-from polybus.spark.pipelines import stats_parts
-from polybus.spark.pipelines.stats import stats
-from polybus.testing.watch import until
+from polybus.spark.pipelines.stats import partial_sums
+from polybus.spark.pipelines.stats.stats_pipeline import stats
+from tests.rig.observer import until
 
 ROWS = 300
 
@@ -76,7 +76,7 @@ def check(client: Any, topic: str, tmp_path: Any) -> None:
 
 def test_tables_hold_what_is_there_and_go_on(feed, run, client, topic, tmp_path, monkeypatch):
     """The second run adds to the first; sums are summed up as they become many."""
-    monkeypatch.setattr(stats_parts, "MOST_FILES", 2)
+    monkeypatch.setattr(partial_sums, "MOST_FILES", 2)
     feed()
     assert run().rows == ROWS
     check(client, topic, tmp_path)

@@ -10,8 +10,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from polybus.testing.nativebus import NativeBus
-from polybus.testing.watch import until
+from tests.rig.native_bus import NativeBus
+from tests.rig.observer import until
 
 PATIENCE_S = 90
 

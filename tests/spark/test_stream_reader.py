@@ -13,12 +13,12 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, TopicDeleted, Trimmed, UsageError
 from polybus.native import Client
-from polybus.spark.access import Access, opened
-from polybus.spark.bounds import Wanted
-from polybus.spark.options import SOURCE_OPTIONS, Options
-from polybus.spark.schema import SCHEMA
-from polybus.spark.stream import StreamReader
-from polybus.testing.nativebus import NativeBus
+from polybus.spark.source.log_access import Access, opened
+from polybus.spark.source.read_bounds import Wanted
+from polybus.spark.source.stream_reader import StreamReader
+from polybus.spark.source.topic_schema import SCHEMA
+from polybus.spark.spark_options import SOURCE_OPTIONS, Options
+from tests.rig.native_bus import NativeBus
 
 ALL = ReadAllAvailable()
 
@@ -251,7 +251,7 @@ def test_available_now_leaves_out_topics_that_came_later(url, produce, topic):
 def test_shards_of_a_reshard_are_read_from_their_start(tmp_path):
     """No bus can reshard yet; its store can."""
     from polybus.model.commit import Commit
-    from polybus.store.opening import open_store
+    from polybus.store.engine_registry import open_store
     from polybus.testing.conformance import kit
 
     folder = tmp_path / "data"

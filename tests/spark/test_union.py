@@ -10,12 +10,12 @@ from pyspark.sql import functions as f
 
 import polybus.spark
 from polybus.errors import Damaged, Trimmed
-from polybus.spark.access import opened
-from polybus.spark.archives import versions
-from polybus.spark.archives.folder import Folder
-from polybus.spark.archives.manifest import Last, Manifest, Span
+from polybus.spark.archive import manifest_versions
+from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.manifest import Last, Manifest, Span
 from polybus.spark.pipelines import archive, retain
-from polybus.testing.watch import until
+from polybus.spark.source.log_access import opened
+from tests.rig.observer import until
 
 PATIENCE_S = 60.0
 ROWS = 90
@@ -53,7 +53,7 @@ class History:
 
     @property
     def manifest(self):
-        return versions.newest(Folder(self.folder), self.topic)
+        return manifest_versions.newest(Folder(self.folder), self.topic)
 
     @property
     def options(self):
@@ -70,7 +70,7 @@ def history(spark, shared_bus, tmp_path_factory):
 def test_what_neither_has_is_named_up_to_where_the_log_begins(bus, client, topic, tmp_path):
     folder = Folder(tmp_path)
     folder.prepare()
-    versions.commit(folder, Manifest(topic, 1, (), {0: Span(0, 2)}, {0: Last(2, 2)}))
+    manifest_versions.commit(folder, Manifest(topic, 1, (), {0: Span(0, 2)}, {0: Last(2, 2)}))
     client.create_topic(topic, shards=1)
     fill(client, topic, range(9))
     client.trim(topic, {0: 5})
@@ -210,7 +210,7 @@ def test_the_count_is_right_while_archive_and_retain_run(spark, bus, client, top
             for frame in ways(spark, options):
                 offsets = frame.select("body").collect()
                 assert sorted(int(row.body) for row in offsets) == list(range(sent))
-        begun = versions.newest(Folder(folder), topic).rows
+        begun = manifest_versions.newest(Folder(folder), topic).rows
         until(lambda: faults or begun > 50 or not beside.is_alive(), "the archive to grow")
     finally:
         over.set()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LONGEST, longest_first
+from tests.rig.patching import PACKAGE, import_path
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
@@ -38,17 +39,17 @@ import os
 import subprocess
 import sys
 import pytest
-from polybus.store.lmdb import storing
+from polybus.store.lmdb import write_txn
 
-CHILD = "from polybus.store.lmdb import storing; print(storing.__file__)"
+CHILD = "from polybus.store.lmdb import write_txn; print(write_txn.__file__)"
 
 def writes():
-    return "        return" not in inspect.getsource(storing.Storing.write)
+    return "        return" not in inspect.getsource(write_txn.Storing.write)
 
 @pytest.mark.sabotage("keep-nothing", "stamps-off", expects="commits are written")
 def test_that_notices_one():
     child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
-    assert child.stdout.strip() == storing.__file__
+    assert child.stdout.strip() == write_txn.__file__
     assert writes(), "commits are written"
 
 @pytest.mark.sabotage("keep-nothing", expects="commits are written")
@@ -91,7 +92,7 @@ def outcomes(suite: Path, *options: str, ci: str = "false") -> tuple[dict[str, s
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "--continue-on-collection-errors", *options],
         cwd=suite,
-        env={**os.environ, "CI": ci, "PYTHONPATH": str(CONFTEST.parents[1])},
+        env={**os.environ, "CI": ci, "PYTHONPATH": import_path(PACKAGE.parent)},
         capture_output=True,
         text=True,
         check=False,

@@ -6,30 +6,30 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polybus.bus.binding import Binding
-from polybus.bus.callers import Callers
+from polybus.bus.connection import Party
+from polybus.bus.counters import Counters
 from polybus.bus.delivery import Delivery
-from polybus.bus.durable import Durable
-from polybus.bus.following import Following, Readers
-from polybus.bus.judging import Judging
-from polybus.bus.keeping import Keeping, Soon
 from polybus.bus.outbox import Outbox, Turn
 from polybus.bus.overview import Overview
-from polybus.bus.party import Party
 from polybus.bus.policy import OVERFLOW, Policy
-from polybus.bus.pulling import Pulling
+from polybus.bus.policy_enforcer import Judging
 from polybus.bus.quotas import Quotas
-from polybus.bus.stalls import Stalls
-from polybus.bus.stats import Counters
+from polybus.bus.stall_monitor import Stalls
 from polybus.bus.subscriptions import Subscribed, Subscriptions
-from polybus.bus.topics import EphemeralTopics
+from polybus.dialects.freud.server.durable_pull_reader import Pulling
+from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
+from polybus.dialects.gsb.server.sender_tracker import Callers
+from polybus.durable.publisher import Keeping, Soon
+from polybus.durable.push_readers import Following, Readers
+from polybus.durable.topic_names import Binding
+from polybus.durable.topic_registry import Durable
 from polybus.kernel.fanout import Fanout, Source
 from polybus.model.limits import FreudLimits, QuotaLimits
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.party import Pipe
+    from polybus.bus.connection import Pipe
     from polybus.kernel.fanout import Collected, Routed
     from polybus.kernel.framing import Encoding, Framing
     from polybus.model.limits import Limits

@@ -22,7 +22,7 @@ from polybus.kernel.fanout import BLOCKED, Fanout, Source
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.party import Party, Pipe
+    from polybus.bus.connection import Party, Pipe
     from polybus.kernel.fanout import Collected, Routed
     from polybus.kernel.framing import Framing
     from polybus.model.limits import Limits

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from polybus.bus.party import Party, Pipe
+    from polybus.bus.connection import Party, Pipe
 
 # Gathering more than this before writing gains nothing: the system call is paid for.
 WORTH_A_WRITE_BYTES = 32 * 1024

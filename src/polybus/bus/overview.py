@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.traffic import LoopTotals, Totals
 
 if TYPE_CHECKING:
+    from polybus.bus.connection import Party
+    from polybus.bus.counters import Counters
     from polybus.bus.delivery import Delivery
-    from polybus.bus.party import Party
-    from polybus.bus.stats import Counters
     from polybus.bus.subscriptions import Subscriptions
-    from polybus.bus.topics import EphemeralTopics
     from polybus.bus.traffic import Traffic
+    from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
     from polybus.kernel.fanout import Fanout
 
 

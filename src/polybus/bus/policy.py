@@ -30,10 +30,11 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from polybus.bus.ruletable import Placed, Speaking, VerbTable
-from polybus.model import names, rules
+from polybus.bus.rule_table import Placed, Speaking, VerbTable
+from polybus.model import access_rule as rules
+from polybus.model import topic_name
+from polybus.model.access_rule import ADMIN, CALL, CREATE, DELETE, PRODUCE, SUBSCRIBE, Who
 from polybus.model.identity import Identity
-from polybus.model.rules import ADMIN, CALL, CREATE, DELETE, PRODUCE, SUBSCRIBE, Who
 
 MAX_CLASSES = 65_536  # the fan-out keeps one byte per class and topic
 OVERFLOW = 0
@@ -217,7 +218,7 @@ class Policy:
 
     def _class_may(self, identity_class: int, verb: str, topic: bytes) -> bool:
         table = self._tables.get(verb)
-        if table is None or names.is_probe(topic):
+        if table is None or topic_name.is_probe(topic):
             return True
         by_rule = _by_rules(table, self._classes[identity_class], topic)
         return by_rule is None or by_rule.allowed
@@ -225,7 +226,7 @@ class Policy:
     def _ground(
         self, identity: Identity, verb: str, topic: bytes, creator: Identity | None, as_admin: bool
     ) -> Ground:
-        if names.is_probe(topic):
+        if topic_name.is_probe(topic):
             return _PROBE
         if verb == ADMIN and not identity.key and identity.uid in self._admins:
             return _BORN_ADMIN

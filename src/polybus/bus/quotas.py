@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from polybus.kernel.accounts import MAX_AMOUNT, Account
+from polybus.kernel.quota_account import MAX_AMOUNT, Account
 from polybus.model.limits import QuotaLimits
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Log
-    from polybus.bus.stats import Counters
+    from polybus.bus.counters import Counters
     from polybus.model.identity import Identity
 
 BYTES = "quota_bytes"

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from polybus.model import names
+from polybus.model import topic_name
 
 if TYPE_CHECKING:
-    from polybus.bus.party import Party
+    from polybus.bus.connection import Party
     from polybus.bus.policy import Policy
     from polybus.kernel.fanout import Fanout
     from polybus.model.limits import Limits
@@ -52,7 +52,7 @@ class Subscriptions:
             return Subscribed.ALREADY
         if not self._policy.may_subscribe(party.source.identity, topic):
             return Subscribed.DENIED
-        free = names.is_probe(topic) and len(party.probes) < FREE_PROBES
+        free = topic_name.is_probe(topic) and len(party.probes) < FREE_PROBES
         if not free and (reached := self._limit_reached(party, topic)):
             return reached
         self._fanout.subscribe(party.number, topic)

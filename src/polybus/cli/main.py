@@ -17,28 +17,49 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from polybus import __version__
-from polybus.cli import outcome
+from polybus.cli import exit_status
 
-# command → (its module under polybus.cli, what `polybus --help` says of it)
+# command → (its module, what `polybus --help` says of it)
 NOUNS = {
-    "serve": ("serve", "Run the bus: every dialect at its address."),
-    "rqueue": ("rqueue", "Run the rqueue server alone; its sink and pusher."),
-    "freud": ("freud", "Freud's topics: create, publish, subscribe."),
-    "gsb": ("gsb", "Services that call each other: call, ls, serve, ping."),
-    "fdq": ("fdq", "Sharded queues: produce, consume, replay."),
-    "pirate": ("pirate", "A shell for durable topics, exactly once: SUB, PUT, GET."),
-    "keys": ("keys", "CURVE keys: make them, let clients in, shut them out."),
-    "topic": ("topic", "Make, list, trim and remove durable topics."),
-    "group": ("group", "Consumer groups: list, look at, move and remove them."),
-    "pipeline": ("pipeline", "Jobs of Spark: archive, retain, replay, stats, route."),
-    "pub": ("pub", "Publish lines of stdin, or arguments, to a durable topic."),
-    "sub": ("sub", "Print a durable topic, from any place on."),
-    "stats": ("stats", "Show the counters of the running bus."),
-    "connections": ("connections", "List who is connected to the running bus."),
-    "acl": ("acl", "List, change and test the rules: who may do what."),
-    "inspect": ("inspect", "Print the store as a tree, of a running bus or of its files."),
-    "store": ("store", "Look after a store's files: verify, back up, compact."),
-    "config": ("config", "Check or show the configuration."),
+    "serve": ("polybus.cli.serve_command", "Run the bus: every dialect at its address."),
+    "rqueue": (
+        "polybus.dialects.rqueue.rqueue_command",
+        "Run the rqueue server alone; its sink and pusher.",
+    ),
+    "freud": (
+        "polybus.dialects.freud.freud_command",
+        "Freud's topics: create, publish, subscribe.",
+    ),
+    "gsb": (
+        "polybus.dialects.gsb.gsb_command",
+        "Services that call each other: call, ls, serve, ping.",
+    ),
+    "fdq": ("polybus.dialects.fdq.cli", "Sharded queues: produce, consume, replay."),
+    "pirate": (
+        "polybus.dialects.pirate.cli",
+        "A shell for durable topics, exactly once: SUB, PUT, GET.",
+    ),
+    "keys": (
+        "polybus.dialects.pirate.key_commands",
+        "CURVE keys: make them, let clients in, shut them out.",
+    ),
+    "topic": ("polybus.cli.topic_command", "Make, list, trim and remove durable topics."),
+    "group": ("polybus.cli.group_command", "Consumer groups: list, look at, move and remove them."),
+    "pipeline": (
+        "polybus.cli.pipeline_command",
+        "Jobs of Spark: archive, retain, replay, stats, route.",
+    ),
+    "pub": ("polybus.cli.pub_command", "Publish lines of stdin, or arguments, to a durable topic."),
+    "sub": ("polybus.cli.sub_command", "Print a durable topic, from any place on."),
+    "stats": ("polybus.cli.stats_command", "Show the counters of the running bus."),
+    "connections": ("polybus.cli.connections_command", "List who is connected to the running bus."),
+    "acl": ("polybus.cli.acl_command", "List, change and test the rules: who may do what."),
+    "inspect": (
+        "polybus.cli.inspect_command",
+        "Print the store as a tree, of a running bus or of its files.",
+    ),
+    "store": ("polybus.cli.store_command", "Look after a store's files: verify, back up, compact."),
+    "config": ("polybus.cli.config_command", "Check or show the configuration."),
 }
 
 ABOUT = "One message bus, five dialects."
@@ -58,7 +79,7 @@ def run(args: Sequence[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BaseException as error:
-        return outcome.tell(error)
+        return exit_status.tell(error)
     return result if isinstance(result, int) else 0
 
 
@@ -69,7 +90,7 @@ def build(args: Sequence[str]) -> typer.Typer:
     typed = next((word for word in args if not word.startswith("-")), None)
     for name, (module, help_line) in NOUNS.items():
         if name == typed:
-            import_module(f"polybus.cli.{module}").register(root, name, help_line)
+            import_module(module).register(root, name, help_line)
         else:
             root.command(name, help=help_line)(_stub)
     return root

@@ -2,7 +2,7 @@
 
 Per batch Python, per message C. Everything here is plain mechanism: no clock,
 no socket, no policy, and no import of any other part of polybus. Each function
-has an obvious twin in `polybus.testing.oracle`.
+has an obvious twin in `tests.rig.oracle`.
 
     framing        the two seams a dialect fills: Framing and Encoding
     rqueue         rqueue's framing and encoding

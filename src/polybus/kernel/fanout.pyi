@@ -5,7 +5,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from polybus.kernel.framing import Encoding, Framing
-from polybus.kernel.registry import Registry
+from polybus.kernel.subscriber_table import Registry
 
 END: int
 CONTROL_FRAME: int

@@ -28,9 +28,9 @@ from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from polybus.kernel.framing cimport BAD, CONTROL, FRAGMENT, MESSAGE, Encoding, Frame, FrameKind, Framing
-from polybus.kernel.registry cimport Registry, Subscriber
-from polybus.kernel.sets cimport SubscriberSet
-from polybus.kernel.topics cimport ALLOW, DENY, UNKNOWN, Topic, Verdict
+from polybus.kernel.subscriber_table cimport Registry, Subscriber
+from polybus.kernel.subscriber_set cimport SubscriberSet
+from polybus.kernel.topic_index cimport ALLOW, DENY, UNKNOWN, Topic, Verdict
 
 cdef extern from "bytes_inline.h":
     void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from typing_extensions import Buffer
 
 from polybus.errors import Damaged, PolybusError, TooLarge, UsageError, WrongFormat
+from polybus.kernel import block_gather
 from polybus.kernel import blocks as kernel
-from polybus.kernel import gathering
 from polybus.kernel.blocks import Layout as Layout  # the engines know it by this face
 from polybus.kernel.blocks import Roomy
 from polybus.model.rows import Rows
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     """Messages `start` to `end` of a block whose message 0 stands at `first_offset`."""
 
     layout: Layout
-    runs: Buffer  # polybus.model.runs: of the whole block
+    runs: Buffer  # polybus.model.run_table: of the whole block
     first_offset: int
     shard: int
     start: int
@@ -163,8 +163,8 @@ def gather(
     later is another.
     """
     try:
-        return Rows(*gathering.gather(pieces, from_id, below_id, max_rows, max_bytes, by_piece))
-    except gathering.BadPiece as error:
+        return Rows(*block_gather.gather(pieces, from_id, below_id, max_rows, max_bytes, by_piece))
+    except block_gather.BadPiece as error:
         raise Damaged(str(error)) from None
 
 

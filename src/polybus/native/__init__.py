@@ -13,11 +13,16 @@ there once.
 
 from __future__ import annotations
 
-from polybus.native.client import Client
-from polybus.native.options import DEFAULT_URL, ClientOptions, bus_url
-from polybus.native.producing import Produced, Producer
-from polybus.native.reading import Reading
-from polybus.native.staging import Stage
+from typing import TYPE_CHECKING
+
+from polybus.lazy_exports import lazy
+
+if TYPE_CHECKING:
+    from polybus.native.client.client import Client
+    from polybus.native.client.native_options import DEFAULT_URL, ClientOptions, bus_url
+    from polybus.native.client.native_producer import Produced, Producer
+    from polybus.native.client.range_reader import Reading
+    from polybus.native.client.stage import Stage
 
 __all__ = [
     "DEFAULT_URL",
@@ -29,3 +34,17 @@ __all__ = [
     "Stage",
     "bus_url",
 ]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Client": ".client.client",
+        "ClientOptions": ".client.native_options",
+        "DEFAULT_URL": ".client.native_options",
+        "Produced": ".client.native_producer",
+        "Producer": ".client.native_producer",
+        "Reading": ".client.range_reader",
+        "Stage": ".client.stage",
+        "bus_url": ".client.native_options",
+    },
+)

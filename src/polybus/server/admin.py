@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.party import Pipe
+    from polybus.bus.connection import Pipe
     from polybus.model.identity import Identity
 
 # A request is a verb and some names; a rule table of thousands of lines still fits.

@@ -25,28 +25,28 @@ import uvloop
 from polybus import __version__
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
+from polybus.dialects.pirate.server.subscriber_admin import SubscriberVerbs
 from polybus.errors import ConfigError
 from polybus.model.address import Address
 from polybus.model.identity import Identity
-from polybus.server import host, runtime, sockets
-from polybus.server.acl import Acl
-from polybus.server.aclfile import ACL_NAME
+from polybus.server import folders, process_tuning, socket_files
+from polybus.server.acl_admin import Acl
+from polybus.server.acl_file import ACL_NAME
 from polybus.server.admin import ROOT_UID, AdminDesk, Request, Verb, Wrong
-from polybus.server.dialects import NATIVE, PIRATE
-from polybus.server.directory import Directory
+from polybus.server.dialect_registry import NATIVE, PIRATE
+from polybus.server.durable_service import DurableSide
+from polybus.server.folder_lock import FolderLock
 from polybus.server.lifecycle import Lifecycle, Ticker
-from polybus.server.listening import Wanted
-from polybus.server.lock import FolderLock
+from polybus.server.listener_plan import Wanted
 from polybus.server.logs import Logs
-from polybus.server.notify import Notifier
-from polybus.server.pirateadmin import SubscriberVerbs
-from polybus.server.port import DurableSide
 from polybus.server.program import Program, pirate_keys
-from polybus.server.streams import StreamSide
-from polybus.server.turns import Turns
+from polybus.server.stream_server import StreamSide
+from polybus.server.switch_interval import Turns
+from polybus.server.systemd_notify import Notifier
+from polybus.server.user_directory import Directory
 
 if TYPE_CHECKING:
-    from polybus.server.pirate import PirateSide
+    from polybus.dialects.pirate.server.pirate_server import PirateSide
 
 SHUTDOWN = "shutdown"
 UNEXPECTED = "unexpected_error"
@@ -54,7 +54,7 @@ UNEXPECTED = "unexpected_error"
 
 def run(program: Program) -> int:
     """Serve until told to stop; the exit code. Raises what kept the bus from starting."""
-    descriptors = host.tune()
+    descriptors = process_tuning.tune()
     logs = Logs(program.loaded.settings.log, time.monotonic)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -79,13 +79,15 @@ Open = Callable[[AsyncExitStack, Wanted], Awaitable[OpenListener]]
 class App:
     """One bus. `live` is its whole life."""
 
-    def __init__(self, program: Program, logs: Logs, descriptors: host.Descriptors) -> None:
+    def __init__(
+        self, program: Program, logs: Logs, descriptors: process_tuning.Descriptors
+    ) -> None:
         self._program = program
         self._settings = program.loaded.settings
         self._logs = logs
         self._log = logs.logger
         self._descriptors = descriptors
-        self._limits = host.fit(self._settings.limits, descriptors)
+        self._limits = process_tuning.fit(self._settings.limits, descriptors)
         self._notifier = Notifier(os.environ, self._log)
         self._listeners: list[tuple[str, OpenListener]] = []
 
@@ -132,7 +134,7 @@ class App:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         if self._program.data is not None:
-            runtime.prepare_data(self._program.data, self._program.uid)
+            folders.prepare_data(self._program.data, self._program.uid)
             stack.enter_context(FolderLock(self._program.data))
         if self._program.engine is not None:
             stack.push_async_callback(self._durable_side.close)
@@ -166,7 +168,7 @@ class App:
 
     async def _open_pirate(self, stack: AsyncExitStack, wanted: Wanted) -> OpenListener:
         if self._pirate_side is None:
-            from polybus.server.pirate import PirateSide
+            from polybus.dialects.pirate.server.pirate_server import PirateSide
 
             subscribers, gate = self._durable_side.subscribers, self._stream_side.gate
             assert subscribers is not None
@@ -176,7 +178,7 @@ class App:
             )
             stack.push_async_callback(side.close)
             await side.open()
-        with sockets.placed(stack, wanted, self._program.uid):
+        with socket_files.placed(stack, wanted, self._program.uid):
             listener = self._pirate_side.listen(wanted.address)
         stack.push_async_callback(listener.drain, 0)
         return listener
@@ -221,7 +223,7 @@ class App:
         return {"server": own, **self._broker.stats()}
 
     def _announce(self) -> None:
-        host.settle()
+        process_tuning.settle()
         lines = [f"listening {dialect} {one.address}\n" for dialect, one in self._listeners]
         _print("".join([*lines, "ready\n"]))
         for warning in self._program.loaded.warnings:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from polybus.errors import ConfigError, InvalidRule
-from polybus.server.coercion import Unfit, check_bounds, from_text, from_toml
+from polybus.server.config_values import Unfit, check_bounds, from_text, from_toml
 from polybus.server.settings import BOUNDS, Settings
 
 PREFIX = "POLYBUS_"

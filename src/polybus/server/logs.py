@@ -21,8 +21,8 @@ from typing import Any
 
 import structlog
 
-from polybus.server.flood import FloodGate, Kind
-from polybus.server.linewriter import LineWriter
+from polybus.server.line_writer import LineWriter
+from polybus.server.log_rate_limit import FloodGate, Kind
 from polybus.server.settings import LogSettings
 
 Event = MutableMapping[str, Any]

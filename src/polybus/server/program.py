@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polybus.errors import ConfigError
-from polybus.model.places import runtime_folder
+from polybus.model.socket_path import runtime_folder
 from polybus.server.config import DEFAULT, Flag, Loaded
-from polybus.server.listening import Wanted, plan
-from polybus.server.runtime import data_folder
+from polybus.server.folders import data_folder
+from polybus.server.listener_plan import Wanted, plan
 
 ENGINES = ("memory", "lmdb", "nats")
 PIRATE_KEYS = "pirate"  # the folder in the data folder where CURVE keys are
@@ -69,20 +69,20 @@ def check_exclusive(data: Flag, engine: Flag) -> None:
 
 def check_files(loaded: Loaded) -> None:
     """What only reading files can tell; for `polybus config check`."""
-    from polybus.server import rulebook
+    from polybus.server import rule_set
 
-    rulebook.open_book(loaded, None)
-    rulebook.user_quotas(loaded)
+    rule_set.open_book(loaded, None)
+    rule_set.user_quotas(loaded)
     if loaded.settings.tls.certificate is not None:
-        from polybus.server.tls import Certificates
+        from polybus.server.certificates import Certificates
 
         Certificates(loaded.settings.tls)
     if loaded.settings.pirate.curve:
-        from polybus.server.keys import KeyFolder
+        from polybus.dialects.pirate.server.curve_key_folder import KeyFolder
 
         KeyFolder(pirate_keys(loaded, os.environ)).allowed()
     if loaded.settings.native.tokens is not None:
-        from polybus.transports.flight.who import Tokens
+        from polybus.transports.flight.authentication import Tokens
 
         Tokens(loaded.settings.native.tokens, time.time)
 

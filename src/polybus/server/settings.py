@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from polybus.model.access_rule import Rule
 from polybus.model.limits import (
     KIB,
     MIB,
@@ -24,7 +25,6 @@ from polybus.model.limits import (
     QuotaLimits,
     RqueueLimits,
 )
-from polybus.model.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ try:
 except ImportError:
     raise MissingExtra("Spark", "spark") from None
 
-from polybus.spark import pruning
-from polybus.spark.session import session
-from polybus.spark.source import PolybusSource
-from polybus.spark.table import table
+from polybus.spark.catalog.spark_table import table
+from polybus.spark.data_source import PolybusSource
+from polybus.spark.source import column_pruning
+from polybus.spark.spark_session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,4 +33,4 @@ __all__ = ["PolybusSource", "register", "session", "table"]
 def register(spark: SparkSession) -> None:
     """Makes `format("polybus")` known to a session, and reads what its queries need, no more."""
     spark.dataSource.register(PolybusSource)
-    pruning.install(spark)
+    column_pruning.install(spark)

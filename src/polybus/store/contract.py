@@ -16,7 +16,7 @@ What holds for all of it:
 A topic is known by its number; a number that no topic has any more is
 `DoesNotExist`, also while its data is still being removed. A shard that the topic
 never had is a `UsageError`, as is all that breaks a limit or makes no sense in itself
-(`polybus.store.checks`); appending to a sealed one is `ShardSealed`.
+(`polybus.store.request_checks`); appending to a sealed one is `ShardSealed`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 import pytest
 
 from polybus import fdq
-from polybus.testing.nativebus import NativeBus
 from tests.interop.consumers.world import unhurried
+from tests.rig.native_bus import NativeBus
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,7 @@ import threading
 import pytest
 
 from polybus import fdq
-from polybus.errors import (
-    DoesNotExist,
-    Fenced,
-)
-from polybus.testing.watch import until
+from polybus.errors import DoesNotExist, Fenced
 from tests.interop.consumers.world import (
     Seen,
     acked,
@@ -20,6 +16,7 @@ from tests.interop.consumers.world import (
     total,
     unhurried,
 )
+from tests.rig.observer import until
 
 
 def test_close_lets_what_runs_finish_and_leaves_the_rest(url, topic):
@@ -64,7 +61,7 @@ def test_a_handler_may_close_its_consumer(url, topic):
 
 
 def test_close_gives_up_what_hangs_though_too_much_else_does(url, topic, monkeypatch):
-    monkeypatch.setattr("polybus.dialects.fdq.executors.MAX_HUNG", 0)
+    monkeypatch.setattr("polybus.dialects.fdq.client.executor.MAX_HUNG", 0)
     produce(url, topic, ("k", b"one"))
     began, may_end = threading.Event(), threading.Event()
 

@@ -3,7 +3,6 @@
 import threading
 from typing import Any
 
-from polybus.testing.watch import until
 from tests.interop.consumers.world import (
     Seen,
     acked,
@@ -14,6 +13,7 @@ from tests.interop.consumers.world import (
     total,
     unhurried,
 )
+from tests.rig.observer import until
 
 
 def test_two_consumers_share_the_shards_and_drain_before_they_hand_over(url, topic):

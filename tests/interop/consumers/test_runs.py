@@ -7,22 +7,10 @@ import pytest
 import xxhash
 
 from polybus import fdq
-from polybus.dialects.fdq.fetching import Window
-from polybus.errors import (
-    DoesNotExist,
-    InvalidTopic,
-    StoreClosed,
-    UsageError,
-)
-from polybus.testing.watch import until
-from tests.interop.consumers.world import (
-    QUICK,
-    Seen,
-    acked,
-    numbered,
-    produce,
-    total,
-)
+from polybus.dialects.fdq.client.fetcher import Window
+from polybus.errors import DoesNotExist, InvalidTopic, StoreClosed, UsageError
+from tests.interop.consumers.world import QUICK, Seen, acked, numbered, produce, total
+from tests.rig.observer import until
 
 
 def test_each_message_comes_once_in_order_per_key_and_is_acked(url, topic, consumer):
@@ -227,8 +215,10 @@ def test_a_batch_with_a_poisonous_message_costs_nobody_else(url, topic, consumer
 
 def test_a_slow_handler_keeps_no_other_executor_from_its_work(url, topic, consumer, monkeypatch):
     """Though the messages behind it are more than there is room for."""
-    monkeypatch.setattr("polybus.dialects.fdq.keeping.SLOW_S", 0.05)
-    monkeypatch.setattr("polybus.dialects.fdq.consumption.window_for", lambda _: Window(16, 16))
+    monkeypatch.setattr("polybus.dialects.fdq.client.acker.SLOW_S", 0.05)
+    monkeypatch.setattr(
+        "polybus.dialects.fdq.client.group_subscription.window_for", lambda _: Window(16, 16)
+    )
     may_end, seen, messages = threading.Event(), Seen(), numbered(400, keys=40)
 
     def lane(key):

@@ -5,22 +5,9 @@ import threading
 import pytest
 
 from polybus import fdq
-from polybus.errors import (
-    InvalidTopic,
-    Stale,
-    TooLarge,
-    UsageError,
-)
-from polybus.testing.watch import until
-from tests.interop.consumers.world import (
-    QUICK,
-    Seen,
-    acked,
-    fdq_bus,
-    numbered,
-    produce,
-    total,
-)
+from polybus.errors import InvalidTopic, Stale, TooLarge, UsageError
+from tests.interop.consumers.world import QUICK, Seen, acked, fdq_bus, numbered, produce, total
+from tests.rig.observer import until
 
 
 def outputs(url, topic):

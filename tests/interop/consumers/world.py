@@ -4,7 +4,7 @@ from contextlib import closing
 from typing import Any
 
 from polybus import fdq
-from polybus.dialects.fdq import bus as buses
+from polybus.native import bus_client as buses
 
 QUICK: dict[str, Any] = {"first_backoff_s": 0.005, "last_backoff_s": 0.02}
 

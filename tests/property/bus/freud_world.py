@@ -14,18 +14,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from polybus.bus.lifecycle import State, Verb
 from polybus.bus.policy import Policy
-from polybus.bus.ruletable import Placed
+from polybus.bus.rule_table import Placed
 from polybus.dialects.freud.codec import MALFORMED_TEXTS
+from polybus.dialects.freud.server.topic_states import State, Verb
+from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, Limits, QuotaLimits
-from polybus.model.rules import Rule
-from polybus.testing import freud, rqueue
-from polybus.testing.drip import cut
-from polybus.testing.memory import MemoryBus
-from polybus.testing.oracle.freud import One, Produce, Request, scan
-from polybus.testing.oracle.freud_bus import (
+from tests.rig import freud_client, rqueue_client
+from tests.rig.byte_feeder import cut
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
+from tests.rig.oracle.freud import One, Produce, Request, scan
+from tests.rig.oracle.freud_bus import (
     BYTES,
     SUBSCRIPTIONS,
     TOPICS,
@@ -34,8 +35,7 @@ from polybus.testing.oracle.freud_bus import (
     PushReader,
     Reply,
 )
-from polybus.testing.oracle.freud_talk import Connection, Talk
-from polybus.testing.pipe import MemoryPipe
+from tests.rig.oracle.freud_dialogue import Connection, Talk
 
 MAX_FRAME_BYTES = 300
 TIMEOUT_S = 30.0
@@ -53,18 +53,18 @@ QUOTAS = {BYTES: 60, SUBSCRIPTIONS: 5, TOPICS: 3}
 OWN_QUOTAS = {2: {BYTES: 25, SUBSCRIPTIONS: 2}, 3: {TOPICS: 1}}
 NAMES = (b"a", b"b", "\u00fc/x".encode())
 BODIES = (b"", b"0123456789", b"x" * 20, b"y" * 40)
-PUSHED_BODIES = (*BODIES, freud.NOTICE + b"a", freud.NOTICE)
+PUSHED_BODIES = (*BODIES, freud_client.NOTICE + b"a", freud_client.NOTICE)
 ODD = (
-    freud.list_topics(),
-    freud.frame(99),
-    freud.frame(6, b"x"),
-    freud.frame(0, b"\x05\0\0\0a"),
-    freud.create(b"_a"),
-    freud.create(b"a,b"),
-    freud.produce(b"a", freud.NOTICE + b"a"),
-    freud.frame(3, bytes(15)),
+    freud_client.list_topics(),
+    freud_client.frame(99),
+    freud_client.frame(6, b"x"),
+    freud_client.frame(0, b"\x05\0\0\0a"),
+    freud_client.create(b"_a"),
+    freud_client.create(b"a,b"),
+    freud_client.produce(b"a", freud_client.NOTICE + b"a"),
+    freud_client.frame(3, bytes(15)),
 )
-TOO_LARGE = freud.frame(4, bytes(MAX_FRAME_BYTES + 1))
+TOO_LARGE = freud_client.frame(4, bytes(MAX_FRAME_BYTES + 1))
 FORGED = 12  # the place of an id that nobody has
 
 VERBS = {0: Verb.CREATE, 1: Verb.DELETE, 2: Verb.SUBSCRIBE, 7: Verb.COUNT}
@@ -120,15 +120,15 @@ class World:
             self.new_client(caller)
         if state is State.GONE:
             return
-        self.say(freud.create(name), freud.subscribe(name))
+        self.say(freud_client.create(name), freud_client.subscribe(name))
         if state is State.LIVE:
             return
-        self.say(freud.delete(name))
+        self.say(freud_client.delete(name))
         if state is State.DELETING:
             return
-        self.say(freud.create(name), freud.produce(name, b"0123456789"))
+        self.say(freud_client.create(name), freud_client.produce(name, b"0123456789"))
         if state is State.AWAITING:
-            self.say(freud.get_record(self.known[0]))
+            self.say(freud_client.get_record(self.known[0]))
 
     def new_client(self, caller: Caller) -> None:
         if sum(pair.is_open for pair in self.pairs) < 6:
@@ -145,7 +145,7 @@ class World:
     def send_too_much(self, place: int) -> None:
         pair = self.one(place, lambda pair: pair.may_send)
         if pair is not None and self.several():
-            self.deliver(pair, TOO_LARGE + freud.list_topics())
+            self.deliver(pair, TOO_LARGE + freud_client.list_topics())
 
     def half_close(self, place: int) -> None:
         pair = self.one(place, lambda pair: pair.may_send)
@@ -196,7 +196,7 @@ class World:
     def push_subscribe(self, place: int, name: bytes) -> None:
         if self.pushers:
             pipe, reader = self.pushers[place % len(self.pushers)]
-            pipe.deliver(rqueue.subscribe(name))
+            pipe.deliver(rqueue_client.subscribe(name))
             self.bus.turn()
             self.model.push_subscribe(reader, name)
             self.talk.settle()
@@ -204,7 +204,7 @@ class World:
     def push_unsubscribe(self, place: int, name: bytes) -> None:
         if self.pushers:
             pipe, reader = self.pushers[place % len(self.pushers)]
-            pipe.deliver(rqueue.remove(name))
+            pipe.deliver(rqueue_client.remove(name))
             self.bus.turn()
             reader.topics.discard(name)
 
@@ -212,7 +212,7 @@ class World:
         if not self.pushers:
             return
         pipe, _ = self.pushers[place % len(self.pushers)]
-        pipe.deliver(b"".join(rqueue.publish(*one) for one in messages))
+        pipe.deliver(b"".join(rqueue_client.publish(*one) for one in messages))
         self.bus.turn()
         together: dict[bytes, list[bytes]] = {}
         for name, body in messages:
@@ -290,7 +290,7 @@ class World:
     def key(self, place: int) -> bytes:
         """A subscriber id, the latest first."""
         if not self.known or place == FORGED:
-            return freud.FORGED_SUBSCRIBER
+            return freud_client.FORGED_SUBSCRIBER
         return self.known[-1 - place % len(self.known)]
 
     def say(self, *requests: bytes) -> None:
@@ -319,11 +319,11 @@ class World:
         self.talk.end(pair.model)
 
     def compare(self, pair: Pair) -> None:
-        found, size = freud.answers_in(pair.pipe.taken[pair.compared_bytes :])
+        found, size = freud_client.answers_in(pair.pipe.taken[pair.compared_bytes :])
         expected = pair.model.heard[pair.compared :]
         assert len(found) == len(expected), (pair.pipe.peer, found, expected)
         for answer, reply in zip(found, expected, strict=True):
-            wanted = freud.Answer(reply.code, self.payload(reply, answer.payload))
+            wanted = freud_client.Answer(reply.code, self.payload(reply, answer.payload))
             assert answer == wanted, (pair.pipe.peer, answer, wanted)
         pair.compared += len(found)
         pair.compared_bytes += size
@@ -343,7 +343,7 @@ class World:
 
 
 def compare_push(pipe: MemoryPipe, reader: PushReader) -> None:
-    assert bytes(pipe.taken) == b"".join(rqueue.notification(*one) for one in reader.got)
+    assert bytes(pipe.taken) == b"".join(rqueue_client.notification(*one) for one in reader.got)
 
 
 def policy() -> Policy:

@@ -25,9 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from polybus.bus.lifecycle import TABLE, State, Verb
-from polybus.testing import freud
-from polybus.testing.oracle.freud_bus import Caller
+from polybus.dialects.freud.server.topic_states import TABLE, State, Verb
 from tests.property.bus.freud_world import (
     BODIES,
     CALLERS,
@@ -38,6 +36,8 @@ from tests.property.bus.freud_world import (
     Ask,
     World,
 )
+from tests.rig import freud_client
+from tests.rig.oracle.freud_bus import Caller
 
 EXAMPLES, STEPS = 40, 40
 PROGRAMS, LENGTH = 80, 150
@@ -69,15 +69,17 @@ places = st.integers(0, PLACES)
 waits = st.sampled_from(A_WAIT)
 of_topics: st.SearchStrategy[Ask] = st.builds(
     asking,
-    st.sampled_from((freud.create, freud.delete, freud.subscribe, freud.count)),
+    st.sampled_from(
+        (freud_client.create, freud_client.delete, freud_client.subscribe, freud_client.count)
+    ),
     names,
 )
 producing: st.SearchStrategy[Ask] = st.builds(
-    asking, st.just(freud.produce), names, st.sampled_from(BODIES)
+    asking, st.just(freud_client.produce), names, st.sampled_from(BODIES)
 )
 reading: st.SearchStrategy[Ask] = st.one_of(
-    st.builds(of_key, st.sampled_from((freud.get, freud.get_record)), places, waits),
-    st.builds(of_key, st.just(freud.unsubscribe), places),
+    st.builds(of_key, st.sampled_from((freud_client.get, freud_client.get_record)), places, waits),
+    st.builds(of_key, st.just(freud_client.unsubscribe), places),
 )
 odd: st.SearchStrategy[Ask] = st.builds(asking, st.just(bytes), st.sampled_from(ODD))
 anything = st.one_of(of_topics, producing, reading, odd)
@@ -190,14 +192,14 @@ Action = tuple[str, tuple[Any, ...]]
 
 def an_ask(chance: Random) -> Ask:
     name, place = chance.choice(A_NAME), chance.randint(0, FORGED)
-    get = chance.choice((freud.get, freud.get_record))
+    get = chance.choice((freud_client.get, freud_client.get_record))
     ways: dict[str, tuple[int, Ask]] = {
-        "topic": (4, asking(chance.choice((freud.create, freud.delete)), name)),
-        "subscribe": (4, asking(freud.subscribe, name)),
-        "count": (1, asking(freud.count, name)),
-        "produce": (8, asking(freud.produce, name, chance.choice(BODIES))),
+        "topic": (4, asking(chance.choice((freud_client.create, freud_client.delete)), name)),
+        "subscribe": (4, asking(freud_client.subscribe, name)),
+        "count": (1, asking(freud_client.count, name)),
+        "produce": (8, asking(freud_client.produce, name, chance.choice(BODIES))),
         "get": (10, of_key(get, place, chance.choice(A_WAIT))),
-        "unsubscribe": (1, of_key(freud.unsubscribe, place)),
+        "unsubscribe": (1, of_key(freud_client.unsubscribe, place)),
         "odd": (1, asking(bytes, chance.choice(ODD))),
     }
     (way,) = chance.choices(list(ways), [weight for weight, _ in ways.values()])

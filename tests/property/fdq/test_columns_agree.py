@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.dialects.fdq import MessageRequest, columns
+from polybus.dialects.fdq import MessageRequest
+from polybus.dialects.fdq.client import message_columns
+from polybus.dialects.fdq.client.request_columns import columns_of
 from polybus.errors import PolybusError
-from polybus.kernel.requests import columns_of
-from polybus.testing.oracle import requests as oracle
+from tests.rig.oracle import requests as oracle
 
 LIMITS = 1024, 64 << 20
 keys = st.one_of(
@@ -43,8 +44,8 @@ def told(make: Any, *args: Any, **settings: Any) -> Any:
 
 @given(st.lists(requests, max_size=40))
 def test_both_ways_give_the_same(batch: list[Any]) -> None:
-    plain = told(columns.batch_of_requests, batch, 17, with_headers=False)
-    assert plain == told(columns._checked, batch, 17, with_headers=False)
+    plain = told(message_columns.batch_of_requests, batch, 17, with_headers=False)
+    assert plain == told(message_columns._checked, batch, 17, with_headers=False)
 
 
 @given(st.lists(requests, max_size=20) | st.lists(st.builds(MessageRequest, some, data, st.none())))

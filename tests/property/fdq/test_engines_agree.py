@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus import fdq
-from polybus.embedded import Bus, open_bus
 from polybus.errors import PolybusError
+from polybus.native.inprocess import Bus, open_bus
 
 ONE, MANY = ("one-a", "one-b"), ("many-a", "many-b")
 TOPICS = ONE + MANY

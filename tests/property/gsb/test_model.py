@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.codec import read_failure
-from polybus.testing.gsbmemory import Far
-from polybus.testing.memory import MemoryBus
-from polybus.testing.oracle.gsb import GsbBus, Sent
+from tests.rig.gsb_memory_peer import Far
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.oracle.gsb import GsbBus, Sent
 
 NODE = "0x" + "ab" * 20
 PARTIES = 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
-from polybus.kernel import gsb
+from polybus.dialects.gsb.server import gsb_packets
 
 text = st.text(max_size=20)
 body = st.one_of(st.binary(max_size=300), st.integers(0, 70_000).map(bytes))
@@ -39,7 +39,7 @@ def packets(draw: st.DrawFn) -> bytes:
 
 @given(packets())
 def test_what_the_kernel_reads_is_what_protobuf_reads(payload):
-    found = gsb.read(b"??" + payload + b"?", 2, 2 + len(payload))
+    found = gsb_packets.read(b"??" + payload + b"?", 2, 2 + len(payload))
     if found is None:
         return
     try:
@@ -62,7 +62,7 @@ ascii_text = st.text(st.characters(max_codepoint=127), max_size=200)
 def test_usual_calls_are_read_by_the_kernel(address, request_id, data):
     call = pb.ServiceCallRequest(address=address, request_id=request_id, data=data)
     payload = pb.Packet(service_call_request=call).SerializeToString()
-    assert gsb.read(payload, 0, len(payload)) is not None
+    assert gsb_packets.read(payload, 0, len(payload)) is not None
 
 
 @given(ascii_text, st.sampled_from([0, 500]), st.integers(0, 1), body, st.booleans())
@@ -70,8 +70,8 @@ def test_replies_are_written_and_read_as_protobuf_does(request_id, code, kind, d
     reply = pb.CallReply(request_id=request_id, data=data)
     reply.code, reply.type = code, kind
     payload = pb.Packet(call_reply=reply).SerializeToString()
-    assert gsb.read(payload, 0, len(payload)) == (7, request_id.encode(), code, kind, data)
-    written = gsb.call_reply(ipc, request_id.encode(), code, kind, data)
+    assert gsb_packets.read(payload, 0, len(payload)) == (7, request_id.encode(), code, kind, data)
+    written = gsb_packets.call_reply(ipc, request_id.encode(), code, kind, data)
     assert written == sp.frame(payload, sp.Form(ipc))
 
 
@@ -79,10 +79,12 @@ def test_replies_are_written_and_read_as_protobuf_does(request_id, code, kind, d
 def test_requests_are_written_as_protobuf_does(request_id, data, caller, address, ipc):
     request = pb.CallRequest(request_id=request_id, data=data, caller=caller, address=address)
     payload = pb.Packet(call_request=request).SerializeToString()
-    written = gsb.call_request(ipc, request_id.encode(), data, caller.encode(), address.encode())
+    written = gsb_packets.call_request(
+        ipc, request_id.encode(), data, caller.encode(), address.encode()
+    )
     assert written == sp.frame(payload, sp.Form(ipc))
 
 
 @given(st.binary(max_size=300), st.booleans())
 def test_frames_are_written_as_the_format_says(payload, ipc):
-    assert gsb.frame(ipc, payload) == sp.frame(payload, sp.Form(ipc))
+    assert gsb_packets.frame(ipc, payload) == sp.frame(payload, sp.Form(ipc))

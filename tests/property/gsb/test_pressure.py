@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.model.limits import KIB, GsbLimits, Limits
-from polybus.testing.gsbmemory import Far
-from polybus.testing.memory import MemoryBus
+from tests.rig.gsb_memory_peer import Far
+from tests.rig.memory_bus import MemoryBus
 
 MARK = 64 * KIB
 LIMITS = GsbLimits(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.skipping import Skipping
+from polybus.dialects.gsb.server.oversized_packet import Skipping
 from polybus.errors import BadFrame
 
 Found = tuple[str, bytes, bytes, int]

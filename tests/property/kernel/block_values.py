@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from polybus.kernel import blocks as kernel
 from polybus.kernel.blocks import Layout
 from polybus.model.block import Block
-from polybus.testing import blocks as testing
-from polybus.testing.oracle import blocks as oracle
-from polybus.testing.oracle.blocks import Message
+from polybus.testing.conformance import sample_blocks as testing
+from tests.rig.oracle import blocks as oracle
+from tests.rig.oracle.blocks import Message
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.one_of(
@@ -44,7 +44,7 @@ def build(messages: list[Message]) -> Block:
 
 
 def plain(message: Message) -> tuple[object, ...]:
-    """As polybus.testing.blocks.contents has it."""
+    """As polybus.testing.conformance.sample_blocks.contents has it."""
     key = None if message.key is None else message.key.decode()
     headers = (
         None

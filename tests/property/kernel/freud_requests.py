@@ -8,8 +8,15 @@ from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
-from polybus.kernel.freud import Gets, Group, Malformed, Produces, Request, Scanner
-from polybus.testing.oracle import freud as oracle
+from polybus.dialects.freud.server.request_scanner import (
+    Gets,
+    Group,
+    Malformed,
+    Produces,
+    Request,
+    Scanner,
+)
+from tests.rig.oracle import freud as oracle
 
 CAP = 400
 

@@ -1,7 +1,7 @@
 """A connection's received bytes, offered to the twins as a transport would.
 
 They come in cuts. What is not consumed is kept and put in front of what comes
-next, as kernel/inbox does; a bad frame ends it all. The story is everything
+next, as kernel/receive_buffer does; a bad frame ends it all. The story is everything
 that came out, in a form that does not show where the cuts were.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from typing_extensions import Buffer
 
-from polybus.testing.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST, Routed
 from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, SourcePair, Twins
+from tests.rig.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST, Routed
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.kernel.accounts import MAX_AMOUNT, PLACES, Account
-from polybus.testing.oracle import accounts as oracle
+from polybus.kernel.quota_account import MAX_AMOUNT, PLACES, Account
+from tests.rig.oracle import accounts as oracle
 
 quotas = st.integers(-1, PLACES)
 amounts = st.integers(-1, 12) | st.sampled_from((MAX_AMOUNT, MAX_AMOUNT - 1))

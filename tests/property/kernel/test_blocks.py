@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from polybus.errors import UsageError
 from polybus.kernel.blocks import xxh64
 from polybus.model.block import Block, Keys
-from polybus.testing.blocks import contents
-from polybus.testing.oracle import blocks as oracle
-from polybus.testing.oracle.blocks import Message
+from polybus.testing.conformance.sample_blocks import contents
 from tests.property.kernel.block_values import (
     BODY,
     TEXT,
@@ -26,6 +24,8 @@ from tests.property.kernel.block_values import (
     refitted,
     verdict,
 )
+from tests.rig.oracle import blocks as oracle
+from tests.rig.oracle.blocks import Message
 
 
 @given(st.binary(max_size=200), st.integers(0, 8))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polybus.kernel.rqueue import RqueueEncoding
-from polybus.testing.oracle.rqueue import Encoding
+from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding
 from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, Twins
+from tests.rig.oracle.rqueue import Encoding
 
 caps = st.sampled_from((282, 283, 300, 2048, 70_000)) | st.integers(282, 700)
 # Around one, two and three chunks under the smaller caps.

@@ -14,9 +14,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from polybus.testing.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST
 from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, Twins
+from tests.rig.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST
 
 # Any two may hold the same body differently: whole or in PARTs.
 CAPS = {0: frames.SMALL_CAP, 7: frames.MIDDLE_CAP, 31: frames.LARGE_CAP}

@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polybus.kernel import freud_answers, freud_client
-from polybus.kernel.freud import Gets, Group, Produces
-from polybus.testing.oracle import freud as oracle
+from polybus.dialects.freud.client import answer_batch
+from polybus.dialects.freud.server import answer_encoder
+from polybus.dialects.freud.server.request_scanner import Gets, Group, Produces
 from tests.property.kernel.freud_requests import (
     CAP,
     any_names,
@@ -25,6 +25,7 @@ from tests.property.kernel.freud_requests import (
     spoilt,
     streams,
 )
+from tests.rig.oracle import freud as oracle
 
 FIT_BYTES = 300
 
@@ -110,14 +111,14 @@ few = st.integers(-1, 40)
 @given(u32, few, st.binary(max_size=200))
 def test_equal_answers(code, count, payload):
     expected = outcome(oracle.answers, code, count, payload)
-    assert outcome(freud_answers.answers, code, count, payload) == expected
+    assert outcome(answer_encoder.answers, code, count, payload) == expected
 
 
 @given(u64, few)
 @example(2**64 - 1, 3)
 def test_ids_of_what_was_produced(first_id, count):
     expected = outcome(oracle.produced, first_id, count)
-    assert outcome(freud_answers.produced, first_id, count) == expected
+    assert outcome(answer_encoder.produced, first_id, count) == expected
 
 
 contents = st.lists(st.binary(max_size=80), max_size=12)
@@ -133,7 +134,7 @@ def stored(bodies: list[bytes]) -> tuple[tuple[int, ...], bytes]:
 def test_messages_out_of_a_stored_batch(columns, part):
     offsets, bodies = columns
     expected = outcome(oracle.messages, offsets, bodies, *part)
-    assert outcome(freud_answers.messages, array("i", offsets), bodies, *part) == expected
+    assert outcome(answer_encoder.messages, array("i", offsets), bodies, *part) == expected
 
 
 @given(contents.map(stored) | crooked, parts, u64, st.lists(u64, max_size=12), u32)
@@ -141,14 +142,14 @@ def test_records_out_of_a_stored_batch(columns, part, first_id, times, flags):
     offsets, bodies = columns
     expected = outcome(oracle.records, first_id, times, flags, offsets, bodies, *part)
     given = (first_id, array("Q", times), flags, array("i", offsets), bytearray(bodies), *part)
-    assert outcome(freud_answers.records, *given) == expected
+    assert outcome(answer_encoder.records, *given) == expected
 
 
 @given(contents, parts, st.integers(-1, FIT_BYTES), st.booleans())
 def test_how_many_fit(bodies, part, max_bytes, records):
     offsets = stored(bodies)[0]
     expected = outcome(oracle.fitting, offsets, *part, max_bytes, records)
-    found = outcome(freud_answers.fitting, array("i", offsets), *part, max_bytes, records)
+    found = outcome(answer_encoder.fitting, array("i", offsets), *part, max_bytes, records)
     assert found == expected
 
 
@@ -160,7 +161,7 @@ written_answers = st.lists(st.tuples(u32, st.binary(max_size=20)), max_size=8).m
 @given(written_answers | st.binary(max_size=40), st.integers(-1, 300))
 @example(b"\xff" * 40, 40)
 def test_how_many_answers_have_gone_out(written, sent):
-    assert freud_answers.whole_answers(written, sent) == oracle.whole_answers(written, sent)
+    assert answer_encoder.whole_answers(written, sent) == oracle.whole_answers(written, sent)
 
 
 # --- the client's side -------------------------------------------------------
@@ -176,7 +177,7 @@ answer_bytes = st.one_of(
 )
 
 
-def pairs(batch: freud_client.AnswerBatch) -> list[tuple[int, bytes]]:
+def pairs(batch: answer_batch.AnswerBatch) -> list[tuple[int, bytes]]:
     return [(one.code, one.payload) for one in batch]
 
 
@@ -184,7 +185,7 @@ def pairs(batch: freud_client.AnswerBatch) -> list[tuple[int, bytes]]:
 def test_answers_are_those_of_the_oracle_in_any_cuts(data, ends):
     found, consumed, too_large = [], 0, False
     for end in sorted({*(end % (len(data) + 1) for end in ends), len(data)}):
-        took, batch, too_large = freud_client.scan_answers(data, consumed, end, CAP)
+        took, batch, too_large = answer_batch.scan_answers(data, consumed, end, CAP)
         found += pairs(batch)
         consumed += took
         if too_large:
@@ -194,7 +195,7 @@ def test_answers_are_those_of_the_oracle_in_any_cuts(data, ends):
 
 @given(answer_bytes, st.integers(0, 20), st.integers(0, 20))
 def test_views_of_a_batch(data, start, end):
-    batch = freud_client.scan_answers(data, 0, len(data), CAP)[1]
+    batch = answer_batch.scan_answers(data, 0, len(data), CAP)[1]
     every = oracle.scan_answers(data, CAP)[1]
     end = min(end, len(every))
     start = min(start, end)
@@ -209,7 +210,7 @@ def test_views_of_a_batch(data, start, end):
     )
 
 
-def fields(record: freud_client.Record) -> tuple[int, int, int, bytes]:
+def fields(record: answer_batch.Record) -> tuple[int, int, int, bytes]:
     return record.message_id, record.timestamp_ns, record.flags, record.body
 
 
@@ -222,7 +223,7 @@ def fields(record: freud_client.Record) -> tuple[int, int, int, bytes]:
 @example(b"t" * 255, [bytes(CAP - 4 - 254)], CAP)
 def test_produces_are_written_as_the_oracle_writes_them(topic, contents, cap):
     expected = outcome(oracle.produces, topic, contents, cap)
-    assert outcome(freud_client.encode_produces, topic, contents, cap) == expected
+    assert outcome(answer_batch.encode_produces, topic, contents, cap) == expected
 
 
 @given(st.lists(st.binary(max_size=CAP), max_size=20), st.integers(0, 2 * CAP))
@@ -230,7 +231,7 @@ def test_runs_joined_are_the_whole(contents, max_bytes):
     fitting = [content for content in contents if len(content) <= CAP - 5]
     data, place = b"", 0
     while place < len(contents):
-        run, after = freud_client.encode_run(b"t", contents, place, CAP, max_bytes)
+        run, after = answer_batch.encode_run(b"t", contents, place, CAP, max_bytes)
         assert len(run) <= max_bytes or after == place + 1
         assert (after == place) == (len(contents[place]) > CAP - 5)
         data += run
@@ -241,4 +242,4 @@ def test_runs_joined_are_the_whole(contents, max_bytes):
 @given(st.binary(min_size=15, max_size=17), few, st.integers(-(2**31), 2**31 - 1), st.booleans())
 def test_gets_are_written_as_the_oracle_writes_them(subscriber, count, wait, records):
     expected = outcome(oracle.gets, subscriber, count, wait, records)
-    assert outcome(freud_client.encode_gets, subscriber, count, wait, records) == expected
+    assert outcome(answer_batch.encode_gets, subscriber, count, wait, records) == expected

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from polybus.testing.fuzzer import load_target
-from polybus.testing.mutation import Mutator
+from tests.rig.fuzz.loop import load_target
+from tests.rig.fuzz.mutation import Mutator
 
 TARGETS = sorted((Path(__file__).parents[2] / "fuzz").glob("fuzz_*.py"))
 STEPS = 1200

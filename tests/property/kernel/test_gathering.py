@@ -7,12 +7,12 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.model import runs
+from polybus.model import run_table
 from polybus.model.arrow import batch_of
 from polybus.model.block import Layout, gather
-from polybus.testing.blocks import messages
-from polybus.testing.oracle import blocks as oracle
+from polybus.testing.conformance.sample_blocks import messages
 from tests.property.kernel.block_values import build, message_lists, plain
+from tests.rig.oracle import blocks as oracle
 
 
 @st.composite
@@ -69,7 +69,7 @@ def kernel_pieces(
     return [
         (
             build(list(piece.messages)).layout(),
-            runs.join(*(runs.table(*run) for run in piece.runs)),
+            run_table.join(*(run_table.table(*run) for run in piece.runs)),
             piece.first_offset,
             piece.shard,
             piece.start,

@@ -1,4 +1,4 @@
-"""kernel/gsb_client against its oracle, on values and on errors."""
+"""dialects/gsb/client/packet_scanner against its oracle, on values and on errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.kernel import gsb_client as kernel
-from polybus.testing.oracle import gsb_client as oracle
+from polybus.dialects.gsb.client import packet_scanner as kernel
+from tests.rig.oracle import gsb_client as oracle
 
 CAP = 600
 

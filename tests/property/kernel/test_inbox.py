@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from polybus.kernel.inbox import Inbox, SharedBuffer
-from polybus.testing.oracle import inbox as oracle
+from polybus.kernel.receive_buffer import Inbox, SharedBuffer
+from tests.rig.oracle import inbox as oracle
 
 SHARED = 16
 

@@ -1,4 +1,4 @@
-"""kernel/notifications against its oracle, on values and on errors."""
+"""dialects/rqueue/client/notification_batch against its oracle, on values and on errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polybus.kernel import notifications as kernel
-from polybus.testing.oracle import notifications as oracle
+from polybus.dialects.rqueue.client import notification_batch as kernel
+from tests.rig.oracle import notifications as oracle
 
 CAP = 400
 

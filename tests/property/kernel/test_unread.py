@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.kernel.unread import GATHERED_BYTES, WORTH_A_CHUNK, Chunk, Range, Unread, Writer
-from polybus.testing.oracle import unread as oracle
+from polybus.dialects.freud.server.unread_queue import (
+    GATHERED_BYTES,
+    WORTH_A_CHUNK,
+    Chunk,
+    Range,
+    Unread,
+    Writer,
+)
+from tests.rig.oracle import unread as oracle
 
 bodies = st.lists(
     st.binary(max_size=30) | st.integers(0, GATHERED_BYTES + 9).map(bytes), min_size=1, max_size=5

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from polybus.dialects.rqueue.server.rqueue_framing import REASONS, RqueueEncoding, RqueueFraming
 from polybus.kernel import fanout as kernel
-from polybus.kernel.rqueue import REASONS, RqueueEncoding, RqueueFraming
-from polybus.testing.oracle import fanout as oracle
-from polybus.testing.oracle import rqueue
+from tests.rig.oracle import fanout as oracle
+from tests.rig.oracle import rqueue
 
 STOPS = {
     kernel.END: oracle.END,

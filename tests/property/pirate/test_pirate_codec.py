@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.dialects.pirate import codec
-from polybus.testing.pirate import wire
-from polybus.testing.pirate.model import Model
-from polybus.testing.pirate.modelserver import reply_frames
+from tests.rig.pirate import wire
+from tests.rig.pirate.model import Model
+from tests.rig.pirate.model_server import reply_frames
 
 MIB = 1 << 20
 OPS = (wire.HELLO, wire.SUB, wire.UNSUB, wire.PUT, wire.GET)

@@ -12,8 +12,8 @@ from polybus.model.rows import Rows
 from polybus.model.stamp import Stamp
 from polybus.model.topic import ALL, All, Topic
 from polybus.store.contract import Store
-from polybus.testing.blocks import Message, block, messages
-from polybus.testing.storemodel import Entry, ModelTopic, Put, Request, Result, StoreModel
+from polybus.testing.conformance.sample_blocks import Message, block, messages
+from tests.rig.store.model import Entry, ModelTopic, Put, Request, Result, StoreModel
 
 
 @dataclass

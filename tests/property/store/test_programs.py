@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.store.memory.engine import MemoryStore
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.memory.memory_store import MemoryStore
 from polybus.testing.conformance import Clock
 from tests.property.store.programs import Step, programs
 from tests.property.store.subject import Subject

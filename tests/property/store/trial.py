@@ -15,17 +15,6 @@ from polybus.errors import PolybusError, UsageError
 from polybus.model.stamp import Habits
 from polybus.model.topic import ALL, All
 from polybus.testing.conformance import Clock
-from polybus.testing.storemodel import (
-    Content,
-    Mark,
-    ModelTopic,
-    Put,
-    Refusal,
-    Request,
-    Result,
-    StoreModel,
-    Wish,
-)
 from tests.property.store.programs import (
     DIGESTS,
     KEYS,
@@ -39,6 +28,17 @@ from tests.property.store.programs import (
     WishDraw,
 )
 from tests.property.store.subject import Subject, compare_rows
+from tests.rig.store.model import (
+    Content,
+    Mark,
+    ModelTopic,
+    Put,
+    Refusal,
+    Request,
+    Result,
+    StoreModel,
+    Wish,
+)
 
 TIMEOUT_S = 60.0
 RECENT = 3  # a step means one of the last few stages or stamped requests

@@ -8,14 +8,14 @@ SABOTAGES = [
     # Messages that a dead consumer had fetched are run as if they were new.
     Patch(
         "care-off",
-        "dialects/fdq/shards.py",
+        "dialects/fdq/client/assigned_shard.py",
         'self.suspect_to = int(given.get("suspect_to") or 0)',
         "self.suspect_to = 0",
     ),
     # Acks that could not be sent are dropped.
     Patch(
         "acks-forgotten",
-        "dialects/fdq/keeping.py",
+        "dialects/fdq/client/acker.py",
         "        self.shard.put_back(self._acked)\n"
         "        self.shard.failures.extendleft(reversed(self._failures))\n",
         "        pass\n",
@@ -23,7 +23,7 @@ SABOTAGES = [
     # A consumer that was taken for dead does not join again.
     Patch(
         "rejoin-off",
-        "dialects/fdq/membership.py",
+        "dialects/fdq/client/group_member.py",
         "            if epoch != self.epoch or self.is_leaving:\n",
         "            if True:\n",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.rig.patching import Edit, Patch
 
-COORDINATOR = "bus/groups/coordinator.py"
+COORDINATOR = "groups/coordinator.py"
 SETTLE = "    def _settle(self, group: Group) -> None:\n"
 ACKING = """    def _acking(self, topic, group, consumer, epoch):
         from types import SimpleNamespace
@@ -22,7 +22,7 @@ SABOTAGES = [
     # Acks and transactions of members and shards with old epochs are taken.
     Patch(
         "fencing-off",
-        "bus/groups/judging.py",
+        "groups/shard_progress.py",
         "    if progress.owner != consumer or progress.epoch != epoch:\n",
         "    if False:\n",
         (
@@ -42,8 +42,8 @@ SABOTAGES = [
     # A transaction is done again, though its message is acked.
     Patch(
         "repeats-off",
-        "bus/groups/acks.py",
-        "            if ranges.contains(progress.low, progress.ranges, offset):\n",
+        "groups/acks.py",
+        "            if acked_ranges.contains(progress.low, progress.ranges, offset):\n",
         "            if False:\n",
     ),
 ]

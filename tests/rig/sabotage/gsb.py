@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.rig.patching import Edit, Patch
 
-CALLS = "bus/calls/calls.py"
+CALLS = "dialects/gsb/server/call_router.py"
 DESK = "        desk = self.desk = self.pressure.desk\n"
 SLOW = Edit(CALLS, DESK, DESK + "        desk.is_short = False\n")
 FAIL_SERVED = (
@@ -23,7 +23,7 @@ SABOTAGES = [
     # No call reaches its deadline.
     Patch(
         "deadlines-off",
-        "bus/calls/deadlines.py",
+        "dialects/gsb/server/call_deadlines.py",
         "        if due_s < self._desk.next_due_s:\n",
         "        if False:\n",
         (SLOW,),
@@ -47,7 +47,7 @@ SABOTAGES = [
     # No peer is ever full.
     Patch(
         "pressure-off",
-        "bus/calls/pressure.py",
+        "dialects/gsb/server/back_pressure.py",
         "        peer.full = True\n",
         "        return\n",
         (SLOW,),
@@ -63,7 +63,7 @@ SABOTAGES = [
     # Packets may be of any size.
     Patch(
         "sizes-off",
-        "dialects/gsb/receiving.py",
+        "dialects/gsb/server/packet_receiver.py",
         "        if size > self._max_packet_bytes:\n",
         "        if False:\n",
         (SLOW,),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.rig.patching import Edit, Patch
 from tests.rig.sabotage.store import ANY_EPOCH
 
-PUTTING = "bus/subscribers/putting.py"
-SUBSCRIBING = "bus/subscribers/subscribing.py"
-JOURNAL = "dialects/pirate/journal.py"
+PUTTING = "dialects/pirate/server/put_handler.py"
+SUBSCRIBING = "dialects/pirate/server/subscribe_handler.py"
+JOURNAL = "dialects/pirate/client/client_journal.py"
 
 SUBSCRIBERS = [
     # A repeated counter is not answered from the stored result; its request is done again.
@@ -19,11 +19,11 @@ SUBSCRIBERS = [
         (
             Edit(
                 PUTTING,
-                "            put.then(notes.outcome(came))\n",
+                "            put.then(stored_answers.outcome(came))\n",
                 "            topic = self._durable.find(put.topic)\n"
                 "            if came.duplicate and topic is not None:\n"
                 "                self._durable.produce(topic, put.block)\n"
-                "            put.then(notes.outcome(came))\n",
+                "            put.then(stored_answers.outcome(came))\n",
             ),
             Edit(
                 SUBSCRIBING, "        if request.counter > client.counter:\n", "        if True:\n"
@@ -40,26 +40,26 @@ SUBSCRIBERS = [
     # Each copy of a HELLO takes a new epoch.
     Patch(
         "greetings-off",
-        "bus/subscribers/clients.py",
+        "dialects/pirate/server/client_table.py",
         "    if epoch is None:\n        if found is None and not room:\n",
         "    if True:\n        if found is None and not room:\n",
     ),
     # The position of a subscriber is confirmed, and not stored.
     Patch(
         "last-off",
-        "bus/subscribers/lasts.py",
-        "        if len(self._moved) >= records.AT_ONCE:\n",
+        "dialects/pirate/server/last_writer.py",
+        "        if len(self._moved) >= subscriber_records.AT_ONCE:\n",
         "        told(None)\n        return\n        if len(self._moved) >= records.AT_ONCE:\n",
     ),
     # Messages are removed before all subscribers have read them.
     Patch(
         "collect-all",
-        "bus/subscribers/collecting.py",
+        "dialects/pirate/server/read_retention.py",
         "    if due.read is not None and due.read + 1 <= bounds.first_id:\n",
         "    if False:\n",
         (
             Edit(
-                "bus/subscribers/collecting.py",
+                "dialects/pirate/server/read_retention.py",
                 "    if due.read is None or due.read >= bounds.next_id - 1:\n",
                 "    if True:\n",
             ),
@@ -68,7 +68,7 @@ SUBSCRIBERS = [
     # A client goes on though a newer one with its id was started.
     Patch(
         "client-epochs-off",
-        "bus/subscribers/clients.py",
+        "dialects/pirate/server/client_table.py",
         "        return request.epoch != self.epoch\n",
         "        return False\n",
         (ANY_EPOCH,),

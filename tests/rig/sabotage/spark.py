@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.rig.patching import Edit, Patch
 
-SINK = "spark/sink.py"
-SOURCE = "spark/archives/source.py"
-PARTS = "spark/pipelines/stats_parts.py"
+SINK = "spark/sink/sink_writers.py"
+SOURCE = "spark/archive/archive_source.py"
+PARTS = "spark/pipelines/stats/partial_sums.py"
 TRANSACTION = "def _transaction(settings: Settings) -> str | None:\n"
 PUBLISH_ALONE = """def _publish_alone(client, done):
     from pyspark import TaskContext
@@ -36,12 +36,17 @@ SABOTAGES = [
     # A first batch that is planned again begins where "latest" is then.
     Patch(
         "latest-again",
-        "spark/positions.py",
+        "spark/source/query_position.py",
         "        begins_anew = self.is_initial and end.since\n",
         "        begins_anew = False\n",
     ),
     # A task that finds messages missing goes on without an error.
-    Patch("losses-unseen", "spark/tasks.py", "        if self.strict:\n", "        if False:\n"),
+    Patch(
+        "losses-unseen",
+        "spark/source/partition_reader.py",
+        "        if self.strict:\n",
+        "        if False:\n",
+    ),
     # The archive adds all rows of a batch, whatever it has already.
     Patch(
         "archive-positions-off",
@@ -55,7 +60,7 @@ SABOTAGES = [
                 "        if False:\n",
             ),
             Edit(
-                "spark/archives/manifest.py",
+                "spark/archive/manifest.py",
                 "        if start == end or (gaps and start > end):\n",
                 "        if True:\n",
             ),
@@ -64,7 +69,7 @@ SABOTAGES = [
     # Dead letters that were re-queued are not known as such.
     Patch(
         "marks-off",
-        "spark/pipelines/letters.py",
+        "spark/pipelines/dead_letters/requeue.py",
         "        if not self._marked:\n            return letters\n",
         "        if True:\n            return letters\n",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.rig.patching import Edit, Patch
 
 WRITE = "        batch.encode_blocks()\n"
-STAMPS_FILE = "store/lmdb/stamps.py"
+STAMPS_FILE = "store/lmdb/producer_stamps.py"
 # Used by pirate's sabotage of epochs, too.
 ANY_EPOCH = Edit(STAMPS_FILE, "    if epoch != producer.epoch:\n", "    if False:\n")
 
@@ -29,12 +29,12 @@ SABOTAGES = [
     # Checksums of entries and blocks are not compared.
     Patch(
         "checksum-off",
-        "store/lmdb/entries.py",
+        "store/lmdb/log_entry.py",
         "read_head(value, MAGIC, True)",
         "read_head(value, MAGIC, False)",
         (
             Edit(
-                "store/lmdb/walking.py",
+                "store/lmdb/entry_cursor.py",
                 "open_layout(block, checksum=True, later=self._later)",
                 "open_layout(block, checksum=False, later=False)",
             ),
@@ -43,7 +43,7 @@ SABOTAGES = [
     # Half of a batch is committed in a transaction of its own.
     Patch(
         "torn-commits",
-        "store/lmdb/storing.py",
+        "store/lmdb/write_txn.py",
         WRITE,
         WRITE
         + "        first = Batch()\n"
@@ -52,11 +52,11 @@ SABOTAGES = [
         + "            first.write(transaction)\n",
     ),
     # Commits are answered, and not written.
-    Patch("keep-nothing", "store/lmdb/storing.py", WRITE, WRITE + "        return\n"),
+    Patch("keep-nothing", "store/lmdb/write_txn.py", WRITE, WRITE + "        return\n"),
     # The writer's caches survive a transaction that failed.
     Patch(
         "caches-kept",
-        "store/lmdb/books.py",
+        "store/lmdb/writer_state.py",
         "        self.batch = Batch()\n        self.known = Known(self._reading)\n",
         "        self.batch = Batch()\n",
     ),
@@ -87,21 +87,21 @@ SABOTAGES = [
     # A compacted store is used before it is on disk.
     Patch(
         "compact-sync-off",
-        "store/lmdb/copying.py",
+        "store/lmdb/store_copy.py",
         "        os.fsync(descriptor)\n",
         "",
     ),
     # `verify` reads nothing and finds no fault.
     Patch(
         "verify-blind",
-        "store/lmdb/verifying.py",
+        "store/lmdb/verification.py",
         '    report, where = Report(), "the beginning"\n',
         '    report, where = Report(), "the beginning"\n    return report\n',
     ),
     # Each commit needs a file descriptor.
     Patch(
         "descriptor-a-commit",
-        "store/lmdb/storing.py",
+        "store/lmdb/write_txn.py",
         WRITE,
         WRITE + "        os.close(os.open(os.devnull, os.O_RDONLY))\n",
     ),

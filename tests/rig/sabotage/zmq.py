@@ -8,7 +8,7 @@ SABOTAGES = [
     # Messages without an end, and answers that are not read, have no bound.
     Patch(
         "watch-off",
-        "transports/zmq/watching.py",
+        "transports/zmq/memory_watch.py",
         "        if one.cut():\n",
         "        if False:\n",
     ),

@@ -14,7 +14,7 @@ from typing import Any
 from polybus.errors import Conflict, StageGone
 from polybus.model.block import Block
 from polybus.model.commit import Append, Change, Commit, Committed, Span
-from polybus.store import checks
+from polybus.store import request_checks
 from tests.spikes.jetstream import producers, subjects
 from tests.spikes.jetstream.draft import Draft
 from tests.spikes.jetstream.topics import tail_of, topic_of
@@ -56,7 +56,7 @@ def stage(draft: Draft, name: str, appends: Sequence[Append]) -> None:
     """The blocks, and in the stage's head what publishing needs to know of them."""
     head = open_stage(draft, name)
     for (topic, shard), block in _by_shard(appends).items():
-        checks.open_shard(topic_of(tail_of(draft, topic), topic), shard)
+        request_checks.open_shard(topic_of(tail_of(draft, topic), topic), shard)
         draft.add(subjects.staged(name, topic, shard), bytes(block.data), {})
         held = head["holds"].setdefault(f"{topic} {shard}", [0, 0])
         held[:] = held[0] + block.count, held[1] + block.size_bytes
@@ -111,7 +111,7 @@ def _append(draft: Draft, pieces: dict[Place, Piece], note: bytes) -> Committed:
 
 def _extend(draft: Draft, tail: dict[str, Any], place: Place, piece: Piece, now_ns: int) -> Span:
     topic, shard = place
-    bounds = tail["shards"][checks.open_shard(topic_of(tail, topic), shard)]
+    bounds = tail["shards"][request_checks.open_shard(topic_of(tail, topic), shard)]
     span = Span(topic, shard, bounds["end"], tail["next_id"], piece.count)
     if bounds["start"] == bounds["end"]:
         bounds["first_id"] = tail["next_id"]

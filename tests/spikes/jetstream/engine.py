@@ -19,7 +19,7 @@ from polybus.model.commit import Append, Commit, Committed, Record
 from polybus.model.rows import Rows
 from polybus.model.stamp import Habits, Opened
 from polybus.model.topic import ALL, All, Bounds, Topic
-from polybus.store import checks
+from polybus.store import request_checks
 from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, Store
 from tests.spikes.jetstream import committing, producers, subjects, topics
 from tests.spikes.jetstream.batches import Batches
@@ -56,11 +56,11 @@ class JetStreamSpike(Store):
     # --- topics
 
     def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
-        wanted = checks.new_topic(name, shards, settings)
+        wanted = request_checks.new_topic(name, shards, settings)
         return self._change(lambda draft: topics.create(draft, *wanted))
 
     def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
-        copy, added = checks.topic_settings(settings), checks.new_shards(add_shards)
+        copy, added = request_checks.topic_settings(settings), request_checks.new_shards(add_shards)
         return self._change(lambda draft: topics.configure(draft, name, copy, added))
 
     def topics(self) -> list[Topic]:
@@ -88,12 +88,12 @@ class JetStreamSpike(Store):
         return self._work.submit(self._commit, commit)
 
     def open_producer(self, name: str, habits: Habits) -> Opened:
-        checks.producer(name)
-        checks.habits(habits)
+        request_checks.producer(name)
+        request_checks.habits(habits)
         return self._change(lambda draft: producers.open_producer(draft, name, habits))
 
     def look_up_producer(self, name: str) -> Opened | None:
-        checks.producer(name)
+        request_checks.producer(name)
         return self._change(lambda draft: producers.look_up(draft, name))
 
     def close_producer(self, name: str, epoch: int) -> None:
@@ -101,18 +101,18 @@ class JetStreamSpike(Store):
 
     def open_stage(self, lease_s: float = LEASE_S) -> str:
         name = uuid.uuid4().hex
-        head = {"state": "open", "lease_s": checks.lease(lease_s), "holds": {}}
+        head = {"state": "open", "lease_s": request_checks.lease(lease_s), "holds": {}}
         self._change(lambda draft: draft.set_json(subjects.lease(name), head))
         return name
 
     def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
         def staged(draft: Draft) -> None:
-            committing.stage(draft, stage, checks.appends(appends))
+            committing.stage(draft, stage, request_checks.appends(appends))
 
         return self._work.submit(self.batches.change, staged)
 
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
-        checks.lease(lease_s)
+        request_checks.lease(lease_s)
 
         def renewed(draft: Draft) -> None:
             head = committing.open_stage(draft, stage)
@@ -154,9 +154,9 @@ class JetStreamSpike(Store):
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
-        start, end, max_rows, max_bytes = checks.read(start, end, max_rows, max_bytes)
+        start, end, max_rows, max_bytes = request_checks.read(start, end, max_rows, max_bytes)
         tail = self._look(lambda draft: topics.tail_of(draft, topic))
-        checks.shard_of(topics.topic_of(tail, topic), shard)
+        request_checks.shard_of(topics.topic_of(tail, topic), shard)
         bounds, log = topics.bounds_of(tail), self._log
         if shard == ALL:
             below = min(end, bounds.next_id)
@@ -170,9 +170,9 @@ class JetStreamSpike(Store):
         return gather(pieces, max_rows=max_rows, max_bytes=max_bytes, **limits)
 
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
-        checks.time_ns(timestamp_ns)
+        request_checks.time_ns(timestamp_ns)
         tail = self._look(lambda draft: topics.tail_of(draft, topic))
-        checks.shard_of(topics.topic_of(tail, topic), shard)
+        request_checks.shard_of(topics.topic_of(tail, topic), shard)
         bounds = topics.bounds_of(tail)
         found = self._log.since(topic, shard, timestamp_ns, bounds)
         if shard == ALL:
@@ -180,11 +180,11 @@ class JetStreamSpike(Store):
         return bounds.shards[shard].end if found is None else found.offset
 
     def get(self, key: bytes) -> Record | None:
-        head = self._look(lambda draft: draft.head(subjects.record(checks.key(key))))
+        head = self._look(lambda draft: draft.head(subjects.record(request_checks.key(key))))
         return None if head.body is None else Record(key, head.body, head.sequence)
 
     def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
-        checks.scan(prefix, after, limit)
+        request_checks.scan(prefix, after, limit)
         pattern = subjects.record(prefix)
         found = {*self.link.subjects(pattern), *self.link.subjects(f"{pattern}.>")}
         keys = sorted(key for key in map(subjects.key_of, found) if key > after)
@@ -203,7 +203,7 @@ class JetStreamSpike(Store):
         return self._work.submit(self.batches.look, plan).result()
 
     def _commit(self, wanted: Commit) -> Committed:
-        checks.commit(wanted)
+        request_checks.commit(wanted)
         result, sequences = self.batches.done(lambda draft: committing.commit(draft, wanted))
         if result.duplicate:
             return result
@@ -212,7 +212,7 @@ class JetStreamSpike(Store):
 
     def _trim(self, draft: Draft, topic: int, before: Mapping[int, int]) -> None:
         tail = topics.tail_of(draft, topic)
-        for shard, offset in checks.trims(topics.topic_of(tail, topic), before).items():
+        for shard, offset in request_checks.trims(topics.topic_of(tail, topic), before).items():
             bounds = tail["shards"][shard]
             bounds["start"] = max(bounds["start"], min(offset, bounds["end"]))
             if bounds["start"] < bounds["end"]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polybus.model.block import Piece, open_layout
-from polybus.model.runs import table
+from polybus.model.run_table import table
 from polybus.model.topic import ALL, All, Bounds
 from tests.spikes.jetstream import subjects
 from tests.spikes.jetstream.link import Link, Stored

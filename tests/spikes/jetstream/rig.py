@@ -8,7 +8,7 @@ from collections.abc import Callable
 from polybus.model.commit import Append, Commit, Committed
 from polybus.model.rows import Rows
 from polybus.model.topic import ALL, Topic
-from polybus.testing.blocks import block, messages
+from polybus.testing.conformance.sample_blocks import block, messages
 from tests.spikes.jetstream.engine import JetStreamSpike
 
 TIMEOUT_S = 20.0

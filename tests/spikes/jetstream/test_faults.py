@@ -11,7 +11,7 @@ from polybus.errors import ConnectionLost
 from polybus.model.commit import Commit, Committed
 from polybus.model.stamp import Habits, Stamp
 from polybus.model.topic import ALL, Topic
-from polybus.testing.blocks import messages
+from polybus.testing.conformance.sample_blocks import messages
 from tests.spikes.jetstream.engine import JetStreamSpike
 from tests.spikes.jetstream.relay import Relay
 from tests.spikes.jetstream.rig import append, assert_dense, bodies, put, until

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.party import Party
-from polybus.bus.stats import Counters
+from polybus.bus.connection import Party
+from polybus.bus.counters import Counters
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
-from polybus.testing.rqueue import frame, notification, publish, publish_part, subscribe
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
+from tests.rig.rqueue_client import frame, notification, publish, publish_part, subscribe
 
 BAD = frame(99)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from polybus.model.limits import Limits
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
-from polybus.testing.rqueue import frame, notification, publish, subscribe
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
+from tests.rig.rqueue_client import frame, notification, publish, subscribe
 
 MARK = 1000
 RATE = 100  # bytes a second

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polybus.bus import following
-from polybus.bus.ruletable import Placed
+from polybus.bus.rule_table import Placed
+from polybus.durable import push_readers
 from polybus.errors import StoreFault
+from polybus.model.access_rule import Rule
 from polybus.model.limits import Limits, RqueueLimits
 from polybus.model.rows import Rows
-from polybus.model.rules import Rule
-from polybus.testing import freud
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
-from polybus.testing.rqueue import (
+from tests.rig import freud_client
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
+from tests.rig.rqueue_client import (
     NOTIFICATION,
     deregister,
     notification,
@@ -324,7 +324,7 @@ def test_what_a_reader_cannot_be_sent_is_counted(is_behind: bool):
     client = bus.connect_freud()
     reader = reader_of(bus, name.encode(), appetite=0 if is_behind else None)
     for size in (1, 1, 1, 1, 65536, 2):  # the first four are over the mark
-        client.deliver(freud.produce(name.encode(), bytes(size)))
+        client.deliver(freud_client.produce(name.encode(), bytes(size)))
         bus.settle()
     reader.eat()
     bus.settle()
@@ -513,11 +513,11 @@ def is_run_of(got: list[int], spans: list[tuple[int, int]]) -> bool:
 
 
 @settings(max_examples=300)
-@given(STEPS, st.sampled_from((1, 3, following.CHUNK_ROWS)))
+@given(STEPS, st.sampled_from((1, 3, push_readers.CHUNK_ROWS)))
 def test_each_reader_gets_the_log_from_where_it_began(steps, chunk_rows):
     world = World()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(following, "CHUNK_ROWS", chunk_rows)
+        patch.setattr(push_readers, "CHUNK_ROWS", chunk_rows)
         for step in steps:
             world.do(step)
         for reader in world.readers:

@@ -6,8 +6,8 @@ import pytest
 
 from polybus.errors import StoreFull
 from polybus.model.limits import Limits
-from polybus.testing import freud
-from polybus.testing.freud import (
+from tests.rig import freud_client
+from tests.rig.freud_client import (
     DOESNT_EXIST,
     NO,
     NOTHING_HAPPENED,
@@ -21,9 +21,9 @@ from polybus.testing.freud import (
     number,
     produce,
 )
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
-from polybus.testing.rqueue import publish, subscribe
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
+from tests.rig.rqueue_client import publish, subscribe
 
 MAX_UNCOMMITTED = 10_000
 MUCH = publish(b"t", bytes(1000)) * 10  # with what each weighs beside its body, over the bound
@@ -258,6 +258,6 @@ def test_create_does_nothing_and_delete_is_not_allowed(bus: MemoryBus):
     client = bus.connect_freud()
     client.deliver(create(b"t") + delete(b"t"))
     assert [one.code for one in answers(client)] == [NOTHING_HAPPENED, NO]
-    client.deliver(freud.produce(b"t", b"a"))
+    client.deliver(freud_client.produce(b"t", b"a"))
     bus.settle()
     assert stored(bus, topic.number) == [b"a"]

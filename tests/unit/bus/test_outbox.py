@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.bus.outbox import WORTH_A_WRITE_BYTES, Outbox, Turn
-from polybus.testing.pipe import MemoryPipe
+from tests.rig.memory_pipe import MemoryPipe
 
 HIGH_WATER = 1000
 MAX_BYTES = 5000

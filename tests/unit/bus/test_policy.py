@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from polybus.bus import policy as policy_module
 from polybus.bus.policy import OVERFLOW, Policy
 from polybus.bus.quotas import SUBSCRIPTIONS
-from polybus.bus.reader import Reader
-from polybus.bus.ruletable import Placed
+from polybus.bus.rule_table import Placed
+from polybus.dialects.freud.server.pull_reader import Reader
+from polybus.model.access_rule import VERBS, Rule
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.model.rules import VERBS, Rule
-from polybus.testing.memory import MemoryBus
-from polybus.testing.rqueue import notification, publish, subscribe
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.rqueue_client import notification, publish, subscribe
 
 ALICE = Identity(1, gid=10, pid=100, groups=frozenset({20}), service="alice.service")
 BOB = Identity(2, gid=10, pid=200, groups=frozenset(), service="/usr/bin/bob")

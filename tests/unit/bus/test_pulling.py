@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus import pulling
+from polybus.dialects.freud.server import durable_pull_reader
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, QuotaLimits
-from polybus.testing.freud import (
+from tests.rig.freud_client import (
     DOESNT_EXIST,
     FOR_EVER,
     NOTHING_HAPPENED,
@@ -25,10 +25,10 @@ from polybus.testing.freud import (
     subscribe,
     unsubscribe,
 )
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
-from polybus.testing.rqueue import publish
-from polybus.testing.rqueue import subscribe as push
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
+from tests.rig.rqueue_client import publish
+from tests.rig.rqueue_client import subscribe as push
 
 ALICE = Identity(1, groups=frozenset(), service="a")
 NOTHING = Answer(NOTHING_HAPPENED)
@@ -133,7 +133,7 @@ def test_more_than_is_fetched_at_once_comes_whole_and_in_order(bus: MemoryBus):
     bus.make("t", shards=3)
     client = bus.connect_freud()
     me = reader_of(bus, client)
-    sent = [b"%d" % at for at in range(3 * pulling.AHEAD_MESSAGES)]
+    sent = [b"%d" % at for at in range(3 * durable_pull_reader.AHEAD_MESSAGES)]
     write(bus, *sent[:2000])
     write(bus, *sent[2000:])
     got = ask(bus, client, *(get(me) for _ in range(len(sent) + 1)))
@@ -147,7 +147,7 @@ def test_what_is_held_for_a_reader_is_bounded(bus: MemoryBus):
     write(bus, *(bytes(1000) for _ in range(3000)))
     assert len(ask(bus, client, get(me))) == 1
     held = bus.broker.quotas.used(1, "quota_bytes")
-    assert 0 < held <= pulling.AHEAD_MESSAGES * 1000
+    assert 0 < held <= durable_pull_reader.AHEAD_MESSAGES * 1000
 
 
 def test_records_have_the_ids_and_times_of_the_log(bus: MemoryBus):
@@ -197,7 +197,7 @@ def test_two_connections_share_a_reader_and_nothing_is_stuck_behind_what_one_hol
     bus.make("t")
     slow = bus.connect_freud(appetite=1000, identity=ALICE)
     me = reader_of(bus, slow)
-    many = pulling.AHEAD_MESSAGES
+    many = durable_pull_reader.AHEAD_MESSAGES
     write(bus, *(b"%d" % at for at in range(many + 1)))
     assert ask(bus, slow, get(me)) == [Answer(OK, b"0")]
     slow.appetite = 0
@@ -262,7 +262,7 @@ def test_what_was_trimmed_is_passed_over(bus: MemoryBus):
     topic = bus.make("t")
     client = bus.connect_freud()
     me = reader_of(bus, client)
-    many = 2 * pulling.AHEAD_MESSAGES
+    many = 2 * durable_pull_reader.AHEAD_MESSAGES
     write(bus, *(b"%d" % at for at in range(many + 1)))
     bus.store.trim(topic.number, {0: many})
     assert ask(bus, client, get(me)) == [Answer(OK, b"%d" % many)]

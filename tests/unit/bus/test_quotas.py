@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polybus.bus.counters import Counters
 from polybus.bus.quotas import BYTES, CONNECTIONS, QUOTAS, SUBSCRIPTIONS, TOPICS, Quotas
-from polybus.bus.stats import Counters
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import MIB, QuotaLimits
-from polybus.testing.memory import RecordedLog
+from tests.rig.memory_bus import RecordedLog
 
 ALICE, BOB, KEYED = Identity(1), Identity(2), Identity(1, key="k")
 SMALL = QuotaLimits(quota_bytes=10, quota_subscriptions=2, quota_topics=1, quota_connections=3)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from polybus.bus.policy import Policy
 from polybus.bus.subscriptions import FREE_PROBES
 from polybus.model.limits import Limits
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
-from polybus.testing.rqueue import deregister, notification, publish, remove, subscribe
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
+from tests.rig.rqueue_client import deregister, notification, publish, remove, subscribe
 
 LIMITS = Limits(max_topics=5, max_subscriptions_per_connection=3)
 

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.chunks import fitting
-from polybus.bus.incarnation import Incarnation
 from polybus.bus.policy import Policy
-from polybus.bus.reader import Reader
-from polybus.bus.ruletable import Placed
-from polybus.kernel.unread import (
+from polybus.bus.rule_table import Placed
+from polybus.dialects.freud.server.incarnation import Incarnation
+from polybus.dialects.freud.server.pull_reader import Reader
+from polybus.dialects.freud.server.unread_queue import (
     GATHERED_BYTES,
     GATHERED_MESSAGES,
     WORTH_A_CHUNK,
@@ -24,13 +23,14 @@ from polybus.kernel.unread import (
     Range,
     Writer,
 )
+from polybus.dialects.freud.server.unread_ranges import fitting
+from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, Limits, QuotaLimits
-from polybus.model.rules import Rule
-from polybus.testing import freud, rqueue
-from polybus.testing.freud import OK, SERVER_ERROR, create, delete, get, produce, subscribe
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
+from tests.rig import freud_client, rqueue_client
+from tests.rig.freud_client import OK, SERVER_ERROR, create, delete, get, produce, subscribe
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
 
 ALICE = Identity(1, groups=frozenset(), service="a")
 BOB = Identity(2, groups=frozenset(), service="b")
@@ -215,11 +215,11 @@ class Bench:
         self.alice = self.bus.connect_freud(identity=ALICE)
         self.bob = self.bus.connect_freud(identity=BOB)
 
-    def ask(self, pipe: MemoryPipe, *requests: bytes) -> list[freud.Answer]:
+    def ask(self, pipe: MemoryPipe, *requests: bytes) -> list[freud_client.Answer]:
         before = len(pipe.taken)
         pipe.deliver(b"".join(requests))
         self.bus.turn()
-        return freud.answers_in(pipe.taken[before:])[0]
+        return freud_client.answers_in(pipe.taken[before:])[0]
 
     def used(self, identity: Identity) -> int:
         return self.bus.broker.quotas.used(identity.account, "quota_bytes")
@@ -242,7 +242,7 @@ def test_a_buffer_of_empty_messages_is_bounded():
     assert [one.code for one in found] == [OK] * 100 + [SERVER_ERROR] * 3
     assert found[-1].payload == b"max_unread_messages"
     pusher = bench.bus.connect()
-    pusher.deliver(rqueue.publish(b"t") * 2)
+    pusher.deliver(rqueue_client.publish(b"t") * 2)
     assert bench.bus.stats("dropped") == {"max_unread_messages": 2}
 
 
@@ -280,8 +280,8 @@ def test_a_topic_goes_live_when_all_its_old_lives_have_gone():
     bench.ask(bench.alice, delete(b"t"), create(b"t"), produce(b"t", b"third"))
     third = bench.ask(bench.bob, subscribe(b"t"))[0].payload
     for old in (second, first):
-        assert bench.ask(bench.bob, get(third)) == [(freud.NOTHING_HAPPENED, b"")]
-        assert bench.ask(bench.alice, get(old)) == [(OK, freud.NOTICE + b"t")]
+        assert bench.ask(bench.bob, get(third)) == [(freud_client.NOTHING_HAPPENED, b"")]
+        assert bench.ask(bench.alice, get(old)) == [(OK, freud_client.NOTICE + b"t")]
     assert bench.ask(bench.bob, get(third)) == [(OK, b"third")]
 
 
@@ -289,11 +289,11 @@ def test_a_push_reader_who_is_there_gets_the_buffer_when_it_goes_out():
     bench = Bench()
     old = recreating(bench)
     pusher = bench.bus.connect()
-    pusher.deliver(rqueue.subscribe(b"t"))
+    pusher.deliver(rqueue_client.subscribe(b"t"))
     bench.ask(bench.bob, produce(b"t", b"buffered"))
     assert bytes(pusher.taken) == b""
     bench.ask(bench.alice, get(old))
-    assert bytes(pusher.taken) == rqueue.notification(b"t", b"buffered")
+    assert bytes(pusher.taken) == rqueue_client.notification(b"t", b"buffered")
     assert bench.used(ALICE) == 0
 
 
@@ -303,9 +303,9 @@ def test_a_push_reader_who_comes_gets_the_buffer_that_waited():
     bench.ask(bench.bob, produce(b"t", b"buffered"))
     bench.ask(bench.alice, get(old))
     pusher = bench.bus.connect()
-    pusher.deliver(rqueue.subscribe(b"t"))
+    pusher.deliver(rqueue_client.subscribe(b"t"))
     bench.bus.turn()
-    assert bytes(pusher.taken) == rqueue.notification(b"t", b"buffered")
+    assert bytes(pusher.taken) == rqueue_client.notification(b"t", b"buffered")
     assert bench.ask(bench.bob, produce(b"t", b"live")) == [(OK, (1).to_bytes(8, "little"))]
 
 
@@ -314,8 +314,8 @@ def test_a_full_push_reader_loses_a_buffer_that_goes_out_and_freud_does_not():
     bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
     old = recreating(bench)
     stuck = bench.bus.connect(appetite=0)
-    stuck.deliver(rqueue.subscribe(b"t") + rqueue.subscribe(b"u"))
-    bench.bus.connect().deliver(rqueue.publish(b"u", bytes(1500)) * 2)
+    stuck.deliver(rqueue_client.subscribe(b"t") + rqueue_client.subscribe(b"u"))
+    bench.bus.connect().deliver(rqueue_client.publish(b"u", bytes(1500)) * 2)
     new = bench.ask(bench.bob, subscribe(b"t"))[0].payload
     bench.ask(bench.bob, produce(b"t", b"1"), produce(b"t", b"2"))
     bench.ask(bench.alice, get(old))
@@ -328,18 +328,23 @@ def test_a_full_push_reader_is_passed_by_and_hears_the_next():
     bench = Bench(limits=Limits(outbox_high_water_bytes=1000))
     bench.ask(bench.alice, create(b"t"), create(b"u"))
     stuck, roomy = bench.bus.connect(appetite=0), bench.bus.connect()
-    stuck.deliver(rqueue.subscribe(b"t") + rqueue.subscribe(b"u"))
-    roomy.deliver(rqueue.subscribe(b"t"))
-    bench.bus.connect().deliver(rqueue.publish(b"u", bytes(1500)) * 2)
+    stuck.deliver(rqueue_client.subscribe(b"t") + rqueue_client.subscribe(b"u"))
+    roomy.deliver(rqueue_client.subscribe(b"t"))
+    bench.bus.connect().deliver(rqueue_client.publish(b"u", bytes(1500)) * 2)
     bench.bus.turn()
     bench.bob.deliver(produce(b"t", b"1") + produce(b"t", b"2"))
     bench.bob.hang_up()
     bench.bus.turn()
     assert bench.bus.stats("dropped") == {"slow_consumer": 2}
-    assert bytes(roomy.taken) == rqueue.notification(b"t", b"1") + rqueue.notification(b"t", b"2")
+    assert bytes(roomy.taken) == rqueue_client.notification(
+        b"t", b"1"
+    ) + rqueue_client.notification(b"t", b"2")
     stuck.eat()
     bench.ask(bench.alice, produce(b"t", b"3"))
-    before, next_one = rqueue.notification(b"u", bytes(1500)), rqueue.notification(b"t", b"3")
+    before, next_one = (
+        rqueue_client.notification(b"u", bytes(1500)),
+        rqueue_client.notification(b"t", b"3"),
+    )
     assert stuck.taken.endswith(before + next_one)
 
 
@@ -350,7 +355,9 @@ def test_what_fits_of_a_batch_does_not_keep_the_rest(buffering: bool):
     if not buffering:
         bench.ask(bench.alice, create(b"t"))
         key = bench.ask(bench.alice, subscribe(b"t"))[0].payload
-    bench.bus.connect().deliver(rqueue.publish(b"t") + rqueue.publish(b"t", bytes(2000)) * 100)
+    bench.bus.connect().deliver(
+        rqueue_client.publish(b"t") + rqueue_client.publish(b"t", bytes(2000)) * 100
+    )
     if buffering:
         key = bench.ask(bench.alice, get(old), subscribe(b"t"))[1].payload
     reader = bench.bus.broker.topics.readers.find(ALICE, key)
@@ -378,7 +385,7 @@ def test_a_batch_that_does_not_fit_whole_is_said_once_for_each_that_does_not_fit
 def test_a_full_reader_is_said_once_for_all_that_came_together():
     bench = Bench(quota_bytes=10)
     bench.ask(bench.alice, create(b"t"), subscribe(b"t"))
-    bench.bus.connect().deliver(rqueue.publish(b"t", b"1234") * 50)
+    bench.bus.connect().deliver(rqueue_client.publish(b"t", b"1234") * 50)
     assert bench.bus.stats("dropped") == {"quota_bytes": 48}
     assert len(bench.warnings("quota reached")) == 1
 
@@ -393,7 +400,7 @@ def test_refusals_are_counted_and_logged(verb: str):
     if verb != "create":
         bench.ask(bench.alice, create(b"t"))
     request = {"create": create, "delete": delete, "subscribe": subscribe, "produce": produce}
-    assert bench.ask(bench.bob, request[verb](b"t")) == [(freud.NO, b"")]
+    assert bench.ask(bench.bob, request[verb](b"t")) == [(freud_client.NO, b"")]
     assert bench.bus.stats("refused") == {f"{verb}_denied": 1}
     (said,) = bench.warnings("refused")
     assert (said["user"], said["topic"], said["reason"]) == ("uid:2", "t", f"{verb}_denied")
@@ -408,8 +415,8 @@ def test_new_rules_end_subscriptions_that_they_do_not_allow():
     rule = Rule.parse("deny user:2 subscribe t")
     policy.replace([Placed(rule, "test", rule.who.number)])
     bench.bus.turn()
-    assert freud.answers_in(bench.bob.taken)[0][-1] == (freud.DOESNT_EXIST, b"")
-    assert bench.ask(bench.bob, get(keys[1])) == [(freud.NOTHING_HAPPENED, b"")]
+    assert freud_client.answers_in(bench.bob.taken)[0][-1] == (freud_client.DOESNT_EXIST, b"")
+    assert bench.ask(bench.bob, get(keys[1])) == [(freud_client.NOTHING_HAPPENED, b"")]
     assert bench.bus.broker.quotas.used(2, "quota_subscriptions") == 1
 
 
@@ -420,14 +427,17 @@ def test_pieces_that_come_whole_after_their_reader_has_gone_are_counted():
     bench = Bench()
     key = bench.ask(bench.alice, create(b"t"), subscribe(b"t"))[1].payload
     pusher = bench.bus.connect()
-    pusher.deliver(rqueue.publish_part(b"t", bytes(16), 0, 2, b"half"))
+    pusher.deliver(rqueue_client.publish_part(b"t", bytes(16), 0, 2, b"half"))
     other = bench.ask(bench.alice, subscribe(b"t"))[0].payload
-    bench.ask(bench.alice, freud.unsubscribe(key))
-    pusher.deliver(rqueue.publish_part(b"t", bytes(16), 1, 2, b" and half"))
+    bench.ask(bench.alice, freud_client.unsubscribe(key))
+    pusher.deliver(rqueue_client.publish_part(b"t", bytes(16), 1, 2, b" and half"))
     assert bench.ask(bench.alice, get(other)) == [(OK, b"half and half")]
-    pusher.deliver(rqueue.publish_part(b"t", b"1" * 16, 0, 2, b"half"))
+    pusher.deliver(rqueue_client.publish_part(b"t", b"1" * 16, 0, 2, b"half"))
     topics = bench.bus.broker.topics
     topics.unsubscribe(topics.readers.by_id[other])
     topics.put_together(b"t", b"nobody reads it")
     assert bench.bus.stats("dropped") == {"no_subscriber": 1}
-    assert freud.number(bench.ask(bench.alice, subscribe(b"t"), freud.count(b"t"))[1]) == 1
+    assert (
+        freud_client.number(bench.ask(bench.alice, subscribe(b"t"), freud_client.count(b"t"))[1])
+        == 1
+    )

@@ -11,13 +11,13 @@ from pathlib import Path
 from polybus.model.commit import Append, Commit
 from polybus.model.topic import ALL
 from polybus.store.contract import Store
-from polybus.store.opening import open_store
-from polybus.testing.blocks import block, messages
+from polybus.store.engine_registry import open_store
+from polybus.testing.conformance.sample_blocks import block, messages
 
 # Opens the store, says so, and holds it until its input ends.
 HOLDER = """
 import sys
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
 with open_store(sys.argv[1]):
     print("open", flush=True)
     sys.stdin.read()

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 
 from polybus.cli.main import run
-from polybus.testing import process
-from polybus.testing.process import BusProcess
+from polybus.testing import bus_process
+from polybus.testing.bus_process import BusProcess
 
 
 class Said(NamedTuple):
@@ -22,7 +22,7 @@ class Said(NamedTuple):
 
 @pytest.fixture(scope="module")
 def bus() -> Iterator[BusProcess]:
-    with process.serve() as bus:
+    with bus_process.serve() as bus:
         yield bus
 
 
@@ -125,7 +125,7 @@ def test_a_mistake_in_a_rule_is_told_even_when_no_bus_runs(
 def test_without_a_data_folder_a_rule_lasts_until_the_bus_stops(
     capsys: pytest.CaptureFixture[str],
 ):
-    with process.rqueue("--admin") as bus:
+    with bus_process.rqueue("--admin") as bus:
         said = Acl(bus, capsys)("add", "deny anonymous call x")
         assert said.out == (
             "added: deny anonymous call x (until this bus stops: it has no data folder)\n"

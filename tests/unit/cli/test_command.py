@@ -15,7 +15,7 @@ import pytest
 from polybus import __version__
 from polybus.cli import main
 from polybus.cli.main import NOUNS
-from polybus.testing.process import clean_environment, run
+from polybus.testing.bus_process import clean_environment, run
 
 
 @pytest.fixture

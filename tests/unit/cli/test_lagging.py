@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from polybus.cli.lagging import quantile_ms, show_groups
+from polybus.cli.group_table import quantile_ms, show_groups
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.cli.moments import moment_ns, parse
+from polybus.cli.start_position import moment_ns, parse
 from polybus.errors import UsageError
 
 

@@ -9,16 +9,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from polybus.cli import pipelineshow
+from polybus.cli import pipeline_progress
 from polybus.cli.main import build, run
-from polybus.cli.pipeline import command_of
+from polybus.cli.pipeline_command import command_of
 from polybus.spark import pipelines
 from polybus.spark.pipelines import Progress, Summary
 
 NAMES = ["archive", "dead-letters", "replay", "retain", "route", "stats"]
 A_PIPELINE = '''
 from pyspark.sql import SparkSession
-from polybus.spark.pipelines.running import Summary
+from polybus.spark.pipelines.query_run import Summary
 
 def count_words(spark: SparkSession, topic: str, *, once: bool = False, tell=None) -> Summary:
     """Count words."""
@@ -76,7 +76,7 @@ def test_no_bus_and_no_topic_are_told_in_one_line(capsys):
 
 def test_lines_come_now_and_then(capsys):
     times = iter([0.0, 1.0, 6.0, 6.0, 7.0])
-    tell = pipelineshow._lines("archive", lambda: next(times))
+    tell = pipeline_progress._lines("archive", lambda: next(times))
     for rows in (1, 1_200_000, 5):
         tell(Progress(rows, 250.0, 3))
     assert capsys.readouterr().err == "archive: 1.2M rows, 250/s, 3 wait\n"
@@ -89,7 +89,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    with pipelineshow.shown("archive") as tell:
+    with pipeline_progress.shown("archive") as tell:
         tell(Progress(10, 5.0, 90))
         tell(Progress(20, 5.0, None))
     assert "archive" in terminal.getvalue()
@@ -98,7 +98,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
 def test_a_summary_has_rows_facts_and_seconds(capsys):
     facts: dict[str, object] = {"held back by": ["a", "b"]}
-    pipelineshow.tell_summary("retain", Summary(7, 1.26, facts, signal.SIGTERM))
+    pipeline_progress.tell_summary("retain", Summary(7, 1.26, facts, signal.SIGTERM))
     out = capsys.readouterr().out
     assert [line.split(maxsplit=1) for line in out.splitlines()] == [
         ["retain"],

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from polybus.cli.progress import LINE_EVERY_S, _lines, size
+from polybus.cli.progress_bar import LINE_EVERY_S, _lines, size
 
 SHOWS = """
-from polybus.cli.progress import progress
+from polybus.cli.progress_bar import progress
 with progress("verifying") as told:
     for done in range(0, 101, 50):
         told(done * 1_000_000, 100_000_000)

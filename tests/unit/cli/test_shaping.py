@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from polybus.cli.shaping import DEFAULT, as_json, by_format
+from polybus.cli.row_format import DEFAULT, as_json, by_format
 from polybus.errors import UsageError
 from polybus.model.arrow import READ_SCHEMA
 

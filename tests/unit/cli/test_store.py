@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from polybus.cli import main
-from polybus.store.opening import open_store
-from polybus.testing.process import POLYBUS, clean_environment, run
+from polybus.store.engine_registry import open_store
+from polybus.testing.bus_process import POLYBUS, clean_environment, run
 from tests.unit.cli.stores import append, body, contents, damage, held, make_store, spoil_format
 
 ORDERS = [body("orders", number) for number in range(300)]

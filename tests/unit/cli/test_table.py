@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from polybus.cli.table import rounded, show, show_fields
+from polybus.cli.text_table import rounded, show, show_fields
 
 
 def test_plain_columns_in_a_pipe(capsys):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from polybus import errors
-from polybus.embedded import Bus, open_bus
-from polybus.embedded.producing import MAX_IN_FLIGHT
-from polybus.testing.watch import until
+from polybus.native.inprocess import Bus, open_bus
+from polybus.native.inprocess.inprocess_producer import MAX_IN_FLIGHT
+from tests.rig.observer import until
 
 PATIENCE_S = 30
 

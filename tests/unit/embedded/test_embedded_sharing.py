@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from polybus.embedded import Bus, open_bus
-from polybus.errors import (
-    AddressError,
-    ConnectionLost,
-    DataFolderInUse,
-    StoreClosed,
-    StoreFault,
-)
+from polybus.errors import AddressError, ConnectionLost, DataFolderInUse, StoreClosed, StoreFault
+from polybus.native.inprocess import Bus, open_bus
 
 OPENER = """
 import os, sys
-from polybus.embedded import open_bus
+from polybus.native.inprocess import open_bus
 with open_bus(sys.argv[1]) as bus:
     print(os.getpid(), flush=True)
     sys.stdin.read()
@@ -191,7 +185,7 @@ def test_after_a_fork_the_child_is_told_whose_it_is(url: str) -> None:
 
 def test_a_program_that_never_closes_ends_all_the_same(url: str) -> None:
     program = (
-        "import sys; from polybus.embedded import open_bus\n"
+        "import sys; from polybus.native.inprocess import open_bus\n"
         "for where in (sys.argv[1], 'memory:'):\n"
         "    open_bus(where).producer().produce('t', [b'x']).result()\n"
     )

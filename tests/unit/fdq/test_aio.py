@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from polybus import errors, fdq
-from polybus.embedded import open_bus
-from polybus.testing.watch import eventually
+from polybus.native.inprocess import open_bus
+from tests.rig.observer import eventually
 
 
 @pytest.fixture(params=["memory", "lmdb"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polybus.dialects.fdq.care import Care
-from polybus.dialects.fdq.membership import Closing
+from polybus.dialects.fdq.client.group_member import Closing
+from polybus.dialects.fdq.client.poison_guard import Care
 
 FIRST: Any = "first"
 SECOND: Any = "second"

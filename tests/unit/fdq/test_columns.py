@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polybus.dialects.fdq import MessageRequest, columns, options
+from polybus.dialects.fdq import MessageRequest, limits
+from polybus.dialects.fdq.client import message_columns
 from polybus.errors import MalformedRequest, TooLarge
 
 LONE = "\ud800"  # half of a character: text in Python, nothing in UTF-8
@@ -17,29 +18,29 @@ NOW_MS = 17
 
 @pytest.fixture
 def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(message_columns, "MAX_MESSAGE_BYTES", 1000)
 
 
 def batch(*requests: Any) -> pa.RecordBatch:
-    return columns.batch_of_requests(requests, NOW_MS, with_headers=False)
+    return message_columns.batch_of_requests(requests, NOW_MS, with_headers=False)
 
 
 def test_the_limits_are_those_of_the_spec() -> None:
-    assert options.MAX_KEY_BYTES == 1024
-    assert options.MAX_MESSAGE_BYTES == 64 * 1024 * 1024
-    assert options.MAX_IN_FLIGHT == 16
+    assert limits.MAX_KEY_BYTES == 1024
+    assert limits.MAX_MESSAGE_BYTES == 64 * 1024 * 1024
+    assert limits.MAX_IN_FLIGHT == 16
 
 
 @pytest.mark.parametrize("key", [None, "", "a", "é", "\0", "a" * 1024, LONGEST])
 def test_keys(key: str | None) -> None:
-    columns.check_key(key)
+    message_columns.check_key(key)
     assert batch((key, b"x")).column("shard_key").to_pylist() == [key]
 
 
 @pytest.mark.parametrize("key", ["a" * 1025, LONGEST + "a"])
 def test_keys_that_are_too_long(key: str) -> None:
     with pytest.raises(TooLarge, match="1025 bytes: at most 1024"):
-        columns.check_key(key)
+        message_columns.check_key(key)
     with pytest.raises(TooLarge, match="1025 bytes: at most 1024"):
         batch(("fine", b"x"), (key, b"y"))
 
@@ -47,14 +48,14 @@ def test_keys_that_are_too_long(key: str) -> None:
 @pytest.mark.parametrize("key", [b"bytes", 7, 1.5, ["a"], LONE])
 def test_what_is_no_key(key: Any) -> None:
     with pytest.raises(MalformedRequest, match="key"):
-        columns.check_key(key)
+        message_columns.check_key(key)
     with pytest.raises(MalformedRequest, match="key"):
         batch((None, b"x"), (key, b"y"))
 
 
 @pytest.mark.parametrize("message", [b"", b"x", bytearray(b"x"), memoryview(b"x")])
 def test_messages(message: Any) -> None:
-    found = columns.checked_message(message)
+    found = message_columns.checked_message(message)
     assert (type(found), found) == (bytes, bytes(message))
     assert batch((None, message)).column("body").to_pylist() == [bytes(message)]
 
@@ -62,23 +63,23 @@ def test_messages(message: Any) -> None:
 @pytest.mark.parametrize("message", ["text", None, 7, [b"x"]])
 def test_what_is_no_message(message: Any) -> None:
     with pytest.raises(MalformedRequest, match="a message is bytes, not"):
-        columns.checked_message(message)
+        message_columns.checked_message(message)
     with pytest.raises(MalformedRequest, match="a message is bytes, not"):
         batch((None, message))
 
 
 @pytest.mark.usefixtures("small_messages")
 def test_messages_that_are_too_large() -> None:
-    assert len(columns.checked_message(b"x" * 1000)) == 1000
+    assert len(message_columns.checked_message(b"x" * 1000)) == 1000
     with pytest.raises(TooLarge, match="1001 bytes: at most 1000"):
-        columns.checked_message(b"x" * 1001)
+        message_columns.checked_message(b"x" * 1001)
     with pytest.raises(TooLarge, match="1001 bytes: at most 1000"):
         batch((None, b"x"), (None, b"x" * 1001))
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"": b""}, {"a": b"1", "é": bytearray(b"2")}])
 def test_headers(headers: Any) -> None:
-    found = columns.checked_headers(headers)
+    found = message_columns.checked_headers(headers)
     assert found == (None if headers is None else [(k, bytes(v)) for k, v in headers.items()])
 
 
@@ -87,22 +88,22 @@ def test_headers(headers: Any) -> None:
 )
 def test_what_are_no_headers(headers: Any) -> None:
     with pytest.raises(MalformedRequest, match="header"):
-        columns.checked_headers(headers)
+        message_columns.checked_headers(headers)
     with pytest.raises(MalformedRequest, match="header"):
         batch(MessageRequest("k", b"x", headers))
 
 
 def test_headers_that_are_too_large() -> None:
-    most = options.MAX_HEADER_BYTES
-    columns.checked_headers({"a": b"x" * (most - 1)})
+    most = limits.MAX_HEADER_BYTES
+    message_columns.checked_headers({"a": b"x" * (most - 1)})
     with pytest.raises(TooLarge, match="headers of"):
-        columns.checked_headers({"a": b"x" * most})
+        message_columns.checked_headers({"a": b"x" * most})
 
 
 def test_a_batch_without_headers_has_no_column_for_them_unless_asked() -> None:
     requests = [MessageRequest("k", b"x"), ("l", b"y")]
-    assert columns.batch_of_requests(requests, NOW_MS, with_headers=False).num_columns == 3
-    found = columns.batch_of_requests(requests, NOW_MS, with_headers=True)
+    assert message_columns.batch_of_requests(requests, NOW_MS, with_headers=False).num_columns == 3
+    found = message_columns.batch_of_requests(requests, NOW_MS, with_headers=True)
     assert found.column("headers").to_pylist() == [None, None]
     assert found.column("insertion_ms").to_pylist() == [NOW_MS, NOW_MS]
 
@@ -115,7 +116,7 @@ def test_some_with_headers_and_some_without() -> None:
 @pytest.mark.parametrize("nothing", [[], (), iter([])])
 def test_empty_batches(nothing: Any) -> None:
     with pytest.raises(MalformedRequest, match="empty batch"):
-        columns.batch_of_requests(nothing, NOW_MS, with_headers=False)
+        message_columns.batch_of_requests(nothing, NOW_MS, with_headers=False)
 
 
 @pytest.mark.parametrize("bad", [b"bytes", "text", None, ("k",), ("k", b"x", None, 1), 7])
@@ -130,12 +131,12 @@ def rows(**given: Any) -> pa.RecordBatch:
 
 def test_batches_of_arrow() -> None:
     good = rows(shard_key=pa.array(["a", None]), body=pa.array([b"x", b""]))
-    assert columns.checked_rows(good) is good
+    assert message_columns.checked_rows(good) is good
     with pytest.raises(MalformedRequest, match="empty batch"):
-        columns.checked_rows(good.slice(0, 0))
+        message_columns.checked_rows(good.slice(0, 0))
     with pytest.raises(TooLarge, match="1025"):
-        columns.checked_rows(rows(shard_key=pa.array(["a" * 1025]), body=pa.array([b"x"])))
+        message_columns.checked_rows(rows(shard_key=pa.array(["a" * 1025]), body=pa.array([b"x"])))
     with pytest.raises(MalformedRequest, match="no such column"):
-        columns.checked_rows(rows(key=pa.array(["a"]), body=pa.array([b"x"])))
+        message_columns.checked_rows(rows(key=pa.array(["a"]), body=pa.array([b"x"])))
     with pytest.raises(MalformedRequest, match="body"):
-        columns.checked_rows(rows(shard_key=pa.array(["a"]), body=pa.array(["text"])))
+        message_columns.checked_rows(rows(shard_key=pa.array(["a"]), body=pa.array(["text"])))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from polybus.dialects.fdq.committing import _carried_bytes, _message
-from polybus.dialects.fdq.transaction import Output
+from polybus.dialects.fdq.client.transaction import Output
+from polybus.dialects.fdq.client.transaction_commit import _carried_bytes, _message
 
 
 @pytest.mark.parametrize("text", ["", "key", "é" * 100, "\x01" * 100, "\U0001f4a9" * 100])

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from polybus.dialects.fdq.dealing import Batches, Messages, lanes_of
-from polybus.dialects.fdq.executors import Alarm, told
-from polybus.dialects.fdq.fetching import FOLLOW_S, HORIZON_S, Buffer, Fetcher, Window
-from polybus.dialects.fdq.holdings import Holdings
-from polybus.dialects.fdq.keeping import Telling
-from polybus.dialects.fdq.lanes import Lane
-from polybus.dialects.fdq.runs import MessagePiece, Rows
-from polybus.dialects.fdq.shards import Shard
-from polybus.dialects.fdq.terms import Terms
+from polybus.dialects.fdq.client.acker import Telling
+from polybus.dialects.fdq.client.assigned_shard import Shard
+from polybus.dialects.fdq.client.assigned_shards import Holdings
+from polybus.dialects.fdq.client.consume_options import Terms
+from polybus.dialects.fdq.client.dispatcher import Batches, Messages, lanes_of
+from polybus.dialects.fdq.client.executor import Alarm, told
+from polybus.dialects.fdq.client.fetcher import FOLLOW_S, HORIZON_S, Buffer, Fetcher, Window
+from polybus.dialects.fdq.client.handler_run import MessagePiece, Rows
+from polybus.dialects.fdq.client.key_queue import Lane
 from polybus.errors import InvalidTopic, UsageError
 from polybus.model.arrow import READ_SCHEMA
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polybus import fdq
 from polybus.cli.main import NOUNS
-from polybus.dialects.fdq import options
+from polybus.dialects.fdq import limits
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "guides" / "fdq.md").read_text()
@@ -33,9 +33,9 @@ def test_the_consumers_own_settings_are_there():
 
 
 def test_the_limits_are_there():
-    assert f"{options.MAX_KEY_BYTES} bytes of UTF-8" in GUIDE
-    assert f"up to {options.MAX_MESSAGE_BYTES >> 20} MiB" in GUIDE
-    assert f"headers up to {options.MAX_HEADER_BYTES >> 20} MiB" in GUIDE
+    assert f"{limits.MAX_KEY_BYTES} bytes of UTF-8" in GUIDE
+    assert f"up to {limits.MAX_MESSAGE_BYTES >> 20} MiB" in GUIDE
+    assert f"headers up to {limits.MAX_HEADER_BYTES >> 20} MiB" in GUIDE
 
 
 def test_every_field_of_an_envelope_is_there():

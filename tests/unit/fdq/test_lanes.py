@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from polybus.dialects.fdq.batches import BatchPiece, BatchRun, cuts, neighbours
-from polybus.dialects.fdq.lanes import Lane
-from polybus.dialects.fdq.runs import MessagePiece, Rows
-from polybus.dialects.fdq.shards import GATHER_EVERY, Shard
+from polybus.dialects.fdq.client.assigned_shard import GATHER_EVERY, Shard
+from polybus.dialects.fdq.client.batch_run import BatchPiece, BatchRun, cuts, neighbours
+from polybus.dialects.fdq.client.handler_run import MessagePiece, Rows
+from polybus.dialects.fdq.client.key_queue import Lane
 from polybus.model.arrow import READ_SCHEMA
 
 LANES = 3
@@ -36,7 +36,7 @@ class Executors(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("polybus.dialects.fdq.shards.MAX_HOLDS", MAX_HOLDS)
+        self.patch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_HOLDS", MAX_HOLDS)
         self.shard = Shard(given(), LANES, MAX_RANGES)
         self.lanes = [Lane() for _ in range(LANES)]
         self.keys: list[str | None] = []
@@ -384,7 +384,7 @@ def test_cuts_leave_the_last_chance_alone():
 
 
 def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
-    monkeypatch.setattr("polybus.dialects.fdq.shards.MAX_HOLDS", 3)
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_HOLDS", 3)
     shard = Shard(given())
     lane = lane_with(shard, [f"k{n}" for n in range(9)])
     while (run := lane.begin(0.0)) is not None:
@@ -401,7 +401,7 @@ def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
 
 def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(monkeypatch):
     """Else a shard stands still for ever: nobody may begin who does not touch what is done."""
-    monkeypatch.setattr("polybus.dialects.fdq.shards.MAX_HOLDS", 3)
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_HOLDS", 3)
     shard = Shard(given(), executors=2)
     first = lane_with(shard, ["a", "b", "c"])
     other = lane_with(shard, ["k1", "k2", "k3", "k4"], first=3)
@@ -420,7 +420,7 @@ def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(mon
 
 
 def test_what_waits_for_a_full_shard_takes_no_room_from_other_shards(monkeypatch):
-    monkeypatch.setattr("polybus.dialects.fdq.shards.MAX_HOLDS", 1)
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_HOLDS", 1)
     shard = Shard(given())
     lane = lane_with(shard, ["a", "b", "c"])
     lane.push(MessagePiece(shard, Rows(rows(3, ["d", "e"])), range(2)))

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from polybus.dialects.fdq.care import Care
-from polybus.dialects.fdq.executors import Alarm, Executor
-from polybus.dialects.fdq.runs import MessagePiece, Rows
-from polybus.dialects.fdq.shards import Shard
-from polybus.dialects.fdq.terms import Terms
+from polybus.dialects.fdq.client.assigned_shard import Shard
+from polybus.dialects.fdq.client.consume_options import Terms
+from polybus.dialects.fdq.client.executor import Alarm, Executor
+from polybus.dialects.fdq.client.handler_run import MessagePiece, Rows
+from polybus.dialects.fdq.client.poison_guard import Care
 from polybus.errors import Fenced
 from polybus.model.arrow import READ_SCHEMA
-from polybus.testing.watch import until
+from tests.rig.observer import until
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polybus.dialects.fdq.columns import batch_of
-from polybus.dialects.fdq.merging import GRACE_S, LONG_S, Merger
-from polybus.dialects.fdq.options import Merging
+from polybus.dialects.fdq.client.message_batcher import GRACE_S, LONG_S, Merger
+from polybus.dialects.fdq.client.message_columns import batch_of
+from polybus.dialects.fdq.limits import Merging
 from polybus.errors import ConnectionLost, Denied, UsageError
 from polybus.native import Produced
-from polybus.testing.watch import until
+from tests.rig.observer import until
 
 FOR_EVER_S = 1e6  # nothing is sent in these tests because time has passed
 DONE = Produced(1, 1, False)

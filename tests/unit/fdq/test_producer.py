@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from polybus import errors, fdq
-from polybus.dialects.fdq import process
-from polybus.dialects.fdq.lines import MAX_LINES
-from polybus.dialects.fdq.options import MAX_MESSAGE_BYTES
-from polybus.embedded import Bus, open_bus
-from polybus.testing.watch import until
+from polybus.dialects.fdq.client import fork_guard
+from polybus.dialects.fdq.client.producer_pool import MAX_LINES
+from polybus.dialects.fdq.limits import MAX_MESSAGE_BYTES
+from polybus.native.inprocess import Bus, open_bus
+from tests.rig.observer import until
 
 PATIENCE_S = 30
 LONE = "\ud800"
@@ -351,7 +351,7 @@ def test_in_a_child_of_a_fork_it_says_whose_it_is(
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"x")
         with monkeypatch.context() as child:
-            child.setattr(process, "pid", os.getpid() + 1)
+            child.setattr(fork_guard, "pid", os.getpid() + 1)
             for call in (
                 lambda: producer.produce("t", "k", b"y"),
                 lambda: producer.produce_batch("t", [("k", b"y")]),
@@ -368,7 +368,7 @@ def test_the_process_is_known_after_a_fork() -> None:
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
-        os.write(write, b"%d" % process.pid)
+        os.write(write, b"%d" % fork_guard.pid)
         os._exit(0)
     os.waitpid(pid, 0)
     assert int(os.read(read, 100)) == pid

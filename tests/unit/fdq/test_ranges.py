@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.dialects.fdq.ranges import Ranges, merged, ranges_of
+from polybus.dialects.fdq.client.offset_ranges import Ranges, merged, ranges_of
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=30)
 

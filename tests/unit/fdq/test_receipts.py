@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from polybus.dialects.fdq.receipts import Receipt, tell
+from polybus.dialects.fdq.client.message_future import Receipt, tell
 from polybus.errors import Fenced
 from polybus.native import Produced
-from polybus.testing.watch import until
+from tests.rig.observer import until
 
 DONE = Produced(1, 3, False)
 PATIENCE_S = 30

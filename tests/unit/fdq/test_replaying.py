@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from polybus import errors, fdq
-from polybus.dialects.fdq.moments import nanoseconds
-from polybus.dialects.fdq.replaying import shard_indexes
-from polybus.embedded import Bus, open_bus
-from polybus.testing.watch import until
+from polybus.dialects.fdq.client.time_position import nanoseconds
+from polybus.dialects.fdq.client.topic_replay import shard_indexes
+from polybus.native.inprocess import Bus, open_bus
+from tests.rig.observer import until
 
 PATIENCE_S = 30
 COUNT = 40
@@ -175,9 +175,9 @@ def test_it_lets_go_of_the_bus(tmp_path: Path) -> None:
         pass
     with pytest.raises(errors.DoesNotExist):
         fdq.replay(url, "nowhere")
-    from polybus.store.lmdb import ownership
+    from polybus.store.lmdb import folder_ownership
 
-    assert ownership.owner(tmp_path / "store") is None
+    assert folder_ownership.owner(tmp_path / "store") is None
 
 
 def test_no_group_moves(history: str) -> None:

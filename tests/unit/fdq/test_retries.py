@@ -2,7 +2,7 @@
 
 import pytest
 
-from polybus.dialects.fdq.retries import Backoff, Schedule
+from polybus.dialects.fdq.client.retry_schedule import Backoff, Schedule
 from polybus.errors import UsageError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus import fdq
-from polybus.embedded import open_bus
+from polybus.native.inprocess import open_bus
 
 VECTORS = {
     "": 0xEF46DB3751D8E999,

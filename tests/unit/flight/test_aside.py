@@ -8,8 +8,8 @@ from threading import Semaphore
 
 import pytest
 
-from polybus.testing.watch import until
-from polybus.transports.flight.aside import Aside
+from polybus.transports.flight.put_slow_path import Aside
+from tests.rig.observer import until
 
 
 class World:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import MalformedRequest, StoreClosed
-from polybus.transports.flight.calls import Calls
+from polybus.transports.flight.call_tracker import Calls
 
 
 def test_a_call_counts_until_it_leaves():

@@ -12,10 +12,10 @@ import pyarrow.flight as flight
 import pytest
 
 from polybus.errors import LimitReached
-from polybus.kernel.flightport import Desk, Port
+from polybus.kernel.flight_port import Desk, Port
 from polybus.model.arrow import READ_SCHEMA
-from polybus.testing.watch import until
-from polybus.transports.flight.errors import as_refusal
+from polybus.transports.flight.flight_status import as_refusal
+from tests.rig.observer import until
 
 MAX_CALLS = 2
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from polybus.errors import MalformedRequest
-from polybus.transports.flight.errors import MAX_TEXT_BYTES, as_refusal
+from polybus.transports.flight.flight_status import MAX_TEXT_BYTES, as_refusal
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{GRINNING FACE}"])

@@ -15,11 +15,11 @@ import pytest
 from polybus.errors import AddressInUse, ConfigError
 from polybus.model.address import Address
 from polybus.model.limits import NativeLimits
-from polybus.testing.certificates import write_certificate
-from polybus.testing.watch import until
-from polybus.transports.flight import listener as module
-from polybus.transports.flight.listener import FlightListener, Security, Slow
-from polybus.transports.flight.who import Tokens
+from polybus.transports.flight import flight_listener as module
+from polybus.transports.flight.authentication import Tokens
+from polybus.transports.flight.flight_listener import FlightListener, Security, Slow
+from tests.rig.certificates import write_certificate
+from tests.rig.observer import until
 
 
 @pytest.fixture

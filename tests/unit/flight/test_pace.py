@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-from polybus.transports.flight.pace import Pace
+from polybus.transports.flight.slow_consumers import Pace
 
 
 class World:

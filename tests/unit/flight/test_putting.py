@@ -17,12 +17,12 @@ import pyarrow.flight as flight
 import pytest
 
 from polybus.errors import LimitReached, MalformedRequest, OutOfSequence, StoreClosed
-from polybus.kernel.flightport import Desk, Port, fill
+from polybus.kernel.flight_port import Desk, Port, fill
 from polybus.model.arrow import READ_SCHEMA
-from polybus.testing.relay import Relay
-from polybus.testing.watch import until
-from polybus.transports.flight.errors import as_refusal
-from polybus.transports.flight.putting import Intake, Putting, read_json
+from polybus.transports.flight.flight_status import as_refusal
+from polybus.transports.flight.put_intake import Intake, Putting, read_json
+from tests.rig.observer import until
+from tests.rig.relay import Relay
 
 SCHEMA = pa.schema([("shard_key", pa.utf8()), ("body", pa.binary())])
 MAX_BATCH_BYTES = 50_000

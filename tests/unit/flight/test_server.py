@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow.flight as flight
 
-from polybus.kernel.flightport import Desk, Port
+from polybus.kernel.flight_port import Desk, Port
 from polybus.model.limits import NativeLimits
-from polybus.testing.watch import until
-from polybus.transports.flight import server
-from polybus.transports.flight.calls import Calls
+from polybus.transports.flight import flight_handler
+from polybus.transports.flight.call_tracker import Calls
+from tests.rig.observer import until
 
 PATIENCE_S = 60
 
@@ -34,9 +34,9 @@ def test_a_call_that_comes_while_the_port_is_opened_is_answered(monkeypatch):
         seen.append(asking)
         return port
 
-    monkeypatch.setattr(server, "Port", opened)
+    monkeypatch.setattr(flight_handler, "Port", opened)
     verbs: Any = SimpleNamespace(caller=lambda *who: who, act=lambda *asked: {})
-    service = server.Service(
+    service = flight_handler.Service(
         "grpc://127.0.0.1:0",
         verbs,
         NativeLimits(),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.process import BusProcess, serve
+from polybus.testing.bus_process import BusProcess, serve
 from tests.unit.loops import LOOPS, on_each, run_on
 
 Start = Callable[..., AbstractContextManager[BusProcess]]

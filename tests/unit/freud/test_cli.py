@@ -15,8 +15,8 @@ import pytest
 from polybus import freud
 from polybus.cli import main
 from polybus.dialects.freud import cli, codec
-from polybus.testing.process import POLYBUS, BusProcess
-from polybus.testing.users import User
+from polybus.testing.bus_process import POLYBUS, BusProcess
+from tests.rig.second_user import User
 from tests.unit.freud.conftest import running
 
 PATIENCE_S = 40

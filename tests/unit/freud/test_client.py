@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from polybus import freud
-from polybus.dialects.freud import codec, inbox
+from polybus.dialects.freud import codec
+from polybus.dialects.freud.client import subscription_inbox
 from polybus.errors import (
     DoesNotExist,
     InvalidTopic,
@@ -21,7 +22,7 @@ from polybus.errors import (
     UsageError,
 )
 from polybus.model.limits import MIB
-from polybus.testing import freud as stranger
+from tests.rig import freud_client as stranger
 
 
 def bodies(records: list[freud.Record]) -> list[bytes]:
@@ -153,7 +154,7 @@ class TestProducing:
                 assert [got[b"%d" % n] for n in range(500)] == ids
 
     async def test_what_is_on_its_way_is_bounded(self, address, topic, monkeypatch):
-        monkeypatch.setattr("polybus.dialects.freud.link.MAX_EXPECTED", 10)
+        monkeypatch.setattr("polybus.dialects.freud.client.freud_connection.MAX_EXPECTED", 10)
         async with freud.connect(address) as client:
             await client.create_topic(topic)
             link, most = client._up(), 0
@@ -286,7 +287,7 @@ class TestReading:
                 assert len(await subscription.get_many(100, 0)) == 100
                 rest: list[bytes] = []
                 while some := await subscription.get_many(10_000, 0):
-                    assert len(some) <= inbox.MAX_ROUND
+                    assert len(some) <= subscription_inbox.MAX_ROUND
                     rest += bodies(some)
                 assert rest == [b"%d" % n for n in range(103, 10_000)]
                 await client.produce_many(topic, [bytes(1000)] * 3000)

@@ -14,7 +14,7 @@ import pytest
 
 from polybus import freud
 from polybus.dialects.freud import codec
-from polybus.dialects.freud.options import default_address
+from polybus.dialects.freud.client.freud_options import default_address
 from polybus.errors import (
     AddressError,
     BadFrame,
@@ -25,7 +25,7 @@ from polybus.errors import (
     TooLarge,
     UsageError,
 )
-from polybus.model import places
+from polybus.model import socket_path
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -153,7 +153,7 @@ class TestDefaultAddress:
     def test_the_users_own_bus_then_the_machines(self, tmp_path, monkeypatch):
         own, shared = tmp_path / "own", tmp_path / "shared"
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
-        monkeypatch.setattr(places, "ROOT_RUNTIME", shared)
+        monkeypatch.setattr(socket_path, "ROOT_RUNTIME", shared)
         mine = own / "polybus" / "freud.sock"
         assert default_address().path == str(mine)
         shared.mkdir()

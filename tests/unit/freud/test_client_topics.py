@@ -10,16 +10,9 @@ import pytest
 
 from polybus import freud, rqueue
 from polybus.dialects.freud import codec
-from polybus.errors import (
-    Denied,
-    DoesNotExist,
-    LimitReached,
-    NotConnected,
-    Refused,
-    TopicDeleted,
-)
-from polybus.testing.process import BusProcess
-from polybus.testing.watch import eventually, stats
+from polybus.errors import Denied, DoesNotExist, LimitReached, NotConnected, Refused, TopicDeleted
+from polybus.testing.bus_process import BusProcess
+from tests.rig.observer import eventually, stats
 from tests.unit.freud.conftest import running
 
 PATIENCE_S = 20.0

@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 
 from polybus.dialects.freud import codec
+from polybus.dialects.freud.client.answer_batch import Answer, scan_answers
 from polybus.dialects.freud.codec import Code, RequestType
+from polybus.dialects.freud.server import answer_encoder
+from polybus.dialects.freud.server.request_scanner import (
+    REASONS,
+    Gets,
+    Group,
+    Malformed,
+    Produces,
+    Request,
+    Scanner,
+)
 from polybus.errors import BadFrame, TooLarge, UsageError
-from polybus.kernel import freud_answers
-from polybus.kernel.freud import REASONS, Gets, Group, Malformed, Produces, Request, Scanner
-from polybus.kernel.freud_client import Answer, scan_answers
-from polybus.model import names
-from polybus.testing.oracle import freud as oracle
+from polybus.model import topic_name
+from tests.rig.oracle import freud as oracle
 from tests.vectors.freud import MAX_FRAME_BYTES, Vector, vectors
 
 ID = bytes(range(16))
@@ -56,7 +64,7 @@ def scanned(data: bytes, piece_bytes: int) -> tuple[list[dict[str, Any]], int, b
     """What the server makes of `data`, fed in pieces; how much it took, and if it is the end."""
     found: list[dict[str, Any]] = []
     consumed = 0
-    scanner = Scanner(MAX_FRAME_BYTES, names.is_shared)
+    scanner = Scanner(MAX_FRAME_BYTES, topic_name.is_shared)
     for end in [*range(piece_bytes, len(data), piece_bytes), len(data)]:
         scan = scanner.scan(data, consumed, end)
         consumed += scan.consumed
@@ -173,7 +181,7 @@ class TestSizes:
 
     @pytest.mark.parametrize("cap", [260, 2**31 - 1])
     def test_the_kernel_takes_every_cap_that_can(self, cap: int):
-        scanner = Scanner(codec.check_max_frame_bytes(cap), names.is_shared)
+        scanner = Scanner(codec.check_max_frame_bytes(cap), topic_name.is_shared)
         assert scanner.max_frame_bytes == cap
 
 
@@ -187,12 +195,12 @@ def build_answer(asked: str | None, value: dict[str, Any]) -> bytes:
         case "subscribe", {"subscriber": subscriber}:
             return codec.subscribed(subscriber)
         case "produce", {"message_id": message_id}:
-            return freud_answers.produced(message_id, 1)
+            return answer_encoder.produced(message_id, 1)
         case "get message", {"body": body}:
-            return freud_answers.messages(array("i", [0, len(body)]), body, 0, 1)
+            return answer_encoder.messages(array("i", [0, len(body)]), body, 0, 1)
         case "get record", {"message_id": first, "timestamp_ns": time, **rest}:
             columns = array("i", [0, len(rest["body"])]), rest["body"]
-            return freud_answers.records(first, array("Q", [time]), rest["flags"], *columns, 0, 1)
+            return answer_encoder.records(first, array("Q", [time]), rest["flags"], *columns, 0, 1)
         case "list topics", {"topics": found}:
             return codec.topics(found)
         case "count subscribers", {"count": count}:

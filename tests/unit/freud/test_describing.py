@@ -8,10 +8,18 @@ import pytest
 
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits
-from polybus.testing import rqueue
-from polybus.testing.freud import FOR_EVER, answers_in, create, get, produce, subscribe, unsubscribe
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
+from tests.rig import rqueue_client
+from tests.rig.freud_client import (
+    FOR_EVER,
+    answers_in,
+    create,
+    get,
+    produce,
+    subscribe,
+    unsubscribe,
+)
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
 
 ALICE = Identity(1, groups=frozenset())
 MARK = 1000
@@ -98,8 +106,8 @@ def test_one_that_takes_no_answers_is_stalled_and_owed_them(bus: MemoryBus, one:
 
 def test_one_whose_produce_waits_for_a_push_reader_is_blocked(bus: MemoryBus, one: Told):
     reader = bus.connect(appetite=0)
-    reader.deliver(rqueue.subscribe(b"t"))
-    bus.connect().deliver(rqueue.publish(b"t", bytes(MARK)) * 2)
+    reader.deliver(rqueue_client.subscribe(b"t"))
+    bus.connect().deliver(rqueue_client.publish(b"t", bytes(MARK)) * 2)
     bus.turn()
     one.send(produce(b"t", b"x"))
     assert (one["state"], one["received_messages"]) == ("blocked", 0)

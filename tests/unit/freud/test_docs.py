@@ -11,7 +11,7 @@ import pytest
 from polybus import freud
 from polybus.dialects.freud import cli
 from polybus.dialects.freud.codec import Code, RequestType
-from polybus.kernel.freud import REASONS
+from polybus.dialects.freud.server.request_scanner import REASONS
 from polybus.model.limits import MIB, FreudLimits, QuotaLimits
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -9,12 +9,12 @@ import struct
 
 import pytest
 
-from polybus.dialects.freud.getting import STEP_BYTES
-from polybus.dialects.freud.session import BEHIND_BYTES
+from polybus.dialects.freud.server.get_group import STEP_BYTES
+from polybus.dialects.freud.server.session import BEHIND_BYTES
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, Limits, RqueueLimits
-from polybus.testing import freud, rqueue
-from polybus.testing.freud import (
+from tests.rig import freud_client, rqueue_client
+from tests.rig.freud_client import (
     DOESNT_EXIST,
     FOR_EVER,
     MALFORMED,
@@ -30,8 +30,8 @@ from polybus.testing.freud import (
     subscribe,
     unsubscribe,
 )
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
 
 ALICE = Identity(1, groups=frozenset())
 MARK = 1000
@@ -43,7 +43,7 @@ LIMITS = Limits(
     slow_consumer_min_bytes_per_s=RATE,
     slow_consumer_timeout_s=TIMEOUT_S,
 )
-EMPTY = len(freud.frame(OK))
+EMPTY = len(freud_client.frame(OK))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ class Speaker:
 
     def answers(self) -> list[Answer]:
         """Those that have come since last time."""
-        found, size = freud.answers_in(self.pipe.taken[self._read :])
+        found, size = freud_client.answers_in(self.pipe.taken[self._read :])
         self._read += size
         return found
 
@@ -95,8 +95,8 @@ def owner(bus: MemoryBus) -> Speaker:
 def full_push_reader(bus: MemoryBus, *topics: bytes) -> MemoryPipe:
     """An rqueue reader that has stopped reading and is over its mark."""
     reader = bus.connect(appetite=0)
-    reader.deliver(b"".join(rqueue.subscribe(topic) for topic in topics))
-    bus.connect().deliver(rqueue.publish(topics[0], bytes(MARK)) * 2)
+    reader.deliver(b"".join(rqueue_client.subscribe(topic) for topic in topics))
+    bus.connect().deliver(rqueue_client.publish(topics[0], bytes(MARK)) * 2)
     bus.turn()
     return reader
 
@@ -125,14 +125,14 @@ def test_a_produce_waits_for_a_full_push_reader_and_nothing_overtakes_it(
     assert owner.ask(get(key), get(key)) == [(OK, b"1"), (OK, b"2")]
     assert bus.broker.quotas.used(1, "quota_bytes") == 0
     assert bus.stats("connections", "waiting") == 0
-    expected = rqueue.notification(b"t", bytes(MARK)) * 2
-    expected += rqueue.notification(b"t", b"1") + rqueue.notification(b"t", b"2")
+    expected = rqueue_client.notification(b"t", bytes(MARK)) * 2
+    expected += rqueue_client.notification(b"t", b"1") + rqueue_client.notification(b"t", b"2")
     assert bytes(reader.taken) == expected
 
 
 def test_a_blocked_produce_is_counted_once_when_it_goes_through(bus: MemoryBus, owner: Speaker):
     other = bus.connect(appetite=0)
-    other.deliver(rqueue.subscribe(b"t"))
+    other.deliver(rqueue_client.subscribe(b"t"))
     reader = full_push_reader(bus, b"t")
     before = bus.stats("messages", "received")
     owner.send(produce(b"t", b"x"))
@@ -194,10 +194,12 @@ def test_what_a_push_reader_can_have_in_no_form_is_counted():
     key = owner.subscribe(name)
     readers = [bus.connect() for _ in range(2)]
     for reader in readers:
-        reader.deliver(rqueue.subscribe(name))
+        reader.deliver(rqueue_client.subscribe(name))
     owner.send(produce(name, large), produce(name, b"x"))
     assert owner.codes() == [OK, OK]
-    assert [bytes(reader.taken) for reader in readers] == [rqueue.notification(name, b"x")] * 2
+    assert [bytes(reader.taken) for reader in readers] == [
+        rqueue_client.notification(name, b"x")
+    ] * 2
     assert bus.stats("dropped") == {"too_large": 2}
     assert owner.ask(get(key)) == [(OK, large)]
 
@@ -278,7 +280,7 @@ def test_records_and_messages_are_told_apart_when_an_answer_is_cut(bus: MemoryBu
     owner.ask(*(produce(b"t", b"%d" % at) for at in range(3)))
     stuck = Speaker(bus)
     stuck.pipe.appetite = (EMPTY + 1) + (EMPTY + 20 + 1) - 1
-    stuck.send(get(key), freud.get_record(key), get(key))
+    stuck.send(get(key), freud_client.get_record(key), get(key))
     stuck.end()
     assert owner.ask(get(key), get(key)) == [(OK, b"1"), (OK, b"2")]
 
@@ -374,9 +376,9 @@ def test_after_its_end_requests_are_done_and_gets_are_not(bus: MemoryBus, owner:
     gone.end()
     assert owner.ask(create(b"new")) == [(NOTHING_HAPPENED, b"")]
     assert owner.ask(get(key), get(key)) == [(OK, b"kept"), (OK, b"more")]
-    assert freud.number(owner.ask(freud.count(b"t"))[0]) == 2
+    assert freud_client.number(owner.ask(freud_client.count(b"t"))[0]) == 2
     bus.pass_time(FreudLimits().subscriber_timeout_s + 1)
-    assert freud.number(owner.ask(freud.count(b"t"))[0]) == 1  # nobody else used it
+    assert freud_client.number(owner.ask(freud_client.count(b"t"))[0]) == 1  # nobody else used it
 
 
 def test_behind_an_oversized_request_nothing_is_done(bus: MemoryBus, owner: Speaker):

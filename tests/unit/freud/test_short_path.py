@@ -13,14 +13,14 @@ from random import Random
 import pytest
 
 from polybus.bus.policy import Policy
-from polybus.bus.ruletable import Placed
-from polybus.dialects.freud.session import FreudSession
+from polybus.bus.rule_table import Placed
+from polybus.dialects.freud.server.session import FreudSession
+from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, QuotaLimits
-from polybus.model.rules import Rule
-from polybus.testing import freud, rqueue
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
+from tests.rig import freud_client, rqueue_client
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
 
 ALICE = Identity(1, groups=frozenset(), service="a")
 BOB = Identity(2, groups=frozenset(), service="b")
@@ -45,28 +45,28 @@ def bus_with(**options: object) -> MemoryBus:
     return MemoryBus(**options)  # type: ignore[arg-type]
 
 
-def say(pipe: MemoryPipe, *requests: bytes) -> list[freud.Answer]:
+def say(pipe: MemoryPipe, *requests: bytes) -> list[freud_client.Answer]:
     before = len(pipe.taken)
     for one in requests:
         pipe.deliver(one)
-    return freud.answers_in(pipe.taken[before:])[0]
+    return freud_client.answers_in(pipe.taken[before:])[0]
 
 
 def subscribed(bus: MemoryBus, who: Identity = ALICE) -> tuple[MemoryPipe, bytes]:
     pipe = bus.connect_freud(identity=who)
-    say(pipe, freud.create(NAME))
-    return pipe, say(pipe, freud.subscribe(NAME))[0].payload
+    say(pipe, freud_client.create(NAME))
+    return pipe, say(pipe, freud_client.subscribe(NAME))[0].payload
 
 
 def test_one_message_there_and_back(long_ways: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
     long_ways.clear()
-    assert freud.number(say(pipe, freud.produce(NAME, b"one"))[0]) == 0
-    assert freud.number(say(pipe, freud.produce(NAME, b""))[0]) == 1
+    assert freud_client.number(say(pipe, freud_client.produce(NAME, b"one"))[0]) == 0
+    assert freud_client.number(say(pipe, freud_client.produce(NAME, b""))[0]) == 1
     assert bus.broker.quotas.used(1, "quota_bytes") == 3
-    assert say(pipe, freud.get(key))[0].payload == b"one"
-    found = freud.record(say(pipe, freud.get_record(key, -1))[0])
+    assert say(pipe, freud_client.get(key))[0].payload == b"one"
+    found = freud_client.record(say(pipe, freud_client.get_record(key, -1))[0])
     assert (found.id, found.timestamp_ns, found.flags, found.body) == (1, bus.wall_ns(), 0, b"")
     assert long_ways == []
     assert bus.broker.quotas.used(1, "quota_bytes") == 0
@@ -83,30 +83,30 @@ def test_whoever_waits_is_woken(long_ways: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
     waiting = bus.connect_freud(identity=ALICE)
-    waiting.deliver(freud.get(key, -1))
+    waiting.deliver(freud_client.get(key, -1))
     long_ways.clear()
-    say(pipe, freud.produce(NAME, b"one"))
+    say(pipe, freud_client.produce(NAME, b"one"))
     assert long_ways == []
-    assert freud.answers_in(waiting.taken)[0][0].payload == b"one"
+    assert freud_client.answers_in(waiting.taken)[0][0].payload == b"one"
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        freud.produce(b"other", b"x"),
-        freud.produce(b"", b"x"),
-        freud.frame(4, b"\x09\0\0\0t"),
-        freud.frame(4, b"\x01\0"),
-        freud.produce(NAME, freud.NOTICE + NAME),
-        freud.produce(NAME, bytes(1 << 16)),
-        freud.produce(NAME, b"a") + freud.produce(NAME, b"b"),
-        freud.produce(NAME, b"a")[:-1],
-        freud.get(bytes(16)),
-        freud.frame(5, bytes(19)),
-        freud.frame(5, bytes(21)),
-        freud.list_topics(),
-        freud.frame(99),
-        freud.frame(99)[:7],
+        freud_client.produce(b"other", b"x"),
+        freud_client.produce(b"", b"x"),
+        freud_client.frame(4, b"\x09\0\0\0t"),
+        freud_client.frame(4, b"\x01\0"),
+        freud_client.produce(NAME, freud_client.NOTICE + NAME),
+        freud_client.produce(NAME, bytes(1 << 16)),
+        freud_client.produce(NAME, b"a") + freud_client.produce(NAME, b"b"),
+        freud_client.produce(NAME, b"a")[:-1],
+        freud_client.get(bytes(16)),
+        freud_client.frame(5, bytes(19)),
+        freud_client.frame(5, bytes(21)),
+        freud_client.list_topics(),
+        freud_client.frame(99),
+        freud_client.frame(99)[:7],
     ],
 )
 def test_all_else_goes_the_long_way(long_ways: list[bytes], request_: bytes):
@@ -119,9 +119,9 @@ def test_all_else_goes_the_long_way(long_ways: list[bytes], request_: bytes):
 def test_a_frame_over_the_cap_goes_the_long_way(long_ways: list[bytes]):
     pipe, _ = subscribed(bus_with(freud=FreudLimits(max_frame_bytes=40)))
     long_ways.clear()
-    assert say(pipe, freud.produce(NAME, bytes(35)))[0].code == freud.OK
+    assert say(pipe, freud_client.produce(NAME, bytes(35)))[0].code == freud_client.OK
     assert long_ways == []
-    assert say(pipe, freud.produce(NAME, bytes(36)))[0].code == freud.MALFORMED
+    assert say(pipe, freud_client.produce(NAME, bytes(36)))[0].code == freud_client.MALFORMED
     assert long_ways != []
 
 
@@ -130,24 +130,24 @@ def test_others_than_one_reader_go_the_long_way(long_ways: list[bytes], second: 
     bus = bus_with()
     pipe, key = subscribed(bus)
     if second == "reader":
-        say(pipe, freud.subscribe(NAME))
+        say(pipe, freud_client.subscribe(NAME))
     elif second == "push reader":
-        bus.connect().deliver(rqueue.subscribe(NAME))
+        bus.connect().deliver(rqueue_client.subscribe(NAME))
     else:
-        say(pipe, freud.unsubscribe(key))
+        say(pipe, freud_client.unsubscribe(key))
     long_ways.clear()
-    say(pipe, freud.produce(NAME, b"x"))
+    say(pipe, freud_client.produce(NAME, b"x"))
     assert len(long_ways) == 1
 
 
 def test_limits_are_told_by_the_long_way(long_ways: list[bytes]):
     bus = bus_with(freud=FreudLimits(max_unread_messages=2), quotas=QuotaLimits(quota_bytes=10))
     pipe, _ = subscribed(bus)
-    say(pipe, freud.produce(NAME, bytes(9)))
+    say(pipe, freud_client.produce(NAME, bytes(9)))
     long_ways.clear()
-    assert say(pipe, freud.produce(NAME, bytes(2)))[0].payload == b"quota_bytes"
-    assert say(pipe, freud.produce(NAME, bytes(1)))[0].code == freud.OK
-    assert say(pipe, freud.produce(NAME, b""))[0].payload == b"max_unread_messages"
+    assert say(pipe, freud_client.produce(NAME, bytes(2)))[0].payload == b"quota_bytes"
+    assert say(pipe, freud_client.produce(NAME, bytes(1)))[0].code == freud_client.OK
+    assert say(pipe, freud_client.produce(NAME, b""))[0].payload == b"max_unread_messages"
     assert len(long_ways) == 2
 
 
@@ -155,15 +155,15 @@ def test_ids_of_others_and_of_closed_connections_go_the_long_way(long_ways: list
     bus = bus_with()
     pipe, key = subscribed(bus)
     other, same = bus.connect_freud(identity=BOB), bus.connect_freud(identity=ALICE)
-    say(pipe, freud.produce(NAME, b"1"), freud.produce(NAME, b"2"))
+    say(pipe, freud_client.produce(NAME, b"1"), freud_client.produce(NAME, b"2"))
     long_ways.clear()
-    assert say(other, freud.get(key))[0].code == freud.DOESNT_EXIST
+    assert say(other, freud_client.get(key))[0].code == freud_client.DOESNT_EXIST
     assert len(long_ways) == 1
-    assert say(same, freud.get(key))[0].payload == b"1"
+    assert say(same, freud_client.get(key))[0].payload == b"1"
     assert len(long_ways) == 1
     pipe.hang_up()
     long_ways.clear()
-    assert say(same, freud.get(key))[0].payload == b"2"  # a use, and that is noted
+    assert say(same, freud_client.get(key))[0].payload == b"2"  # a use, and that is noted
     assert len(long_ways) == 1
 
 
@@ -178,27 +178,29 @@ def test_rules_are_asked_once_and_again_when_they_change(long_ways: list[bytes])
     bus = bus_with(policy=policy)
     pipe, _ = subscribed(bus)
     bob = bus.connect_freud(identity=BOB)
-    assert say(pipe, freud.produce(NAME))[0].code == freud.OK
+    assert say(pipe, freud_client.produce(NAME))[0].code == freud_client.OK
     long_ways.clear()
-    assert say(pipe, freud.produce(NAME))[0].code == freud.OK
+    assert say(pipe, freud_client.produce(NAME))[0].code == freud_client.OK
     assert long_ways == []
-    assert say(bob, freud.produce(NAME), freud.produce(NAME))[1].code == freud.NO
+    assert (
+        say(bob, freud_client.produce(NAME), freud_client.produce(NAME))[1].code == freud_client.NO
+    )
     policy.replace(rules("deny user:1 produce t"))
-    assert say(pipe, freud.produce(NAME))[0].code == freud.NO
+    assert say(pipe, freud_client.produce(NAME))[0].code == freud_client.NO
 
 
 def test_a_message_that_did_not_fit_is_not_consumed(long_ways: list[bytes]):
     bus = bus_with()
     pipe, key = subscribed(bus)
     slow = bus.connect_freud(identity=ALICE)
-    say(pipe, freud.produce(NAME, b"12345"), freud.produce(NAME, b"67890"))
+    say(pipe, freud_client.produce(NAME, b"12345"), freud_client.produce(NAME, b"67890"))
     slow.appetite = 12
     long_ways.clear()
-    slow.deliver(freud.get(key))
+    slow.deliver(freud_client.get(key))
     assert long_ways == []
     assert bus.broker.quotas.used(1, "quota_bytes") == 10
     slow.hang_up()
-    assert say(pipe, freud.get(key))[0].payload == b"12345"
+    assert say(pipe, freud_client.get(key))[0].payload == b"12345"
     assert bus.broker.quotas.used(1, "quota_bytes") == 5
 
 
@@ -206,10 +208,10 @@ def test_a_message_for_a_broken_connection_is_given_back():
     bus = bus_with()
     pipe, key = subscribed(bus)
     broken = bus.connect_freud(identity=ALICE)
-    say(pipe, freud.produce(NAME, b"one"))
+    say(pipe, freud_client.produce(NAME, b"one"))
     broken.broken = True
-    broken.deliver(freud.get(key))
-    assert say(pipe, freud.get(key))[0].payload == b"one"
+    broken.deliver(freud_client.get(key))
+    assert say(pipe, freud_client.get(key))[0].payload == b"one"
 
 
 def test_nobody_can_tell(monkeypatch: pytest.MonkeyPatch):
@@ -258,12 +260,12 @@ def request(chance: Random) -> bytes:
     key = chance.randrange(4).to_bytes(16, "big")
     return chance.choice(
         (
-            freud.create(name),
-            freud.subscribe(name),
-            *[freud.produce(name, bytes(chance.choice((0, 1, 20))))] * 8,
-            *[freud.get(key), freud.get_record(key)] * 4,
-            freud.get(key, 1),
-            freud.unsubscribe(key) if chance.random() < 0.3 else freud.create(name),
-            freud.delete(name) if chance.random() < 0.3 else freud.create(name),
+            freud_client.create(name),
+            freud_client.subscribe(name),
+            *[freud_client.produce(name, bytes(chance.choice((0, 1, 20))))] * 8,
+            *[freud_client.get(key), freud_client.get_record(key)] * 4,
+            freud_client.get(key, 1),
+            freud_client.unsubscribe(key) if chance.random() < 0.3 else freud_client.create(name),
+            freud_client.delete(name) if chance.random() < 0.3 else freud_client.create(name),
         )
     )

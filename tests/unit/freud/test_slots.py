@@ -6,7 +6,7 @@ import pytest
 
 from polybus.errors import StoreFull
 from polybus.model.limits import Limits
-from polybus.testing.freud import (
+from tests.rig.freud_client import (
     NOTHING_HAPPENED,
     OK,
     SERVER_ERROR,
@@ -19,8 +19,8 @@ from polybus.testing.freud import (
     produce,
     subscribe,
 )
-from polybus.testing.memory import MemoryBus
-from polybus.testing.pipe import MemoryPipe
+from tests.rig.memory_bus import MemoryBus
+from tests.rig.memory_pipe import MemoryPipe
 
 MAX_UNCOMMITTED = 1000
 

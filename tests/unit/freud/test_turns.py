@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from polybus.dialects.freud.session import BEHIND_BYTES
-from polybus.dialects.freud.turns import SHARE, Line
+from polybus.dialects.freud.server.fair_scheduler import SHARE, Line
+from polybus.dialects.freud.server.session import BEHIND_BYTES
 from polybus.model.identity import Identity
-from polybus.testing.freud import (
+from tests.rig.freud_client import (
     DOESNT_EXIST,
     FOR_EVER,
     NOTHING_HAPPENED,
@@ -25,7 +25,7 @@ from polybus.testing.freud import (
     produce,
     subscribe,
 )
-from polybus.testing.memory import MemoryBus
+from tests.rig.memory_bus import MemoryBus
 
 ALICE = Identity(1, groups=frozenset())
 TOPICS = 100

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from polybus.bus.policy import Policy
-from polybus.bus.ruletable import Placed
+from polybus.bus.rule_table import Placed
+from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import GsbLimits
-from polybus.model.rules import Rule
-from polybus.testing.gsbmemory import Far, Reply
-from polybus.testing.memory import MemoryBus
+from tests.rig.gsb_memory_peer import Far, Reply
+from tests.rig.memory_bus import MemoryBus
 
 NODE = "0x" + "0123456789abcdef" * 2 + "01234567"
 FULL, PARTIAL = 0, 1

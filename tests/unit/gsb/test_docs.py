@@ -8,8 +8,8 @@ from pathlib import Path
 
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.service_address import Code
 from polybus.model.limits import GsbLimits
-from polybus.model.services import Code
 
 SPEC = (Path(__file__).parents[3] / "docs" / "spec" / "gsb.md").read_text()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polybus.model.limits import KIB, GsbLimits, Limits
-from polybus.testing.gsbmemory import Far, Reply
-from polybus.testing.memory import MemoryBus
+from tests.rig.gsb_memory_peer import Far, Reply
+from tests.rig.memory_bus import MemoryBus
 
 FULL, PARTIAL = 0, 1
 MARK = 64 * KIB

@@ -7,8 +7,8 @@ import pytest
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
 from polybus.model.limits import KIB, GsbLimits
-from polybus.testing.gsbmemory import Far, Reply
-from polybus.testing.memory import MemoryBus
+from tests.rig.gsb_memory_peer import Far, Reply
+from tests.rig.memory_bus import MemoryBus
 
 MAX = 8 * KIB
 LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)

@@ -7,15 +7,15 @@ import json
 import pytest
 
 from polybus.bus.policy import Policy
-from polybus.bus.ruletable import Placed
+from polybus.bus.rule_table import Placed
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import KIB, GsbLimits, Limits
-from polybus.model.rules import Rule
 from polybus.model.topic import ALL
-from polybus.testing import freud, rqueue
-from polybus.testing.gsbmemory import Far
-from polybus.testing.memory import MemoryBus
+from tests.rig import freud_client, rqueue_client
+from tests.rig.gsb_memory_peer import Far
+from tests.rig.memory_bus import MemoryBus
 
 ALICE = Identity(1, groups=frozenset())
 
@@ -90,24 +90,24 @@ def test_limits_of_subscriptions_are_named():
 def test_rqueue_and_gsb_hear_each_other(bus):
     far, queue = Far(bus), bus.connect()
     far.subscribe("news")
-    queue.deliver(rqueue.subscribe(b"news"))
-    queue.deliver(rqueue.publish(b"news", b"from rqueue"))
+    queue.deliver(rqueue_client.subscribe(b"news"))
+    queue.deliver(rqueue_client.publish(b"news", b"from rqueue"))
     heard = far.next("broadcast_request")
     assert (heard.topic, heard.data, heard.caller) == ("news", b"from rqueue", "")
     far.broadcast("news", b"from gsb")
     assert b"from gsb" in bytes(queue.taken)
     assert far.next("broadcast_request").caller == "local:anonymous"
     assert far.next("broadcast_reply").code == 0
-    queue.deliver(rqueue.publish(b"news", b"again"))
+    queue.deliver(rqueue_client.publish(b"news", b"again"))
     assert far.next("broadcast_request").caller == ""
 
 
 def test_freud_reads_broadcasts(bus):
     far, reader = Far(bus), bus.connect_freud()
-    reader.deliver(freud.create(b"news") + freud.subscribe(b"news"))
+    reader.deliver(freud_client.create(b"news") + freud_client.subscribe(b"news"))
     subscriber = bytes(reader.taken[-16:])
     far.broadcast("news", b"from gsb")
-    reader.deliver(freud.get(subscriber, 0))
+    reader.deliver(freud_client.get(subscriber, 0))
     assert bytes(reader.taken).endswith(b"from gsb")
 
 
@@ -128,7 +128,7 @@ def test_a_full_subscriber_loses_broadcasts_and_holds_up_nobody(bus):
 
 def test_a_full_reader_of_rqueue_makes_its_writers_wait(bus):
     far, queue = Far(bus), bus.connect(appetite=0)
-    queue.deliver(rqueue.subscribe(b"news"))
+    queue.deliver(rqueue_client.subscribe(b"news"))
     for _ in range(4):
         far.broadcast("news", b"x" * KIB)
     assert not far.is_read
@@ -164,11 +164,11 @@ def test_subscribers_of_a_durable_topic_are_told_who_sent_it(bus):
     bus.make("log")
     alice, other, queue, reader = Far(bus, identity=ALICE), Far(bus), bus.connect(), Far(bus)
     early = bus.connect()
-    early.deliver(rqueue.subscribe(b"log"))
+    early.deliver(rqueue_client.subscribe(b"log"))
     reader.subscribe("log")
     alice.broadcast("log", b"1", caller="somebody else")
     alice.broadcast("log", b"2")
-    queue.deliver(rqueue.publish(b"log", b"3"))
+    queue.deliver(rqueue_client.publish(b"log", b"3"))
     other.broadcast("log", b"4")
     alice.broadcast("log", b"5")
     bus.settle()
@@ -180,7 +180,7 @@ def test_subscribers_of_a_durable_topic_are_told_who_sent_it(bus):
         (b"5", "local:1"),
     ]
     assert bytes(early.taken).count(b"log") == 5
-    queue.deliver(rqueue.publish(b"log", b"6"))
+    queue.deliver(rqueue_client.publish(b"log", b"6"))
     bus.settle()
     assert heard(reader) == [(b"6", "")]
     assert len(bus.broker.callers) == 0  # nothing is remembered that all have heard
@@ -227,7 +227,7 @@ def test_who_joins_behind_the_tail_is_told_too(bus):
 
 
 def test_what_is_remembered_is_bounded(bus, monkeypatch):
-    monkeypatch.setattr("polybus.bus.callers.MAX_KNOWN", 2)
+    monkeypatch.setattr("polybus.dialects.gsb.server.sender_tracker.MAX_KNOWN", 2)
     bus.make("log")
     alice, reader = Far(bus, identity=ALICE), Far(bus)
     reader.subscribe("log")
@@ -347,7 +347,7 @@ def test_every_call_is_a_message_of_the_log():
 
 
 def test_many_calls_are_written_in_pieces_in_their_order(monkeypatch):
-    monkeypatch.setattr("polybus.bus.calls.audit.BATCH", 10)  # more than a tick brings
+    monkeypatch.setattr("polybus.dialects.gsb.server.call_log.BATCH", 10)  # more than a tick brings
     bus = MemoryBus(gsb=GsbLimits(audit=True), durable=True)
     bus.settle()
     service, caller = Far(bus), Far(bus)
@@ -364,7 +364,7 @@ def test_many_calls_are_written_in_pieces_in_their_order(monkeypatch):
 
 
 def test_what_the_disk_does_not_take_is_dropped_and_counted(monkeypatch):
-    monkeypatch.setattr("polybus.bus.calls.audit.MAX_WAITING", 10)
+    monkeypatch.setattr("polybus.dialects.gsb.server.call_log.MAX_WAITING", 10)
     bus = MemoryBus(gsb=GsbLimits(audit=True), durable=True)
     bus.settle()
     caller = Far(bus)

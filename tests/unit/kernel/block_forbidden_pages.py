@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from itertools import product
 
+from polybus.kernel import block_gather
 from polybus.kernel import blocks as kernel
-from polybus.kernel import gathering
-from polybus.model import runs
-from polybus.testing.oracle import blocks as oracle
+from polybus.model import run_table
+from tests.rig.oracle import blocks as oracle
 from tests.unit.kernel.fence import fenced
 from tests.vectors.block import vectors
 
@@ -52,8 +52,8 @@ def look(data: memoryview) -> None:
         kernel.concat([layout, layout])
         for start in range(count):
             kernel.cut(layout, start, count)
-            piece = (layout, runs.table(1, 0, count), 0, 0, start, count)
-            gathering.gather([piece], 0, 2**62, count, 1 << 20)
+            piece = (layout, run_table.table(1, 0, count), 0, 0, start, count)
+            block_gather.gather([piece], 0, 2**62, count, 1 << 20)
         layout.close()
 
 

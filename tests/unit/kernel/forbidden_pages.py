@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from array import array
 
+from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding, RqueueFraming
 from polybus.kernel.fanout import Fanout, Source
-from polybus.kernel.rqueue import RqueueEncoding, RqueueFraming
 from tests.property.kernel.frames import filler, frame, publish, publish_part, remove, subscribe
 from tests.unit.kernel.fence import PAGE, fenced
 

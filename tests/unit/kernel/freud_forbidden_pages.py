@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from array import array
 
-from polybus.kernel.freud import Scanner
-from polybus.kernel.freud_answers import messages, records
-from polybus.kernel.freud_client import scan_answers
-from polybus.testing.oracle.freud import is_name
+from polybus.dialects.freud.client.answer_batch import scan_answers
+from polybus.dialects.freud.server.answer_encoder import messages, records
+from polybus.dialects.freud.server.request_scanner import Scanner
+from tests.rig.oracle.freud import is_name
 from tests.unit.kernel.fence import PAGE, fenced
 from tests.vectors.freud import MAX_FRAME_BYTES, vectors
 

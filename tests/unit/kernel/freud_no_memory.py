@@ -11,9 +11,9 @@ import sys
 from array import array
 from collections.abc import Callable
 
-from polybus.kernel.freud import Scanner
-from polybus.kernel.freud_answers import answers, messages, produced, records
-from polybus.kernel.freud_client import encode_gets, encode_produces, scan_answers
+from polybus.dialects.freud.client.answer_batch import encode_gets, encode_produces, scan_answers
+from polybus.dialects.freud.server.answer_encoder import answers, messages, produced, records
+from polybus.dialects.freud.server.request_scanner import Scanner
 
 CAP = 1000
 MOST_ALLOCATIONS = 400  # more than any of these needs

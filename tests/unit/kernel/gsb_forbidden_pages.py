@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 
 from polybus.dialects.gsb import sp
-from polybus.kernel import gsb
-from polybus.testing.gsbmemory import Far
-from polybus.testing.memory import MemoryBus
+from polybus.dialects.gsb.server import gsb_packets
+from tests.rig.gsb_memory_peer import Far
+from tests.rig.memory_bus import MemoryBus
 from tests.unit.kernel.fence import PAGE, fenced
 from tests.vectors.gsb import VECTORS
 
@@ -21,9 +21,9 @@ def main() -> None:
         payload = vector.payload
         for size in range(len(payload) + 1):
             page[:size] = payload[:size]
-            gsb.read(page, 0, size)
+            gsb_packets.read(page, 0, size)
             page[PAGE - size :] = payload[:size]
-            gsb.read(page, PAGE - size, PAGE)
+            gsb_packets.read(page, PAGE - size, PAGE)
     for form in ("tcp", "ipc"):
         for vector in VECTORS:
             stream = sp.GREETING + 2 * getattr(vector, form)

@@ -11,12 +11,12 @@ import pytest
 import xxhash
 
 from polybus.errors import Damaged, WrongFormat
+from polybus.kernel import block_gather
 from polybus.kernel import blocks as kernel
-from polybus.kernel import gathering
-from polybus.model import runs
+from polybus.model import run_table
 from polybus.model.block import Block, open_layout
-from polybus.testing.blocks import block, contents
-from polybus.testing.oracle import blocks as oracle
+from polybus.testing.conformance.sample_blocks import block, contents
+from tests.rig.oracle import blocks as oracle
 from tests.vectors.block import Vector, vectors
 
 GOOD = [one for one in vectors() if one.bad is None]
@@ -97,17 +97,17 @@ def test_a_layout_is_not_closed_under_its_reader():
     class Closing:
         def __iter__(self) -> Iterator[object]:
             layout.close()
-            return iter((other, runs.table(2, 0, 1), 1, 0, 0, 1))
+            return iter((other, run_table.table(2, 0, 1), 1, 0, 0, 1))
 
-    pieces: list[Any] = [(layout, runs.table(1, 0, 1), 0, 0, 0, 1), Closing()]
+    pieces: list[Any] = [(layout, run_table.table(1, 0, 1), 0, 0, 0, 1), Closing()]
     with pytest.raises(BufferError):
-        gathering.gather(pieces, 0, 9, 9, 9)
+        block_gather.gather(pieces, 0, 9, 9, 9)
     layout.close()
 
 
 def test_a_layout_let_go_after_a_read_can_be_closed():
     layout = block(b"a").layout()
-    gathering.gather([(layout, runs.table(1, 0, 1), 0, 0, 0, 1)], 0, 9, 9, 9)
+    block_gather.gather([(layout, run_table.table(1, 0, 1), 0, 0, 0, 1)], 0, 9, 9, 9)
     kernel.concat([layout, layout])
     kernel.cut(layout, 0, 1)
     layout.close()
@@ -123,9 +123,9 @@ def test_a_layout_let_go_after_a_read_can_be_closed():
 )
 def test_a_piece_lies_in_its_block_and_a_refused_one_is_not_held(piece):
     layout = block(b"a").layout()
-    table = bytearray(runs.table(1, 0, 1))
+    table = bytearray(run_table.table(1, 0, 1))
     with pytest.raises(IndexError):
-        gathering.gather([(layout, table, *piece)], 0, 9, 9, 9)
+        block_gather.gather([(layout, table, *piece)], 0, 9, 9, 9)
     layout.close()
     table.append(0)  # a held buffer could not grow
 
@@ -143,51 +143,54 @@ def test_a_cut_is_not_empty_and_lies_in_its_block():
 def test_bytes_are_bounded_over_all_runs_and_blocks(max_bytes, expected):
     """The messages weigh four bytes each: a body; a body and a key; a body and a header."""
     one = block(b"aaaa", b"bb", keys=[None, "kk"]).layout()
-    table = runs.join(runs.table(1, 0, 1), runs.table(2, 5, 1))
+    table = run_table.join(run_table.table(1, 0, 1), run_table.table(2, 5, 1))
     other = block(b"", headers=[[("n", b"vvv")]]).layout()
-    pieces = [(one, table, 0, 0, 0, 2), (other, runs.table(3, 5, 1), 2, 0, 0, 1)]
-    assert gathering.gather(pieces, 0, 9, 9, max_bytes)[0] == expected
+    pieces = [(one, table, 0, 0, 0, 2), (other, run_table.table(3, 5, 1), 2, 0, 0, 1)]
+    assert block_gather.gather(pieces, 0, 9, 9, max_bytes)[0] == expected
 
 
 @pytest.mark.parametrize("max_rows", range(1, 5))
 def test_rows_are_bounded_over_all_runs_and_blocks(max_rows):
     one, other = block(b"a", b"b", b"c").layout(), block(b"d").layout()
-    table = runs.join(runs.table(1, 0, 1), runs.table(2, 5, 2))
-    pieces = [(one, table, 0, 0, 0, 3), (other, runs.table(4, 5, 1), 3, 0, 0, 1)]
-    count, _, _, _, _, _, _, bodies, *_ = gathering.gather(pieces, 0, 9, max_rows, 9)
+    table = run_table.join(run_table.table(1, 0, 1), run_table.table(2, 5, 2))
+    pieces = [(one, table, 0, 0, 0, 3), (other, run_table.table(4, 5, 1), 3, 0, 0, 1)]
+    count, _, _, _, _, _, _, bodies, *_ = block_gather.gather(pieces, 0, 9, max_rows, 9)
     assert (count, bodies) == (max_rows, b"abcd"[:max_rows])
 
 
 def test_pieces_with_fitting_places_of_other_blocks_are_not_neighbours():
     one, other = block(b"a", b"b").layout(), block(b"x", b"y").layout()
-    pieces = [(one, runs.table(1, 0, 2), 0, 0, 0, 1), (other, runs.table(2, 0, 2), 0, 1, 1, 2)]
-    assert gathering.gather(pieces, 0, 9, 9, 9)[7] == b"ay"
+    pieces = [
+        (one, run_table.table(1, 0, 2), 0, 0, 0, 1),
+        (other, run_table.table(2, 0, 2), 0, 1, 1, 2),
+    ]
+    assert block_gather.gather(pieces, 0, 9, 9, 9)[7] == b"ay"
 
 
 def test_pieces_of_one_block_with_a_gap_are_not_neighbours():
-    layout, table = block(b"a", b"b", b"c").layout(), runs.table(1, 0, 3)
+    layout, table = block(b"a", b"b", b"c").layout(), run_table.table(1, 0, 3)
     pieces = [(layout, table, 0, 0, 0, 1), (layout, table, 0, 0, 2, 3)]
-    assert gathering.gather(pieces, 0, 9, 9, 9)[7] == b"ac"
+    assert block_gather.gather(pieces, 0, 9, 9, 9)[7] == b"ac"
 
 
 def test_counts_that_add_up_only_by_wrapping_round_are_refused():
-    table = runs.table(0, 0, 2**62) * 4 + runs.table(1, 0, 1)
-    with pytest.raises(gathering.BadPiece):
-        gathering.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
+    table = run_table.table(0, 0, 2**62) * 4 + run_table.table(1, 0, 1)
+    with pytest.raises(block_gather.BadPiece):
+        block_gather.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
 
 
 def test_a_table_with_bytes_behind_is_refused():
-    table = runs.table(1, 0, 1) + b"x"
-    with pytest.raises(gathering.BadPiece):
-        gathering.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
+    table = run_table.table(1, 0, 1) + b"x"
+    with pytest.raises(block_gather.BadPiece):
+        block_gather.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
 
 
 def test_a_refused_read_holds_nothing():
     good, bad = block(b"a").layout(), block(b"b").layout()
-    table, torn = bytearray(runs.table(1, 0, 1)), bytearray(runs.table(2, 0, 2))
+    table, torn = bytearray(run_table.table(1, 0, 1)), bytearray(run_table.table(2, 0, 2))
     pieces = [(good, table, 0, 0, 0, 1), (bad, torn, 1, 0, 0, 1)]
-    with pytest.raises(gathering.BadPiece):
-        gathering.gather(pieces, 0, 9, 9, 9)
+    with pytest.raises(block_gather.BadPiece):
+        block_gather.gather(pieces, 0, 9, 9, 9)
     good.close()
     bad.close()
     table.append(0)
@@ -197,10 +200,10 @@ def test_a_refused_read_holds_nothing():
 def test_a_closed_layout_is_not_gathered():
     open_one, closed = block(b"a").layout(), block(b"b").layout()
     closed.close()
-    table = bytearray(runs.table(1, 0, 1))
+    table = bytearray(run_table.table(1, 0, 1))
     pieces = [(one, table, 0, 0, 0, 1) for one in (open_one, closed)]
     with pytest.raises(ValueError, match="closed"):
-        gathering.gather(pieces, 0, 9, 9, 9)
+        block_gather.gather(pieces, 0, 9, 9, 9)
     open_one.close()
     table.append(0)
 
@@ -209,14 +212,14 @@ def test_a_closed_layout_is_not_gathered():
     "run", [(-1, 0, 1), (1, 0, 0), (1, 0, -1), (2**63 - 1, 0, 1), (1, 0, 2**63 - 1)]
 )
 def test_runs_that_make_no_sense_are_refused(run):
-    piece = (block(b"a").layout(), runs.table(*run), 0, 0, 0, 1)
-    with pytest.raises(gathering.BadPiece):
-        gathering.gather([piece], 0, 2**63 - 1, 9, 9)
+    piece = (block(b"a").layout(), run_table.table(*run), 0, 0, 0, 1)
+    with pytest.raises(block_gather.BadPiece):
+        block_gather.gather([piece], 0, 2**63 - 1, 9, 9)
 
 
 def test_the_largest_ids_and_offsets_are_read():
-    piece = (block(b"a", b"b").layout(), runs.table(2**63 - 3, 0, 2), 2**63 - 3, 0, 0, 2)
-    count, ids, _, offsets, *_ = gathering.gather([piece], 0, 2**63 - 1, 9, 9)
+    piece = (block(b"a", b"b").layout(), run_table.table(2**63 - 3, 0, 2), 2**63 - 3, 0, 0, 2)
+    count, ids, _, offsets, *_ = block_gather.gather([piece], 0, 2**63 - 1, 9, 9)
     largest = (2**63 - 3).to_bytes(8, "little") + (2**63 - 2).to_bytes(8, "little")
     assert (count, bytes(ids), bytes(offsets)) == (2, largest, largest)
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import Damaged
+from polybus.kernel.block_gather import BadPiece
+from polybus.kernel.block_gather import gather as kernel_gather
 from polybus.kernel.blocks import Layout, concat, cut, split
-from polybus.kernel.gathering import BadPiece
-from polybus.kernel.gathering import gather as kernel_gather
 from polybus.model.block import Block, Piece, gather, open_layout
-from polybus.testing.blocks import block
+from polybus.testing.conformance.sample_blocks import block
 
 EVERYTHING: dict[str, Any] = {"max_rows": 1 << 20, "max_bytes": 1 << 30}
 BODIES = st.lists(st.binary(max_size=200), min_size=1, max_size=30)

@@ -8,7 +8,7 @@ from polybus.kernel.blocks import Layout, Merging, Roomy, behind, concat, count_
 from polybus.model.block import Block
 from polybus.model.commit import Append, Commit
 from polybus.store.contract import Store
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
 
 HEAD = bytes(range(88))
 LARGE = 64 * 1024

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.model.block import Block
-from polybus.testing.blocks import block
+from polybus.testing.conformance.sample_blocks import block
 
 Row = tuple[bytes, str | None, list[tuple[str, bytes]] | None]
 KEYS = st.none() | st.text(max_size=4)

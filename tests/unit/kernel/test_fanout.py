@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding, RqueueFraming
 from polybus.kernel.fanout import BLOCKED, CONTROL_FRAME, END, FRAGMENTS_FIRST, Fanout, Source
 from polybus.kernel.framing import Framing
-from polybus.kernel.rqueue import RqueueEncoding, RqueueFraming
 from tests.property.kernel.frames import notification, publish, publish_part, subscribe
 
 OWN = RqueueEncoding(0, 2048)

@@ -10,7 +10,8 @@ from array import array
 
 import pytest
 
-from polybus.kernel.freud import (
+from polybus.dialects.freud.client.answer_batch import encode_gets, encode_produces
+from polybus.dialects.freud.server.request_scanner import (
     MAX_GROUP_MESSAGES,
     MAX_SCAN_BODY_BYTES,
     MAX_SCAN_GROUPS,
@@ -22,7 +23,6 @@ from polybus.kernel.freud import (
     Request,
     Scanner,
 )
-from polybus.kernel.freud_client import encode_gets, encode_produces
 
 CAP = 2 * MAX_SCAN_BODY_BYTES
 ID = bytes(range(16))

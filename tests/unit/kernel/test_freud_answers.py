@@ -7,7 +7,8 @@ from array import array
 
 import pytest
 
-from polybus.kernel.freud_answers import (
+from polybus.dialects.freud.client.answer_batch import Record, scan_answers
+from polybus.dialects.freud.server.answer_encoder import (
     answers,
     fitting,
     messages,
@@ -15,7 +16,6 @@ from polybus.kernel.freud_answers import (
     records,
     whole_answers,
 )
-from polybus.kernel.freud_client import Record, scan_answers
 
 CAP = 1000
 OFFSETS = array("i", [0, 3, 3, 8])

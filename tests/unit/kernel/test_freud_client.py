@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from polybus.kernel.freud_answers import answers, produced
-from polybus.kernel.freud_client import (
+from polybus.dialects.freud.client.answer_batch import (
     Answer,
     AnswerBatch,
     Record,
@@ -17,6 +16,7 @@ from polybus.kernel.freud_client import (
     encode_run,
     scan_answers,
 )
+from polybus.dialects.freud.server.answer_encoder import answers, produced
 
 CAP = 1000
 ID = bytes(range(16))

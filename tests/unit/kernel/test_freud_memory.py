@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.kernel.freud import Produces, Scanner
-from polybus.kernel.freud_answers import messages, records
-from polybus.kernel.freud_client import encode_gets, encode_produces, scan_answers
+from polybus.dialects.freud.client.answer_batch import encode_gets, encode_produces, scan_answers
+from polybus.dialects.freud.server.answer_encoder import messages, records
+from polybus.dialects.freud.server.request_scanner import Produces, Scanner
 
 CAP = 1000
 ROUNDS = 200

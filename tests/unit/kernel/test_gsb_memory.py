@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.kernel import gsb
-from polybus.testing.gsbmemory import Far
-from polybus.testing.memory import MemoryBus
+from polybus.dialects.gsb.server import gsb_packets
+from tests.rig.gsb_memory_peer import Far
+from tests.rig.memory_bus import MemoryBus
 
 ROUNDS = 200
 SLACK_BYTES = 8192  # a leak is ROUNDS times more
@@ -47,11 +47,11 @@ class Conversation:
 
 
 def read_and_write() -> None:
-    payload = gsb.call_reply(False, b"1", 0, 1, b"x" * 100)[8:]
-    assert gsb.read(payload, 0, len(payload)) is not None
-    assert gsb.read(payload, 0, len(payload) - 1) is None
+    payload = gsb_packets.call_reply(False, b"1", 0, 1, b"x" * 100)[8:]
+    assert gsb_packets.read(payload, 0, len(payload)) is not None
+    assert gsb_packets.read(payload, 0, len(payload) - 1) is None
     with pytest.raises(ValueError, match="within"):
-        gsb.read(payload, 0, 1000)
+        gsb_packets.read(payload, 0, 1000)
 
 
 @pytest.mark.parametrize("make", [Conversation, lambda: read_and_write], ids=["calls", "packets"])

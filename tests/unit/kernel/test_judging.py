@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding, RqueueFraming
 from polybus.kernel.fanout import Fanout, Source
-from polybus.kernel.rqueue import RqueueEncoding, RqueueFraming
 from tests.property.kernel.frames import notification, publish
 
 OWN = RqueueEncoding(0, 2048)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding, RqueueFraming
 from polybus.kernel.fanout import Fanout, Source
-from polybus.kernel.rqueue import RqueueEncoding, RqueueFraming
 from tests.property.kernel.frames import filler, publish, publish_part
 
 OWN, OTHER = RqueueEncoding(0, 2048), RqueueEncoding(1, 282)

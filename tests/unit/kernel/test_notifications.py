@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from polybus.kernel.notifications import (
+from polybus.dialects.rqueue.client.notification_batch import (
     Message,
     NotificationBatch,
     Part,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.kernel.outlet import Outlet
+from polybus.kernel.socket_writer import Outlet
 
 
 class Loop:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding
 from polybus.kernel.fanout import Fanout
 from polybus.kernel.framing import Encoding
-from polybus.kernel.registry import Registry
-from polybus.kernel.rqueue import RqueueEncoding
+from polybus.kernel.subscriber_table import Registry
 
 BAD_NAMES = [b"", b"t" * 256, b"t" * 70_000]
 

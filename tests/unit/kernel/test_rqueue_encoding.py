@@ -7,10 +7,10 @@ from array import array
 
 import pytest
 
+from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding
 from polybus.kernel.fanout import Fanout, Source
-from polybus.kernel.rqueue import RqueueEncoding
-from polybus.testing.oracle.rqueue import Encoding
 from tests.property.kernel import frames
+from tests.rig.oracle.rqueue import Encoding
 
 
 def encoded(encoding: RqueueEncoding, topic: bytes, body: bytes) -> bytes:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from polybus.dialects.rqueue.server.rqueue_framing import REASONS, RqueueEncoding, RqueueFraming
 from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME, END, Fanout, Routed, Source
-from polybus.kernel.rqueue import REASONS, RqueueEncoding, RqueueFraming
-from polybus.testing.oracle import rqueue as oracle
 from tests.property.kernel import frames
+from tests.rig.oracle import rqueue as oracle
 
 VECTORS_FILE = Path(__file__).parents[2] / "vectors" / "rqueue.json"
 VECTORS = json.loads(VECTORS_FILE.read_text())

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.kernel import slabs
-from polybus.model import runs
+from polybus.kernel import column_slab
+from polybus.model import run_table
 from polybus.model.block import gather
 from polybus.model.rows import Rows
-from polybus.testing.blocks import block
+from polybus.testing.conformance.sample_blocks import block
 
-LARGE = slabs.SLAB_FROM_BYTES
+LARGE = column_slab.SLAB_FROM_BYTES
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    slabs.let_go()
+    column_slab.let_go()
     yield
-    slabs.let_go()
+    column_slab.let_go()
 
 
 def read(fill: bytes, size: int) -> Rows:
-    piece = (block(fill * size).layout(), runs.table(1, 0, 1), 0, 0, 0, 1)
+    piece = (block(fill * size).layout(), run_table.table(1, 0, 1), 0, 0, 0, 1)
     return gather([piece], max_rows=1, max_bytes=1)
 
 
 def test_small_columns_are_plain_bytes():
     assert isinstance(read(b"a", LARGE - 1).bodies, bytes)
-    assert slabs.kept_bytes() == 0
+    assert column_slab.kept_bytes() == 0
 
 
 def test_large_columns_cannot_be_written_to():
@@ -38,12 +38,12 @@ def test_large_columns_cannot_be_written_to():
 
 def test_memory_is_used_again_once_nobody_looks_at_it():
     rows = read(b"a", 3 * LARGE)
-    assert slabs.kept_bytes() == 0
+    assert column_slab.kept_bytes() == 0
     del rows
-    kept = slabs.kept_bytes()
+    kept = column_slab.kept_bytes()
     assert kept >= 3 * LARGE
     rows = read(b"b", 3 * LARGE)
-    assert slabs.kept_bytes() == 0
+    assert column_slab.kept_bytes() == 0
     assert bytes(rows.bodies) == b"b" * (3 * LARGE)
 
 
@@ -56,29 +56,29 @@ def test_memory_that_is_looked_at_is_left_alone():
 
 def test_a_small_column_does_not_take_the_memory_of_a_large_one():
     read(b"a", 40 * LARGE)
-    kept = slabs.kept_bytes()
+    kept = column_slab.kept_bytes()
     rows = read(b"b", LARGE)
-    assert slabs.kept_bytes() == kept
+    assert column_slab.kept_bytes() == kept
     assert len(rows.bodies) == LARGE
 
 
-@pytest.mark.parametrize("size", [LARGE, 4 << 20, slabs.KEEP_BYTES])
+@pytest.mark.parametrize("size", [LARGE, 4 << 20, column_slab.KEEP_BYTES])
 def test_what_is_kept_is_bounded(size):
-    reads = [read(b"a", size) for _ in range(max(2, min(100, 2 * slabs.KEEP_BYTES // size)))]
+    reads = [read(b"a", size) for _ in range(max(2, min(100, 2 * column_slab.KEEP_BYTES // size)))]
     reads.clear()
-    assert 0 < slabs.kept_bytes() <= slabs.KEEP_BYTES
+    assert 0 < column_slab.kept_bytes() <= column_slab.KEEP_BYTES
 
 
 def test_a_column_larger_than_all_that_is_kept_is_not_kept():
-    rows = read(b"a", slabs.KEEP_BYTES + 1)
-    assert len(rows.bodies) == slabs.KEEP_BYTES + 1
+    rows = read(b"a", column_slab.KEEP_BYTES + 1)
+    assert len(rows.bodies) == column_slab.KEEP_BYTES + 1
     del rows
-    assert slabs.kept_bytes() == 0
+    assert column_slab.kept_bytes() == 0
 
 
 def test_memory_can_be_let_go():
     reads = [read(b"a", LARGE) for _ in range(3)]
     reads.clear()
-    assert slabs.kept_bytes() > 0
-    slabs.let_go()
-    assert slabs.kept_bytes() == 0
+    assert column_slab.kept_bytes() > 0
+    column_slab.let_go()
+    assert column_slab.kept_bytes() == 0

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from polybus.errors import MalformedRequest, TooLarge
-from polybus.model import runs
+from polybus.model import run_table
 from polybus.model.arrow import (
     HEADERS_TYPE,
     MAX_SHARED_NULLS,
@@ -19,7 +19,7 @@ from polybus.model.arrow import (
 )
 from polybus.model.block import MAX_BLOCK_BYTES, Block, Piece, gather
 from polybus.model.rows import EMPTY, Rows
-from polybus.testing.blocks import block, contents
+from polybus.testing.conformance.sample_blocks import block, contents
 
 NOW = 99
 KEYS = ["k", None, "é", None]
@@ -46,7 +46,7 @@ def produced(**changes: object) -> pa.RecordBatch:
 
 
 def rows_of(made) -> Rows:
-    piece = Piece(made.layout(), runs.table(10, 500, made.count), 7, 3, 0, made.count)
+    piece = Piece(made.layout(), run_table.table(10, 500, made.count), 7, 3, 0, made.count)
     return gather([piece], max_rows=100, max_bytes=1 << 20)
 
 
@@ -214,7 +214,7 @@ def test_rows_without_keys_and_headers_become_a_batch_of_nulls():
 @pytest.mark.parametrize("count", [MAX_SHARED_NULLS, MAX_SHARED_NULLS + 1])
 def test_many_rows_without_keys_and_headers_are_sound(count):
     made = Block.from_columns(b"", bytes((count + 1) * 4), insertion_ms=0)
-    piece = Piece(made.layout(), runs.table(1, 0, count), 0, 0, 0, count)
+    piece = Piece(made.layout(), run_table.table(1, 0, count), 0, 0, 0, count)
     batch = batch_of(gather([piece], max_rows=count, max_bytes=1))
     batch.validate(full=True)
     for name in ("shard_key", "headers"):

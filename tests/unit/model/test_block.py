@@ -9,9 +9,9 @@ import pytest
 from polybus.errors import Damaged, TooLarge, UsageError, WrongFormat
 from polybus.kernel import blocks as kernel
 from polybus.model import block as model
-from polybus.model import runs
+from polybus.model import run_table
 from polybus.model.block import Block, Headers, Keys, Piece, gather, open_layout
-from polybus.testing.blocks import block, contents, messages
+from polybus.testing.conformance.sample_blocks import block, contents, messages
 
 MIXED = block(
     b"a",
@@ -183,8 +183,15 @@ def test_a_closed_layout_lets_go_of_its_bytes():
 def test_a_read_merges_shards_by_id():
     one, other = block(b"a", b"b", b"c"), block(b"x", b"y")
     pieces = [
-        Piece(one.layout(), runs.join(runs.table(1, 10, 1), runs.table(4, 20, 2)), 7, 0, 0, 3),
-        Piece(other.layout(), runs.table(2, 10, 2), 5, 1, 0, 2),
+        Piece(
+            one.layout(),
+            run_table.join(run_table.table(1, 10, 1), run_table.table(4, 20, 2)),
+            7,
+            0,
+            0,
+            3,
+        ),
+        Piece(other.layout(), run_table.table(2, 10, 2), 5, 1, 0, 2),
     ]
     rows = gather(pieces, max_rows=10, max_bytes=100)
     read = [(m.id, m.shard, m.offset, m.timestamp_ns, m.body) for m in messages(rows)]
@@ -198,7 +205,14 @@ def test_a_read_merges_shards_by_id():
 
 
 @pytest.mark.parametrize(
-    "table", [b"", runs.table(1, 0, 2), runs.table(1, 0, 4), runs.table(1, 0, 3)[:-1], bytes(24)]
+    "table",
+    [
+        b"",
+        run_table.table(1, 0, 2),
+        run_table.table(1, 0, 4),
+        run_table.table(1, 0, 3)[:-1],
+        bytes(24),
+    ],
 )
 def test_a_run_table_that_does_not_fit_is_damage(table):
     with pytest.raises(Damaged):

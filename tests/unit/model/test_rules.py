@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import InvalidRule
+from polybus.model.access_rule import VERBS, Rule, Who
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.model.patterns import Pattern
-from polybus.model.rules import VERBS, Rule, Who
+from polybus.model.name_pattern import Pattern
 
 # --- rules
 

@@ -5,82 +5,92 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import Damaged
-from polybus.model import runs
+from polybus.model import run_table
 
-TABLE = runs.join(runs.table(5, 10, 3), runs.table(8, 20, 1), runs.table(12, 20, 2))
+TABLE = run_table.join(
+    run_table.table(5, 10, 3), run_table.table(8, 20, 1), run_table.table(12, 20, 2)
+)
 PLAIN = [(5, 10), (6, 10), (7, 10), (8, 20), (12, 20), (13, 20)]
 
 
 def plain(table: bytes) -> list[tuple[int, int]]:
     return [
         (run.first_id + number, run.timestamp_ns)
-        for run in runs.entries(table)
+        for run in run_table.entries(table)
         for number in range(run.count)
     ]
 
 
 def test_a_table_stands_for_its_messages():
     assert plain(TABLE) == PLAIN
-    assert runs.count(TABLE) == len(PLAIN)
+    assert run_table.count(TABLE) == len(PLAIN)
 
 
 def test_what_continues_is_one_run():
-    assert runs.join(runs.table(1, 7, 2), runs.table(3, 7, 4)) == runs.table(1, 7, 6)
+    assert run_table.join(run_table.table(1, 7, 2), run_table.table(3, 7, 4)) == run_table.table(
+        1, 7, 6
+    )
 
 
 def test_another_time_or_a_gap_is_another_run():
-    assert len(runs.entries(runs.join(runs.table(1, 7, 2), runs.table(3, 8, 4)))) == 2
-    assert len(runs.entries(runs.join(runs.table(1, 7, 2), runs.table(4, 7, 4)))) == 2
+    assert (
+        len(run_table.entries(run_table.join(run_table.table(1, 7, 2), run_table.table(3, 8, 4))))
+        == 2
+    )
+    assert (
+        len(run_table.entries(run_table.join(run_table.table(1, 7, 2), run_table.table(4, 7, 4))))
+        == 2
+    )
 
 
 def test_empty_tables_join():
-    assert runs.join() == b""
-    assert runs.join(b"", TABLE, b"") == TABLE
+    assert run_table.join() == b""
+    assert run_table.join(b"", TABLE, b"") == TABLE
 
 
 def test_every_cut_is_the_cut_of_the_list():
     for start in range(len(PLAIN) + 1):
         for end in range(start, len(PLAIN) + 1):
-            assert plain(runs.cut_runs(TABLE, start, end)) == PLAIN[start:end]
+            assert plain(run_table.cut_runs(TABLE, start, end)) == PLAIN[start:end]
 
 
 def test_cuts_join_to_the_whole():
     for place in range(len(PLAIN) + 1):
-        halves = runs.cut_runs(TABLE, 0, place), runs.cut_runs(TABLE, place, len(PLAIN))
-        assert runs.join(*halves) == TABLE
+        halves = run_table.cut_runs(TABLE, 0, place), run_table.cut_runs(TABLE, place, len(PLAIN))
+        assert run_table.join(*halves) == TABLE
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 2), (2, 1), (0, 7)])
 def test_a_cut_lies_in_the_table(start, end):
     with pytest.raises(IndexError):
-        runs.cut_runs(TABLE, start, end)
+        run_table.cut_runs(TABLE, start, end)
 
 
 def test_every_place_has_its_id_and_time():
     for place, (number, time) in enumerate(PLAIN):
-        assert (runs.id_at(TABLE, place), runs.time_at(TABLE, place)) == (number, time)
+        assert (run_table.id_at(TABLE, place), run_table.time_at(TABLE, place)) == (number, time)
     for place in (-1, len(PLAIN)):
         with pytest.raises(IndexError):
-            runs.id_at(TABLE, place)
+            run_table.id_at(TABLE, place)
 
 
 def test_places_are_found_by_id():
     for wanted in range(16):
         expected = sum(number < wanted for number, _ in PLAIN)
-        assert runs.place_of_id(TABLE, wanted) == expected
+        assert run_table.place_of_id(TABLE, wanted) == expected
 
 
 def test_places_are_found_by_time():
     for wanted in range(25):
-        assert runs.place_of_time(TABLE, wanted) == sum(time < wanted for _, time in PLAIN)
+        assert run_table.place_of_time(TABLE, wanted) == sum(time < wanted for _, time in PLAIN)
 
 
 def test_any_buffer_is_a_table():
     view = memoryview(b"x" + TABLE)[1:]
-    assert runs.join(view) == TABLE
-    assert runs.id_at(view, 3) == 8
+    assert run_table.join(view) == TABLE
+    assert run_table.id_at(view, 3) == 8
 
 
 def test_a_torn_table_is_damage():
     with pytest.raises(Damaged):
-        runs.count(TABLE[:-1])
+        run_table.count(TABLE[:-1])

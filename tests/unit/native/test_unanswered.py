@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import PeerError
-from polybus.native.batching import Batch, Waiting
-from polybus.native.messages import bodies_of
-from polybus.native.unanswered import Unanswered
+from polybus.native.client.in_flight import Unanswered
+from polybus.native.client.produce_messages import bodies_of
+from polybus.native.client.produce_queue import Batch, Waiting
 
 
 def batch(parts: int = 1) -> Batch:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from polybus.dialects.pirate import blocking
-from polybus.dialects.pirate.blocking import BlockingClient
-from polybus.testing.pirate.gate import ALL, Gate
-from polybus.testing.pirate.piratebus import PirateBus
+from polybus.dialects.pirate.client import pirate_blocking
+from polybus.dialects.pirate.client.pirate_blocking import BlockingClient
+from tests.rig.pirate.gate import ALL, Gate
+from tests.rig.pirate.pirate_bus import PirateBus
 
 # Where a message may be lost on purpose the next try comes soon; no test fails because a
 # machine is slow.
@@ -73,7 +73,7 @@ def opening(endpoint: str, tmp_path: Path) -> Iterator[Opening]:
         def open_one(name: str = "client", server: str = endpoint, **more: Any) -> BlockingClient:
             pace = PATIENT if server == endpoint else QUICK
             more.setdefault("state", tmp_path / name)
-            return stack.enter_context(blocking.connect(server, **pace | more))
+            return stack.enter_context(pirate_blocking.connect(server, **pace | more))
 
         yield open_one
 

@@ -11,10 +11,11 @@ from itertools import islice
 import pytest
 
 from polybus import pirate
-from polybus.dialects.pirate import codec, progress
-from polybus.dialects.pirate.folder import Folder
-from polybus.dialects.pirate.options import ClientOptions, Order
-from polybus.dialects.pirate.state import Outcome, Pending
+from polybus.dialects.pirate import codec
+from polybus.dialects.pirate.client import transfer_progress
+from polybus.dialects.pirate.client.journal_state import Outcome, Pending
+from polybus.dialects.pirate.client.pirate_options import ClientOptions, Order
+from polybus.dialects.pirate.client.state_folder import Folder
 from polybus.errors import (
     AddressError,
     DataFolderInUse,
@@ -25,9 +26,9 @@ from polybus.errors import (
     TooLarge,
     UsageError,
 )
-from polybus.testing.pirate.gate import ALL
-from polybus.testing.relay import Relay
-from polybus.testing.watch import eventually, until
+from tests.rig.observer import eventually, until
+from tests.rig.pirate.gate import ALL
+from tests.rig.relay import Relay
 from tests.unit.pirate.conftest import PATIENT, QUICK, losing
 
 MIB = 1 << 20
@@ -432,16 +433,26 @@ def test_what_moves_by_a_connection():
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
         with near, far:
-            before = progress.mark(near.fileno())
-            far.sendall(bytes(progress.LEAST_BYTES - 1))
-            until(lambda: progress.mark(near.fileno()).moved >= progress.LEAST_BYTES - 1, "it came")
-            assert not progress.has_moved(before, progress.mark(near.fileno()))
+            before = transfer_progress.mark(near.fileno())
+            far.sendall(bytes(transfer_progress.LEAST_BYTES - 1))
+            until(
+                lambda: (
+                    transfer_progress.mark(near.fileno()).moved >= transfer_progress.LEAST_BYTES - 1
+                ),
+                "it came",
+            )
+            assert not transfer_progress.has_moved(before, transfer_progress.mark(near.fileno()))
             near.sendall(b"x")
-            until(lambda: progress.has_moved(before, progress.mark(near.fileno())), "it went")
-            new = progress.mark(near.fileno())
-            assert progress.has_moved(new._replace(fd=-1), new), "a new one begins with nothing"
-            assert not progress.has_moved(new, new)
+            until(
+                lambda: transfer_progress.has_moved(before, transfer_progress.mark(near.fileno())),
+                "it went",
+            )
+            new = transfer_progress.mark(near.fileno())
+            assert transfer_progress.has_moved(new._replace(fd=-1), new), (
+                "a new one begins with nothing"
+            )
+            assert not transfer_progress.has_moved(new, new)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert progress.mark(ours.fileno()).moved == 0
-    assert progress.mark(-1).moved == 0
+        assert transfer_progress.mark(ours.fileno()).moved == 0
+    assert transfer_progress.mark(-1).moved == 0

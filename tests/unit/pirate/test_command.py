@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from polybus.dialects.pirate import blocking
-from polybus.testing.pirate.gate import ALL
-from polybus.testing.process import POLYBUS, clean_environment
-from polybus.testing.watch import until
+from polybus.dialects.pirate.client import pirate_blocking
+from polybus.testing.bus_process import POLYBUS, clean_environment
+from tests.rig.observer import until
+from tests.rig.pirate.gate import ALL
 
 PATIENCE_S = 60
 # Before the command itself: Ctrl-C that is typed there is for this process.
@@ -146,7 +146,7 @@ def test_ctrl_c_in_a_command_leaves_it_unknown_and_the_shell_alive(gate, topic, 
         gate.lose_requests = 0
         terminal.type("RESUME\n")
         terminal.wait_for(f"OK SUB {topic} (counter 1): 0")
-        with blocking.connect(gate.endpoint, id=topic[-60:], state=tmp_path / "other"):
+        with pirate_blocking.connect(gate.endpoint, id=topic[-60:], state=tmp_path / "other"):
             terminal.type(f"GET {topic}\n")
             terminal.wait_for("ERROR GET")
         assert terminal.child.wait(PATIENCE_S) == 4  # fenced

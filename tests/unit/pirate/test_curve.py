@@ -15,13 +15,13 @@ import zmq.auth
 from zmq.utils import z85
 
 from polybus import pirate
-from polybus.dialects.pirate import blocking, keys
+from polybus.dialects.pirate.client import client_keys, pirate_blocking
+from polybus.dialects.pirate.server.curve_key_folder import KeyFolder, make_pair, read_public
 from polybus.errors import ConfigError, Denied, NotConnected, OutcomeUnknown, UsageError
-from polybus.server.keys import KeyFolder, make_pair, read_public
-from polybus.testing.pirate import wire
-from polybus.testing.pirate.bare import Bare
-from polybus.testing.pirate.piratebus import PirateBus
-from polybus.testing.watch import connections, count, until
+from tests.rig.observer import connections, count, until
+from tests.rig.pirate import wire
+from tests.rig.pirate.pirate_bus import PirateBus
+from tests.rig.pirate.zmq_client import Bare
 
 LONG_S = 60.0
 MIB = 1 << 20
@@ -55,7 +55,7 @@ def let_in(bus, ring, name):
 
 def opened(bus, ring, tmp_path, **more):
     settings = {"state": tmp_path / "state", "curve": ring, "timeout_s": LONG_S} | more
-    client = blocking.connect(bus.endpoint, **settings)
+    client = pirate_blocking.connect(bus.endpoint, **settings)
     client.open()
     return client
 
@@ -91,7 +91,7 @@ def noticed(bus, change: Callable[[], object]) -> None:
 
 
 def bare(bus, ring) -> Bare:
-    own = keys.load(ring)
+    own = client_keys.load(ring)
     return Bare(bus.endpoint, own.client_id, curve=own, try_s=LONG_S)
 
 
@@ -195,7 +195,9 @@ def test_without_a_key_where_one_is_needed(bus, tmp_path):
 
 
 def test_with_a_key_where_none_is_known(endpoint, ring, tmp_path):
-    client = blocking.connect(endpoint, state=tmp_path / "state", curve=ring, timeout_s=LONG_S)
+    client = pirate_blocking.connect(
+        endpoint, state=tmp_path / "state", curve=ring, timeout_s=LONG_S
+    )
     with pytest.raises(ConfigError, match="does not speak CURVE"):
         client.open()
 
@@ -219,30 +221,30 @@ def test_the_shell_says_it_too(bus, ring, tmp_path):
 def test_an_id_beside_the_keys_own_is_a_mistake(ring):
     with pytest.raises(UsageError, match="the id is that of the key"):
         pirate.connect(id="me", curve=ring)
-    own = keys.load(ring).client_id
+    own = client_keys.load(ring).client_id
     pirate.connect(id=own, curve=ring)
 
 
 def test_keys_that_cannot_be_used(ring, tmp_path):
     with pytest.raises(ConfigError, match=r"client.key_secret is not there: make it with"):
-        keys.load(tmp_path)
+        client_keys.load(tmp_path)
     (ring / "client.key_secret").chmod(0o644)
     with pytest.raises(ConfigError, match="can be read by other users: chmod 600"):
-        keys.load(ring)
+        client_keys.load(ring)
     (ring / "client.key_secret").chmod(0o600)
     (ring / "server.key").unlink()
     with pytest.raises(ConfigError, match=r"server.key is not there: copy it from the bus"):
-        keys.load(ring)
+        client_keys.load(ring)
     (ring / "server.key").write_text("nonsense")
     with pytest.raises(ConfigError, match=r"server\.key"):
-        keys.load(ring)
+        client_keys.load(ring)
     shutil.copy(ring / "client.key", ring / "client.key_secret")
     with pytest.raises(ConfigError, match="has no secret key"):
-        keys.load(ring)
+        client_keys.load(ring)
 
 
 def test_the_folder_of_keys():
-    assert keys.keys_folder({"XDG_CONFIG_HOME": "/c"}) == Path("/c/polybus/keys")
-    assert keys.keys_folder({"HOME": "/h"}) == Path("/h/.config/polybus/keys")
+    assert client_keys.keys_folder({"XDG_CONFIG_HOME": "/c"}) == Path("/c/polybus/keys")
+    assert client_keys.keys_folder({"HOME": "/h"}) == Path("/h/.config/polybus/keys")
     with pytest.raises(ConfigError):
-        keys.keys_folder({})
+        client_keys.keys_folder({})

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from polybus import errors, pirate
-from polybus.cli import pirate as command
-from polybus.dialects.pirate.blocking import BlockingClient
-from polybus.dialects.pirate.options import Order
+from polybus.dialects.pirate import cli as command
+from polybus.dialects.pirate.client.pirate_blocking import BlockingClient
+from polybus.dialects.pirate.client.pirate_options import Order
 from polybus.dialects.pirate.shell import USAGE
 
 ROOT = Path(__file__).parents[3]

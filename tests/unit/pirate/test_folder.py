@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.dialects.pirate import journal
-from polybus.dialects.pirate.folder import Folder, default_folder
-from polybus.dialects.pirate.state import State
+from polybus.dialects.pirate.client import client_journal
+from polybus.dialects.pirate.client.journal_state import State
+from polybus.dialects.pirate.client.state_folder import Folder, default_folder
 from polybus.errors import (
     ConfigError,
     DataFolderInUse,
@@ -21,7 +21,7 @@ from polybus.errors import (
     StoreFault,
     UsageError,
 )
-from polybus.testing.pirate.killpoints import killed_at
+from tests.rig.pirate.kill_points import killed_at
 from tests.rig.points import PIRATE
 
 
@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 def test_a_damaged_folder_is_let_go(tmp_path):
     Folder(tmp_path).close()
-    (tmp_path / journal.NAME).write_bytes(b"nonsense")
+    (tmp_path / client_journal.NAME).write_bytes(b"nonsense")
     for _ in range(2):
         with pytest.raises(StoreFault):
             Folder(tmp_path)
@@ -78,10 +78,10 @@ def test_a_closed_folder_changes_no_more(tmp_path):
 def test_what_was_read_before_is_not_written_again(tmp_path):
     folder = Folder(tmp_path)
     folder.read("news", 5)
-    size = (tmp_path / journal.NAME).stat().st_size
+    size = (tmp_path / client_journal.NAME).stat().st_size
     for last in (5, 4):
         folder.read("news", last)
-    assert (tmp_path / journal.NAME).stat().st_size == size
+    assert (tmp_path / client_journal.NAME).stat().st_size == size
     folder.close()
 
 
@@ -127,10 +127,10 @@ for number in range(1, 31):
 CHILD = f"""
 import os, sys
 from pathlib import Path
-from polybus.dialects.pirate import journal
-from polybus.dialects.pirate.folder import Folder
+from polybus.dialects.pirate.client import client_journal
+from polybus.dialects.pirate.client.state_folder import Folder
 
-journal.GROWTH_BYTES = 300  # written anew often
+client_journal.GROWTH_BYTES = 300  # written anew often
 folder = Folder(Path(sys.argv[1]), b"me")
 told = os.open(sys.argv[1] + ".told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.dialects.pirate import journal
-from polybus.dialects.pirate.journal import HEADER, MAGIC, NAME, NEW, Journal, encoded
-from polybus.dialects.pirate.state import (
+from polybus.dialects.pirate.client import client_journal
+from polybus.dialects.pirate.client.client_journal import HEADER, MAGIC, NAME, NEW, Journal, encoded
+from polybus.dialects.pirate.client.journal_state import (
     Answered,
     Asked,
     Doubted,
@@ -55,7 +55,7 @@ def tmp_path():
 
 def lived(folder: Path, events: tuple[Event, ...] = LIFE) -> list[tuple[int, State]]:
     """A journal of these events; where each ends, and what was known then."""
-    made = journal.created(folder, b"me")
+    made = client_journal.created(folder, b"me")
     steps = [(made._end, _copy(made.state))]
     for event in events:
         made.keep(event)
@@ -72,7 +72,7 @@ def _copy(state: State) -> State:
 
 def reopened(folder: Path, data: bytes) -> State:
     (folder / NAME).write_bytes(data)
-    found = journal.opened(folder)
+    found = client_journal.opened(folder)
     assert found is not None
     found.close()
     return found.state
@@ -80,7 +80,7 @@ def reopened(folder: Path, data: bytes) -> State:
 
 def test_a_journal_is_read_as_it_was_written(tmp_path):
     steps = lived(tmp_path)
-    found = journal.opened(tmp_path)
+    found = client_journal.opened(tmp_path)
     assert found is not None
     assert found.state == steps[-1][1]
     found.close()
@@ -109,19 +109,19 @@ def test_cut_at_every_byte_and_filled_with_zeros(tmp_path):
 
 
 def test_torn_at_a_sector_inside_the_head_of_an_event(tmp_path):
-    made = journal.created(tmp_path, b"me")
-    room = journal.SECTOR_BYTES - made._end - HEADER.size - 5  # a head that lies across
+    made = client_journal.created(tmp_path, b"me")
+    room = client_journal.SECTOR_BYTES - made._end - HEADER.size - 5  # a head that lies across
     filler = next(
         event
         for event in (Read("n" * size, 1) for size in range(1, room))
-        if journal.SECTOR_BYTES - HEADER.size < made._end + len(encoded(event)) < 512
+        if client_journal.SECTOR_BYTES - HEADER.size < made._end + len(encoded(event)) < 512
     )
     made.keep(filler)
     start, known = made._end, _copy(made.state)
     made.keep(Read("news", 1))
     made.close()
     data = (tmp_path / NAME).read_bytes()
-    assert start < journal.SECTOR_BYTES < start + HEADER.size
+    assert start < client_journal.SECTOR_BYTES < start + HEADER.size
     first_lost = data[:start] + bytes(512 - start) + data[512:]
     second_lost = data[:512] + bytes(len(data) - 512)
     for torn in (first_lost, second_lost):
@@ -151,7 +151,7 @@ def test_what_is_no_journal_is_told_from_a_damaged_one(tmp_path):
 def test_an_event_of_a_newer_version_is_not_skipped(tmp_path):
     lived(tmp_path)
     strange = b"\x91\x63"  # [99]
-    head = HEADER.pack(len(strange), journal._of_length(len(strange)), crc32(strange))
+    head = HEADER.pack(len(strange), client_journal._of_length(len(strange)), crc32(strange))
     with pytest.raises(Damaged):
         reopened(tmp_path, (tmp_path / NAME).read_bytes() + head + strange)
 
@@ -177,16 +177,16 @@ def test_any_tail_is_cut_or_told_and_never_believed(whole, tail):
 
 
 def grown(folder: Path) -> Journal:
-    made = journal.created(folder, b"me")
+    made = client_journal.created(folder, b"me")
     last = 0
-    while made._end <= journal.GROWTH_BYTES:
+    while made._end <= client_journal.GROWTH_BYTES:
         last += 1
         made.keep(Read("news", last))
     return made
 
 
 def test_a_journal_that_has_grown_is_written_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "GROWTH_BYTES", 3000)
+    monkeypatch.setattr(client_journal, "GROWTH_BYTES", 3000)
     made = grown(tmp_path)
     last = made.state.lasts["news"]
     sizes = set()
@@ -196,16 +196,16 @@ def test_a_journal_that_has_grown_is_written_anew(tmp_path, monkeypatch):
     assert sizes == {True, False} or sizes == {True}
     assert not (tmp_path / NEW).exists()
     made.close()
-    found = journal.opened(tmp_path)
+    found = client_journal.opened(tmp_path)
     assert found is not None
     assert found.state == made.state
     found.close()
 
 
 def test_a_large_request_is_not_written_twice_while_it_is_asked(tmp_path):
-    made = journal.created(tmp_path, b"me")
-    made.keep(Asked(1, "PUT", "news", bytes(3 * journal.GROWTH_BYTES)))
-    assert (tmp_path / NAME).stat().st_size > 3 * journal.GROWTH_BYTES
+    made = client_journal.created(tmp_path, b"me")
+    made.keep(Asked(1, "PUT", "news", bytes(3 * client_journal.GROWTH_BYTES)))
+    assert (tmp_path / NAME).stat().st_size > 3 * client_journal.GROWTH_BYTES
     made.keep(Answered(1, 1, "", True))
     assert (tmp_path / NAME).stat().st_size < 1000
     made.close()
@@ -214,7 +214,7 @@ def test_a_large_request_is_not_written_twice_while_it_is_asked(tmp_path):
 def test_one_that_never_took_its_place_is_removed(tmp_path):
     steps = lived(tmp_path)
     (tmp_path / NEW).write_bytes(MAGIC + encoded(Named(b"you")))
-    found = journal.opened(tmp_path)
+    found = client_journal.opened(tmp_path)
     assert found is not None
     assert found.state == steps[-1][1]
     assert not (tmp_path / NEW).exists()
@@ -232,7 +232,7 @@ def failing(monkeypatch, name, number=errno.ENOSPC):
 
 
 def test_no_room_changes_nothing(tmp_path, monkeypatch):
-    made = journal.created(tmp_path, b"me")
+    made = client_journal.created(tmp_path, b"me")
     made.keep(Read("news", 1))
     with monkeypatch.context() as patch:
         failing(patch, "pwrite")
@@ -241,14 +241,14 @@ def test_no_room_changes_nothing(tmp_path, monkeypatch):
     assert made.state.lasts == {"news": 1}
     made.keep(Read("news", 3))
     made.close()
-    found = journal.opened(tmp_path)
+    found = client_journal.opened(tmp_path)
     assert found is not None
     assert found.state.lasts == {"news": 3}
     found.close()
 
 
 def test_half_an_event_is_cut_back(tmp_path, monkeypatch):
-    made = journal.created(tmp_path, b"me")
+    made = client_journal.created(tmp_path, b"me")
     honest = os.pwrite
 
     def half(descriptor, data, at):
@@ -266,7 +266,7 @@ def test_half_an_event_is_cut_back(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_could_not_keep_it_is_not_asked_again(tmp_path, monkeypatch):
-    made = journal.created(tmp_path, b"me")
+    made = client_journal.created(tmp_path, b"me")
     with monkeypatch.context() as patch:
         failing(patch, "fdatasync", errno.EIO)
         with pytest.raises(StoreFault):
@@ -280,8 +280,8 @@ def test_a_disk_that_could_not_keep_it_is_not_asked_again(tmp_path, monkeypatch)
 def rewritten_badly(folder, monkeypatch, fail):
     """A journal that is written anew with each event, on a disk with no room for it."""
     lived(folder, LIFE[:4])
-    monkeypatch.setattr(journal, "GROWTH_BYTES", 0)
-    found = journal.opened(folder)
+    monkeypatch.setattr(client_journal, "GROWTH_BYTES", 0)
+    found = client_journal.opened(folder)
     assert found is not None
     with monkeypatch.context() as patch:
         fail(patch)
@@ -303,10 +303,10 @@ def no_rename(patch):
 )
 def test_a_journal_that_cannot_be_written_anew_goes_on_as_it_is(tmp_path, monkeypatch, fail):
     found = rewritten_badly(tmp_path, monkeypatch, fail)
-    monkeypatch.setattr(journal, "GROWTH_BYTES", 10**9)
+    monkeypatch.setattr(client_journal, "GROWTH_BYTES", 10**9)
     found.keep(Read("news", 9))
     found.close()
-    again = journal.opened(tmp_path)
+    again = client_journal.opened(tmp_path)
     assert again is not None
     assert again.state.lasts == {"news": 9}
     again.close()
@@ -317,13 +317,13 @@ def test_a_new_journal_that_may_not_be_on_disk_is_not_written_to(tmp_path, monke
         def fail(_):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        patch.setattr(journal, "sync_folder", fail)
+        patch.setattr(client_journal, "sync_folder", fail)
 
     found = rewritten_badly(tmp_path, monkeypatch, no_folder)
     with pytest.raises(StoreFault, match="may not be on disk"):
         found.keep(Read("news", 9))
     found.close()
-    again = journal.opened(tmp_path)
+    again = client_journal.opened(tmp_path)
     assert again is not None
     assert again.state.lasts == {"news": 8}
     again.close()

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from polybus.dialects.pirate.options import Order
-from polybus.testing.pirate.killpoints import killed_at
+from polybus.dialects.pirate.client.pirate_options import Order
+from tests.rig.pirate.kill_points import killed_at
 from tests.rig.points import PIRATE
 
 CHILD = """
 import os, sys
 from polybus import pirate
-from polybus.dialects.pirate.options import Order
+from polybus.dialects.pirate.client.pirate_options import Order
 
 endpoint, state, topic, diary, order, wanted = sys.argv[1:]
 told = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.asking import Fate
+from polybus.dialects.pirate.client.requester import Fate
 from polybus.dialects.pirate.codec import Done
 from polybus.errors import Conflict, Fenced, OutcomeUnknown, Stale
-from polybus.testing.pirate.modelserver import ModelServer
+from tests.rig.pirate.model_server import ModelServer
 from tests.unit.pirate.conftest import losing
 
 

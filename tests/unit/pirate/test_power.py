@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from polybus.dialects.pirate.folder import Folder
+from polybus.dialects.pirate.client.state_folder import Folder
 from polybus.errors import PolybusError
-from polybus.testing import powercut
-from polybus.testing.powercut import Kind
-from polybus.testing.powerimages import Image, images
+from tests.rig.power import recorder
+from tests.rig.power.images import Image, images
+from tests.rig.power.recorder import Kind
 from tests.unit.pirate.conftest import in_memory
 from tests.unit.pirate.test_folder import CHANGES, check, told
 
@@ -29,11 +29,11 @@ IMAGES, SOAK_IMAGES = 150, 5000
 CHILD = f"""
 import sys
 from pathlib import Path
-from polybus.dialects.pirate import journal
-from polybus.dialects.pirate.folder import Folder
-from polybus.testing.powercut import Marks
+from polybus.dialects.pirate.client import client_journal
+from polybus.dialects.pirate.client.state_folder import Folder
+from tests.rig.power.recorder import Marks
 
-journal.GROWTH_BYTES = 300  # written anew often
+client_journal.GROWTH_BYTES = 300  # written anew often
 mark = Marks()
 folder = Folder(Path(sys.argv[1]), b"me")
 
@@ -45,7 +45,7 @@ def note(text):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    return powercut.build_library(tmp_path_factory.mktemp("library"))
+    return recorder.build_library(tmp_path_factory.mktemp("library"))
 
 
 @pytest.fixture
@@ -59,17 +59,17 @@ def record(library, tmp_path) -> Path:
     """The record of a child that has changed its folder many times."""
     watched, log = tmp_path / "watched", tmp_path / "log"
     watched.mkdir()
-    env = os.environ | powercut.recording(library, watched, log)
+    env = os.environ | recorder.recording(library, watched, log)
     state = watched / "clients" / "state"
     subprocess.run([sys.executable, "-c", CHILD, str(state)], env=env, check=True, timeout=60)
-    renames = sum(one.kind == Kind.RENAMED for one in powercut.records(log))
+    renames = sum(one.kind == Kind.RENAMED for one in recorder.records(log))
     assert renames > 3, "it was never written anew"
     return log
 
 
 def look(log: Path, images_in: Path, count: int) -> None:
     seed = random.randrange(1 << 32)
-    made = images(powercut.records(log), log.with_name("watched"), random.Random(seed), count)
+    made = images(recorder.records(log), log.with_name("watched"), random.Random(seed), count)
     lost = marked = 0
     for number, image in enumerate(made):
         judge(image, images_in / str(number), f"seed {seed}, image {number}: {image}")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.dialects.pirate.options import Order
+from polybus.dialects.pirate.client.pirate_options import Order
 from polybus.dialects.pirate.shell import USAGE, Quit, Shell, printable_body
 from polybus.errors import DoesNotExist, Fenced, OutcomeUnknown, UsageError
 from tests.unit.pirate.conftest import losing

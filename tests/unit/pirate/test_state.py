@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.dialects.pirate.journal import decoded, encoded
-from polybus.dialects.pirate.state import (
+from polybus.dialects.pirate.client.client_journal import decoded, encoded
+from polybus.dialects.pirate.client.journal_state import (
     FORGOTTEN,
     Answered,
     Asked,

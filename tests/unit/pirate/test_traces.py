@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polybus.dialects.pirate import codec
+from polybus.dialects.pirate.client.journal_state import Outcome
 from polybus.dialects.pirate.codec import Done, Request
-from polybus.dialects.pirate.state import Outcome
 from polybus.errors import OutcomeUnknown
 from tests.unit.pirate.conftest import losing
 

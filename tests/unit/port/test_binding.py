@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.bus.binding import Binding, Reservation, creator_of
-from polybus.bus.durable import Durable
+from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
-from polybus.bus.port.access import Access
 from polybus.bus.quotas import Quotas
-from polybus.bus.stats import Counters
+from polybus.durable.topic_names import Binding, Reservation, creator_of
+from polybus.durable.topic_registry import Durable
 from polybus.errors import (
     Denied,
     DoesNotExist,
@@ -23,7 +22,8 @@ from polybus.errors import (
 )
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import QuotaLimits
-from polybus.store.opening import open_store
+from polybus.native.port.topic_access import Access
+from polybus.store.engine_registry import open_store
 
 ALICE, BOB, ROOT = Identity(uid=4242), Identity(uid=4343), Identity(uid=0)
 

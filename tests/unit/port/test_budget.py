@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from polybus.bus.port.producing import Budget
 from polybus.errors import StoreClosed, TooLarge
-from polybus.testing.watch import until
+from polybus.native.port.produce_stream import Budget
+from tests.rig.observer import until
 
 
 def test_room_is_taken_and_given_back():

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from polybus import errors
-from polybus.bus.port.actions import ACTIONS
-from polybus.bus.port.fields import KINDS, Action, Field
-from polybus.bus.port.reading import TICKET
 from polybus.model.arrow import PRODUCE_SCHEMA, READ_SCHEMA
-from polybus.transports.flight.errors import INTERNAL
+from polybus.native.port.actions import ACTIONS
+from polybus.native.port.topic_reader import TICKET
+from polybus.native.protocol.fields import KINDS, Action, Field
+from polybus.transports.flight.flight_status import INTERNAL
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spec" / "native.md").read_text()
 

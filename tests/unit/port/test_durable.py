@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.bus.durable import Durable
+from polybus.durable.topic_registry import Durable
 from polybus.errors import DoesNotExist, LimitReached
 from polybus.store.contract import Store
-from polybus.store.opening import open_store
-from polybus.testing.blocks import block
+from polybus.store.engine_registry import open_store
+from polybus.testing.conformance.sample_blocks import block
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from polybus.bus.port.fields import KINDS, MAX_INTEGER, Action, Field
 from polybus.errors import MalformedRequest
+from polybus.native.protocol.fields import KINDS, MAX_INTEGER, Action, Field
 
 ACTION = Action(
     "do",

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.bus.port.producers import Owners, owner_key
 from polybus.errors import Denied, MalformedRequest, UnknownProducer
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.store.opening import open_store
+from polybus.native.port.producer_registry import Owners, owner_key
+from polybus.store.engine_registry import open_store
 
 ALICE, BOB, OPS = Identity(uid=4242), Identity(uid=4343), Identity(uid=4242, key="ops")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from polybus.bus.port import queries
-from polybus.embedded import Bus, open_bus
+from polybus.durable import query_progress
 from polybus.errors import DoesNotExist, MalformedRequest
+from polybus.native.inprocess import Bus, open_bus
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_shard_that_was_never_reported_is_unread(bus):
 
 
 def test_queries_are_told_newest_first_and_a_topic_keeps_the_last(bus, monkeypatch):
-    monkeypatch.setattr(queries, "MAX_QUERIES", 3)
+    monkeypatch.setattr(query_progress, "MAX_QUERIES", 3)
     for name in ("a", "b", "c", "a", "d"):
         report(bus, name, {"0": 1})
     assert [one["query"] for one in told(bus)] == ["d", "a", "c"]

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.bus.durable import Durable
-from polybus.bus.port import runs
-from polybus.bus.port.producers import Owners
-from polybus.bus.port.runs import CONTINUE, PREFIX, Publishing, publish
+from polybus.durable.topic_registry import Durable
 from polybus.errors import Conflict, Denied, Fenced, MalformedRequest, StageGone, Stale, Unavailable
 from polybus.model.commit import Commit, Committed
 from polybus.model.identity import Identity
 from polybus.model.stamp import Habits
-from polybus.store.opening import open_store
+from polybus.native.port import query_runs
+from polybus.native.port.producer_registry import Owners
+from polybus.native.port.query_runs import CONTINUE, PREFIX, Publishing, publish
+from polybus.store.engine_registry import open_store
 from polybus.testing.conformance import kit
 
 ALICE, BOB = Identity(uid=4242), Identity(uid=4343)
@@ -39,7 +39,7 @@ class Sink:
         counter: int,
         body: bytes,
         *,
-        on_new: str = runs.REFUSE,
+        on_new: str = query_runs.REFUSE,
         caller: Identity = ALICE,
     ) -> Committed:
         stages = (self.stage(body),)
@@ -103,7 +103,7 @@ def test_another_query_may_go_on_and_begins_anew(sink):
 def test_a_query_that_was_replaced_stays_so(sink):
     sink.publish("first", 1, b"a")
     sink.publish("second", 1, b"b", on_new=CONTINUE)
-    for on_new in (runs.REFUSE, CONTINUE):
+    for on_new in (query_runs.REFUSE, CONTINUE):
         with pytest.raises(Fenced, match="producerId of its own"):
             sink.publish("first", 2, b"c", on_new=on_new)
     sink.publish("third", 1, b"d", on_new=CONTINUE)
@@ -115,7 +115,7 @@ def test_a_query_that_was_replaced_stays_so(sink):
 def test_a_publish_that_fails_uses_up_nothing(sink):
     gone = sink.stage(b"x")
     sink.durable.store.discard(gone)
-    asked = Publishing("p", 1, "q", runs.REFUSE, (sink.stage(b"y"), gone))
+    asked = Publishing("p", 1, "q", query_runs.REFUSE, (sink.stage(b"y"), gone))
     for _ in range(2):
         with pytest.raises(StageGone):
             publish(sink.durable, sink.owners, ALICE, asked)
@@ -194,7 +194,7 @@ def test_a_producer_is_its_first_users(sink):
 
 
 def test_the_past_is_bounded(sink, monkeypatch):
-    monkeypatch.setattr(runs, "MAX_PAST", 2)
+    monkeypatch.setattr(query_runs, "MAX_PAST", 2)
     for name in ("a", "b", "c", "d"):
         sink.publish(name, 1, name.encode(), on_new=CONTINUE)
     with pytest.raises(Fenced):
@@ -232,5 +232,5 @@ def test_what_makes_no_sense_is_refused(stamp, run):
 
 def test_what_makes_sense_is_read():
     asked = Publishing.parse(["s"], GOOD_STAMP, GOOD_RUN)
-    assert asked == Publishing("p", 1, "q", runs.REFUSE, ("s",))
+    assert asked == Publishing("p", 1, "q", query_runs.REFUSE, ("s",))
     assert Publishing.parse([], GOOD_STAMP, GOOD_RUN | {"on_new": CONTINUE}).on_new == CONTINUE

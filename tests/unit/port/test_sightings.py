@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.bus.port import sightings
-from polybus.bus.port.producers import Owners
-from polybus.bus.port.sightings import DAY_S, LOOK_EVERY_S, LOOKED_AT, NS, SEEN
 from polybus.errors import UnknownProducer
 from polybus.model.commit import Change, Commit
 from polybus.model.identity import Identity
 from polybus.model.stamp import Habits, Stamp
+from polybus.native.port import anonymous_producers
+from polybus.native.port.anonymous_producers import DAY_S, LOOK_EVERY_S, LOOKED_AT, NS, SEEN
+from polybus.native.port.producer_registry import Owners
 from polybus.store.contract import Store
-from polybus.store.memory.engine import MemoryStore
+from polybus.store.memory.memory_store import MemoryStore
 
 ALICE = Identity(uid=1)
 FIRST, SECOND = (f"anonymous-{digit * 32}" for digit in "12")
@@ -162,7 +162,7 @@ def test_not_all_are_looked_at_at_once_nor_too_often(
 
 
 def test_what_is_remembered_is_bounded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sightings, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(anonymous_producers, "MAX_REMEMBERED", 10)
     for n in range(100):
         bus.open(f"anonymous-{n:032x}")
     assert len(bus.owners._sightings._noted_s) <= 10

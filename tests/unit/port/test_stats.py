@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polybus.bus.port.stats import COUNTS, composed
 from polybus.model.topic import Bounds, ShardBounds, Topic
+from polybus.native.port.topic_statistics import COUNTS, composed
 
 TOPIC = Topic("orders", 1, (2,))
 BOUNDS = Bounds(3, 18, 5, (ShardBounds(2, 10, 400), ShardBounds(0, 7, 300)))

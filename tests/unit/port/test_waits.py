@@ -9,14 +9,14 @@ from threading import Event
 
 import pytest
 
-from polybus.bus.port import waits as module
-from polybus.bus.port.waits import Waits
 from polybus.errors import DoesNotExist, LimitReached, StoreClosed
 from polybus.model.commit import Append, Commit
+from polybus.native.port import shard_waits as module
+from polybus.native.port.shard_waits import Waits
 from polybus.store.contract import Store
-from polybus.store.opening import open_store
-from polybus.testing.blocks import block
-from polybus.testing.watch import until
+from polybus.store.engine_registry import open_store
+from polybus.testing.conformance.sample_blocks import block
+from tests.rig.observer import until
 
 LONG_S = 30.0
 

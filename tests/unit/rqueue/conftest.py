@@ -1,6 +1,6 @@
 """What the tests of the client stand on.
 
-Each runs against two servers, the obvious one of polybus.testing.oracle and the
+Each runs against two servers, the obvious one of tests.rig.oracle and the
 real one, both in a process of their own: what passes on both is the protocol,
 not a habit of one of them. Coroutine tests run on asyncio's loop and on uvloop.
 """
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from polybus.testing.process import POLYBUS, BusProcess
+from polybus.testing.bus_process import POLYBUS, BusProcess
 from tests.unit.loops import LOOPS, on_each, run_on
 
 SERVERS = {
-    "oracle": (sys.executable, "-m", "polybus.testing.oracle.rqueue_server"),
+    "oracle": (sys.executable, "-m", "tests.rig.oracle.rqueue_server"),
     "polybus": (*POLYBUS, "rqueue"),
 }
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from polybus import blocking, rqueue
+from polybus import rqueue
+from polybus.clients import blocking_facade
 from polybus.errors import InvalidTopic, NotConnected, UsageError
 
 PATIENCE_S = 30
@@ -134,8 +135,8 @@ class TestTwins:
 
         with pytest.raises(TypeError, match="leaves out of Counter: steps, total"):
 
-            class Forgetful(blocking.Blocking[Counter], of=Counter):
-                step = blocking.called(Counter.step)
+            class Forgetful(blocking_facade.Blocking[Counter], of=Counter):
+                step = blocking_facade.called(Counter.step)
 
     def test_any_async_class_can_have_one(self):
         class Counter:
@@ -165,12 +166,12 @@ class TestTwins:
                 """Where it is."""
                 return self.value
 
-        class BlockingCounter(blocking.Blocking[Counter], of=Counter):
-            add = blocking.called(Counter.add)
-            up_to = blocking.iterated(Counter.up_to)
-            now = blocking.read(Counter.now)
+        class BlockingCounter(blocking_facade.Blocking[Counter], of=Counter):
+            add = blocking_facade.called(Counter.add)
+            up_to = blocking_facade.iterated(Counter.up_to)
+            now = blocking_facade.read(Counter.now)
 
-        count = blocking.opened(Counter, BlockingCounter)
+        count = blocking_facade.opened(Counter, BlockingCounter)
         with count(start=4) as counter:
             assert counter.now == 5
             assert counter.add(more=2) == 7
@@ -180,10 +181,10 @@ class TestTwins:
 
     def test_a_blocking_call_on_the_loop_is_refused_not_hung(self):
         async def inside() -> None:
-            blocking.background().run(inside())
+            blocking_facade.background().run(inside())
 
         with pytest.raises(UsageError, match="wait for itself"):
-            blocking.background().run(inside())
+            blocking_facade.background().run(inside())
 
 
 class TestProcesses:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from polybus.dialects.rqueue.measuring import Tally
-from polybus.testing.process import POLYBUS, BusProcess, rqueue, run
+from polybus.dialects.rqueue.client.throughput_meter import Tally
+from polybus.testing.bus_process import POLYBUS, BusProcess, rqueue, run
 
 PATIENCE_S = 50
 SUMMARY = re.compile(

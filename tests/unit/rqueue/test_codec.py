@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from polybus.dialects.rqueue import codec
+from polybus.dialects.rqueue.client.notification_batch import scan
 from polybus.errors import InvalidTopic, TooLarge, UsageError
-from polybus.kernel.notifications import scan
 from polybus.model.limits import MIB
 from tests.vectors.rqueue import MAX_PAYLOAD, Vector, vectors
 

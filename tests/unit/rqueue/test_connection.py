@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from polybus import rqueue
-from polybus.dialects.rqueue.lifeline import Lifeline
+from polybus.dialects.rqueue.client.rqueue_reconnector import Lifeline
 from polybus.errors import AddressError, BadFrame, ConnectionLost, NotConnected
 from polybus.model.address import Address
 from polybus.model.limits import MIB
-from polybus.testing.oracle.rqueue_server import OracleServer
+from tests.rig.oracle.rqueue_server import OracleServer
 from tests.unit.rqueue.waiting import contents, receive, until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.process import rqueue
+from polybus.testing.bus_process import rqueue
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PATIENCE_S = 40

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from polybus.testing.oracle.rqueue_server import OracleServer
+from tests.rig.oracle.rqueue_server import OracleServer
 from tests.vectors.rqueue import Vector, vectors
 
 

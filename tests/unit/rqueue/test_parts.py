@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polybus.dialects.rqueue.client.notification_batch import Part
 from polybus.dialects.rqueue.parts import PART_OVERHEAD_BYTES, PartLimits, Reassembler
 from polybus.errors import BadFrame
-from polybus.kernel.notifications import Part
 
 A, B = b"a" * 16, b"b" * 16
 TIMEOUT_S = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from polybus.dialects.rqueue.client import Client
-from polybus.kernel.notifications import Message
+from polybus.dialects.rqueue.client.client import Client
+from polybus.dialects.rqueue.client.notification_batch import Message
 
 PATIENCE_S = 20.0
 

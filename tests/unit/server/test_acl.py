@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
+from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import TOPICS, Quotas
-from polybus.bus.stats import Counters
 from polybus.errors import ConfigError
 from polybus.model.identity import Identity
 from polybus.model.limits import QuotaLimits
-from polybus.server import acl as acl_module
-from polybus.server import aclfile
-from polybus.server.acl import Acl
+from polybus.server import acl_admin as acl_module
+from polybus.server import acl_file
+from polybus.server.acl_admin import Acl
 from polybus.server.admin import Wrong
 from polybus.server.config import load
-from polybus.testing.memory import RecordedLog
+from tests.rig.memory_bus import RecordedLog
 
 ROOT, OWNER = Identity(0), Identity(500)
 ALICE = Identity(1000, gid=1000, groups=frozenset(), service="alice.service")
@@ -156,7 +156,7 @@ def test_what_cannot_be_kept_is_not_put_in_force(bench, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     bench.add(PRODUCE)
-    monkeypatch.setattr(aclfile, "write", full)
+    monkeypatch.setattr(acl_file, "write", full)
     for call, rule in ((bench.add, "deny user:1 call *"), (bench.rm, PRODUCE)):
         code, text = wrong(call, rule)
         assert code == "unavailable"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import ConfigError
-from polybus.model.rules import Rule
-from polybus.server.aclfile import HEADING, Kept, read, write
+from polybus.model.access_rule import Rule
+from polybus.server.acl_file import HEADING, Kept, read, write
 
 RULE = Rule.parse("allow user:alice produce,subscribe orders.*")
 OTHER = Rule.parse("deny service:'/opt/My \"App\"/x' delete 'naïve \\\\ topic'")

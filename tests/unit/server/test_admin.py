@@ -10,7 +10,7 @@ import pytest
 
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.server.admin import MAX_LINE_BYTES, AdminDesk, AdminSession, Verb
-from polybus.testing.pipe import MemoryPipe
+from tests.rig.memory_pipe import MemoryPipe
 
 OWNER = Identity(uid=1000, gid=1000, pid=1)
 ROOT = Identity(uid=0, gid=0, pid=2)

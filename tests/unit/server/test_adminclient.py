@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from polybus import errors
-from polybus.model import places
-from polybus.server import adminclient
-from polybus.server.adminclient import ask, default_path
+from polybus.model import socket_path
+from polybus.server import admin_client
+from polybus.server.admin_client import ask, default_path
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_bus_that_says_nothing(server, path):
 
 
 def test_an_answer_without_end(server, path, monkeypatch):
-    monkeypatch.setattr(adminclient, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(admin_client, "MAX_ANSWER_BYTES", 1000)
     thread = reply(server, b"x" * 2000)
     with pytest.raises(errors.PeerError, match="has no end"):
         ask(path, "stats")
@@ -94,7 +94,7 @@ def test_nobody_there(path):
 
 
 def test_a_user_without_a_bus_finds_the_machines(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "ROOT_RUNTIME", tmp_path / "system")
+    monkeypatch.setattr(socket_path, "ROOT_RUNTIME", tmp_path / "system")
     own = tmp_path / "own" / "polybus"
     environ = {"XDG_RUNTIME_DIR": str(tmp_path / "own")}
     assert default_path(environ) == own / "admin.sock"

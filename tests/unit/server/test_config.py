@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import ConfigError
+from polybus.model.access_rule import Rule
 from polybus.model.limits import Limits, RqueueLimits
-from polybus.model.rules import Rule
 from polybus.server.config import DEFAULT, KEYS, NOT_SETTINGS, Flag, load
 from polybus.server.settings import BOUNDS, Settings
 

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.server.directory import FRESH_S, Account, Directory, account_of, gid_of, uid_of
-from polybus.testing.watch import until
+from polybus.server.user_directory import FRESH_S, Account, Directory, account_of, gid_of, uid_of
+from tests.rig.observer import until
 
 SEVEN, EIGHT = frozenset({7}), frozenset({8})
 NO_SUCH = "no-such-name-anywhere"

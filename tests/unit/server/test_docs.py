@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.cli.outcome import EXIT_CODES
+from polybus.cli.exit_status import EXIT_CODES
 from polybus.server.config import KEYS, load
-from polybus.server.dialects import DIALECTS
+from polybus.server.dialect_registry import DIALECTS
 
 DOCS = Path(__file__).parents[3] / "docs"
 DEFAULTS = {key.dotted: value for key, value, _ in load().rows()}

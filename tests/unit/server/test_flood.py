@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog import DropEvent
 
-from polybus.server.flood import MAX_KINDS, OTHERS, TRACEBACK_WINDOW_S, FloodGate, Kind
+from polybus.server.log_rate_limit import MAX_KINDS, OTHERS, TRACEBACK_WINDOW_S, FloodGate, Kind
 
 
 class Clock:

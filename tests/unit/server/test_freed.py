@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polybus.server.freed import EVERY_S, MUCH_BYTES, Freed
+from polybus.dialects.pirate.server.heap_trim import EVERY_S, MUCH_BYTES, Freed
 
 
 class Process:

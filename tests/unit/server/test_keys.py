@@ -11,24 +11,24 @@ import zmq.auth
 from zmq.utils import z85
 
 from polybus.cli.main import run
-from polybus.dialects.pirate.identity import fingerprint
+from polybus.dialects.pirate.client_id import fingerprint
+from polybus.dialects.pirate.server import curve_key_folder
+from polybus.dialects.pirate.server.curve_key_folder import Allowed, KeyFolder
 from polybus.errors import AlreadyExists, ConfigError, DoesNotExist, UsageError
-from polybus.server import keys
-from polybus.server.keys import Allowed, KeyFolder
 
 KEY = bytes(range(32))
 
 
 def test_a_pair_is_two_files_and_the_secret_one_is_its_owners(tmp_path):
-    public, secret = keys.make_pair(tmp_path / "new" / "folder", "client")
+    public, secret = curve_key_folder.make_pair(tmp_path / "new" / "folder", "client")
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     pair = zmq.auth.load_certificate(secret)
     assert zmq.auth.load_certificate(public) == (pair[0], None)
     assert pair[1] is not None
     assert zmq.curve_public(pair[1]) == pair[0]
-    assert keys.read_public(public) == z85.decode(pair[0])
+    assert curve_key_folder.read_public(public) == z85.decode(pair[0])
     with pytest.raises(AlreadyExists):
-        keys.make_pair(public.parent, "client")
+        curve_key_folder.make_pair(public.parent, "client")
     assert sorted(path.name for path in public.parent.iterdir()) == [
         "client.key", "client.key_secret",
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_folder_shows_that_a_key_was_let_in_revoked_or_replaced(tmp_path):
     assert folder.mark() == marks[-1]
     # As an editor does it, or a copy: neither the folder nor the size has changed then.
     (tmp_path / "allowed" / "alice.key").write_text(
-        keys._text(Allowed("", bytes(32)).text.encode())
+        curve_key_folder._text(Allowed("", bytes(32)).text.encode())
     )
     marks.append(folder.mark())
     folder.allow(KEY, "bob")
@@ -98,17 +98,17 @@ def test_a_name_is_a_files_and_nothing_else(tmp_path, name):
     with pytest.raises(UsageError):
         KeyFolder(tmp_path).allow(KEY, name)
     with pytest.raises(UsageError):
-        keys.make_pair(tmp_path, name)
+        curve_key_folder.make_pair(tmp_path, name)
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 39, "x" * 41, "ä" * 40, "\x7f" * 40])
 def test_what_is_no_key_is_told(text):
     with pytest.raises(UsageError, match="is no key"):
-        keys.parse_key(text)
+        curve_key_folder.parse_key(text)
 
 
 def test_a_key_as_people_write_it():
-    assert keys.parse_key(Allowed("", KEY).text) == KEY
+    assert curve_key_folder.parse_key(Allowed("", KEY).text) == KEY
 
 
 def test_a_file_that_is_no_key_is_told(tmp_path):

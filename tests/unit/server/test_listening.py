@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from polybus.errors import UsageError
-from polybus.server import listening
+from polybus.server import listener_plan
 from polybus.server.config import Flag, Loaded, load
-from polybus.server.listening import plan
+from polybus.server.listener_plan import plan
 from polybus.server.program import rqueue_alone, serving
 
 RUNTIME = Path("/run/polybus")
@@ -59,18 +59,18 @@ def test_the_admin_socket_can_be_put_elsewhere_or_left_out():
 
 
 def test_localhost_is_every_loopback_that_the_host_has(monkeypatch):
-    monkeypatch.setattr(listening, "_is_here", lambda host, family: True)
+    monkeypatch.setattr(listener_plan, "_is_here", lambda host, family: True)
     both = ["rqueue tcp://127.0.0.1:1", "rqueue tcp://[::1]:1"]
     assert planned("rqueue=tcp://localhost:1", admin=False) == both
-    monkeypatch.setattr(listening, "_is_here", lambda host, family: host != "::1")
+    monkeypatch.setattr(listener_plan, "_is_here", lambda host, family: host != "::1")
     assert planned("rqueue=tcp://localhost:1", admin=False) == both[:1]
     said = refusal("rqueue=tcp://localhost:1", "rqueue=tcp://127.0.0.1:1")
     assert "asked for twice" in said
 
 
 def test_a_loopback_is_there_if_it_can_be_bound():
-    assert listening._is_here("127.0.0.1", socket.AF_INET)
-    assert not listening._is_here("192.0.2.1", socket.AF_INET)  # nobody's, by RFC 5737
+    assert listener_plan._is_here("127.0.0.1", socket.AF_INET)
+    assert not listener_plan._is_here("192.0.2.1", socket.AF_INET)  # nobody's, by RFC 5737
 
 
 def test_a_relative_socket_path_is_made_absolute(monkeypatch, tmp_path):

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from polybus.errors import ConfigError, DataFolderInUse
-from polybus.server.lock import FolderLock
+from polybus.server.folder_lock import FolderLock
 
 HOLD = """
 import sys, pathlib
-from polybus.server.lock import FolderLock
+from polybus.server.folder_lock import FolderLock
 lock = FolderLock(pathlib.Path(sys.argv[1]))
 print("locked", flush=True)
 sys.stdin.read()

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.server import linewriter
-from polybus.server.linewriter import LineWriter
+from polybus.server import line_writer
+from polybus.server.line_writer import LineWriter
 from polybus.server.logs import Logs
 from polybus.server.settings import LogSettings
-from polybus.testing.watch import until
+from tests.rig.observer import until
 
 
 class Sink:
@@ -153,7 +153,7 @@ def test_colours_only_on_a_terminal(monkeypatch, no_color, coloured):
 
 
 def test_a_stderr_that_nobody_reads_does_not_block(sink, monkeypatch):
-    monkeypatch.setattr(linewriter, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(line_writer, "CLOSE_TIMEOUT_S", 0.05)
     writer = LineWriter(sink.writer)
     for _ in range(30_000):
         writer.write("x" * 100)

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from polybus.server.notify import Notifier
+from polybus.server.systemd_notify import Notifier
 
 
 class Log:

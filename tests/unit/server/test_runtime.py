@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from polybus.errors import ConfigError
-from polybus.model import places
-from polybus.server import runtime
+from polybus.model import socket_path
+from polybus.server import folders
 
 ME = os.getuid()
 SOMEONE = 54321
@@ -29,30 +29,30 @@ def sticky(tmp_path: Path) -> Path:
 
 
 def test_where_the_sockets_are(tmp_path):
-    assert places.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == Path(
+    assert socket_path.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == Path(
         "/run/user/7/polybus"
     )
-    assert places.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/0"}, 0) == Path(
+    assert socket_path.runtime_folder({"XDG_RUNTIME_DIR": "/run/user/0"}, 0) == Path(
         "/run/user/0/polybus"
     )
-    assert places.runtime_folder({}, 0) == Path("/run/polybus")
-    assert places.runtime_folder({"TMPDIR": str(tmp_path)}, 7) == tmp_path / "polybus-7"
-    assert places.runtime_folder({"XDG_RUNTIME_DIR": ""}, 0) == Path("/run/polybus")
+    assert socket_path.runtime_folder({}, 0) == Path("/run/polybus")
+    assert socket_path.runtime_folder({"TMPDIR": str(tmp_path)}, 7) == tmp_path / "polybus-7"
+    assert socket_path.runtime_folder({"XDG_RUNTIME_DIR": ""}, 0) == Path("/run/polybus")
 
 
 def test_where_the_data_is():
-    assert runtime.data_folder({"XDG_STATE_HOME": "/s", "HOME": "/h"}, 7) == Path("/s/polybus")
-    assert runtime.data_folder({"HOME": "/h"}, 7) == Path("/h/.local/state/polybus")
-    assert runtime.data_folder({"HOME": "/root"}, 0) == Path("/var/lib/polybus")
+    assert folders.data_folder({"XDG_STATE_HOME": "/s", "HOME": "/h"}, 7) == Path("/s/polybus")
+    assert folders.data_folder({"HOME": "/h"}, 7) == Path("/h/.local/state/polybus")
+    assert folders.data_folder({"HOME": "/root"}, 0) == Path("/var/lib/polybus")
     with pytest.raises(ConfigError, match="--data"):
-        runtime.data_folder({}, 7)
+        folders.data_folder({}, 7)
 
 
 def test_modes_follow_who_runs_the_bus():
-    assert runtime.socket_mode(0) == 0o666
-    assert runtime.socket_mode(7) == 0o600
-    assert runtime.socket_folder_mode(0) == 0o755
-    assert runtime.socket_folder_mode(7) == 0o700
+    assert folders.socket_mode(0) == 0o666
+    assert folders.socket_mode(7) == 0o600
+    assert folders.socket_folder_mode(0) == 0o755
+    assert folders.socket_folder_mode(7) == 0o700
 
 
 def test_a_data_folder_is_made_private_with_all_above_it(tmp_path):
@@ -61,7 +61,7 @@ def test_a_data_folder_is_made_private_with_all_above_it(tmp_path):
     try:
         (tmp_path / "a").mkdir(0o755)
         (tmp_path / "a" / "b").mkdir(0o755)
-        runtime.prepare_data(folder, ME)
+        folders.prepare_data(folder, ME)
     finally:
         os.umask(before)
     assert mode(folder) == 0o700
@@ -70,17 +70,17 @@ def test_a_data_folder_is_made_private_with_all_above_it(tmp_path):
 def test_the_umask_does_not_lock_us_out(tmp_path):
     before = os.umask(0o777)
     try:
-        runtime.prepare_runtime(tmp_path / "run", ME)
+        folders.prepare_runtime(tmp_path / "run", ME)
     finally:
         os.umask(before)
-    assert mode(tmp_path / "run") == runtime.socket_folder_mode(ME)
+    assert mode(tmp_path / "run") == folders.socket_folder_mode(ME)
 
 
 def test_a_folder_that_is_fine_is_left_as_it_is(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     folder.chmod(0o750)
-    runtime.prepare_data(folder, ME)
+    folders.prepare_data(folder, ME)
     assert mode(folder) == 0o750
 
 
@@ -90,31 +90,31 @@ def test_a_folder_others_write_in_is_refused(tmp_path, bits):
     folder.mkdir()
     folder.chmod(bits)
     with pytest.raises(ConfigError, match=f"others may write in it: chmod go-w {folder}"):
-        runtime.prepare_data(folder, ME)
+        folders.prepare_data(folder, ME)
     folder.chmod(0o700)
 
 
 def test_somebody_elses_folder_is_refused(tmp_path):
     (tmp_path / "run").mkdir(0o700)
     with pytest.raises(ConfigError, match=f"belongs to uid {ME}, and this bus runs as uid 54321"):
-        runtime.prepare_runtime(tmp_path / "run", SOMEONE)
+        folders.prepare_runtime(tmp_path / "run", SOMEONE)
 
 
 def test_in_a_sticky_temp_folder_it_works(sticky):
-    runtime.prepare_runtime(sticky / "polybus-7", ME)
+    folders.prepare_runtime(sticky / "polybus-7", ME)
     assert (sticky / "polybus-7").is_dir()
 
 
 def test_where_anyone_could_swap_the_folder_it_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match=r"anyone may replace it: chmod \+t"):
-        runtime.prepare_runtime(tmp_path / "polybus-7", ME)
+        folders.prepare_runtime(tmp_path / "polybus-7", ME)
 
 
 def test_a_link_to_our_own_folder_is_fine(tmp_path):
     (tmp_path / "disk").mkdir(0o700)
     (tmp_path / "data").symlink_to(tmp_path / "disk")
-    runtime.prepare_data(tmp_path / "data", ME)
+    folders.prepare_data(tmp_path / "data", ME)
 
 
 @pytest.mark.skipif(ME != 0, reason="only root can give files away")
@@ -124,7 +124,7 @@ def test_a_link_planted_by_somebody_else_is_refused(sticky, tmp_path):
     link.symlink_to(tmp_path / "ours")
     os.chown(link, SOMEONE, SOMEONE, follow_symlinks=False)
     with pytest.raises(ConfigError, match="belongs to uid 54321"):
-        runtime.prepare_runtime(link, ME)
+        folders.prepare_runtime(link, ME)
 
 
 def test_a_dangling_link_and_a_file_are_refused(tmp_path):
@@ -132,24 +132,24 @@ def test_a_dangling_link_and_a_file_are_refused(tmp_path):
     (tmp_path / "file").write_text("precious")
     for name in ("link", "file"):
         with pytest.raises(ConfigError, match="something else has that name"):
-            runtime.prepare_data(tmp_path / name, ME)
+            folders.prepare_data(tmp_path / name, ME)
     with pytest.raises(ConfigError, match=r"cannot be made: (Not a directory|File exists)"):
-        runtime.prepare_data(tmp_path / "file" / "data", ME)
+        folders.prepare_data(tmp_path / "file" / "data", ME)
     assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_a_runtime_folder_is_not_conjured_up_in_a_missing_one(tmp_path):
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
-        runtime.prepare_runtime(tmp_path / "gone" / "polybus", ME)
+        folders.prepare_runtime(tmp_path / "gone" / "polybus", ME)
     assert not (tmp_path / "gone").exists()
 
 
 def test_the_folder_of_a_listed_socket_is_made_or_left_alone(tmp_path):
-    runtime.prepare_listed(tmp_path / "new", ME)
-    assert mode(tmp_path / "new") == runtime.socket_folder_mode(ME)
+    folders.prepare_listed(tmp_path / "new", ME)
+    assert mode(tmp_path / "new") == folders.socket_folder_mode(ME)
     (tmp_path / "old").mkdir()
     (tmp_path / "old").chmod(0o777)
-    runtime.prepare_listed(tmp_path / "old", ME)
+    folders.prepare_listed(tmp_path / "old", ME)
     assert mode(tmp_path / "old") == 0o777
     with pytest.raises(ConfigError, match="cannot be made"):
-        runtime.prepare_listed(tmp_path / "gone" / "deeper", ME)
+        folders.prepare_listed(tmp_path / "gone" / "deeper", ME)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from polybus.errors import AddressError, AddressInUse
-from polybus.server import sockets
+from polybus.server import socket_files
 
 
 def bind(path: Path) -> socket.socket:
@@ -21,13 +21,13 @@ def bind(path: Path) -> socket.socket:
 
 
 def test_nothing_there(tmp_path):
-    with sockets.claimed(tmp_path / "a.sock"):
+    with socket_files.claimed(tmp_path / "a.sock"):
         bind(tmp_path / "a.sock").close()
 
 
 def test_a_stale_socket_is_replaced(tmp_path):
     bind(tmp_path / "a.sock").close()  # the file stays, nobody listens
-    with sockets.claimed(tmp_path / "a.sock"):
+    with socket_files.claimed(tmp_path / "a.sock"):
         assert not (tmp_path / "a.sock").exists()
 
 
@@ -36,7 +36,7 @@ def test_a_socket_somebody_answers_on_is_an_error(tmp_path):
         owner.listen()
         with (
             pytest.raises(AddressInUse, match="a running bus already listens there"),
-            sockets.claimed(tmp_path / "a.sock"),
+            socket_files.claimed(tmp_path / "a.sock"),
         ):
             pass
     assert (tmp_path / "a.sock").exists()
@@ -46,7 +46,7 @@ def test_a_listener_too_busy_to_accept_counts_as_living(tmp_path):
     with bind(tmp_path / "a.sock") as owner, socket.socket(socket.AF_UNIX) as waiting:
         owner.listen(0)
         waiting.connect(str(tmp_path / "a.sock"))  # fills the backlog
-        with pytest.raises(AddressInUse), sockets.claimed(tmp_path / "a.sock"):
+        with pytest.raises(AddressInUse), socket_files.claimed(tmp_path / "a.sock"):
             pass
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_is_no_socket_is_not_touched(tmp_path):
     (tmp_path / "a.sock").write_text("precious")
     with (
         pytest.raises(AddressError, match="no socket is in the way"),
-        sockets.claimed(tmp_path / "a.sock"),
+        socket_files.claimed(tmp_path / "a.sock"),
     ):
         pass
     assert (tmp_path / "a.sock").read_text() == "precious"
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_socket_is_not_touched(tmp_path):
 def test_no_folder(tmp_path):
     with (
         pytest.raises(AddressError, match="No such file"),
-        sockets.claimed(tmp_path / "gone" / "a.sock"),
+        socket_files.claimed(tmp_path / "gone" / "a.sock"),
     ):
         pass
 
@@ -79,7 +79,7 @@ def test_two_who_start_together_do_not_remove_each_others_socket(tmp_path):
     def start() -> None:
         barrier.wait()
         try:
-            with sockets.claimed(path):
+            with socket_files.claimed(path):
                 sock = bind(path)
                 sock.listen()
                 owners.append(sock)
@@ -96,13 +96,13 @@ def test_two_who_start_together_do_not_remove_each_others_socket(tmp_path):
 
 
 def test_a_folder_somebody_keeps_locked_does_not_hold_us_up_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(sockets, "CLAIM_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(socket_files, "CLAIM_TIMEOUT_S", 0.05)
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         with (
             pytest.raises(AddressInUse, match="keeps its folder locked"),
-            sockets.claimed(tmp_path / "a.sock"),
+            socket_files.claimed(tmp_path / "a.sock"),
         ):
             pass
     finally:
@@ -112,11 +112,11 @@ def test_a_folder_somebody_keeps_locked_does_not_hold_us_up_for_ever(tmp_path, m
 def test_only_our_own_file_is_removed(tmp_path):
     path = tmp_path / "a.sock"
     bind(path).close()
-    ours = sockets.identify(path)
+    ours = socket_files.identify(path)
     path.rename(tmp_path / "kept")  # so that the inode is not used again
     bind(path).close()
-    sockets.remove(path, ours)
+    socket_files.remove(path, ours)
     assert path.exists()
-    sockets.remove(path, sockets.identify(path))
+    socket_files.remove(path, socket_files.identify(path))
     assert not path.exists()
-    sockets.remove(path, ours)  # gone already: fine
+    socket_files.remove(path, ours)  # gone already: fine

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from polybus.errors import Denied, Unavailable
-from polybus.server import threads
-from polybus.server.threads import Completions, OnLoop, Readers
+from polybus.server import loop_threads
+from polybus.server.loop_threads import Completions, OnLoop, Readers
 
 
 def test_a_function_runs_on_the_loop_and_its_outcome_comes_back():
@@ -31,7 +31,7 @@ def test_a_function_runs_on_the_loop_and_its_outcome_comes_back():
 
 
 def test_who_gave_up_is_not_surprised_later(monkeypatch):
-    monkeypatch.setattr(threads, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(loop_threads, "ANSWER_TIMEOUT_S", 0.01)
     loop = asyncio.new_event_loop()
     ran: list[int] = []
     with pytest.raises(Unavailable):

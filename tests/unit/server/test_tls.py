@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from polybus.errors import ConfigError
+from polybus.server.certificates import Certificates
 from polybus.server.settings import TlsSettings
-from polybus.server.tls import Certificates
-from polybus.testing.certificates import write_certificate
+from tests.rig.certificates import write_certificate
 
 
 def shown(context: ssl.SSLContext, name: str | None = "localhost") -> bytes | None:

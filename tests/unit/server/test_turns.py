@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.server.turns import LONG_S, SHORT_S, Turns
+from polybus.server.switch_interval import LONG_S, SHORT_S, Turns
 
 
 @pytest.fixture(autouse=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import UsageError
-from polybus.spark.pipelines import checks
+from polybus.spark.pipelines import preflight
 
 
 def test_a_folder_is_made_and_must_be_writable(tmp_path):
-    assert checks.checkpoint(str(tmp_path / "a" / "b")) == str(tmp_path / "a" / "b")
+    assert preflight.checkpoint(str(tmp_path / "a" / "b")) == str(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     with pytest.raises(UsageError, match="--checkpoint /proc/here cannot be written"):
-        checks.checkpoint("/proc/here")
+        preflight.checkpoint("/proc/here")
     with pytest.raises(UsageError, match="--checkpoint FOLDER is missing: why"):
-        checks.checkpoint(None, "why")
+        preflight.checkpoint(None, "why")
 
 
 def test_a_url_is_sparks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert checks.checkpoint("hdfs://host/place") == "hdfs://host/place"
+    assert preflight.checkpoint("hdfs://host/place") == "hdfs://host/place"
     assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 from polybus.model.arrow import READ_SCHEMA
-from polybus.spark.columns import COLUMNS, Shape
-from polybus.spark.schema import SCHEMA
+from polybus.spark.source.topic_columns import COLUMNS, Shape
+from polybus.spark.source.topic_schema import SCHEMA
 
 VALUES = ([1], [0], [0], [1], [1], [None], [b"x"], [None])
 ROW = pa.record_batch(

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from polybus.errors import ConfigError, NotConnected
-from polybus.spark.master import check
-from polybus.spark.session import session
+from polybus.spark.spark_master import check
+from polybus.spark.spark_session import session
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.spark.pipelines.replay_pace import MOST_GROWTH, PART_S, Pace
+from polybus.spark.pipelines.replay.replay_pace import MOST_GROWTH, PART_S, Pace
 
 RATE, MOST = 1000, 500_000
 SECOND = int(RATE * PART_S)

@@ -8,12 +8,19 @@ from html.parser import HTMLParser
 
 import pytest
 
-from polybus.spark.pipelines.report import bars, histogram, scales
-from polybus.spark.pipelines.report.figures import Group, Key, Shard, Topic, Window, merged
-from polybus.spark.pipelines.report.histogram import Spread
-from polybus.spark.pipelines.report.lines import Plot, Series
-from polybus.spark.pipelines.report.page import page
-from polybus.spark.pipelines.report.svg import tag, text
+from polybus.spark.pipelines.stats.report import axis_scales, bar_plot, histogram
+from polybus.spark.pipelines.stats.report.histogram import Spread
+from polybus.spark.pipelines.stats.report.line_plot import Plot, Series
+from polybus.spark.pipelines.stats.report.report_data import (
+    Group,
+    Key,
+    Shard,
+    Topic,
+    Window,
+    merged,
+)
+from polybus.spark.pipelines.stats.report.report_page import page
+from polybus.spark.pipelines.stats.report.svg import tag, text
 
 NASTY = "<script>alert(1)</script> \"&' \x00 \U0001f600"
 
@@ -61,7 +68,7 @@ def test_nothing_is_said_to_be_larger_than_the_largest():
 
 @pytest.mark.parametrize("top", [0.0, 0.003, 1, 9.99, 10, 101, 7e9, math.inf])
 def test_steps_of_an_axis_reach_its_top_and_are_few(top):
-    steps = scales.steps(top)
+    steps = axis_scales.steps(top)
     assert steps[0] == 0
     assert 2 <= len(steps) <= 6
     assert steps[-1] >= top or math.isinf(top)
@@ -69,7 +76,7 @@ def test_steps_of_an_axis_reach_its_top_and_are_few(top):
 
 @pytest.mark.parametrize("span_s", [0, 1, 59, 3600, 86_400, 40 * 86_400, 10_000 * 86_400])
 def test_moments_of_an_axis_are_between_its_ends_and_few(span_s):
-    moments = scales.moments(1_790_000_003, 1_790_000_003 + span_s)
+    moments = axis_scales.moments(1_790_000_003, 1_790_000_003 + span_s)
     assert all(1_790_000_003 <= one <= 1_790_000_003 + span_s for one in moments)
     assert len(moments) <= 30
 
@@ -88,7 +95,7 @@ def test_moments_of_an_axis_are_between_its_ends_and_few(span_s):
     ],
 )
 def test_numbers_are_short(value, shown):
-    assert scales.short(value) == shown
+    assert axis_scales.short(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_numbers_are_short(value, shown):
     [(5, "5 µs"), (1500, "1.5 ms"), (2.5e6, "2.5 s"), (600e6, "10 min"), (4 * 86_400e6, "4 d")],
 )
 def test_durations_are_in_the_unit_that_reads_best(us, shown):
-    assert scales.duration(us) == shown
+    assert axis_scales.duration(us) == shown
 
 
 # --- windows
@@ -189,7 +196,7 @@ def test_a_line_has_gaps_where_there_is_no_value():
 
 
 def test_buckets_far_apart_are_drawn_in_whole_doublings():
-    few = bars.spread("t", {9: 1, 16: 2}, str)
+    few = bar_plot.spread("t", {9: 1, 16: 2}, str)
     assert few.count("<rect") == 8
-    many = bars.spread("t", {0: 1, 9: 2, 16: 4, 99: 8}, str)
+    many = bar_plot.spread("t", {0: 1, 9: 2, 16: 4, 99: 8}, str)
     assert "<title>2.0 to 4.0: 6</title>" in many

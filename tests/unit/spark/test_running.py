@@ -10,9 +10,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from polybus.errors import Conflict, Damaged, DoesNotExist, StoreFull, Trimmed, UsageError
-from polybus.spark.pipelines.running import Stop, plainly, stoppable
-from polybus.spark.pipelines.sparks_errors import as_ours
-from polybus.spark.pipelines.watching import Reading
+from polybus.spark.pipelines.query_run import Stop, plainly, stoppable
+from polybus.spark.pipelines.query_watch import Reading
+from polybus.spark.pipelines.spark_errors import as_ours
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from polybus.spark.pipelines.stats_parts import MOST_FILES, SCHEMAS, Parts
+from polybus.spark.pipelines.stats.partial_sums import MOST_FILES, SCHEMAS, Parts
 
 
 def counted(key: str, messages: int) -> dict[str, pa.Table]:

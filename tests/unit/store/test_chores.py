@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polybus.store.lmdb import chores
-from polybus.store.lmdb.chores import RECENT_S, SHARE, STEP_S, Chores
+from polybus.store.lmdb import background_tasks
+from polybus.store.lmdb.background_tasks import RECENT_S, SHARE, STEP_S, Chores
 
 GAP_S = 0.002  # between two commits
 
@@ -29,7 +29,7 @@ class Place:
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     made = Place()
-    monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: made.now_s))
+    monkeypatch.setattr(background_tasks, "time", SimpleNamespace(monotonic=lambda: made.now_s))
     return made
 
 

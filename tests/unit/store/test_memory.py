@@ -10,7 +10,7 @@ import pytest
 
 from polybus.errors import StageGone
 from polybus.store.contract import News
-from polybus.store.memory.engine import MemoryStore
+from polybus.store.memory.memory_store import MemoryStore
 from polybus.testing.conformance.kit import all_bodies, append, put, stage
 
 

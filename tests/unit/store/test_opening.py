@@ -10,9 +10,9 @@ import pytest
 
 from polybus.errors import AddressError, UsageError
 from polybus.model.commit import Commit
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.store.memory.engine import MemoryStore
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.memory.memory_store import MemoryStore
 
 
 def test_memory_is_the_callers_own() -> None:
@@ -72,7 +72,8 @@ def test_settings_that_make_no_sense(tmp_path: Path) -> None:
 
 def test_memory_does_not_load_lmdb() -> None:
     program = (
-        "import sys; from polybus.store.opening import open_store; open_store('memory:').close();"
+        "import sys; from polybus.store.engine_registry import open_store;"
+        "open_store('memory:').close();"
         "print([name for name in ('lmdb', 'pyarrow', 'asyncio') if name in sys.modules])"
     )
     done = subprocess.run(

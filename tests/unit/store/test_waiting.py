@@ -10,7 +10,7 @@ import pytest
 
 from polybus.errors import DoesNotExist, StoreClosed, UsageError
 from polybus.store.contract import Listener, News, Store
-from polybus.store.memory.engine import MemoryStore
+from polybus.store.memory.memory_store import MemoryStore
 from polybus.store.waiting import wait
 from polybus.testing.conformance.kit import append, put
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.subscribers import records
-from polybus.bus.subscribers.records import MAX_NUMBERS, Greetings
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
+from polybus.dialects.pirate.server import subscriber_records
+from polybus.dialects.pirate.server.subscriber_records import MAX_NUMBERS, Greetings
 from polybus.errors import Damaged, DoesNotExist, Fenced, LimitReached, Stale
 from polybus.model.commit import Change, Commit
 from tests.unit.subscribers.world import World
@@ -52,9 +52,9 @@ def test_the_last_1024_numbers_are_told_apart():
 
 def test_a_hello_that_ended_half_way_gives_its_epoch_to_its_copy(world):
     hello(world, 7)
-    found = world.store.get(records.counter_key(b"c"))
+    found = world.store.get(subscriber_records.counter_key(b"c"))
     given = Greetings.decode(found.value).with_new(8)
-    change = Change(records.counter_key(b"c"), given.encode(), found.version)
+    change = Change(subscriber_records.counter_key(b"c"), given.encode(), found.version)
     world.store.commit(Commit(changes=(change,))).result(20)
     again = world.again()
     assert hello(again, 8) == (2, 0)

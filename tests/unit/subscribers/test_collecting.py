@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.groups import records as groups
-from polybus.bus.groups.records import Progress
+from polybus.groups import group_records as groups
+from polybus.groups.group_records import Progress
 from polybus.model.commit import Change, Commit
 from tests.unit.subscribers.world import World
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.subscribers import records, shelf
-from polybus.bus.subscribers.records import Place
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, Request
+from polybus.dialects.pirate.server import message_cache, subscriber_records
+from polybus.dialects.pirate.server.subscriber_records import Place
 from polybus.errors import DoesNotExist, Fenced, LimitReached, MalformedRequest
-from polybus.testing.blocks import block
+from polybus.testing.conformance.sample_blocks import block
 from tests.unit.subscribers.world import World
 
 
@@ -52,15 +52,15 @@ def test_last_is_on_disk_before_the_answer(world):
     world.settle()
     assert came[0].id == 3
     number = world.durable.get("t").number
-    raw = world.store.get(records.key(records.LASTS, Place(number, b"c")))
-    assert records.read_last(raw.value) == 2
+    raw = world.store.get(subscriber_records.key(subscriber_records.LASTS, Place(number, b"c")))
+    assert subscriber_records.read_last(raw.value) == 2
     assert world.again().ask(Request(GET, b"c", 1, 0, "t", (), 0)).id == 3
 
 
 def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
     """Each may have 64 MiB, and is there until the loop has taken it."""
     client = world.client()
-    topics = [f"t{number}" for number in range(3 * shelf.AT_ONCE)]
+    topics = [f"t{number}" for number in range(3 * message_cache.AT_ONCE)]
     for topic in topics:
         client.sub(topic)
         client.put(topic, topic.encode())
@@ -70,7 +70,7 @@ def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
     read = again.store.read
     monkeypatch.setattr(again.store, "read", lambda *a, **k: (begun.append(a), read(*a, **k))[1])
     came = [again.send(Request(GET, b"c", epoch, 0, topic, (), 0)) for topic in topics]
-    assert len(begun) == shelf.AT_ONCE
+    assert len(begun) == message_cache.AT_ONCE
     again.settle()
     assert [one.body for (one,) in came] == [topic.encode() for topic in topics]
     assert len(begun) == len(topics)
@@ -204,8 +204,8 @@ def test_a_topic_over_its_own_bound_refuses_and_uses_no_counter(world):
 
 
 def test_what_is_at_hand_is_bounded_and_right_whatever_was_let_go(world, monkeypatch):
-    monkeypatch.setattr(shelf, "MAX_BYTES", 2000)
-    monkeypatch.setattr(shelf, "READ_ROWS", 4)
+    monkeypatch.setattr(message_cache, "MAX_BYTES", 2000)
+    monkeypatch.setattr(message_cache, "READ_ROWS", 4)
     client = world.client()
     topics = [f"t{n}" for n in range(6)]
     for topic in topics:

@@ -6,7 +6,7 @@ import pytest
 
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, Request
-from polybus.dialects.pirate.session import PirateSession
+from polybus.dialects.pirate.server.session import PirateSession
 from polybus.model.identity import ANONYMOUS
 
 ROOM = 3

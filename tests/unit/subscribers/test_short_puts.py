@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.ruletable import Placed
+from polybus.bus.rule_table import Placed
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.codec import u64
-from polybus.dialects.pirate.session import PirateSession, fingerprint
+from polybus.dialects.pirate.server.session import PirateSession, fingerprint
+from polybus.model.access_rule import Rule
 from polybus.model.identity import ANONYMOUS
 from polybus.model.limits import PirateLimits
-from polybus.model.rules import Rule
 from tests.unit.subscribers.world import World
 
 OFF = -1  # so many bytes may be on their way by the short path: none goes by it

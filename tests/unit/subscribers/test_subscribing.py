@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from polybus.bus.binding import CREATOR
-from polybus.bus.groups import records as groups
-from polybus.bus.ruletable import Placed
-from polybus.bus.subscribers import records
+from polybus.bus.rule_table import Placed
 from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, Request
+from polybus.dialects.pirate.server import subscriber_records
+from polybus.durable.topic_names import CREATOR
 from polybus.errors import Denied, DoesNotExist, LimitReached, StoreFull, WrongKind
+from polybus.groups import group_records as groups
+from polybus.model.access_rule import Rule
 from polybus.model.commit import Change, Commit
 from polybus.model.identity import Identity
-from polybus.model.rules import Rule
 from tests.unit.subscribers.world import World
 
 
@@ -60,7 +60,11 @@ def test_unsub_tells_whether_it_was_subscribed(world):
     client.sub("t")
     assert client.unsub("t") == 1
     assert client.unsub("t") == 0
-    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 0
+    assert (
+        stored(world, subscriber_records.SUBSCRIPTIONS)
+        == stored(world, subscriber_records.LASTS)
+        == 0
+    )
 
 
 def test_the_topic_goes_with_its_last_subscriber_and_its_ids_go_on(world):
@@ -144,7 +148,11 @@ def test_subscriptions_of_a_dropped_topic_are_gone_and_so_are_their_records(worl
     world.binding.gone(topic)
     world.settle()
     assert isinstance(client.get("t"), DoesNotExist)
-    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 0
+    assert (
+        stored(world, subscriber_records.SUBSCRIPTIONS)
+        == stored(world, subscriber_records.LASTS)
+        == 0
+    )
     assert client.sub("t") == 0
 
 
@@ -153,7 +161,11 @@ def test_records_of_a_topic_that_was_dropped_behind_our_back_are_swept(world):
     world.store.drop("t")
     again = world.again()
     assert again.bus.subscriptions() == []
-    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 0
+    assert (
+        stored(world, subscriber_records.SUBSCRIPTIONS)
+        == stored(world, subscriber_records.LASTS)
+        == 0
+    )
 
 
 def test_an_ephemeral_topic_is_denied_and_that_is_stored(world):
@@ -259,7 +271,11 @@ def test_what_a_subscriber_asks_for_while_it_is_dropped_waits_for_that(world):
     assert told == [[]]
     assert isinstance(came[0], DoesNotExist)
     assert again == [1]
-    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 1
+    assert (
+        stored(world, subscriber_records.SUBSCRIPTIONS)
+        == stored(world, subscriber_records.LASTS)
+        == 1
+    )
 
 
 def test_a_subscription_that_ended_before_it_was_dropped_takes_no_other_with_it(world):
@@ -274,7 +290,11 @@ def test_a_subscription_that_ended_before_it_was_dropped_takes_no_other_with_it(
     world.settle()
     assert told == [[]]
     assert client.get("t") is None
-    assert stored(world, records.SUBSCRIPTIONS) == stored(world, records.LASTS) == 2
+    assert (
+        stored(world, subscriber_records.SUBSCRIPTIONS)
+        == stored(world, subscriber_records.LASTS)
+        == 2
+    )
 
 
 def test_a_copy_of_a_sub_that_was_dropped_since_subscribes_nobody(world):

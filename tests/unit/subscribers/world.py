@@ -8,19 +8,19 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
-from polybus.bus.binding import Binding
-from polybus.bus.durable import Durable
+from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
-from polybus.bus.stats import Counters
-from polybus.bus.subscribers.means import Means
-from polybus.bus.subscribers.subscribers import Recovered, Subscribers
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
+from polybus.dialects.pirate.server.durable_subscribers import Recovered, Subscribers
+from polybus.dialects.pirate.server.subscriber_context import Means
+from polybus.durable.topic_names import Binding
+from polybus.durable.topic_registry import Durable
 from polybus.model.commit import Commit
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import PirateLimits, QuotaLimits
 from polybus.store.contract import Store
-from polybus.store.memory.engine import MemoryStore
+from polybus.store.memory.memory_store import MemoryStore
 
 WAIT_S = 20
 EMPTY = Commit()

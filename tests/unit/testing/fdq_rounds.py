@@ -11,9 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from polybus.testing.fdq.diary import NEVER_NS
-from polybus.testing.fdq.found import Dead, Found, Row, Shard, output_body
-from polybus.testing.fdq.history import (
+from tests.rig.fdq.history import (
     DUPLICATE,
     FAILED,
     OK,
@@ -26,6 +24,8 @@ from polybus.testing.fdq.history import (
     Produced,
     Run,
 )
+from tests.rig.fdq.journal import NEVER_NS
+from tests.rig.fdq.snapshot import Dead, Found, Row, Shard, output_body
 
 SHARDS = 2
 KEYS = ("a", "b", "c", None)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from polybus.testing.fdq.checker import check, in_words
-from polybus.testing.fdq.evidence import (
+from tests.rig.fdq.checker import check, in_words
+from tests.rig.fdq.evidence import (
     ABORTED_READ,
     DUPLICATED,
     EARLY,
@@ -30,8 +30,7 @@ from polybus.testing.fdq.evidence import (
     TORN,
     UNACKED,
 )
-from polybus.testing.fdq.found import Dead, Found, Row, Shard, source_of
-from polybus.testing.fdq.history import (
+from tests.rig.fdq.history import (
     DUPLICATE,
     FAILED,
     NEVER_NS,
@@ -46,6 +45,7 @@ from polybus.testing.fdq.history import (
     Run,
     Told,
 )
+from tests.rig.fdq.snapshot import Dead, Found, Row, Shard, source_of
 from tests.unit.testing.fdq_rounds import Round
 
 # --- a small round: three messages of a key, the last one by a transaction

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from polybus.testing.fdq.brood import Brood
-from polybus.testing.fdq.children import Orders
-from polybus.testing.fdq.diary import NEVER_NS, UNKNOWN, Diary, operations
-from polybus.testing.fdq.found import output_body, run_of, source_of
-from polybus.testing.fdq.history import (
+from tests.rig.fdq.child_pool import Brood
+from tests.rig.fdq.clients import Orders
+from tests.rig.fdq.history import (
     ACK,
     ASSIGNED,
     COMMIT,
@@ -20,7 +18,9 @@ from polybus.testing.fdq.history import (
     Message,
     history_of,
 )
-from polybus.testing.watch import until
+from tests.rig.fdq.journal import NEVER_NS, UNKNOWN, Diary, operations
+from tests.rig.fdq.snapshot import output_body, run_of, source_of
+from tests.rig.observer import until
 
 
 def test_what_has_no_end_is_unknown(tmp_path):

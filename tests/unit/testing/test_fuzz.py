@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.coverage import FLAGS
-from polybus.testing.fuzz import CANNOT, FOUND, FOUND_NOTHING
+from tests.rig.fuzz.coverage import FLAGS
+from tests.rig.fuzz.driver import CANNOT, FOUND, FOUND_NOTHING
 
 MAGIC = b"\xc0\x1d\xbe\xef"
 
@@ -56,7 +56,7 @@ def plant(folder: Path, bug: str, flags: str = FLAGS) -> Path:
 
 def drive(target: Path, *options: str) -> subprocess.CompletedProcess[str]:
     folder = target.parent
-    command = [sys.executable, "-m", "polybus.testing.fuzz", str(target), "--runs", str(RUNS)]
+    command = [sys.executable, "-m", "tests.rig.fuzz.driver", str(target), "--runs", str(RUNS)]
     command += ["--crashes", f"{folder}/crashes", "--build", f"{folder}/build", *options]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from polybus.testing.nursery import ChildFailed, Nursery
+from tests.rig.forked_child import ChildFailed, Nursery
 
 # Any module will do: its functions are the acts.
 

@@ -55,8 +55,10 @@ def test_mutants_apply():
 
 @pytest.mark.parametrize("old", ["no such text", "import"])
 def test_text_that_does_not_occur_once_is_refused(old):
-    patch = Patch("p", "store/lmdb/storing.py", old, "")
-    with pytest.raises(DoesNotApply, match=r"^p: store/lmdb/storing.py: its text occurs \d+ times"):
+    patch = Patch("p", "store/lmdb/write_txn.py", old, "")
+    with pytest.raises(
+        DoesNotApply, match=r"^p: store/lmdb/write_txn.py: its text occurs \d+ times"
+    ):
         patch.texts()
 
 
@@ -66,13 +68,13 @@ def test_a_file_that_is_gone_is_refused():
 
 
 def test_a_copy_is_patched_and_the_original_is_not():
-    file, old = "store/lmdb/storing.py", "        batch.encode_blocks()\n"
+    file, old = "store/lmdb/write_txn.py", "        batch.encode_blocks()\n"
     before = (PACKAGE / file).read_bytes()
-    more = Edit("store/lmdb/books.py", "from __future__ import annotations\n", "# changed\n")
+    more = Edit("store/lmdb/writer_state.py", "from __future__ import annotations\n", "# changed\n")
     folder = patched_copy([Patch("p", file, old, "", (more,))])
     assert (folder / "polybus" / file).read_text() == before.decode().replace(old, "")
-    assert "# changed" in (folder / "polybus/store/lmdb/books.py").read_text()
+    assert "# changed" in (folder / "polybus/store/lmdb/writer_state.py").read_text()
     assert (PACKAGE / file).read_bytes() == before
-    assert "# changed" not in (PACKAGE / "store/lmdb/books.py").read_text()
-    unchanged = "store/lmdb/keys.py"
+    assert "# changed" not in (PACKAGE / "store/lmdb/writer_state.py").read_text()
+    unchanged = "store/lmdb/store_keys.py"
     assert (folder / "polybus" / unchanged).read_bytes() == (PACKAGE / unchanged).read_bytes()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.testing.pirate import wire
-from polybus.testing.pirate.bare import Bare
-from polybus.testing.pirate.model import Model, Refused
-from polybus.testing.pirate.modelserver import ModelServer
-from polybus.testing.pirate.proxy import KINDS, Odds
-from polybus.testing.pirate.voyage import Voyage
+from tests.rig.pirate import wire
+from tests.rig.pirate.lossy_proxy import KINDS, Odds
+from tests.rig.pirate.lossy_round import Voyage
+from tests.rig.pirate.model import Model, Refused
+from tests.rig.pirate.model_server import ModelServer
+from tests.rig.pirate.zmq_client import Bare
 
 SEED = 20
 STEPS = 20

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from polybus.testing import powercut
-from polybus.testing.nursery import Nursery
-from polybus.testing.powercut import Kind, Record
-from polybus.testing.powerimages import PAGE, Change, Disk, File, Tree, images, parts
+from tests.rig.forked_child import Nursery
+from tests.rig.power import recorder
+from tests.rig.power.images import PAGE, Change, Disk, File, Tree, images, parts
+from tests.rig.power.recorder import Kind, Record
 
 ROOT = Path("/watched")
 
@@ -146,14 +146,14 @@ COMMITS = 40
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    return powercut.build_library(tmp_path_factory.mktemp("library"))
+    return recorder.build_library(tmp_path_factory.mktemp("library"))
 
 
 def record_of(library: Path, tmp_path: Path, act: str, *args: object) -> tuple[Path, Path]:
     watched, log = tmp_path / "watched", tmp_path / "log"
     watched.mkdir()
-    env = powercut.recording(library, watched, log)
-    with Nursery("polybus.testing.plainlmdb", env) as nursery:
+    env = recorder.recording(library, watched, log)
+    with Nursery("tests.rig.power.plain_lmdb", env) as nursery:
         nursery.ask(act, str(watched), *args)
     return watched, log
 
@@ -161,7 +161,7 @@ def record_of(library: Path, tmp_path: Path, act: str, *args: object) -> tuple[P
 def test_the_record_ends_in_what_is_on_disk(library, tmp_path):
     watched, log = record_of(library, tmp_path, "shuffle_files")
     disk = Disk(watched)
-    for record in powercut.records(log):
+    for record in recorder.records(log):
         disk.apply(record)
     (tree,) = [
         image.tree
@@ -182,8 +182,8 @@ def on_disk(folder: Path) -> Tree:
 def test_lmdb_keeps_what_it_acknowledged_unless_it_does_not_sync(library, tmp_path, sync):
     watched, log = record_of(library, tmp_path, "write", COMMITS, sync)
     choices, lost, at_risk = random.Random(7), 0, 0
-    with Nursery("polybus.testing.plainlmdb") as nursery:
-        for number, image in enumerate(images(powercut.records(log), watched, choices, 40)):
+    with Nursery("tests.rig.power.plain_lmdb") as nursery:
+        for number, image in enumerate(images(recorder.records(log), watched, choices, 40)):
             target = tmp_path / f"image{number}"
             image.write(target)
             at_risk += image.lost
@@ -195,5 +195,5 @@ def test_lmdb_keeps_what_it_acknowledged_unless_it_does_not_sync(library, tmp_pa
 
 def test_a_writable_map_makes_the_record_worthless(library, tmp_path):
     _, log = record_of(library, tmp_path, "map_a_file")
-    with pytest.raises(powercut.UnseenWrite, match="mmap"):
-        list(powercut.records(log))
+    with pytest.raises(recorder.UnseenWrite, match="mmap"):
+        list(recorder.records(log))

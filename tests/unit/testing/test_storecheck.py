@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 
 from polybus.model.commit import Append, Change, Commit
-from polybus.store.memory.engine import MemoryStore
-from polybus.testing.storecheck import Reported, check
-from polybus.testing.storework import (
-    PRODUCERS,
-    RING,
-    block_of,
-    pieces,
-    prepare,
-    progress_keys,
-    work,
-)
+from polybus.store.memory.memory_store import MemoryStore
+from tests.rig.store.checker import Reported, check
+from tests.rig.store.workload import PRODUCERS, RING, block_of, pieces, prepare, progress_keys, work
 
 
 @pytest.fixture

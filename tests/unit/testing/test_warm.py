@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing import warm
-from polybus.testing.process import StartFailed, rqueue, run, serve
-from polybus.testing.watch import stats
+from polybus.testing.bus_process import StartFailed, rqueue, run, serve
+from tests.rig import warm_bus
+from tests.rig.observer import stats
 
 
 def files_of(pid: int) -> set[str]:
@@ -22,7 +22,7 @@ def files_of(pid: int) -> set[str]:
 def test_it_is_forked_and_ends_as_the_command_does(monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # as after a session of Spark
     with rqueue() as bus:
-        assert isinstance(bus.process, warm.Forked)
+        assert isinstance(bus.process, warm_bus.Forked)
         assert bus.process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             bus.wait(0.01)
@@ -53,7 +53,7 @@ def test_it_has_its_own_environment_folder_and_files(tmp_path, monkeypatch):
 def test_a_command_answers_as_a_program_does(words):
     with serve(listen=("native=grpc://127.0.0.1:0",)) as bus:
         forked = bus.run(*words)
-        with warm.cold():
+        with warm_bus.cold():
             program = bus.run(*words)
     assert told(forked) == told(program)
 
@@ -80,7 +80,7 @@ def test_what_changes_the_code_or_its_interpreter_is_a_program_of_its_own(env):
 
 
 def test_and_so_is_all_where_the_start_is_tested():
-    with warm.cold(), rqueue() as bus:
+    with warm_bus.cold(), rqueue() as bus:
         assert isinstance(bus.process, subprocess.Popen)
     with rqueue() as bus:
-        assert isinstance(bus.process, warm.Forked)
+        assert isinstance(bus.process, warm_bus.Forked)

@@ -12,10 +12,10 @@ import pytest
 import uvloop
 from typing_extensions import Buffer
 
-from polybus.kernel.inbox import SharedBuffer
-from polybus.testing.watch import eventually
-from polybus.transports import connection as module
-from polybus.transports.connection import StreamConnection
+from polybus.kernel.receive_buffer import SharedBuffer
+from polybus.transports import stream_connection as module
+from polybus.transports.stream_connection import StreamConnection
+from tests.rig.observer import eventually
 
 DEADLINE_S = 10.0
 

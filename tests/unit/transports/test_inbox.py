@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from polybus.kernel.inbox import Inbox, SharedBuffer
-from polybus.testing.drip import cut, feed, one_by_one
+from polybus.kernel.receive_buffer import Inbox, SharedBuffer
+from tests.rig.byte_feeder import cut, feed, one_by_one
 
 SHARED = 64  # tiny, so that frames are larger than it
 

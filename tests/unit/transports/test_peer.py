@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.testing.watch import until
-from polybus.transports import credentials, peer
-from polybus.transports.credentials import service_of, unit_of
-from polybus.transports.peer import describe, identify, socket_table, unsent_bytes
-from polybus.transports.procnet import ProcNet, packed
-from polybus.transports.sockdiag import End, SockDiag, SocketTable
+from polybus.transports import peer_identity, unix_credentials
+from polybus.transports.peer_identity import describe, identify, socket_table, unsent_bytes
+from polybus.transports.proc_net_table import ProcNet, packed
+from polybus.transports.socket_table import End, SockDiag, SocketTable
+from polybus.transports.unix_credentials import service_of, unit_of
+from tests.rig.observer import until
 
 OTHER_UID = 4242
 ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
@@ -100,7 +100,7 @@ def short_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_a_process_that_has_ended_has_no_service(short_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its pid may be another's by now."""
-    monkeypatch.setattr(credentials, "service_of", lambda pid: "another's")
+    monkeypatch.setattr(unix_credentials, "service_of", lambda pid: "another's")
     with calling(short_path, "") as link:
         found = identify(link)
         assert found.service == "another's"
@@ -111,14 +111,14 @@ def test_a_process_that_has_ended_has_no_service(short_path: Path, monkeypatch: 
 
 
 def test_where_the_kernel_has_no_process_handles_the_pid_is_used(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(credentials, "SO_PEERPIDFD", 9999)
+    monkeypatch.setattr(unix_credentials, "SO_PEERPIDFD", 9999)
     near, far = socket.socketpair()
     with near, far:
         assert identify(near).service == service_of(os.getpid()) != ""
 
 
 def test_where_the_kernel_tells_no_groups_nobody_knows_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(credentials, "SO_PEERGROUPS", 9999)
+    monkeypatch.setattr(unix_credentials, "SO_PEERGROUPS", 9999)
     near, far = socket.socketpair()
     with near, far:
         assert identify(near).groups is None
@@ -189,7 +189,7 @@ TABLES = [pytest.param(SockDiag, id="sockdiag"), pytest.param(ProcNet, id="procn
 def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketTable]:
     """Each way to the socket table, as the one in use."""
     made = request.param()
-    monkeypatch.setattr(peer, "socket_table", lambda: made)
+    monkeypatch.setattr(peer_identity, "socket_table", lambda: made)
     yield made
     if isinstance(made, SockDiag):
         made.close()
@@ -298,7 +298,9 @@ def test_beyond_loopback_nobody_vouches(monkeypatch: pytest.MonkeyPatch):
         def getsockname(self) -> tuple[str, int]:
             return (V4, 5)
 
-    monkeypatch.setattr(peer, "socket_table", lambda: type("T", (), {"owner": staticmethod(never)}))
+    monkeypatch.setattr(
+        peer_identity, "socket_table", lambda: type("T", (), {"owner": staticmethod(never)})
+    )
     assert identify(Elsewhere()) == ANONYMOUS  # type: ignore[arg-type]
 
 
@@ -346,7 +348,7 @@ def test_without_netlink_the_text_is_read(monkeypatch: pytest.MonkeyPatch):
             pass
 
     for broken in (Closed, Ignorant):
-        monkeypatch.setattr(peer, "SockDiag", broken)
+        monkeypatch.setattr(peer_identity, "SockDiag", broken)
         assert isinstance(socket_table.__wrapped__(), ProcNet)
 
 

@@ -18,13 +18,13 @@ import uvloop
 from typing_extensions import Buffer
 
 from polybus.errors import AddressError, AddressInUse
-from polybus.kernel.inbox import SharedBuffer
+from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.model.address import Address
-from polybus.testing.certificates import trusting, write_certificate
-from polybus.testing.watch import eventually
-from polybus.transports import tls as tls_module
-from polybus.transports.connection import StreamConnection
-from polybus.transports.stream import Gate, Listener, ListenOptions, listen
+from polybus.transports import tls_connection as tls_module
+from polybus.transports.stream_connection import StreamConnection
+from polybus.transports.stream_listener import Gate, Listener, ListenOptions, listen
+from tests.rig.certificates import trusting, write_certificate
+from tests.rig.observer import eventually
 
 DEADLINE_S = 10.0
 ANY_PORT = Address.parse("tcp://127.0.0.1:0")

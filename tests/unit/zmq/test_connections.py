@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from polybus.model.identity import ANONYMOUS
-from polybus.transports.zmq.connections import REMEMBERED_S, Connection, Connections
+from polybus.transports.zmq.router_connections import REMEMBERED_S, Connection, Connections
 
 
 class Gate:

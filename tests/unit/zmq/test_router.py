@@ -12,9 +12,9 @@ import pytest
 import zmq
 from zmq.backend.cython import _zmq
 
-from polybus.kernel.router import Router
-from polybus.model import tcpinfo
-from polybus.testing.watch import until
+from polybus.dialects.pirate.server.router_socket import Router
+from polybus.model import tcp_info
+from tests.rig.observer import until
 
 WAIT_MS = 20_000
 MANY, MUCH = 1000, 1 << 30
@@ -159,8 +159,8 @@ def test_what_came_is_counted_as_the_kernel_does(any_pair):
 
 def received(fd: int) -> int:
     with socket.socket(fileno=os.dup(fd)) as one:
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcpinfo.TCP_INFO_BYTES)
-    return tcpinfo.counts(info).received
+        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info.TCP_INFO_BYTES)
+    return tcp_info.counts(info).received
 
 
 def test_frames_beyond_the_bound_are_passed_over_and_the_next_message_is_whole(pair):

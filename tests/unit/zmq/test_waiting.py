@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import zmq
 
+from polybus.dialects.pirate.server import router_listener
 from polybus.model.address import Address
-from polybus.testing.pirate.zmtp import RawPeer, message
-from polybus.transports.zmq import listener
+from tests.rig.pirate.zmtp import RawPeer, message
 
 MIB = 1 << 20
 LARGE = message(bytes(8 * MIB))
 STUCK_S = 0.5
 # What the system holds for a connection is less than two of them.
-MOST, MANY = listener.WAITING_MESSAGES + 2, listener.WAITING_MESSAGES + 5
+MOST, MANY = router_listener.WAITING_MESSAGES + 2, router_listener.WAITING_MESSAGES + 5
 
 
 def taken_unread() -> int:
@@ -21,7 +21,7 @@ def taken_unread() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     try:
-        listener.configure(router, Address.parse("tcp://127.0.0.1:0"))
+        router_listener.configure(router, Address.parse("tcp://127.0.0.1:0"))
         port = router.bind_to_random_port("tcp://127.0.0.1")
         with RawPeer(port) as peer:
             peer._socket.settimeout(STUCK_S)
@@ -36,11 +36,11 @@ def taken_unread() -> int:
         context.term()
 
 
-@pytest.mark.parametrize(("waiting", "most"), [(listener.WAITING_MESSAGES, MOST), (0, MANY)])
+@pytest.mark.parametrize(("waiting", "most"), [(router_listener.WAITING_MESSAGES, MOST), (0, MANY)])
 def test_some_whole_messages_wait_and_a_peer_that_sends_more_is_not_read_from(
     monkeypatch, waiting, most
 ):
     """Without the bound all of them are taken."""
-    monkeypatch.setattr(listener, "WAITING_MESSAGES", waiting)
+    monkeypatch.setattr(router_listener, "WAITING_MESSAGES", waiting)
     assert waiting <= taken_unread() <= most
     assert waiting or taken_unread() == MANY

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from polybus.transports.zmq import watching
-from polybus.transports.zmq.watching import Bounds, Watch
+from polybus.transports.zmq import memory_watch
+from polybus.transports.zmq.memory_watch import Bounds, Watch
 
 BOUNDS = Bounds(max_unfinished=1000, max_unread=5000, slow_timeout_s=5.0, slow_bytes_per_s=100)
 
@@ -73,7 +73,7 @@ def test_what_was_taken_does_not_count():
 
 def test_what_waits_behind_a_whole_message_counts(monkeypatch):
     """It may be more than the message was."""
-    monkeypatch.setattr(watching, "LEFT_BYTES", 50)
+    monkeypatch.setattr(memory_watch, "LEFT_BYTES", 50)
     scene = Scene()
     (one,) = scene.all
     one.came, one.received, one.received_bytes = 1100, 1, 100
@@ -86,7 +86,7 @@ def test_what_waits_behind_a_whole_message_counts(monkeypatch):
 
 def test_what_is_no_message_is_not_held_against_anybody(monkeypatch):
     """The handshake, and heartbeats: more in time than anybody may hold."""
-    monkeypatch.setattr(watching, "LEFT_BYTES", 50)
+    monkeypatch.setattr(memory_watch, "LEFT_BYTES", 50)
     scene = Scene()
     busy, quiet = scene.all = [Fake(), Fake()]
     for number in range(200):
@@ -123,7 +123,7 @@ def test_nobody_is_blamed_for_messages_that_we_have_not_read():
 
 
 def test_all_together_are_bounded_and_the_one_with_most_goes(monkeypatch):
-    monkeypatch.setattr(watching, "MINOR_BYTES", 10)
+    monkeypatch.setattr(memory_watch, "MINOR_BYTES", 10)
     scene = Scene(8, waiting=True)
     for number, one in enumerate(scene.all):
         one.came = 600 + number
@@ -136,9 +136,9 @@ def test_all_together_are_bounded_and_the_one_with_most_goes(monkeypatch):
 
 
 def test_memory_that_grows_while_something_is_unfinished_counts(monkeypatch):
-    monkeypatch.setattr(watching, "MINOR_BYTES", 10)
+    monkeypatch.setattr(memory_watch, "MINOR_BYTES", 10)
     memory = [1_000_000]
-    monkeypatch.setattr(watching, "process_bytes", lambda: memory[0])
+    monkeypatch.setattr(memory_watch, "process_bytes", lambda: memory[0])
     scene = Scene(2)
     memory[0] += 100_000  # nobody sends anything: not our business
     scene.watch.look()
@@ -152,7 +152,7 @@ def test_memory_that_grows_while_something_is_unfinished_counts(monkeypatch):
 
 
 def test_one_that_takes_nothing_is_slow_and_one_that_takes_a_little_is_not(monkeypatch):
-    monkeypatch.setattr(watching, "MINOR_BYTES", 10)
+    monkeypatch.setattr(memory_watch, "MINOR_BYTES", 10)
     scene = Scene(2)
     stuck, slow = scene.all
     stuck.sent_bytes = slow.sent_bytes = 10_000
@@ -198,14 +198,14 @@ def test_looks_take_a_small_share_of_the_time():
 
 
 def test_looks_come_sooner_while_much_is_on_its_way(monkeypatch):
-    monkeypatch.setattr(watching, "MINOR_BYTES", 10)
+    monkeypatch.setattr(memory_watch, "MINOR_BYTES", 10)
     scene = Scene()
-    assert scene.watch.look() == watching.LOOK_S
+    assert scene.watch.look() == memory_watch.LOOK_S
     scene.all[0].came = 11
-    assert scene.watch.look() == watching.BUSY_LOOK_S
+    assert scene.watch.look() == memory_watch.BUSY_LOOK_S
     scene.all[0].came, scene.all[0].sent_bytes = 0, 11
-    assert scene.watch.look() == watching.BUSY_LOOK_S
+    assert scene.watch.look() == memory_watch.BUSY_LOOK_S
 
 
 def test_a_process_has_a_size():
-    assert watching.process_bytes() > 1 << 20
+    assert memory_watch.process_bytes() > 1 << 20

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.lazy import lazy
+from polybus.lazy_exports import lazy
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq import aio
-    from polybus.dialects.fdq.consumer import Consumer
-    from polybus.dialects.fdq.messages import Envelope, MessageRequest
-    from polybus.dialects.fdq.producer import Producer
-    from polybus.dialects.fdq.replaying import replay
-    from polybus.dialects.fdq.telling import reset, stats
-    from polybus.dialects.fdq.transaction import Transaction
+    from polybus.dialects.fdq.client.consumer import Consumer
+    from polybus.dialects.fdq.client.envelope import Envelope, MessageRequest
+    from polybus.dialects.fdq.client.group_admin import reset, stats
+    from polybus.dialects.fdq.client.producer import Producer
+    from polybus.dialects.fdq.client.topic_replay import replay
+    from polybus.dialects.fdq.client.transaction import Transaction
 
 __all__ = [
     "Consumer",
@@ -44,14 +44,14 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Consumer": ".consumer",
-        "Envelope": ".messages",
-        "MessageRequest": ".messages",
-        "Producer": ".producer",
-        "Transaction": ".transaction",
-        "aio": ".aio",
-        "replay": ".replaying",
-        "reset": ".telling",
-        "stats": ".telling",
+        "Consumer": ".client.consumer",
+        "Envelope": ".client.envelope",
+        "MessageRequest": ".client.envelope",
+        "Producer": ".client.producer",
+        "Transaction": ".client.transaction",
+        "replay": ".client.topic_replay",
+        "reset": ".client.group_admin",
+        "stats": ".client.group_admin",
     },
+    modules={"aio": ".aio"},
 )

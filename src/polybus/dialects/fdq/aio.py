@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from polybus.dialects.fdq import telling
-from polybus.dialects.fdq.aio_consumer import Consumer
-from polybus.dialects.fdq.aio_producer import Producer
-from polybus.dialects.fdq.aio_replaying import Replay, replay
+from polybus.dialects.fdq.client import group_admin
+from polybus.dialects.fdq.client.aio_consumer import Consumer
+from polybus.dialects.fdq.client.aio_producer import Producer
+from polybus.dialects.fdq.client.aio_replay import Replay, replay
 
 __all__ = ["Consumer", "Producer", "Replay", "replay", "reset", "stats"]
 
 
 async def stats(url: str | None, topic: str, **settings: Any) -> dict[str, Any]:
     """As `fdq.stats`."""
-    return await asyncio.to_thread(telling.stats, url, topic, **settings)
+    return await asyncio.to_thread(group_admin.stats, url, topic, **settings)
 
 
 async def reset(
     url: str | None, topic: str, group: str = "default", **settings: Any
 ) -> dict[str, Any]:
     """As `fdq.reset`."""
-    return await asyncio.to_thread(telling.reset, url, topic, group, **settings)
+    return await asyncio.to_thread(group_admin.reset, url, topic, group, **settings)

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.lazy import lazy
+from polybus.lazy_exports import lazy
 
 if TYPE_CHECKING:
-    from polybus.dialects.freud import blocking
-    from polybus.dialects.freud.client import Client, connect
+    from polybus.dialects.freud.client import freud_blocking as blocking
+    from polybus.dialects.freud.client.answer_batch import Record
+    from polybus.dialects.freud.client.client import Client, connect
+    from polybus.dialects.freud.client.freud_options import ClientOptions
+    from polybus.dialects.freud.client.pull_subscription import Subscription
     from polybus.dialects.freud.codec import Code
-    from polybus.dialects.freud.options import ClientOptions
-    from polybus.dialects.freud.subscription import Subscription
-    from polybus.kernel.freud_client import Record
 
 __all__ = [
     "Client",
@@ -36,12 +36,12 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Client": ".client",
-        "ClientOptions": ".options",
+        "Client": ".client.client",
+        "ClientOptions": ".client.freud_options",
         "Code": ".codec",
-        "Record": "polybus.kernel.freud_client",
-        "Subscription": ".subscription",
-        "blocking": ".blocking",
-        "connect": ".client",
+        "Record": "polybus.dialects.freud.client.answer_batch",
+        "Subscription": ".client.pull_subscription",
+        "connect": ".client.client",
     },
+    modules={"blocking": ".client.freud_blocking"},
 )

@@ -20,8 +20,8 @@ from polybus import errors
 from polybus.model.limits import KIB, FreudLimits
 
 if TYPE_CHECKING:
-    from polybus.dialects.freud.blocking import BlockingClient, BlockingSubscription
-    from polybus.kernel.freud_client import Record
+    from polybus.dialects.freud.client.answer_batch import Record
+    from polybus.dialects.freud.client.freud_blocking import BlockingClient, BlockingSubscription
 
 OK = 0
 NOTHING_HAPPENED = 11
@@ -173,10 +173,10 @@ class _Bus:
         self._socket = socket
 
     def __enter__(self) -> _Bus:
-        from polybus.dialects.freud import blocking
+        from polybus.dialects.freud.client import freud_blocking
 
         path = None if self._socket is None else self._socket.removeprefix("unix:")
-        self.client = blocking.connect(None if path is None else f"unix:{path}")
+        self.client = freud_blocking.connect(None if path is None else f"unix:{path}")
         self.client.open()
         return self
 

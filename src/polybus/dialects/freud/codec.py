@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from polybus.dialects.freud.client.answer_batch import Record, encode_gets, encode_produces
+from polybus.dialects.freud.server import request_scanner as requests
 from polybus.errors import BadFrame, TooLarge, UsageError
-from polybus.kernel import freud as requests
-from polybus.kernel.freud_client import Record, encode_gets, encode_produces
-from polybus.model import names
+from polybus.model import topic_name
 from polybus.model.limits import FreudLimits, RqueueLimits
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ NOTICE_FLAG = 1  # in a record: this is the notice, not a message
 
 DEFAULT_MAX_FRAME_BYTES = FreudLimits().max_frame_bytes
 # A Produce of one byte under the longest name must fit.
-MIN_MAX_FRAME_BYTES = U32.size + names.MAX_NAME_BYTES + 1
+MIN_MAX_FRAME_BYTES = U32.size + topic_name.MAX_NAME_BYTES + 1
 # Places in the kernel's columns are 32 bits with a sign.
 MAX_MAX_FRAME_BYTES = 0x7FFF_FFFF
 # Answers may be longer than requests: the largest message of another dialect, in a record.
@@ -121,7 +121,7 @@ def is_notice(body: bytes) -> bool:
 
 
 # --- requests ----------------------------------------------------------------
-# Names are bytes that passed `polybus.model.names.check`.
+# Names are bytes that passed `polybus.model.topic_name.check`.
 
 
 def create_topic(name: bytes) -> bytes:
@@ -165,7 +165,7 @@ def count_subscribers(name: bytes) -> bytes:
 
 
 # --- answers -----------------------------------------------------------------
-# Those to Produce and Get come from kernel/freud_answers, many at once.
+# Those to Produce and Get come from dialects/freud/server/answer_encoder, many at once.
 
 
 def answer(code: Code, payload: bytes = b"") -> bytes:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.lazy import lazy
+from polybus.lazy_exports import lazy
 
 if TYPE_CHECKING:
-    from polybus.dialects.gsb import blocking
-    from polybus.dialects.gsb.calling import Stream
-    from polybus.dialects.gsb.client import Client, connect
-    from polybus.dialects.gsb.listening import Broadcast, Subscription
-    from polybus.dialects.gsb.options import ClientOptions
-    from polybus.dialects.gsb.serving import Call
+    from polybus.dialects.gsb.client import gsb_blocking as blocking
+    from polybus.dialects.gsb.client.broadcast_subscription import Broadcast, Subscription
+    from polybus.dialects.gsb.client.client import Client, connect
+    from polybus.dialects.gsb.client.gsb_options import ClientOptions
+    from polybus.dialects.gsb.client.outgoing_call import Stream
+    from polybus.dialects.gsb.client.service_host import Call
     from polybus.errors import ServiceFailed
 
 __all__ = [
@@ -39,14 +39,14 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Broadcast": ".listening",
-        "Call": ".serving",
-        "Client": ".client",
-        "ClientOptions": ".options",
+        "Broadcast": ".client.broadcast_subscription",
+        "Call": ".client.service_host",
+        "Client": ".client.client",
+        "ClientOptions": ".client.gsb_options",
         "ServiceFailed": "polybus.errors",
-        "Stream": ".calling",
-        "Subscription": ".listening",
-        "blocking": ".blocking",
-        "connect": ".client",
+        "Stream": ".client.outgoing_call",
+        "Subscription": ".client.broadcast_subscription",
+        "connect": ".client.client",
     },
+    modules={"blocking": ".client.gsb_blocking"},
 )

@@ -17,7 +17,7 @@ import typer
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
-    from polybus.dialects.gsb.client import Client
+    from polybus.dialects.gsb.client.client import Client
 
 EXIT_CODES = """\b
 Exit codes:
@@ -73,7 +73,7 @@ def call(
     value = _value(sys.stdin.read() if data == "-" else data)
 
     async def work(bus: Client) -> None:
-        from polybus.dialects.gsb.programs import as_json
+        from polybus.dialects.gsb.client.program_service import as_json
 
         async with bus.stream(address, value, timeout_s=timeout) as items:
             async for item in items:
@@ -118,7 +118,7 @@ def serve(
     async def work(bus: Client) -> None:
         import asyncio  # in functions: help does without
 
-        from polybus.dialects.gsb.programs import ProgramService
+        from polybus.dialects.gsb.client.program_service import ProgramService
 
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
@@ -138,7 +138,7 @@ def _with_bus(at: str | None, work: Callable[[Client], Coroutine[Any, Any, None]
 
     import uvloop
 
-    from polybus.dialects.gsb.client import connect
+    from polybus.dialects.gsb.client.client import connect
 
     async def main() -> None:
         async with connect(at) as bus:

@@ -15,9 +15,9 @@ import msgpack
 from google.protobuf.message import DecodeError
 
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.service_address import Code as Code
 from polybus.errors import BadFrame
 from polybus.model.limits import MIB
-from polybus.model.services import Code as Code
 
 DEFAULT_MAX_PACKET_BYTES = 16 * MIB
 

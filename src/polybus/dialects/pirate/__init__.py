@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.lazy import lazy
+from polybus.lazy_exports import lazy
 
 if TYPE_CHECKING:
-    from polybus.dialects.pirate import blocking
-    from polybus.dialects.pirate.asking import Fate
-    from polybus.dialects.pirate.client import Client, connect
-    from polybus.dialects.pirate.options import ClientOptions, Order
-    from polybus.dialects.pirate.reading import Message
-    from polybus.dialects.pirate.state import Outcome, Pending
+    from polybus.dialects.pirate.client import pirate_blocking as blocking
+    from polybus.dialects.pirate.client.client import Client, connect
+    from polybus.dialects.pirate.client.journal_state import Outcome, Pending
+    from polybus.dialects.pirate.client.pirate_message import Message
+    from polybus.dialects.pirate.client.pirate_options import ClientOptions, Order
+    from polybus.dialects.pirate.client.requester import Fate
 
 __all__ = [
     "Client",
@@ -38,14 +38,14 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Client": ".client",
-        "ClientOptions": ".options",
-        "Fate": ".asking",
-        "Message": ".reading",
-        "Order": ".options",
-        "Outcome": ".state",
-        "Pending": ".state",
-        "blocking": ".blocking",
-        "connect": ".client",
+        "Client": ".client.client",
+        "ClientOptions": ".client.pirate_options",
+        "Fate": ".client.requester",
+        "Message": ".client.pirate_message",
+        "Order": ".client.pirate_options",
+        "Outcome": ".client.journal_state",
+        "Pending": ".client.journal_state",
+        "connect": ".client.client",
     },
+    modules={"blocking": ".client.pirate_blocking"},
 )

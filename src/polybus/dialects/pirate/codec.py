@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from polybus.errors import BadFrame, InvalidTopic
-from polybus.model import names
+from polybus.model import topic_name
 
 VERSION: Final = b"PIR1"
 HELLO, SUB, UNSUB, PUT, GET = b"HELLO", b"SUB", b"UNSUB", b"PUT", b"GET"
@@ -86,7 +86,7 @@ class Nothing(NamedTuple):
     """`NONE`: the answer to a GET with nothing left to read."""
 
 
-_TOO_LONG = Refusal(MALFORMED, f"a topic's name has at most {names.MAX_NAME_BYTES} bytes")
+_TOO_LONG = Refusal(MALFORMED, f"a topic's name has at most {topic_name.MAX_NAME_BYTES} bytes")
 
 Reply = Done | Message | Nothing | Refusal
 
@@ -115,7 +115,7 @@ def parse(frames: Sequence[bytes], start: int = 0) -> Request | Refusal:
     own = frames[start + HEAD_FRAMES :]
     if op == HELLO:
         return _hello(client, epoch, counter, topic, own)
-    name = _name(topic) if len(topic) <= names.MAX_NAME_BYTES else _TOO_LONG
+    name = _name(topic) if len(topic) <= topic_name.MAX_NAME_BYTES else _TOO_LONG
     if isinstance(name, Refusal):
         return name
     number = int.from_bytes(epoch)
@@ -150,7 +150,7 @@ def _problem(head: Sequence[bytes]) -> str | None:
 def _name(topic: bytes) -> str | Refusal:
     try:
         name = topic.decode()
-        names.check(name)
+        topic_name.check(name)
     except UnicodeDecodeError:
         return Refusal(MALFORMED, "a topic's name is UTF-8")
     except InvalidTopic as error:

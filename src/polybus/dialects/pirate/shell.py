@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.asking import Fate
-from polybus.dialects.pirate.options import Order
-from polybus.dialects.pirate.state import Outcome
+from polybus.dialects.pirate.client.journal_state import Outcome
+from polybus.dialects.pirate.client.pirate_options import Order
+from polybus.dialects.pirate.client.requester import Fate
 from polybus.errors import Fenced, PolybusError, Refused, UsageError, from_code
 
 if TYPE_CHECKING:
-    from polybus.dialects.pirate.blocking import BlockingClient
+    from polybus.dialects.pirate.client.pirate_blocking import BlockingClient
 
 USAGE: Final = {
     "SUB": "SUB <topic>",

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.lazy import lazy
+from polybus.lazy_exports import lazy
 
 if TYPE_CHECKING:
-    from polybus.dialects.rqueue import blocking
-    from polybus.dialects.rqueue.client import Client, connect
-    from polybus.dialects.rqueue.options import ClientOptions
+    from polybus.dialects.rqueue.client import rqueue_blocking as blocking
+    from polybus.dialects.rqueue.client.client import Client, connect
+    from polybus.dialects.rqueue.client.notification_batch import Message, NotificationBatch
+    from polybus.dialects.rqueue.client.rqueue_options import ClientOptions
     from polybus.dialects.rqueue.parts import PartLimits
-    from polybus.kernel.notifications import Message, NotificationBatch
 
 __all__ = [
     "Client",
@@ -35,12 +35,12 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Client": ".client",
-        "ClientOptions": ".options",
-        "Message": "polybus.kernel.notifications",
-        "NotificationBatch": "polybus.kernel.notifications",
+        "Client": ".client.client",
+        "ClientOptions": ".client.rqueue_options",
+        "Message": "polybus.dialects.rqueue.client.notification_batch",
+        "NotificationBatch": "polybus.dialects.rqueue.client.notification_batch",
         "PartLimits": ".parts",
-        "blocking": ".blocking",
-        "connect": ".client",
+        "connect": ".client.client",
     },
+    modules={"blocking": ".client.rqueue_blocking"},
 )

@@ -40,10 +40,10 @@ def sink(
     port: Port = 6567,
     max_payload: MaxPayload = 2048,
 ) -> int:
-    from polybus.dialects.rqueue import measuring
+    from polybus.dialects.rqueue.client import throughput_meter
 
-    place = measuring.Place(host, port, topic, max_payload)
-    return _run(measuring.sink(place, size, count))
+    place = throughput_meter.Place(host, port, topic, max_payload)
+    return _run(throughput_meter.sink(place, size, count))
 
 
 def pusher(
@@ -57,10 +57,10 @@ def pusher(
     port: Port = 6567,
     max_payload: MaxPayload = 2048,
 ) -> int:
-    from polybus.dialects.rqueue import measuring
+    from polybus.dialects.rqueue.client import throughput_meter
 
-    place = measuring.Place(host, port, topic, max_payload)
-    return _run(measuring.pusher(place, size, count, rate))
+    place = throughput_meter.Place(host, port, topic, max_payload)
+    return _run(throughput_meter.pusher(place, size, count, rate))
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
@@ -68,7 +68,7 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 
     import uvloop
 
-    from polybus.kernel.memory import keep_freed_buffers
+    from polybus.kernel.allocator import keep_freed_buffers
 
     keep_freed_buffers()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -10,7 +10,7 @@ One cap holds for every frame's payload_length, PUBLISH's own included. So with
 a topic of T bytes and a cap of 2048, content is at most 2042 - T bytes; what is
 larger travels as PARTs with chunks of at most 2022 - T bytes.
 
-The loops over many messages (`scan`, `encode_run`) are in kernel/notifications.
+The loops over many messages (`scan`, `encode_run`) are in client/notification_batch.
 The whole format, with its reasons, is docs/spec/rqueue.md.
 """
 
@@ -20,10 +20,10 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from polybus.dialects.rqueue.client.notification_batch import encode_publishes
 from polybus.errors import InvalidTopic, TooLarge, UsageError
-from polybus.kernel.notifications import encode_publishes
 from polybus.model.limits import RqueueLimits
-from polybus.model.names import MAX_NAME_BYTES
+from polybus.model.topic_name import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

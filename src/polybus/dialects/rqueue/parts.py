@@ -27,8 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from polybus.dialects.rqueue.client.notification_batch import PART_INDEX, Part
 from polybus.errors import BadFrame
-from polybus.kernel.notifications import PART_INDEX, Part
 from polybus.model.limits import MIB, RqueueLimits
 
 Reason = Literal["expired", "inconsistent", "too_large", "no_room"]

@@ -1,6 +1,7 @@
 """Jobs of Spark on durable topics, each a function here and a command: `polybus pipeline NAME`.
 
-A pipeline is one file in this folder with a function of the same name (`dead_letters.py` has
+A pipeline is one file in this folder with a function of the same name, or a folder with a
+file `NAME_pipeline.py` that has it (`dead_letters.py` has
 `dead_letters`, and the command is `dead-letters`). Its first parameter is the session; the
 others are what the command line gives, so each is annotated for Typer (`arguments.py` has
 those that several take), but `tell`, which gets the progress. The first line of its docstring
@@ -15,15 +16,15 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from polybus.spark.pipelines.running import Progress, Summary
+from polybus.spark.pipelines.query_run import Progress, Summary
 
 if TYPE_CHECKING:  # what `_found` finds
     from polybus.spark.pipelines.archive import archive
-    from polybus.spark.pipelines.dead_letters import dead_letters
-    from polybus.spark.pipelines.replay import replay
+    from polybus.spark.pipelines.dead_letters.dead_letters_pipeline import dead_letters
+    from polybus.spark.pipelines.replay.replay_pipeline import replay
     from polybus.spark.pipelines.retain import retain
     from polybus.spark.pipelines.route import route
-    from polybus.spark.pipelines.stats import stats
+    from polybus.spark.pipelines.stats.stats_pipeline import stats
 
 __all__ = [
     "PIPELINES",
@@ -39,11 +40,11 @@ __all__ = [
 
 
 def _found() -> dict[str, Callable[..., Summary]]:
-    names = [one.name for one in iter_modules(__path__) if not one.ispkg]
-    modules = {name: import_module(f"{__name__}.{name}") for name in names}
-    functions: dict[str, Any] = {
-        name: getattr(module, name, None) for name, module in modules.items()
-    }
+    functions: dict[str, Any] = {}
+    for one in iter_modules(__path__):
+        inner = f".{one.name}_pipeline" if one.ispkg else ""
+        module = import_module(f"{__name__}.{one.name}{inner}")
+        functions[one.name] = getattr(module, one.name, None)
     return {name: one for name, one in functions.items() if callable(one)}
 
 

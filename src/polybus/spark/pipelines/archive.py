@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
-from polybus.spark.access import opened
-from polybus.spark.archives import compaction, versions
-from polybus.spark.archives.adding import Adding
-from polybus.spark.archives.folder import Folder
-from polybus.spark.archives.source import FORMAT, ArchiveSource
-from polybus.spark.archives.writing import Written
-from polybus.spark.bounds import Wanted
-from polybus.spark.pipelines import arguments, checks
-from polybus.spark.pipelines.running import Summary, Tell, follow, silent
+from polybus.spark.archive import file_compaction, manifest_versions
+from polybus.spark.archive.archive_committer import Adding
+from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.archive_source import FORMAT, ArchiveSource
+from polybus.spark.archive.parquet_files import Written
+from polybus.spark.pipelines import pipeline_arguments, preflight
+from polybus.spark.pipelines.query_run import Summary, Tell, follow, silent
+from polybus.spark.source.log_access import opened
+from polybus.spark.source.read_bounds import Wanted
 
 if TYPE_CHECKING:
-    from polybus.spark.access import Access
+    from polybus.spark.source.log_access import Access
 
 ROWS_PER_BATCH = 8_000_000  # so that something is archived now and then
 EVERY_S = 10.0  # more often would make many small files
@@ -38,23 +38,23 @@ Target = Annotated[
 
 def archive(
     spark: SparkSession,
-    topic: arguments.Topics,
+    topic: pipeline_arguments.Topics,
     folder: Target,
     *,
-    bus: arguments.Bus = None,
-    once: arguments.Once = False,
-    every: arguments.Every = EVERY_S,
-    checkpoint: arguments.Checkpoint = None,
-    rows_per_batch: arguments.RowsPerBatch = ROWS_PER_BATCH,
-    accept_loss: arguments.AcceptLoss = False,
+    bus: pipeline_arguments.Bus = None,
+    once: pipeline_arguments.Once = False,
+    every: pipeline_arguments.Every = EVERY_S,
+    checkpoint: pipeline_arguments.Checkpoint = None,
+    rows_per_batch: pipeline_arguments.RowsPerBatch = ROWS_PER_BATCH,
+    accept_loss: pipeline_arguments.AcceptLoss = False,
     tell: Tell = silent,
 ) -> Summary:
     """Archive topics as Parquet: by topic and date, compacted, each message once."""
-    source, wanted, place = checks.bus_of(bus), Wanted(topic), Folder(folder)
+    source, wanted, place = preflight.bus_of(bus), Wanted(topic), Folder(folder)
     for name in wanted.names:
-        checks.there(source, name)
+        preflight.there(source, name)
     place.prepare()
-    kept = checks.checkpoint(checkpoint or str(place.checkpoint(wanted.text)))
+    kept = preflight.checkpoint(checkpoint or str(place.checkpoint(wanted.text)))
     work = Work(spark, place, gaps=accept_loss)
     spark.dataSource.register(ArchiveSource)
     query = (
@@ -99,18 +99,18 @@ class Work:
         with self._busy:
             written = [Written.parse(row.written) for row in batch.collect()]
             grown = self._adding.add(written)
-            compaction.compact(self._spark, self._folder, grown)
+            file_compaction.compact(self._spark, self._folder, grown)
 
     def compact_all(self) -> None:
         """At the end of a run: no more is to come that could be merged with it. Topics that are
         not ours may be somebody else's, who adds to them now."""
-        few = compaction.FEW, compaction.TINY_BYTES
-        compaction.compact(self._spark, self._folder, self._adding.topics, *few)
+        few = file_compaction.FEW, file_compaction.TINY_BYTES
+        file_compaction.compact(self._spark, self._folder, self._adding.topics, *few)
 
     def files_of(self, wanted: Wanted) -> int:
         """Of all runs: those of earlier ones are merged with those of this one."""
-        topics = (one for one in versions.topics(self._folder) if wanted.covers(one))
-        return sum(len(versions.newest(self._folder, one).files) for one in topics)
+        topics = (one for one in manifest_versions.topics(self._folder) if wanted.covers(one))
+        return sum(len(manifest_versions.newest(self._folder, one).files) for one in topics)
 
     @property
     def rows(self) -> int:

@@ -20,26 +20,20 @@ from pyspark.sql import functions as f
 
 from polybus.errors import Damaged, UsageError
 from polybus.native import Client
-from polybus.spark.access import PATIENCE, ThroughBus
-from polybus.spark.archives import versions
-from polybus.spark.archives.adding import check_same
-from polybus.spark.archives.folder import Folder
-from polybus.spark.archives.limits import needless
-from polybus.spark.archives.writing import ROWS
-from polybus.spark.bounds import Wanted
-from polybus.spark.options import FILES
-from polybus.spark.pipelines import arguments, checks, markers
-from polybus.spark.pipelines.running import (
-    Progress,
-    Summary,
-    Tell,
-    plainly,
-    silent,
-    stoppable,
-)
+from polybus.spark.archive import manifest_versions
+from polybus.spark.archive.archive_committer import check_same
+from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.parquet_files import ROWS
+from polybus.spark.archive.trim_bounds import needless
+from polybus.spark.pipelines import pipeline_arguments, preflight
+from polybus.spark.pipelines.dead_letters import requeue_markers
+from polybus.spark.pipelines.query_run import Progress, Summary, Tell, plainly, silent, stoppable
+from polybus.spark.source.log_access import PATIENCE, ThroughBus
+from polybus.spark.source.read_bounds import Wanted
+from polybus.spark.spark_options import FILES
 
 if TYPE_CHECKING:
-    from polybus.spark.archives.manifest import Manifest, Span
+    from polybus.spark.archive.manifest import Manifest, Span
 
 EVERY_S = 60.0
 
@@ -58,16 +52,16 @@ def retain(
     folder: Source,
     topic: Topics = "*",
     *,
-    bus: arguments.Bus = None,
-    once: arguments.Once = False,
-    every: arguments.Every = EVERY_S,
+    bus: pipeline_arguments.Bus = None,
+    once: pipeline_arguments.Once = False,
+    every: pipeline_arguments.Every = EVERY_S,
     checkpoint: Unused = None,
     tell: Tell = silent,
 ) -> Summary:
     """Trim topics up to what is archived, acked by every group and read by every subscriber."""
     place, wanted = Folder(folder), Wanted(topic)
     place.check()
-    url = checks.bus_of(bus)
+    url = preflight.bus_of(bus)
     if url.startswith(FILES):
         raise UsageError(f"{url}: only a running bus can trim its topics; give polybus://…")
     began_s, trimming = time.monotonic(), Trimming(spark, place, url)
@@ -94,9 +88,9 @@ class Trimming:
         """All topics that are in the archive, once."""
         began_s, before = time.monotonic(), self.rows
         there = set(self._log.names("*"))
-        for topic in (one for one in versions.topics(self._folder) if wanted.covers(one)):
+        for topic in (one for one in manifest_versions.topics(self._folder) if wanted.covers(one)):
             if topic in there:
-                self._trim(versions.newest(self._folder, topic))
+                self._trim(manifest_versions.newest(self._folder, topic))
                 rate = (self.rows - before) / max(time.monotonic() - began_s, 1e-3)
                 tell(Progress(self.rows, rate, sum(self._kept.values())))
 
@@ -109,7 +103,7 @@ class Trimming:
         check_same(self._log, manifest)
         stats = self._client.topic_stats(topic)
         log = self._log.shards(topic)
-        further = markers.holds(self._log, topic, log)
+        further = requeue_markers.holds(self._log, topic, log)
         found = needless(self._log, manifest, log, stats, further)
         kept = [((manifest.end(n) or 0) - span.end, by) for n, (span, by) in found.items()]
         self._holders[topic] = {by for rows, by in kept if rows > 0}

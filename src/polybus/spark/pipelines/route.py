@@ -13,58 +13,65 @@ import typer
 from pyspark.sql import SparkSession
 
 from polybus.errors import UsageError
-from polybus.spark.bounds import EARLIEST, LATEST, Wanted
-from polybus.spark.pipelines import arguments, checks, sql
-from polybus.spark.pipelines.running import DEFAULT_EVERY_S, Summary, Tell, activate, follow, silent
+from polybus.spark.pipelines import message_sql, pipeline_arguments, preflight
+from polybus.spark.pipelines.query_run import (
+    DEFAULT_EVERY_S,
+    Summary,
+    Tell,
+    activate,
+    follow,
+    silent,
+)
+from polybus.spark.source.read_bounds import EARLIEST, LATEST, Wanted
 
 WHY = "it is where route keeps how far it has come"
 
 
 def route(
     spark: SparkSession,
-    topic: arguments.Topics,
+    topic: pipeline_arguments.Topics,
     *,
-    into: arguments.Into = None,
-    where: arguments.Where = None,
-    select: arguments.Select = None,
-    checkpoint: arguments.Checkpoint = None,
-    bus: arguments.Bus = None,
-    into_bus: arguments.IntoBus = None,
+    into: pipeline_arguments.Into = None,
+    where: pipeline_arguments.Where = None,
+    select: pipeline_arguments.Select = None,
+    checkpoint: pipeline_arguments.Checkpoint = None,
+    bus: pipeline_arguments.Bus = None,
+    into_bus: pipeline_arguments.IntoBus = None,
     start: Annotated[
         str,
         typer.Option("--from", metavar="earliest|latest", help="Where a new route begins."),
     ] = EARLIEST,
-    accept_loss: arguments.AcceptLoss = False,
-    rows_per_batch: arguments.UncutRows = arguments.MOST_UNCUT,
-    every: arguments.Every = DEFAULT_EVERY_S,
-    once: arguments.Once = False,
+    accept_loss: pipeline_arguments.AcceptLoss = False,
+    rows_per_batch: pipeline_arguments.UncutRows = pipeline_arguments.MOST_UNCUT,
+    every: pipeline_arguments.Every = DEFAULT_EVERY_S,
+    once: pipeline_arguments.Once = False,
     tell: Tell = silent,
 ) -> Summary:
     """Copy topics into topics, filtered and reshaped by SQL, exactly once."""
     activate(spark)
     if start not in (EARLIEST, LATEST):
         raise UsageError(f"--from is {EARLIEST} or {LATEST}, not {start!r}: replay begins anywhere")
-    sql.check(spark, where, select, into)
-    place = checks.checkpoint(checkpoint, WHY)
-    source = checks.bus_of(bus)
-    target = checks.writable_bus(into_bus, source)
+    message_sql.check(spark, where, select, into)
+    place = preflight.checkpoint(checkpoint, WHY)
+    source = preflight.bus_of(bus)
+    target = preflight.writable_bus(into_bus, source)
     if "*" not in topic:
-        checks.topics_of(source, topic)
+        preflight.topics_of(source, topic)
     wanted = Wanted(topic)
     if into is not None and wanted.covers(into) and source == target:
         raise UsageError(f"--into {into} is read here, too: it would go round for ever")
     rows = (
         spark.readStream.format("polybus")
-        .schema(sql.looked_at(spark, where, select))
+        .schema(message_sql.looked_at(spark, where, select))
         .options(bus=source, topic=topic, startingOffsets=start)
         .options(failOnDataLoss=not accept_loss)
-        .options(maxRowsPerBatch=min(rows_per_batch, arguments.MOST_UNCUT))
-        .options(rowsPerPartition=arguments.MOST_UNCUT)
+        .options(maxRowsPerBatch=min(rows_per_batch, pipeline_arguments.MOST_UNCUT))
+        .options(rowsPerPartition=pipeline_arguments.MOST_UNCUT)
         .load()
     )
-    routed = sql.shaped(rows, where, select)
+    routed = message_sql.shaped(rows, where, select)
     if source == target:
-        routed = sql.without_loop(routed, wanted)
+        routed = message_sql.without_loop(routed, wanted)
     writer = (
         routed.writeStream.format("polybus")
         .queryName(f"route {topic}")

@@ -19,7 +19,7 @@ from typing import Any, Final
 import lmdb
 
 from polybus.errors import DataFolderInUse
-from polybus.store.lmdb.faults import translate, translated
+from polybus.store.lmdb.lmdb_errors import translate, translated
 
 # Address space, not disk: more than any store will fill. It costs nothing.
 MAP_BYTES: Final = 1 << 40

@@ -30,13 +30,13 @@ from itertools import repeat
 from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
-from polybus.kernel import answers
-from polybus.store.lmdb.batch import Batch
-from polybus.store.lmdb.beside import Beside, Work
-from polybus.store.lmdb.books import Books
-from polybus.store.lmdb.chores import Chores
-from polybus.store.lmdb.queueing import Queue
-from polybus.store.lmdb.storing import Storing
+from polybus.kernel import task_future as answers
+from polybus.store.lmdb.background_committer import Beside, Work
+from polybus.store.lmdb.background_tasks import Chores
+from polybus.store.lmdb.write_batch import Batch
+from polybus.store.lmdb.write_txn import Storing
+from polybus.store.lmdb.writer_queue import Queue
+from polybus.store.lmdb.writer_state import Books
 
 # One transaction takes so much, so that the first who wait are not kept by the last.
 GROUP_OPERATIONS: Final = 4096

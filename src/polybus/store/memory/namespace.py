@@ -15,10 +15,10 @@ from polybus.model.block import Piece, gather
 from polybus.model.commit import Append, Change, Commit, Committed, Record, Span
 from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Topic
-from polybus.store import checks
+from polybus.store import request_checks
 from polybus.store.contract import Part
-from polybus.store.memory.log import Log, Shard
-from polybus.store.memory.producers import Producers
+from polybus.store.memory.memory_log import Log, Shard
+from polybus.store.memory.memory_producers import Producers
 
 
 @dataclass(slots=True)
@@ -121,8 +121,8 @@ class Namespace:
         stages = [self._stage(stage) for stage in commit.stages]
         appends = [*commit.appends, *(append for stage in stages for append in stage.appends)]
         for append in appends:
-            checks.open_shard(self.log(append.topic).topic, append.shard)
-        checks.spans(len({(append.topic, append.shard) for append in appends}))
+            request_checks.open_shard(self.log(append.topic).topic, append.shard)
+        request_checks.spans(len({(append.topic, append.shard) for append in appends}))
         return sorted(appends, key=lambda append: (append.topic, append.shard))
 
     def _judge_changes(self, changes: Sequence[Change]) -> None:
@@ -153,7 +153,7 @@ class Namespace:
 
     def trim(self, number: int, before: Mapping[int, int]) -> None:
         log = self.log(number)
-        for shard, offset in checks.trims(log.topic, before).items():
+        for shard, offset in request_checks.trims(log.topic, before).items():
             log.shards[shard].trim(offset)
 
     # --- stages
@@ -167,7 +167,7 @@ class Namespace:
     def stage(self, name: str, appends: Sequence[Append]) -> None:
         stage = self._stage(name)
         for append in appends:
-            checks.open_shard(self.log(append.topic).topic, append.shard)
+            request_checks.open_shard(self.log(append.topic).topic, append.shard)
         stage.appends += appends
 
     def renew(self, name: str, lease_s: float) -> None:
@@ -194,7 +194,7 @@ class Namespace:
         self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
     ) -> Rows:
         log = self.log(number)
-        checks.shard_of(log.topic, shard)
+        request_checks.shard_of(log.topic, shard)
         if end <= start:
             return EMPTY
         if shard != ALL:
@@ -211,14 +211,14 @@ class Namespace:
         log = self.log(number)
         pieces: list[Piece] = []
         for shard, start, end, most in parts:
-            checks.shard_of(log.topic, shard)
+            request_checks.shard_of(log.topic, shard)
             if start < end:
                 pieces += _pieces(log.shards[shard], start, end, most)
         return gather(pieces, max_rows=max_rows, max_bytes=max_bytes, by_piece=True)
 
     def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
         log = self.log(number)
-        checks.shard_of(log.topic, shard)
+        request_checks.shard_of(log.topic, shard)
         if shard == ALL:
             return log.id_of_time(timestamp_ns)
         return log.shards[shard].offset_of_time(timestamp_ns)

@@ -16,39 +16,39 @@ from __future__ import annotations
 from types import ModuleType
 
 from polybus.testing.conformance import (
-    closing,
-    commits,
-    finding,
-    reading,
-    records,
-    reopening,
-    stages,
-    stamps,
-    topics,
-    trimming,
-    watching,
+    close_checks,
+    commit_checks,
+    find_checks,
+    read_checks,
+    record_checks,
+    reopen_checks,
+    stage_checks,
+    stamp_checks,
+    topic_checks,
+    trim_checks,
+    wait_checks,
 )
 from polybus.testing.conformance.kit import Check, Clock, Engine
 
 __all__ = ["Check", "Clock", "Engine", "checks", "name_of"]
 
 SUBJECTS = (
-    topics,
-    commits,
-    stamps,
-    stages,
-    records,
-    reading,
-    finding,
-    trimming,
-    watching,
-    closing,
+    topic_checks,
+    commit_checks,
+    stamp_checks,
+    stage_checks,
+    record_checks,
+    read_checks,
+    find_checks,
+    trim_checks,
+    wait_checks,
+    close_checks,
 )
 
 
 def checks(engine: Engine) -> list[Check]:
     """All that can be asked of this engine."""
-    subjects = SUBJECTS if engine.reopen is None else (*SUBJECTS, reopening)
+    subjects = SUBJECTS if engine.reopen is None else (*SUBJECTS, reopen_checks)
     return [check for subject in subjects for check in _checks_of(subject)]
 
 

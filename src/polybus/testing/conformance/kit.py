@@ -16,7 +16,7 @@ from polybus.model.commit import Append, Change, Commit, Committed, Record
 from polybus.model.stamp import Habits, Stamp
 from polybus.model.topic import ALL, Bounds, Topic
 from polybus.store.contract import Store
-from polybus.testing.blocks import Message, block, messages
+from polybus.testing.conformance.sample_blocks import Message, block, messages
 
 TIMEOUT_S = 30.0  # nothing here takes long: an engine that needs more has lost something
 

@@ -9,7 +9,7 @@ import pyarrow.flight
 from polybus.errors import ConfigError
 
 try:
-    import polybus.kernel.flightport  # noqa: F401
+    import polybus.kernel.flight_port  # noqa: F401
 except ImportError as error:
     raise ConfigError(
         f"the native port was compiled for another pyarrow than {pyarrow.__version__}:"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
 from tests.unit.bus.groups.desk import Desk
 
 

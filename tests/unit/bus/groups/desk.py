@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from polybus.bus.durable import Durable
-from polybus.bus.groups.coordinator import Coordinator
-from polybus.bus.groups.ends import Ends
-from polybus.bus.groups.fetching import Fetched, Held
-from polybus.bus.groups.judging import Entry, Failed
-from polybus.bus.groups.outputs import Message, block_of, messages_of
-from polybus.bus.groups.records import Member
-from polybus.bus.groups.state import Means
+from polybus.durable.topic_registry import Durable
+from polybus.groups.coordinator import Coordinator
+from polybus.groups.group_records import Member
+from polybus.groups.group_state import Means
+from polybus.groups.member_fetch import Fetched, Held
+from polybus.groups.message_block import Message, block_of, messages_of
+from polybus.groups.shard_ends import Ends
+from polybus.groups.shard_progress import Entry, Failed
 from polybus.model.topic import Topic
 from polybus.store.contract import Store
 

@@ -8,16 +8,16 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from polybus.bus.groups import judging, ranges
-from polybus.bus.groups.judging import Entry, Failed
-from polybus.bus.groups.records import Progress
 from polybus.errors import LimitReached, MalformedRequest
+from polybus.groups import acked_ranges, shard_progress
+from polybus.groups.group_records import Progress
+from polybus.groups.shard_progress import Entry, Failed
 
 RANGE = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda one: (one[0], sum(one)))
 END = 100
 
 
-def offsets(low: int, above: ranges.Ranges) -> set[int]:
+def offsets(low: int, above: acked_ranges.Ranges) -> set[int]:
     return set(range(low)) | {n for start, end in above for n in range(start, end)}
 
 
@@ -27,9 +27,9 @@ def test_ranges_are_a_set_of_offsets(start, calls):
     model = set(range(start))
     for acked in calls:
         for one in acked:
-            fresh = ranges.fresh(progress.low, progress.ranges, [one])
+            fresh = acked_ranges.fresh(progress.low, progress.ranges, [one])
             assert [n for a, b in fresh for n in range(a, b)] == sorted({*range(*one)} - model)
-        progress = judging.ack(progress, acked)
+        progress = shard_progress.ack(progress, acked)
         model |= {n for a, b in acked for n in range(a, b)}
         assert offsets(progress.low, progress.ranges) == model
         assert progress.acked == len(model) - start
@@ -37,48 +37,48 @@ def test_ranges_are_a_set_of_offsets(start, calls):
         edges = [progress.low, *(edge for one in progress.ranges for edge in one)]
         assert all(a < b for a, b in itertools.pairwise(edges))
         for before in (0, start, 30, END):
-            missing = ranges.missing(progress.low, progress.ranges, before)
+            missing = acked_ranges.missing(progress.low, progress.ranges, before)
             assert missing == len(set(range(before)) - model)
         for offset in range(END):
-            contained = ranges.contains(progress.low, progress.ranges, offset)
+            contained = acked_ranges.contains(progress.low, progress.ranges, offset)
             assert contained == (offset in model)
 
 
 @given(st.lists(RANGE, max_size=6), st.lists(RANGE, max_size=6), st.integers(0, END))
 def test_trimming_counts_what_nobody_had_read(acked, later, start):
-    progress = judging.ack(Progress(), acked)
-    unread = ranges.missing(progress.low, progress.ranges, start)
-    trimmed = judging.trim(progress, start)
+    progress = shard_progress.ack(Progress(), acked)
+    unread = acked_ranges.missing(progress.low, progress.ranges, start)
+    trimmed = shard_progress.trim(progress, start)
     assert trimmed.trimmed_unread == unread
     assert trimmed.low >= start
     assert trimmed.acked == progress.acked
-    again = judging.ack(trimmed, later)
+    again = shard_progress.ack(trimmed, later)
     assert offsets(again.low, again.ranges) >= set(range(start))
 
 
 def test_an_ack_ends_attempts_and_suspicion():
     progress = Progress(attempts={3: 1, 7: 2}, suspect_to=5)
-    progress = judging.ack(progress, [(0, 4)])
+    progress = shard_progress.ack(progress, [(0, 4)])
     assert progress.attempts == {7: 2}
     assert progress.suspect_to == 5
-    assert judging.ack(progress, [(4, 6)]).suspect_to == 0
+    assert shard_progress.ack(progress, [(4, 6)]).suspect_to == 0
 
 
 def test_failed_runs_are_counted_once_each():
     progress = Progress()
     for attempt in (0, 0, 1, 1, 0):  # told twice each, and one very late
         entry = Entry(0, 1, failed=(Failed(5, "", attempt),))
-        progress = judging.judge(progress, entry, END, 10).progress
+        progress = shard_progress.judge(progress, entry, END, 10).progress
     assert progress.attempts == {5: 2}
     entry = Entry(0, 1, failed=(Failed(5),))
-    judged = judging.judge(progress, entry, END, 3)
+    judged = shard_progress.judge(progress, entry, END, 3)
     assert judged.attempts == {5: 3}
     assert [(one.offset, one.deliveries) for one in judged.failures] == [(5, 3)]
 
 
 def test_a_run_of_what_is_acked_has_not_failed():
     entry = Entry(0, 1, ((0, 2), (5, 6)), (Failed(1), Failed(5), Failed(2)))
-    judged = judging.judge(Progress(), entry, END, 1)
+    judged = shard_progress.judge(Progress(), entry, END, 1)
     assert judged.attempts == {2: 1}
     assert [one.offset for one in judged.failures] == [2]
 
@@ -86,27 +86,27 @@ def test_a_run_of_what_is_acked_has_not_failed():
 def test_nobody_can_have_seen_what_is_not_there():
     for entry in (Entry(0, 1, ((0, END + 1),)), Entry(0, 1, failed=(Failed(END),))):
         with pytest.raises(MalformedRequest):
-            judging.judge(Progress(), entry, END, 5)
+            shard_progress.judge(Progress(), entry, END, 5)
 
 
 def test_no_more_ranges_than_may_be():
-    many = [(2 * n + 1, 2 * n + 2) for n in range(judging.MAX_RANGES)]
-    full = judging.ack(Progress(), many)
-    assert len(full.ranges) == judging.MAX_RANGES
-    beyond = 2 * judging.MAX_RANGES + 5
+    many = [(2 * n + 1, 2 * n + 2) for n in range(shard_progress.MAX_RANGES)]
+    full = shard_progress.ack(Progress(), many)
+    assert len(full.ranges) == shard_progress.MAX_RANGES
+    beyond = 2 * shard_progress.MAX_RANGES + 5
     with pytest.raises(LimitReached) as caught:
-        judging.ack(full, [(beyond, beyond + 1)])
+        shard_progress.ack(full, [(beyond, beyond + 1)])
     assert caught.value.limit == "max_ranges"
-    assert judging.ack(full, [(2, 3)]).low == 0  # joins two
-    assert judging.ack(full, [(0, 1)]).low == 2
+    assert shard_progress.ack(full, [(2, 3)]).low == 0  # joins two
+    assert shard_progress.ack(full, [(0, 1)]).low == 2
     last = full.ranges[-1][1]
-    assert len(judging.ack(full, [(last, last + 9)]).ranges) == judging.MAX_RANGES
+    assert len(shard_progress.ack(full, [(last, last + 9)]).ranges) == shard_progress.MAX_RANGES
 
 
 def test_no_more_attempts_than_may_be():
-    full = Progress(attempts=dict.fromkeys(range(judging.MAX_ATTEMPTS), 1))
-    beyond = judging.MAX_ATTEMPTS
+    full = Progress(attempts=dict.fromkeys(range(shard_progress.MAX_ATTEMPTS), 1))
+    beyond = shard_progress.MAX_ATTEMPTS
     with pytest.raises(LimitReached) as caught:
-        judging.fail(full, 0, [Failed(beyond)], 5)
+        shard_progress.fail(full, 0, [Failed(beyond)], 5)
     assert caught.value.limit == "max_attempts"
-    assert judging.fail(full, 0, [Failed(0)], 5).attempts == {0: 2}
+    assert shard_progress.fail(full, 0, [Failed(0)], 5).attempts == {0: 2}

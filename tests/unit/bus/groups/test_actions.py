@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 
-from polybus.bus.binding import Binding
-from polybus.bus.durable import Durable
+from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
-from polybus.bus.port.access import Access
-from polybus.bus.port.entries import MAX_ENTRIES, MAX_RUNNING
-from polybus.bus.port.fetches import Told
-from polybus.bus.port.verbs import Caller, Port
 from polybus.bus.quotas import Quotas
-from polybus.bus.ruletable import Placed
-from polybus.bus.stats import Counters
+from polybus.bus.rule_table import Placed
+from polybus.durable.topic_names import Binding
+from polybus.durable.topic_registry import Durable
 from polybus.errors import (
     Denied,
     DoesNotExist,
@@ -28,13 +24,17 @@ from polybus.errors import (
     MalformedRequest,
     TooLarge,
 )
+from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import NativeLimits, QuotaLimits
 from polybus.model.rows import Rows
-from polybus.model.rules import Rule
-from polybus.store.opening import open_store
-from polybus.testing.blocks import block
-from polybus.testing.watch import until
+from polybus.native.port.group_entries import MAX_ENTRIES, MAX_RUNNING
+from polybus.native.port.group_fetch_stream import Told
+from polybus.native.port.native_port import Caller, Port
+from polybus.native.port.topic_access import Access
+from polybus.store.engine_registry import open_store
+from polybus.testing.conformance.sample_blocks import block
+from tests.rig.observer import until
 from tests.unit.bus.groups.desk import encoded
 
 ALICE, BOB = Identity(uid=4242), Identity(uid=4343)

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from polybus.bus.groups.assignment import spread
-from polybus.store.opening import open_store
+from polybus.groups.assignment import spread
+from polybus.store.engine_registry import open_store
 from tests.unit.bus.groups.desk import Desk, Seat
 
 MEMBERS = st.sets(st.sampled_from("abcdefgh"))

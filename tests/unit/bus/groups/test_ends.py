@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.bus.groups.ends import Ends
 from polybus.errors import DoesNotExist
+from polybus.groups.shard_ends import Ends
 from polybus.model.commit import Append, Commit
 from polybus.store.contract import News, Store
-from polybus.store.opening import open_store
-from polybus.testing.blocks import block
+from polybus.store.engine_registry import open_store
+from polybus.testing.conformance.sample_blocks import block
 
 
 @pytest.fixture

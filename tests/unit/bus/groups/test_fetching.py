@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.groups.fetching import PASSED_OVER, WORTH_ROWS
-from polybus.bus.groups.latency import NAMES, Sightings, bucket
 from polybus.errors import Expired, Fenced
+from polybus.groups.ack_latency import NAMES, Sightings, bucket
+from polybus.groups.member_fetch import PASSED_OVER, WORTH_ROWS
 from polybus.model.commit import Append, Commit
 from polybus.model.rows import Rows
 from tests.unit.bus.groups.desk import MANY, SECOND_NS
@@ -241,7 +241,7 @@ def test_sightings_are_bounded_and_count_exactly(desk):
 
 
 def test_a_commit_over_two_shards_is_seen_whole(desk):
-    from polybus.testing.blocks import block
+    from polybus.testing.conformance.sample_blocks import block
 
     one = desk.join("a")
     one.fetch()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.groups import letters
-from polybus.bus.groups.judging import Failed
 from polybus.errors import Denied, Unavailable
+from polybus.groups import dead_letter_queue
+from polybus.groups.shard_progress import Failed
 from polybus.model.commit import Commit
 
 
@@ -66,7 +66,7 @@ def test_a_dead_letter_topic_has_none_of_its_own(desk):
 
 
 def member_of():
-    from polybus.bus.groups.records import Member
+    from polybus.groups.group_records import Member
 
     return Member(0, 3, 2000, 5000)
 
@@ -108,20 +108,20 @@ def test_a_trimmed_message_is_neither_given_up_nor_tried_again(desk, seat, runs)
 
 
 def test_no_more_letters_in_a_commit_than_may_be(desk, seat, monkeypatch):
-    monkeypatch.setattr(letters, "MAX_LETTERS", 2)
+    monkeypatch.setattr(dead_letter_queue, "MAX_LETTERS", 2)
     failed = tuple(Failed(offset) for offset in (1, 2, 3) for _ in range(3))
     told = seat.ack(1, failed=failed)
     assert told["dead"] == [1, 2]
     assert told["attempts"] == {"3": 3}
     assert seat.fail(1, 3)["dead"] == [3]
-    monkeypatch.setattr(letters, "MAX_BYTES", 1)
+    monkeypatch.setattr(dead_letter_queue, "MAX_BYTES", 1)
     told = seat.ack(1, failed=tuple(Failed(offset) for offset in (5, 6) for _ in range(3)))
     assert told["dead"] == [5]
 
 
 def test_headers_of_ours_are_not_doubled_and_reasons_are_cut(desk, seat):
-    from polybus.bus.groups.letters import Failure, _headers
-    from polybus.bus.groups.outputs import Message
+    from polybus.groups.dead_letter_queue import Failure, _headers
+    from polybus.groups.message_block import Message
 
     message = Message(None, b"", [("polybus.topic", b"old"), ("x", b"1")], 0)
     failure = Failure(0, 1, 3, "ä" * 2000 + "\ud800")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import Expired, Fenced, LimitReached
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
 from tests.unit.bus.groups.desk import Desk
 
 
@@ -244,8 +244,8 @@ def test_as_many_shards_as_there_can_be(desk):
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_a_change_that_failed_half_way_is_finished_by_the_next_tick(desk, monkeypatch, failing):
-    from polybus.bus.groups import membership
     from polybus.errors import StoreFull
+    from polybus.groups import membership
 
     monkeypatch.setattr(membership, "AT_ONCE", 2)  # several commits for four shards
     one, two = desk.join("a"), desk.join("b")

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from polybus.bus.groups import records
-from polybus.bus.groups.records import Member, Progress, Roster
 from polybus.errors import Damaged, MalformedRequest
+from polybus.groups import group_records
+from polybus.groups.group_records import Member, Progress, Roster
 
 COUNT = st.integers(0, 2**62)
 NAME = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=32)
@@ -34,25 +34,27 @@ NAME = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_s
     )
 )
 def test_progress_is_read_as_it_was_written(progress):
-    assert records.decode_progress(records.encode_progress(progress)) == progress
+    assert group_records.decode_progress(group_records.encode_progress(progress)) == progress
 
 
 @given(COUNT, COUNT, st.dictionaries(NAME, st.builds(Member, COUNT, COUNT, COUNT, COUNT)), NAME)
 def test_a_roster_is_read_as_it_was_written(generation, next_epoch, members, creator):
     roster = Roster(generation, next_epoch, members, creator)
-    assert records.decode_roster(records.encode_roster(roster)) == roster
+    assert group_records.decode_roster(group_records.encode_roster(roster)) == roster
 
 
 @given(st.integers(0, 2**32 - 1), NAME)
 def test_a_key_names_topic_and_group(number, name):
-    key = records.roster_key(number, name)
-    assert records.read_roster_key(key) == (number, name)
-    assert not records.shard_key(number, name, 7).startswith(records.ROSTERS)
-    assert records.shard_key(number, name, 7).startswith(records.shard_prefix(number, name))
+    key = group_records.roster_key(number, name)
+    assert group_records.read_roster_key(key) == (number, name)
+    assert not group_records.shard_key(number, name, 7).startswith(group_records.ROSTERS)
+    assert group_records.shard_key(number, name, 7).startswith(
+        group_records.shard_prefix(number, name)
+    )
 
 
 def test_one_group_is_not_the_beginning_of_another():
-    assert not records.shard_key(1, "ab", 0).startswith(records.shard_prefix(1, "a"))
+    assert not group_records.shard_key(1, "ab", 0).startswith(group_records.shard_prefix(1, "a"))
 
 
 @pytest.mark.parametrize(
@@ -60,35 +62,35 @@ def test_one_group_is_not_the_beginning_of_another():
 )
 def test_damage(raw):
     with pytest.raises(Damaged):
-        records.decode_progress(raw)
+        group_records.decode_progress(raw)
     with pytest.raises(Damaged):
-        records.decode_roster(raw)
+        group_records.decode_roster(raw)
 
 
 @pytest.mark.parametrize("name", ["", "a" * 129, "ä" * 65, "a\0b", "a\nb", "\x7f", "\x85"])
 def test_names_that_are_none(name):
     with pytest.raises(MalformedRequest):
-        records.check_name("group", name)
+        group_records.check_name("group", name)
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 128, "ä" * 64, "a b", "x/y*,"])
 def test_names(name):
-    assert records.check_name("group", name) == name
+    assert group_records.check_name("group", name) == name
 
 
 def test_the_largest_records_fit():
-    from polybus.bus.groups.judging import MAX_ATTEMPTS, MAX_RANGES
+    from polybus.groups.shard_progress import MAX_ATTEMPTS, MAX_RANGES
     from polybus.model.commit import MAX_KEY_BYTES, MAX_RECORD_BYTES
     from polybus.model.limits import NativeLimits
 
     high = 2**62
     ranges = tuple((high + 2 * n, high + 2 * n + 1) for n in range(MAX_RANGES + MAX_ATTEMPTS))
     attempts = {high + n: 1_000_000 for n in range(MAX_ATTEMPTS)}
-    progress = Progress(owner="\\" * records.MAX_NAME_BYTES, ranges=ranges, attempts=attempts)
-    assert len(records.encode_progress(progress)) <= MAX_RECORD_BYTES
+    progress = Progress(owner="\\" * group_records.MAX_NAME_BYTES, ranges=ranges, attempts=attempts)
+    assert len(group_records.encode_progress(progress)) <= MAX_RECORD_BYTES
     most = NativeLimits().max_members
-    names = [f"{n:04}".ljust(records.MAX_NAME_BYTES, '"') for n in range(most)]
+    names = [f"{n:04}".ljust(group_records.MAX_NAME_BYTES, '"') for n in range(most)]
     member = Member(2**40, 1_000_000, 3_600_000, 3_600_000)
     roster = Roster(2**40, 2**40, dict.fromkeys(names, member))
-    assert len(records.encode_roster(roster)) <= MAX_RECORD_BYTES
-    assert len(records.shard_key(1, "a" * records.MAX_NAME_BYTES, 1)) <= MAX_KEY_BYTES
+    assert len(group_records.encode_roster(roster)) <= MAX_RECORD_BYTES
+    assert len(group_records.shard_key(1, "a" * group_records.MAX_NAME_BYTES, 1)) <= MAX_KEY_BYTES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.groups.judging import Failed
 from polybus.errors import Conflict, DoesNotExist, Expired, Fenced, MalformedRequest
+from polybus.groups.shard_progress import Failed
 
 
 def lows(desk) -> list[int]:

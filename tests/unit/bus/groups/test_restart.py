@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.groups import judging
 from polybus.errors import Damaged, Expired, Fenced, StoreFull
+from polybus.groups import shard_progress
 from polybus.model.commit import Change, Commit
-from polybus.store.opening import open_store
+from polybus.store.engine_registry import open_store
 from tests.unit.bus.groups.desk import Desk
 
 
@@ -63,7 +63,7 @@ def test_what_a_dead_member_was_handed_before_is_unknown_so_all_is_suspect(desk)
 
 
 def test_but_no_more_than_a_member_fetches_ahead(desk, monkeypatch):
-    monkeypatch.setattr(judging, "MAX_UNKNOWN", 3)
+    monkeypatch.setattr(shard_progress, "MAX_UNKNOWN", 3)
     desk.produce(10)
     one = desk.join("a")
     one.fetch((4, 1 << 20))
@@ -165,12 +165,12 @@ def test_a_damaged_record_is_its_groups_trouble_alone(desk, prefix):
 
 
 def test_a_removal_that_ended_half_way_uses_no_epoch_again(desk, monkeypatch):
-    from polybus.bus.groups import table
+    from polybus.groups import group_registry
 
     zombie = desk.join("a")
     zombie.fetch()
     zombie.leave()
-    monkeypatch.setattr(table, "AT_ONCE", 2)  # the mark, and one of four shards
+    monkeypatch.setattr(group_registry, "AT_ONCE", 2)  # the mark, and one of four shards
     real, left = desk.store.commit, [1]
 
     def commit(asked):

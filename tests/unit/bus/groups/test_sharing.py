@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from polybus.errors import StoreFull
-from polybus.testing.steppedstore import SteppedStore
-from polybus.testing.watch import until
+from tests.rig.observer import until
+from tests.rig.store.stepped_store import SteppedStore
 from tests.unit.bus.groups.desk import Desk
 
 

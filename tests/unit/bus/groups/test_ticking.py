@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.bus.groups.ticking import LATE_S, TICK_S, Ticking
 from polybus.errors import StoreFull
-from polybus.testing.watch import until
+from polybus.groups.coordinator_timer import LATE_S, TICK_S, Ticking
+from tests.rig.observer import until
 
 
 @pytest.fixture

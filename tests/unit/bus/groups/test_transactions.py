@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.bus.groups.outputs import Message, block_of
 from polybus.errors import (
     DoesNotExist,
     Expired,
@@ -14,6 +13,7 @@ from polybus.errors import (
     StageGone,
     Stale,
 )
+from polybus.groups.message_block import Message, block_of
 from polybus.model.commit import Append
 from polybus.store.contract import LEASE_S
 
@@ -116,9 +116,9 @@ def test_all_or_nothing(desk, seat):
 
 
 def test_no_more_ranges_than_may_be(desk, seat, monkeypatch):
-    from polybus.bus.groups import judging
+    from polybus.groups import shard_progress
 
-    monkeypatch.setattr(judging.ack, "__defaults__", (2,))
+    monkeypatch.setattr(shard_progress.ack, "__defaults__", (2,))
     commit(seat, 2, b"x")
     commit(seat, 4, b"x")
     with pytest.raises(LimitReached):

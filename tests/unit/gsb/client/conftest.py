@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from polybus.testing.process import BusProcess, serve
-from polybus.testing.watch import stats, until
+from polybus.testing.bus_process import BusProcess, serve
+from tests.rig.observer import stats, until
 from tests.unit.loops import LOOPS, on_each, run_on
 
 Start = Callable[..., AbstractContextManager[BusProcess]]

@@ -9,7 +9,7 @@ import pytest
 
 from polybus import gsb
 from polybus.errors import Conflict, DoesNotExist, ServiceFailed
-from polybus.testing.watch import stats, until
+from tests.rig.observer import stats, until
 
 
 def test_services_calls_and_streams(address):

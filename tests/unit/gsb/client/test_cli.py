@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from polybus import gsb
-from polybus.dialects.gsb.programs import ProgramService
-from polybus.testing.process import POLYBUS, run
-from polybus.testing.watch import stats, until
+from polybus.dialects.gsb.client.program_service import ProgramService
+from polybus.testing.bus_process import POLYBUS, run
+from tests.rig.observer import stats, until
 
 UPPER = "import sys, json; print(json.dumps(json.load(sys.stdin)['name'].upper()))"
 

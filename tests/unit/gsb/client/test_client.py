@@ -23,9 +23,9 @@ from polybus.errors import (
     UsageError,
 )
 from polybus.model.address import Address
-from polybus.testing.gsb import connect as plain
-from polybus.testing.gsb import packet, reply
-from polybus.testing.watch import eventually
+from tests.rig.gsb_peer import connect as plain
+from tests.rig.gsb_peer import packet, reply
+from tests.rig.observer import eventually
 
 
 class TestCalls:
@@ -459,8 +459,8 @@ class TestEndings:
             assert await asyncio.gather(*calls[:2]) == [0, 1]
 
     async def test_a_cancel_by_the_bus_is_an_error_of_its_own(self, address):
+        from polybus.dialects.gsb.call_errors import error_of
         from polybus.dialects.gsb.codec import pack_failure
-        from polybus.dialects.gsb.failures import error_of
 
         found = error_of(pack_failure(499, "gone", "bus"), "x")
         assert isinstance(found, CallCancelled)
@@ -679,7 +679,7 @@ def test_services_may_be_declared_where_no_loop_runs(address):
 
 def test_a_failure_in_the_middle_of_a_stream_ends_it(address):
     """Of a service that is no client of ours: nobody else says so with a PARTIAL."""
-    from polybus.testing.gsb import partial
+    from tests.rig.gsb_peer import partial
 
     with gsb.blocking.connect(address) as bus, plain(Address.parse(address)) as stranger:
         stranger.register("theirs")
@@ -705,7 +705,7 @@ def test_a_failure_in_the_middle_of_a_stream_ends_it(address):
 
 def test_replies_of_our_client_reach_a_stranger(address):
     """A service of ours, a caller that knows only nng and protobuf."""
-    from polybus.testing.gsb import call
+    from tests.rig.gsb_peer import call
 
     with gsb.blocking.connect(address) as bus, plain(Address.parse(address)) as stranger:
 

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from polybus import gsb
-from polybus.dialects.gsb.link import Link
-from polybus.dialects.gsb.wire import dial
+from polybus.dialects.gsb.client.gsb_connection import Link
+from polybus.dialects.gsb.client.gsb_stream import dial
 from polybus.errors import Conflict, ConnectionLost, Denied, DoesNotExist, NotConnected
-from polybus.testing.gsb import connect as plain
-from polybus.testing.watch import eventually
+from tests.rig.gsb_peer import connect as plain
+from tests.rig.observer import eventually
 
 
 def break_off(client: gsb.Client) -> Link:
@@ -113,12 +113,12 @@ class TestReconnecting:
 
         async with gsb.connect(address, backoff_max_s=0.1) as client:
             with monkeypatch.context() as patch:
-                patch.setattr("polybus.dialects.gsb.introducing.dial", forbidden)
+                patch.setattr("polybus.dialects.gsb.client.gsb_handshake.dial", forbidden)
                 break_off(client)
                 await eventually(lambda: len(dialled) > 1, "it has tried twice")
             assert await client.call("sys/ping", 1) == 1
             with monkeypatch.context() as patch:
-                patch.setattr("polybus.dialects.gsb.introducing.dial", forbidden)
+                patch.setattr("polybus.dialects.gsb.client.gsb_handshake.dial", forbidden)
                 with pytest.raises(Denied):
                     await gsb.connect(address).open()
 
@@ -133,7 +133,7 @@ class TestReconnecting:
 
         client = gsb.connect(address)
         await client.open()
-        monkeypatch.setattr("polybus.dialects.gsb.introducing.dial", slow)
+        monkeypatch.setattr("polybus.dialects.gsb.client.gsb_handshake.dial", slow)
         stream = asyncio.ensure_future(anext(client.stream("sys/ping", 1)))
         await begun.wait()
         await client.close()

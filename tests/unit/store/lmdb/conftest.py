@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polybus.model.topic import Topic
-from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb.lmdb_store import LmdbStore
 
 
 @pytest.fixture

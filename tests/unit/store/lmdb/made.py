@@ -10,11 +10,11 @@ from typing import Any
 
 from polybus.model.commit import Append, Commit, Committed
 from polybus.model.topic import Topic
-from polybus.store.lmdb import keys
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.store.lmdb.home import Home
-from polybus.store.lmdb.known import prefixed
-from polybus.testing.blocks import block
+from polybus.store.lmdb import store_keys
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.lmdb.state_cache import prefixed
+from polybus.store.lmdb.store_files import Home
+from polybus.testing.conformance.sample_blocks import block
 
 TIMEOUT_S = 60.0
 
@@ -44,7 +44,7 @@ def count(path: Path, prefix: bytes) -> int:
 
 def entries(store: LmdbStore) -> int:
     """Of the whole log."""
-    return count(store.path, keys.LOG)
+    return count(store.path, store_keys.LOG)
 
 
 def elsewhere(source: str, *arguments: object) -> Any:

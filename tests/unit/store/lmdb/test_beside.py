@@ -14,12 +14,12 @@ from polybus.errors import Conflict, OutOfSequence, StoreClosed, StoreFault, Sto
 from polybus.model.commit import Append, Change, Commit, Committed
 from polybus.model.stamp import Habits, Stamp
 from polybus.model.topic import Topic
-from polybus.store.lmdb import known
-from polybus.store.lmdb.batch import Batch
-from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb import state_cache
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.lmdb.write_batch import Batch
 from polybus.store.lmdb.writer import LARGE_BYTES, Answer
-from polybus.testing.blocks import block
-from polybus.testing.watch import until
+from polybus.testing.conformance.sample_blocks import block
+from tests.rig.observer import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, stage
 
 BODY = bytes(LARGE_BYTES)
@@ -225,7 +225,7 @@ def test_what_is_done_alone_waits_for_what_is_under_way(store, topic, held):
 
 
 def test_what_is_known_stays_small_though_large_batches_never_end(store, topic, monkeypatch):
-    monkeypatch.setattr(known, "MAX_KNOWN", 10)
+    monkeypatch.setattr(state_cache, "MAX_KNOWN", 10)
     changes = [Change(b"%d" % number, b"v") for number in range(40)]
     futures = [store.commit(large(topic, changes=(one,))) for one in changes]
     for future in futures:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.model import runs
-from polybus.store.lmdb import entries
-from polybus.store.lmdb.choosing import Piece, choose
-from polybus.store.lmdb.entries import Entry
-from polybus.store.lmdb.rawfile import Found
+from polybus.model import run_table
+from polybus.store.lmdb import log_entry
+from polybus.store.lmdb.log_entry import Entry
+from polybus.store.lmdb.raw_file import Found
+from polybus.store.lmdb.salvage_choice import Piece, choose
 
 
 def piece(first: int, end: int, time: int) -> Piece:
-    found = Found(Entry(entries.BLOCK, 1, 0, first, end - first, 0), at=0)
-    return Piece(first, end, runs.table(100 + first, time, end - first), found)
+    found = Found(Entry(log_entry.BLOCK, 1, 0, first, end - first, 0), at=0)
+    return Piece(first, end, run_table.table(100 + first, time, end - first), found)
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_pieces(pieces, chosen):
 def test_a_cut_piece_knows_its_place_in_the_block():
     cut = piece(10, 20, 1).cut(13, 15)
     assert (cut.first, cut.end, cut.place) == (13, 15, 3)
-    assert runs.entries(cut.runs) == [(113, 1, 2)]
+    assert run_table.entries(cut.runs) == [(113, 1, 2)]

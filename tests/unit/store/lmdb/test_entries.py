@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import Damaged
-from polybus.store.lmdb import entries
-from polybus.store.lmdb.entries import Entry, Part
+from polybus.store.lmdb import log_entry
+from polybus.store.lmdb.log_entry import Entry, Part
 
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 SMALL = st.integers(0, 2**32 - 1)
@@ -24,23 +24,23 @@ ENTRIES = st.builds(
 
 @given(ENTRIES, st.binary(max_size=50), st.binary(max_size=10))
 def test_what_was_encoded_is_decoded(entry: Entry, block: bytes, more: bytes) -> None:
-    found = entries.decode(memoryview(entries.encode(entry, block) + more))
+    found = log_entry.decode(memoryview(log_entry.encode(entry, block) + more))
     assert found[:8] == entry[:8]
     assert all(isinstance(part, Part) for part in found.parts)
-    assert found.block(memoryview(entries.encode(entry, block))) == block
+    assert found.block(memoryview(log_entry.encode(entry, block))) == block
 
 
 @given(ENTRIES, st.data())
 def test_a_changed_bit_of_the_head_is_damage(entry: Entry, data: st.DataObject) -> None:
-    raw = bytearray(entries.encode(entry))
+    raw = bytearray(log_entry.encode(entry))
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[bit // 8] ^= 1 << bit % 8
     with pytest.raises(Damaged):
-        entries.decode(bytes(raw))
+        log_entry.decode(bytes(raw))
 
 
 @given(ENTRIES, st.data())
 def test_what_is_cut_off_is_damage(entry: Entry, data: st.DataObject) -> None:
-    raw = entries.encode(entry, b"block")
+    raw = log_entry.encode(entry, b"block")
     with pytest.raises(Damaged):
-        entries.decode(raw[: data.draw(st.integers(0, len(raw) - 1))])
+        log_entry.decode(raw[: data.draw(st.integers(0, len(raw) - 1))])

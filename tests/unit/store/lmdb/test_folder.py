@@ -9,8 +9,8 @@ import pytest
 
 from polybus.errors import Damaged, WrongFormat
 from polybus.model.topic import Topic
-from polybus.store.lmdb import folder, keys, values
-from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb import store_folder, store_keys, stored_values
+from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import bodies
 from tests.unit.store.lmdb.made import put
 
@@ -30,7 +30,7 @@ def test_other_files_are_left_alone(tmp_path):
     assert (tmp_path / "acl.toml").read_text() == "x"
 
 
-@pytest.mark.parametrize("version", [1, values.FORMAT_VERSION + 1])
+@pytest.mark.parametrize("version", [1, stored_values.FORMAT_VERSION + 1])
 def test_a_format_of_another_version_is_refused(tmp_path, version):
     filled(tmp_path)
     (tmp_path / "CURRENT").write_text(f"polybus store {version}\n0001\n")
@@ -49,13 +49,13 @@ def test_a_foreign_current_is_refused(tmp_path, text):
         LmdbStore(tmp_path)
 
 
-@pytest.mark.parametrize("version", [None, 1, values.FORMAT_VERSION + 1])
+@pytest.mark.parametrize("version", [None, 1, stored_values.FORMAT_VERSION + 1])
 def test_the_version_inside_counts_as_well(tmp_path, version):
     filled(tmp_path)
     with lmdb.open(str(tmp_path / "0001")) as opened, opened.begin(write=True) as transaction:
-        transaction.delete(keys.FORMAT)
+        transaction.delete(store_keys.FORMAT)
         if version:
-            transaction.put(keys.FORMAT, values.number(version))
+            transaction.put(store_keys.FORMAT, stored_values.number(version))
     with pytest.raises(WrongFormat, match=f"format {version}"):
         LmdbStore(tmp_path)
 
@@ -101,5 +101,5 @@ def test_a_creation_that_was_cut_short_starts_anew(tmp_path):
     (tmp_path / "0001.new").mkdir()
     (tmp_path / "0001.new" / "data.mdb").write_bytes(b"half")
     assert filled(tmp_path).number == 1
-    assert folder.generation(tmp_path) == tmp_path / "0001"
+    assert store_folder.generation(tmp_path) == tmp_path / "0001"
     assert not (tmp_path / "0001.new").exists()

@@ -12,8 +12,8 @@ from pathlib import Path
 from polybus.errors import StoreFull
 from polybus.model.commit import Append, Change, Commit
 from polybus.model.stamp import Habits, Stamp
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.testing.blocks import block
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.testing.conformance.sample_blocks import block
 from polybus.testing.conformance.kit import bodies, contents
 
 def limit(size):
@@ -93,8 +93,8 @@ with LmdbStore(sys.argv[1], read_only=True) as reader:
 LOST = (
     PRELUDE
     + """
-from polybus.store.lmdb import interval
-interval.LAST_TRIES = 1
+from polybus.store.lmdb import interval_writer
+interval_writer.LAST_TRIES = 1
 store, topic = opened(durability="interval", commit_interval_ms=1)
 tight(store)
 commit(store, topic, b"x" * (1 << 20), 2)

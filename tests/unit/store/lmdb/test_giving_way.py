@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from polybus.kernel import answers
+from polybus.kernel import task_future
 from polybus.model.commit import Append, Commit
 from polybus.store.lmdb import writer
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.testing.blocks import block
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.testing.conformance.sample_blocks import block
 
 BODY = bytes(100_000)
 COMMITS = 12
@@ -26,7 +26,7 @@ def written_in(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     topic = store.create("t", 1, {}).number
     go, stands = Event(), Event()
     sizes: list[int] = []
-    carry_out = answers.carry_out
+    carry_out = task_future.carry_out
 
     def stand(_books: Any, _subject: None, _now_ns: int) -> None:
         stands.set()
@@ -39,7 +39,7 @@ def written_in(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     thread: Any = store._writer
     thread.submit(stand)
     assert stands.wait(TIMEOUT_S)
-    monkeypatch.setattr(answers, "carry_out", counted)
+    monkeypatch.setattr(task_future, "carry_out", counted)
     waiting = [store.commit(Commit((Append(topic, 0, block(BODY)),))) for _ in range(COMMITS)]
     go.set()
     for one in waiting:

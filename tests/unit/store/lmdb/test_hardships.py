@@ -16,12 +16,19 @@ from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed, Sto
 from polybus.model.commit import Append, Change, Commit
 from polybus.model.stamp import Habits, Stamp
 from polybus.model.topic import ALL
-from polybus.store.lmdb import commits, engine, environment, folder, keys, ownership
-from polybus.store.lmdb.copying import backup
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.store.lmdb.known import Known
-from polybus.testing.blocks import block
-from polybus.testing.watch import until
+from polybus.store.lmdb import (
+    commit_execution,
+    environment,
+    folder_ownership,
+    lmdb_store,
+    store_folder,
+    store_keys,
+)
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.lmdb.state_cache import Known
+from polybus.store.lmdb.store_copy import backup
+from polybus.testing.conformance.sample_blocks import block
+from tests.rig.observer import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, count, put
 
 
@@ -122,7 +129,7 @@ def test_a_callback_that_raises_harms_nobody(store, error):
 
 def test_a_commit_that_cannot_be_done_fails_alone(store, monkeypatch):
     topic = store.create("t", 1, {})
-    real = commits.commit
+    real = commit_execution.commit
 
     def fail(books, commit, now_ns):
         done = real(books, commit, now_ns)
@@ -130,7 +137,7 @@ def test_a_commit_that_cannot_be_done_fails_alone(store, monkeypatch):
             raise ValueError("a fault of the engine itself")
         return done
 
-    monkeypatch.setattr(engine, "_commit", fail)
+    monkeypatch.setattr(lmdb_store, "_commit", fail)
     go_on = held(store, topic.number)
     append = Append(topic.number, 0, block(b"x"))
     notes = (b"", b"bad", b"", b"")
@@ -151,7 +158,7 @@ def test_a_commit_that_finds_its_second_shard_unreadable_does_nothing(store, mon
     look = Known._look
 
     def fail(known: Known, key: bytes) -> bytes | None:
-        if key == keys.shard_state(topic.number, 1):
+        if key == store_keys.shard_state(topic.number, 1):
             raise Unavailable("no place for one more reader")
         return look(known, key)
 
@@ -185,7 +192,7 @@ def fail_at(monkeypatch, module: object, name: str, times: int) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "times"),
-    [(environment, "acquire", 0), (folder, "switch", 0), (folder, "sync", 1)],
+    [(environment, "acquire", 0), (store_folder, "switch", 0), (store_folder, "sync", 1)],
 )
 def test_what_is_written_after_a_failed_compaction_is_kept(
     tmp_path, monkeypatch, module, name, times
@@ -291,10 +298,10 @@ def test_a_ring_of_results_that_has_gone_round_is_known_as_such_after_opening(tm
             store.commit(Commit(stamp=Stamp("p", epoch, counter))).result(TIMEOUT_S)
     with LmdbStore(tmp_path / "s") as store:
         epoch = store.open_producer("p", Habits(kept_results=4)).epoch
-        assert count(store.path, keys.RESULTS) == 4
+        assert count(store.path, store_keys.RESULTS) == 4
     with LmdbStore(tmp_path / "s") as store:
         store.close_producer("p", epoch)
-        assert count(store.path, keys.RESULTS) == 0
+        assert count(store.path, store_keys.RESULTS) == 0
 
 
 # --- reads over all shards
@@ -361,7 +368,7 @@ def test_an_environment_that_cannot_be_opened_anew_is_closed_for_all(store, monk
 
 
 @pytest.mark.parametrize(
-    ("module", "lock"), [(environment, threading.Condition), (ownership, threading.Lock)]
+    ("module", "lock"), [(environment, threading.Condition), (folder_ownership, threading.Lock)]
 )
 def test_a_fork_while_another_thread_holds_a_lock_leaves_the_child_free(
     tmp_path, monkeypatch, module, lock

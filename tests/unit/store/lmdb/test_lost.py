@@ -11,12 +11,12 @@ import pytest
 from polybus.errors import StoreFull
 from polybus.model.commit import Append, Commit
 from polybus.model.topic import Topic
-from polybus.store.lmdb import beside, catalog, keys, storing
-from polybus.store.lmdb.batch import Batch
-from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb import background_committer, store_keys, topic_catalog, write_txn
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.lmdb.write_batch import Batch
 from polybus.store.lmdb.writer import LARGE_BYTES
-from polybus.testing.blocks import block
-from polybus.testing.watch import until
+from polybus.testing.conformance.sample_blocks import block
+from tests.rig.observer import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, count, put, stage
 
 
@@ -45,7 +45,7 @@ def test_a_process_that_can_have_no_more_threads_writes_all_the_same(tmp_path, m
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(beside, "Thread", Refused)
+    monkeypatch.setattr(background_committer, "Thread", Refused)
     store = LmdbStore(tmp_path / "store")
     topic = store.create("t", 1, {})
     futures = [store.commit(large(topic)) for _ in range(3)]
@@ -54,13 +54,13 @@ def test_a_process_that_can_have_no_more_threads_writes_all_the_same(tmp_path, m
 
 
 def test_what_a_large_batch_leaves_to_be_removed_goes_soon(store, topic, monkeypatch):
-    monkeypatch.setattr(storing, "REMOVAL_S", 0.0)
+    monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
     for _ in range(5):
         put(store, topic, 0, bytes(100 << 10))
     go = Event()
     writer: Any = store._writer
     writer.submit(lambda *_: go.wait(TIMEOUT_S))
-    store._submit(lambda books: catalog.trim(books, topic.number, {0: 4}))
+    store._submit(lambda books: topic_catalog.trim(books, topic.number, {0: 4}))
     future = store.commit(large(topic))
     go.set()
     future.result(TIMEOUT_S)
@@ -68,13 +68,13 @@ def test_what_a_large_batch_leaves_to_be_removed_goes_soon(store, topic, monkeyp
 
 
 def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
-    monkeypatch.setattr(storing, "REMOVAL_S", 0.0)
+    monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
     for _ in range(5):
         put(store, topic, 0, bytes(100 << 10))
     until(lambda: not store._storing.removing, "what the last owner left is gone")
     writer: Any = store._writer
     writer._chores._pause_s = 0.01
-    leave, remove, removing = storing.Writing.__exit__, store._storing.remove, Lock()
+    leave, remove, removing = write_txn.Writing.__exit__, store._storing.remove, Lock()
 
     def last_step(_time_s: float) -> None:
         with removing:
@@ -89,8 +89,8 @@ def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
         leave(self, *error)
 
     with monkeypatch.context() as patched:
-        patched.setattr(storing.Writing, "__exit__", fail_once)
+        patched.setattr(write_txn.Writing, "__exit__", fail_once)
         patched.setattr(store._storing, "remove", last_step)
         store.trim(topic.number, {0: 4})
         until(lambda: not full, "the last step has failed")
-    until(lambda: count(store.path, keys.TRIMMED) == 0, "all of it is gone", deadline_s=5)
+    until(lambda: count(store.path, store_keys.TRIMMED) == 0, "all of it is gone", deadline_s=5)

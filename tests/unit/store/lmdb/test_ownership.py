@@ -15,8 +15,8 @@ from polybus.errors import DataFolderInUse, DoesNotExist, StoreClosed, UsageErro
 from polybus.model.commit import Change, Commit
 from polybus.model.stamp import Habits
 from polybus.store.contract import News
-from polybus.store.lmdb import ownership
-from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb import folder_ownership
+from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import bodies
 from tests.unit.store.lmdb.made import TIMEOUT_S, elsewhere, put
 
@@ -26,7 +26,7 @@ FORKING = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 OWN = """
 import json, sys
 from polybus.errors import DataFolderInUse
-from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb.lmdb_store import LmdbStore
 try:
     LmdbStore(sys.argv[1]).close()
     print(json.dumps("free"))
@@ -36,7 +36,7 @@ except DataFolderInUse as error:
 
 READ = """
 import json, sys
-from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import all_bodies
 with LmdbStore(sys.argv[1], read_only=True) as store:
     print(json.dumps([body.decode() for topic in store.topics()
@@ -54,10 +54,10 @@ def test_a_second_owner_hears_who_has_the_folder(tmp_path):
 
 
 def test_the_owner_is_known_to_others(tmp_path):
-    assert ownership.owner(tmp_path) is None
+    assert folder_ownership.owner(tmp_path) is None
     with LmdbStore(tmp_path):
-        assert ownership.owner(tmp_path) == os.getpid()
-    assert ownership.owner(tmp_path) is None
+        assert folder_ownership.owner(tmp_path) == os.getpid()
+    assert folder_ownership.owner(tmp_path) is None
 
 
 def test_readers_of_other_processes_come_and_go(tmp_path):
@@ -117,7 +117,7 @@ def test_a_folder_that_is_read_here_cannot_be_owned_here(tmp_path):
     with LmdbStore(tmp_path, read_only=True):
         with pytest.raises(DataFolderInUse, match="reading in this process"):
             LmdbStore(tmp_path)
-        assert ownership.owner(tmp_path) is None
+        assert folder_ownership.owner(tmp_path) is None
     LmdbStore(tmp_path).close()
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from polybus.errors import Damaged
 from polybus.model.commit import Append, Commit
-from polybus.store.lmdb import keys
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.testing.blocks import block, messages
+from polybus.store.lmdb import store_keys
+from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import Clock, Contents, all_bodies, all_messages, contents
-from polybus.testing.watch import until
+from polybus.testing.conformance.sample_blocks import block, messages
+from tests.rig.observer import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, count, entries, put, stage
 
 
@@ -171,4 +171,9 @@ def test_a_dropped_topic_leaves_nothing(tmp_path):
             put(store, topic, 0, b"x" * 60_000)
         store.drop("t")
         store.reblock()
-        assert entries(store) == count(tmp_path, keys.UPKEEP) == count(tmp_path, keys.STATE) == 0
+        assert (
+            entries(store)
+            == count(tmp_path, store_keys.UPKEEP)
+            == count(tmp_path, store_keys.STATE)
+            == 0
+        )

@@ -12,10 +12,10 @@ from polybus.errors import DoesNotExist, Trimmed
 from polybus.model.commit import Commit
 from polybus.model.rows import Rows
 from polybus.store.contract import Part
-from polybus.store.lmdb import recent
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.testing.blocks import messages
+from polybus.store.lmdb import recent_entries
+from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import append, put
+from polybus.testing.conformance.sample_blocks import messages
 
 MANY = 100
 
@@ -47,9 +47,9 @@ def read(store: LmdbStore, number: int, *starts: tuple[int, int]) -> list[bytes]
 
 def test_who_follows_needs_no_look(store, looks):
     topic = store.create("t", 2, {})
-    for at in range(recent.MAX_ENTRIES + 2):
+    for at in range(recent_entries.MAX_ENTRIES + 2):
         put(store, append(topic, 0, b"a%d" % at), append(topic, 1, b"b%d" % at))
-    last = recent.MAX_ENTRIES + 1
+    last = recent_entries.MAX_ENTRIES + 1
     assert read(store, topic.number, (1, last), (0, last - 1)) == [
         b"b%d" % last,
         b"a%d" % (last - 1),
@@ -106,10 +106,10 @@ def test_what_was_trimmed_or_dropped_is_not_there(store):
 
 def test_what_is_kept_is_bounded(store, looks, monkeypatch):
     topic = store.create("t", 1, {})
-    put(store, append(topic, 0, bytes(recent.MAX_ENTRY_BYTES)))
+    put(store, append(topic, 0, bytes(recent_entries.MAX_ENTRY_BYTES)))
     assert len(read(store, topic.number, (0, 0))) == 1
     assert len(looks) == 1
-    monkeypatch.setattr(recent, "MAX_BYTES", 1000)
+    monkeypatch.setattr(recent_entries, "MAX_BYTES", 1000)
     for _ in range(20):
         put(store, append(topic, 0, bytes(200)))
     assert sum(len(one.value) for one in store._recent._shards[topic.number, 0]) <= 1000

@@ -8,12 +8,12 @@ import pytest
 
 from polybus.model.commit import Commit
 from polybus.model.topic import Topic
-from polybus.store.lmdb import catalog, keys, staging, storing
-from polybus.store.lmdb.books import Books
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.store.lmdb.home import Home
-from polybus.store.lmdb.storing import Storing
-from polybus.store.lmdb.walking import Walk
+from polybus.store.lmdb import staged_blocks, store_keys, topic_catalog, write_txn
+from polybus.store.lmdb.entry_cursor import Walk
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.write_txn import Storing
+from polybus.store.lmdb.writer_state import Books
 from polybus.testing.conformance.kit import all_bodies
 from tests.unit.store.lmdb.made import TIMEOUT_S, count, entries, put, stage
 
@@ -32,7 +32,7 @@ def filled(path: Path, *, extents: int = 0) -> tuple[LmdbStore, Topic]:
 @pytest.fixture
 def cut_short(monkeypatch):
     """Does something as the writer would, and stops after the first step of removal."""
-    monkeypatch.setattr(storing, "REMOVAL_S", 0.0)
+    monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
 
     def act(path, change) -> None:
         home = Home(path, read_only=False)
@@ -47,19 +47,19 @@ def cut_short(monkeypatch):
 def test_a_trim_that_was_cut_short_goes_on(tmp_path, cut_short):
     store, topic = filled(tmp_path, extents=3)
     store.close()
-    cut_short(tmp_path, lambda books: catalog.trim(books, topic.number, {0: 50}))
-    assert count(tmp_path, keys.TODO) == 1
-    assert count(tmp_path, keys.LOG) > 30
+    cut_short(tmp_path, lambda books: topic_catalog.trim(books, topic.number, {0: 50}))
+    assert count(tmp_path, store_keys.TODO) == 1
+    assert count(tmp_path, store_keys.LOG) > 30
     with LmdbStore(tmp_path, read_only=True) as reader:
         assert reader.bounds(topic.number).shards[0].start == 50
         assert all_bodies(reader, topic) == [b"2", b"s"] * 2
     with LmdbStore(tmp_path) as store:
         store.reblock()
-        assert count(tmp_path, keys.TODO) == 0
+        assert count(tmp_path, store_keys.TODO) == 0
         assert all_bodies(store, topic) == [b"2", b"s"] * 2
         store.trim(topic.number, {0: 54})
         store.reblock()
-        assert entries(store) == count(tmp_path, keys.STAGED) == 0
+        assert entries(store) == count(tmp_path, store_keys.STAGED) == 0
 
 
 def test_a_drop_that_was_cut_short_goes_on(tmp_path, cut_short):
@@ -67,18 +67,18 @@ def test_a_drop_that_was_cut_short_goes_on(tmp_path, cut_short):
     kept = store.create("kept", 1, {})
     put(store, kept, 0, b"k")
     store.close()
-    cut_short(tmp_path, lambda books: catalog.drop(books, "t"))
-    assert count(tmp_path, keys.log_of_topic(topic.number)) > 0
+    cut_short(tmp_path, lambda books: topic_catalog.drop(books, "t"))
+    assert count(tmp_path, store_keys.log_of_topic(topic.number)) > 0
     with LmdbStore(tmp_path) as store:
         assert [one.name for one in store.topics()] == ["kept"]
         again = store.create("t", 1, {})
         store.reblock()
         for prefix in (
-            keys.TODO,
-            keys.STAGED,
-            keys.log_of_topic(topic.number),
-            keys.state(topic.number),
-            keys.upkeep_of_topic(topic.number),
+            store_keys.TODO,
+            store_keys.STAGED,
+            store_keys.log_of_topic(topic.number),
+            store_keys.state(topic.number),
+            store_keys.upkeep_of_topic(topic.number),
         ):
             assert count(tmp_path, prefix) == 0
         assert put(store, again, 0, b"x").spans[0][2:4] == (54, 55)
@@ -89,11 +89,11 @@ def test_a_discarded_stage_goes_on_leaving(tmp_path, cut_short):
     store, topic = filled(tmp_path)
     name = stage(store, topic, *[(b"x",)] * 20)
     store.close()
-    cut_short(tmp_path, lambda books: staging.collect(books, staging.number_of(name)))
-    assert 0 < count(tmp_path, keys.STAGED) < 20
+    cut_short(tmp_path, lambda books: staged_blocks.collect(books, staged_blocks.number_of(name)))
+    assert 0 < count(tmp_path, store_keys.STAGED) < 20
     with LmdbStore(tmp_path) as store:
         store.reblock()
-        assert count(tmp_path, keys.STAGED) == count(tmp_path, keys.STAGES) == 0
+        assert count(tmp_path, store_keys.STAGED) == count(tmp_path, store_keys.STAGES) == 0
 
 
 def test_an_extent_is_trimmed_block_by_block(tmp_path):
@@ -111,7 +111,7 @@ def test_an_extent_is_trimmed_block_by_block(tmp_path):
         ):
             store.trim(topic.number, {0: start})
             assert all_bodies(store, topic) == left
-            assert count(tmp_path, keys.STAGED) == blocks
+            assert count(tmp_path, store_keys.STAGED) == blocks
         assert entries(store) == 0
         assert store.bounds(topic.number) == (7, 7, *store.bounds(topic.number)[2:])
 
@@ -153,6 +153,6 @@ def test_expired_stages_are_collected(tmp_path, durability):
         put(store, topic, 0, b"b")  # the writer looks after each group
         store._alone(lambda: None)
         store.reblock()
-        assert count(tmp_path, keys.STAGED) == 0
-        assert count(tmp_path, keys.STAGES) == 1
+        assert count(tmp_path, store_keys.STAGED) == 0
+        assert count(tmp_path, store_keys.STAGES) == 1
         store.renew(kept)

@@ -8,8 +8,8 @@ import pytest
 
 from polybus.errors import DataFolderInUse, DoesNotExist, UsageError
 from polybus.model.commit import Change, Commit
-from polybus.store.lmdb import copying, inspecting, salvaging, verifying
-from polybus.store.lmdb.engine import LmdbStore
+from polybus.store.lmdb import file_info, salvage, store_copy, verification
+from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import all_bodies, bodies, contents
 from tests.unit.store.lmdb.made import TIMEOUT_S, elsewhere, put, stage
 
@@ -17,7 +17,7 @@ COMPACT = """
 import json, sys
 from pathlib import Path
 from polybus.errors import DataFolderInUse
-from polybus.store.lmdb.copying import compact
+from polybus.store.lmdb.store_copy import compact
 try:
     print(json.dumps(compact(Path(sys.argv[1]))))
 except DataFolderInUse:
@@ -45,7 +45,7 @@ def test_a_backup_is_a_store_of_the_moment_it_was_made(store, tmp_path):
     with LmdbStore(tmp_path / "backup") as copy:
         assert contents(copy) == before
         assert put(copy, copy.topics()[0], 0, b"x").spans[0].first_id == 49
-    assert copying.restore(tmp_path / "backup", tmp_path / "restored") > 0
+    assert store_copy.restore(tmp_path / "backup", tmp_path / "restored") > 0
     with LmdbStore(tmp_path / "restored") as copy:
         assert all_bodies(copy, copy.topics()[0])[-1] == b"x"
 
@@ -56,7 +56,7 @@ def test_copies_go_into_empty_folders_only(store, tmp_path):
     with pytest.raises(UsageError, match="not empty"):
         store.backup(tmp_path / "backup")
     with pytest.raises(DoesNotExist):
-        copying.backup(tmp_path / "none", tmp_path / "other")
+        store_copy.backup(tmp_path / "none", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -68,7 +68,7 @@ def test_compaction_gives_room_back_and_readers_follow(store, tmp_path):
         assert contents(reader) == before
         old, new = store.compact()
         assert new < old
-        info = inspecting.inspect(store.path)
+        info = file_info.inspect(store.path)
         assert (info.generation, info.file_bytes) == ("0002", new)
         assert not (store.path / "0001").exists()
         assert contents(reader) == contents(store) == before
@@ -85,7 +85,7 @@ def test_compaction_gives_room_back_and_readers_follow(store, tmp_path):
 
 def test_a_whole_store_verifies(store):
     told = []
-    report = verifying.verify(store.path, lambda done, total: told.append(done))
+    report = verification.verify(store.path, lambda done, total: told.append(done))
     assert (report.fault_count, report.topics, report.shards, report.messages) == (0, 1, 2, 48)
     assert told[-1] > 0
 
@@ -93,9 +93,9 @@ def test_a_whole_store_verifies(store):
 def test_what_was_salvaged_of_a_whole_store_is_all_of_it(store, tmp_path):
     before = contents(store)
     with pytest.raises(DataFolderInUse):
-        salvaging.salvage(store.path, tmp_path / "new")
+        salvage.salvage(store.path, tmp_path / "new")
     store.close()
-    found = salvaging.salvage(store.path, tmp_path / "new")
+    found = salvage.salvage(store.path, tmp_path / "new")
     assert (found.topics, found.messages, found.lost) == (1, 48, ())
     with LmdbStore(tmp_path / "new") as new:
         assert new.topics() == before.topics
@@ -103,14 +103,14 @@ def test_what_was_salvaged_of_a_whole_store_is_all_of_it(store, tmp_path):
         assert new.bounds(1)[:3] == before.bounds[0][:3]
         assert put(new, new.topics()[0], 0, b"x").spans[0].first_id == 49
         assert new.create("u", 1, {}).number == 2
-    assert verifying.verify(tmp_path / "new").fault_count == 0
+    assert verification.verify(tmp_path / "new").fault_count == 0
 
 
 def test_what_was_merged_is_salvaged_once(store, tmp_path):
     store.reblock()
     before = contents(store)
     store.close()
-    found = salvaging.salvage(store.path, tmp_path / "new")
+    found = salvage.salvage(store.path, tmp_path / "new")
     assert found.messages == 48
     with LmdbStore(tmp_path / "new") as new:
         assert contents(new).messages == before.messages
@@ -121,7 +121,7 @@ def test_a_topic_without_its_name_is_salvaged_by_its_number(store, tmp_path):
     store.close()
     file = store.path / "0001" / "data.mdb"
     file.write_bytes(file.read_bytes().replace(b"PBt1", b"\0\0\0\0"))
-    assert salvaging.salvage(store.path, tmp_path / "new").messages == 48
+    assert salvage.salvage(store.path, tmp_path / "new").messages == 48
     with LmdbStore(tmp_path / "new") as new:
         assert [topic.name for topic in new.topics()] == ["salvaged-1"]
         assert contents(new).messages == before.messages
@@ -140,8 +140,8 @@ def test_damage_is_found_and_what_is_whole_is_salvaged(store, tmp_path, seed):
         at = place.randrange(2, pages) * 4096
         raw[at : at + 4096] = place.randbytes(4096)
     file.write_bytes(raw)
-    assert verifying.verify(tmp_path / "copy").fault_count > 0
-    found = salvaging.salvage(tmp_path / "copy", tmp_path / "new")
+    assert verification.verify(tmp_path / "copy").fault_count > 0
+    found = salvage.salvage(tmp_path / "copy", tmp_path / "new")
     with LmdbStore(tmp_path / "new") as new:
         there = contents(new).messages[0]
     assert len(there) == found.messages > 24

@@ -10,9 +10,9 @@ import pytest
 
 from polybus.errors import LimitReached, PolybusError
 from polybus.model.commit import Append, Commit
-from polybus.store.lmdb import interval, queueing
-from polybus.store.lmdb.engine import LmdbStore
-from polybus.testing.blocks import block
+from polybus.store.lmdb import interval_writer, writer_queue
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from polybus.testing.conformance.sample_blocks import block
 
 TIMEOUT_S = 30.0
 
@@ -46,7 +46,7 @@ class Stopped:
 def test_too_much_that_waits_is_refused_and_the_rest_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
-    monkeypatch.setattr(queueing, limit, value)
+    monkeypatch.setattr(writer_queue, limit, value)
     with LmdbStore(tmp_path) as store:
         stopped = Stopped(store)
         taken = [stopped.commit() for _ in range(3)]
@@ -63,8 +63,8 @@ def test_too_much_that_waits_is_refused_and_the_rest_is_done(
 def test_what_waits_for_room_between_two_intervals_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interval, "MAX_BYTES", 1)  # one commit fills it
-    monkeypatch.setattr(queueing, "MAX_WAITING", 2)
+    monkeypatch.setattr(interval_writer, "MAX_BYTES", 1)  # one commit fills it
+    monkeypatch.setattr(writer_queue, "MAX_WAITING", 2)
     with LmdbStore(tmp_path, durability="interval") as store:
         topic = store.create("t", 1, {}).number
         writer: Any = store._writer
@@ -80,7 +80,7 @@ def test_what_waits_for_room_between_two_intervals_is_bounded(
 def test_closing_is_never_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LmdbStore(tmp_path)
     stopped = Stopped(store)
-    monkeypatch.setattr(queueing, "MAX_WAITING", 1)
+    monkeypatch.setattr(writer_queue, "MAX_WAITING", 1)
     last = stopped.commit()
     stopped.go()
     store.close()

@@ -1,0 +1,79 @@
+"""By which rules those who are connected are judged, from the first message to the last.
+
+The fan-out remembers verdicts by class of callers (policy.py), so each party is told its
+class when it joins. When rules change, everybody is judged again: verdicts are forgotten,
+classes given anew, and subscriptions that are allowed no longer end. Nobody has to come
+back for that.
+
+A party whose groups nobody has looked up yet is *in doubt*: its class is asked for again
+with every tick, until it is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from polybus.model.access_rule import PRODUCE, SUBSCRIBE
+
+if TYPE_CHECKING:
+    from polybus.bus.connection import Party
+    from polybus.bus.policy import Policy
+    from polybus.bus.subscriptions import Subscriptions
+    from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
+    from polybus.kernel.fanout import Fanout
+
+
+class Judging:
+    """`unsubscribed` is told of each subscription that ended, `revoked` how many those were."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        fanout: Fanout,
+        parties: Mapping[int, Party],
+        subscriptions: Subscriptions,
+        topics: EphemeralTopics,
+        revoked: Callable[[int], None],
+    ) -> None:
+        self._policy = policy
+        self._fanout = fanout
+        self._parties = parties
+        self._subscriptions = subscriptions
+        self._topics = topics
+        self._revoked = revoked
+        self.unsubscribed: Callable[[Party, bytes], None] = lambda party, topic: None
+        self._in_doubt: list[Party] = []
+        policy.watch(self._judge_again)
+        self._judge_again()
+
+    def classify(self, parties: Iterable[Party]) -> None:
+        for party in parties:
+            number = self._policy.classify(party.pipe.identity)
+            party.source.reclassify(number)
+            if self._policy.is_in_doubt(number):
+                self._in_doubt.append(party)
+
+    def tick(self) -> None:
+        doubtful, self._in_doubt = self._in_doubt, []
+        self.classify(party for party in doubtful if not party.ended)
+
+    def _judge_again(self) -> None:
+        self._fanout.judge_unheard = self._policy.mentions(PRODUCE)
+        self._fanout.new_policy()
+        self._in_doubt = []
+        self.classify(self._parties.values())
+        if self._policy.mentions(SUBSCRIBE):
+            self._revoke()
+
+    def _revoke(self) -> None:
+        ended = self._topics.enforce()
+        may = cache(self._policy.may_subscribe)  # many read the same topics
+        for party in list(self._parties.values()):
+            lost = self._subscriptions.enforce(party, may)
+            ended += len(lost)
+            for topic in lost:
+                self.unsubscribed(party, topic)
+        if ended:
+            self._revoked(ended)

@@ -1,0 +1,72 @@
+"""The rules of one verb, found by topic.
+
+A topic asks for the rules that speak of it once per class of callers, and a
+publisher may make up topics as fast as it can send them, so a long table must
+not mean a long search. Rules for one name are found by that name, rules with
+stars by what stands before the first star: only lengths that occur are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from polybus.model.access_rule import DENY, Rule, Who
+from polybus.model.name_pattern import Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A rule in force. `source` says where it is written, for people.
+
+    `number` is the uid or gid that its user's or group's name stands for on this
+    host; a name that the host does not know stands for nobody.
+    """
+
+    rule: Rule
+    source: str
+    number: int | None = None
+
+    @property
+    def who(self) -> Who:
+        return self.rule.who
+
+    def __str__(self) -> str:
+        return f'"{self.rule}" ({self.source})'
+
+
+class Speaking(NamedTuple):
+    """A rule as a table keeps it; `bit` stands for whom it names."""
+
+    placed: Placed
+    pattern: Pattern
+    bit: int
+    denies: bool
+
+
+class VerbTable:
+    def __init__(self) -> None:
+        self._exact: dict[bytes, list[Speaking]] = {}
+        # Longest first, so that the closest rule is the one that explains.
+        self._by_length: dict[int, dict[bytes, list[Speaking]]] = {}
+
+    def add(self, placed: Placed, bit: int) -> None:
+        pattern = Pattern(placed.rule.pattern)
+        speaking = Speaking(placed, pattern, bit, placed.rule.effect == DENY)
+        if pattern.is_exact:
+            self._exact.setdefault(pattern.prefix, []).append(speaking)
+            return
+        length = len(pattern.prefix)
+        if length not in self._by_length:
+            self._by_length[length] = {}
+            self._by_length = dict(sorted(self._by_length.items(), reverse=True))
+        self._by_length[length].setdefault(pattern.prefix, []).append(speaking)
+
+    def about(self, topic: bytes) -> Iterator[Speaking]:
+        """The rules whose pattern covers the topic, the closest first."""
+        yield from self._exact.get(topic, ())
+        for length, rules in self._by_length.items():
+            for speaking in rules.get(topic[:length], ()):
+                if speaking.pattern.matches(topic):
+                    yield speaking

@@ -1,0 +1,89 @@
+"""`polybus config check|show`: what a bus would run with, and where each value comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polybus.cli import flags
+from polybus.model.access_rule import Rule
+from polybus.server.config import Loaded, load
+from polybus.server.folders import data_folder
+from polybus.server.program import check_files, serving
+
+
+def register(root: typer.Typer, name: str, help_line: str) -> None:
+    group = typer.Typer()
+    group.command("check", help="Say whether a bus would start with this configuration.")(check)
+    group.command("show", help="Show every setting, its value and where it comes from.")(show)
+    root.add_typer(group, name=name, help=help_line)
+
+
+File = Annotated[Path | None, typer.Argument(metavar="FILE", help="The TOML file.")]
+
+
+def check(file: File = None, config: flags.Config = None) -> None:
+    loaded = load(file or config, os.environ)
+    serving(loaded, os.environ)
+    check_files(loaded)
+    _warn(loaded)
+    place = file or config or os.environ.get("POLYBUS_CONFIG") or "defaults and environment"
+    print(f"{place}: ok")
+
+
+def show(file: File = None, config: flags.Config = None, as_json: flags.Json = False) -> None:
+    loaded = _with_folder(load(file or config, os.environ))
+    _warn(loaded)
+    if as_json:
+        print(json.dumps(_tree(loaded), indent=2))
+    else:
+        _print_rows(loaded)
+
+
+def _with_folder(loaded: Loaded) -> Loaded:
+    """The data folder as it will be: its default depends on the user and the environment."""
+    data = loaded.settings.data or data_folder(os.environ, os.getuid())
+    return replace(loaded, settings=replace(loaded.settings, data=data))
+
+
+def _warn(loaded: Loaded) -> None:
+    for warning in loaded.warnings:
+        print(f"polybus: warning: {warning}", file=sys.stderr)
+
+
+def _tree(loaded: Loaded) -> dict[str, Any]:
+    return {
+        key.dotted: {"value": _plain(value), "source": source}
+        for key, value, source in loaded.rows()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path | Rule) else value
+
+
+def _print_rows(loaded: Loaded) -> None:
+    """In TOML, so that it can be pasted into a file; the source as a comment."""
+    section = ""
+    for key, value, source in loaded.rows():
+        if key.section != section:
+            section = key.section
+            print(f"\n[{section}]")
+        unset = "" if value is not None else "# "
+        print(f"{f'{unset}{key.name} = {_toml(value)}':<48} # {source}")
+
+
+def _toml(value: Any) -> str:
+    """JSON's strings, numbers, lists and booleans are TOML's, too; its objects nearly so."""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{json.dumps(key)} = {_toml(its)}" for key, its in value.items())
+        return f"{{{inner}}}"
+    return "" if value is None else json.dumps(_plain(value), ensure_ascii=False)

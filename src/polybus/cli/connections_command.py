@@ -1,0 +1,55 @@
+"""`polybus connections`: who is connected to the running bus.
+
+A terminal of 80 columns gets the short form, with counts rounded; a pipe and
+`--json` get every field as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from polybus.cli import flags
+from polybus.cli.admin_request import ask_bus
+from polybus.cli.text_table import rounded, show
+
+# heading → field; counts are rounded
+SHORT = {
+    "id": "id",
+    "dialect": "dialect",
+    "peer": "peer",
+    "who": "identity",
+    "topics": "subscriptions",
+    "in": "received_messages",
+    "out": "sent_messages",
+    "owed": "outbox_bytes",
+    "state": "state",
+}
+ROUNDED = ("subscriptions", "received_messages", "sent_messages", "outbox_bytes")
+
+
+def register(root: typer.Typer, name: str, help_line: str) -> None:
+    root.command(name, help=help_line)(connections)
+
+
+def connections(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
+    answer = ask_bus("connections", admin)
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    elif not answer:
+        print("nobody is connected")
+    elif sys.stdout.isatty():
+        show(list(SHORT), [_short(one) for one in answer])
+    else:
+        columns = list(dict.fromkeys(name for one in answer for name in one))
+        show(columns, [[one.get(name, "") for name in columns] for one in answer])
+
+
+def _short(one: Mapping[str, Any]) -> list[Any]:
+    return [
+        rounded(one[field]) if field in ROUNDED else one.get(field, "") for field in SHORT.values()
+    ]

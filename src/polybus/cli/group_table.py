@@ -1,0 +1,67 @@
+"""Groups as rows for people: how far each is behind, and how long its acks take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from polybus.cli.text_table import show_fields
+
+COLUMNS = (
+    *("group", "members", "lag", "lag s", "acked", "emitted"),
+    *("redelivered", "dead", "ack p50 ms", "ack p99 ms"),
+)
+SHORT = {
+    **{name: name for name in ("group", "members", "lag", "lag s", "acked")},
+    "again": "redelivered",
+    "dead": "dead",
+    "p50 ms": "ack p50 ms",
+    "p99 ms": "ack p99 ms",
+}
+
+
+def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
+    rows = []
+    for group in groups:
+        rows.append(_group_row(group))
+        if by_shard:
+            rows += [_shard_row(one) for one in group["shards"]]
+    show_fields(COLUMNS, SHORT, rows)
+
+
+def quantile_ms(histogram: Mapping[str, int], share: float) -> float | None:
+    """At most so long took this share of all: the upper bound of its bucket; None of none."""
+    wanted = math.ceil(sum(histogram.values()) * share)
+    reached = 0
+    for bound in sorted(histogram, key=float):
+        reached += histogram[bound]
+        if reached >= wanted > 0:
+            return float(bound)
+    return None
+
+
+def _group_row(group: Mapping[str, Any]) -> dict[str, Any]:
+    latency = group["ack_latency"]
+    return {
+        "group": group["group"],
+        "members": len(group["members"]),
+        **_counts(group),
+        "ack p50 ms": _shown(quantile_ms(latency, 0.5)),
+        "ack p99 ms": _shown(quantile_ms(latency, 0.99)),
+    }
+
+
+def _shard_row(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {"group": f"  shard {one['shard']}", "members": one["owner"] or "-", **_counts(one)}
+
+
+def _counts(one: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {key: one[key] for key in ("lag", "acked", "emitted", "redelivered")}
+    return {**counts, "lag s": one["lag_s"], "dead": one["dead_lettered"]}
+
+
+def _shown(bound_ms: float | None) -> str:
+    if bound_ms is None:
+        return ""
+    return "more" if math.isinf(bound_ms) else f"≤ {bound_ms:g}"

@@ -1,0 +1,157 @@
+"""`polybus inspect`: a store as the tree of paths that FDQ was first drawn as.
+
+    fdq/config/topics/orders -> {"shards": 2, …}
+    fdq/config/topics/orders/consumers/default:billing-1 -> [0, 1]
+    fdq/config/topics/orders/shards/0 -> {"start": 0, "end": 2, …}
+    fdq/topic/orders/all/stats/inserted -> 3
+    fdq/topic/orders/shards/0/data/1769860800000:17:customer-7 -> "a chair"
+
+One path a line, so that grep and cut do the rest. It asks a running bus, or reads the files
+of a store (`--store`), beside a bus that holds them or without one. Of each shard, and of
+`all`, a few messages are shown, and of each a part: flags ask for more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polybus.cli.bus_connection import Bus, ask
+from polybus.cli.text_table import printable
+from polybus.errors import UsageError
+from polybus.model.topic import ALL
+
+if TYPE_CHECKING:
+    from polybus.cli.inspect_source import Place
+
+MESSAGES, BODY_BYTES = 3, 64
+Line = tuple[str, Any]
+
+STORE = "The files: lmdb:PATH, or the data folder of a bus; else the running bus."
+CONFIG, TOPIC = "fdq/config/topics", "fdq/topic"
+NO_COUNT = ("shard",)
+
+
+def register(root: typer.Typer, name: str, help_line: str) -> None:
+    root.command(name, help=help_line)(inspect)
+
+
+def inspect(
+    pattern: Annotated[
+        str, typer.Argument(metavar="[PATTERN]", help="Only these topics; * is any characters.")
+    ] = "*",
+    store: Annotated[str | None, typer.Option("--store", metavar="STORE", help=STORE)] = None,
+    messages: Annotated[
+        int, typer.Option("-n", "--messages", min=0, help="Show so many of each shard, and of all.")
+    ] = MESSAGES,
+    every: Annotated[bool, typer.Option("--every", help="Show every message.")] = False,
+    body_bytes: Annotated[
+        int, typer.Option("--body-bytes", min=0, help="Show so much of each message.")
+    ] = BODY_BYTES,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One object a line: path, value; messages whole.")
+    ] = False,
+    bus: Bus = None,
+) -> None:
+    if store is not None and bus is not None:
+        raise UsageError("--store and --bus exclude each other")
+    with _place(store, bus) as place:
+        for topic in place.topics(pattern):
+            for path, value in _tree(place, topic, None if every else messages):
+                _say(path, value, body_bytes, as_json)
+
+
+def _place(store: str | None, bus: str | None) -> Place:
+    from polybus.cli.inspect_source import Files, RunningBus
+
+    if store is None:
+        return RunningBus(ask(bus))
+    from polybus.cli.store_location import find_store
+    from polybus.store.engine_registry import open_store
+
+    return Files(open_store(f"lmdb:{find_store(store)}", read_only=True))
+
+
+def _tree(place: Place, topic: dict[str, Any], count: int | None) -> Iterator[Line]:
+    name = topic["topic"]
+    stats = place.stats(name)
+    yield from _config(topic, stats)
+    yield from _counts(f"{TOPIC}/{name}/all", stats["all"])
+    yield from _data(place, name, ALL, stats["all"], count)
+    for shard in stats["shards"]:
+        yield from _counts(f"{TOPIC}/{name}/shards/{shard['shard']}", shard)
+        yield from _data(place, name, shard["shard"], shard, count)
+
+
+def _config(topic: dict[str, Any], stats: dict[str, Any]) -> Iterator[Line]:
+    path = f"{CONFIG}/{topic.pop('topic')}"
+    yield path, topic
+    for group in stats["groups"]:
+        for member in group["members"]:
+            consumer = f"{group['group']}:{member['consumer']}"
+            yield f"{path}/consumers/{consumer}", member["shards"]
+    for shard in stats["shards"]:
+        number = shard["shard"]
+        owners = {
+            group["group"]: one["owner"]
+            for group in stats["groups"]
+            for one in group["shards"]
+            if one["shard"] == number and one["owner"]
+        }
+        bounds = {"start": shard["trimmed"], "end": shard["inserted"], "owners": owners}
+        yield f"{path}/shards/{number}", bounds
+
+
+def _counts(path: str, counts: dict[str, Any]) -> Iterator[Line]:
+    for key, value in counts.items():
+        if key not in NO_COUNT:
+            yield f"{path}/stats/{key}", value
+
+
+def _data(
+    place: Place, topic: str, shard: int | str, counts: dict[str, int], count: int | None
+) -> Iterator[Line]:
+    there = counts["inserted"] - counts["trimmed"]
+    part = "all" if shard == ALL else f"shards/{shard}"
+    path = f"{TOPIC}/{topic}/{part}/data"
+    shown = 0
+    for message in place.messages(topic, shard, there if count is None else min(count, there)):
+        key = message["shard_key"]
+        yield f"{path}/{message['insertion_ms']}:{message['id']}:{key or ''}", message
+        shown += 1
+    if there > shown:
+        yield f"{path}/…", f"{there - shown} more: -n {there} or --every shows them"
+
+
+def _say(path: str, value: Any, body_bytes: int, as_json: bool) -> None:
+    is_message = isinstance(value, dict) and "body" in value
+    if as_json:
+        told = _object(value) if is_message else value
+        print(json.dumps({"path": path, "value": told}))
+    elif is_message:
+        print(f"{printable(path)} -> {_body(value['body'], body_bytes)}")
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        print(f"{printable(path)} -> {printable(text)}")
+
+
+def _object(message: dict[str, Any]) -> dict[str, Any]:
+    from polybus.cli.row_format import as_object
+
+    return as_object(message)
+
+
+def _body(body: bytes, most: int) -> str:
+    """Text where it is, else hexadecimal digits; what was cut is counted."""
+    part = body[:most]
+    rest = f" … {len(body)} bytes" if len(body) > most else ""
+    try:
+        # A character that was cut in two is no reason to show all of it as digits.
+        text = part.decode(errors="strict" if len(part) == len(body) else "ignore")
+        body.decode()
+    except UnicodeDecodeError:
+        return f"0x{part.hex()}{rest}"
+    return printable(json.dumps(text, ensure_ascii=False)) + rest

@@ -1,0 +1,166 @@
+"""Lines of stdin, or arguments, on their way into a topic, for `pub` and `fdq produce`.
+
+Input is read as it comes, in large pieces, and each piece is sent as one batch: it is
+all there, or not at all. What is refused ends it; the summary says what was stored.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from stat import S_ISREG
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from polybus.cli.progress_bar import progress, size
+from polybus.errors import UsageError
+
+if TYPE_CHECKING:
+    from polybus.native import Produced
+
+PIECE_BYTES = 1 << 20
+# The bus's own bound for a batch; a line as long as that is no line.
+MAX_LINE_BYTES = 128 << 20
+BATCH_LINES = 16_384
+STDIN = 0
+
+
+class Taker(Protocol):
+    """Takes a batch, and tells later what became of it."""
+
+    def produce(
+        self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None, /
+    ) -> Future[Produced]: ...
+
+
+def send_input(sending: Sending, messages: Sequence[str] | None, whole: bool) -> None:
+    """The arguments if there are any, else stdin."""
+    if messages:
+        sending.send([os.fsencode(text) for text in messages])
+    elif whole:
+        sending.send([b"".join(_pieces())])
+    else:
+        for lines in line_batches():
+            sending.send(lines)
+
+
+class Keys:
+    """Which key each message has, and what is left of it."""
+
+    def __init__(self, key: str | None, separator: str | None) -> None:
+        if key is not None and separator is not None:
+            raise UsageError("--key and --key-sep exclude each other")
+        if separator == "":
+            raise UsageError("--key-sep: a separator has at least one character")
+        self._key = key
+        self._separator = separator and os.fsencode(separator)
+
+    def apply(self, bodies: list[bytes]) -> tuple[list[bytes], list[str | None] | None]:
+        if self._separator:
+            return self._cut(bodies, self._separator)
+        return bodies, None if self._key is None else [self._key] * len(bodies)
+
+    def _cut(self, lines: list[bytes], separator: bytes) -> tuple[list[bytes], list[str | None]]:
+        """A line without a separator has no key."""
+        cuts = [line.partition(separator) for line in lines]
+        try:
+            keys = [key.decode() if found else None for key, found, _ in cuts]
+        except UnicodeDecodeError:
+            raise UsageError("--key-sep: a key is no UTF-8") from None
+        return [rest if found else key for key, found, rest in cuts], keys
+
+
+class _Sent(NamedTuple):
+    future: Future[Produced]
+    messages: int
+    bytes: int
+
+
+class Sending:
+    """Hands batches over, and stops at the first that was refused."""
+
+    def __init__(self, topic: str, keys: Keys, max_lines: int = BATCH_LINES) -> None:
+        self._topic = topic
+        self._keys = keys
+        self._max_lines = max_lines
+        self._taker: Taker
+        self._sent: deque[_Sent] = deque()
+        self._messages = 0
+        self._bytes = 0
+        self.began_s: float | None = None
+
+    @contextmanager
+    def through(self, taker: Taker) -> Iterator[None]:
+        """Ends when all is stored. If something fails, what can be called back is."""
+        self._taker, self.began_s = taker, time.monotonic()
+        try:
+            yield
+            while self._sent:
+                self._settle()
+        except BaseException:
+            for one in self._sent:
+                one.future.cancel()
+            raise
+
+    def send(self, bodies: list[bytes]) -> None:
+        for start in range(0, len(bodies), self._max_lines):
+            batch, keys = self._keys.apply(bodies[start : start + self._max_lines])
+            future = self._taker.produce(self._topic, batch, keys)
+            self._sent.append(_Sent(future, len(batch), sum(map(len, batch))))
+        while self._sent and self._sent[0].future.done():
+            self._settle()
+
+    def summarise(self, took_s: float) -> None:
+        """Says what was stored, once everything has its outcome."""
+        for one in self._sent:
+            if one.future.done() and not one.future.cancelled() and not one.future.exception():
+                self._count(one)
+        noun = "message" if self._messages == 1 else "messages"
+        rate = self._messages / max(took_s, 1e-9)
+        text = f"{self._messages} {noun}, {size(self._bytes)}, {rate:.0f}/s"
+        print(text, file=sys.stderr, flush=True)
+
+    def _settle(self) -> None:
+        self._sent[0].future.result()
+        self._count(self._sent.popleft())
+
+    def _count(self, one: _Sent) -> None:
+        self._messages += one.messages
+        self._bytes += one.bytes
+
+
+def line_batches() -> Iterator[list[bytes]]:
+    """Each piece of stdin as far as its last line end; the rest waits for the next."""
+    rest: list[bytes] = []
+    waiting = 0
+    for piece in _pieces():
+        cut = piece.rfind(b"\n")
+        if cut < 0:
+            rest.append(piece)
+            waiting += len(piece)
+            if waiting > MAX_LINE_BYTES:
+                raise UsageError(f"a line of over {size(MAX_LINE_BYTES)}: is it --whole?")
+            continue
+        yield (b"".join(rest) + piece[:cut]).split(b"\n")
+        rest, waiting = [piece[cut + 1 :]], 0
+    if last := b"".join(rest):
+        yield [last]
+
+
+def _pieces() -> Iterator[bytes]:
+    """Stdin as it comes. On a terminal a bar says how far a file has been read."""
+    status = os.fstat(STDIN)
+    shows = S_ISREG(status.st_mode) and sys.stderr is not None and sys.stderr.isatty()
+    if not shows:
+        yield from iter(lambda: os.read(STDIN, PIECE_BYTES), b"")
+        return
+    done = 0
+    with progress("publishing") as show:
+        while piece := os.read(STDIN, PIECE_BYTES):
+            yield piece
+            done += len(piece)
+            show(done, max(done, status.st_size))

@@ -1,0 +1,74 @@
+"""How far a pipeline has come, and what it has done: rows, their rate, and how many wait."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from polybus.cli.progress_bar import LINE_EVERY_S
+from polybus.cli.text_table import rounded, show
+
+if TYPE_CHECKING:
+    from polybus.spark.pipelines import Progress, Summary
+
+Tell = Callable[["Progress"], None]
+
+
+@contextmanager
+def shown(verb: str) -> Iterator[Tell]:
+    """On stderr: a bar on a terminal, else a line every few seconds."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        with _bar(verb) as tell:
+            yield tell
+    else:
+        yield _lines(verb)
+
+
+@contextmanager
+def _bar(verb: str) -> Iterator[Tell]:
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+    said = TextColumn("{task.fields[said]}")
+    with Bars(*columns, said, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(verb, total=None, said="Spark starts")
+
+        def tell(progress: Progress) -> None:
+            total = None if progress.lag is None else progress.rows + progress.lag
+            bars.update(task, completed=progress.rows, total=total, said=said_of(progress))
+
+        yield tell
+
+
+def _lines(verb: str, clock: Callable[[], float] = time.monotonic) -> Tell:
+    said_s = clock()
+
+    def tell(progress: Progress) -> None:
+        nonlocal said_s
+        if clock() - said_s >= LINE_EVERY_S:
+            said_s = clock()
+            print(f"{verb}: {said_of(progress)}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def said_of(progress: Progress) -> str:
+    lag = "" if progress.lag is None else f", {rounded(progress.lag)} wait"
+    return f"{rounded(progress.rows)} rows, {rounded(round(progress.rows_per_s))}/s{lag}"
+
+
+def tell_summary(verb: str, summary: Summary) -> None:
+    if summary.table is not None and summary.table.rows:
+        show(*summary.table)
+        print()
+    facts = {"rows": summary.rows, **summary.facts, "seconds": round(summary.seconds, 1)}
+    show((verb, ""), [(what, _listed(fact)) for what, fact in facts.items()])
+
+
+def _listed(fact: object) -> object:
+    return ", ".join(map(str, fact)) if isinstance(fact, list | tuple) else fact

@@ -1,0 +1,23 @@
+"""Where to begin, as people write it: earliest, latest, an id, or @TIME."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polybus.model.start_point import EARLIEST, FORMS, LATEST, moment_ns, parse
+
+if TYPE_CHECKING:
+    from polybus.native import Client
+
+__all__ = ["EARLIEST", "FORMS", "LATEST", "first_id", "moment_ns", "parse"]
+
+
+def first_id(client: Client, topic: str, text: str) -> int:
+    """The id that reading begins with."""
+    place = parse(text)
+    if isinstance(place, int):
+        return place
+    if place.startswith("@"):
+        return client.find(topic, moment_ns(text))
+    bounds = client.bounds(topic)
+    return int(bounds["first_id"] if place == EARLIEST else bounds["next_id"])

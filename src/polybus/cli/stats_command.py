@@ -1,0 +1,34 @@
+"""`polybus stats`: the counters of the running bus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+
+from polybus.cli import flags
+from polybus.cli.admin_request import ask_bus
+from polybus.cli.text_table import show
+
+
+def register(root: typer.Typer, name: str, help_line: str) -> None:
+    root.command(name, help=help_line)(stats)
+
+
+def stats(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
+    answer = ask_bus("stats", admin)
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        show(("counter", "value"), list(_rows(answer)))
+
+
+def _rows(counters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested counters as dotted names."""
+    for name, value in counters.items():
+        if isinstance(value, dict):
+            yield from _rows(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

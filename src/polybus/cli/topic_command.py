@@ -1,0 +1,133 @@
+"""`polybus topic create|ls|info|rm|trim|stats`: the durable topics of a running bus."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polybus.cli import flags, start_position
+from polybus.cli.bus_connection import Bus, ask
+from polybus.cli.text_table import show
+from polybus.cli.topic_stats_command import stats
+from polybus.errors import UsageError
+
+if TYPE_CHECKING:
+    from polybus.native import Client
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+Pattern = Annotated[
+    str, typer.Argument(metavar="[PATTERN]", help="Only these; * is any run of characters.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+BEFORE = "latest: all; @TIME: what came before it; SHARD:OFFSET, repeatable: what is before that."
+
+
+def register(root: typer.Typer, name: str, help_line: str) -> None:
+    group = typer.Typer()
+    group.command("create", help="Make a topic.")(create)
+    group.command("ls", help="List topics.")(ls)
+    group.command("info", help="Say what a topic is, and where it begins and ends.")(info)
+    group.command("rm", help="Remove a topic and its messages.")(rm)
+    group.command("trim", help="Remove a topic's oldest messages.")(trim)
+    group.command("stats", help="Count messages, of topics or of one with its readers.")(stats)
+    root.add_typer(group, name=name, help=help_line)
+
+
+def create(
+    topic: Topic,
+    shards: Annotated[int, typer.Option(min=0, help="How many; 0: the bus's default.")] = 0,
+    keep: Annotated[
+        str | None, typer.Option(metavar="all|read", help="What stays: all, or until read.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Refuse what would exceed this; 0: no bound.")
+    ] = None,
+    bus: Bus = None,
+) -> None:
+    given = {"keep": keep, "max_bytes": max_bytes}
+    settings = {name: value for name, value in given.items() if value is not None}
+    with ask(bus) as client:
+        client.create_topic(topic, shards, settings or None)
+
+
+def ls(pattern: Pattern = "*", as_json: flags.Json = False, bus: Bus = None) -> None:
+    with ask(bus) as client:
+        topics = client.topics(pattern)
+    if as_json:
+        print(json.dumps(topics, indent=2))
+    else:
+        columns = ("topic", "shards", "creator", "keep", "max_bytes")
+        show(columns, [_row(one | one["settings"], columns) for one in topics])
+
+
+def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
+    with ask(bus) as client:
+        found = client.topic(topic)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        settings = found.pop("settings")
+        show(("", topic), list((found | settings).items()))
+
+
+def rm(topic: Topic, yes: Yes = False, bus: Bus = None) -> None:
+    with ask(bus) as client:
+        _confirm(yes, lambda: f"Remove {topic} and its {_count(client, topic)} messages?")
+        client.drop_topic(topic)
+
+
+def trim(
+    topic: Topic,
+    before: Annotated[list[str], typer.Argument(metavar="BEFORE...", help=BEFORE)],
+    yes: Yes = False,
+    bus: Bus = None,
+) -> None:
+    offsets = _offsets(before)
+    with ask(bus) as client:
+        if offsets is None:
+            offsets = _resolved(client, topic, before[0])
+        had = _count(client, topic)
+        _confirm(yes, lambda: f"Remove messages of {topic}? It has {had}")
+        client.trim(topic, offsets)
+        print(f"{had - _count(client, topic)} messages removed")
+
+
+def _row(one: dict[str, Any], columns: tuple[str, ...]) -> list[Any]:
+    return [one[name] for name in columns]
+
+
+def _count(client: Client, topic: str) -> int:
+    found = client.topic_stats(topic)["all"]
+    return int(found["inserted"] - found["trimmed"])
+
+
+def _confirm(yes: bool, question: Callable[[], str]) -> None:
+    """On a terminal only: a script that runs `rm` means it."""
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        typer.confirm(question(), abort=True, err=True)
+
+
+def _offsets(before: list[str]) -> dict[int, int] | None:
+    """What stands there in numbers; None if the bus must be asked."""
+    if len(before) == 1 and (before[0] == start_position.LATEST or before[0].startswith("@")):
+        start_position.parse(before[0])
+        return None
+    found = {}
+    for text in before:
+        shard, _, offset = text.partition(":")
+        if not all(one.isascii() and one.isdigit() for one in (shard, offset)):
+            raise UsageError(f"{text!r} is no BEFORE: {BEFORE}")
+        found[int(shard)] = int(offset)
+    return found
+
+
+def _resolved(client: Client, topic: str, text: str) -> dict[int, int]:
+    shards = client.bounds(topic)["shards"]
+    if text == start_position.LATEST:
+        return {one["shard"]: one["end"] for one in shards}
+    moment_ns = start_position.moment_ns(text)
+    return {one["shard"]: client.find(topic, moment_ns, one["shard"]) for one in shards}

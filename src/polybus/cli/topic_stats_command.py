@@ -1,0 +1,163 @@
+"""`polybus topic stats`: messages of topics; of one by shard, with its groups and queries.
+
+polybus topic stats                     every topic, a row each
+polybus topic stats orders              its shards, groups and Spark queries
+polybus topic stats orders --watch 5    again every five seconds, with rates
+
+A watch is a live table on a terminal, and elsewhere one line of JSON a round. It waits for a
+bus that restarts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polybus.cli import flags
+from polybus.cli.bus_connection import Bus, asking
+from polybus.cli.group_table import show_groups
+from polybus.cli.progress_bar import size
+from polybus.cli.text_table import show, show_fields
+from polybus.errors import DoesNotExist, UsageError
+
+if TYPE_CHECKING:
+    from polybus.native import bus_client as buses
+
+Told = dict[str, Any]  # the stats of one topic
+
+PATTERN = "Only these; * is any run of characters."
+SECONDS = "Between two rounds of --watch. [default: 1]"
+WATCH_S, LEAST_S = 1.0, 0.1
+CLEAR = "\x1b[H\x1b[2J"
+COLUMNS = (
+    *("topic", "shards", "messages", "inserted", "trimmed", "size"),
+    *("emitted", "acked", "redelivered", "dead"),
+)
+SHORT = {
+    **{name: name for name in ("topic", "inserted", "trimmed", "size", "emitted", "acked")},
+    "again": "redelivered",
+    "dead": "dead",
+}
+WATCHED = {
+    **{name: name for name in ("topic", "inserted", "in/s", "emitted", "acked", "acked/s")},
+    "again": "redelivered",
+    "dead": "dead",
+    "size": "size",
+}
+
+
+def stats(
+    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help=PATTERN)] = "*",
+    seconds: Annotated[
+        float | None, typer.Argument(metavar="[SECONDS]", help=SECONDS, show_default=False)
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, with rates.")] = False,
+    as_json: flags.Json = False,
+    bus: Bus = None,
+) -> None:
+    every_s = _every(watch, seconds)
+    if every_s is None:
+        with asking(bus) as client:
+            _tell(_stats(client, pattern), as_json)
+    else:
+        with asking(bus, connect_timeout_s=math.inf) as client:
+            _watch(client, pattern, every_s, as_lines=as_json or not sys.stdout.isatty())
+
+
+def _every(watch: bool, seconds: float | None) -> float | None:
+    """The time between two rounds; None if there is to be one only."""
+    if not watch:
+        if seconds is not None:
+            raise UsageError(f"{seconds:g} is for --watch: polybus topic stats TOPIC --watch 5")
+        return None
+    every_s = WATCH_S if seconds is None else seconds
+    if not LEAST_S <= every_s < math.inf:
+        raise UsageError(f"--watch takes seconds from {LEAST_S:g} on, not {seconds:g}")
+    return every_s
+
+
+def _stats(client: buses.Bus, pattern: str) -> list[Told]:
+    if "*" not in pattern:
+        return [client.act("topic.stats", topic=pattern)]
+    found = []
+    for one in client.act("topic.list", pattern=pattern)["topics"]:
+        try:
+            found.append(client.act("topic.stats", topic=one["topic"]))
+        except DoesNotExist:  # since it was listed
+            continue
+    return found
+
+
+def _tell(found: list[Told], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2))
+    elif len(found) == 1:
+        shards = [_shard_row(shard) for shard in found[0]["shards"]]
+        show_fields(COLUMNS, SHORT, [_row(found[0]), *shards])
+        _show_readers(found[0], by_shard=True)
+    else:
+        show_fields(COLUMNS, SHORT, [_row(one) for one in found])
+
+
+def _watch(client: buses.Bus, pattern: str, every_s: float, *, as_lines: bool) -> None:
+    before: dict[str, Told] = {}
+    before_s = time.monotonic()
+    while True:
+        found, now_s = _stats(client, pattern), time.monotonic()
+        if as_lines:
+            print(json.dumps(found), flush=True)
+        else:
+            _draw(found, before, now_s - before_s)
+        before, before_s = {one["topic"]: one["all"] for one in found}, now_s
+        time.sleep(every_s)
+
+
+def _draw(found: list[Told], before: dict[str, Told], elapsed_s: float) -> None:
+    """The whole screen anew: all topics, and of a single one its groups."""
+    rows = [{**_row(one), **_rates(one, before.get(one["topic"]), elapsed_s)} for one in found]
+    print(CLEAR, end="")
+    show_fields(list(WATCHED.values()), WATCHED, rows)
+    if len(found) == 1:
+        _show_readers(found[0], by_shard=False)
+    sys.stdout.flush()
+
+
+def _rates(one: Told, before: Told | None, elapsed_s: float) -> dict[str, Any]:
+    if before is None or elapsed_s <= 0:
+        return {}
+    since = {key: one["all"][key] - before[key] for key in ("inserted", "acked")}
+    each_s = {key: max(0, round(count / elapsed_s)) for key, count in since.items()}
+    return {"in/s": each_s["inserted"], "acked/s": each_s["acked"]}
+
+
+def _show_readers(one: Told, *, by_shard: bool) -> None:
+    if one["groups"]:
+        print()
+        show_groups(one["groups"], by_shard=by_shard)
+    if one["queries"]:
+        print()
+        queries = [[query["query"], query["name"] or "", query["lag"]] for query in one["queries"]]
+        show(("query", "name", "lag"), queries)
+    if one.get("subscribers"):  # a bus of before has none
+        print()
+        rows = [[each["id"], each["last"], each["lag"]] for each in one["subscribers"]]
+        show(("subscriber", "last", "lag"), rows)
+
+
+def _row(one: Told) -> dict[str, Any]:
+    return {"topic": one["topic"], "shards": len(one["shards"]), **_counts(one["all"])}
+
+
+def _shard_row(one: Told) -> dict[str, Any]:
+    return {"topic": f"  shard {one['shard']}", **_counts(one)}
+
+
+def _counts(one: Told) -> dict[str, Any]:
+    counts = {key: one[key] for key in ("inserted", "trimmed", "emitted", "acked", "redelivered")}
+    left = one["inserted"] - one["trimmed"]
+    return {**counts, "messages": left, "size": size(one["bytes"]), "dead": one["dead_lettered"]}

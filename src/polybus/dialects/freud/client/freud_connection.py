@@ -1,0 +1,197 @@
+"""One connection of a client to Freud's socket, from dialling to its end.
+
+`send` writes requests and says who expects their answers; `buffer_updated` deals
+out the answers that come. Many requests may be on their way, within bounds:
+whoever sends waits for `room` first. A link never comes back: when it has ended,
+everybody who expected something is told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+
+from polybus.clients import client_connection
+from polybus.dialects.freud.client.answer_batch import Answer, AnswerBatch, scan_answers
+from polybus.dialects.freud.client.answer_receiver import Expecting, OneAnswer
+from polybus.errors import AddressError, BadFrame, Denied, NotConnected
+from polybus.model.address import Address
+from polybus.model.limits import KIB
+
+# A link that mostly waits needs little, and there may be a thousand of them.
+FIRST_BUFFER_BYTES = 8 * KIB
+# Once that was full: more than this in one system call gains nothing. Only a larger
+# answer makes it grow further, for its time.
+READ_BUFFER_BYTES = 256 * KIB
+# With this many requests unanswered senders wait: far more than a round trip needs.
+MAX_EXPECTED = 65_536
+# A bus that is busy starting has not accepted those before us yet; we ask again.
+BACKLOG_RETRY_S = 0.01
+
+CLOSED_BY_BUS = (
+    "the bus closed the connection: it stopped, or quota_connections or max_frame_bytes was"
+    " reached, or answers were not taken (its log says which); once it was restarted, topics,"
+    " subscriptions and unread messages are gone"
+)
+
+
+class Link(client_connection.Wire):
+    """See the top of the file."""
+
+    closed_by_peer = CLOSED_BY_BUS
+
+    def __init__(self, address: Address, max_answer_bytes: int) -> None:
+        super().__init__(address)
+        self._max_answer_bytes = max_answer_bytes
+        self._buffer = bytearray(FIRST_BUFFER_BYTES)
+        self._filled = 0
+        self._queue: deque[Expecting] = deque()
+        self._counts: deque[int] = deque()  # how many answers each in the queue expects
+        self._expected = 0  # all of them together
+        self._writable = True
+        self._room = asyncio.Event()
+        self._room.set()
+
+    # --- what the client does with it
+
+    async def ask(self, request: bytes, timeout_s: float) -> Answer:
+        """The answer to one request; `NotConnected` if none comes in time."""
+        expecting = OneAnswer()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.room()
+                self.send(request, 1, expecting)
+                return await expecting.answered
+        except TimeoutError:
+            raise self.silent(timeout_s) from None
+
+    async def room(self) -> None:
+        """Wait until more may be sent; `ConnectionLost` if the link ends first."""
+        while not self._room.is_set():
+            await self._room.wait()
+        if not self.is_up:
+            raise self.lost()
+
+    def send(self, requests: bytes, count: int, expecting: Expecting) -> None:
+        """Hand over requests, and who expects their answers. The link must be up."""
+        assert self._transport is not None
+        self._queue.append(expecting)
+        self._counts.append(count)
+        self._expected += count
+        self._transport.write(requests)
+        self._regulate()
+
+    def silent(self, timeout_s: float) -> NotConnected:
+        """The error for whoever waited for so long in vain."""
+        return NotConnected(f"no answer from {self.address} within {timeout_s:g} s")
+
+    # --- what the event loop does with it
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        end = self._filled + nbytes
+        consumed, batch, too_large = scan_answers(self._buffer, 0, end, self._max_answer_bytes)
+        self._keep(consumed, end)
+        self._deal(batch)
+        if too_large:
+            self.refuse(BadFrame("too_large"))
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._regulate()
+
+    def over(self) -> None:
+        self._room.set()
+        self._counts.clear()
+        while self._queue:
+            self._queue.popleft().fail(self.lost())
+
+    # --- inside
+
+    def _keep(self, consumed: int, end: int) -> None:
+        """What is left of the buffer moves to its front, and there is room behind it."""
+        rest, size = end - consumed, self._fitting_size(consumed, end)
+        if size != len(self._buffer):
+            self._buffer = self._buffer[consumed:end] + bytes(size - rest)
+        elif consumed and rest:
+            self._buffer[:rest] = self._buffer[consumed:end]
+        self._filled = rest
+
+    def _fitting_size(self, consumed: int, end: int) -> int:
+        size, rest = len(self._buffer), end - consumed
+        if rest == size:
+            return 2 * size  # one answer is larger than all of it
+        if end == size < READ_BUFFER_BYTES:
+            return READ_BUFFER_BYTES  # it was full: there is probably more
+        if size > READ_BUFFER_BYTES and 2 * rest <= READ_BUFFER_BYTES:
+            return READ_BUFFER_BYTES
+        return size
+
+    def _deal(self, batch: AnswerBatch) -> None:
+        at, count = 0, len(batch)
+        while at < count and self.error is None:
+            if not self._queue:
+                return self.refuse(BadFrame("unasked_answer"))
+            first = self._queue[0]
+            taken = min(self._counts[0], count - at)
+            self._counts[0] -= taken
+            self._expected -= taken
+            if not self._counts[0]:
+                self._queue.popleft()
+                self._counts.popleft()
+            self._give(first, batch, at, at + taken)
+            at += taken
+        return self._regulate()
+
+    def _give(self, expecting: Expecting, batch: AnswerBatch, start: int, end: int) -> None:
+        try:
+            expecting.take(batch, start, end)
+        except (BadFrame, ValueError) as error:  # ValueError: the kernel's, of an Ok's payload
+            self.refuse(error if isinstance(error, BadFrame) else BadFrame("payload"))
+            expecting.fail(self.lost())
+
+    def _regulate(self) -> None:
+        if self._writable and self._expected < MAX_EXPECTED:
+            self._room.set()
+        elif self.is_up:
+            self._room.clear()
+
+
+async def dial(address: Address, max_answer_bytes: int) -> Link:
+    """A link to Freud's socket; `NotConnected` if nobody answers there."""
+    if address.scheme != "unix":
+        raise AddressError(f"freud is reached by unix:, not {address}")
+    link = Link(address, max_answer_bytes)
+    try:
+        sock = await _connected(address.path)
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)
+    except PermissionError:
+        raise Denied(f"{address} is not for this user") from None
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        raise NotConnected(f"no bus answers at {address}: start one with 'polybus serve'") from None
+    except OSError as error:
+        raise NotConnected(f"cannot connect to {address}: {error.strerror or error}") from None
+    return link
+
+
+async def _connected(path: str) -> socket.socket:
+    """Connecting to a Unix socket never waits: it is done, or the bus's backlog is full."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        while True:
+            try:
+                sock.connect(path)
+                return sock
+            except BlockingIOError:
+                await asyncio.sleep(BACKLOG_RETRY_S)
+    except BaseException:
+        sock.close()
+        raise

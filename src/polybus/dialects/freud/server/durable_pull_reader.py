@@ -1,0 +1,205 @@
+"""Pull readers of durable topics: subscriptions with a position in the log.
+
+Such a reader is an ordinary one whose unread messages are fetched from the log, a
+little ahead of what is asked for, so taking, confirming and giving back are those of
+every reader. What is fetched is charged to its user like any unread message; what
+is still in the log is not.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from polybus.bus.quotas import BYTES
+from polybus.dialects.freud.server.pull_reader import Reader
+from polybus.dialects.freud.server.unread_queue import Chunk, Range
+from polybus.dialects.freud.server.unread_ranges import fitting
+from polybus.durable.push_readers import Cursor
+
+if TYPE_CHECKING:
+    from polybus.bus.quotas import Quotas
+    from polybus.durable.push_readers import Following
+    from polybus.durable.topic_registry import Durable
+    from polybus.model.identity import Identity
+    from polybus.model.rows import Rows
+    from polybus.model.topic import Topic
+
+# Fetched at once, and so the most that waits here for one reader.
+AHEAD_MESSAGES = 1024
+
+
+class LogReader(Reader):
+    """A subscription that reads a log, that of `topic`. `fetch` asks for more."""
+
+    def __init__(self, reader_id: bytes, identity: Identity, topic: Topic) -> None:
+        super().__init__(reader_id, identity, None)
+        self.topic = topic
+        self.fetch: Callable[[], None] = lambda: None
+        self.has_more: Callable[[], bool] = lambda: False
+        self.forget: Callable[[], None] = lambda: None
+
+    @property
+    def topic_name(self) -> bytes:
+        return self.topic.name.encode()
+
+    @property
+    def is_behind(self) -> bool:
+        """Is there something for it that was not fetched yet?"""
+        return not self.gone and self.has_more()
+
+    def wait(self, wake: Callable[[], None], *, polls: bool = False) -> None:
+        super().wait(wake, polls=polls)
+        if self.is_behind:
+            self.fetch()
+
+    def end(self) -> int:
+        """Nothing is lost: what it has not read stays in the log."""
+        self.forget()
+        return super().end()
+
+
+class Pull(Cursor):
+    """Fetches for one reader."""
+
+    def __init__(
+        self, following: Following, durable: Durable, quotas: Quotas, reader: LogReader
+    ) -> None:
+        super().__init__(following, reader.topic, durable.next_id(reader.topic))
+        self._durable = durable
+        self._quotas = quotas
+        self._reader = reader
+        self._over = False  # the topic is gone: what is still being read comes too late
+        self.is_starved = False  # its user's quota has no room: it is tried again by and by
+        reader.fetch = self.read_on
+        reader.has_more = self.has_more
+
+    def has_more(self) -> bool:
+        return not self._over and self.at_id < self._durable.next_id(self.topic)
+
+    def end(self) -> None:
+        self._over = True
+
+    def until(self) -> int | None:
+        """No more than is fetched at once, which is when there is nothing left to take.
+
+        How far the log goes is not asked: news of a commit may come before it is known.
+        """
+        if self._reader.gone or self._over or self.is_starved:
+            return self.at_id
+        return self.at_id + AHEAD_MESSAGES
+
+    def wants_more(self) -> bool:
+        return bool(self._reader.waiters)
+
+    def passed(self, until: int | None) -> None:
+        """What was there has been trimmed, or nothing has come yet."""
+        end = min(until or 0, self._durable.next_id(self.topic))
+        self.at_id = max(self.at_id, end)
+        if not self.has_more():
+            self._reader.end_polls()
+
+    def take(self, rows: Rows) -> None:
+        for run in _runs(rows):
+            if self._reader.gone or self._over:
+                return
+            fit = self._afford(run)
+            if len(fit):
+                self._reader.put(fit)
+            self.at_id = run.first_id + len(fit)
+            if len(fit) < len(run):
+                self.is_starved = True
+                break
+        self._reader.wake()
+        if self.is_starved:
+            self._reader.end_polls()
+
+    def _afford(self, run: Range) -> Range:
+        """As many of the first messages as the user's quota has room for."""
+        reader = self._reader
+        if self._quotas.charge(reader.identity, BYTES, run.size, trial=True):
+            return run
+        fit = fitting(run, self._quotas.room(reader.identity, BYTES), len(run)).runs
+        first = fit[0] if fit and fit[0].start == run.start else Range(run.chunk, 0, 0)
+        self._quotas.charge(reader.identity, BYTES, first.size)
+        return first
+
+
+class Pulling:
+    """All of them, by topic."""
+
+    def __init__(self, durable: Durable, following: Following, quotas: Quotas) -> None:
+        self._durable = durable
+        self._following = following
+        self._quotas = quotas
+        self._readers: dict[int, dict[LogReader, Pull]] = {}
+
+    def find(self, name: bytes) -> Topic | None:
+        return self._durable.find(name.decode("utf-8", "surrogateescape"))
+
+    def topics(self) -> list[Topic]:
+        return self._durable.topics()
+
+    @property
+    def topic_count(self) -> int:
+        return self._durable.count
+
+    def add(self, reader_id: bytes, caller: Identity, topic: Topic) -> LogReader:
+        reader = LogReader(reader_id, caller, topic)
+        pull = Pull(self._following, self._durable, self._quotas, reader)
+        self._readers.setdefault(topic.number, {})[reader] = pull
+        reader.forget = partial(self.remove, reader)
+        return reader
+
+    def remove(self, reader: LogReader) -> None:
+        readers = self._readers.get(reader.topic.number, {})
+        pull = readers.pop(reader, None)
+        if pull is not None:
+            pull.end()
+        if not readers:
+            self._readers.pop(reader.topic.number, None)
+
+    def count(self, topic: Topic) -> int:
+        """Readers of all kinds."""
+        pulling = len(self._readers.get(topic.number, ()))
+        return pulling + self._following.count(topic)
+
+    def readers(self, topic: Topic) -> list[LogReader]:
+        return list(self._readers.get(topic.number, ()))
+
+    def news(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            for reader, pull in list(self._readers.get(number, {}).items()):
+                if reader.waiters:
+                    pull.read_on()
+
+    def tick(self) -> None:
+        """Those whose quota had no room try again: somebody may have read something."""
+        for readers in self._readers.values():
+            for reader, pull in list(readers.items()):
+                if pull.is_starved:
+                    pull.is_starved = False
+                    if reader.waiters:
+                        pull.read_on()
+
+
+def _runs(rows: Rows) -> Iterator[Range]:
+    """The rows as chunks, each of continuing ids and one time."""
+    ids, times = array("q"), array("q")
+    ids.frombytes(rows.ids)
+    times.frombytes(rows.timestamps_ns)
+    offsets = array("i")
+    offsets.frombytes(rows.body_offsets)
+    bodies = memoryview(rows.bodies)
+    start = 0
+    for at in range(1, rows.count + 1):
+        if at < rows.count and ids[at] == ids[at - 1] + 1 and times[at] == times[at - 1]:
+            continue
+        base = offsets[start]
+        places = array("i", [place - base for place in offsets[start : at + 1]])
+        body = bytes(bodies[base : offsets[at]])
+        chunk = Chunk.of_batch(ids[start], places, body, times[start])
+        yield Range(chunk, 0, at - start)
+        start = at

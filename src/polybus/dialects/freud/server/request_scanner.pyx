@@ -1,0 +1,416 @@
+"""Freud's requests as the server reads them: pipelined in, in groups out.
+
+    request  =  type u32 | length u32 | payload                     (little-endian)
+
+A client that pipelines sends long runs of the same thing. `Scanner.scan` walks a
+received buffer once and returns such runs as groups, in the order of the wire:
+
+    Produces    messages for one topic, as columns in Arrow's layout
+    Gets        equal requests for the next message of one subscriber
+    Request     any other well-formed request, one each
+    Malformed   a request that breaks a rule, one each, with the rule's stable name
+
+So Python works per group, and a request costs it nothing. One scan gathers a
+bounded amount and says `more` when it stopped for that alone.
+
+A length over the cap is judged from the header, before anything is allocated or
+waited for. It is the last group of its scan, and `closes`: there is no next frame.
+All other faults lie within their frame, and the next request is read as usual.
+
+What a message needs is recorded in a first pass over the frames and copied in a
+second one, which trusts nothing but that record.
+"""
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from polybus.kernel.byte_order cimport load_length, load_u32
+
+cdef extern from "bytes_inline.h":
+    void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
+    bint same "polybus_same"(const unsigned char* a, const unsigned char* b, size_t size) noexcept nogil
+
+cdef enum:
+    HEADER = 8  # type 4, length 4
+    NAME_LENGTH = 4
+    PRODUCE_HEADER = 12  # the header and the name's length
+    MAX_NAME = 255
+    SUBSCRIBER_ID = 16
+    GET_PAYLOAD = 20  # subscriber id 16, max_blocking 4
+    GET_FRAME = 28
+    FIRST_CAPACITY = 256  # offsets of a fresh scratch; it doubles as it fills
+
+cdef enum Type:
+    CREATE_TOPIC = 0
+    DELETE_TOPIC = 1
+    SUBSCRIBE = 2
+    UNSUBSCRIBE = 3
+    PRODUCE = 4
+    GET_MESSAGE = 5
+    LIST_TOPICS = 6
+    COUNT_SUBSCRIBERS = 7
+    GET_RECORD = 8
+
+# What one scan may gather. A session keeps it while an earlier request waits, so this
+# is the memory that one connection can pin: the bodies, and some 100 bytes a group.
+# (A single body may be larger: it has been received already, and is under the cap.)
+cdef enum:
+    SCAN_BODY_BYTES = 1048576
+    SCAN_GROUPS = 1024
+    GROUP_MESSAGES = 65536  # bodies may be empty: bounds the offsets, 256 KiB of them
+
+MAX_SCAN_BODY_BYTES = SCAN_BODY_BYTES
+MAX_SCAN_GROUPS = SCAN_GROUPS
+MAX_GROUP_MESSAGES = GROUP_MESSAGES
+
+# Places in a group's columns are int32, as Arrow has them.
+cdef Py_ssize_t MAX_CAP = 0x7FFFFFFF
+
+# A body that starts like the notice of a topic's deletion belongs to the bus.
+cdef enum:
+    NOTICE_SIZE = 15
+cdef const unsigned char* NOTICE = b"\0FREUD\0DELETED\0"
+
+# The stable names of the rules: logs and counters use them.
+TOO_LARGE = "too_large"
+UNKNOWN_TYPE = "unknown_type"
+TRUNCATED = "truncated"
+TRAILING_BYTES = "trailing_bytes"
+RESERVED_BODY = "reserved_body"
+BAD_NAME = "bad_name"
+REASONS = (TOO_LARGE, UNKNOWN_TYPE, TRUNCATED, TRAILING_BYTES, RESERVED_BODY, BAD_NAME)
+
+
+# --- what a scan returns -------------------------------------------------------
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Produces:
+    """Consecutive Produce requests to one topic, all well-formed; columns in Arrow's layout."""
+
+    cdef readonly bytes topic
+    cdef readonly Py_ssize_t count
+    cdef readonly bytes offsets  # int32, native order, count + 1 of them
+    cdef readonly bytes bodies
+
+    def __repr__(self):
+        return f"Produces({self.topic!r}, {self.count} messages, {len(self.bodies)} bytes)"
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Gets:
+    """Consecutive equal Get Message requests, or Get Record if `records`."""
+
+    cdef readonly bytes subscriber  # the id, 16 bytes
+    cdef readonly Py_ssize_t count
+    cdef readonly int32_t max_blocking_s  # 0 polls, negative waits for ever
+    cdef readonly bint records
+
+    def __repr__(self):
+        what = "records" if self.records else "messages"
+        return f"Gets({self.subscriber.hex()}, {self.count} {what}, {self.max_blocking_s} s)"
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Request:
+    """One request of another type. `subject` is a topic's name, a subscriber's id, or empty."""
+
+    cdef readonly int type
+    cdef readonly bytes subject
+
+    def __repr__(self):
+        return f"Request({self.type}, {self.subject!r})"
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Malformed:
+    """One request that breaks a rule; if it `closes`, the stream has no meaning behind it."""
+
+    cdef readonly str reason
+    cdef readonly bint closes
+
+    def __repr__(self):
+        return f"Malformed({self.reason!r}{', closes' if self.closes else ''})"
+
+
+Group = Produces | Gets | Request | Malformed
+
+
+@cython.final
+@cython.freelist(8)
+cdef class Scanned:
+    """What one scan found.
+
+    `consumed` bytes are in `groups`, or skipped with a Malformed. `more`: the
+    scan stopped because it had gathered enough; scan again from there.
+    `bad`: the last group is a Malformed that closes; scan no more.
+    """
+
+    cdef readonly Py_ssize_t consumed
+    cdef readonly list groups
+    cdef readonly bint more
+    cdef readonly bint bad
+
+    def __repr__(self):
+        return f"Scanned({self.consumed} bytes, {self.groups!r}, more={self.more}, bad={self.bad})"
+
+
+cdef Malformed malformed(str reason, bint closes):
+    cdef Malformed group = Malformed.__new__(Malformed)
+    group.reason = reason
+    group.closes = closes
+    return group
+
+
+# --- scanning ------------------------------------------------------------------
+
+
+@cython.final
+cdef class Scanner:
+    """Reads requests. It keeps nothing of a connection, so one may serve them all.
+
+    `is_name(bytes) -> bool` judges names that are not plain ASCII; the rules for
+    ASCII are known here. The last name judged is remembered with its verdict.
+    """
+
+    cdef readonly Py_ssize_t max_frame_bytes
+    cdef object is_name
+    cdef bytes name
+    cdef bint name_is_good
+    cdef bint scanning
+    cdef int32_t* offsets  # scratch of one group; kept between scans
+    cdef Py_ssize_t capacity
+
+    def __init__(self, Py_ssize_t max_frame_bytes, is_name):
+        if not 0 < max_frame_bytes <= MAX_CAP:
+            raise ValueError(f"max_frame_bytes is 1 to {MAX_CAP}, not {max_frame_bytes}")
+        self.max_frame_bytes = max_frame_bytes
+        self.is_name = is_name
+
+    def __dealloc__(self):
+        PyMem_Free(self.offsets)
+
+    def scan(self, buffer, Py_ssize_t start, Py_ssize_t end):
+        """Reads the whole requests in buffer[start:end], up to the bounds of one scan."""
+        cdef Scanned scanned = Scanned.__new__(Scanned)
+        cdef Py_buffer view
+        scanned.groups = []
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        try:
+            if not 0 <= start <= end <= view.len:
+                raise ValueError("start and end must lie within the buffer")
+            if self.scanning:
+                raise RuntimeError("a buffer is being scanned already")
+            self.scanning = True
+            try:
+                self.walk(<const unsigned char*>view.buf + start, end - start, scanned)
+            finally:
+                self.scanning = False
+        finally:
+            PyBuffer_Release(&view)
+        return scanned
+
+    cdef int walk(self, const unsigned char* start, Py_ssize_t size, Scanned scanned) except -1:
+        cdef Py_ssize_t done = 0
+        cdef Py_ssize_t room = SCAN_BODY_BYTES
+        cdef int64_t length
+        while size - done >= HEADER:
+            length = load_length(start + done + 4)
+            if length <= self.max_frame_bytes and length > size - done - HEADER:
+                break
+            if len(scanned.groups) == SCAN_GROUPS:
+                scanned.more = True
+                break
+            if length > self.max_frame_bytes:
+                scanned.groups.append(malformed(TOO_LARGE, True))
+                scanned.bad = True
+                break
+            if length > room and room < SCAN_BODY_BYTES:
+                scanned.more = True
+                break
+            done += self.take(start + done, size - done, <Py_ssize_t>length, &room, scanned.groups)
+        scanned.consumed = done
+        return 0
+
+    cdef Py_ssize_t take(
+        self,
+        const unsigned char* at,
+        Py_ssize_t left,
+        Py_ssize_t length,
+        Py_ssize_t* room,
+        list groups,
+    ) except -1:
+        """Reads the group that starts with the whole frame at `at`: its bytes."""
+        cdef uint32_t kind = load_u32(at)
+        cdef Request request
+        fault = self.fault(kind, at + HEADER, length)
+        if fault is not None:
+            groups.append(malformed(fault, False))
+            return HEADER + length
+        if kind == PRODUCE:
+            return self.take_produces(at, left, length, room, groups)
+        if kind == GET_MESSAGE or kind == GET_RECORD:
+            return take_gets(at, left, groups)
+        request = Request.__new__(Request)
+        request.type = kind
+        if kind == LIST_TOPICS:
+            request.subject = b""
+        elif kind == UNSUBSCRIBE:
+            request.subject = at[HEADER:HEADER + SUBSCRIBER_ID]
+        else:
+            request.subject = self.name
+        groups.append(request)
+        return HEADER + length
+
+    cdef object fault(self, uint32_t kind, const unsigned char* payload, Py_ssize_t length):
+        """The rule that a whole request breaks, or None. Its name, if it has one, is then `name`."""
+        cdef Py_ssize_t fixed = fixed_length(kind)
+        cdef int64_t name_size
+        if kind > GET_RECORD:
+            return UNKNOWN_TYPE
+        if fixed >= 0:
+            return TRUNCATED if length < fixed else TRAILING_BYTES if length > fixed else None
+        if length < NAME_LENGTH:
+            return TRUNCATED
+        name_size = load_length(payload)
+        if name_size > length - NAME_LENGTH:
+            return TRUNCATED
+        if kind != PRODUCE and name_size < length - NAME_LENGTH:
+            return TRAILING_BYTES
+        payload += NAME_LENGTH
+        if kind == PRODUCE and is_reserved(payload + name_size, <Py_ssize_t>(length - NAME_LENGTH - name_size)):
+            return RESERVED_BODY
+        return None if self.judge(payload, <Py_ssize_t>name_size) else BAD_NAME
+
+    cdef bint judge(self, const unsigned char* name, Py_ssize_t size) except -1:
+        """May a topic be called so?"""
+        cdef bint plain = True
+        cdef Py_ssize_t at
+        if not 0 < size <= MAX_NAME:
+            return False
+        if self.name is not None and is_named(self.name, name, size):
+            return self.name_is_good
+        if name[0] == c"_":
+            return False
+        for at in range(size):
+            if name[at] < 0x20 or name[at] == 0x7F or name[at] == c"," or name[at] == c"*":
+                return False
+            plain = plain and name[at] < 0x80
+        # Set last: while Python judges, nothing half-judged is remembered.
+        judged = name[:size]
+        self.name_is_good = plain or bool(self.is_name(judged))
+        self.name = judged
+        return self.name_is_good
+
+    cdef Py_ssize_t take_produces(
+        self,
+        const unsigned char* at,
+        Py_ssize_t left,
+        Py_ssize_t length,
+        Py_ssize_t* room,
+        list groups,
+    ) except -1:
+        """The Produce at `at`, whose name is `name`, and those after it that are like it."""
+        cdef const unsigned char* name = <const unsigned char*>PyBytes_AS_STRING(self.name)
+        cdef Py_ssize_t name_size = PyBytes_GET_SIZE(self.name)
+        cdef Py_ssize_t head = PRODUCE_HEADER + name_size
+        cdef Py_ssize_t done = HEADER + length
+        cdef Py_ssize_t size = done - head
+        cdef Py_ssize_t total = size
+        cdef Py_ssize_t count = 1
+        cdef int64_t next_length
+        if self.capacity < 2:
+            self.widen()
+        self.offsets[0] = 0
+        self.offsets[1] = <int32_t>size
+        while count < GROUP_MESSAGES and left - done >= head:
+            if load_u32(at + done) != PRODUCE or load_length(at + done + HEADER) != name_size:
+                break
+            next_length = load_length(at + done + 4)
+            if next_length > self.max_frame_bytes or next_length > left - done - HEADER:
+                break
+            size = HEADER + <Py_ssize_t>next_length - head
+            if size < 0 or size > room[0] - total:
+                break
+            if not same(at + done + PRODUCE_HEADER, name, name_size):
+                break
+            if is_reserved(at + done + head, size):
+                break
+            count += 1
+            if count == self.capacity:
+                self.widen()
+            total += size
+            self.offsets[count] = <int32_t>total
+            done += head + size
+        room[0] -= total
+        groups.append(self.gather(at, head, count))
+        return done
+
+    cdef Produces gather(self, const unsigned char* at, Py_ssize_t head, Py_ssize_t count):
+        """The second pass: copies what the first has recorded in `offsets`."""
+        cdef Produces group = Produces.__new__(Produces)
+        cdef const int32_t* offsets = self.offsets
+        cdef unsigned char* out
+        cdef Py_ssize_t place, size
+        group.topic = self.name
+        group.count = count
+        group.bodies = PyBytes_FromStringAndSize(NULL, offsets[count])
+        group.offsets = PyBytes_FromStringAndSize(
+            <const char*>offsets, (count + 1) * <Py_ssize_t>sizeof(int32_t)
+        )
+        out = <unsigned char*>PyBytes_AS_STRING(group.bodies)
+        for place in range(count):
+            size = offsets[place + 1] - offsets[place]
+            at += head
+            copy(out, at, size)
+            at += size
+            out += size
+        return group
+
+    cdef int widen(self) except -1:
+        cdef Py_ssize_t wider = max(<Py_ssize_t>FIRST_CAPACITY, 2 * self.capacity)
+        cdef void* grown = PyMem_Realloc(self.offsets, wider * sizeof(int32_t))
+        if grown is NULL:
+            raise MemoryError
+        self.offsets = <int32_t*>grown
+        self.capacity = wider
+        return 0
+
+
+cdef Py_ssize_t take_gets(const unsigned char* at, Py_ssize_t left, list groups) except -1:
+    """The well-formed Get at `at`, and those after it that equal it byte for byte."""
+    cdef Gets group = Gets.__new__(Gets)
+    cdef Py_ssize_t done = GET_FRAME
+    while left - done >= GET_FRAME and same(at + done, at, GET_FRAME):
+        done += GET_FRAME
+    group.subscriber = at[HEADER:HEADER + SUBSCRIBER_ID]
+    group.count = done // GET_FRAME
+    group.max_blocking_s = <int32_t>load_u32(at + HEADER + SUBSCRIBER_ID)
+    group.records = load_u32(at) == GET_RECORD
+    groups.append(group)
+    return done
+
+
+cdef inline Py_ssize_t fixed_length(uint32_t kind) noexcept nogil:
+    """Of the payload; -1 where it holds a name."""
+    if kind == GET_MESSAGE or kind == GET_RECORD:
+        return GET_PAYLOAD
+    if kind == UNSUBSCRIBE:
+        return SUBSCRIBER_ID
+    return 0 if kind == LIST_TOPICS else -1
+
+
+cdef inline bint is_reserved(const unsigned char* body, Py_ssize_t size) noexcept nogil:
+    return size >= NOTICE_SIZE and body[0] == 0 and same(body, NOTICE, NOTICE_SIZE)
+
+
+cdef inline bint is_named(bytes name, const unsigned char* at, Py_ssize_t size) noexcept:
+    return PyBytes_GET_SIZE(name) == size and same(
+        <const unsigned char*>PyBytes_AS_STRING(name), at, size
+    )

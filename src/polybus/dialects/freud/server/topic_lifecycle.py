@@ -1,0 +1,151 @@
+"""From one incarnation of a topic to the next: marked, settled, live again, or given up.
+
+The states and their names are `lifecycle.py`'s. Whatever changes here, the fan-out is
+told (`follow`): it holds the name while there is a current incarnation, and collects
+what push dialects publish while somebody pulls or a buffer waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from polybus.bus.quotas import TOPICS
+from polybus.dialects.freud.server.ephemeral_delivery import put
+from polybus.dialects.freud.server.ephemeral_topic import Lives
+from polybus.dialects.freud.server.incarnation import Incarnation
+from polybus.dialects.freud.server.topic_states import State
+from polybus.dialects.freud.server.unread_queue import Chunk, Range
+
+if TYPE_CHECKING:
+    from polybus.bus.quotas import Quotas
+    from polybus.dialects.freud.server.ephemeral_delivery import Movement
+    from polybus.dialects.freud.server.pull_reader import Reader
+    from polybus.kernel.fanout import Fanout
+    from polybus.model.identity import Identity
+    from polybus.model.limits import FreudLimits
+
+NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
+
+
+class Topic(Lives):
+    current: Incarnation | None
+    marked: list[Incarnation]
+
+    @property
+    def state(self) -> State:
+        if self.marked:
+            return State.RECREATING if self.current else State.DELETING
+        if self.current is None:
+            return State.GONE
+        return State.AWAITING if self.current.buffer else State.LIVE
+
+
+class Succession:
+    def __init__(
+        self,
+        topics: dict[bytes, Topic],
+        fanout: Fanout,
+        movement: Movement,
+        quotas: Quotas,
+        limits: FreudLimits,
+        clock: Callable[[], float],
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self._topics = topics
+        self._fanout = fanout
+        self._movement = movement
+        self._quotas = quotas
+        self._limits = limits
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._timed: dict[Incarnation, None] = {}  # those with a deadline
+
+    def begin(self, topic: Topic, creator: Identity) -> None:
+        self._topics[topic.name] = topic
+        topic.current = Incarnation(topic.name, creator)
+        self.follow(topic)
+        self._fanout.set_next_id(topic.name, 0)
+
+    def mark(self, topic: Topic, current: Incarnation) -> None:
+        self._movement.drop_buffer(current, "topic_deleted")
+        notice = Chunk.of_notice(
+            self._fanout.next_id(topic.name),
+            NOTICE_PREFIX + topic.name,
+            current.writer.time(self._wall_ns()),
+        )
+        topic.current = None
+        topic.marked.append(current)
+        self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
+        self.follow(topic)
+        put(current.readers.values(), Range(notice, 0, 1))
+        self.settle(topic, current)
+
+    def settle(self, topic: Topic, marked: Incarnation) -> None:
+        """A marked incarnation without readers has gone; the last one makes way for the next."""
+        if marked.readers or marked not in topic.marked:
+            return
+        topic.marked.remove(marked)
+        self._set_deadline(marked, None)
+        self._quotas.release(marked.creator, TOPICS, 1)
+        if topic.marked:
+            return
+        if topic.current is None:
+            del self._topics[topic.name]
+        else:
+            self._make_way(topic, topic.current)
+
+    def left(self, reader: Reader, incarnation: Incarnation) -> None:
+        """A reader has ended: nobody may be left."""
+        del incarnation.readers[reader.id]
+        topic = self._topics[incarnation.name]
+        if topic.current is incarnation:
+            self.follow(topic)
+        else:
+            self.settle(topic, incarnation)
+
+    def go_live(self, topic: Topic) -> None:
+        current = topic.current
+        assert current is not None
+        self._set_deadline(current, None)
+        self._movement.let_out(current)
+        self.follow(topic)
+
+    def overdue(self, now_s: float) -> list[Incarnation]:
+        return [i for i in self._timed if i.deadline_s is not None and i.deadline_s <= now_s]
+
+    def give_up(self, one: Incarnation) -> list[Reader]:
+        """Time is up: for a buffer nobody came for, or for these, the readers of a marked one."""
+        topic = self._topics[one.name]
+        self._set_deadline(one, None)
+        if one is not topic.current:
+            return list(one.readers.values())
+        self._movement.drop_buffer(one, "no_subscriber")
+        self.follow(topic)
+        return []
+
+    def follow(self, topic: Topic) -> None:
+        """Tells the fan-out what the topic wants of it now."""
+        current = topic.current
+        buffering = topic.state in (State.RECREATING, State.AWAITING)
+        collect = current is not None and (bool(current.readers) or buffering)
+        if current is not None:
+            self._fanout.set_hold(topic.name, True)
+        self._fanout.set_collect(topic.name, collect)
+        if current is None:
+            self._fanout.set_hold(topic.name, False)
+
+    def _set_deadline(self, one: Incarnation, deadline_s: float | None) -> None:
+        one.deadline_s = deadline_s
+        if deadline_s is None:
+            self._timed.pop(one, None)
+        else:
+            self._timed[one] = None
+
+    def _make_way(self, topic: Topic, current: Incarnation) -> None:
+        """The old ones have gone: what was buffered goes out, or waits for somebody to come."""
+        if current.readers or self._fanout.subscriber_count(topic.name):
+            self.go_live(topic)
+        elif current.buffer:
+            self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
+        self.follow(topic)

@@ -1,0 +1,325 @@
+"""Where unread messages of ephemeral topics are kept: chunks shared by all readers.
+
+A chunk is three columns (bodies, where each ends, when each came) that only
+grow at the end. Readers hold ranges of chunks, so a message is stored once
+however many readers it has, and is freed with the last range that covers it.
+A batch from a pipelining producer becomes a chunk of its own as it is; single
+messages are gathered into one chunk of moderate size, so that a small message
+costs a few bytes and not a few objects.
+
+A reader takes messages in two steps. `take` hands out a range; `confirm` says
+that it is in the reader's socket, and only then it is consumed. A connection that
+ends in between gives its range back, to its old place: whoever asks next gets it.
+"""
+cimport cython
+from cpython.array cimport array, clone, resize_smart
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from array import array as new_array
+from collections import deque
+
+from polybus.kernel.quota_account cimport Account
+
+cdef extern from "bytes_inline.h":
+    void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil
+
+cdef enum:
+    GATHERED_COUNT = 4096
+    BESIDE = 12  # bytes beside each body: where it ends, and its time
+    # A reader that has read all but this part of a large chunk keeps a copy of the rest
+    # alone: what it holds of the bus's memory is in proportion to what it is charged for.
+    SMALL_REST = 4
+    WORTH = 64
+
+GATHERED_BYTES = GATHERED  # past this a new chunk is begun: what is read can be freed soon
+GATHERED_MESSAGES = GATHERED_COUNT
+WORTH_A_CHUNK = WORTH  # a batch of this many messages is kept as it came
+
+cdef array NO_PLACES = new_array("i")
+cdef array NO_TIMES = new_array("Q")
+
+
+@cython.final
+cdef class Chunk:
+    """Messages `first_id`, `first_id` + 1, …; `notice` if it is a deletion notice."""
+
+    def __init__(self, uint64_t first_id, *, bint notice=False):
+        self.first_id = first_id
+        self.notice = notice
+        self.bodies = bytearray()
+        self.offsets = clone(NO_PLACES, 1, True)
+        self.times = clone(NO_TIMES, 0, False)
+
+    def __len__(self):
+        return self.count()
+
+    @staticmethod
+    def of_batch(uint64_t first_id, offsets, bytes bodies not None, uint64_t timestamp_ns):
+        """The columns as they came, but checked."""
+        cdef array places = new_array("i", bytes(offsets))
+        check_places(places, len(bodies))
+        return batch(first_id, places, bodies, timestamp_ns)
+
+    @staticmethod
+    def of_notice(uint64_t message_id, bytes body not None, uint64_t timestamp_ns):
+        cdef Chunk chunk = Chunk(message_id, notice=True)
+        chunk.add(<const unsigned char*>PyBytes_AS_STRING(body), len(body), timestamp_ns)
+        return chunk
+
+    def part(self, Py_ssize_t start, Py_ssize_t end):
+        """These messages in a chunk of their own, which takes no more."""
+        cdef Chunk part
+        cdef Py_ssize_t at
+        cdef int32_t base
+        self.check(start, end)
+        base = self.places()[start]
+        part = Chunk(self.first_id + <uint64_t>start, notice=self.notice)
+        part.bodies = (<const unsigned char*>self.body() + base)[: self.places()[end] - base]
+        part.offsets = clone(NO_PLACES, end - start + 1, False)
+        for at in range(end - start + 1):
+            part.offsets.data.as_ints[at] = self.places()[start + at] - base
+        part.times = self.times[start:end]
+        return part
+
+    cdef int check(self, Py_ssize_t start, Py_ssize_t end) except -1:
+        if not 0 <= start <= end <= self.count():
+            raise IndexError("a range lies within its chunk")
+        return 0
+
+    cdef Py_ssize_t count(self) noexcept:
+        return len(self.times)
+
+    cdef const int32_t* places(self) noexcept:
+        return <const int32_t*>self.offsets.data.as_voidptr
+
+    cdef const unsigned char* body(self) except NULL:
+        if isinstance(self.bodies, bytes):
+            return <const unsigned char*>PyBytes_AS_STRING(self.bodies)
+        return <const unsigned char*>PyByteArray_AS_STRING(self.bodies)
+
+    cdef int add(self, const unsigned char* body, Py_ssize_t size, uint64_t stamp) except -1:
+        """One more message at the end. It is there when its time is: that column grows last.
+
+        Whoever looks at a column through a view must be done before this.
+        """
+        cdef Py_ssize_t count = self.count()
+        cdef Py_ssize_t filled = self.places()[count]
+        if size > 0x7FFFFFFF - filled:
+            raise OverflowError("a chunk has less than 2 GiB")
+        PyByteArray_Resize(self.bodies, filled + size)
+        copy(<unsigned char*>PyByteArray_AS_STRING(self.bodies) + filled, body, size)
+        resize_smart(self.offsets, count + 2)
+        self.offsets.data.as_ints[count + 1] = <int32_t>(filled + size)
+        resize_smart(self.times, count + 1)
+        (<uint64_t*>self.times.data.as_voidptr)[count] = stamp
+        return 0
+
+    cdef bint is_open(self) noexcept:
+        """May more single messages be gathered here?"""
+        return (
+            isinstance(self.bodies, bytearray)
+            and not self.notice
+            and PyByteArray_GET_SIZE(self.bodies) < GATHERED
+            and self.count() < GATHERED_COUNT
+        )
+
+
+cdef Chunk batch(uint64_t first_id, array places, bytes bodies, uint64_t stamp):
+    cdef Chunk chunk = Chunk(first_id)
+    cdef Py_ssize_t at
+    chunk.bodies = bodies
+    chunk.offsets = places
+    chunk.times = clone(NO_TIMES, len(places) - 1, False)
+    for at in range(len(places) - 1):
+        (<uint64_t*>chunk.times.data.as_voidptr)[at] = stamp
+    return chunk
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Range:
+    """Messages start to end of a chunk, by place in the chunk."""
+
+    def __init__(self, Chunk chunk not None, Py_ssize_t start, Py_ssize_t end):
+        chunk.check(start, end)
+        self.chunk = chunk
+        self.start = start
+        self.end = end
+
+    def __len__(self):
+        return self.end - self.start
+
+    @property
+    def size(self):
+        """Of the bodies, in bytes."""
+        return self.body_bytes()
+
+    @property
+    def first_id(self):
+        return self.id()
+
+    def sizes(self):
+        """Of each body."""
+        cdef Py_ssize_t at
+        self.chunk.check(self.start, self.end)
+        return [self.chunk.places()[at + 1] - self.chunk.places()[at] for at in range(self.start, self.end)]
+
+    def extend(self, Range more not None):
+        """Takes in the messages right behind its own; False if these are others."""
+        if more.chunk is not self.chunk or more.start != self.end:
+            return False
+        self.end = more.end
+        return True
+
+    cdef int64_t body_bytes(self) noexcept:
+        return self.chunk.places()[self.end] - self.chunk.places()[self.start]
+
+    cdef uint64_t id(self) noexcept:
+        return self.chunk.first_id + <uint64_t>self.start
+
+    cdef int let_go(self) except -1:
+        """Lets go of a large chunk of which this is but a small part."""
+        cdef Chunk chunk = self.chunk
+        cdef int64_t whole = chunk.places()[chunk.count()] + BESIDE * chunk.count()
+        cdef int64_t own = self.body_bytes() + BESIDE * (self.end - self.start)
+        if whole > GATHERED and SMALL_REST * own < whole:
+            self.chunk = chunk.part(self.start, self.end)
+            self.start, self.end = 0, self.chunk.count()
+        return 0
+
+
+cdef Range new_range(Chunk chunk, Py_ssize_t start, Py_ssize_t end):
+    cdef Range found = Range.__new__(Range)
+    found.chunk = chunk
+    found.start = start
+    found.end = end
+    return found
+
+
+@cython.final
+cdef class Writer:
+    """Turns batches that come in into ranges, for one incarnation of a topic."""
+
+    def __init__(self):
+        self.open = Chunk(0)
+
+    def time(self, uint64_t now_ns):
+        """Timestamps of a topic never go back."""
+        return self.stamp(now_ns)
+
+    def write(self, uint64_t first_id, offsets, bytes bodies not None, uint64_t now_ns):
+        """Offsets as in dialects/freud/server/request_scanner's Produces: int32, native order, one more than messages."""
+        cdef uint64_t stamp = self.stamp(now_ns)
+        cdef array places = new_array("i", bytes(offsets))
+        cdef Py_ssize_t count = check_places(places, len(bodies))
+        if count >= WORTH or len(bodies) >= GATHERED:
+            return new_range(batch(first_id, places, bodies, stamp), 0, count)
+        return self.gather(first_id, places, bodies, stamp)
+
+    cdef Range gather(self, uint64_t first_id, array places, bytes bodies, uint64_t stamp):
+        cdef Chunk chunk = self.open_at(first_id)
+        cdef const unsigned char* body = <const unsigned char*>PyBytes_AS_STRING(bodies)
+        cdef const int32_t* ends = <const int32_t*>places.data.as_voidptr
+        cdef Py_ssize_t start = chunk.count()
+        cdef Py_ssize_t at
+        for at in range(len(places) - 1):
+            chunk.add(body + ends[at], ends[at + 1] - ends[at], stamp)
+        return new_range(chunk, start, chunk.count())
+
+    cdef uint64_t stamp(self, uint64_t now_ns) noexcept:
+        self.last_ns = max(self.last_ns, now_ns)
+        return self.last_ns
+
+    cdef Chunk open_at(self, uint64_t first_id):
+        """The chunk that this id can be gathered into."""
+        cdef Chunk chunk = self.open
+        if not chunk.is_open() or chunk.first_id + <uint64_t>chunk.count() != first_id:
+            chunk = self.open = Chunk(first_id)
+        return chunk
+
+    cdef Range write_one(
+        self, uint64_t first_id, const unsigned char* body, Py_ssize_t size, uint64_t now_ns
+    ):
+        """As `write`, for one message under GATHERED_BYTES."""
+        cdef Chunk chunk = self.open_at(first_id)
+        chunk.add(body, size, self.stamp(now_ns))
+        return new_range(chunk, chunk.count() - 1, chunk.count())
+
+
+cdef Py_ssize_t check_places(array places, Py_ssize_t size) except -1:
+    """How many messages these offsets tell of; they cover `size` bytes and never go back."""
+    cdef const int32_t* ends = <const int32_t*>places.data.as_voidptr
+    cdef Py_ssize_t count = len(places) - 1
+    cdef Py_ssize_t at
+    if count < 0:
+        raise ValueError("offsets are one more than messages")
+    if ends[0] != 0 or ends[count] != size:
+        raise ValueError("offsets cover the bodies")
+    for at in range(count):
+        if ends[at + 1] < ends[at]:
+            raise ValueError("offsets must not go back")
+    return count
+
+
+cdef class Unread:
+    """What one subscription has not read. What is not consumed is charged to its account."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.is_owned = True
+        self.ranges = deque()
+        self.waiters = {}
+
+    cpdef put(self, Range found):
+        cdef Range last
+        self.book(found, 1)
+        if self.ranges:
+            last = self.ranges[len(self.ranges) - 1]
+            if last.chunk is found.chunk and last.end == found.start:
+                last.end = found.end
+                return
+        self.ranges.append(new_range(found.chunk, found.start, found.end))
+
+    cpdef Range take(self, Py_ssize_t count, Py_ssize_t max_bytes):
+        """At most `count` messages of one chunk, at least one if there is any."""
+        cdef Range first, taken
+        cdef Py_ssize_t end
+        if not self.ranges:
+            return None
+        first = self.ranges[0]
+        end = min(first.end, first.start + count)
+        taken = new_range(first.chunk, first.start, end)
+        while end > first.start + 1 and taken.body_bytes() > max_bytes:
+            end = taken.end = first.start + (end - first.start) // 2
+        first.start = end
+        if first.start < first.end:
+            first.let_go()
+        else:
+            self.ranges.popleft()
+        return taken
+
+    def give_back(self, Range taken not None):
+        """What was taken did not reach the reader: it is unread again, in its old place.
+
+        That is the front, unless another connection has given back what came before it.
+        """
+        cdef Py_ssize_t place = 0
+        while place < len(self.ranges) and (<Range?>self.ranges[place]).id() < taken.id():
+            place += 1
+        self.ranges.insert(place, taken)
+
+    cpdef confirm(self, Range taken):
+        self.book(taken, -1)
+
+    def end(self):
+        """Forgets what is unread; how many messages that were, notices not counted."""
+        unread = sum([len(one) for one in self.ranges if not one.chunk.notice])
+        self.ranges.clear()
+        self.gone = True
+        return unread
+
+    cdef void book(self, Range found, int sign) noexcept:
+        if not found.chunk.notice:
+            self.held_messages += sign * (found.end - found.start)
+            self.held_bytes += sign * found.body_bytes()

@@ -1,0 +1,160 @@
+"""Services become known to the bus, and known again on every new connection.
+
+A registration is sent at once, so that what is called behind it on the connection
+finds it; its answer is waited for by whoever wants to know. After a reconnect the
+bus may still have the old connection, and the name with it: then (409) it is tried
+again until the name is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Container, Coroutine
+from typing import Any
+
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.call_errors import refusal
+from polybus.dialects.gsb.client.gsb_connection import Link
+from polybus.dialects.gsb.client.gsb_options import ClientOptions
+from polybus.dialects.gsb.client.service_host import Serving
+from polybus.dialects.gsb.codec import Code
+from polybus.errors import ConnectionLost, PolybusError
+
+log = logging.getLogger("polybus.gsb")
+
+# The bus notices a dead connection within seconds, or at the latest by its pings.
+RETRY_S = 0.25
+
+Answer = asyncio.Future[tuple[int, str]]
+
+
+class Registering:
+    """See the top of the file."""
+
+    def __init__(self, serving: Serving, options: ClientOptions) -> None:
+        self._serving = serving
+        self._options = options
+        self._waiting: dict[str, asyncio.Future[None]] = {}  # by service, until it is settled
+        self._retried: dict[str, Link] = {}  # services whose name was taken on this link
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- one service, on a link that is up
+
+    def begin(self, link: Link | None, service_id: str) -> None:
+        """Send it, if there is a link; else it is sent with all others, by `send_all`."""
+        if link is not None:
+            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[service_id] = settled
+            self._spawn(self._take_first(link, service_id, link.asked(_packet(service_id))))
+
+    async def wait(self, service_id: str) -> None:
+        settled = self._waiting.get(service_id)
+        if settled is None:
+            return
+        try:
+            await asyncio.shield(settled)
+        finally:
+            if settled.done() and self._waiting.get(service_id) is settled:
+                del self._waiting[service_id]  # whoever waited was told
+
+    async def settled(self) -> None:
+        """Return when no answer is waited for, whatever they were."""
+        waiting = [one for one in self._waiting.values() if not one.done()]
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def wait_for_all(self) -> None:
+        for service_id in list(self._waiting):
+            await self.wait(service_id)
+
+    async def _take_first(self, link: Link, service_id: str, answer: Answer) -> None:
+        try:
+            code, message = await link.answered(answer)
+        except ConnectionLost:
+            return None  # it is sent again, with all others
+        except PolybusError as error:
+            return self._settle(service_id, error)
+        self._settle(service_id, refusal(code, message, _what(service_id)) if code else None)
+        return None
+
+    # --- all services, on a new link
+
+    def send_all(self, link: Link, besides: Container[str] = ()) -> dict[str, Answer]:
+        wanted = [one for one in self._serving.services if one not in besides]
+        return {one: link.asked(_packet(one)) for one in wanted}
+
+    async def take_answers(self, link: Link, answers: dict[str, Answer], again: bool) -> None:
+        """`again`: after a reconnect nobody waits who could be told of a refusal."""
+        for service_id, answer in answers.items():
+            code, message = await answer
+            if again and code == Code.CONFLICT:
+                self._retried[service_id] = link
+                self._spawn(self._try_again(link, service_id))
+            elif code:
+                error = refusal(code, message, _what(service_id))
+                self._settle(service_id, error)
+                if not again:
+                    raise error
+            else:
+                self._settle(service_id, None)
+
+    async def _try_again(self, link: Link, service_id: str) -> None:
+        log.warning("%s is still taken, by our last connection or another; trying on", service_id)
+        code, message = int(Code.CONFLICT), ""
+        while code == Code.CONFLICT:
+            await asyncio.sleep(RETRY_S)
+            if not link.is_up or self._retried.get(service_id) is not link:
+                return
+            try:
+                code, message = await link.ask(_packet(service_id))
+            except PolybusError:
+                return  # the next link registers it
+        self._retried.pop(service_id, None)
+        self._settle(service_id, refusal(code, message, _what(service_id)) if code else None)
+
+    def give_up(self, service_id: str) -> bool:
+        """Try no more to register it, if its name was taken; was it?"""
+        return self._retried.pop(service_id, None) is not None
+
+    # --- how it went
+
+    def fail(self, error: PolybusError) -> None:
+        """No more connections: whoever waits is told."""
+        for service_id in list(self._waiting):
+            self._settle(service_id, error)
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    def _settle(self, service_id: str, error: PolybusError | None) -> None:
+        if error is not None:
+            self._serving.remove(service_id)
+            log.error("%s", error)
+        settled = self._waiting.get(service_id)
+        if settled is None or settled.done():
+            return
+        if error is None:
+            settled.set_result(None)
+            self._waiting.pop(service_id, None)
+        else:
+            settled.set_exception(error)
+            settled.exception()  # it was logged
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _packet(service_id: str) -> pb.Packet:
+    packet = pb.Packet()
+    packet.register_request.service_id = service_id
+    return packet
+
+
+def _what(service_id: str) -> str:
+    return f"register {service_id!r}"

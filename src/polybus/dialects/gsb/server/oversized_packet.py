@@ -1,0 +1,156 @@
+"""Packets over the limit: skipped as they come, never held.
+
+Whoever sent one learns which call it was about, and the log of calls what it was: so the
+request id, the address and the size of the data are looked for among the fields as they
+pass by, in any order. All else is thrown away.
+
+As everywhere in protobuf, the last of several fields counts, and fields that are not known
+are passed over.
+"""
+
+from __future__ import annotations
+
+from polybus.dialects.gsb.codec import NO_PACKET
+from polybus.dialects.gsb.gsb_pb2 import Packet
+from polybus.dialects.gsb.service_address import MAX_TOLD_BYTES
+from polybus.dialects.gsb.sp import TOO_LARGE
+from polybus.errors import BadFrame
+
+SERVICE_CALL, CALL_REPLY = 6, 7
+ADDRESS, REQUEST_ID, DATA = "address", "request_id", "data"
+# Which of their fields are looked for.
+FIELDS = {
+    SERVICE_CALL: {1: ADDRESS, 2: REQUEST_ID, 3: DATA},
+    CALL_REPLY: {1: REQUEST_ID, 4: DATA},
+}
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+MAX_VARINT_BYTES = 10
+
+
+class Skipping:
+    """One packet of `size` bytes. `feed` takes its bytes in any pieces; `left` is 0 at its end.
+
+    `BadFrame` if it is no packet, or of a kind that may not be so large. A request id over
+    `max_id_bytes` is not kept: no answer could carry it. Of an address the beginning is.
+    """
+
+    def __init__(self, size: int, max_id_bytes: int) -> None:
+        self.left = size
+        self.kind = 0
+        self.data_bytes = 0
+        self._max_id_bytes = max_id_bytes
+        self._texts: dict[str, bytearray] = {}
+        self._inner_left = 0  # of the call or reply; 0: between the packet's own fields
+        self._held = bytearray()  # a tag and what follows it, until they are whole
+        self._wanted = 0  # bytes of a field's value that are still to come
+        self._text: bytearray | None = None  # where they are kept
+        self._most = 0  # of them
+
+    @property
+    def request_id(self) -> bytes:
+        return bytes(self._texts.get(REQUEST_ID, b""))
+
+    @property
+    def address(self) -> bytes:
+        return bytes(self._texts.get(ADDRESS, b""))
+
+    def feed(self, data: memoryview) -> int:
+        """Takes what belongs to the packet; how much that was."""
+        mine = data[: self.left]
+        at = 0
+        while at < len(mine):
+            at += self._step(mine[at:])
+        self.left -= len(mine)
+        if not self.left:
+            self._check_end()
+        return len(mine)
+
+    def _step(self, data: memoryview) -> int:
+        if not self._inner_left:
+            return self._take(data)
+        taken = self._take(data[: self._inner_left])
+        self._inner_left -= taken
+        if not self._inner_left and (self._held or self._wanted):
+            raise BadFrame(NO_PACKET)  # a field goes beyond what it is part of
+        return taken
+
+    def _take(self, data: memoryview) -> int:
+        if self._wanted:
+            return self._pass(data)
+        self._held.append(data[0])
+        self._read_head()
+        return 1
+
+    def _pass(self, data: memoryview) -> int:
+        taken = min(self._wanted, len(data))
+        if self._text is not None:
+            self._text += data[: min(taken, self._most - len(self._text))]
+        self._wanted -= taken
+        return taken
+
+    def _read_head(self) -> None:
+        """A tag and what follows it, once they are whole."""
+        tag, at = _varint(self._held, 0)
+        if at is None:
+            return
+        wire = tag & 7
+        if wire in (FIXED32, FIXED64):
+            self._begin(tag, 4 if wire == FIXED32 else 8)
+            return
+        value, at = _varint(self._held, at)
+        if at is None:
+            return
+        if wire == VARINT:
+            self._begin(tag, 0)
+        elif wire == LENGTH:
+            self._begin(tag, value)
+        else:
+            raise BadFrame(NO_PACKET)
+
+    def _begin(self, tag: int, size: int) -> None:
+        """A field, with `size` bytes behind its head."""
+        self._held.clear()
+        number = tag >> 3 if tag & 7 == LENGTH else 0  # others hold nothing that is known
+        if not self._inner_left and number in Packet.DESCRIPTOR.fields_by_number:
+            self._enter(number, size)
+            return
+        self._wanted, self._text = size, None
+        name = FIELDS[self.kind].get(number) if self._inner_left else None
+        if name == DATA:
+            self.data_bytes = size
+        elif name is not None:
+            self._keep(name, size)
+
+    def _enter(self, kind: int, size: int) -> None:
+        if kind not in FIELDS:
+            raise BadFrame(TOO_LARGE)
+        if kind != self.kind:
+            self.kind, self.data_bytes = kind, 0
+            self._texts.clear()
+        self._inner_left = size
+
+    def _keep(self, name: str, size: int) -> None:
+        text = self._texts[name] = bytearray()
+        self._most = MAX_TOLD_BYTES if name == ADDRESS else self._max_id_bytes
+        if name == ADDRESS or size <= self._most:
+            self._text = text
+
+    def _check_end(self) -> None:
+        if self._inner_left or self._held or self._wanted or not self.kind:
+            raise BadFrame(NO_PACKET)
+        try:
+            self.request_id.decode()
+        except UnicodeDecodeError:
+            raise BadFrame(NO_PACKET) from None
+
+
+def _varint(held: bytearray, at: int) -> tuple[int, int | None]:
+    value = 0
+    for place in range(at, len(held)):
+        if place - at >= MAX_VARINT_BYTES:
+            raise BadFrame(NO_PACKET)
+        value |= (held[place] & 0x7F) << (7 * (place - at))
+        if held[place] < 0x80:
+            return value, place + 1
+    return 0, None

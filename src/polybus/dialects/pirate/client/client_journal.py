@@ -1,0 +1,275 @@
+"""The journal of a client: events in a file, each on disk before anything relies on it.
+
+    polybus pirate journal 1\\n
+    length, its checksum, the event's checksum (4 bytes each, big-endian), event    … and again
+
+An event is appended and synced before the next one begins. So whatever ends the process or
+the machine, at most one event is torn, it is the last, and nobody relied on it: it is cut
+off. Anything else that cannot be read is damage, and said, not skipped.
+
+A journal that has grown is written anew beside the old one, as one event, synced, and takes
+its place by a rename, after which the folder is synced: at every moment the name leads to a
+whole journal. The first one is made in the same way.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+import msgpack
+
+from polybus.dialects.pirate.client.journal_state import (
+    Answered,
+    Asked,
+    Doubted,
+    Event,
+    Everything,
+    Forgotten,
+    Named,
+    Opened,
+    Read,
+    State,
+    Trusted,
+)
+from polybus.errors import Damaged, StoreFault, StoreFull, WrongFormat
+
+NAME: Final = "journal"
+NEW: Final = "journal.new"
+MAGIC: Final = b"polybus pirate journal 1\n"
+HEADER: Final = Struct(">III")
+SECTOR_BYTES: Final = 512  # a disk writes at least so much of a file, or nothing
+# Written anew when it has grown by this much, and to several times what it needs.
+GROWTH_BYTES: Final = 64 * 1024
+GROWTH_TIMES: Final = 4
+# The number of each kind in the file. Never reused.
+KINDS: Final[dict[int, type[Event]]] = {
+    1: Named,
+    2: Opened,
+    3: Asked,
+    4: Answered,
+    5: Forgotten,
+    6: Read,
+    7: Trusted,
+    8: Everything,
+    9: Doubted,
+}
+NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
+
+
+# --- events and bytes
+
+
+def encoded(event: Event) -> bytes:
+    payload: bytes = msgpack.packb([NUMBERS[type(event)], *event])
+    return HEADER.pack(len(payload), _of_length(len(payload)), crc32(payload)) + payload
+
+
+def _of_length(length: int) -> int:
+    """A wrong length would make all that follows look like one event that was torn."""
+    return crc32(length.to_bytes(4, "big"))
+
+
+def decoded(payload: bytes) -> Event:
+    number, *fields = msgpack.unpackb(payload)
+    return KINDS[number](*fields)
+
+
+def _scanned(data: bytes) -> tuple[list[Event], int]:
+    """The events of a file, and where the last whole one ends."""
+    if not data.startswith(MAGIC):
+        raise WrongFormat("it does not begin as a journal of this version")
+    events: list[Event] = []
+    at = len(MAGIC)
+    while len(data) - at >= HEADER.size:
+        length, of_length, of_payload = HEADER.unpack_from(data, at)
+        payload = data[at + HEADER.size : at + HEADER.size + length]
+        whole = of_length == _of_length(length) and len(payload) == length
+        if not whole or crc32(payload) != of_payload:
+            break
+        events.append(decoded(payload))
+        at += HEADER.size + length
+    return events, at
+
+
+def _is_torn(tail: bytes, at: int) -> bool:
+    """Can this be what is left of one event that was being written?
+
+    A file may have grown before all its sectors were there: those are zeros.
+    """
+    if len(tail) < HEADER.size:
+        return True
+    length, of_length, _ = HEADER.unpack_from(tail)
+    if of_length == _of_length(length):
+        return bool(HEADER.size + length >= len(tail))
+    cut = -at % SECTOR_BYTES
+    parts = tail[:cut][: HEADER.size], tail[cut : HEADER.size]
+    return any(part and not any(part) for part in parts)
+
+
+# --- the file
+
+
+class Journal:
+    """An open journal, and the state that its events make. One thread at a time."""
+
+    def __init__(self, folder: Path, descriptor: int, state: State, end: int, least: int) -> None:
+        self.state = state
+        self._folder = folder
+        self._descriptor = descriptor
+        self._end = end
+        self._least = least  # what it had when it was written anew
+        self._broken = ""
+
+    def keep(self, event: Event) -> None:
+        """On disk when it returns; then the state changes. `StoreFull` changes nothing."""
+        if self._broken:
+            raise StoreFault(f"{self._folder}: {self._broken}: open the folder again")
+        data = encoded(event)
+        self._append(data)
+        self._end += len(data)
+        self.state.apply(event)
+        if not isinstance(event, Asked) and self._has_grown():
+            self._rewrite()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    # --- inside
+
+    def _append(self, data: bytes) -> None:
+        try:
+            _write(self._descriptor, data, self._end)
+        except OSError as error:
+            self._cut_back()
+            raise _failed(self._folder, error) from None
+        self._sync()
+
+    def _cut_back(self) -> None:
+        try:
+            os.ftruncate(self._descriptor, self._end)
+        except OSError as error:
+            self._broken = f"half of an event is in the journal ({error.strerror})"
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            # What the disk has now is not known, and asking again would not tell.
+            self._broken = f"the disk could not keep the journal ({error.strerror})"
+            raise _failed(self._folder, error) from None
+
+    def _has_grown(self) -> bool:
+        return self._end - self._least > max(GROWTH_BYTES, (GROWTH_TIMES - 1) * self._least)
+
+    def _rewrite(self) -> None:
+        """A shorter one in its place. If there is no room the old one is as good."""
+        try:
+            descriptor, size = _written_anew(self._folder, self.state.everything())
+        except (StoreFault, StoreFull):
+            if not _leads_to(self._folder / NAME, self._descriptor):
+                self._broken = "a new journal may not be on disk"
+            return
+        os.close(self._descriptor)
+        self._descriptor, self._end, self._least = descriptor, size, size
+
+
+def opened(folder: Path) -> Journal | None:
+    """The journal of this folder, whose last event may have been torn; None if it has none."""
+    with suppress(FileNotFoundError):
+        (folder / NEW).unlink()  # never took its place
+    try:
+        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return _read(folder, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def created(folder: Path, client_id: bytes) -> Journal:
+    descriptor, size = _written_anew(folder, Named(client_id))
+    state = State()
+    state.apply(Named(client_id))
+    return Journal(folder, descriptor, state, size, size)
+
+
+def _read(folder: Path, descriptor: int) -> Journal:
+    data = _all_of(descriptor)
+    path = folder / NAME
+    try:
+        events, end = _scanned(data)
+        if not events or not _is_torn(data[end:], end):
+            raise Damaged(f"nothing can be read from byte {end} on")
+        state = State()
+        for event in events:
+            state.apply(event)
+    except WrongFormat as error:
+        raise WrongFormat(f"{path}: {error}") from None
+    except Exception as error:  # bytes that keep their checksum, and make no sense
+        raise Damaged(f"{path} is damaged ({error}): see 'A lost folder' in the guide") from None
+    if end < len(data):
+        os.ftruncate(descriptor, end)
+        os.fsync(descriptor)
+    return Journal(folder, descriptor, state, end, 0)
+
+
+def _written_anew(folder: Path, event: Event) -> tuple[int, int]:
+    """A journal of this one event, under its name: the descriptor and its size."""
+    data = MAGIC + encoded(event)
+    new = folder / NEW
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(new, flags, 0o600)
+        try:
+            _write(descriptor, data, 0)
+            os.fsync(descriptor)
+            new.rename(folder / NAME)
+            sync_folder(folder)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise _failed(folder, error) from None
+    return descriptor, len(data)
+
+
+def _write(descriptor: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(descriptor, view, at)
+        view, at = view[done:], at + done
+
+
+def _all_of(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        return file.read(size)
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in it are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _failed(folder: Path, error: OSError) -> StoreFault | StoreFull:
+    kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreFault
+    return kind(f"{folder}: {error.strerror}")

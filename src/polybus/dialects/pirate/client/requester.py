@@ -1,0 +1,253 @@
+"""Requests that count once: HELLO's epoch, counters, and the journal around them.
+
+A counted request (PUT, SUB, UNSUB) goes through three steps, and a kill between any two of
+them leaves a journal from which the next start goes on:
+
+    1. it is in the journal, with its counter         else it was never sent
+    2. it was sent, and answered                      else it is sent again: the bus answers
+                                                      the same counter with the same answer
+    3. the answer is in the journal                   else, as 2
+
+At most one is between 1 and 3: whoever wants to ask sends that one first. GET has no
+counter: it carries LAST, which says itself what was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections.abc import Callable
+from enum import StrEnum
+
+from polybus.dialects.pirate import codec
+from polybus.dialects.pirate.client import notices
+from polybus.dialects.pirate.client.client_keys import Keys
+from polybus.dialects.pirate.client.journal_state import PUT, Opened, Outcome, Pending, State
+from polybus.dialects.pirate.client.pirate_message import Message
+from polybus.dialects.pirate.client.pirate_options import ClientOptions
+from polybus.dialects.pirate.client.refusal_errors import ENDS, STORED, refused
+from polybus.dialects.pirate.client.request_channel import Lane
+from polybus.dialects.pirate.client.state_folder import Folder
+from polybus.dialects.pirate.client.thread_work import finished
+from polybus.dialects.pirate.codec import Done, Nothing, Refusal, Reply, Request
+from polybus.errors import BadFrame, Conflict, Fenced, OutcomeUnknown, PolybusError
+
+
+class Fate(StrEnum):
+    """What is known of a request that was forgotten."""
+
+    USED = "used"  # the bus has it: carried out, or refused
+    NEVER = "never"  # it was not carried out, and no late copy can be
+    UNKNOWN = "unknown"  # the bus has gone on without this folder
+
+
+class Asking:
+    """One start of a client, from its HELLO on."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        server: str,
+        options: ClientOptions,
+        keys: Keys | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._options = options
+        self._tell = tell
+        self._counting = Lane(server, options, keys)
+        self._reading = Lane(server, options, keys)
+        self._count_turn, self._read_turn = asyncio.Lock(), asyncio.Lock()
+        self._fenced: Fenced | None = None
+        # Recorded for a reader who was cancelled before it got them: topic → message.
+        self._undelivered: dict[str, Message] = {}
+
+    @property
+    def state(self) -> State:
+        return self._folder.state
+
+    async def begin(self) -> None:
+        """HELLO: a new epoch. Whoever had this id is fenced from now on."""
+        await self._hello()
+        if self._options.reread and self.state.doubted:
+            await finished(self._folder.trusted)
+        if self.state.pending is not None:
+            self._tell(notices.kept(self.state.pending))
+
+    async def count(self, op: bytes, topic: str, body: bytes = b"") -> int:
+        """Carry out a counted request, once; its value, or what it was refused with."""
+        async with self._count_turn:
+            left = await self._settle()
+            if left is not None:
+                self._tell(f"{_told(left)}; it was left from before")
+            last = self.state.lasts.get(topic, 0)  # other tasks may read while we wait
+            request = await finished(self._folder.asked, op.decode(), topic, body)
+            value = await self._carry_out(request)
+            if op == codec.UNSUB:
+                self._undelivered.pop(topic, None)
+            if op == codec.PUT and value <= last and topic not in self.state.doubted:
+                await self._went_back(f"it gave the id {value}, and {last} had been read")
+            return value
+
+    async def resume(self) -> Outcome | None:
+        """What became of the request in the journal, sending it again; None if there is none."""
+        async with self._count_turn:
+            return await self._settle()
+
+    async def forget(self) -> Fate | None:
+        """Drop it, after a new epoch: no copy that is still on its way can be carried out."""
+        async with self._count_turn, self._read_turn:
+            self._check()
+            request = self.state.pending
+            if request is None:
+                return None
+            opened = await self._hello()
+            await finished(self._folder.forgotten, request.counter)
+            if opened.highest == request.counter:
+                return Fate.USED
+            return Fate.NEVER if opened.highest < request.counter else Fate.UNKNOWN
+
+    async def fetch(self, topic: str, record: bool) -> Message | None:
+        """The first message above LAST; with `record` it is the LAST before it is returned."""
+        async with self._read_turn:
+            self._check()
+            if topic in self.state.doubted:
+                raise Conflict(notices.in_doubt(topic))
+            if topic in self._undelivered:
+                return self._undelivered.pop(topic)
+            message = await self._get(topic, self.state.lasts.get(topic, 0))
+            if message is None:
+                return None
+            if record:
+                await self._record_first(message)
+            return message
+
+    async def record(self, message: Message) -> None:
+        await finished(self._folder.read, message.topic, message.id)
+
+    def close(self) -> None:
+        self._counting.close()
+        self._reading.close()
+
+    # --- HELLO
+
+    async def _hello(self) -> Opened:
+        # One number for all tries: a late copy gets the same epoch, and fences nobody.
+        number = int.from_bytes(os.urandom(8))
+        reply = await self._exchange(
+            self._counting, Request(codec.HELLO, self.state.id, 0, number), "HELLO"
+        )
+        if not isinstance(reply, Done):
+            raise _refused(reply, "HELLO")
+        opened = Opened(reply.first, reply.second)
+        for line in notices.on_opening(self.state, opened):
+            self._tell(line)
+        await finished(self._folder.opened, *opened)
+        return opened
+
+    # --- counted requests
+
+    async def _settle(self) -> Outcome | None:
+        """End what an earlier call left behind, whoever that was."""
+        self._check()
+        request = self.state.pending
+        if request is None:
+            return None
+        try:
+            await self._carry_out(request)
+        except PolybusError:
+            if self.state.pending is not None:
+                raise
+        return self.state.outcome
+
+    async def _carry_out(self, request: Pending) -> int:
+        counter, op, topic, body = request
+        frames = codec.cut(body) if op == PUT else ()
+        asked = Request(op.encode(), self.state.id, self.state.epoch, counter, topic, frames)
+        reply = await self._answer(asked, request)
+        if isinstance(reply, Done):
+            await finished(self._folder.answered, counter, reply.second, "", True)
+            return reply.second
+        if reply.code in ENDS:
+            stored = reply.code in STORED
+            await finished(self._folder.answered, counter, None, reply.code, stored)
+        raise refused(reply, notices.described(request))
+
+    async def _answer(self, asked: Request, request: Pending) -> Done | Refusal:
+        """The answer to it; with any other its outcome is as unknown as without one."""
+        try:
+            reply = await self._exchange(self._counting, asked, notices.described(request))
+            if isinstance(reply, Done) and reply.first == request.counter:
+                return reply
+            if not isinstance(reply, Refusal):
+                raise BadFrame("unexpected_reply")
+        except Fenced:
+            raise
+        except PolybusError as error:
+            raise OutcomeUnknown(f"{error}; {notices.kept(request)}") from error
+        if reply.code == codec.BUSY:
+            raise OutcomeUnknown(f"the bus is busy: {reply.text}; {notices.kept(request)}")
+        return reply
+
+    # --- GET
+
+    async def _get(self, topic: str, last: int) -> Message | None:
+        asked = Request(codec.GET, self.state.id, self.state.epoch, 0, topic, (), last)
+        reply = await self._exchange(self._reading, asked, f"GET {topic!r}")
+        if isinstance(reply, Nothing):
+            return None
+        if isinstance(reply, codec.Message):
+            if reply.id <= last:
+                raise BadFrame("old_message")
+            return Message(topic, *reply)
+        if isinstance(reply, Refusal) and reply.code == codec.MALFORMED and last:
+            await self._went_back(f"{topic!r} was read up to {last}, and has no such id")
+            raise Conflict(notices.in_doubt(topic))
+        raise _refused(reply, f"GET {topic!r}")
+
+    async def _record_first(self, message: Message) -> None:
+        """Whoever is cancelled here gets it at the next call: no message goes without a crash."""
+        try:
+            await self.record(message)
+        except asyncio.CancelledError:
+            if self.state.lasts.get(message.topic, 0) >= message.id:
+                self._undelivered[message.topic] = message
+            raise
+
+    async def _went_back(self, how: str) -> None:
+        self._tell(notices.went_back(self.state, how))
+        await finished(self._folder.doubted)
+
+    # --- what they share
+
+    async def _exchange(self, lane: Lane, request: Request, what: str) -> Reply:
+        """The bus's answer. BUSY is asked again, as often as silence is."""
+        frames = codec.encode(request)
+        size = sum(map(len, request.body))
+        for attempt in itertools.count(1):
+            reply = codec.decode(await lane.ask(frames, size))
+            if isinstance(reply, Refusal) and reply.code == codec.FENCED:
+                self._fenced = Fenced(str(refused(reply, what)))
+                raise self._fenced
+            busy = isinstance(reply, Refusal) and reply.code == codec.BUSY
+            if not busy or attempt == self._options.tries:
+                return reply
+            await asyncio.sleep(random.uniform(0.5, 1.0) * self._options.jitter_s * attempt)
+        raise AssertionError  # never: counting has no end
+
+    def _check(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+
+
+def _refused(reply: Reply, what: str) -> PolybusError:
+    return refused(reply, what) if isinstance(reply, Refusal) else BadFrame("unexpected_reply")
+
+
+def _told(outcome: Outcome) -> str:
+    ended = (
+        f"was refused: {outcome.error}" if outcome.error else f"was carried out: {outcome.value}"
+    )
+    return f"{outcome.op} {outcome.topic!r} (counter {outcome.counter}) {ended}"

@@ -1,0 +1,166 @@
+"""Messages at hand for GET: what was read from a log, kept for the next who asks.
+
+A subscriber that catches up asks for one message after the other, and others of the
+same topic ask for the same ones; reading the log for each would be a look at the disk a
+message. So a read brings a stretch of the log, and stretches stay until others were
+used since. What is kept is bounded in bytes, whatever the number of subscribers.
+
+How large a message is, is known once it was read. So few are read at once, and another when
+the loop has taken one of them: else all that subscribers ask for would lie here at some time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from polybus.dialects.pirate.server.subscriber_context import Means, fault_of
+from polybus.errors import PolybusError
+from polybus.model.topic import ALL
+
+if TYPE_CHECKING:
+    from polybus.model.rows import Column, Rows
+    from polybus.model.topic import Topic
+
+MAX_BYTES: Final = 32 << 20
+READ_ROWS: Final = 512
+READ_BYTES: Final = 256 << 10
+AT_ONCE: Final = 4  # reads; a disk serves few at once better than many, and each may be 64 MiB
+ROW_BYTES: Final = 24  # of id, time and offset, beside the body
+LARGE_BYTES: Final = 1 << 20  # what is larger is read again for whoever wants it
+
+
+class Found(NamedTuple):
+    id: int
+    timestamp_ns: int
+    body: bytes | memoryview
+
+
+class Stretch:
+    """All messages of a topic with ids above `low`, up to `high`."""
+
+    __slots__ = ("bodies", "high", "ids", "low", "offsets", "size", "times", "topic")
+
+    def __init__(self, topic: int, low: int, rows: Rows) -> None:
+        self.topic = topic
+        self.low = low
+        self.ids = _column("q", rows.ids)
+        self.times = _column("q", rows.timestamps_ns)
+        self.offsets = _column("i", rows.body_offsets)
+        self.bodies = rows.bodies
+        self.high = self.ids[-1]
+        self.size = len(rows.bodies) + ROW_BYTES * rows.count
+
+    def above(self, last: int) -> Found:
+        at = bisect_right(self.ids, last)
+        body = self.bodies[self.offsets[at] : self.offsets[at + 1]]
+        return Found(self.ids[at], self.times[at], body)
+
+
+Told = Callable[[Found | PolybusError | None], None]
+
+
+class Shelf:
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._topics: dict[int, dict[int, Stretch]] = {}  # by the place it was read from
+        self._lows: dict[int, list[int]] = {}  # the same places, in order
+        self._used: OrderedDict[tuple[int, int], Stretch] = OrderedDict()
+        self._reading: dict[tuple[int, int], list[Told]] = {}
+        self._due: deque[tuple[Topic, int]] = deque()  # those of them that are not begun
+        self.size = 0
+
+    def find(self, topic: Topic, last: int, told: Told) -> None:
+        """Tells the first message above `last`; None if there is none (any more)."""
+        found = self._at_hand(topic.number, last)
+        if found is not None:
+            told(found.above(last))
+            return
+        self._read(topic, last).append(told)
+
+    def fetch(self, topic: Topic, last: int) -> None:
+        """Somebody will ask for it soon."""
+        if self._at_hand(topic.number, last) is None:
+            self._read(topic, last)
+
+    def forget(self, topic: int) -> None:
+        for low in self._lows.pop(topic, ()):
+            self.size -= self._used.pop((topic, low)).size
+        self._topics.pop(topic, None)
+
+    def _at_hand(self, topic: int, last: int) -> Stretch | None:
+        lows = self._lows.get(topic)
+        if not lows:
+            return None
+        at = bisect_right(lows, last) - 1
+        if at < 0:
+            return None
+        found = self._topics[topic][lows[at]]
+        if found.high <= last:
+            return None
+        self._used.move_to_end((topic, found.low))
+        return found
+
+    def _read(self, topic: Topic, last: int) -> list[Told]:
+        place = topic.number, last
+        waiting = self._reading.get(place)
+        if waiting is None:
+            waiting = self._reading[place] = []
+            self._due.append((topic, last))
+            self._begin()
+        return waiting
+
+    def _begin(self) -> None:
+        if not self._due or len(self._reading) - len(self._due) >= AT_ONCE:
+            return
+        topic, last = self._due.popleft()
+        store = self._means.durable.store
+
+        def read() -> Rows:
+            return store.read(topic.number, ALL, last + 1, max_rows=READ_ROWS, max_bytes=READ_BYTES)
+
+        self._means.workers(read, lambda future: self._got(topic, last, future))
+
+    def _got(self, topic: Topic, last: int, future: Future[Rows]) -> None:
+        waiting = self._reading.pop((topic.number, last))
+        answer: Found | PolybusError | None = fault_of(future)
+        if answer is None and (rows := future.result()).count:
+            stretch = Stretch(topic.number, last, rows)
+            self._means.durable.reached(topic, stretch.high + 1)
+            answer = stretch.above(last)
+            if stretch.size <= LARGE_BYTES and self._means.durable.numbered(topic.number):
+                self._keep(stretch)
+        self._begin()
+        for told in waiting:
+            told(answer)
+
+    def _keep(self, stretch: Stretch) -> None:
+        topic, low = stretch.topic, stretch.low
+        old = self._used.pop((topic, low), None)
+        if old is not None:
+            self.size -= old.size
+        else:
+            lows = self._lows.setdefault(topic, [])
+            lows.insert(bisect_right(lows, low), low)
+        self._topics.setdefault(topic, {})[low] = stretch
+        self._used[topic, low] = stretch
+        self.size += stretch.size
+        while self.size > MAX_BYTES:
+            self._discard(*next(iter(self._used)))
+
+    def _discard(self, topic: int, low: int) -> None:
+        self.size -= self._used.pop((topic, low)).size
+        del self._topics[topic][low]
+        self._lows[topic].remove(low)
+        if not self._lows[topic]:
+            del self._lows[topic], self._topics[topic]
+
+
+def _column(kind: str, raw: Column) -> array[int]:
+    column = array(kind)
+    column.frombytes(raw)
+    return column

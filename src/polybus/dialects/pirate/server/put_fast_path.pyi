@@ -1,0 +1,87 @@
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, final
+
+from polybus.model.topic import Topic
+
+class Hash(Protocol):
+    def copy(self) -> Hash: ...
+    def update(self, data: bytes, /) -> None: ...
+    def digest(self) -> bytes: ...
+
+class ClientState:
+    epoch: int
+    counter: int
+    in_flight: int
+    alone: bool
+    waiting: Any
+    def __init__(self, client_id: bytes, producer: str, epoch: int) -> None: ...
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def producer(self) -> str: ...
+
+@final
+class Target:
+    def __init__(self, topic: Topic, shard: int, hashed: Hash) -> None: ...
+    @property
+    def topic(self) -> Topic: ...
+
+class Put:
+    bounded: Topic | None
+    # What these are is said where they are made, in dialects/pirate/server/put_handler.py.
+    @property
+    def client(self) -> Any: ...
+    @property
+    def counter(self) -> int: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def then(self) -> Any: ...
+    @property
+    def stamp(self) -> Any: ...
+    @property
+    def block(self) -> Any: ...
+    def __init__(
+        self,
+        client: ClientState,
+        counter: int,
+        topic: str,
+        then: Callable[[Any], None],
+        stamp: Any,
+        block: Any,
+    ) -> None: ...
+
+@final
+class ShortPuts:
+    uncommitted_bytes: int
+    max_uncommitted: int
+    def __init__(
+        self,
+        find_client: Callable[[bytes], ClientState | None],
+        kinds: tuple[type, type, type, type],
+        is_open: Callable[[Topic], bool],
+        wall_ns: Callable[[], int],
+        max_body: int,
+        max_uncommitted: int,
+        max_targets: int,
+    ) -> None: ...
+    def learn(self, name: bytes, target: Target) -> None: ...
+    def knows(self, name: bytes, topic: Topic) -> bool: ...
+    def take(
+        self, session: Any, peer: Any, frames: list[bytes], only: bytes | None = None
+    ) -> bool: ...
+    def add(self, put: Put, commit: Any) -> None: ...
+    def has_waiting(self) -> bool: ...
+    def hand_over(self) -> tuple[list[Put], list[Any]]: ...
+    @staticmethod
+    def outcomes(
+        futures: list[Future[Any]], fault_of: Callable[[Future[Any]], Any]
+    ) -> tuple[list[Any], dict[int, int]]: ...
+    def land(
+        self,
+        puts: list[Put],
+        came: list[Any],
+        otherwise: Callable[[Put, Any], None],
+        proceed: Callable[[Any], None],
+    ) -> None: ...

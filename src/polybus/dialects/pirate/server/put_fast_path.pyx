@@ -1,0 +1,339 @@
+"""PUTs with nothing in their way, from frames to commits, and from what came of them to frames.
+
+A put costs the loop a look at nine frames, a hash, a block and a commit, and later an answer.
+In Python that was most of what a put cost the bus. Here it is done for those that are as
+nearly all are: one body, a client that the loop knows and that has nothing before it, a
+topic of one shard without a bound. `ShortPuts.take` says no to everything else, with
+nothing done, and the long path (dialects/pirate/server/session, dialects/pirate/server/put_handler) takes it:
+refusals, and whatever has to wait, are there alone.
+
+    take   the frames of one message become a put and its commit, which wait for the turn's end
+    land   what came of them: those that are done are answered, the rest is handed back
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
+from libc.string cimport memcmp
+
+from polybus.kernel.blocks import build
+
+cdef extern from "<endian.h>" nogil:
+    uint64_t htobe64(uint64_t)
+    uint64_t be64toh(uint64_t)
+
+cdef enum:
+    HEAD_FRAMES = 6  # version, op, client, epoch, counter, topic; then the body
+    NUMBER_BYTES = 8
+    # What has more of these is none of those that come all the time.
+    MAX_ENVELOPE_FRAMES = 8
+    MAX_ENVELOPE_FRAME_BYTES = 255
+
+cdef bytes PUT = b"PUT", OK = b"OK", EMPTY = b""
+cdef object new = tuple.__new__  # of a named tuple, without its own function
+
+
+cdef class ClientState:
+    """What decides whether a client's next request can be done beside what is under way."""
+
+    cdef readonly bytes id
+    cdef readonly str producer
+    cdef public int64_t epoch  # below 0: none that a request could have
+    cdef public uint64_t counter  # the highest that is stored
+    cdef public Py_ssize_t in_flight  # changes that do not go alone
+    cdef public bint alone  # something that goes alone is under way
+    cdef public object waiting
+
+    def __init__(self, bytes client_id not None, str producer not None, int64_t epoch):
+        self.id = client_id
+        self.producer = producer
+        self.epoch = epoch
+
+
+@cython.final
+cdef class Target:
+    """A topic of one shard without a bound; `hashed` has what stands before a body's hash."""
+
+    cdef readonly object topic
+    cdef object name, number, shard, hashed
+    cdef uint64_t turn  # in which it was found open
+
+    def __init__(self, topic, shard, hashed):
+        self.topic = topic
+        self.name = topic.name
+        self.number = topic.number
+        self.shard = shard
+        self.hashed = hashed
+
+
+cdef class Put:
+    """A message on its way: who waits for it, and what was handed over."""
+
+    cdef readonly ClientState client
+    cdef readonly uint64_t counter
+    cdef readonly str topic
+    cdef readonly object then, stamp, block
+    cdef public object bounded  # the topic, if it has a bound of bytes
+
+    def __init__(self, ClientState client not None, uint64_t counter, str topic, then, stamp, block):
+        self.client = client
+        self.counter = counter
+        self.topic = topic
+        self.then = then
+        self.stamp = stamp
+        self.block = block
+
+
+@cython.final
+cdef class Reply:
+    """Who is to be told, and by which envelope; called with what came of it."""
+
+    cdef object session, peer
+    cdef list frames
+    cdef Py_ssize_t end, size
+
+    def __call__(self, came):
+        cdef uint64_t counter = 0
+        number(self.frames, self.end + 5, &counter)
+        envelope = self.frames[: self.end]
+        self.session.answer(self.peer, envelope, PUT, counter, self.size, came)
+
+    cdef int done(self, uint64_t message_id) except -1:
+        cdef bytes number = PyBytes_FromStringAndSize(NULL, NUMBER_BYTES)
+        cdef list envelope = self.frames[: self.end]
+        (<uint64_t*>PyBytes_AS_STRING(number))[0] = htobe64(message_id)
+        self.session.put_done(self.size)
+        self.peer.send(envelope, [OK, self.frames[self.end + 5], number])
+        return 0
+
+
+@cython.final
+cdef class Request:
+    """The frames of a plain PUT, found in their places."""
+
+    cdef bytes client, topic, body
+    cdef uint64_t epoch, counter
+    cdef Py_ssize_t end  # of the envelope
+
+    cdef bint read(self, list frames):
+        """Whether it is one; all that is said of it else is that it is not."""
+        cdef Py_ssize_t end = envelope_end(frames)
+        if end < 0 or PyList_GET_SIZE(frames) != end + HEAD_FRAMES + 2:
+            return False
+        if not is_frame(frames, end + 1, b"PIR1", 4) or not is_frame(frames, end + 2, b"PUT", 3):
+            return False
+        if not number(frames, end + 4, &self.epoch) or not number(frames, end + 5, &self.counter):
+            return False
+        self.client = <bytes>PyList_GET_ITEM(frames, end + 3)
+        self.topic = <bytes>PyList_GET_ITEM(frames, end + 6)
+        self.body = <bytes>PyList_GET_ITEM(frames, end + 7)
+        self.end = end
+        return self.counter > 0 and self.epoch <= <uint64_t>INT64_MAX
+
+
+@cython.final
+cdef class ShortPuts:
+    """`kinds` are the named tuples Block, Append, Commit and Stamp; `wall_ns` is the clock.
+
+    `find_client(id)` gives those that the loop knows; `is_open(topic)` says whether a topic is
+    still what it was when it was learned, and nobody's rights are to be looked at.
+    """
+
+    cdef dict targets
+    cdef object find_client, is_open, wall_ns, block, append, commit, stamp
+    cdef Py_ssize_t max_body, max_targets
+    cdef public Py_ssize_t uncommitted_bytes, max_uncommitted
+    cdef list puts, commits
+    cdef uint64_t turn
+
+    def __init__(
+        self,
+        find_client,
+        tuple kinds not None,
+        is_open,
+        wall_ns,
+        Py_ssize_t max_body,
+        Py_ssize_t max_uncommitted,
+        Py_ssize_t max_targets,
+    ):
+        self.find_client = find_client
+        self.targets = {}
+        self.block, self.append, self.commit, self.stamp = kinds
+        self.is_open = is_open
+        self.wall_ns = wall_ns
+        self.max_body = max_body
+        self.max_uncommitted = max_uncommitted
+        self.max_targets = max_targets
+        self.puts, self.commits = [], []
+        self.turn = 1
+
+    def learn(self, bytes name not None, Target target not None):
+        """From now on puts to this topic may go this way."""
+        if len(self.targets) >= self.max_targets:
+            self.targets.clear()
+        self.targets[name] = target
+
+    def knows(self, bytes name not None, topic) -> bool:
+        cdef Target found = self.targets.get(name)
+        return found is not None and found.topic is topic
+
+    def take(self, session, peer, list frames not None, bytes only=None) -> bool:
+        """Whether the message was a put with nothing in its way, and is on its way now.
+
+        `only` is the one client who may speak by this peer, if it is not anybody.
+        """
+        cdef Request request = Request.__new__(Request)
+        cdef ClientState client
+        cdef Target target
+        cdef Py_ssize_t size
+        if not request.read(frames) or (only is not None and only != request.client):
+            return False
+        client = self.find_client(request.client)
+        target = self.targets.get(request.topic)
+        size = PyBytes_GET_SIZE(request.body)
+        if client is None or target is None or size > self.max_body:
+            return False
+        if client.alone or client.waiting or <uint64_t>client.epoch != request.epoch:
+            return False
+        if client.epoch < 0 or not self.may_take(target):
+            return False
+        return self.depart(session, peer, frames, request, client, target)
+
+    cdef bint may_take(self, Target target) except -1:
+        """Asked once a turn: nobody else has the loop meanwhile."""
+        if target.turn != self.turn:
+            if not self.is_open(target.topic):
+                return False
+            target.turn = self.turn
+        return True
+
+    cdef bint depart(
+        self, session, peer, list frames, Request request, ClientState client, Target target
+    ) except -1:
+        cdef object data = self.block_of(request.body)
+        cdef Py_ssize_t size = len(data)
+        cdef Reply then
+        if self.uncommitted_bytes + size > self.max_uncommitted:
+            return False
+        hashed = target.hashed.copy()
+        hashed.update(request.body)
+        stamp = new(
+            self.stamp, (client.producer, request.epoch, request.counter, hashed.digest())
+        )
+        block = new(self.block, (data, 1))
+        append = new(self.append, (target.number, target.shard, block))
+        then = Reply.__new__(Reply)
+        then.session, then.peer, then.frames = session, peer, frames
+        then.end, then.size = request.end, PyBytes_GET_SIZE(request.body)
+        self.add(
+            Put(client, request.counter, target.name, then, stamp, block),
+            new(self.commit, ((append,), (), (), stamp, EMPTY)),
+        )
+        return True
+
+    cdef object block_of(self, bytes body):
+        cdef bytes offsets = PyBytes_FromStringAndSize(NULL, 8)
+        cdef int32_t* at = <int32_t*>PyBytes_AS_STRING(offsets)
+        at[0] = 0
+        at[1] = <int32_t>PyBytes_GET_SIZE(body)
+        return build(self.wall_ns() // 1000000, body, offsets)
+
+    def add(self, Put put not None, commit):
+        """One that is to go with the others of its turn, by whichever path it came."""
+        put.client.in_flight += 1
+        self.uncommitted_bytes += len(put.block.data)
+        self.puts.append(put)
+        self.commits.append(commit)
+
+    def has_waiting(self) -> bool:
+        return bool(self.puts)
+
+    def hand_over(self) -> tuple:
+        """What has been added since: puts, and their commits."""
+        cdef list puts = self.puts, commits = self.commits
+        self.turn += 1
+        self.puts, self.commits = [], []
+        return puts, commits
+
+    @staticmethod
+    def outcomes(list futures not None, fault_of) -> tuple:
+        """A Committed or an error for each, and the next id of each topic that got messages."""
+        cdef list came = []
+        cdef dict reached = {}
+        for future in futures:
+            try:
+                one = future.result()
+            except Exception:
+                came.append(fault_of(future))
+                continue
+            came.append(one)
+            for span in one.spans:
+                reach(reached, span)
+        return came, reached
+
+    def land(self, list puts not None, list came not None, otherwise, proceed):
+        """Answers those that are done; `otherwise(put, came)` has what is not as simple.
+
+        `came` has a Committed or an error for each; `proceed(client)` goes on with a client
+        for which something waits.
+        """
+        cdef Put put
+        cdef Py_ssize_t at
+        for at in range(len(puts)):
+            put = <Put?>puts[at]
+            one = came[at]
+            if type(put.then) is not Reply or not is_plain(one):
+                otherwise(put, one)
+                continue
+            self.uncommitted_bytes -= len(put.block.data)
+            (<Reply>put.then).done(one.spans[0].first_id)
+            put.client.in_flight -= 1
+            if put.counter > put.client.counter:
+                put.client.counter = put.counter
+            if put.client.waiting:
+                proceed(put.client)
+
+
+cdef int reach(dict reached, span) except -1:
+    topic, _, _, first_id, count = span
+    next_id, known = first_id + count, reached.get(topic)
+    if known is None or next_id > known:
+        reached[topic] = next_id
+    return 0
+
+
+cdef bint is_plain(came):
+    """A message was put, now or before: one span, no note."""
+    return isinstance(came, tuple) and len(came.spans) == 1 and not came.note
+
+
+cdef Py_ssize_t envelope_end(list frames):
+    """The place of the first empty frame; -1 if the envelope is not a usual one."""
+    cdef Py_ssize_t at, size
+    cdef object frame
+    for at in range(min(PyList_GET_SIZE(frames), MAX_ENVELOPE_FRAMES + 1)):
+        frame = <object>PyList_GET_ITEM(frames, at)
+        if not PyBytes_CheckExact(frame):
+            return -1
+        size = PyBytes_GET_SIZE(frame)
+        if size == 0:
+            return at
+        if size > MAX_ENVELOPE_FRAME_BYTES:
+            return -1
+    return -1
+
+
+cdef bint is_frame(list frames, Py_ssize_t at, const char* wanted, Py_ssize_t size):
+    cdef object frame = <object>PyList_GET_ITEM(frames, at)
+    if not PyBytes_CheckExact(frame) or PyBytes_GET_SIZE(frame) != size:
+        return False
+    return memcmp(PyBytes_AS_STRING(frame), wanted, size) == 0
+
+
+cdef bint number(list frames, Py_ssize_t at, uint64_t* out):
+    cdef object frame = <object>PyList_GET_ITEM(frames, at)
+    if not PyBytes_CheckExact(frame) or PyBytes_GET_SIZE(frame) != NUMBER_BYTES:
+        return False
+    out[0] = be64toh((<uint64_t*>PyBytes_AS_STRING(frame))[0])
+    return True

@@ -1,0 +1,75 @@
+"""What subscribers stand on, and what a request looks like to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from polybus.errors import PolybusError, StoreFault
+
+if TYPE_CHECKING:
+    from polybus.bus.broker import Log
+    from polybus.bus.counters import Counters
+    from polybus.bus.policy import Policy
+    from polybus.durable.publisher import Soon
+    from polybus.durable.push_readers import Readers
+    from polybus.durable.topic_names import Binding
+    from polybus.durable.topic_registry import Durable
+    from polybus.model.commit import Commit, Committed
+    from polybus.model.limits import PirateLimits
+
+
+class Request(Protocol):
+    """What a client asks for, its form found good."""
+
+    @property
+    def op(self) -> bytes: ...
+    @property
+    def client(self) -> bytes: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def counter(self) -> int: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def body(self) -> Sequence[bytes]: ...
+    @property
+    def last(self) -> int: ...
+
+
+# Is told, on the loop, what came of a request: a result, or the error that says why not.
+Then = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """`soon` brings a step to the loop from any thread; `workers` wait for the disk."""
+
+    durable: Durable
+    binding: Binding
+    policy: Policy
+    counters: Counters
+    limits: PirateLimits
+    soon: Soon
+    workers: Readers
+    clock: Callable[[], float]
+    wall_ns: Callable[[], int]
+    log: Log
+
+    def commit(self, commit: Commit, then: Callable[[Future[Committed]], None]) -> None:
+        """`then` is called on the loop, once it is on disk or has failed."""
+        future = self.durable.commit(commit)
+        future.add_done_callback(lambda done: self.soon(lambda: then(done)))
+
+
+def fault_of(future: Future[Any]) -> PolybusError | None:
+    """What went wrong with it, as an error of the tree."""
+    if future.cancelled():
+        return StoreFault("the bus is stopping")
+    error = future.exception()
+    if error is None or isinstance(error, PolybusError):
+        return error
+    return StoreFault(f"unexpected: {error!r}")

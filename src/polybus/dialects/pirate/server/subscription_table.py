@@ -1,0 +1,115 @@
+"""All subscriptions, by topic: who reads what, and up to where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from polybus.dialects.pirate.server import subscriber_records
+from polybus.dialects.pirate.server.subscriber_records import Place
+from polybus.errors import LimitReached
+
+if TYPE_CHECKING:
+    from polybus.model.limits import PirateLimits
+    from polybus.store.contract import Store
+
+
+class Subscription:
+    """`last` is what was said to be read, `saved` how much of that is on disk."""
+
+    __slots__ = ("account", "last", "place", "saved", "seen_s")
+
+    def __init__(self, place: Place, account: str, last: int, seen_s: float) -> None:
+        self.place = place
+        self.account = account
+        self.last = last
+        self.saved = last
+        self.seen_s = seen_s
+
+
+class Table:
+    def __init__(self, limits: PirateLimits) -> None:
+        self._limits = limits
+        self._topics: dict[int, dict[bytes, Subscription]] = {}
+        self._accounts: Counter[str] = Counter()
+        self.count = 0
+        self.moved: set[int] = set()  # topics in which somebody has read on, or left
+
+    def load(self, found: Iterable[tuple[Place, str, int]], now_s: float) -> None:
+        for place, account, last in found:
+            self._add(Subscription(place, account, last, now_s))
+            self.moved.add(place.topic)
+
+    def find(self, topic: int, client: bytes) -> Subscription | None:
+        subscribers = self._topics.get(topic)
+        return subscribers.get(client) if subscribers else None
+
+    def of(self, topic: int) -> list[Subscription]:
+        return list(self._topics.get(topic, {}).values())
+
+    def has(self, topic: int) -> bool:
+        return topic in self._topics
+
+    def __iter__(self) -> Iterator[Subscription]:
+        for subscribers in list(self._topics.values()):
+            yield from list(subscribers.values())
+
+    def enter(self, place: Place, account: str, last: int, now_s: float) -> Subscription:
+        """A new one. `LimitReached` if there are too many."""
+        limits = self._limits
+        if self.count >= limits.max_subscriptions:
+            raise LimitReached("max_subscriptions", "this bus has as many as it may")
+        if self._accounts[account] >= limits.max_user_subscriptions:
+            raise LimitReached("max_user_subscriptions", f"{account} has as many as it may")
+        found = Subscription(place, account, last, now_s)
+        self._add(found)
+        return found
+
+    def remove(self, gone: Subscription) -> None:
+        topic, client = gone.place
+        subscribers = self._topics.get(topic, {})
+        if subscribers.get(client) is not gone:
+            return  # with its topic, already
+        del subscribers[client]
+        if not subscribers:
+            del self._topics[topic]
+        self._forget(gone)
+        self.moved.add(topic)
+
+    def drop(self, topic: int) -> bool:
+        """The topic has gone, and its subscriptions with it; whether there were any."""
+        gone = self._topics.pop(topic, {})
+        for one in gone.values():
+            self._forget(one)
+        self.moved.discard(topic)
+        return bool(gone)
+
+    def read_by_all(self, topic: int) -> int | None:
+        """The id up to which every subscriber has read, on disk; None if there is none."""
+        subscribers = self._topics.get(topic)
+        return min(one.saved for one in subscribers.values()) if subscribers else None
+
+    def _add(self, new: Subscription) -> None:
+        self._topics.setdefault(new.place.topic, {})[new.place.client] = new
+        self._accounts[new.account] += 1
+        self.count += 1
+
+    def _forget(self, gone: Subscription) -> None:
+        self.count -= 1
+        self._accounts[gone.account] -= 1
+        if not self._accounts[gone.account]:
+            del self._accounts[gone.account]
+
+
+def stored(store: Store) -> Iterator[tuple[Place, str, int]]:
+    """All subscriptions of a store: place, account and LAST."""
+    lasts = {
+        subscriber_records.read_key(
+            subscriber_records.LASTS, one.key
+        ): subscriber_records.read_last(one.value)
+        for one in subscriber_records.scan(store, subscriber_records.LASTS)
+    }
+    for one in subscriber_records.scan(store, subscriber_records.SUBSCRIPTIONS):
+        place = subscriber_records.read_key(subscriber_records.SUBSCRIPTIONS, one.key)
+        yield place, one.value.decode("utf-8", "replace"), lasts.get(place, 0)

@@ -1,0 +1,334 @@
+"""The rqueue client for asyncio (any loop, uvloop included).
+
+    async with rqueue.connect() as client:
+        await client.subscribe("news")
+        await client.publish("news", b"hello")
+        async for message in client:
+            print(message.topic, message.content)
+
+For speed think in batches: `publish_many` sends one buffer for many messages,
+`batches` gives what one read from the socket brought.
+
+What the client promises:
+
+- `subscribe`, `remove` and `deregister` return when they are in force.
+- Messages larger than a frame are split and put together on the way; one takes
+  its place in the order where its last part arrived.
+- Delivery is at most once. A publish that returned was handed to the system;
+  `flush` returns when the server has it. If a connection ended with publishes
+  not known to be taken, the next `flush` says so, and `close` if they were the last.
+- A user who does not read makes the client stop reading, and then the server
+  stop its publishers: nothing grows without bound.
+- After a lost connection the client comes back by itself, subscribed as before.
+  What was published meanwhile by others is gone: `reconnects` counts such gaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from polybus.dialects.rqueue import codec
+from polybus.dialects.rqueue.client.notification_batch import Message, NotificationBatch
+from polybus.dialects.rqueue.client.notification_inbox import Inbox
+from polybus.dialects.rqueue.client.rqueue_connection import Link
+from polybus.dialects.rqueue.client.rqueue_options import DEFAULT_ADDRESS, ClientOptions
+from polybus.dialects.rqueue.client.rqueue_publisher import Publishing
+from polybus.dialects.rqueue.client.rqueue_reconnector import Lifeline
+from polybus.dialects.rqueue.parts import PartLimits, Reassembler
+from polybus.errors import ConnectionLost, PolybusError
+from polybus.model.address import Address
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger("polybus.rqueue")
+
+# A link may end while it is asked to subscribe; if so many do, it is because of the asking.
+TRIES = 3
+
+DEFAULTS = ClientOptions()
+
+
+class Client:
+    """One client of one server. Use it in `async with`, or call `open` and `close`."""
+
+    def __init__(self, address: str | Address, options: ClientOptions) -> None:
+        self.address = Address.parse(address) if isinstance(address, str) else address
+        self.options = options
+        self._lifeline = Lifeline(self.address, options, self._receive, self._link_ended, self._end)
+        self._publishing = Publishing(self._lifeline, options)
+        self.inbox = Inbox(self._regulate)
+        self._parts = Reassembler(options.parts)
+        self._parts_timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        """Connect; `NotConnected` if no rqueue server answers. `async with` calls it."""
+        await self._lifeline.open()
+
+    async def close(self) -> None:
+        """Flush, then disconnect. What was received can still be read.
+
+        Raises what `flush` raises, and disconnects all the same. A loss after
+        which more was published was logged then, and is not raised now.
+        """
+        if self._closed:
+            return
+        self._publishing.forget_older_loss()
+        try:
+            await self.flush()
+        finally:
+            await self._shut()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await (self.close() if error is None else self._shut())
+
+    # --- what to receive
+
+    async def subscribe(self, *topics: str | bytes) -> None:
+        """Receive these topics from now on; returns when it is in force.
+
+        They stay subscribed over reconnects, until `remove` or `deregister`.
+        `ConnectionLost` if the server hangs up each time it is asked: then a
+        limit of its own is reached, and the client is as it was before.
+        """
+        names = [codec.topic_bytes(topic) for topic in topics]
+        frames = b"".join(map(codec.subscribe, names))
+        await self._put_in_force(lambda link: frames)
+        self._lifeline.topics.update(dict.fromkeys(names))
+
+    async def remove(self, *topics: str | bytes) -> None:
+        """Receive these topics no more; returns when it is in force."""
+        names = [codec.topic_bytes(topic) for topic in topics]
+        for name in names:
+            self._lifeline.topics.pop(name, None)
+        frames = b"".join(map(codec.remove, names))
+        await self._put_in_force(lambda link: frames)
+
+    async def deregister(self) -> None:
+        """Receive nothing more; returns when it is in force."""
+        self._lifeline.topics.clear()
+        # It takes the link's own probe topic too, which comes back at once.
+        await self._put_in_force(
+            lambda link: codec.deregister() + codec.subscribe(link.probe_topic)
+        )
+
+    # --- publishing
+
+    async def publish(self, topic: str | bytes, content: Buffer) -> None:
+        """Publish one message of up to 64 MiB.
+
+        Waits while the connection is down or full; `NotConnected` if it stays
+        down, `ConnectionLost` if it ends while waiting for room.
+        """
+        await self._publishing.run(codec.topic_bytes(topic), (content,), 0)
+
+    async def publish_many(self, topic: str | bytes, contents: Iterable[Buffer]) -> None:
+        """Publish many messages, in order, in few large writes.
+
+        Any iterable will do. If it raises, some first part of the messages may
+        have been published.
+        """
+        await self._publishing.many(codec.topic_bytes(topic), contents)
+
+    async def flush(self) -> None:
+        """Return when the server has taken everything published so far.
+
+        `ConnectionLost` if a connection ended, since the last flush, with
+        publishes not known to be taken: some of them may not have arrived.
+        """
+        await self._publishing.flush()
+
+    # --- receiving
+
+    def batches(self) -> AsyncIterator[NotificationBatch]:
+        """All that comes, batch by batch, until the client is closed.
+
+        Several iterators share what comes: each batch goes to one of them.
+        """
+        return _Batches(self.inbox)
+
+    async def next_batch(self, timeout_s: float | None = None) -> NotificationBatch | None:
+        """The next batch; None if nothing came in time, or the client is closed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.inbox.next_batch()
+        except TimeoutError:
+            return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        while (message := self.inbox.next_message()) is None:
+            if not await self.inbox.begin():
+                raise StopAsyncIteration
+        return message
+
+    # --- how it is going
+
+    @property
+    def is_connected(self) -> bool:
+        return self._lifeline.link is not None
+
+    @property
+    def reconnects(self) -> int:
+        """How often the client came back; each time others' messages may have been missed."""
+        return self._lifeline.reconnects
+
+    @property
+    def last_loss(self) -> str | None:
+        """Why the last connection or attempt failed."""
+        return self._lifeline.last_loss
+
+    @property
+    def lost_parts(self) -> int:
+        """PARTs received in vain, their messages never complete."""
+        return self._parts.lost_parts
+
+    @property
+    def lost_messages(self) -> dict[str, int]:
+        """Large messages that were given up, by reason."""
+        return {str(reason): count for reason, count in self._parts.lost.items()}
+
+    @property
+    def inbox_bytes(self) -> int:
+        """Received and not yet read."""
+        return self.inbox.held_bytes
+
+    # --- inside
+
+    async def _put_in_force(self, frames: Callable[[Link], bytes]) -> None:
+        """Send control frames and wait for an echo, on the next link if this one ends first."""
+        for _ in range(TRIES):
+            if await self._ask(await self._lifeline.ready(), frames):
+                return
+        raise ConnectionLost(f"asked {TRIES} times, {self.last_loss}")
+
+    async def _ask(self, link: Link, frames: Callable[[Link], bytes]) -> bool:
+        """True if the frames are in force on this link; False once it has ended."""
+        try:
+            if link.write(frames(link)):
+                await self._publishing.echo(link)
+        except ConnectionLost:
+            pass
+        if link.is_up:
+            return True
+        await link.ended.wait()
+        return False
+
+    def _receive(self, batch: NotificationBatch) -> None:
+        if batch.part_count:
+            batch = self._assemble(batch)
+        if len(batch):
+            self.inbox.put(batch)
+            self._regulate()
+
+    def _assemble(self, batch: NotificationBatch) -> NotificationBatch:
+        now = asyncio.get_running_loop().time()
+        wholes = {}
+        for number, part in enumerate(batch.parts()):
+            whole = self._parts.add(part, now)
+            if whole is not None:
+                wholes[number] = whole
+        self._watch_parts()
+        return batch.with_wholes(wholes)
+
+    def _watch_parts(self) -> None:
+        deadline = self._parts.next_deadline()
+        if deadline is not None and self._parts_timer is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._parts_timer = loop.call_at(deadline, self._expire_parts)
+
+    def _expire_parts(self) -> None:
+        self._parts_timer = None
+        late = self._parts.expire(asyncio.get_running_loop().time())
+        if late:
+            log.warning("%d incomplete messages given up: their parts stopped coming", late)
+        self._watch_parts()
+
+    def _regulate(self) -> None:
+        # Stop at the bound, go on at half of it: not at every batch.
+        if self.inbox.held_bytes > self.options.max_inbox_bytes:
+            self._lifeline.set_reading(False)
+        elif self.inbox.held_bytes <= self.options.max_inbox_bytes // 2:
+            self._lifeline.set_reading(True)
+
+    def _link_ended(self, link: Link) -> None:
+        self._publishing.link_ended(link, tell=not self._closed)
+
+    def _end(self, error: PolybusError) -> None:
+        self.inbox.end(None if self._closed else error)
+
+    async def _shut(self) -> None:
+        self._closed = True
+        if self._parts_timer is not None:
+            self._parts_timer.cancel()
+        await self._lifeline.close()
+
+
+class _Batches:
+    """An async iterator that survives cancellation, so `asyncio.wait_for` may wrap its steps."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> NotificationBatch:
+        batch = await self._inbox.next_batch()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+
+def connect(
+    address: str | Address = DEFAULT_ADDRESS,
+    *,
+    reconnect: bool = True,
+    max_payload: int = codec.DEFAULT_MAX_PAYLOAD,
+    tls: ssl.SSLContext | None = None,
+    max_inbox_bytes: int = DEFAULTS.max_inbox_bytes,
+    connect_timeout_s: float = DEFAULTS.connect_timeout_s,
+    wait_timeout_s: float = DEFAULTS.wait_timeout_s,
+    echo_timeout_s: float = DEFAULTS.echo_timeout_s,
+    backoff_first_s: float = DEFAULTS.backoff_first_s,
+    backoff_max_s: float = DEFAULTS.backoff_max_s,
+    parts: PartLimits | None = None,
+) -> Client:
+    """A client of the server at `address` (tcp://, tls:// or unix:), to be used in a `with`.
+
+    See `ClientOptions` for what each setting does.
+    """
+    return Client(
+        address,
+        ClientOptions(
+            reconnect=reconnect,
+            max_payload=max_payload,
+            tls=tls,
+            max_inbox_bytes=max_inbox_bytes,
+            connect_timeout_s=connect_timeout_s,
+            wait_timeout_s=wait_timeout_s,
+            echo_timeout_s=echo_timeout_s,
+            backoff_first_s=backoff_first_s,
+            backoff_max_s=backoff_max_s,
+            parts=parts or PartLimits(),
+        ),
+    )

@@ -1,0 +1,201 @@
+"""One connection of a client to an rqueue server, from dialling to its end.
+
+A link sends buffers with back-pressure (`write`, then `drain`) and hands on
+what it receives as batches. It never comes back: when it has ended, the client
+makes another.
+
+The protocol has no acknowledgement, but frames of one connection take effect in
+order. So each link subscribes to a private probe topic, and `echo` publishes a
+number there and waits for it to come back: then all that was sent before is in
+force. Echoes are taken out of the batches here; nobody else sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import ssl
+from collections.abc import Callable, Iterable
+
+from polybus.clients import client_connection
+from polybus.dialects.rqueue import codec
+from polybus.dialects.rqueue.client.notification_batch import (
+    PAYLOAD_TOO_LARGE,
+    NotificationBatch,
+    scan,
+)
+from polybus.errors import AddressError, BadFrame, NotConnected
+from polybus.model.address import Address
+from polybus.model.limits import KIB, MIB, Limits
+from polybus.model.topic_name import PROBE_PREFIX, PROBE_RANDOM_BYTES
+
+# One system call brings this much; more gains nothing, less costs calls.
+READ_BUFFER_BYTES = 256 * KIB
+# A publisher that is never full gives way after so much: about a millisecond's work.
+TURN_BYTES = 1 * MIB
+# What an honest server may have for us before an echo: its largest outbox, twice over.
+ECHO_SLACK_BYTES = 2 * Limits().outbox_max_bytes
+NUMBER_BYTES = 8
+
+CLOSED_BY_SERVER = (
+    "the server closed the connection; it does so at shutdown, to a reader that is too slow, at a"
+    " limit, and after a frame it cannot accept, such as one over its --max-payload: see its log"
+)
+LARGER_CAP = "the server's --max-payload is larger than this client's max_payload: make them equal"
+
+
+class Link(client_connection.Wire):
+    """See the top of the file.
+
+    `on_batch` gets each batch that holds anything. `on_end` is called once,
+    with `error` set to the reason, or None if we closed it ourselves.
+    """
+
+    closed_by_peer = CLOSED_BY_SERVER
+
+    def __init__(
+        self,
+        address: Address,
+        max_payload: int,
+        on_batch: Callable[[NotificationBatch], None],
+        on_end: Callable[[Link], None],
+        reading: bool = True,
+    ) -> None:
+        super().__init__(address)
+        self.probe_topic = PROBE_PREFIX + os.urandom(PROBE_RANDOM_BYTES)
+        self._max_payload = max_payload
+        self._on_batch = on_batch
+        self._on_end = on_end
+        self._buffer = bytearray(max(READ_BUFFER_BYTES, 2 * (codec.HEADER.size + max_payload)))
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._in_a_row = 0  # bytes written since others last had a turn
+        self._numbers = itertools.count()
+        self._echoes: dict[int, asyncio.Future[None]] = {}
+        self._reading = True
+        self._wants_reading = reading
+        self._slack_bytes = ECHO_SLACK_BYTES
+
+    # --- what the client does with it
+
+    def write(self, data: bytes) -> bool:
+        """Hand over bytes to be sent; False if the link has ended, or is about to."""
+        if self._transport is None or not self.is_up:
+            return False
+        self._transport.write(data)
+        self._in_a_row += len(data)
+        return True
+
+    async def drain(self) -> None:
+        """Wait until there is room for more; `ConnectionLost` if the link ends first.
+
+        Lets the rest of the program run now and then, even if there is always room.
+        """
+        if not self._writable.is_set():
+            await self._writable.wait()
+        elif self._in_a_row > TURN_BYTES:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
+        if self.ended.is_set():
+            raise self.lost()
+
+    async def echo(self, timeout_s: float) -> None:
+        """Return when all that was written before has taken effect at the server."""
+        number = next(self._numbers)
+        waiter = asyncio.get_running_loop().create_future()
+        if not self.write(codec.publish(self.probe_topic, number.to_bytes(NUMBER_BYTES, "big"))):
+            raise self.lost()
+        self._echoes[number] = waiter
+        self._regulate()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            raise NotConnected(f"no answer from {self.address} within {timeout_s:g} s") from None
+        finally:
+            del self._echoes[number]
+            self._regulate()
+
+    def set_reading(self, wanted: bool) -> None:
+        """Take from the socket, or leave it there so that the server feels it.
+
+        While an echo is awaited the link reads on a while regardless, or a
+        caller who subscribes before reading on would wait for himself.
+        """
+        self._wants_reading = wanted
+        self._regulate()
+
+    # --- what the event loop does with it
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._wants_reading:
+            self._slack_bytes -= nbytes
+        end = self._filled + nbytes
+        consumed, batch, bad = scan(self._buffer, 0, end, self._max_payload)
+        self._filled = end - consumed
+        if consumed and self._filled:
+            self._view[: self._filled] = self._view[consumed:end]
+        self._hand_on(batch)
+        self._regulate()
+        if bad is not None:
+            self.refuse(_why(bad))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def over(self) -> None:
+        self._on_end(self)
+        self._writable.set()
+        for waiter in self._echoes.values():
+            if not waiter.done():
+                waiter.set_exception(self.lost())
+
+    def _hand_on(self, batch: NotificationBatch) -> None:
+        batch, echoes = batch.without(self.probe_topic)
+        for number in echoes:
+            waiter = self._echoes.get(int.from_bytes(number, "big"))
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        if len(batch) or batch.part_count:
+            self._on_batch(batch)
+
+    def _regulate(self) -> None:
+        if self._wants_reading or not self._echoes:
+            self._slack_bytes = ECHO_SLACK_BYTES
+        reading = self._wants_reading or (bool(self._echoes) and self._slack_bytes > 0)
+        if reading == self._reading or self._transport is None or self._transport.is_closing():
+            return
+        self._reading = reading
+        if reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+
+def _why(reason: str) -> BadFrame:
+    error = BadFrame(reason)
+    if reason == PAYLOAD_TOO_LARGE:
+        error.add_note(LARGER_CAP)
+    return error
+
+
+async def dial(link: Link, tls: ssl.SSLContext | None) -> None:
+    """Connect `link` to its address. Failures are OSErrors."""
+    if link.address.scheme not in ("tcp", "tls", "unix"):
+        raise AddressError(f"rqueue is reached by tcp://, tls:// or unix:, not {link.address}")
+    await client_connection.connect(link, tls)
+
+
+async def shake_hands(link: Link, topics: Iterable[bytes], timeout_s: float) -> None:
+    """Subscribe to everything, and wait until it is in force."""
+    link.write(b"".join([codec.subscribe(link.probe_topic), *map(codec.subscribe, topics)]))
+    await link.echo(timeout_s)

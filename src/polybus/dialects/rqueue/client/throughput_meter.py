@@ -1,0 +1,179 @@
+"""What `polybus rqueue sink` and `pusher` do: receive or send, count, and say so.
+
+A line each second, a summary at the end. Ctrl-C is the normal end of a run
+without `--count`, and cuts one with it short: exit code 0, and 130.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from polybus.dialects.rqueue.client.client import Client, connect
+from polybus.model.limits import MIB
+
+REPORT_EVERY_S = 1.0
+# Contents per call of publish_many: some 100 KiB at the usual sizes, never over a few MiB.
+BURST_MESSAGES = 1024
+BURST_BYTES = 4 * MIB
+# With a rate: how often to look whether messages are due. Shorter is smoother and costs more.
+PACE_S = 0.005
+NUMBER_BYTES = 8
+
+DONE = 0
+WRONG_SIZE = 1
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which server, and which topic there."""
+
+    host: str
+    port: int
+    topic: str
+    max_payload: int
+
+    def client(self) -> Client:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        # Rates over a gap would mean nothing, so the end of the connection is the end.
+        return connect(f"tcp://{host}:{self.port}", reconnect=False, max_payload=self.max_payload)
+
+
+class Tally:
+    """Messages and bytes so far, and the rates since the start and since the last line."""
+
+    def __init__(self, verb: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self._verb = verb
+        self._clock = clock
+        self._began_s: float | None = None
+        self._last = (0.0, 0, 0)
+
+    def start(self) -> None:
+        self._began_s = self._clock()
+        self._last = (self._began_s, 0, 0)
+
+    def add(self, messages: int, size: int) -> None:
+        if self._began_s is None:  # the wait for the first message is not measured
+            self.start()
+        self.messages += messages
+        self.bytes += size
+
+    def interval(self) -> str | None:
+        """The rates since the last line; None before the start."""
+        if self._began_s is None:
+            return None
+        since_s, messages, size = self._last
+        self._last = (self._clock(), self.messages, self.bytes)
+        return _rates(self.messages - messages, self.bytes - size, self._last[0] - since_s)
+
+    def summary(self) -> str:
+        took_s = 0.0 if self._began_s is None else self._clock() - self._began_s
+        rates = _rates(self.messages, self.bytes, took_s)
+        return f"{self._verb} {self.messages} messages, {self.bytes} bytes, {took_s:.2f} s: {rates}"
+
+
+async def sink(place: Place, size: int, count: int) -> int:
+    """Receive `count` messages (0: until Ctrl-C) and return the exit code.
+
+    A `size` of 0 or more is what each message must have: the total is checked.
+    """
+    tally = Tally("received")
+    async with place.client() as client:
+        await client.subscribe(place.topic)
+        interrupted = await _measure(_receive(client, tally, count), tally)
+    if size >= 0 and tally.bytes != size * tally.messages:
+        say(f"not {size} bytes in each message: that would be {size * tally.messages} bytes")
+        return WRONG_SIZE
+    return INTERRUPTED if interrupted and count else DONE
+
+
+async def pusher(place: Place, size: int, count: int, rate: float) -> int:
+    """Publish `count` messages (0: until Ctrl-C) and return the exit code.
+
+    `rate` is in messages a second; 0 is as many as the server takes.
+    """
+    tally = Tally("sent")
+    async with place.client() as client:
+        work = _push(client, place.topic, tally, _contents(size), count, rate)
+        interrupted = await _measure(work, tally)
+    return INTERRUPTED if interrupted and count else DONE
+
+
+async def _receive(client: Client, tally: Tally, count: int) -> None:
+    async for batch in client.batches():
+        if count and len(batch) > count - tally.messages:
+            batch = batch[: count - tally.messages]
+        tally.add(len(batch), batch.total_bytes)
+        if tally.messages == count:  # never so when count is 0: a batch is not empty
+            return
+
+
+async def _push(
+    client: Client, topic: str, tally: Tally, contents: list[bytes], count: int, rate: float
+) -> None:
+    tally.start()
+    began_s = time.perf_counter()
+    while not count or tally.messages < count:
+        burst = min(len(contents), count - tally.messages) if count else len(contents)
+        if rate:
+            due = int((time.perf_counter() - began_s) * rate) - tally.messages
+            burst = min(burst, due)
+        if burst <= 0:
+            await asyncio.sleep(PACE_S)
+            continue
+        await client.publish_many(topic, contents if burst == len(contents) else contents[:burst])
+        tally.add(burst, burst * len(contents[0]))
+    await client.flush()  # what counts is what the server has
+
+
+async def _measure(work: Coroutine[Any, Any, None], tally: Tally) -> bool:
+    """Do the work, with a line each second and a summary; True if Ctrl-C ended it."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    reports = loop.create_task(_report(tally))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        reports.cancel()
+        say(tally.summary())
+    return False
+
+
+async def _report(tally: Tally) -> None:
+    while True:
+        await asyncio.sleep(REPORT_EVERY_S)
+        line = tally.interval()
+        if line is not None:
+            say(line)
+
+
+def _contents(size: int) -> list[bytes]:
+    """A burst of contents, made once: making them is not what is measured."""
+    many = max(1, min(BURST_MESSAGES, BURST_BYTES // max(1, size)))
+    return [number.to_bytes(NUMBER_BYTES, "big").ljust(size, b".")[:size] for number in range(many)]
+
+
+def _rates(messages: int, size: int, seconds: float) -> str:
+    if seconds <= 0:
+        return "no time to measure"
+    return f"{messages / seconds:,.0f} messages/s, {size / seconds / 1e6:,.1f} MB/s"
+
+
+def say(line: str) -> None:
+    """One line on stdout, at once, also into a pipe."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,93 @@
+"""One rqueue connection on the bus: frames in, verbs out.
+
+The kernel routes PUBLISH frames by itself and stops at everything else, so
+Python runs once per received buffer and once per SUBSCRIBE, REMOVE or
+DEREGISTER. The protocol has no error frame: whoever breaks it, or asks for more
+than a limit allows, is told by the end of its connection, and the log says why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polybus.bus.subscriptions import Subscribed
+from polybus.dialects.rqueue import codec
+from polybus.dialects.rqueue.server.part_assembly import Assembly
+from polybus.dialects.rqueue.server.rqueue_framing import REASONS, RqueueEncoding, RqueueFraming
+from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME, FRAGMENTS_FIRST
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from polybus.bus.broker import Broker
+    from polybus.bus.connection import Pipe
+    from polybus.kernel.fanout import Routed
+    from polybus.model.limits import RqueueLimits
+
+LIMITS_REACHED = (Subscribed.TOO_MANY_SUBSCRIPTIONS, Subscribed.TOO_MANY_TOPICS)
+
+
+class RqueueDialect:
+    """What all rqueue connections of a bus share; called with a pipe it opens a session."""
+
+    def __init__(self, broker: Broker, limits: RqueueLimits) -> None:
+        self.broker = broker
+        self.encoding = RqueueEncoding(broker.new_encoding_number(), limits.max_payload)
+        self.framing = RqueueFraming(self.encoding)
+        self.assembly = Assembly(broker, limits)
+
+    def __call__(self, pipe: Pipe) -> RqueueSession:
+        return RqueueSession(self, pipe)
+
+
+class RqueueSession:
+    def __init__(self, dialect: RqueueDialect, pipe: Pipe) -> None:
+        self._broker = dialect.broker
+        self._framing = dialect.framing
+        self._route = dialect.broker.route
+        self._assembly = dialect.assembly
+        self._party = dialect.broker.join("rqueue", pipe, dialect.encoding)
+        self.stalled = self._party.outbox.stalled
+        self.writable = self._party.outbox.writable
+
+    def receive(self, buffer: Buffer, start: int, end: int) -> int:
+        """Takes every whole frame in buffer[start:end]; says how many bytes that was."""
+        at = start
+        while True:
+            routed = self._route(self._party, self._framing, buffer, at, end)
+            at += routed.consumed
+            if routed.fragments:
+                self._assembly.add(self._party, routed.fragments)
+            if routed.stop == FRAGMENTS_FIRST and not self._party.ended:
+                continue
+            if routed.stop == CONTROL_FRAME and self._control(routed):
+                continue
+            if routed.stop == BAD_FRAME:
+                self._broker.close(self._party, REASONS[routed.code])
+            return at - start
+
+    def half_closed(self) -> bool:
+        """A peer that sends no more is gone: it could not even be told from one that is."""
+        self._broker.finish(self._party)
+        return False
+
+    def ended(self) -> None:
+        self._assembly.forget(self._party)
+        self._broker.leave(self._party)
+
+    def _control(self, routed: Routed) -> bool:
+        """Acts on a control frame; False if that, or what came before it, was the end."""
+        if self._party.ended:
+            return False
+        if routed.code == codec.SUBSCRIBE:
+            self._subscribe(routed.topic)
+        elif routed.code == codec.REMOVE:
+            self._broker.unsubscribe(self._party, routed.topic)
+        else:
+            self._broker.unsubscribe_all(self._party)
+        return not self._party.ended
+
+    def _subscribe(self, topic: bytes) -> None:
+        result = self._broker.subscribe(self._party, topic)
+        if result in LIMITS_REACHED:
+            self._broker.close(self._party, result.value)

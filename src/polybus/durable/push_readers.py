@@ -1,0 +1,352 @@
+"""Push readers of durable topics: each gets what was committed, at its own pace.
+
+A topic with push readers has a *tail*: a position in its log that moves on as
+commits become visible. What it reads there is relayed to all readers at once, by
+the fan-out, as if somebody had just published it. Three kinds of reader are not
+among them for the moment:
+
+    joining   it came while the tail was behind: it begins at the end as of then
+    behind    its outbox was full when the tail went on, or it joined when the tail
+              had passed its beginning: it has a position of its own, and is fed from
+              the log as it has room, until it has caught up
+    leaving   it has unsubscribed or gone
+
+So a slow reader holds up nobody, and loses nothing until it is cut as slow.
+Reading is done by `readers`, on other threads; everything else is the loop's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from polybus.errors import PolybusError
+from polybus.kernel.fanout import BLOCKED
+from polybus.model.topic import ALL
+
+if TYPE_CHECKING:
+    from polybus.bus.broker import Log
+    from polybus.bus.connection import Party
+    from polybus.dialects.gsb.server.sender_tracker import Callers
+    from polybus.durable.topic_registry import Durable
+    from polybus.kernel.fanout import Fanout, Routed
+    from polybus.model.rows import Rows
+    from polybus.model.topic import Topic
+
+T = TypeVar("T")
+# Of one read: small enough that a reader's outbox stays near its mark.
+CHUNK_ROWS = 16_384
+CHUNK_BYTES = 512 * 1024
+INT32_BYTES = 4
+INT64_BYTES = 8
+NEVER = 2**63 - 1
+
+
+class Readers(Protocol):
+    """Runs work on another thread, then hands its outcome to the loop."""
+
+    def __call__(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None: ...
+
+
+# Sends messages of a topic to all push readers; what was published, and who is full.
+Relay = Callable[[bytes, memoryview, "bytes | memoryview"], "Routed"]
+
+
+class Cursor(ABC):
+    """A position in a topic's log that is read from, one read at a time."""
+
+    def __init__(self, following: Following, topic: Topic, at_id: int) -> None:
+        self._following = following
+        self.topic = topic
+        self.name = topic.name.encode()
+        self.at_id = at_id
+        self._reading = False
+        self._again = False
+
+    def read_on(self) -> None:
+        if self._reading:
+            self._again = True
+            return
+        until = self.until()
+        if until is not None and until <= self.at_id:
+            return
+        self._reading = True
+        self._again = False
+        self._following.read(self.topic, self.at_id, until, lambda future: self._got(future, until))
+
+    def until(self) -> int | None:
+        """The id to stop at; None: none."""
+        return None
+
+    @abstractmethod
+    def take(self, rows: Rows) -> None: ...
+
+    @abstractmethod
+    def wants_more(self) -> bool: ...
+
+    @abstractmethod
+    def passed(self, until: int | None) -> None:
+        """There was nothing up to there."""
+
+    def _got(self, future: Future[Rows], until: int | None) -> None:
+        if not future.cancelled():  # else the bus is stopping
+            self._following.callers.when_known(self.name, partial(self._use, future, until))
+
+    def _use(self, future: Future[Rows], until: int | None) -> None:
+        self._reading = False
+        try:
+            rows = future.result()
+        except PolybusError as error:
+            self._following.failed(self.topic, error)
+            return
+        before = self.at_id
+        if rows.count:
+            self.take(rows)
+        else:
+            self.passed(until)
+        if (self.at_id != before or self._again) and self.wants_more():
+            self.read_on()
+
+
+class Tail(Cursor):
+    """Where all readers are that keep up."""
+
+    def __init__(self, following: Following, topic: Topic, at_id: int) -> None:
+        super().__init__(following, topic, at_id)
+        self.joining: deque[tuple[int, Party]] = deque()
+        self.behind: dict[Party, Straggler] = {}
+
+    def until(self) -> int | None:
+        return self.joining[0][0] if self.joining else None
+
+    def wants_more(self) -> bool:
+        return self._following.is_followed(self)
+
+    def take(self, rows: Rows) -> None:
+        if not self._following.is_followed(self):
+            return  # whoever has come since then follows another tail
+        self._following.relay(self, rows)
+        self.at_id = _last_id(rows) + 1
+        self.admit()
+        self._following.heard(self)
+
+    def passed(self, until: int | None) -> None:
+        if until is not None:  # what was there has been trimmed
+            self.at_id = max(self.at_id, until)
+            self.admit()
+
+    def admit(self) -> None:
+        """Lets those in whose beginning is reached; a read may have gone beyond it."""
+        while self.joining and self.joining[0][0] <= self.at_id:
+            start, party = self.joining.popleft()
+            if start == self.at_id:
+                self._following.attach(self, party)
+            else:
+                self.behind[party] = Straggler(self._following, self, party, start)
+                self.behind[party].read_on()
+
+
+class Straggler(Cursor):
+    """A reader on its own, behind the tail."""
+
+    def __init__(self, following: Following, tail: Tail, party: Party, at_id: int) -> None:
+        super().__init__(following, tail.topic, at_id)
+        self._tail = tail
+        self.party = party
+
+    def until(self) -> int | None:
+        return self._tail.at_id
+
+    def wants_more(self) -> bool:
+        return self._is_there() and not self.party.outbox.full
+
+    def take(self, rows: Rows) -> None:
+        if not self._is_there():
+            return
+        self._following.feed(self.party, self.name, rows)
+        self._reached(_last_id(rows) + 1)
+
+    def passed(self, until: int | None) -> None:
+        """What was there has been trimmed."""
+        self._reached(until or 0)
+
+    def _reached(self, at_id: int) -> None:
+        self.at_id = max(self.at_id, at_id)
+        if self.at_id >= self._tail.at_id and self._is_there():
+            del self._tail.behind[self.party]
+            self._following.attach(self._tail, self.party)
+
+    def _is_there(self) -> bool:
+        return self._tail.behind.get(self.party) is self
+
+
+class Following:
+    def __init__(
+        self,
+        durable: Durable,
+        fanout: Fanout,
+        relay: Relay,
+        readers: Readers,
+        callers: Callers,
+        log: Log,
+    ) -> None:
+        self._durable = durable
+        self._fanout = fanout
+        self._relay = relay
+        self._readers = readers
+        self.callers = callers
+        callers.is_read = self.is_read
+        self._log = log
+        self._tails: dict[int, Tail] = {}
+        for topic in durable.topics():
+            self.bound(topic)
+
+    # --- what the broker reports
+
+    def bound(self, topic: Topic) -> None:
+        """The name is durable now; whoever reads it already follows from here on."""
+        name = topic.name.encode()
+        self._fanout.set_durable(name, True)
+        if self._fanout.subscriber_count(name):
+            self._tails[topic.number] = Tail(self, topic, self._durable.next_id(topic))
+
+    def gone(self, topic: Topic) -> None:
+        """It was dropped: its readers stay subscribed to the name, and hear nothing."""
+        name = topic.name.encode()
+        tail = self._tails.pop(topic.number, None)
+        if tail is not None:
+            for party in [party for _, party in tail.joining] + list(tail.behind):
+                self._fanout.attach(party.number, name)
+            tail.joining.clear()
+            tail.behind.clear()
+        self._fanout.set_durable(name, False)
+
+    def subscribed(self, party: Party, name: bytes) -> None:
+        topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
+        if topic is None:
+            return
+        start = self._durable.next_id(topic)
+        tail = self._tails.get(topic.number)
+        if tail is None or not self.is_followed(tail):
+            self._tails[topic.number] = Tail(self, topic, start)
+        elif tail.at_id < start:
+            self._fanout.detach(party.number, name)
+            tail.joining.append((start, party))
+            tail.read_on()
+
+    def unsubscribed(self, party: Party, name: bytes) -> None:
+        topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
+        if topic is not None and topic.number in self._tails:
+            self._leave(self._tails[topic.number], party)
+
+    def left(self, party: Party) -> None:
+        """The party reads nothing any more."""
+        for tail in list(self._tails.values()):
+            self._leave(tail, party)
+
+    def has_room(self, party: Party) -> None:
+        """What it missed can be sent now."""
+        for tail in self._tails.values():
+            straggler = tail.behind.get(party)
+            if straggler is not None:
+                straggler.read_on()
+
+    def news(self, numbers: Iterable[int]) -> None:
+        """These topics have more."""
+        for number in numbers:
+            tail = self._tails.get(number)
+            if tail is not None and self.is_followed(tail):
+                tail.read_on()
+                for straggler in list(tail.behind.values()):
+                    if straggler.wants_more():  # its last read has failed
+                        straggler.read_on()
+
+    # --- what cursors ask for
+
+    def read(
+        self, topic: Topic, at_id: int, until: int | None, then: Callable[[Future[Rows]], None]
+    ) -> None:
+        store = self._durable.store
+        self._readers(
+            lambda: store.read(
+                topic.number, ALL, at_id, until, max_rows=CHUNK_ROWS, max_bytes=CHUNK_BYTES
+            ),
+            then,
+        )
+
+    def is_followed(self, tail: Tail) -> bool:
+        """Does anybody read the topic by push? A tail that nobody follows is let go."""
+        is_current = self._tails.get(tail.topic.number) is tail
+        if is_current and not (
+            tail.joining or tail.behind or self._fanout.subscriber_count(tail.name)
+        ):
+            del self._tails[tail.topic.number]
+            self.callers.heard(tail.name, NEVER)
+            return False
+        return is_current
+
+    def is_read(self, name: bytes) -> bool:
+        """Does anybody read this name's log by push?"""
+        topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
+        tail = self._tails.get(topic.number) if topic is not None else None
+        return tail is not None and self.is_followed(tail)
+
+    def relay(self, tail: Tail, rows: Rows) -> None:
+        """To all who keep up; who is full falls behind, and the others go on."""
+        for start, end, caller in self.callers.runs(tail.name, rows):
+            with self.callers.said_by(caller):
+                self._relay_run(tail, rows, start, end)
+
+    def _relay_run(self, tail: Tail, rows: Rows, done: int, end: int) -> None:
+        offsets = memoryview(rows.body_offsets)[: (end + 1) * INT32_BYTES]
+        while self._fanout.subscriber_count(tail.name):  # else all are behind, or joining
+            routed = self._relay(tail.name, offsets[done * INT32_BYTES :], rows.bodies)
+            done += routed.consumed
+            if routed.stop != BLOCKED:
+                return
+            party: Party = routed.blocker.party
+            self._fanout.detach(party.number, tail.name)
+            at_id = int.from_bytes(rows.ids[done * INT64_BYTES :][:INT64_BYTES], "little")
+            tail.behind[party] = Straggler(self, tail, party, at_id)
+
+    def feed(self, party: Party, name: bytes, rows: Rows) -> None:
+        offsets = memoryview(rows.body_offsets)
+        for start, end, caller in self.callers.runs(name, rows):
+            ends = offsets[start * INT32_BYTES : (end + 1) * INT32_BYTES]
+            with self.callers.said_by(caller):
+                data = self._fanout.encode_for(party.number, name, ends, rows.bodies)
+            if data:
+                party.outbox.push(data)
+
+    def heard(self, tail: Tail) -> None:
+        """Who sent what all have heard need not be known any more."""
+        behind = tail.behind.values()
+        told = [one.at_id for one in behind if self.callers.are_told(one.party.encoding)]
+        self.callers.heard(tail.name, min([tail.at_id, *told]))
+
+    def attach(self, tail: Tail, party: Party) -> None:
+        self._fanout.attach(party.number, tail.name)
+
+    def count(self, topic: Topic) -> int:
+        """How many read it by push."""
+        tail = self._tails.get(topic.number)
+        apart = len(tail.joining) + len(tail.behind) if tail else 0
+        return apart + self._fanout.subscriber_count(topic.name.encode())
+
+    def failed(self, topic: Topic, error: PolybusError) -> None:
+        """Its readers hear nothing more until the next commit, when it is tried again."""
+        self._log.warning("following failed", topic=topic.name, reason=str(error))
+
+    def _leave(self, tail: Tail, party: Party) -> None:
+        tail.behind.pop(party, None)
+        if any(one is party for _, one in tail.joining):
+            tail.joining = deque(pair for pair in tail.joining if pair[1] is not party)
+        self.is_followed(tail)
+
+
+def _last_id(rows: Rows) -> int:
+    return int.from_bytes(rows.ids[-INT64_BYTES:], "little")

@@ -1,0 +1,168 @@
+"""Acks and failed runs: what becomes of a shard's record by them, and nothing else.
+
+An entry is judged as a whole: taken, or refused with an error of its own. The work is
+by range, not by message. To ack what is acked already, or to report a failed run
+again, changes nothing, so a call whose answer was lost can be made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from polybus.errors import Fenced, LimitReached, MalformedRequest
+from polybus.groups import acked_ranges
+from polybus.groups.dead_letter_queue import Failure
+
+if TYPE_CHECKING:
+    from polybus.groups.acked_ranges import Range
+    from polybus.groups.group_records import Progress
+    from polybus.groups.group_state import Shard
+
+# Ranges above a low mark: one stuck message holds up its shard only after so many others;
+# a record is rewritten with each ack, and stays below 32 KiB by this.
+MAX_RANGES: Final = 1024
+# Messages of a shard that have failed and wait to be tried again; some 20 bytes each.
+MAX_ATTEMPTS: Final = 4096
+# What a bus that has just started takes a member to have been handed, beyond what it has acked:
+# twice as much as our own consumer fetches ahead. A backlog of millions is not all suspect.
+MAX_UNKNOWN: Final = 32_768
+DIED: Final = "the consumer died while it was running"
+
+
+class Failed(NamedTuple):
+    """A failed run. `attempt`: how many its consumer knew of before; None: it does not say."""
+
+    offset: int
+    reason: str = ""
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a member says of one shard. None: it does not say."""
+
+    shard: int
+    epoch: int
+    acked: tuple[Range, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    running: tuple[int, ...] | None = None
+    emitted: int = 0
+    redelivered: int = 0
+    release: bool = False
+
+    @property
+    def last(self) -> int:
+        """The end of what it speaks of."""
+        ends = [to for _, to in self.acked] + [one.offset + 1 for one in self.failed]
+        return max(ends, default=0)
+
+
+@dataclass(slots=True)
+class Judged:
+    """`failures` have come to their end, if they can be given up."""
+
+    progress: Progress
+    attempts: dict[int, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def check_owner(progress: Progress, shard: int, consumer: str, epoch: int) -> None:
+    if progress.owner != consumer or progress.epoch != epoch:
+        raise Fenced(f"shard {shard} is no longer {consumer}'s by epoch {epoch}")
+
+
+def judge(progress: Progress, entry: Entry, end: int, max_deliver: int) -> Judged:
+    """`end` is the shard's: nobody can have seen more."""
+    if entry.last > end:
+        raise MalformedRequest(f"shard {entry.shard} ends at {end}, not at {entry.last}")
+    acked = ack(progress, entry.acked) if entry.acked else progress
+    return fail(acked, entry.shard, entry.failed, max_deliver) if entry.failed else Judged(acked)
+
+
+def ack(progress: Progress, acked: Iterable[Range], most: int = MAX_RANGES) -> Progress:
+    low, above = acked_ranges.add(progress.low, progress.ranges, acked)
+    if len(above) > max(most, len(progress.ranges)):
+        raise LimitReached("max_ranges", f"a shard has at most {most} ranges of acks")
+    attempts = progress.attempts
+    if attempts:
+        attempts = {
+            at: n for at, n in attempts.items() if not acked_ranges.contains(low, above, at)
+        }
+    suspect_to = progress.suspect_to if progress.suspect_to > low else 0
+    return progress._replace(low=low, ranges=above, attempts=attempts, suspect_to=suspect_to)
+
+
+def fail(progress: Progress, shard: int, failed: Iterable[Failed], max_deliver: int) -> Judged:
+    """Runs that have failed, but for those of messages that are acked."""
+    judged, attempts = Judged(progress), dict(progress.attempts)
+    for one in failed:
+        if acked_ranges.contains(progress.low, progress.ranges, one.offset):
+            continue
+        known = attempts.get(one.offset, 0)
+        if known == 0 and len(attempts) >= MAX_ATTEMPTS:
+            text = f"{MAX_ATTEMPTS} messages of shard {shard} wait to be tried again already"
+            raise LimitReached("max_attempts", text)
+        told_before = one.attempt is not None and one.attempt < known
+        count = known if told_before else known + 1
+        attempts[one.offset] = judged.attempts[one.offset] = count
+        if count >= max_deliver:
+            judged.failures.append(Failure(shard, one.offset, count, one.reason))
+    if judged.attempts:
+        judged.progress = progress._replace(attempts=attempts)
+    return judged
+
+
+def bury(shard: Shard, end: int, max_deliver: int) -> Judged:
+    """The owner is dead: what it was running has failed, what it was handed is suspect."""
+    progress = shard.progress
+    handed_to = _perhaps_handed(progress, end) if shard.handed_to is None else shard.handed_to
+    suspect_to = max(progress.suspect_to, handed_to)
+    left = let_go(shard, progress, suspect_to if suspect_to > progress.low else 0)
+    room = MAX_ATTEMPTS - len(progress.attempts)
+    running = [Failed(offset, DIED) for offset in shard.running[:room] if offset < end]
+    return fail(left, shard.number, running, max_deliver)
+
+
+def _perhaps_handed(progress: Progress, end: int) -> int:
+    """What was handed out before the bus started: nobody knows."""
+    acked = progress.ranges[-1][1] if progress.ranges else progress.low
+    return min(end, acked + MAX_UNKNOWN)
+
+
+def let_go(shard: Shard, progress: Progress, suspect_to: int) -> Progress:
+    """Nobody's from now on; what its owner has counted stays."""
+    emitted, redelivered = shard.counted
+    return progress._replace(
+        owner=None,
+        member=0,
+        suspect_to=suspect_to,
+        emitted=progress.emitted + emitted,
+        redelivered=progress.redelivered + redelivered,
+        counted=(0, 0),
+    )
+
+
+def give(progress: Progress, owner: str, member: int) -> Progress:
+    return progress._replace(owner=owner, member=member, epoch=progress.epoch + 1)
+
+
+def give_up(progress: Progress, offsets: Iterable[int]) -> Progress:
+    """Their letters are in the same commit: they count as acked."""
+    dead = [(offset, offset + 1) for offset in offsets]
+    if not dead:
+        return progress
+    given_up = ack(progress, dead, MAX_RANGES + MAX_ATTEMPTS)
+    return given_up._replace(dead_lettered=progress.dead_lettered + len(dead))
+
+
+def trim(progress: Progress, start: int) -> Progress:
+    """Messages before `start` are there no more: what was not acked of them is counted."""
+    unread = acked_ranges.missing(progress.low, progress.ranges, start)
+    if start <= progress.low:
+        return progress
+    moved = ack(progress, [(0, start)])
+    return moved._replace(
+        start=progress.start + unread, trimmed_unread=progress.trimmed_unread + unread
+    )

@@ -1,0 +1,165 @@
+"""A running bus, as a program sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from polybus.native.client.flight_connection import Connection
+from polybus.native.client.group_fetch import Answer, Told, fetch, follow
+from polybus.native.client.native_options import DEFAULT_URL, ClientOptions, settled
+from polybus.native.client.native_producer import FAILING_CLOSE_S, Producer
+from polybus.native.client.producer_set import Producers
+from polybus.native.client.range_reader import MAX_WAIT_S, NO_BOUND, Reading, Wanted
+from polybus.native.client.stage import Stage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Client:
+    """Connects when it is first asked for something."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        options: ClientOptions | None = None,
+        *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._connection = Connection(*settled(url, options))
+        self._now_ms = now_ms
+        self._producers: Producers[Producer] = Producers()
+
+    # --- producing
+
+    def producer(self, name: str | None = None, *, create: bool = True) -> Producer:
+        """A producer of this name, which fences an older one; without a name a new one.
+
+        Without `create` a topic that is not there is refused, and not made.
+        """
+        opened = self.act("producer.open", producer=name or "")
+        kind = {"is_named": bool(name), "create": create}
+        return self._producers.add(Producer(self._connection, opened, self._now_ms, **kind))
+
+    def stage(self, lease_s: float = 600.0) -> Stage:
+        """A place for batches that become visible all at once, by `publish`."""
+        opened = self.act("stage.new", lease_s=lease_s)
+        return Stage(self._connection, opened["stage"], self._now_ms)
+
+    def publish(
+        self, stages: Sequence[Stage | str], stamp: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        """All that is in the stages becomes visible, at once. They are gone then."""
+        names = [one if isinstance(one, str) else one.name for one in stages]
+        return self.act("stage.publish", stages=names, stamp=stamp and dict(stamp))
+
+    # --- reading
+
+    def read(
+        self,
+        topic: str,
+        shard: int | str = "all",
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        max_rows: int = NO_BOUND,
+        wait_s: float = 0.0,
+        columns: Collection[str] | None = None,
+    ) -> Reading:
+        """Arrow batches from `start` to `end` (exclusive): offsets of a shard, ids of "all".
+
+        Without `start` from the first there is. It ends there, or at `max_rows`, or when
+        nothing came for `wait_s`: `math.inf` follows for ever. With `columns` batches have
+        these and the one that says how far it has come (`offset`, or `id` of "all"), no others.
+        """
+        some = None if columns is None else frozenset(columns)
+        return Reading(self._connection, Wanted(topic, shard, start, end, max_rows, wait_s, some))
+
+    def wait(
+        self, positions: Iterable[tuple[str, int, int]], timeout_s: float
+    ) -> list[dict[str, Any]]:
+        """Waits until one of (topic, shard, offset) has more; what has. Empty if time is up."""
+        wanted = [dict(zip(("topic", "shard", "offset"), one, strict=True)) for one in positions]
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, min(deadline_s - time.monotonic(), MAX_WAIT_S))
+            answer = self.act("wait", positions=wanted, timeout_ms=round(left_s * 1000))
+            if answer["news"] or time.monotonic() >= deadline_s:
+                news: list[dict[str, Any]] = answer["news"]
+                return news
+
+    def fetch(self, **request: Any) -> tuple[Answer, list[pa.RecordBatch]]:
+        """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
+        return fetch(self._connection, request)
+
+    def follow(self, **request: Any) -> Iterator[Told]:
+        """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
+        return follow(self._connection, {**request, "follow": True})
+
+    def bounds(self, topic: str) -> dict[str, Any]:
+        return self.act("bounds", topic=topic)
+
+    def find(self, topic: str, timestamp_ns: int, shard: int | str = "all") -> int:
+        """The first position that came at this time or later; the end if none did."""
+        found = self.act("find", topic=topic, shard=shard, timestamp_ns=timestamp_ns)
+        return int(found["position"])
+
+    # --- topics
+
+    def create_topic(
+        self, topic: str, shards: int = 0, settings: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        return self.act(
+            "topic.create", topic=topic, shards=shards, settings=settings and dict(settings)
+        )
+
+    def topics(self, pattern: str = "*") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.act("topic.list", pattern=pattern)["topics"]
+        return found
+
+    def topic(self, topic: str) -> dict[str, Any]:
+        return self.act("topic.info", topic=topic)
+
+    def drop_topic(self, topic: str) -> None:
+        self.act("topic.drop", topic=topic)
+
+    def trim(self, topic: str, before: Mapping[int, int]) -> dict[str, Any]:
+        offsets = {str(shard): offset for shard, offset in before.items()}
+        return self.act("topic.trim", topic=topic, before=offsets)
+
+    def topic_stats(self, topic: str) -> dict[str, Any]:
+        return self.act("topic.stats", topic=topic)
+
+    def stats(self) -> dict[str, Any]:
+        return self.act("stats")
+
+    # --- the rest
+
+    def act(self, name: str, /, **request: Any) -> dict[str, Any]:
+        """Any action of the port, by its name; what is None is left out."""
+        return self._connection.act(
+            name, {key: value for key, value in request.items() if value is not None}
+        )
+
+    def hurry(self, timeout_s: float) -> None:
+        """From now on, and for what waits already: a bus that is away is waited for so long."""
+        self._connection.patience_s = min(self._connection.patience_s, timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Closes its producers, too, each as `Producer.close` says."""
+        self._producers.close(timeout_s)
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(None if error is None else FAILING_CLOSE_S)

@@ -1,0 +1,143 @@
+"""One connection to a bus, made when it is first needed and made again when it was lost."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Lock
+from typing import Any, TypeVar
+
+import pyarrow.flight as flight
+
+from polybus.errors import ConnectionLost, NotConnected, PeerError, StoreClosed, Unavailable
+from polybus.native.client.flight_errors import translating
+from polybus.native.client.native_options import ClientOptions, location, read
+
+T = TypeVar("T")
+# What a later try may mend; everything else is the bus's answer.
+PASSING = (ConnectionLost, NotConnected, StoreClosed)
+# gRPC waits before it connects again, up to two minutes, and does so for all channels of
+# a process to one place together. Ours have their own connections, and after one failed to
+# come about the next try is another channel's.
+CHANNEL = [("grpc.use_local_subchannel_pool", 1)]
+
+
+class Connection:
+    def __init__(self, url: str, options: ClientOptions) -> None:
+        self.url = url
+        self.options = options
+        self.closed = Event()
+        self.patience_s = options.connect_timeout_s
+        self._location = location(url)
+        self._lock = Lock()
+        self._flight: flight.FlightClient | None = None
+
+    @contextmanager
+    def using(self) -> Iterator[flight.FlightClient]:
+        """A client for some calls; what goes wrong meanwhile becomes ours."""
+        client = self._client()
+        try:
+            with translating(self.url):
+                yield client
+        except NotConnected:
+            self.renew(client)
+            raise
+
+    def renew(self, failed: flight.FlightClient) -> None:
+        """The next call is another client's. Calls that this one has under way go on."""
+        with self._lock:
+            if self._flight is failed:
+                self._flight = None
+
+    def _client(self) -> flight.FlightClient:
+        with self._lock:
+            if self.closed.is_set():
+                raise ConnectionLost("this client was closed")
+            if self._flight is None:
+                with translating(self.url):
+                    self._flight = flight.connect(
+                        self._location, generic_options=CHANNEL, **self._tls()
+                    )
+            return self._flight
+
+    def call_options(self, timeout_s: float | None = None) -> Any:
+        token = self.options.token_file
+        headers = []
+        if token is not None:
+            headers.append((b"authorization", b"Bearer " + read(token, "token").strip()))
+        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+    def act(self, name: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One action, tried again while no bus answers, as long as the options say."""
+        return self.patiently(lambda: self.act_once(name, request or {}))
+
+    def patiently(self, step: Callable[[], T]) -> T:
+        """Tries again what failed for want of a bus, for as long as there is patience."""
+        began_s = time.monotonic()
+        for pause_s in self.pauses():
+            try:
+                return step()
+            except PASSING:
+                waited_s = time.monotonic() + pause_s - began_s
+                if waited_s > self.patience_s or self.closed.is_set():
+                    raise
+            self.closed.wait(pause_s)
+        raise Unavailable("pauses have no end")  # pragma: no cover
+
+    def pauses(self) -> Pauses:
+        return Pauses(self.options.first_backoff_s, self.options.last_backoff_s)
+
+    def close(self) -> None:
+        with self._lock:
+            self.closed.set()
+            if self._flight is not None:
+                self._flight.close()
+                self._flight = None
+
+    def act_once(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        """One action, tried once."""
+        try:
+            found: dict[str, Any] = json.loads(self.results(name, request)[0].to_pybytes())
+        except (IndexError, ValueError):
+            raise PeerError(f"{self.url} has given no answer to {name}") from None
+        return found
+
+    def results(self, name: str, request: dict[str, Any]) -> list[Any]:
+        """All that one action answers, as buffers; tried once."""
+        return list(self.stream(name, request))
+
+    def stream(self, name: str, request: dict[str, Any]) -> Iterator[Any]:
+        """The same, as they come."""
+        action = flight.Action(name, json.dumps(request).encode())
+        options = self.call_options(self.options.call_timeout_s)
+        with self.using() as client:
+            for result in client.do_action(action, options):
+                yield result.body
+
+    def _tls(self) -> dict[str, Any]:
+        options, found = self.options, {}
+        if options.authorities is not None:
+            found["tls_root_certs"] = read(options.authorities, "authorities")
+        if options.certificate is not None and options.key is not None:
+            found["cert_chain"] = read(options.certificate, "certificate")
+            found["private_key"] = read(options.key, "key")
+        return found
+
+
+class Pauses:
+    """How long to wait before each next try: doubling, and never two clients in step."""
+
+    def __init__(self, first_s: float, last_s: float) -> None:
+        self._next_s = first_s
+        self._last_s = last_s
+
+    def __iter__(self) -> Pauses:
+        return self
+
+    def __next__(self) -> float:
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, self._last_s)
+        return pause_s * random.uniform(0.5, 1.0)

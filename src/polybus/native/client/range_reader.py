@@ -1,0 +1,153 @@
+"""Reads as iterators of Arrow batches, which go on where they were after a restart of the bus.
+
+The bus waits some seconds for news before it ends a read that asked it to; a longer
+wait is several reads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.flight as flight
+
+from polybus.errors import ConnectionLost
+from polybus.native.client.flight_connection import PASSING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from polybus.native.client.flight_connection import Connection
+
+log = logging.getLogger("polybus.native")
+
+NO_BOUND = 0
+MAX_WAIT_S = 30.0  # of one call
+WARN_AFTER_S = 5.0
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What is to be read. `start` moves along with what was given."""
+
+    topic: str
+    shard: int | str
+    start: int | None
+    end: int | None
+    max_rows: int
+    wait_s: float
+    columns: frozenset[str] | None = None
+
+    @property
+    def position(self) -> str:
+        """The column that says how far it has come."""
+        return "id" if self.shard == "all" else "offset"
+
+    def ticket(self, wait_s: float) -> dict[str, Any]:
+        some = None if self.columns is None else sorted(self.columns | {self.position})
+        return ({} if some is None else {"columns": some}) | {
+            "topic": self.topic,
+            "shard": self.shard,
+            "from": self.start,
+            "to": self.end,
+            "max_rows": self.max_rows,
+            "wait_ms": round(min(wait_s, MAX_WAIT_S) * 1000),
+        }
+
+    def took(self, batch: pa.RecordBatch) -> bool:
+        """Whether that was all there was to take."""
+        self.start = batch.column(self.position)[-1].as_py() + 1
+        if self.max_rows:
+            self.max_rows -= batch.num_rows
+            if self.max_rows <= 0:
+                return True
+        return self.end is not None and self.start >= self.end
+
+
+class Reading:
+    """An iterator of batches, for one thread; `cancel` ends it from any other."""
+
+    def __init__(self, connection: Connection, wanted: Wanted) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        self._lock = Lock()
+        self._reader: Any = None
+        self._cancelled = False
+        self._batches = self._read()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """By the thread that iterates, if it does not go on to the end."""
+        self._batches.close()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._reader is not None:
+                self._reader.cancel()
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def _read(self) -> Any:  # a generator, which mypy would not let be closed
+        wanted, options = self._wanted, self._connection.options
+        pauses = self._connection.pauses()
+        lost_s: float | None = None
+        heard_s, has_warned = time.monotonic(), False
+        while not self._is_cancelled():
+            try:
+                for batch in self._once(wanted.wait_s - (time.monotonic() - heard_s)):
+                    pauses, lost_s, has_warned = self._connection.pauses(), None, False
+                    is_all = wanted.took(batch)
+                    yield batch
+                    heard_s = time.monotonic()
+                    if is_all:
+                        return
+                lost_s = None
+                if time.monotonic() - heard_s >= wanted.wait_s:
+                    return
+            except PASSING as error:
+                if self._is_cancelled():
+                    return
+                lost_s = lost_s or time.monotonic()
+                pause_s, silent_s = next(pauses), time.monotonic() - lost_s
+                if silent_s + pause_s > options.connect_timeout_s:
+                    raise
+                if not has_warned and silent_s > WARN_AFTER_S:
+                    has_warned = True
+                    log.warning("reading %s waits: %s", wanted.topic, error)
+                self._connection.closed.wait(pause_s)
+
+    def _once(self, wait_s: float) -> Iterator[pa.RecordBatch]:
+        ticket = flight.Ticket(json.dumps(self._wanted.ticket(max(wait_s, 0.0))).encode())
+        with self._connection.using() as client:
+            reader = self._open(client, ticket)
+            try:
+                while True:
+                    try:
+                        chunk = reader.read_chunk()
+                    except StopIteration:
+                        return
+                    if chunk.data is not None and chunk.data.num_rows:
+                        yield chunk.data
+            finally:
+                reader.cancel()
+
+    def _open(self, client: flight.FlightClient, ticket: Any) -> Any:
+        reader = client.do_get(ticket, self._connection.call_options())
+        with self._lock:
+            self._reader = reader
+            if self._cancelled:
+                reader.cancel()
+                raise ConnectionLost("the read was cancelled")
+        return reader

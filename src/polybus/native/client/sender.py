@@ -1,0 +1,359 @@
+"""How batches get through: once, in order, whatever happens on the way.
+
+One thread sends (or who brings a small batch, where that is all there is to do), that of
+the session reads answers. A batch gets its number when it is first sent, and is kept until
+its outcome is known:
+
+    answered                      its futures are told
+    the connection is lost,       the outcome is not known: everything unanswered is sent
+    the bus is not able to        again with the same numbers, and the bus knows a repeat
+    refused by the bus            all numbers on their way are used up by commits of
+                                  nothing. Whatever still lies on the way with such a
+                                  number is then without effect; and if a number had been
+                                  used after all, the bus says so. What is left gets new
+                                  numbers: the refused one is told so (or is halved, if it
+                                  may be the fault of a part), the others are sent again
+    fenced, or forgotten          the producer is at its end: all are told so
+
+So one number never stands for two contents, however late an earlier try arrives.
+
+The bus keeps the answers to the last 16 numbers, and so many are on their way at
+most. All of them are for one topic: before another's turn the first are awaited,
+since numbers are the producer's, and streams could overtake each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition, Lock, Thread
+from typing import Any
+
+from polybus.errors import (
+    ConnectionLost,
+    Fenced,
+    LimitReached,
+    MalformedRequest,
+    OutOfSequence,
+    PeerError,
+    PolybusError,
+    Stale,
+    TooLarge,
+    Unavailable,
+    UnknownProducer,
+)
+from polybus.native.client.flight_connection import Connection
+from polybus.native.client.in_flight import Unanswered
+from polybus.native.client.produce_queue import Batch, Produced, Queue
+from polybus.native.client.put_session import Session
+
+log = logging.getLogger("polybus.native")
+
+# After these no number of this producer will ever be taken again.
+FATAL = (Fenced, UnknownProducer, Stale, OutOfSequence)
+# These may be the fault of one part of a batch alone; others are about the topic.
+PARTIAL = (MalformedRequest, TooLarge, LimitReached)
+# A bus that fails at the same batch again and again fails because of it.
+MAX_TRIES = 4
+WARN_AFTER_S = 5.0
+EXISTING = "existing"  # behind the topic in a path: it is not made
+
+
+class Sender:
+    """The thread of a producer. `changed` guards all that both threads touch."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        epoch: int,
+        last_counter: int,
+        *,
+        create: bool = True,
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.dead: PolybusError | None = None
+        lock = Lock()
+        self.changed = Condition(lock)
+        self.queue = Queue(connection.options, self.changed, lock)
+        self._connection = connection
+        self._behind = [] if create else [EXISTING]
+        self._unanswered = Unanswered(last_counter, connection.options.max_in_flight)
+        self._session: Session | None = None
+        self._turn = Lock()  # held by who does what is due
+        self._giving_up = False
+        self._pauses = connection.pauses()
+        self._tries = 0
+        self._progress_s = time.monotonic()
+        self._has_warned = False
+        self._thread = Thread(target=self._run, name=f"polybus-producer-{name}", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Whether the thread has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """All that has no outcome is failed, whatever the threads are waiting for."""
+        with self.changed:
+            self._giving_up = True
+            self.changed.notify_all()
+        self._fail_all(self.dead or ConnectionLost("closed before the bus had answered"))
+
+    def send_now(self) -> None:
+        """Sends what waits on the caller's thread, where that is all there is to do: to wake the
+        thread would take longer. Opening streams, and all that goes wrong, is for the thread."""
+        try:
+            if self._turn.acquire(blocking=False):
+                self._send_in_turn()
+        finally:
+            with self.changed:
+                if self._session is None or self._duty() is not None:
+                    self.changed.notify()
+
+    def _send_in_turn(self) -> None:
+        try:
+            with self._dying():
+                if self._is_plain() and self._due() == self._send:
+                    self._send()
+        except BaseException:  # Ctrl-C, at any point: the thread sends it again
+            if self._session is not None:
+                self._session.interrupt()
+            raise
+        finally:
+            self._turn.release()
+
+    def _is_plain(self) -> bool:
+        session = self._session
+        return session is not None and session.is_open
+
+    # --- the thread
+
+    def _run(self) -> None:
+        with self._dying():
+            while self._next_duty() is not None:
+                with self._turn:
+                    duty = self._due()
+                    if duty is not None:
+                        duty()
+        self._fail_all(self.dead or ConnectionLost("closed before the bus had answered"))
+        if not self._giving_up:
+            self._end_session()
+
+    def _next_duty(self) -> Callable[[], None] | None:
+        """What is to be done, once there is something; None: nothing ever again."""
+        with self.changed:
+            while self.dead is None and not self._giving_up and not self._is_done():
+                duty = self._duty()
+                if duty is not None:
+                    return duty
+                self.changed.wait()
+        return None
+
+    def _due(self) -> Callable[[], None] | None:
+        """What is to be done now, by who has the turn."""
+        with self.changed:
+            return None if self.dead is not None or self._giving_up else self._duty()
+
+    @contextmanager
+    def _dying(self) -> Iterator[None]:
+        try:
+            yield
+        except PolybusError as error:
+            self._die(error)
+        except Exception as error:  # a defect of ours: nobody may wait for ever for it
+            log.exception("producer %s has failed", self.name)
+            self._die(PolybusError(f"the producer has failed: {error!r}"))
+
+    def _is_done(self) -> bool:
+        return self.queue.is_closed and not self._unanswered and self.queue.first() is None
+
+    def _duty(self) -> Callable[[], None] | None:
+        session = self._session
+        if session is not None and not session.is_open:
+            return self._recover if session.fault is not None else None
+        if (upcoming := self._unanswered.upcoming()) is not None:
+            return self._send if self._unanswered.has_place(upcoming) else None
+        first = self.queue.first()
+        if first is None:
+            return None
+        if self._unanswered and self.queue.is_small:
+            return None  # it waits for company
+        if session is None or session.takes(first.topic, first.schema):
+            return self._send if self._unanswered.has_place(None) else None
+        return None if self._unanswered else self._end_session
+
+    def _send(self) -> None:
+        with self.changed:
+            batch = self._unanswered.upcoming() or self._take()
+        if batch is not None:
+            self._transmit([batch])
+
+    def _take(self) -> Batch | None:
+        batch = self.queue.take() if self.queue.first() is not None else None
+        if batch is not None:
+            if not self._unanswered:
+                self._progress_s = time.monotonic()
+            self._unanswered.append(batch)
+        return batch
+
+    def _transmit(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            if self._session is None:
+                path = ["produce", batch.topic, *self._behind]
+                session = Session(self._connection, path, batch, self._answered, self._wake)
+                with self.changed:
+                    self._session = session
+            if not self._session.is_open:
+                return
+            with self.changed:
+                self._unanswered.number(batch)
+            self._session.send(batch, self.name, self.epoch)
+
+    def _end_session(self) -> None:
+        session = self._session
+        if session is not None:
+            session.close()  # answers may still come: it is the session until then
+            with self.changed:
+                self._session = None
+
+    # --- when something breaks
+
+    def _recover(self) -> None:
+        assert self._session is not None
+        fault = self._session.fault
+        assert fault is not None
+        self._end_session()
+        with self.changed:
+            first = self._unanswered[0] if self._unanswered else None
+        self._tries += 1
+        if isinstance(fault, FATAL):
+            self._die(fault)
+        elif isinstance(fault, Unavailable) or (_is_open(fault) and self._tries < MAX_TRIES):
+            self._pause(fault)
+            self._resend()
+        elif first is not None:
+            self._tries = 0
+            self._refuse(first, fault)
+
+    def _resend(self) -> None:
+        with self.changed:
+            batches = self._unanswered.on_their_way()
+            if self._giving_up or self.dead is not None:
+                return
+        self._transmit(batches)
+
+    def _refuse(self, first: Batch, error: PolybusError) -> None:
+        """Uses up all numbers on their way, then tells the first that it is refused."""
+        overtaken = False
+        with self.changed:
+            batches = self._unanswered.on_their_way()
+        for batch in batches:
+            spans = self._use_up(batch.counter)
+            if spans is None:
+                return
+            batch.counter = 0
+            if spans:
+                overtaken = overtaken or batch is not first
+                self._was_stored(batch, spans)
+        # With one behind it stored, the time of the first has passed: it is not tried again.
+        self._tell_refused(first, error, may_halve=not overtaken)
+
+    def _use_up(self, counter: int) -> list[dict[str, Any]] | None:
+        """What the number stands for: nothing from now on, or what was stored.
+
+        Takes as long as it may take; None if the producer ends before.
+        """
+        stamp = {"producer": self.name, "epoch": self.epoch, "counter": counter}
+        while self.dead is None and not self._giving_up:
+            try:
+                done = self._connection.act("stage.publish", {"stages": [], "stamp": stamp})
+                spans: list[dict[str, Any]] = done["spans"]
+                return spans
+            except PolybusError as fault:
+                if not _is_open(fault):
+                    raise
+                self._pause(fault)
+        return None
+
+    def _pause(self, fault: PolybusError) -> None:
+        silent_s = time.monotonic() - self._progress_s
+        limit_s = self._connection.options.produce_timeout_s
+        if self._connection.closed.is_set() or (limit_s is not None and silent_s > limit_s):
+            self._die(fault)
+            return
+        if silent_s > WARN_AFTER_S and not self._has_warned:
+            self._has_warned = True
+            log.warning("producer %s waits: %s", self.name, fault)
+        with self.changed:
+            self.changed.wait_for(lambda: self._giving_up, next(self._pauses))
+
+    def _was_stored(self, batch: Batch, spans: list[dict[str, Any]]) -> None:
+        first_id = min(span["first_id"] for span in spans)
+        last_id = max(span["first_id"] + span["count"] - 1 for span in spans)
+        with self.changed:
+            if batch not in self._unanswered:
+                return
+            self._unanswered.remove(batch)
+        batch.tell(Produced(first_id, last_id, True))
+        self.queue.settle(batch)
+
+    def _tell_refused(self, first: Batch, error: PolybusError, *, may_halve: bool) -> None:
+        with self.changed:
+            if not self._unanswered or self._unanswered[0] is not first:
+                return  # it was stored after all
+            if may_halve and len(first.parts) > 1 and isinstance(error, PARTIAL):
+                self._unanswered.halve_first()
+                return
+            self._unanswered.popleft()
+        first.fail(error)
+        self.queue.settle(first)
+
+    def _die(self, error: PolybusError) -> None:
+        with self.changed:
+            self.dead = self.dead or error
+            self.changed.notify_all()
+        self.queue.close(error)
+
+    def _fail_all(self, error: PolybusError) -> None:
+        self.queue.close(error)
+        with self.changed:
+            batches, never_sent = list(self._unanswered), self.queue.empty()
+            self._unanswered.clear()
+        for batch in batches:
+            batch.fail(error)
+            self.queue.settle(batch)
+        for one in never_sent:
+            one.future.set_exception(error)
+
+    # --- what a session reports, on its thread
+
+    def _answered(self, session: Session, answer: dict[str, Any]) -> None:
+        produced = Produced(answer["first_id"], answer["last_id"], answer["duplicate"])
+        with self.changed:
+            if self._giving_up or self.dead is not None:
+                return
+            batch = self._unanswered.answered(answer["counter"])
+            self._pauses = self._connection.pauses()
+            self._progress_s = time.monotonic()
+            self._tries, self._has_warned = 0, False
+            if self._has_more():
+                self.changed.notify()  # there is a place: nobody waits until all are told
+        batch.tell(produced)
+        self.queue.settle(batch)
+
+    def _has_more(self) -> bool:
+        return self.queue.is_closed or bool(self.queue.first() or self._unanswered.upcoming())
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+
+def _is_open(error: PolybusError) -> bool:
+    """Nobody has said no: what the outcome is, another try will tell."""
+    return isinstance(error, Unavailable | PeerError) or type(error) is PolybusError

@@ -1,0 +1,15 @@
+"""A bus inside the process: `lmdb:PATH`, `memory:` and `memory:NAME`.
+
+    with open_bus("lmdb:./data") as bus:
+        bus.act("topic.list")
+
+It has the face of `native.Client`, as far as FDQ needs it, without a port in between.
+All who open one URL in a process share one bus; it ends with the last who closes it.
+"""
+
+from __future__ import annotations
+
+from polybus.native.inprocess.inprocess_client import Bus
+from polybus.native.inprocess.shared_buses import open_bus
+
+__all__ = ["Bus", "open_bus"]

@@ -1,0 +1,181 @@
+"""What group.* requests hold below their fields, checked one by one before anything is done."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from polybus.errors import LimitReached, MalformedRequest
+from polybus.groups.member_fetch import Held
+from polybus.groups.message_block import Message
+from polybus.groups.shard_progress import Entry, Failed
+from polybus.native.protocol.fields import is_count, is_text
+
+# Shards of one ack: with their dead letters they fit into one commit.
+MAX_ENTRIES: Final = 256
+# Messages that one consumer runs of a shard at once: each is one of its executors.
+MAX_RUNNING: Final = 1024
+REASON_MUST_FIT: Final = 65_536  # characters; of these the first are kept
+
+Checks = Mapping[str, tuple[str, Callable[[Any], bool]]]
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+COUNT = ("an integer from 0 on", is_count)
+FLAG = ("true or false", _is_flag)
+TEXT = ("a string", is_text)
+
+ENTRY: Checks = {
+    "shard": COUNT,
+    "epoch": COUNT,
+    "acked": ("a list of [from, to) pairs", lambda v: _is_list(v) and all(map(_is_range, v))),
+    "failed": ("a list of objects", lambda v: _is_list(v) and all(map(_is_object, v))),
+    "running": ("a list of offsets", lambda v: _is_list(v) and all(map(is_count, v))),
+    "emitted": COUNT,
+    "redelivered": COUNT,
+    "release": FLAG,
+}
+FAILED: Checks = {
+    "offset": COUNT,
+    "reason": ("a short text", lambda v: isinstance(v, str) and len(v) <= REASON_MUST_FIT),
+    "attempt": COUNT,
+}
+USUAL = {"shard": int, "epoch": int, "next": int, "paused": bool, "releasing": bool}
+HELD: Checks = {"shard": COUNT, "epoch": COUNT, "next": COUNT, "paused": FLAG, "releasing": FLAG}
+MESSAGE: Checks = {
+    "topic": TEXT,
+    "shard_key": TEXT,
+    "body": TEXT,
+    "headers": (
+        "an object of strings",
+        lambda v: _is_object(v) and all(map(is_text, (*v, *v.values()))),
+    ),
+    "insertion_ms": COUNT,
+}
+
+
+def read_entries(given: list[dict[str, Any]]) -> list[Entry]:
+    if len(given) > MAX_ENTRIES:
+        raise LimitReached("max_entries", f"at most {MAX_ENTRIES} shards are acked at once")
+    return [_entry(checked("shards", one, ENTRY, "shard", "epoch")) for one in given]
+
+
+def _entry(one: dict[str, Any]) -> Entry:
+    failed = [checked("failed", each, FAILED, "offset") for each in one.get("failed", ())]
+    running = one.get("running")
+    return Entry(
+        one["shard"],
+        one["epoch"],
+        tuple((start, end) for start, end in one.get("acked", ())),
+        tuple(
+            Failed(each["offset"], each.get("reason", ""), each.get("attempt")) for each in failed
+        ),
+        None if running is None else bounded_running(running),
+        one.get("emitted", 0),
+        one.get("redelivered", 0),
+        one.get("release", False),
+    )
+
+
+def read_held(given: list[dict[str, Any]]) -> dict[int, Held]:
+    """All that a member has come with each of its fetches: what is as usual is seen at once."""
+    found = {}
+    for each in given:
+        one = each if _is_usual(each) else checked("held", each, HELD, "shard", "epoch", "next")
+        flags = one.get("paused", False), one.get("releasing", False)
+        found[one["shard"]] = Held(one["epoch"], one["next"], *flags)
+    return found
+
+
+def _is_usual(held: dict[str, Any]) -> bool:
+    kinds = {key: type(value) for key, value in held.items()}
+    return kinds == USUAL and all(map(is_count, (held["shard"], held["epoch"], held["next"])))
+
+
+def read_by_shard(field: str, given: Mapping[str, Any]) -> dict[int, Any]:
+    """{"0": …, "1": …} with numbers for keys."""
+    for text in given:
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise MalformedRequest(f"{field}: {text[:64]!r} is no shard's number")
+    return {int(text): value for text, value in given.items()}
+
+
+def read_running(given: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
+    found = read_by_shard("running", given)
+    for offsets in found.values():
+        if not (_is_list(offsets) and all(map(is_count, offsets))):
+            raise MalformedRequest('running is {"SHARD": [offsets], …}')
+    return {shard: bounded_running(offsets) for shard, offsets in found.items()}
+
+
+def read_messages(given: list[dict[str, Any]], now_ms: int) -> dict[str, list[Message]]:
+    """By topic, each in their order."""
+    found: dict[str, list[Message]] = {}
+    for each in given:
+        one = checked("messages", each, MESSAGE, "topic", "body")
+        message = Message(
+            one.get("shard_key"),
+            _bytes("body", one["body"]),
+            _headers(one.get("headers")),
+            one.get("insertion_ms", now_ms),
+        )
+        found.setdefault(one["topic"], []).append(message)
+    return found
+
+
+def bounded_running(offsets: list[int]) -> tuple[int, ...]:
+    if len(offsets) > MAX_RUNNING:
+        text = f"at most {MAX_RUNNING} messages of a shard run at once"
+        raise LimitReached("max_running", text)
+    return tuple(offsets)
+
+
+def checked(field: str, given: dict[str, Any], checks: Checks, *required: str) -> dict[str, Any]:
+    """Without what is null; `MalformedRequest` names what is wrong."""
+    if not given.keys() <= checks.keys():
+        unknown = min(given.keys() - checks.keys())
+        raise MalformedRequest(f"{field}: an entry takes no {unknown[:64]!r}")
+    held = {key: value for key, value in given.items() if value is not None}
+    for key in required:
+        if key not in held:
+            raise MalformedRequest(f"{field}: an entry needs {key}")
+    for key, value in held.items():
+        what, check = checks[key]
+        if not check(value):
+            raise MalformedRequest(f"{field}: of an entry, {key} is {what}")
+    return held
+
+
+def _headers(given: dict[str, str] | None) -> list[tuple[str, bytes]] | None:
+    if given is None:
+        return None
+    return [(name, _bytes("headers", value)) for name, value in given.items()]
+
+
+def _bytes(what: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise MalformedRequest(f"messages: {what} is no base64") from None
+
+
+def _is_range(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(map(is_count, value))
+        and value[0] < value[1]
+    )
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)

@@ -1,0 +1,117 @@
+"""`acl.toml`: the rules that were added while the bus ran, kept in the data folder.
+
+    [[acl]]
+    rule = "allow user:alice produce,subscribe orders.*"
+
+    [[acl]]
+    rule = "deny everyone produce mine"
+    by = 1000          # set by the topic's creator; without it, by an admin
+
+The file is replaced whole: written beside the old one, synced, renamed. Whatever
+happens in between, one of the two is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polybus.errors import ConfigError, InvalidRule
+from polybus.model.access_rule import Rule
+
+ACL_NAME = "acl.toml"
+NEW_SUFFIX = ".new"
+MAX_RULES = 4096  # the bus reads and writes all of them at once
+MAX_FILE_BYTES = 32 * 1024 * 1024  # more than that many of the longest rules
+HEADING = """\
+# Rules set with `polybus acl add`. The bus rewrites this file whenever they change;
+# after an edit by hand send it SIGHUP at once, or stop it before.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A rule in the file. `by` is the uid of a topic's creator; None: an admin set it."""
+
+    rule: Rule
+    by: int | None = None
+
+
+def read(path: Path) -> tuple[Kept, ...]:
+    """The rules in the file, none if there is no file; `ConfigError` if it is broken."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: has more than {MAX_FILE_BYTES} bytes")
+        table = tomllib.loads(raw.decode("utf-8"))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return _entries(path, table)
+
+
+def write(path: Path, kept: Iterable[Kept]) -> None:
+    """Replace the file. Raises `OSError`, and then the old file is still there."""
+    new = path.with_name(path.name + NEW_SUFFIX)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(new, flags, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(HEADING + "".join(map(_shown, kept)))
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    _sync(path.parent)
+
+
+def _entries(path: Path, table: dict[str, Any]) -> tuple[Kept, ...]:
+    entries = table.pop("acl", [])
+    if table:
+        raise ConfigError(f"{path}: has {next(iter(table))!r}, where only [[acl]] belongs")
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: acl is a list of tables, written [[acl]]")
+    if len(entries) > MAX_RULES:
+        raise ConfigError(f"{path}: has {len(entries)} rules, and {MAX_RULES} are allowed")
+    return tuple(_entry(f"{path}: [[acl]] {n}", entry) for n, entry in enumerate(entries, start=1))
+
+
+def _entry(place: str, entry: Any) -> Kept:
+    if not isinstance(entry, dict) or not isinstance(entry.get("rule"), str):
+        raise ConfigError(f'{place}: lacks rule = "..."')
+    by = entry.get("by")
+    if by is not None and (type(by) is not int or by < 0):
+        raise ConfigError(f"{place}: by is the number of a user, not {by!r}")
+    unknown = sorted(entry.keys() - {"rule", "by"})
+    if unknown:
+        raise ConfigError(f"{place}: has no key {unknown[0]!r}")
+    try:
+        return Kept(Rule.parse(entry["rule"]), by)
+    except InvalidRule as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _shown(kept: Kept) -> str:
+    rule = json.dumps(str(kept.rule), ensure_ascii=False)  # a string of JSON is one of TOML
+    by = "" if kept.by is None else f"by = {kept.by}\n"
+    return f"\n[[acl]]\nrule = {rule}\n{by}"
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,56 @@
+"""Callers that `polybus acl test` asks about: who they would be, had they connected.
+
+user:alice                           alice, with the groups that the host gives her
+user:alice,service:backup.service    the same, running as that unit
+group:staff                          somebody in staff whom no rule names
+service:/usr/bin/x  key:K  anonymous
+"""
+
+from __future__ import annotations
+
+from polybus.errors import InvalidRule
+from polybus.model.access_rule import ANONYMOUS as ANONYMOUS_KIND
+from polybus.model.access_rule import EVERYONE, GROUP, KEY, MAX_NUMBER, SERVICE, USER, VERBS, Who
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.server.admin import Wrong
+from polybus.server.rule_set import no_such, number_of
+from polybus.server.user_directory import account_of
+
+SOMEBODY = MAX_NUMBER  # a uid that no host gives to anyone
+
+
+def caller(text: str) -> Identity:
+    """Blocks, for the host's user database is asked."""
+    parts = [_who(part) for part in text.split(",")]
+    kinds = [part.kind for part in parts]
+    if kinds == [ANONYMOUS_KIND]:
+        return ANONYMOUS
+    once = [kind for kind in kinds if kind != GROUP]
+    if {ANONYMOUS_KIND, EVERYONE}.intersection(kinds) or len(set(once)) < len(once):
+        raise Wrong("bad_request", f"{text!r} is no caller: write for example user:alice")
+    named = {part.kind: part.name for part in parts}
+    users = [_number(part) for part in parts if part.kind == USER]
+    uid = users[0] if users else SOMEBODY
+    groups = account_of(uid).groups | {_number(part) for part in parts if part.kind == GROUP}
+    service, key = named.get(SERVICE, ""), named.get(KEY, "")
+    return Identity(uid, groups=groups, service=service, key=key)
+
+
+def read_verb(text: str) -> str:
+    if text not in VERBS:
+        raise Wrong("bad_request", f"unknown verb {text[:64]!r}: the verbs are {', '.join(VERBS)}")
+    return text
+
+
+def _who(text: str) -> Who:
+    try:
+        return Who.parse(text.strip())
+    except InvalidRule as error:
+        raise Wrong("bad_request", str(error)) from None
+
+
+def _number(who: Who) -> int:
+    number = number_of(who)
+    if number is None:
+        raise Wrong("bad_request", no_such(who))  # no refusal: that would be an answer
+    return number

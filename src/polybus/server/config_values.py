@@ -1,0 +1,152 @@
+"""One value of the configuration, from what was written to what is meant.
+
+TOML gives typed values, the environment and flags give text; both end as the
+type of the dataclass field. `Unfit` says what was expected, in words for the
+person who wrote the value; the caller adds where it came from.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+import types
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from polybus.errors import InvalidRule
+from polybus.model.access_rule import Rule
+from polybus.model.limits import QuotaLimits, UserQuotas
+
+RULES = tuple[Rule, ...]
+
+WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+class Unfit(Exception):
+    """The value does not fit; the text is what was expected instead."""
+
+
+def from_toml(value: Any, kind: Any, base: Path) -> Any:
+    """`value`, as TOML gave it, as a `kind`. Relative paths start at `base`."""
+    kind = _without_none(kind)
+    if get_origin(kind) is Literal:
+        return _choice(value, get_args(kind))
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise Unfit("a list of strings")
+        return tuple(map(_rule, value)) if kind == RULES else tuple(value)
+    if kind == UserQuotas:
+        return _user_quotas(value)
+    if kind is Path:
+        return _path(value, base)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise Unfit(NOUNS[kind])
+    return value
+
+
+def from_text(text: str, kind: Any, base: Path) -> Any:
+    """`text`, from the environment or a flag, as a `kind`."""
+    kind = _without_none(kind)
+    if get_origin(kind) is tuple:
+        mark = ";" if kind == RULES else ","  # a rule has commas itself
+        items = [item.strip() for item in text.split(mark) if item.strip()]
+        return from_toml(items, kind, base)
+    if kind == UserQuotas:
+        return _user_quotas(_toml_value(text))
+    if kind is bool:
+        if text.lower() not in WORDS:
+            raise Unfit("true or false")
+        return WORDS[text.lower()]
+    if kind in (int, float):
+        return _number(text, kind)
+    return from_toml(text, kind, base)
+
+
+def check_bounds(value: Any, kind: Any, bounds: tuple[float, float] | None) -> None:
+    """Refuse a number outside its bounds, and one that is no number at all."""
+    if kind not in (int, float):
+        return
+    if not math.isfinite(value):
+        raise Unfit("a finite number")
+    low, high = bounds or ((1, math.inf) if kind is int else (0, math.inf))
+    open_start = bounds is None and kind is float
+    if value < low or value > high or (open_start and value == low):
+        raise Unfit(f"{NOUNS[kind]} {_range_words(low, high, open_start)}")
+
+
+NOUNS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    Path: "a path",
+}
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(part for part in get_args(kind) if part is not type(None))
+    return kind
+
+
+def _choice(value: Any, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise Unfit("one of " + ", ".join(allowed))
+    return str(value)
+
+
+def _rule(line: str) -> Rule:
+    try:
+        return Rule.parse(line)
+    except InvalidRule as error:
+        raise InvalidRule(f"{line!r}: {error}") from None
+
+
+def _user_quotas(value: Any) -> UserQuotas:
+    known = {field.name for field in fields(QuotaLimits)} - {"users"}
+    if not isinstance(value, dict) or not all(isinstance(own, dict) for own in value.values()):
+        raise Unfit("a table of users, each with some of " + ", ".join(sorted(known)))
+    for user, own in value.items():
+        for quota, amount in own.items():
+            if quota not in known:
+                raise Unfit(f"for {user} only {', '.join(sorted(known))}")
+            if type(amount) is not int or amount < 0:
+                raise Unfit(f"for {user} {quota} = a whole number of at least 0")
+    return value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise Unfit("a table in TOML, as in {alice = {quota_topics = 10}}") from None
+
+
+def _path(value: Any, base: Path) -> Path:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise Unfit(NOUNS[Path])
+    try:
+        return base / Path(value).expanduser()
+    except RuntimeError:
+        raise Unfit("a path (whose '~' is somebody's home)") from None
+
+
+def _number(text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise Unfit(NOUNS[kind]) from None
+
+
+def _range_words(low: float, high: float, open_start: bool) -> str:
+    if open_start:
+        return f"above {low:g}"
+    if math.isinf(high):
+        return f"of at least {int(low)}"
+    return f"from {int(low)} to {int(high)}"

@@ -1,0 +1,129 @@
+"""The stream that archives: it is read like any topic, but a task writes its rows, and what
+comes out of it is one row a file.
+
+So rows do not travel to Spark's Java and back, and all the rest (positions, batches, tasks
+that are tried again) is Spark's as ever. Which rows are still to be archived the manifests
+say, not Spark's checkpoint: a batch that is done again finds its rows archived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StringType, StructField, StructType
+
+from polybus.errors import Conflict
+from polybus.spark.archive import manifest_versions
+from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.parquet_files import Writing, Written
+from polybus.spark.source.partitions import Partition, Range
+from polybus.spark.source.query_position import Position
+from polybus.spark.source.stream_reader import StreamReader
+from polybus.spark.source.topic_schema import SCHEMA
+from polybus.spark.spark_options import SOURCE_OPTIONS, Options
+from polybus.spark.worker_errors import told_plainly
+
+FORMAT = "polybus_archive"
+FILES = StructType([StructField("written", StringType(), nullable=False)])
+ARROW_FILES = pa.schema([pa.field("written", pa.utf8(), nullable=False)])
+OPTIONS = (*SOURCE_OPTIONS, "folder", "tasks")
+# What a task writes at most; files are cut by their size as well.
+MOST_ROWS = 2_000_000
+FEW_ROWS = 250_000  # not worth a task, and a file, of their own: a third of a second
+
+
+class ArchiveSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return FILES
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        with told_plainly():
+            return ArchiveReader(Options(self.options, OPTIONS))
+
+
+class ArchiveReader(StreamReader):
+    def __init__(self, options: Options) -> None:
+        super().__init__(options, SCHEMA)
+        self._folder = Folder(options.required("folder", "/archive"))
+        self._tasks = options.count("tasks") or 1
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Where the archive ends, whatever became of the checkpoint."""
+        first = Position.parse(super().initialOffset())
+        ends = {topic: self._archived(topic, shards) for topic, shards in first.offsets.items()}
+        self._initial = Position(ends, first.query, is_initial=True)
+        return self._initial.as_json()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Partition)
+        with told_plainly():
+            for written in self._write(partition):
+                yield pa.RecordBatch.from_pydict({"written": [written.as_text()]}, ARROW_FILES)
+
+    def _archived(self, topic: str, shards: dict[int, int]) -> dict[int, int]:
+        """How far each of these is archived; where it begins if nothing of it is."""
+        manifest = manifest_versions.newest(self._folder, topic)
+        return {shard: manifest.end(shard) or start for shard, start in shards.items()}
+
+    def _to_read(self, ranges: list[Range]) -> list[Range]:
+        """What is not in the archive yet: a log may have been trimmed up to there."""
+        topics = {one.topic for one in ranges}
+        starts = {topic: self._starts(topic) for topic in topics}
+        ends = {topic: self._archived(topic, shards) for topic, shards in starts.items()}
+        for one in ranges:
+            self._check_follows(one, ends[one.topic].get(one.shard, 0))
+        left = [
+            one._replace(start=max(one.start, ends[one.topic].get(one.shard, 0))) for one in ranges
+        ]
+        return super()._to_read([one for one in left if one.rows > 0])
+
+    def _starts(self, topic: str) -> dict[int, int]:
+        return {n: one.start for n, one in self._ahead.shards(topic).items()}
+
+    def _check_follows(self, wanted: Range, end: int) -> None:
+        if wanted.start > end and self._task.strict:
+            raise Conflict(
+                f"this checkpoint is of another archive: it goes on with {wanted.start} in shard "
+                f"{wanted.shard} of topic {wanted.topic!r}, which is archived up to {end} here; "
+                "use another --checkpoint"
+            )
+
+    def _cut(self, ranges: list[Range]) -> list[Partition]:
+        return few(ranges, self._tasks)
+
+    def _write(self, partition: Partition) -> Iterator[Written]:
+        parts = self._task.ranges(partition)
+        for topic, ranges in groupby(parts, key=lambda one: one[0].topic):
+            writing = Writing(self._folder, topic)
+            try:
+                for one, batches in ranges:
+                    yield from writing.add(one, batches)
+                yield from writing.finish()
+            except BaseException:
+                writing.discard()
+                raise
+
+
+def few(ranges: list[Range], tasks: int) -> list[Partition]:
+    """As many partitions as there are tasks at a time, of the same size: few, large files."""
+    total = sum(one.rows for one in ranges)
+    parts = max(-(-total // MOST_ROWS), min(tasks, -(-total // FEW_ROWS)), 1)
+    partitions: list[list[Range]] = [[] for _ in range(parts)]
+    seen = 0
+    for one in sorted(ranges):
+        while one.rows > 0:
+            part = seen * parts // total
+            room = -(-total * (part + 1) // parts) - seen
+            piece = one._replace(end=min(one.end, one.start + room))
+            partitions[part].append(piece)
+            seen += piece.rows
+            one = one._replace(start=piece.end)  # what is left of it
+    return [Partition(tuple(part)) for part in partitions if part]

@@ -1,0 +1,140 @@
+"""Small files of a date become one: a folder of many small ones is slow to read, and to list.
+
+A file that is not small is never touched again, so each row is rewritten a few times at most.
+The small ones stay for a day after they were replaced, for whoever has begun to read them.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polybus.spark.archive import manifest_versions
+from polybus.spark.archive.archive_folder import Folder, writable
+from polybus.spark.archive.manifest import File, Manifest, Span
+from polybus.spark.archive.parquet_files import (
+    ARROW,
+    FILE_BYTES,
+    GROUP_BYTES,
+    GROUP_ROWS,
+    make_durable,
+    parquet_writer,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# As many small files are worth the work at any time; at the end of a run a few, if they are
+# tiny. Spark takes opening a file for as long as reading 4 MiB of it.
+SMALL_BYTES, MANY = 32 << 20, 8
+TINY_BYTES, FEW = 8 << 20, 2
+
+
+class Merge(NamedTuple):
+    """Files that follow one another in each of their shards, of one date."""
+
+    topic: str
+    files: tuple[File, ...]
+
+
+def compact(
+    spark: SparkSession,
+    folder: Folder,
+    topics: Sequence[str],
+    least: int = MANY,
+    small_bytes: int = SMALL_BYTES,
+) -> None:
+    """Where a date has so many small files."""
+    manifests = [manifest_versions.newest(folder, topic) for topic in topics]
+    merges = [one for manifest in manifests for one in chosen(manifest, least, small_bytes)]
+    if not merges:
+        return
+    work = spark.sparkContext.parallelize(merges, len(merges))
+    for merge, file in zip(
+        merges, work.map(lambda one: merged(folder, one)).collect(), strict=True
+    ):
+        with writable(folder.path):
+            newest = manifest_versions.newest(folder, merge.topic)
+            manifest_versions.commit(folder, newest.compacted(merge.files, file, time.time()))
+
+
+def chosen(manifest: Manifest, least: int, small_bytes: int = SMALL_BYTES) -> list[Merge]:
+    """Runs of small neighbours of a date, none larger than a file should be."""
+    found: list[Merge] = []
+    for _, files in groupby(sorted(manifest.files, key=lambda one: one.date), lambda one: one.date):
+        run: list[File] = []
+        for file in files:
+            is_small = file.size_bytes < small_bytes
+            total = sum(one.size_bytes for one in run) + file.size_bytes
+            if run and not (is_small and total <= FILE_BYTES and goes_on(run, file)):
+                found.append(Merge(manifest.topic, tuple(run)))
+                run = []
+            if is_small:
+                run.append(file)
+        found.append(Merge(manifest.topic, tuple(run)))
+    return [one for one in found if len(one.files) >= least]
+
+
+def goes_on(run: Sequence[File], file: File) -> bool:
+    """Whether nothing is missing between them: a file has no gaps."""
+    ends = {shard: span.end for one in run for shard, span in one.shards.items()}
+    return all(ends.get(shard, span.start) == span.start for shard, span in file.shards.items())
+
+
+def merged(folder: Folder, merge: Merge) -> File:
+    """In a task: the rows of all, in their order, with a row group of memory."""
+    first = merge.files[0]
+    path = (folder.path / first.path).with_name(f"{uuid.uuid4().hex}.zstd.parquet")
+    with writable(path):
+        try:
+            with pa.OSFile(str(path), "wb") as sink:
+                _copy(folder, merge.files, sink)
+            make_durable(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    return replace(
+        first,
+        path=str(path.relative_to(folder.path)),
+        size_bytes=path.stat().st_size,
+        first_ns=min(one.first_ns for one in merge.files),
+        last_ns=max(one.last_ns for one in merge.files),
+        shards=_joined(merge.files),
+    )
+
+
+def _copy(folder: Folder, files: Sequence[File], sink: pa.NativeFile) -> None:
+    with parquet_writer(sink) as writer:
+        waiting: list[pa.Table] = []
+        for file in files:
+            source = pq.ParquetFile(folder.path / file.path)
+            for number in range(source.num_row_groups):
+                waiting.append(source.read_row_group(number))
+                if (
+                    sum(one.num_rows for one in waiting) >= GROUP_ROWS
+                    or sum(one.nbytes for one in waiting) >= GROUP_BYTES
+                ):
+                    writer.write_table(_as_written(waiting), GROUP_ROWS)
+                    waiting = []
+        if waiting:
+            writer.write_table(_as_written(waiting), GROUP_ROWS)
+
+
+def _as_written(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).cast(ARROW)
+
+
+def _joined(files: Sequence[File]) -> dict[int, Span]:
+    shards: dict[int, Span] = {}
+    for file in files:
+        for shard, span in file.shards.items():
+            known = shards.get(shard, span)
+            shards[shard] = Span(min(known.start, span.start), max(known.end, span.end))
+    return shards

@@ -1,0 +1,194 @@
+"""What of a topic is archived: the files that count, and how far each shard goes.
+
+A file has for each of its shards one range of offsets, without gaps; files stand in the order
+in which they were added (`_place`), and that is the order of offsets in each shard. So where a
+shard is archived up to is one number, and each row is in one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+from polybus.errors import Conflict, Damaged
+from polybus.spark.archive.archive_folder import VERSION
+
+
+class Span(NamedTuple):
+    """Offsets `start` to `end` (exclusive) of a shard."""
+
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class File:
+    """`path` is relative to the archive. Times are the bus's, of its first and last row."""
+
+    path: str
+    date: str
+    size_bytes: int
+    first_ns: int
+    last_ns: int
+    shards: Mapping[int, Span]
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.shards.values())
+
+    def as_json(self) -> dict[str, Any]:
+        shards = {str(shard): list(span) for shard, span in sorted(self.shards.items())}
+        return {**vars(self), "shards": shards}
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> File:
+        shards = {int(shard): Span(*map(int, span)) for shard, span in given["shards"].items()}
+        known = {one.name: given[one.name] for one in fields(cls)}
+        return cls(**{**known, "shards": shards})
+
+
+class Gap(NamedTuple):
+    """Of a shard, between two files."""
+
+    shard: int
+    lost: Span
+    between: tuple[File, File]
+
+
+class Last(NamedTuple):
+    """The last row of a shard: whether a log is the one that was archived shows there."""
+
+    id: int
+    timestamp_ns: int
+
+
+class Replaced(NamedTuple):
+    """A file that compaction has made needless; who reads it by an older manifest still may."""
+
+    path: str
+    since_s: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    topic: str
+    number: int = 0
+    files: tuple[File, ...] = ()
+    shards: Mapping[int, Span] = field(default_factory=dict)
+    lasts: Mapping[int, Last] = field(default_factory=dict)
+    replaced: tuple[Replaced, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.files)
+
+    def end(self, shard: int) -> int | None:
+        """How far it is archived; None: nothing of it is."""
+        found = self.shards.get(shard)
+        return None if found is None else found.end
+
+    def holding(self, shard: int, start: int, end: int) -> list[File]:
+        """The files that have some of these rows, in their order."""
+        return [
+            one
+            for one in self.files
+            if shard in one.shards
+            and one.shards[shard].start < end
+            and start < one.shards[shard].end
+        ]
+
+    def gaps(self) -> Iterator[Gap]:
+        """What was lost before it was archived."""
+        last: dict[int, File] = {}
+        for file in self.files:
+            for shard, span in file.shards.items():
+                before = last.get(shard, file)
+                if before.shards[shard].end < span.start:
+                    yield Gap(shard, Span(before.shards[shard].end, span.start), (before, file))
+                last[shard] = file
+
+    def paths(self, shard: int, start: int, end: int) -> list[str]:
+        return [one.path for one in self.holding(shard, start, end)]
+
+    def added(
+        self, files: Iterable[File], lasts: Mapping[int, Last], *, gaps: bool = False
+    ) -> Manifest:
+        """The next, with these files. `Conflict` if they do not follow what is there."""
+        new = sorted(files, key=_place)
+        shards = dict(self.shards)
+        for file in new:
+            for shard, span in file.shards.items():
+                known = shards.setdefault(shard, Span(span.start, span.start))
+                self._check_follows(shard, known.end, span.start, gaps=gaps)
+                shards[shard] = Span(known.start, max(known.end, span.end))
+        return replace(
+            self,
+            number=self.number + 1,
+            files=(*self.files, *new),
+            shards=shards,
+            lasts={**self.lasts, **lasts},
+        )
+
+    def compacted(self, old: Sequence[File], new: File, now_s: float) -> Manifest:
+        """The next, with one file in place of several of its date that follow one another."""
+        paths = {one.path for one in old}
+        files = [new if one == old[0] else one for one in self.files]
+        gone = tuple(Replaced(one.path, int(now_s)) for one in old)
+        return replace(
+            self,
+            number=self.number + 1,
+            files=tuple(one for one in files if one.path not in paths),
+            replaced=(*self.replaced, *gone),
+        )
+
+    def without_replaced(self, kept: Collection[str]) -> Manifest:
+        """The next, with only these of the replaced files."""
+        replaced = tuple(one for one in self.replaced if one.path in kept)
+        return replace(self, number=self.number + 1, replaced=replaced)
+
+    def _check_follows(self, shard: int, end: int, start: int, *, gaps: bool) -> None:
+        if start == end or (gaps and start > end):
+            return
+        raise Conflict(
+            f"topic {self.topic!r}, shard {shard} is archived up to {end}, and was to go on with "
+            f"{start}: another one adds to this archive, or the checkpoint is of another archive"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "topic": self.topic,
+            "number": self.number,
+            "shards": {
+                str(n): {**span._asdict(), **self.lasts[n]._asdict()}
+                for n, span in sorted(self.shards.items())
+            },
+            "files": [one.as_json() for one in self.files],
+            "replaced": [one._asdict() for one in self.replaced],
+        }
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Manifest:
+        try:
+            shards = {int(n): one for n, one in given["shards"].items()}
+            return cls(
+                given["topic"],
+                given["number"],
+                tuple(map(File.parse, given["files"])),
+                {n: Span(one["start"], one["end"]) for n, one in shards.items()},
+                {n: Last(one["id"], one["timestamp_ns"]) for n, one in shards.items()},
+                tuple(Replaced(one["path"], one["since_s"]) for one in given["replaced"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Damaged(f"a manifest of the archive is not one: {error!r}") from None
+
+
+def _place(file: File) -> tuple[str, tuple[int, int]]:
+    """By day before all else: a shard's times never go back, but a file of today may have an
+    earlier shard than the file of yesterday that its task wrote beside it."""
+    return file.date, min((shard, span.start) for shard, span in file.shards.items())

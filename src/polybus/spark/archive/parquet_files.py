@@ -1,0 +1,207 @@
+"""What a task does: it reads its ranges and writes them as files, a date a file.
+
+A file that is written counts for nothing until a manifest names it; so a task that is tried
+again, or runs twice, writes under other names, and one that fails removes what it has begun.
+All of a file is on disk before its task tells of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.types import StructType
+
+from polybus.spark.archive.archive_folder import Folder, sync, writable
+from polybus.spark.archive.manifest import File, Last, Span
+from polybus.spark.source.read_bounds import MAX_TIME_NS
+from polybus.spark.source.topic_columns import COLUMNS, Shape
+from polybus.spark.source.topic_schema import SCHEMA
+
+if TYPE_CHECKING:
+    from polybus.spark.source.partitions import Range
+
+# The rows of a row group are in memory until it is full: enough for long runs of a column,
+# few enough for several tasks on a machine.
+GROUP_ROWS = 131_072
+GROUP_BYTES = 32 << 20
+# A file is closed when it has so much. Larger ones are read no faster.
+FILE_BYTES = 256 << 20
+NS_PER_DAY = 86_400 * 10**9
+# Of rows that are next to each other; bodies differ, and what is equal in them zstd finds.
+NUMBERS = ["offset", "id", "timestamp", "timestamp_ns", "insertion_time"]
+DELTAS = dict.fromkeys(NUMBERS, "DELTA_BINARY_PACKED")
+FEW_VALUES = ["shard", "shard_key"]
+BOUNDED = [*NUMBERS, *FEW_VALUES]  # columns whose least and greatest value is kept
+ROWS = StructType([one for one in SCHEMA.fields if one.name != "topic"])
+ARROW = pa.schema(pa.field(one.name, COLUMNS[one.name][0], one.nullable) for one in ROWS.fields)
+
+
+class Written(NamedTuple):
+    """A file, and the last row of each of its shards."""
+
+    topic: str
+    file: File
+    lasts: dict[int, Last]
+
+    def as_text(self) -> str:
+        """As a row of Spark."""
+        lasts = {str(shard): list(last) for shard, last in self.lasts.items()}
+        return json.dumps({"topic": self.topic, "file": self.file.as_json(), "lasts": lasts})
+
+    @classmethod
+    def parse(cls, text: str) -> Written:
+        given = json.loads(text)
+        lasts = {int(shard): Last(*last) for shard, last in given["lasts"].items()}
+        return cls(given["topic"], File.parse(given["file"]), lasts)
+
+
+class Writing:
+    """One task's files of one topic."""
+
+    def __init__(self, folder: Folder, topic: str) -> None:
+        self._folder = folder
+        self._topic = topic
+        self._open: dict[str, Draft] = {}
+        self._shape = Shape(ROWS)
+
+    def add(self, wanted: Range, batches: Iterator[pa.RecordBatch]) -> Iterator[Written]:
+        """Files that are full meanwhile. `batches` are the rows of a range, in their order."""
+        for batch in batches:
+            for date, piece in by_date(batch):
+                if date in self._open and not self._open[date].goes_on(wanted.shard, piece):
+                    yield self._open.pop(date).close()
+                draft = self._draft(date)
+                draft.add(wanted.shard, piece, self._shape.batch(self._topic, piece))
+                if draft.is_full:
+                    yield self._open.pop(date).close()
+
+    def finish(self) -> Iterator[Written]:
+        while self._open:
+            yield self._open.pop(next(iter(self._open))).close()
+
+    def discard(self) -> None:
+        for draft in self._open.values():
+            draft.discard()
+
+    def _draft(self, date: str) -> Draft:
+        if date not in self._open:
+            self._open[date] = Draft(self._folder, self._topic, date)
+        return self._open[date]
+
+
+class Draft:
+    """A file that is being written."""
+
+    def __init__(self, folder: Folder, topic: str, date: str) -> None:
+        self._topic, self._date = topic, date
+        place = folder.data(topic) / f"date={date}"
+        self._path = place / f"{uuid.uuid4().hex}.zstd.parquet"
+        self._relative = str(self._path.relative_to(folder.path))
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = self._rows = 0
+        self._shards: dict[int, Span] = {}
+        self._lasts: dict[int, Last] = {}
+        self._first_ns, self._last_ns = MAX_TIME_NS, 0
+        with writable(self._path):
+            place.mkdir(parents=True, exist_ok=True)
+            self._sink = pa.OSFile(str(self._path), "wb")
+            self._writer = parquet_writer(self._sink)
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._sink.tell() >= FILE_BYTES)
+
+    def goes_on(self, shard: int, rows: pa.RecordBatch) -> bool:
+        """Whether they follow what it has: where something was lost, another file begins."""
+        known = self._shards.get(shard)
+        return known is None or known.end == rows.column("offset")[0].as_py()
+
+    def add(self, shard: int, rows: pa.RecordBatch, shaped: pa.RecordBatch) -> None:
+        """Rows of the log, and the same as they are written."""
+        first, last = rows.column("offset")[0].as_py(), rows.column("offset")[-1].as_py()
+        known = self._shards.get(shard, Span(first, first))
+        self._shards[shard] = Span(known.start, last + 1)
+        self._lasts[shard] = Last(
+            rows.column("id")[-1].as_py(), rows.column("timestamp_ns")[-1].as_py()
+        )
+        times = rows.column("timestamp_ns")
+        self._first_ns = min(self._first_ns, times[0].as_py())
+        self._last_ns = max(self._last_ns, times[-1].as_py())
+        self._waiting.append(shaped)
+        self._rows += shaped.num_rows
+        self._bytes += shaped.nbytes
+        if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> Written:
+        with writable(self._path):
+            self._flush()
+            self._writer.close()
+            self._sink.close()
+            make_durable(self._path)
+        file = File(
+            self._relative,
+            self._date,
+            self._path.stat().st_size,
+            self._first_ns,
+            self._last_ns,
+            self._shards,
+        )
+        return Written(self._topic, file, self._lasts)
+
+    def discard(self) -> None:
+        self._sink.close()
+        self._path.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        with writable(self._path):
+            self._writer.write_table(pa.Table.from_batches(self._waiting), GROUP_ROWS)
+        self._waiting, self._bytes, self._rows = [], 0, 0
+
+
+def parquet_writer(sink: pa.NativeFile) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        sink,
+        ARROW,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=FEW_VALUES,
+        column_encoding=DELTAS,
+        write_statistics=BOUNDED,
+        store_schema=False,
+    )
+
+
+def make_durable(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    sync(path.parent)
+
+
+def by_date(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Pieces of one date each: a shard's times never go back."""
+    times = batch.column("timestamp_ns")
+    at = 0
+    while at < batch.num_rows:
+        day = times[at].as_py() // NS_PER_DAY
+        end = batch.num_rows
+        if times[-1].as_py() // NS_PER_DAY != day:
+            later = pc.greater_equal(times, pa.scalar((day + 1) * NS_PER_DAY, pa.int64()))
+            end = pc.index(later, True).as_py()
+        yield _date(day), batch.slice(at, end - at)
+        at = end
+
+
+def _date(day: int) -> str:
+    return datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()

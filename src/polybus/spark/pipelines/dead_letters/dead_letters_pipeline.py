@@ -1,0 +1,215 @@
+"""Messages that were given up: why, how many, and back into their topics, each once.
+
+    polybus pipeline dead-letters orders
+    polybus pipeline dead-letters orders --requeue --reason 'ValueError: *'
+
+`letters.py` has how a letter is re-queued once, without a checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+
+from polybus.errors import DoesNotExist, UsageError
+from polybus.spark.pipelines import message_sql, pipeline_arguments, preflight
+from polybus.spark.pipelines.dead_letters.requeue import (
+    TRIES,
+    Choice,
+    DeadLetters,
+    as_letters,
+    gave_up,
+    targets,
+)
+from polybus.spark.pipelines.dead_letters.requeue_markers import SUFFIX
+from polybus.spark.pipelines.query_run import (
+    Progress,
+    Summary,
+    Table,
+    Tell,
+    activate,
+    plainly,
+    silent,
+    stoppable,
+)
+from polybus.spark.sink import message_batches
+from polybus.spark.source.log_access import opened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EVERY_S = 10.0
+GROUPINGS = ("reason", "kind", "group", "from_topic")
+MOST_ROWS = 50  # of the table
+TIME = "yyyy-MM-dd HH:mm:ss"
+CHOICES = "--reason, --group, --id, --where, or --all"
+
+Patterns = list[str] | None
+Topic = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="Whose: orders, orders.dlq, or patterns with *.")
+]
+Requeue = Annotated[bool, typer.Option("--requeue", help=f"Queue them again: needs {CHOICES}.")]
+Reasons = Annotated[
+    Patterns, typer.Option("--reason", metavar="PATTERN", help="Only with such a reason.")
+]
+Groups = Annotated[
+    Patterns, typer.Option("--group", metavar="GROUP", help="Only given up by this group.")
+]
+Ids = Annotated[list[int] | None, typer.Option("--id", metavar="ID", help="Only this dead letter.")]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+Into = Annotated[
+    str | None,
+    typer.Option("--into", metavar="TOPIC", help="Where to, if not where they came from."),
+]
+By = Annotated[
+    str, typer.Option("--by", metavar="|".join(GROUPINGS), help="What they are counted by.")
+]
+Unused = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="FOLDER", help="Not needed: the bus keeps all of it."),
+]
+
+
+def dead_letters(
+    spark: SparkSession,
+    topic: Topic = "*",
+    *,
+    requeue: Requeue = False,
+    reason: Reasons = None,
+    group: Groups = None,
+    letter: Ids = None,
+    where: pipeline_arguments.Where = None,
+    every_letter: All = False,
+    select: pipeline_arguments.Select = None,
+    into: Into = None,
+    by: By = "reason",
+    checkpoint: Unused = None,
+    bus: pipeline_arguments.Bus = None,
+    every: pipeline_arguments.Every = EVERY_S,
+    once: pipeline_arguments.Once = False,
+    tell: Tell = silent,
+) -> Summary:
+    """Count dead letters by reason, and queue those that are chosen again, exactly once."""
+    began_s = time.monotonic()
+    activate(spark)
+    chosen = [*_likes("reason", reason), *_likes("group", group), *_ids(letter)]
+    chosen += [] if where is None else [where]
+    if requeue and not chosen and not every_letter:
+        raise UsageError(f"--requeue needs a choice: {CHOICES}")
+    if by not in GROUPINGS:
+        raise UsageError(f"--by is one of {', '.join(GROUPINGS)}, not {by!r}")
+    if not requeue and (select is not None or into is not None):
+        raise UsageError("--select and --into are for --requeue: nothing is written without it")
+    choice = Choice(" AND ".join(f"({one}\n)" for one in chosen) or None, select, into)
+    _check(spark, where, choice)
+    url = preflight.writable_bus(None, preflight.bus_of(bus))
+    wanted = ",".join(_letters_of(one.strip()) for one in topic.split(","))
+    work = Work(spark, url, wanted, choice, by, tell)
+    with stoppable() as stop, plainly():
+        work.look(requeue=requeue)
+        while requeue and not once and not stop.wait(every):
+            work.look(requeue=True)
+    facts: dict[str, object] = {"re-queued": work.letters} if requeue else {}
+    return Summary(work.letters, time.monotonic() - began_s, facts, stop.by, work.table())
+
+
+def _likes(column: str, patterns: Sequence[str] | None) -> list[str]:
+    """Patterns of which one must fit; as names of topics, with * for anything."""
+    if not patterns:
+        return []
+    return [
+        " OR ".join(
+            f"`{column}` LIKE {message_sql.literal(message_sql.like(one))}" for one in patterns
+        )
+    ]
+
+
+def _ids(letters: Sequence[int] | None) -> list[str]:
+    return [f"id IN ({', '.join(map(str, letters))})"] if letters else []
+
+
+def _letters_of(topic: str) -> str:
+    return topic if topic.endswith(SUFFIX) else topic + SUFFIX
+
+
+def _check(spark: SparkSession, where: str | None, choice: Choice) -> None:
+    nothing = as_letters(message_sql.empty(spark), SUFFIX)
+    message_sql.filtered(nothing, where)
+    messages = choice.messages(nothing)
+    message_sql.check_steady(messages)
+    names = [name for name in messages.columns if not name.startswith("polybus_")]
+    message_batches.check(messages.select(*names).schema, choice.into or SUFFIX)
+
+
+class Group(NamedTuple):
+    name: str
+    letters: int
+    first: str
+    last: str
+
+    def and_then(self, other: Group) -> Group:
+        return Group(self.name, self.letters + other.letters, self.first, other.last)
+
+
+class Work:
+    """Looks at topics of dead letters, again and again, and re-queues what is chosen."""
+
+    def __init__(
+        self, spark: SparkSession, bus: str, topics: str, choice: Choice, by: str, tell: Tell
+    ) -> None:
+        self._spark, self._bus, self._topics = spark, bus, topics
+        self._choice, self._by, self._tell = choice, by, tell
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._began_s = time.monotonic()
+        self.letters = 0  # that were chosen, and re-queued if that was asked
+
+    def look(self, *, requeue: bool) -> None:
+        for topic in preflight.topics_of(self._bus, self._topics):
+            found = self._one_topic(topic, requeue=requeue)
+            for one in found:
+                before = self._groups.get((topic, one.name))
+                self._groups[topic, one.name] = one if before is None else before.and_then(one)
+            self.letters += sum(one.letters for one in found)
+            elapsed_s = max(time.monotonic() - self._began_s, 1e-3)
+            self._tell(Progress(self.letters, self.letters / elapsed_s, None))
+
+    def table(self) -> Table:
+        found = sorted(self._groups.items(), key=lambda one: (-one[1].letters, one[0]))
+        rows: list[list[object]] = [[topic, *group] for (topic, _), group in found[:MOST_ROWS]]
+        if len(found) > MOST_ROWS:
+            rows.append(["…", f"and {len(found) - MOST_ROWS} more", "", "", ""])
+        return Table(("dead letters", self._by, "letters", "first", "last"), rows)
+
+    def _one_topic(self, topic: str, *, requeue: bool) -> list[Group]:
+        for _ in range(TRIES):
+            letters = DeadLetters(self._spark, self._bus, topic)
+            chosen = self._choice.of(letters.waiting)
+            counted = self._counted(chosen)
+            if not requeue or not counted:
+                return counted
+            if self._choice.into is None and self._choice.select is None:
+                self._check_targets(chosen)
+            if letters.requeue(self._choice):
+                return counted
+        raise gave_up(topic)
+
+    def _counted(self, letters: DataFrame) -> list[Group]:
+        times = (f"date_format({one}(timestamp), '{TIME}')" for one in ("min", "max"))
+        grouped = letters.groupBy(expr(f"coalesce(`{self._by}`, '(none)') AS name"))
+        counts = grouped.agg(expr("count(*)"), *(expr(one) for one in times))
+        return [Group(*row) for row in counts.collect()]
+
+    def _check_targets(self, chosen: DataFrame) -> None:
+        """A topic that was dropped is not made again by what it had left."""
+        for name, count in targets(chosen).items():
+            try:
+                opened(self._bus).shards(name)
+            except DoesNotExist:
+                raise DoesNotExist(
+                    f"topic {name!r}, where {count} of these came from, is not there: "
+                    "say where to, --into TOPIC, or create it"
+                ) from None

@@ -1,0 +1,175 @@
+"""Dead letters as a table, those that were re-queued marked off, and how they are re-queued.
+
+A dead letter stays in its topic. That it was re-queued is a message, too: a marker in
+TOPIC.dlq.requeued, published in the same transaction as the message itself. The transaction
+has the number of markers that were there as its own: of two that re-queue at once, having
+seen the same markers, one is taken for a repeat of the other, and publishes nothing; it sees
+that the new markers are not its own, and looks again. So each letter is re-queued once,
+whoever chooses it, how often, and whatever is killed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.functions import broadcast, count, lit
+
+from polybus.errors import AlreadyExists, Conflict, DoesNotExist
+from polybus.native import Client
+from polybus.spark.pipelines import message_sql
+from polybus.spark.pipelines.dead_letters.requeue_markers import MARKED, SUFFIX
+from polybus.spark.source.log_access import PATIENCE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PREFIX = "polybus."
+TOLD = ("topic", "shard", "offset", "id", "group", "deliveries", "reason")
+REQUEUED = f"{PREFIX}requeued"  # a header: how often this message was re-queued
+TRIES = 10
+# What --where and --select see, beside body and shard_key.
+COLUMNS = {
+    "headers": "map_filter(headers, (k, v) -> k NOT IN ({ours}))",
+    "reason": "cast(headers['polybus.reason'] AS string)",
+    "kind": "split(cast(headers['polybus.reason'] AS string), ':')[0]",
+    "group": "cast(headers['polybus.group'] AS string)",
+    "deliveries": "cast(cast(headers['polybus.deliveries'] AS string) AS int)",
+    "requeued": "coalesce(try_cast(cast(headers['polybus.requeued'] AS string) AS int), 0)",
+    "from_topic": "coalesce(cast(headers['polybus.topic'] AS string), {origin})",
+    "from_shard": "try_cast(cast(headers['polybus.shard'] AS string) AS int)",
+    "from_offset": "try_cast(cast(headers['polybus.offset'] AS string) AS long)",
+    "from_id": "try_cast(cast(headers['polybus.id'] AS string) AS long)",
+}
+OWN = ("body", "shard_key", "id", "timestamp", "insertion_time", "shard", "offset")
+HIDDEN = ("polybus_shard", "polybus_offset", "polybus_id", "polybus_into", "polybus_times")
+
+
+def as_letters(rows: DataFrame, topic: str) -> DataFrame:
+    """Messages of a topic of dead letters, with what their headers say as columns."""
+    ours = ", ".join(message_sql.literal(PREFIX + name) for name in TOLD)
+    given = {"ours": ours, "origin": message_sql.literal(topic.removesuffix(SUFFIX))}
+    told = [f"{text.format(**given)} AS `{name}`" for name, text in COLUMNS.items()]
+    return rows.selectExpr(*OWN, *told)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which letters, and what becomes of them."""
+
+    where: str | None
+    select: str | None
+    into: str | None
+
+    def of(self, letters: DataFrame) -> DataFrame:
+        return message_sql.filtered(letters, self.where)
+
+    def messages(self, letters: DataFrame) -> DataFrame:
+        """The messages to be queued again, each beside where its letter stood."""
+        into = "from_topic" if self.into is None else message_sql.literal(self.into)
+        places = ("shard", "offset", "id", into, "requeued + 1")
+        hidden = [f"{place} AS {name}" for place, name in zip(places, HIDDEN, strict=True)]
+        return message_sql.selected(self.of(letters), self.select or message_sql.WRITTEN, *hidden)
+
+
+class DeadLetters:
+    """Those of one topic, as they are now."""
+
+    def __init__(self, spark: SparkSession, bus: str, topic: str) -> None:
+        self._spark, self._bus = spark, bus
+        self.topic, self.markers = topic, topic + MARKED
+        with Client(bus, PATIENCE) as client:
+            self._marked = _end(client, self.markers)
+        self.waiting = self._waiting()
+
+    def requeue(self, choice: Choice) -> bool:
+        """False if somebody else has re-queued meanwhile: look again, nothing was done."""
+        run = uuid.uuid4().hex
+        writer = (
+            _with_markers(choice.messages(self.waiting), self.markers, run)
+            .write.format("polybus")
+            .mode("append")
+            .options(bus=self._bus, transactionId=f"dead-letters/{self.topic}")
+            .option("transactionNumber", self._marked + 1)
+        )
+        with Client(self._bus, PATIENCE) as client:
+            if not self._are_markers_as_seen(client):
+                return False
+            writer.save()
+            start, end = self._marked, self._marked + 1
+            found = [
+                body
+                for batch in client.read(self.markers, 0, start, end)
+                for body in batch.column("body").to_pylist()
+            ]
+        return any(run.encode() in body for body in found)
+
+    def _are_markers_as_seen(self, client: Client) -> bool:
+        """Their topic is there now. If it was dropped, it goes on where it ended then."""
+        try:
+            client.create_topic(self.markers, shards=1)
+        except AlreadyExists:
+            return True
+        return _end(client, self.markers) == self._marked
+
+    def _waiting(self) -> DataFrame:
+        letters = as_letters(self._read(self.topic), self.topic)
+        if not self._marked:
+            return letters
+        place = "from_json(cast(body AS string), 'shard int, offset long') AS marked"
+        marked = self._read(self.markers).selectExpr(place).selectExpr("marked.*")
+        return letters.join(broadcast(marked), ["shard", "offset"], "left_anti")
+
+    def _read(self, topic: str) -> DataFrame:
+        options = {"bus": self._bus, "topic": topic}
+        return self._spark.read.format("polybus").options(**options).load()
+
+
+def _end(client: Client, topic: str) -> int:
+    try:
+        return int(client.bounds(topic)["shards"][0]["end"])
+    except DoesNotExist:
+        return 0
+
+
+def _with_markers(messages: DataFrame, markers: str, run: str) -> DataFrame:
+    """Each message, and behind it the marker that it was re-queued."""
+    names = messages.columns
+    headers = "headers" if "headers" in names else "cast(NULL AS map<string, binary>)"
+    ours = f"map('{REQUEUED}', cast(cast(polybus_times AS string) AS binary))"
+    kept = f"map_filter(coalesce({headers}, map()), (k, v) -> k != '{REQUEUED}')"
+    message = {
+        "topic": "topic" if "topic" in names else "polybus_into",
+        "shard_key": "shard_key" if "shard_key" in names else "cast(NULL AS string)",
+        "body": "cast(body AS binary)",
+        "headers": f"map_concat({kept}, {ours})",
+    }
+    told = {
+        "shard": "polybus_shard",
+        "offset": "polybus_offset",
+        "id": "polybus_id",
+        "into": message["topic"],
+        "run": message_sql.literal(run),
+    }
+    marker = {
+        "topic": message_sql.literal(markers),
+        "shard_key": "cast(NULL AS string)",
+        "body": f"cast(to_json({_struct(told)}) AS binary)",
+        "headers": "cast(NULL AS map<string, binary>)",
+    }
+    return messages.selectExpr(f"inline(array({_struct(message)}, {_struct(marker)}))")
+
+
+def _struct(fields: dict[str, str]) -> str:
+    return f"named_struct({', '.join(f'{message_sql.literal(k)}, {v}' for k, v in fields.items())})"
+
+
+def targets(letters: DataFrame) -> dict[str, int]:
+    """Where letters came from, and how many from each."""
+    counts = letters.groupBy("from_topic").agg(count(lit(1)).alias("letters")).collect()
+    return {row["from_topic"]: row["letters"] for row in counts}
+
+
+def gave_up(topic: str) -> Conflict:
+    return Conflict(f"others re-queue dead letters of {topic} all the time: try again later")

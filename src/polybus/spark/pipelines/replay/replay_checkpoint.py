@@ -1,0 +1,134 @@
+"""What a replay is to do, and how far it has come: two files in the folder of its checkpoint.
+
+    replay.json     what was asked, and from where to where each shard is read: fixed by the
+                    first start, so that what comes later is not replayed as well
+    position.json   the part that is being written: its number, and its offsets
+
+A part is written down before it is done, and published as transaction `number` of the
+replay's name. Killed at any point, the next start does the part that is written down again:
+if it was published, the bus knows its number, and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polybus.errors import Damaged, UsageError
+from polybus.spark.archive.archive_folder import writable, write_durably
+from polybus.spark.pipelines.replay.replay_bounds import Ends
+from polybus.spark.source.partitions import Range, admit
+
+PLAN, POSITION = "replay.json", "position.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`ends` is None if it goes on with what comes."""
+
+    name: str
+    asked: Mapping[str, Any]
+    starts: Ends
+    ends: Ends | None
+
+
+@dataclass(frozen=True)
+class Position:
+    """Part `number` goes from `at` to `to`; if these are the same, there is none at work."""
+
+    number: int
+    at: Ends
+    to: Ends
+    rows: int = 0  # replayed by the parts before it
+    version: int = field(default=VERSION)
+
+    def ranges(self, topic: str) -> list[Range]:
+        return [
+            Range(topic, shard, self.at[shard], end)
+            for shard, end in self.to.items()
+            if self.at[shard] < end
+        ]
+
+    def done(self, rows: int) -> Position:
+        return replace(self, number=self.number + 1, at=self.to, rows=self.rows + rows)
+
+
+class Book:
+    """One at a time: two that replay by one checkpoint would do the same parts, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def plan(self, asked: Mapping[str, Any]) -> Plan | None:
+        """As the first start has made it; `UsageError` if something else is asked now."""
+        found = self._read(PLAN)
+        if found is None:
+            return None
+        try:
+            ends = None if found["ends"] is None else _offsets(found["ends"])
+            plan = Plan(found["name"], found["asked"], _offsets(found["starts"]), ends)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise Damaged(f"{self._folder / PLAN} is no plan of a replay") from None
+        for what, value in asked.items():
+            before = plan.asked.get(what)
+            if before != value:
+                raise UsageError(
+                    f"this checkpoint is of another replay: {what} was {_shown(before)}, and is "
+                    f"{_shown(value)}; use another --checkpoint, or ask for the same"
+                )
+        return plan
+
+    def begin(self, asked: Mapping[str, Any], starts: Ends, ends: Ends | None) -> Plan:
+        plan = Plan(f"replay/{uuid.uuid4().hex}", dict(asked), starts, ends)
+        self._write(PLAN, {"version": VERSION, **asdict(plan)})
+        return plan
+
+    def position(self, plan: Plan) -> Position:
+        found = self._read(POSITION)
+        if found is None:
+            return Position(1, plan.starts, plan.starts)
+        try:
+            at, to = _offsets(found["at"]), _offsets(found["to"])
+            return Position(found["number"], at, to, found["rows"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise Damaged(f"{self._folder / POSITION} is no position of a replay") from None
+
+    def next(self, position: Position, ends: Ends, max_rows: int) -> Position:
+        """The next part, at most so many rows up to `ends`; it is on disk."""
+        at = {shard: position.at.get(shard, 0) for shard in ends} | position.at
+        whole = replace(position, at=at, to={**at, **ends})
+        to = dict(at)
+        for one in admit(whole.ranges(""), max_rows):
+            to[one.shard] = one.end
+        part = replace(whole, to=to)
+        self._write(POSITION, asdict(part))
+        return part
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        path = self._folder / name
+        try:
+            found = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{path} cannot be read: {error}; use another --checkpoint") from None
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise Damaged(f"{path} is of another version of polybus; use another --checkpoint")
+        return found
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        with writable(self._folder):
+            write_durably(self._folder / name, json.dumps(content))
+
+
+def _offsets(given: Mapping[str, int]) -> Ends:
+    return {int(shard): int(offset) for shard, offset in given.items()}
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is None or value == [] else repr(value)

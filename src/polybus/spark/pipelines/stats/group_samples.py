@@ -1,0 +1,86 @@
+"""What the bus tells of consumer groups: how far behind each is, and how long acks take.
+
+Asked now and then, and kept: a table that grows by a row a group and look, the oldest rows
+left out when they are many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from polybus.errors import DoesNotExist
+from polybus.native import Client
+from polybus.spark.pipelines.stats.partial_sums import replace_table
+from polybus.spark.pipelines.stats.report.histogram import reached_by
+from polybus.spark.source.log_access import PATIENCE
+from polybus.spark.spark_options import FILES
+
+GROUPS = "groups.parquet"
+MOST_ROWS = 200_000
+COUNTS = ("lag", "acked", "emitted", "redelivered", "dead_lettered", "trimmed_unread")
+SCHEMA = pa.schema(
+    [
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("topic", pa.utf8()),
+        ("group", pa.utf8()),
+        ("members", pa.int32()),
+        *((name, pa.int64()) for name in COUNTS),
+        ("lag_s", pa.float64()),
+        ("ack_p50_ms", pa.float64()),
+        ("ack_p99_ms", pa.float64()),
+        ("ack_latency", pa.map_(pa.utf8(), pa.int64())),
+    ]
+)
+
+
+def sample(bus: str, topics: Iterable[str], now_s: float) -> pa.Table:
+    """The files of a bus know nothing of members: there is nothing to ask."""
+    if bus.startswith(FILES):
+        return SCHEMA.empty_table()
+    rows = []
+    with Client(bus, PATIENCE) as client:
+        for topic in topics:
+            try:
+                told = client.act("topic.stats", topic=topic)
+            except DoesNotExist:  # since it was counted
+                continue
+            rows += [_row(topic, group, now_s) for group in told["groups"]]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def kept(folder: Path, new: pa.Table | None = None) -> pa.Table:
+    """All samples, the oldest first, with the new ones; they are on disk."""
+    path = folder / GROUPS
+    old = pq.read_table(path, schema=SCHEMA) if path.exists() else SCHEMA.empty_table()
+    if new is None:
+        return old
+    whole = pa.concat_tables([old, new])
+    whole = whole.slice(max(0, whole.num_rows - MOST_ROWS))
+    replace_table(path, whole)
+    return whole
+
+
+def of_topic(samples: pa.Table, topic: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = samples.filter(pc.field("topic") == topic).to_pylist()
+    return found
+
+
+def _row(topic: str, group: dict[str, Any], now_s: float) -> dict[str, Any]:
+    latency = group["ack_latency"]
+    bounds = {name: reached_by(latency, share) for name, share in (("p50", 0.5), ("p99", 0.99))}
+    return {
+        "at": int(now_s * 1000),
+        "topic": topic,
+        "group": group["group"],
+        "members": len(group["members"]),
+        **{name: group[name] for name in COUNTS},
+        "lag_s": float(group["lag_s"]),
+        **{f"ack_{name}_ms": None if one is None else float(one) for name, one in bounds.items()},
+        "ack_latency": sorted(latency.items(), key=lambda one: float(one[0])),
+    }

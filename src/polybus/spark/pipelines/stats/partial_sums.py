@@ -1,0 +1,132 @@
+"""What was counted, batch by batch: files of sums that add up to the sums of the whole.
+
+    _parts/00000000-00000062.keys.parquet     of batches 0 to 62, summed up
+    _parts/00000063-00000063.keys.parquet     of batch 63
+
+A batch that is counted again after a kill writes the same file again. Files that are summed
+up are removed after their sum is there; if that was cut short, they are known by their
+numbers, which lie within those of the sum. Batch n is only begun when n - 1 is in Spark's
+commit log, so all but the newest can be summed up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polybus.spark.archive.archive_folder import sync, writable
+
+# What is counted: by which columns. The rest are sums, and largest values.
+BY = {
+    "windows": {"topic": pa.utf8(), "start_s": pa.int64()},
+    "buckets": {
+        "topic": pa.utf8(),
+        "start_s": pa.int64(),
+        "kind": pa.utf8(),
+        "bucket": pa.int32(),
+    },
+    "keys": {"topic": pa.utf8(), "shard": pa.int32(), "shard_key": pa.utf8()},
+}
+SUMS = {"windows": ("messages", "bytes"), "buckets": ("messages",), "keys": ("messages", "bytes")}
+MOST = {"windows": ("size_max", "latency_us_max"), "buckets": (), "keys": ()}
+SCHEMAS = {
+    kind: pa.schema([*by.items(), *((name, pa.int64()) for name in (*SUMS[kind], *MOST[kind]))])
+    for kind, by in BY.items()
+}
+LAST = "keys"  # is written last: then the batch is whole
+MOST_FILES = 32  # of a kind, before they are summed up
+DIGITS = 8
+
+
+class Part(NamedTuple):
+    """Of batches `first` to `last`."""
+
+    first: int
+    last: int
+    path: Path
+
+
+class Parts:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "_parts"
+        with writable(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def are_there(self) -> bool:
+        return bool(self._all(LAST))
+
+    def write(self, number: int, counted: Mapping[str, pa.Table]) -> None:
+        for kind in BY:
+            table = counted[kind].select(SCHEMAS[kind].names).cast(SCHEMAS[kind])
+            replace_table(self._path(kind, number, number), table)
+
+    def read(self, kind: str) -> pa.Table:
+        """The sums of all batches that are there as a whole."""
+        whole = max((part.last for part in self._parts(LAST)), default=-1)
+        parts = [part for part in self._parts(kind) if part.last <= whole]
+        return _summed(kind, parts)
+
+    def sum_up(self) -> None:
+        """All but the newest of each kind become one, if they are many."""
+        for kind in BY:
+            parts = self._parts(kind)
+            newest = max((part.last for part in parts), default=0)
+            old = [part for part in parts if part.last < newest]
+            if len(old) < MOST_FILES:
+                continue
+            path = self._path(kind, min(one.first for one in old), max(one.last for one in old))
+            replace_table(path, _summed(kind, old))
+            for part in self._all(kind):
+                if part not in self._parts(kind):
+                    part.path.unlink(missing_ok=True)
+
+    def _path(self, kind: str, first: int, last: int) -> Path:
+        return self._folder / f"{first:0{DIGITS}}-{last:0{DIGITS}}.{kind}.parquet"
+
+    def _parts(self, kind: str) -> list[Part]:
+        """Those that are not within another."""
+        found = self._all(kind)
+        return [
+            one
+            for one in found
+            if not any(
+                other.first <= one.first and one.last <= other.last and other[:2] != one[:2]
+                for other in found
+            )
+        ]
+
+    def _all(self, kind: str) -> list[Part]:
+        found = []
+        for path in sorted(self._folder.glob(f"*.{kind}.parquet")):
+            first, _, last = path.name.partition(".")[0].partition("-")
+            found.append(Part(int(first), int(last), path))
+        return found
+
+
+def _summed(kind: str, parts: Sequence[Part]) -> pa.Table:
+    schema, by = SCHEMAS[kind], list(BY[kind])
+    kinds = [(name, "sum") for name in SUMS[kind]] + [(name, "max") for name in MOST[kind]]
+    tables = [pq.read_table(part.path, schema=schema) for part in parts]
+    whole = pa.concat_tables([schema.empty_table(), *tables])
+    found = whole.group_by(by).aggregate(kinds).rename_columns(schema.names)
+    return found.sort_by([(name, "ascending") for name in by])
+
+
+def replace_table(path: Path, table: pa.Table) -> None:
+    """All of it is on disk under this name, or what was there before is."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with writable(path.parent):
+        try:
+            pq.write_table(table, draft, compression="zstd")
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            draft.replace(path)
+            sync(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)

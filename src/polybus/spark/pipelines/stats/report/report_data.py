@@ -1,0 +1,116 @@
+"""What a report shows: plain values, whatever they were counted by.
+
+Windows that are many are merged for a plot, and their histograms with them: a plot over a
+month shows true percentiles of each of its points, not means of percentiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polybus.spark.pipelines.stats.report.histogram import Spread
+
+MOST_POINTS = 240
+NOTHING = Spread()
+
+
+@dataclass(frozen=True)
+class Window:
+    """Messages that the bus took in from `start_s` on, for `width_s` seconds."""
+
+    start_s: int
+    width_s: int
+    messages: int = 0
+    bytes: int = 0
+    sizes: Spread = NOTHING  # of bytes
+    latencies: Spread = NOTHING  # of microseconds
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    number: int
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """As the bus told it at a time; `ack_latency` has counts by upper bound in milliseconds."""
+
+    at_s: float
+    name: str
+    members: int
+    lag: int
+    lag_s: float
+    acked: int
+    redelivered: int
+    dead_lettered: int
+    ack_latency: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Topic:
+    """`keys` are those with the most messages, `distinct_keys` how many there are in all."""
+
+    name: str
+    windows: Sequence[Window]
+    keys: Sequence[Key] = ()
+    distinct_keys: int = 0
+    keyless: int = 0
+    shards: Sequence[Shard] = ()
+    groups: Sequence[Group] = ()  # every sample, the oldest first
+
+    @property
+    def messages(self) -> int:
+        return sum(one.messages for one in self.windows)
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.windows)
+
+    @property
+    def sizes(self) -> Spread:
+        return Spread.together(one.sizes for one in self.windows)
+
+    @property
+    def latencies(self) -> Spread:
+        return Spread.together(one.latencies for one in self.windows)
+
+    def points(self) -> list[Window]:
+        return merged(self.windows)
+
+
+def merged(windows: Sequence[Window], most: int = MOST_POINTS) -> list[Window]:
+    """All of the time from the first window to the last, in at most so many steps.
+
+    Time in which nothing came is there as well: as windows without messages.
+    """
+    if not windows:
+        return []
+    width = windows[0].width_s
+    first, last = windows[0].start_s, windows[-1].start_s
+    each = -(-((last - first) // width + 1) // most)
+    step = each * width
+    found: dict[int, list[Window]] = {start: [] for start in range(first, last + 1, step)}
+    for one in windows:
+        found[first + (one.start_s - first) // step * step].append(one)
+    return [_sum(start, step, parts) for start, parts in found.items()]
+
+
+def _sum(start_s: int, width_s: int, parts: Sequence[Window]) -> Window:
+    return Window(
+        start_s,
+        width_s,
+        sum(one.messages for one in parts),
+        sum(one.bytes for one in parts),
+        Spread.together(one.sizes for one in parts),
+        Spread.together(one.latencies for one in parts),
+    )

@@ -1,0 +1,188 @@
+"""What is said of one topic: its plots, its keys and shards, its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from polybus.spark.pipelines.stats.report import axis_scales, bar_plot
+from polybus.spark.pipelines.stats.report.histogram import Spread, reached_by
+from polybus.spark.pipelines.stats.report.line_plot import Plot, Series, Show
+from polybus.spark.pipelines.stats.report.report_data import Group, Topic, Window
+from polybus.spark.pipelines.stats.report.svg import tag, text
+
+SHARES = (0.5, 0.9, 0.99)
+MOST_BARS = 20
+US_PER_MS = 1000.0
+INF = "inf"
+NOTE = (
+    "From the producer's clock, in whole milliseconds, to the bus's commit: "
+    "it holds the difference of the two clocks as well."
+)
+
+
+def section(topic: Topic) -> str:
+    cards = [*_over_time(topic), *_spreads(topic), *_skew(topic), *_groups(topic)]
+    heading = tag("h2", text(topic.name), id=anchor(topic.name))
+    return tag("section", heading, tag("div", *cards, class_="cards"))
+
+
+def anchor(name: str) -> str:
+    return f"topic-{name}"
+
+
+def card(title: str, *inside: str, note: str = "") -> str:
+    said = tag("p", text(note), class_="note") if note else ""
+    return tag("figure", tag("figcaption", text(title)), *inside, said)
+
+
+# --- over time
+
+
+def _over_time(topic: Topic) -> list[str]:
+    points = topic.points()
+    each = axis_scales.duration(points[0].width_s * 1e6) if points else ""
+    latency = Plot(
+        "Latency", _moments(points), _quantiles(points, _latencies), axis_scales.duration
+    )
+    size = Plot("Size", _moments(points), _quantiles(points, _sizes), axis_scales.size)
+    return [
+        card(
+            "Messages a second", _rate(points, _messages, axis_scales.short), note=f"{each} a point"
+        ),
+        card("Bytes a second", _rate(points, _bytes, axis_scales.size), note=f"{each} a point"),
+        card("Latency, producer to bus", latency.draw(), latency.legend(), note=NOTE),
+        card("Size of messages", size.draw(), size.legend()),
+    ]
+
+
+def _rate(points: Sequence[Window], value: Callable[[Window], int], show: Show) -> str:
+    rates = [value(one) / one.width_s for one in points]
+    return Plot("Rate", _moments(points), [Series("a second", rates)], show).draw()
+
+
+def _quantiles(points: Sequence[Window], of: Callable[[Window], Spread]) -> list[Series]:
+    return [
+        Series(f"p{share * 100:g}", [of(one).quantile(share) for one in points]) for share in SHARES
+    ]
+
+
+def _moments(points: Sequence[Window]) -> list[float]:
+    return [float(one.start_s) for one in points]
+
+
+def _messages(one: Window) -> int:
+    return one.messages
+
+
+def _bytes(one: Window) -> int:
+    return one.bytes
+
+
+def _latencies(one: Window) -> Spread:
+    return one.latencies
+
+
+def _sizes(one: Window) -> Spread:
+    return one.sizes
+
+
+# --- all of it
+
+
+def _spreads(topic: Topic) -> list[str]:
+    return [
+        card(
+            f"How latency is spread: {told_quantiles(topic.latencies, axis_scales.duration)}",
+            bar_plot.spread("Latency", topic.latencies.buckets, axis_scales.duration),
+        ),
+        card(
+            f"How sizes are spread: {told_quantiles(topic.sizes, axis_scales.size)}",
+            bar_plot.spread("Sizes", topic.sizes.buckets, axis_scales.size),
+        ),
+    ]
+
+
+def told_quantiles(spread: Spread, show: Show) -> str:
+    found = ((share, spread.quantile(share)) for share in SHARES)
+    return ", ".join(f"p{share * 100:g} {show(v)}" for share, v in found if v is not None)
+
+
+def _skew(topic: Topic) -> list[str]:
+    total = max(1, topic.messages)
+    keys = [
+        bar_plot.Bar(repr(one.name)[1:-1] or "(empty)", one.messages, _told(one.messages, total))
+        for one in topic.keys[:MOST_BARS]
+    ]
+    shards = [
+        bar_plot.Bar(f"shard {one.number}", one.messages, _told(one.messages, total))
+        for one in topic.shards
+    ]
+    note = (
+        f"{axis_scales.whole(topic.distinct_keys)} keys; {_told(topic.keyless, total)} without one"
+    )
+    return [
+        card("Keys with the most messages", bar_plot.ranked("Keys", keys), note=note),
+        card("Messages by shard", bar_plot.ranked("Shards", shards)),
+    ]
+
+
+def _told(count: int, total: int) -> str:
+    return f"{axis_scales.short(count)} ({axis_scales.percent(count / total)})"
+
+
+# --- groups
+
+
+def _groups(topic: Topic) -> list[str]:
+    by_name: dict[str, list[Group]] = {}
+    for one in topic.groups:
+        by_name.setdefault(one.name, []).append(one)
+    if not by_name:
+        return []
+    table = card("Groups, as the bus last told", _group_table(by_name.values()))
+    return [table, *(_one_group(name, samples) for name, samples in by_name.items())]
+
+
+def _group_table(groups: Iterable[Sequence[Group]]) -> str:
+    rows = []
+    for *_, last in groups:
+        p50, p99 = (_ack_quantile(last.ack_latency, share) for share in (0.5, 0.99))
+        values = (
+            last.name,
+            *(axis_scales.whole(n) for n in (last.members, last.lag)),
+            axis_scales.duration(last.lag_s * 1e6) if last.lag else "0",
+            *(axis_scales.whole(n) for n in (last.acked, last.redelivered, last.dead_lettered)),
+            *(p50, p99),
+        )
+        rows.append(row("td", values))
+    names = ("group", "members", "lag", "oldest", "acked", "again", "dead", "ack p50", "ack p99")
+    return tag("table", row("th", names), *rows)
+
+
+def _one_group(name: str, samples: Sequence[Group]) -> str:
+    at_s = [one.at_s for one in samples]
+    lag = Plot("Lag", at_s, [Series("lag", [float(one.lag) for one in samples])], axis_scales.short)
+    inside = [lag.draw()] if len(samples) > 1 else []
+    counts = samples[-1].ack_latency
+    bounds = [one for one in sorted(counts, key=float) if counts[one]]
+    total = max(1, sum(counts.values()))
+    acks = [bar_plot.Bar(_bound(one), counts[one], _told(counts[one], total)) for one in bounds]
+    if acks:
+        inside.append(bar_plot.ranked("Acks", acks))
+    titles = ["lag over time"] * (len(samples) > 1) + ["from commit to ack"] * bool(acks)
+    return card(f"Group {name}: {', '.join(titles) or 'nothing acked yet'}", *inside)
+
+
+def _ack_quantile(counts: Mapping[str, int], share: float) -> str:
+    found = reached_by(counts, share)
+    return "" if found is None else _bound(found)
+
+
+def _bound(bound_ms: str) -> str:
+    if bound_ms == INF:
+        return "more"
+    return f"≤ {axis_scales.duration(float(bound_ms) * US_PER_MS)}"
+
+
+def row(kind: str, values: Iterable[object]) -> str:
+    return tag("tr", *(tag(kind, text(one) or " ") for one in values))

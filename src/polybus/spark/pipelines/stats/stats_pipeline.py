@@ -1,0 +1,179 @@
+"""Rates, sizes, latency and the skew of keys, counted as messages come; tables and a report.
+
+Each batch of a stream is counted into small sums (`stats_parts.py`) under the batch's number:
+counted again after a kill it is the same file again. Tables and report are made of all sums
+now and then, and at the end (`stats_tables.py`, `report/`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+
+from polybus.errors import UsageError
+from polybus.spark.archive.archive_folder import writable, write_durably
+from polybus.spark.pipelines import pipeline_arguments, preflight
+from polybus.spark.pipelines.query_run import Progress, Summary, Tell, activate, follow, silent
+from polybus.spark.pipelines.stats import group_samples, stats_tables
+from polybus.spark.pipelines.stats.partial_sums import Parts
+from polybus.spark.pipelines.stats.report.histogram import bucket_sql
+from polybus.spark.pipelines.stats.report.report_data import Topic
+from polybus.spark.pipelines.stats.report.report_page import page
+
+WHY = "tables and report are written there"
+MARK, REPORT, CHECKPOINT = "stats.json", "report.html", "_checkpoint"
+VERSION = 1
+EVERY_S, WINDOW_S = 10.0, 10
+ROWS_PER_BATCH = 4_000_000
+READ = "topic string, shard int, timestamp_ns long, insertion_time timestamp, "
+READ += "shard_key string, body binary"
+LATENCY_US = "greatest(0, timestamp_ns div 1000 - unix_micros(insertion_time))"
+
+
+def stats(
+    spark: SparkSession,
+    topic: pipeline_arguments.Topics,
+    *,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FOLDER", help="For tables and report.html.")
+    ] = None,
+    window: Annotated[
+        int, typer.Option("--window", metavar="SECONDS", min=1, help="What is counted together.")
+    ] = WINDOW_S,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="FOLDER", help="Count what is archived there as well."),
+    ] = None,
+    checkpoint: pipeline_arguments.Checkpoint = None,
+    bus: pipeline_arguments.Bus = None,
+    every: pipeline_arguments.Every = EVERY_S,
+    rows_per_batch: pipeline_arguments.RowsPerBatch = ROWS_PER_BATCH,
+    accept_loss: pipeline_arguments.AcceptLoss = False,
+    once: pipeline_arguments.Once = False,
+    tell: Tell = silent,
+) -> Summary:
+    """Count messages over time: rates, sizes, latency, keys, groups; Parquet and a report."""
+    activate(spark)
+    folder = preflight.folder(out, "--out", WHY)
+    url = preflight.bus_of(bus)
+    if archive is None:
+        preflight.topics_of(url, topic)
+    place = preflight.checkpoint(checkpoint or str(folder / CHECKPOINT))
+    _mark(folder, {"TOPIC": topic, "--window": window, "--checkpoint": checkpoint})
+    _check_begun(folder, place)
+    counting = Counting(spark, folder, url, window)
+    options = {"bus": url, "topic": topic, "maxRowsPerBatch": str(rows_per_batch)}
+    options["failOnDataLoss"] = str(not accept_loss).lower()
+    if archive is not None:
+        options["archive"] = archive
+    rows = spark.readStream.format("polybus").schema(READ).options(**options).load()
+    writer = (
+        rows.writeStream.foreachBatch(counting.count)
+        .queryName(f"stats {topic}")
+        .option("checkpointLocation", place)
+    )
+    told_s = time.monotonic()
+
+    def told(progress: Progress) -> None:
+        nonlocal told_s
+        tell(progress)
+        if not once and time.monotonic() - told_s >= every:
+            counting.write()
+            told_s = time.monotonic()
+
+    summary = follow(writer, once=once, every_s=every, tell=told)
+    topics = counting.write()
+    summary.facts = {
+        "topics": len(topics),
+        "messages in all": sum(one.messages for one in topics),
+        "report": folder / REPORT,
+    }
+    return summary
+
+
+def _mark(folder: Path, given: dict[str, object]) -> None:
+    """What is counted in a folder stays the same."""
+    path, asked = folder / MARK, {"version": VERSION, **given}
+    try:
+        before = json.loads(path.read_text())
+    except FileNotFoundError:
+        with writable(folder):
+            write_durably(path, json.dumps(asked))
+        return
+    except (OSError, ValueError):
+        raise UsageError(f"{path} is not of polybus: name another --out") from None
+    for what, value in asked.items():
+        was = before.get(what) if isinstance(before, dict) else before
+        if was != value:
+            raise UsageError(
+                f"{folder} has stats of something else ({what} was {was!r}, and is {value!r}): "
+                "name another --out"
+            )
+
+
+def _check_begun(folder: Path, checkpoint: str) -> None:
+    """Batches are known by their numbers, which begin anew with another checkpoint."""
+    if "://" in checkpoint:
+        return  # not ours to look at
+    begun, done = (any((Path(checkpoint) / log).glob("[0-9]*")) for log in ("offsets", "commits"))
+    has_counted = Parts(folder).are_there
+    if has_counted and not begun:
+        raise UsageError(f"the checkpoint of {folder} is gone ({checkpoint}): name another --out")
+    if done and not has_counted:
+        raise UsageError(f"{checkpoint} is of other stats: name another --checkpoint")
+
+
+class Counting:
+    def __init__(self, spark: SparkSession, folder: Path, bus: str, window_s: int) -> None:
+        self._spark, self._folder = spark, folder
+        self._bus, self._window_s = bus, window_s
+        self._parts = Parts(folder)
+
+    def count(self, batch: DataFrame, number: int) -> None:
+        """Called by Spark, for each batch once, and again if it was killed meanwhile."""
+        measured = batch.selectExpr(
+            *("topic", "shard", "shard_key"),
+            f"timestamp_ns div 1000000000 div {self._window_s} * {self._window_s} AS start_s",
+            "length(body) AS size",
+            f"{LATENCY_US} AS latency_us",
+        ).persist()
+        try:
+            self._parts.write(number, self._sums(measured))
+        finally:
+            measured.unpersist()
+
+    def write(self) -> list[Topic]:
+        """Tables and report, of what is counted up to now."""
+        self._parts.sum_up()
+        now_s = time.time()
+        names = set(self._parts.read("windows").column("topic").to_pylist())
+        samples = group_samples.kept(
+            self._folder, group_samples.sample(self._bus, sorted(names), now_s)
+        )
+        topics = stats_tables.make(self._folder, self._parts, self._window_s, samples)
+        with writable(self._folder):
+            write_durably(self._folder / REPORT, page(topics, self._bus, now_s))
+        return topics
+
+    def _sums(self, measured: DataFrame) -> dict[str, pa.Table]:
+        total = (expr("count(*) AS messages"), expr("sum(size) AS bytes"))
+        most = (expr("max(size) AS size_max"), expr("max(latency_us) AS latency_us_max"))
+        kinds = ", ".join(
+            f"named_struct('kind', '{kind}', 'bucket', {bucket_sql(column)})"
+            for kind, column in (("size", "size"), ("latency", "latency_us"))
+        )
+        buckets = measured.selectExpr("topic", "start_s", f"inline(array({kinds}))")
+        return {
+            "windows": measured.groupBy("topic", "start_s").agg(*total, *most).toArrow(),
+            "buckets": buckets.groupBy("topic", "start_s", "kind", "bucket")
+            .agg(expr("count(*) AS messages"))
+            .toArrow(),
+            "keys": measured.groupBy("topic", "shard", "shard_key").agg(*total).toArrow(),
+        }

@@ -1,0 +1,171 @@
+"""Which topics a query wants, and between which points: what the options say about it.
+
+Starts are inclusive and ends exclusive, whether offsets or times. A shard that the
+options do not name begins where it begins, and ends where it ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from polybus.errors import DoesNotExist, InvalidTopic, Trimmed, UsageError
+from polybus.model import topic_name
+from polybus.model.name_pattern import STAR, Pattern
+
+if TYPE_CHECKING:
+    from polybus.spark.source.log_access import Access, Shard
+    from polybus.spark.spark_options import Options
+
+Offsets = dict[str, dict[int, int]]  # topic → shard → offset
+
+EARLIEST, LATEST = "earliest", "latest"
+NS_PER_MS = 1_000_000
+MAX_TIME_NS = 2**63 - 1  # 2262: whoever names a later time means the end
+
+
+class Wanted:
+    """The topics of option `topic`: names, and patterns that may come to match more."""
+
+    def __init__(self, text: str) -> None:
+        parts = sorted({part.strip() for part in text.split(",")} - {""})
+        if not parts:
+            raise UsageError("option topic names no topic: .option('topic', 'orders')")
+        self.text = ", ".join(parts)
+        self.names = tuple(part for part in parts if STAR not in part)
+        self.patterns = tuple(part for part in parts if STAR in part)
+        for name in self.names:
+            try:
+                topic_name.check(name)
+            except InvalidTopic as error:
+                raise UsageError(f"option topic: {error}") from None
+
+    def find(self, access: Access) -> list[str]:
+        """Those that are there, and those that are named, in the order of their names."""
+        found = {name for pattern in self.patterns for name in access.names(pattern)}
+        return sorted(found.union(self.names))
+
+    def shards(self, access: Access) -> dict[str, dict[int, Shard]]:
+        """The same with their shards; what a pattern has found may be gone by then."""
+        found = {}
+        for topic in self.find(access):
+            try:
+                found[topic] = access.shards(topic)
+            except DoesNotExist:
+                if topic in self.names:
+                    raise
+        return found
+
+    def covers(self, name: str) -> bool:
+        patterns = (Pattern(pattern) for pattern in self.patterns)
+        return name in self.names or any(one.matches(name.encode()) for one in patterns)
+
+    def nothing(self) -> DoesNotExist:
+        return DoesNotExist(f"no durable topic matches {self.text!r}: correct option topic")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where reading begins, or where it ends."""
+
+    edge: Literal["starting", "ending"]
+    default: str
+    offsets: Offsets = field(default_factory=dict)
+    timestamp_ns: int | None = None
+
+    @classmethod
+    def parse(cls, options: Options, edge: Literal["starting", "ending"], default: str) -> Bound:
+        offsets, timestamp = options.text(f"{edge}Offsets"), options.text(f"{edge}Timestamp")
+        if offsets is not None and timestamp is not None:
+            raise UsageError(f"give {edge}Offsets or {edge}Timestamp, not both")
+        if timestamp is not None:
+            return cls(edge, default, {}, _time_ns(timestamp, f"{edge}Timestamp"))
+        if offsets is None or offsets.lower() in (EARLIEST, LATEST):
+            return cls(edge, (offsets or default).lower())
+        # A shard that the JSON does not name is read whole.
+        whole = EARLIEST if edge == "starting" else LATEST
+        return cls(edge, whole, _offsets(offsets, f"{edge}Offsets"))
+
+    def check(self, topics: Iterable[str]) -> None:
+        unknown = sorted(self.offsets.keys() - set(topics))
+        if unknown:
+            raise UsageError(
+                f"{self.edge}Offsets names topic {unknown[0]!r}, which option topic does not"
+            )
+
+    def of(self, access: Access, topic: str, shards: dict[int, Shard]) -> dict[int, int]:
+        """The offset of each shard."""
+        if self.timestamp_ns is not None:
+            return {shard: access.find(topic, shard, self.timestamp_ns) for shard in shards}
+        wished = self.offsets.get(topic, {})
+        unknown = sorted(wished.keys() - shards.keys())
+        if unknown:
+            raise UsageError(
+                f"{self.edge}Offsets: topic {topic!r} has no shard {unknown[0]}, but 0 to "
+                f"{max(shards)}"
+            )
+        whole = {n: one.start if self.default == EARLIEST else one.end for n, one in shards.items()}
+        return {**whole, **wished}
+
+
+def settle(topic: str, shard: int, offset: int, there: Shard, *, strict: bool) -> int:
+    """An offset that is there; if it is not, an error, or the nearest that is."""
+    if strict and offset < there.start:
+        raise trimmed(topic, shard, offset, there.start)
+    if strict and offset > there.end:
+        raise DoesNotExist(
+            f"topic {topic!r}, shard {shard} ends at {there.end}, and was to be read up to "
+            f"{offset}: correct the offsets, or the bus that they are for, or set "
+            "failOnDataLoss=false"
+        )
+    return min(max(offset, there.start), there.end)
+
+
+def trimmed(topic: str, shard: int, offset: int, start: int) -> Trimmed:
+    return Trimmed(
+        f"topic {topic!r}, shard {shard}: offsets {offset} to {start - 1} were trimmed away "
+        "before they were read; set failOnDataLoss=false to go on with what is left",
+        start,
+    )
+
+
+def _time_ns(text: str, option: str) -> int:
+    """A time without a zone is UTC: tasks and driver may be in several."""
+    try:
+        milliseconds = int(text) if text.isascii() and text.isdigit() else _parsed_ms(text)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"option {option} is a time like 2026-01-31T12:00:00Z, or milliseconds since "
+            f"1970, not {text!r}"
+        ) from None
+    return min(max(0, milliseconds * NS_PER_MS), MAX_TIME_NS)
+
+
+def _parsed_ms(text: str) -> int:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)
+
+
+def _offsets(text: str, option: str) -> Offsets:
+    form = f'option {option} is earliest, latest, or JSON like {{"orders": {{"0": 17}}}}'
+    try:
+        given = json.loads(text)
+    except ValueError:
+        raise UsageError(f"{form}, not {text[:64]!r}") from None
+    if not isinstance(given, dict):
+        raise UsageError(f"{form}, not {text[:64]!r}")
+    return {topic: _of_shards(shards, form) for topic, shards in given.items()}
+
+
+def _of_shards(given: object, form: str) -> dict[int, int]:
+    if not isinstance(given, dict):
+        raise UsageError(f"{form}: a topic has its shards, not {given!r}")
+    for shard, offset in given.items():
+        if not (shard.isascii() and shard.isdigit() and type(offset) is int and offset >= 0):
+            raise UsageError(f"{form}: {shard!r}: {offset!r} is no shard with its offset")
+    return {int(shard): offset for shard, offset in given.items()}

@@ -1,0 +1,146 @@
+"""A session of Spark as polybus likes it: this Python in its tasks, and a quiet terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polybus.errors import ConfigError
+from polybus.spark import class_data_sharing
+from polybus.spark.source import column_pruning
+from polybus.spark.spark_master import check as check_master
+from polybus.spark.stderr_filter import held_back
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+QUIET = "OFF"  # what fails is raised: the same in the log is noise
+# Rows reach Spark through Arrow's memory, of which Java checks every access unless told not
+# to, and as garbage that the collector for throughput handles best: together a third faster.
+JAVA = (
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
+    "-XX:+UseParallelGC"
+)
+DRIVERS_JAVA = "spark.driver.extraJavaOptions"
+SETTINGS = {
+    DRIVERS_JAVA: JAVA,
+    "spark.executor.extraJavaOptions": JAVA,
+    # Between Java and its Python workers: fewer, larger reads.
+    "spark.buffer.size": "262144",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Tasks that read and write topics are few and short; 200 shuffle partitions are many.
+    "spark.sql.shuffle.partitions": "8",
+}
+LOCAL = {
+    # Spark's logs of a query are renamed into place. The way it does so by default asks programs
+    # (stat, readlink, chmod) about local files: a fork each, 50 ms for each of the two logs.
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming"
+    ".checkpointing.FileSystemBasedCheckpointFileManager",
+}
+# Over TCP each task waits 40 ms: Java's second small write for the first to be acknowledged, which
+# the other side puts off.
+SOCKETS = "spark.python.unix.domain.socket"
+LONGEST_FOLDER = 60  # the name of a socket has at most 107 bytes, and Spark's part of it 42
+# What a worker runs first: it then starts in a third of the time.
+STARTUP = Path(__file__).with_name("startup")
+VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def session(
+    master: str | None = None,
+    *,
+    name: str = "polybus",
+    log_level: str = QUIET,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The session that is there, or a new one: local unless `master` says where.
+
+    Nothing of Spark's own comes to the terminal, unless `log_level` (WARN, INFO…) asks
+    for it; what kept it from starting does.
+    """
+    from pyspark.sql import SparkSession
+
+    if master is not None:
+        check_master(master)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    is_local = master is None or master.startswith("local")
+    given = {**SETTINGS, **(LOCAL if is_local else {}), "spark.log.level": log_level}
+    if is_local and _workers_are_ours():
+        given.update(sockets())
+    given.update(settings or {})
+    given[DRIVERS_JAVA] = f"{given[DRIVERS_JAVA]} {class_data_sharing.shared()}".strip()
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name).master(master or "local[*]")
+    for key, value in given.items():
+        builder = builder.config(key, value)
+    try:
+        with held_back(is_quiet=log_level.upper() == QUIET), _workers_begin_with(STARTUP):
+            found: SparkSession = builder.getOrCreate()
+    except Exception:
+        check_java()
+        raise
+    column_pruning.install(found)
+    return found
+
+
+def _workers_are_ours() -> bool:
+    """Whether they have the PySpark of this Python."""
+    return os.environ["PYSPARK_PYTHON"] == sys.executable and "SPARK_HOME" not in os.environ
+
+
+def sockets() -> dict[str, str]:
+    """In a folder of this user alone: a worker does what it is told by whoever gets through."""
+    folder = Path(tempfile.gettempdir()) / f"polybus-spark-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        there = folder.lstat()
+    except OSError:
+        return {}
+    is_private = stat.S_ISDIR(there.st_mode) and not there.st_mode & 0o77
+    if not is_private or there.st_uid != os.getuid() or len(bytes(folder)) > LONGEST_FOLDER:
+        return {}
+    return {f"{SOCKETS}.enabled": "true", f"{SOCKETS}.dir": str(folder)}
+
+
+@contextmanager
+def _workers_begin_with(folder: Path) -> Iterator[None]:
+    """Java that is started meanwhile passes it on."""
+    before = os.environ.get("PYTHONPATH")
+    if not _workers_are_ours():
+        yield
+        return
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def check_java() -> None:
+    """`ConfigError` if there is no Java that Spark runs on; it says what to do."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else "java"
+    remedy = f"install Java {OLDEST_JAVA} or newer (apt-get install default-jre-headless)"
+    remedy += f", or correct JAVA_HOME={home}" if home else ", or set JAVA_HOME"
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    except OSError:
+        raise ConfigError(f"Spark needs Java, and there is none: {remedy}") from None
+    version = VERSION.search(told.stderr + told.stdout)
+    if version is None or int(version[1]) < OLDEST_JAVA:
+        found = f"Java {version[1]}" if version else "something else"
+        raise ConfigError(f"Spark needs a newer Java than {java}, which is {found}: {remedy}")

@@ -1,0 +1,170 @@
+"""Walking a shard's log: seeking by offset, id or time, and opening what stands there.
+
+Ids and times grow with the offset within a shard, so both are found by halving the
+range of offsets. Every entry that is looked at is verified, also on the way, and every
+block before it is used; a fault says topic, shard and offset. A range that has no entry
+(only a salvaged store has one) is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import lmdb
+
+from polybus.errors import Damaged, PolybusError, StoreFault
+from polybus.kernel.blocks import Layout
+from polybus.model import run_table
+from polybus.model.block import open_layout
+from polybus.store.lmdb import log_entry, store_keys
+from polybus.store.lmdb.environment import Transaction
+from polybus.store.lmdb.lmdb_errors import translate
+from polybus.store.lmdb.log_entry import Entry
+
+
+class Walk:
+    """A place in the log of one shard, within one transaction."""
+
+    def __init__(
+        self, transaction: Transaction, topic: int, shard: int, name: str, *, later: bool = False
+    ) -> None:
+        """`later`: checksums of its blocks are compared when their messages are gathered."""
+        self._later = later
+        self._transaction = transaction
+        self._cursor = transaction.cursor()
+        self._prefix = store_keys.log_of_shard(topic, shard)
+        self.topic = topic
+        self.shard = shard
+        self._name = name
+        self.entry: Entry | None = None  # None: behind the last one
+        self._value = memoryview(b"")
+
+    def seek(self, offset: int) -> Entry | None:
+        """To the entry that holds the offset, or the first one behind it."""
+        try:
+            return self._seek(offset)
+        except (StoreFault, lmdb.Error) as error:
+            raise self._named(error, offset) from error
+
+    def next(self) -> Entry | None:
+        offset = self.entry.end if self.entry else 0
+        try:
+            self._cursor.next()
+            return self._here()
+        except (StoreFault, lmdb.Error) as error:
+            raise self._named(error, offset) from error
+
+    def seek_last(self, start: int, end: int, before: Callable[[int, int], bool]) -> Entry | None:
+        """To the last entry in a range of offsets whose first id and time are `before`.
+
+        To the range's first entry if none is.
+        """
+        low, high, best = start, end, start
+        middle = end - 1  # who follows a topic is at its end
+        while low < high:
+            entry = self.seek(middle)
+            if entry is None or entry.first >= high:
+                high = middle  # nothing stands between
+            elif before(*run_table.entries(entry.runs[:24])[0][:2]):
+                best, low = entry.first, entry.end
+            else:
+                high = entry.first
+            middle = (low + high) // 2
+        return self.seek(max(best, start))
+
+    def first_behind(self, offset: int) -> int | None:
+        """Where the next entry begins, whatever is in it."""
+        found = self._cursor.set_range(store_keys.log(self.topic, self.shard, offset + 1))
+        if not found or self._cursor.key()[: len(self._prefix)] != self._prefix:
+            return None
+        return store_keys.place_in_log(self._cursor.key())[2]
+
+    def value(self) -> memoryview:
+        """Of the entry where it stands."""
+        return self._value
+
+    def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]:
+        """Blocks of this entry from a place in it on: each with its runs and first offset."""
+        entry = self.entry
+        assert entry is not None
+        offset = entry.first + start
+        try:
+            if entry.kind == log_entry.BLOCK:
+                yield self._open(entry.block(self.value()), entry.count), entry.runs, entry.first
+                return
+            for layout, table, first in self._extent(entry, start):
+                yield layout, table, first
+                offset = first + layout.count
+        except (StoreFault, lmdb.Error) as error:
+            raise self._named(error, offset) from error
+
+    def _seek(self, offset: int) -> Entry | None:
+        key = store_keys.log(self.topic, self.shard, offset)
+        found = self._cursor.set_range(key)
+        if not (found and self._cursor.key() == key):
+            moved = self._cursor.prev() if found else self._cursor.last()
+            before = self._here() if moved else None
+            if before is not None and before.end > offset:
+                return before
+            self._cursor.set_range(key)
+        return self._here()
+
+    def _extent(self, entry: Entry, start: int) -> Iterator[tuple[Layout, bytes, int]]:
+        place = 0  # of the part's first message in the extent
+        for part in entry.parts:
+            if place + part.count > start:
+                reached = max(0, start - place)
+                for staged, value in self._staged(part.stage, reached):
+                    if staged.first > reached:
+                        break
+                    first, reached = place + staged.first, staged.end
+                    table = run_table.cut_runs(entry.runs, first, first + staged.count)
+                    layout = self._open(staged.block(value), staged.count)
+                    yield layout, table, entry.first + first
+                if reached < part.count:
+                    raise Damaged("a staged block is missing")
+            place += part.count
+
+    def _staged(self, stage: int, start: int) -> Iterator[tuple[Entry, memoryview]]:
+        prefix = store_keys.staged_of_shard(stage, self.topic, self.shard)
+        key = store_keys.staged(stage, self.topic, self.shard, start)
+        with self._transaction.cursor() as cursor:
+            found = cursor.set_range(key)
+            if not (found and cursor.key() == key):
+                found = cursor.prev() if found else cursor.last()
+            while found and cursor.key()[: len(prefix)] == prefix:
+                value = cursor.value()
+                staged = log_entry.decode(value)
+                yield staged, value
+                found = cursor.next()
+
+    def _here(self) -> Entry | None:
+        self.entry = None
+        key, self._value = self._cursor.item()
+        if not bytes(key).startswith(self._prefix):
+            return None
+        try:
+            entry = log_entry.decode(self._value)
+            if entry[1:4] != store_keys.place_in_log(key):
+                raise Damaged("an entry of the log stands at another's place")
+        except Damaged as error:
+            raise self._named(error, store_keys.place_in_log(key)[2]) from error
+        self.entry = entry
+        return entry
+
+    def _open(self, block: memoryview, count: int) -> Layout:
+        layout = open_layout(block, checksum=True, later=self._later)
+        if layout.count != count:
+            raise Damaged(f"a block has {layout.count} messages, its entry says {count}")
+        return layout
+
+    def _named(self, error: StoreFault | lmdb.Error, offset: int) -> PolybusError:
+        """The fault, with where it was found; once."""
+        fault = error if isinstance(error, StoreFault) else translate(error)
+        if fault.__cause__ is not None and isinstance(fault.__cause__, StoreFault):
+            return fault
+        where = f"topic {self._name!r}, shard {self.shard}, offset {offset}"
+        return type(fault)(f"{where}: {fault}")
+
+    def close(self) -> None:
+        self._cursor.close()

@@ -1,0 +1,138 @@
+"""Removing what was trimmed, dropped or discarded: later, in steps of bounded time.
+
+What is to go stands in the store itself (`x …`), written by the transaction that made
+it unreachable, so after a crash the work goes on. Each step deletes as many entries
+as its time allows, and lowers the shard's size by what they were charged.
+
+A trimmed extent loses its staged blocks one by one, before it goes itself; those of an
+extent that is cut in the middle go as far as they lie before the start.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from polybus.errors import Damaged
+from polybus.store.lmdb import log_entry, store_keys, stored_values
+from polybus.store.lmdb.log_entry import Entry
+
+if TYPE_CHECKING:
+    from polybus.store.lmdb.environment import Cursor, Transaction
+
+
+class Step:
+    """One step within a transaction: goes on until its time is over, but does something."""
+
+    def __init__(self, transaction: Transaction, time_s: float) -> None:
+        self._transaction = transaction
+        self._end_s = time.monotonic() + time_s
+        self._freed = 0
+
+    def run(self) -> bool:
+        """Whether something is left to be removed."""
+        with self._transaction.cursor() as cursor:
+            while cursor.set_range(store_keys.TODO) and bytes(cursor.key()[:1]) == store_keys.TODO:
+                todo = bytes(cursor.key())
+                if not self._remove(todo):
+                    return True
+                self._transaction.delete(todo)
+        return False
+
+    @property
+    def _over(self) -> bool:
+        return time.monotonic() >= self._end_s
+
+    def _remove(self, todo: bytes) -> bool:
+        """Whether all of it is gone."""
+        numbers = store_keys.number_of_todo(todo)
+        if todo.startswith(store_keys.TRIMMED):
+            return self._trimmed(*numbers)
+        if todo.startswith(store_keys.DROPPED):
+            return self._dropped(*numbers)
+        return self._all_with(store_keys.staged_of_stage(*numbers))
+
+    def _trimmed(self, topic: int, shard: int) -> bool:
+        raw = self._transaction.get(store_keys.shard_state(topic, shard))
+        if raw is None:
+            return True
+        start = stored_values.SHARD_STATE.unpack(raw)[0]
+        self._freed = 0
+        done = self._log(store_keys.log_of_shard(topic, shard), start)
+        key = store_keys.upkeep(topic, shard)
+        found = self._transaction.get(key)
+        removed, packed = stored_values.SHARD_UPKEEP.unpack(found) if found else (0, 0)
+        raw = stored_values.SHARD_UPKEEP.pack(removed + self._freed, max(packed, start))
+        self._transaction.put(key, raw)
+        return done
+
+    def _dropped(self, topic: int) -> bool:
+        return (
+            self._log(store_keys.log_of_topic(topic), None)
+            and self._all_with(store_keys.state(topic))
+            and self._all_with(store_keys.upkeep_of_topic(topic))
+        )
+
+    def _log(self, prefix: bytes, start: int | None) -> bool:
+        """Entries that end before an offset (None: all). Whether all of them are gone."""
+        with self._transaction.cursor() as cursor:
+            while cursor.set_range(prefix) and bytes(cursor.key()[: len(prefix)]) == prefix:
+                entry = _entry(cursor)
+                whole = start is None or entry.end <= start
+                if not whole and (start is None or entry.first >= start):
+                    return True
+                upto = entry.count if whole or start is None else start - entry.first
+                if not self._parts(entry, upto):
+                    return False
+                if not whole:
+                    return True
+                cursor.set_range(store_keys.log(entry.topic, entry.shard, entry.first))
+                cursor.delete()
+                self._freed += entry.charged if entry.kind == log_entry.BLOCK else 0
+                if self._over:
+                    return False
+        return True
+
+    def _parts(self, entry: Entry, upto: int) -> bool:
+        """The staged blocks of an extent that lie before a place in it."""
+        for part in entry.parts:
+            prefix = store_keys.staged_of_shard(part.stage, entry.topic, entry.shard)
+            if upto <= 0:
+                break
+            if not self._staged(prefix, upto):
+                return False
+            upto -= part.count
+        return True
+
+    def _staged(self, prefix: bytes, upto: int) -> bool:
+        with self._transaction.cursor() as cursor:
+            found = cursor.set_range(prefix)
+            while found and bytes(cursor.key()[: len(prefix)]) == prefix:
+                entry = _entry(cursor)
+                if entry.end > upto:
+                    return True
+                cursor.delete()
+                self._freed += entry.charged
+                if self._over:
+                    return False
+                found = cursor.set_range(prefix)
+        return True
+
+    def _all_with(self, prefix: bytes) -> bool:
+        with self._transaction.cursor() as cursor:
+            while cursor.set_range(prefix) and bytes(cursor.key()[: len(prefix)]) == prefix:
+                cursor.delete()
+                if self._over:
+                    return False
+        return True
+
+
+def _entry(cursor: Cursor) -> Entry:
+    """What stands here. Of a damaged one nothing can be read any more: it may go."""
+    key, value = cursor.item()
+    try:
+        return log_entry.decode(value)
+    except Damaged:
+        if bytes(key[:1]) == store_keys.LOG:
+            return Entry(log_entry.BLOCK, *store_keys.place_in_log(key), 1, 0)
+        return Entry(log_entry.STAGED, 0, 0, 0, 0, 0)

@@ -1,0 +1,224 @@
+"""Durability `interval`: answered when queued, on disk a little later, never torn.
+
+Ids are given and stamps checked on the caller's thread, under a lock, by the same
+books; the batch that gathers is written, with fsync, every interval. What is not
+written yet cannot be read: a read that would miss it waits until it is, so nobody
+ever sees what a crash may take back.
+
+A write that fails is tried again every interval, with all it holds, since that was
+answered; until it succeeds everything new is refused. What gathers is bounded: past
+`MAX_BYTES`, tasks queue unanswered until there is room, up to the queue's own bounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from polybus.errors import PolybusError, StoreClosed, StoreFault
+from polybus.kernel import task_future
+from polybus.store.lmdb.write_batch import Batch
+from polybus.store.lmdb.writer import Answer, Task, Writer, fail
+from polybus.store.lmdb.writer_queue import refuse
+
+EARLY_BYTES: Final = 16 << 20  # so much is written without waiting for the interval's end
+MAX_BYTES: Final = 64 << 20
+LAST_TRIES: Final = 20  # on closing, before what was answered is given up
+
+_log = logging.getLogger("polybus.store")
+
+
+class IntervalWriter(Writer):
+    def __init__(self, *args: Any, interval_s: float) -> None:
+        super().__init__(*args)
+        self._interval_s = interval_s
+        self._changed = threading.Condition(threading.RLock())
+        self._writing: Batch | None = None  # on its way to the disk, or failed so far
+        self._failure: PolybusError | None = None
+        self._due_s: float | None = None
+        self._backlog: deque[Answer] = deque()
+        self._backlog_bytes = 0
+        self._gathered_bytes = 0
+        self._writing_bytes = 0
+
+    def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
+        answer = Answer(task, subject, size)
+        with self._changed:
+            begun = self._enter(answer)
+        task_future.tell(begun)
+        return answer
+
+    def submit_all(
+        self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
+    ) -> list[Future[Any]]:
+        return [self.submit(task, *one) for one in zip(subjects, sizes, strict=True)]
+
+    def settle(self, concerns: Callable[[Batch], bool]) -> bool:
+        with self._changed:
+            if concerns(self.books.batch):
+                page = self.pages + (2 if self._writing else 1)
+            elif self._writing is not None and concerns(self._writing):
+                page = self.pages + 1
+            else:
+                return False
+            self._hurry()
+            self._changed.wait_for(lambda: self.pages >= page or self._failure is not None)
+        return True
+
+    def close(self) -> None:
+        super().close()
+        if self._failure is not None:
+            raise self._failure
+
+    # --- under the lock
+
+    def _enter(self, answer: Answer) -> list[Answer]:
+        """Does a task now, if there is room; else it waits for some."""
+        refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
+        if refusal is not None:
+            answer.set_exception(refusal)
+            return []
+        full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
+        if self._backlog or full:
+            self._wait_for_room(answer)
+            return []
+        return self._gather(answer)
+
+    def _wait_for_room(self, answer: Answer) -> None:
+        try:
+            refuse(len(self._backlog) + 1, self._backlog_bytes + answer.size)
+        except PolybusError as error:
+            answer.set_exception(error)
+            return
+        self._backlog.append(answer)
+        self._backlog_bytes += answer.size
+        self._hurry()
+
+    def _gather(self, answer: Answer) -> list[Answer]:
+        try:
+            begun = task_future.carry_out([answer], self.books, self._wall_ns(), PolybusError)
+        except Exception as error:
+            fail([answer], error)
+            return []
+        self._gathered_bytes += answer.size
+        if self._gathered_bytes >= EARLY_BYTES:
+            self._hurry()
+        elif self._due_s is None:
+            self._due_s = time.monotonic() + self._interval_s
+            self._nudge()
+        return begun
+
+    def _hurry(self) -> None:
+        self._due_s = 0.0
+        self._nudge()
+
+    def _admit(self) -> list[Answer]:
+        """Those who waited for room, as far as there is some."""
+        begun: list[Answer] = []
+        while self._backlog and self._gathered_bytes < MAX_BYTES:
+            answer = self._backlog.popleft()
+            self._backlog_bytes -= answer.size
+            begun += self._gather(answer)
+        return begun
+
+    # --- on the thread
+
+    def _wait_s(self) -> float | None:
+        wait_s = super()._wait_s()
+        if self._due_s is None:
+            return wait_s
+        due_s = max(0.0, self._due_s - time.monotonic())
+        return due_s if wait_s is None else min(wait_s, due_s)
+
+    def _settle_all(self) -> None:
+        """Nothing is written beside this thread."""
+
+    def _serve(self, group: list[Answer], *, alone: bool = False) -> None:
+        """Nudges, which do nothing, and chores."""
+        with self._changed:
+            begun = task_future.carry_out(group, self.books, self._wall_ns(), PolybusError)
+            if self._due_s is None and self.books.batch:
+                self._due_s = time.monotonic() + self._interval_s
+        task_future.tell(begun)
+
+    def _serve_alone(self, answer: Answer) -> None:
+        self._flush()
+        super()._serve_alone(answer)
+
+    def _do_chores(self, busy: bool) -> None:
+        if self._due_s is not None and time.monotonic() >= self._due_s:
+            self._flush()
+        if self._failure is None:
+            super()._do_chores(busy)
+
+    def _finish(self) -> None:
+        tries = 0
+        while self._unwritten() and tries < LAST_TRIES:
+            if not self._flush():
+                tries += 1
+                time.sleep(self._interval_s)
+        if self._failure is not None:
+            _log.error("what was answered last could not be written: %s", self._failure)
+
+    def _unwritten(self) -> bool:
+        with self._changed:
+            return bool(self._writing or self.books.batch or self._backlog)
+
+    def _flush(self) -> bool:
+        """Writes what has gathered by now, and not what comes meanwhile; whether that worked."""
+        for _ in range(1 if self._writing is None else 2):
+            batch = self._turn()
+            if batch is None:
+                break
+            try:
+                self._chores.note(batch)
+                self._storing.write(batch)
+            except Exception as error:
+                self._failed(error)
+                return False
+            task_future.tell(self._written(batch))
+        return True
+
+    def _turn(self) -> Batch | None:
+        """The batch to be written next."""
+        with self._changed:
+            self._due_s = None
+            if self._writing is None:
+                self._writing = self.books.turn_page() or None
+                self._writing_bytes, self._gathered_bytes = self._gathered_bytes, 0
+            if self._writing is None:
+                self._writing_bytes = 0
+                self.pages += 1
+                self._changed.notify_all()
+            return self._writing
+
+    def _written(self, batch: Batch) -> list[Answer]:
+        with self._changed:
+            self._writing, self._failure, self._writing_bytes = None, None, 0
+            self.pages += 1
+            self.books.leases.keep()
+            if not self.books.batch:
+                self.books.known.shrink()
+            begun = self._admit()
+            self._changed.notify_all()
+        if batch.ends or batch.altered:
+            self._tell(batch)
+        return begun
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, PolybusError):
+            _log.error("a transaction failed", exc_info=error)
+            error = StoreFault(f"the store failed: {error!r}")
+        with self._changed:
+            self._failure = error
+            self._due_s = time.monotonic() + self._interval_s
+            refused = list(self._backlog)
+            self._backlog.clear()
+            self._backlog_bytes = 0
+            self._changed.notify_all()
+        fail(refused, error)

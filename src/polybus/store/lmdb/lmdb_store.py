@@ -1,0 +1,359 @@
+"""`lmdb:PATH` as a `Store`: each method is checked, then read, or handed to the writer.
+
+An engine belongs to the process that opened it. In a child of a fork every call is
+`StoreClosed`, and leaves the parent's store alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+from polybus.errors import PolybusError, StoreClosed, UsageError
+from polybus.model.commit import Append, Commit, Committed, Record
+from polybus.model.rows import Rows
+from polybus.model.stamp import Habits, Opened
+from polybus.model.topic import All, Bounds, Topic
+from polybus.store import request_checks
+from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Part, Store
+from polybus.store.lmdb import commit_execution as commits
+from polybus.store.lmdb import (
+    producer_stamps,
+    staged_blocks,
+    store_keys,
+    stored_values,
+    topic_catalog,
+)
+from polybus.store.lmdb.background_tasks import Chores
+from polybus.store.lmdb.commit_listeners import Listeners, Lookout
+from polybus.store.lmdb.interval_writer import IntervalWriter
+from polybus.store.lmdb.read_txn import Reader
+from polybus.store.lmdb.reblocker import Reblocker
+from polybus.store.lmdb.recent_entries import Recent
+from polybus.store.lmdb.state_cache import prefixed
+from polybus.store.lmdb.store_copy import Progress, back_up, compact_home, no_progress
+from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.write_batch import Batch
+from polybus.store.lmdb.write_txn import Storing
+from polybus.store.lmdb.writer import Writer
+from polybus.store.lmdb.writer_state import Books
+
+_commit: Final = commits.commit
+
+DURABILITIES: Final = ("fsync", "interval")
+COMMIT_INTERVAL_MS: Final = 50
+
+
+class LmdbStore(Store):
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        read_only: bool = False,
+        durability: str = "fsync",
+        commit_interval_ms: int = COMMIT_INTERVAL_MS,
+        wall_ns: Callable[[], int] = time.time_ns,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        request_checks.require(durability in DURABILITIES, f"durability is one of {DURABILITIES}")
+        request_checks.require(commit_interval_ms >= 1, "commit_interval_ms is at least 1")
+        self.path = Path(path)
+        self.read_only = read_only
+        self._pid = os.getpid()
+        self._closed = False
+        self._home = Home(self.path, read_only=read_only)
+        self._reader = Reader(self._home)
+        self._listeners = Listeners()
+        self._recent = Recent()
+        self._lookout: Lookout | None = None
+        self._writer: Writer | None = None
+        if not read_only:
+            self._writer = self._open_writer(durability, commit_interval_ms, wall_ns, clock_s)
+
+    def _open_writer(
+        self,
+        durability: str,
+        interval_ms: int,
+        wall_ns: Callable[[], int],
+        clock_s: Callable[[], float],
+    ) -> Writer:
+        books = Books(self._home.reading, clock_s)
+        self._storing = Storing(self._home)
+        self._reblocker = Reblocker(self._home, self._storing)
+        try:
+            self._start_leases(books)
+            self._reblocker.load()
+            chores = Chores(books, self._home, self._storing, self._reblocker)
+            parts = books, self._storing, chores, wall_ns, self._tell
+            writer = (
+                Writer(*parts)
+                if durability == "fsync"
+                else IntervalWriter(*parts, interval_s=interval_ms / 1000)
+            )
+            writer.start()
+        except BaseException:
+            self._home.close()
+            raise
+        return writer
+
+    def _start_leases(self, books: Books) -> None:
+        with self._home.reading() as transaction:
+            for key, raw in prefixed(transaction, store_keys.STAGES):
+                if len(key) == len(store_keys.stage(0)):
+                    stage = int.from_bytes(key[1:], "big")
+                    books.leases.start(stage, *stored_values.STAGE.unpack(raw))
+
+    # --- topics
+
+    def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
+        name, shards, settings = request_checks.new_topic(name, shards, settings)
+        topic: Topic = self._do(lambda books: topic_catalog.create(books, name, shards, settings))
+        return topic
+
+    def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
+        settings, added = (
+            request_checks.topic_settings(settings),
+            request_checks.new_shards(add_shards),
+        )
+        topic: Topic = self._do(lambda books: topic_catalog.configure(books, name, settings, added))
+        return topic
+
+    def topics(self) -> list[Topic]:
+        self._settle(bool)
+        return self._reader.topics()
+
+    def drop(self, name: str) -> None:
+        self._do(lambda books: topic_catalog.drop(books, name))
+
+    # --- writing
+
+    def commit(self, commit: Commit) -> Future[Committed]:
+        try:
+            request_checks.commit(commit)
+            size = 0
+            for append in commit.appends:
+                size += len(append.block.data)
+            return self._writing().submit(_commit, commit, size)
+        except PolybusError as error:
+            return _failed(error)
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Future[Committed]]:
+        try:
+            sizes = []
+            for commit in commits:
+                request_checks.commit(commit)
+                sizes.append(sum([len(append.block.data) for append in commit.appends]))
+            return self._writing().submit_all(task=_commit, subjects=commits, sizes=sizes)
+        except PolybusError:  # each is told what is wrong with it
+            return super().commit_all(commits)
+
+    def open_producer(self, name: str, habits: Habits) -> Opened:
+        request_checks.producer(name)
+        habits = request_checks.habits(habits)
+        opened: Opened = self._do(lambda books: producer_stamps.open_producer(books, name, habits))
+        return opened
+
+    def look_up_producer(self, name: str) -> Opened | None:
+        request_checks.producer(name)
+        opened: Opened | None = self._do(lambda books: producer_stamps.look_up(books, name))
+        return opened
+
+    def close_producer(self, name: str, epoch: int) -> None:
+        request_checks.producer(name)
+        self._do(lambda books: producer_stamps.close_producer(books, name, epoch))
+
+    def open_stage(self, lease_s: float = LEASE_S) -> str:
+        request_checks.lease(lease_s)
+        stage: str = self._do(lambda books: staged_blocks.open_stage(books, lease_s))
+        return stage
+
+    def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
+        try:
+            request_checks.appends(appends)
+            size = sum([append.block.size_bytes for append in appends])
+            return self._submit(lambda books: staged_blocks.stage(books, stage, appends), size)
+        except PolybusError as error:
+            return _failed(error)
+
+    def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
+        request_checks.lease(lease_s)
+        self._do(lambda books: staged_blocks.renew(books, stage, lease_s))
+
+    def discard(self, stage: str) -> None:
+        self._do(lambda books: staged_blocks.discard(books, stage))
+
+    def trim(self, topic: int, before: Mapping[int, int]) -> None:
+        before = dict(before)
+        self._do(lambda books: topic_catalog.trim(books, topic, before))
+
+    # --- reading
+
+    def bounds(self, topic: int) -> Bounds:
+        self._settle(lambda batch: batch.concerns(topic))
+        return self._reader.bounds(topic)
+
+    def read(
+        self,
+        topic: int,
+        shard: int | All,
+        start: int,
+        end: int | None = None,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        asked = request_checks.read(start, end, max_rows, max_bytes)
+        return self._looked(topic, lambda: self._reader.read(topic, shard, *asked))
+
+    def read_parts(
+        self,
+        topic: int,
+        parts: Sequence[Part],
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        asked = request_checks.parts(parts, max_rows, max_bytes)
+        self._settle(lambda batch: batch.alters(topic))
+        rows = self._recent.read(topic, *asked)
+        if rows.count:
+            return rows
+        return self._looked(topic, lambda: self._reader.read_parts(topic, *asked))
+
+    def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
+        request_checks.time_ns(timestamp_ns)
+        self._settle(lambda batch: batch.concerns(topic))
+        return self._reader.find(topic, shard, timestamp_ns)
+
+    def get(self, key: bytes) -> Record | None:
+        request_checks.key(key)
+        self._settle(Batch.changes_records)
+        with self._home.reading() as transaction:
+            raw = transaction.get(store_keys.record(key))
+            return None if raw is None else Record(key, *stored_values.read_record(raw))
+
+    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
+        request_checks.scan(prefix, after, limit)
+        self._settle(Batch.changes_records)
+        found: list[Record] = []
+        with self._home.reading() as transaction, transaction.cursor() as cursor:
+            more = cursor.set_range(store_keys.record(max(prefix, after)))
+            while more and len(found) < limit and cursor.key()[: len(prefix) + 1] == b"r" + prefix:
+                key = bytes(cursor.key()[1:])
+                if key != after:
+                    found.append(Record(key, *stored_values.read_record(cursor.value())))
+                more = cursor.next()
+        return found
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        self._check()
+        unwatch = self._listeners.add(listener)
+        if self.read_only and self._lookout is None:
+            self._lookout = Lookout(self._home, self._listeners)
+        return unwatch
+
+    # --- the end
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            if self._lookout is not None:
+                self._lookout.close()
+            self._listeners.clear()
+            self._home.close()
+
+    # --- more than the contract asks for
+
+    def give_way(self, others: Callable[[], int]) -> None:
+        """`others` counts up while somebody waits for other threads of this process.
+
+        Then transactions are small: a large one would keep them waiting.
+        """
+        self._writing().give_way(others)
+
+    def reblock(self) -> int:
+        """Removes all that is to be removed, merges all small blocks that can be merged.
+
+        How many steps that took. It is done in the background as well, a step at a time.
+        """
+        return int(self._alone(lambda: self._storing.remove_all() + self._reblocker.all()))
+
+    def compact(self, progress: Progress = no_progress) -> tuple[int, int]:
+        """Gives the room of what was removed back; nobody can write meanwhile.
+
+        Bytes of the file before and after.
+        """
+        sizes: tuple[int, int] = self._alone(lambda: compact_home(self._home, progress))
+        return sizes
+
+    def backup(self, target: Path, progress: Progress = no_progress) -> int:
+        """A copy of the store as it is now, in a new folder, while others go on; its bytes."""
+        self._settle(bool)
+        with self._home.using() as used:
+            return back_up(used, target, progress)
+
+    # --- what they share
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreClosed(f"this store belongs to process {self._pid}, the parent of a fork")
+        if self._closed:
+            raise StoreClosed("the store was closed")
+
+    def _writing(self) -> Writer:
+        self._check()
+        if self._writer is None:
+            raise UsageError(f"{self.path} was opened to be read only")
+        return self._writer
+
+    def _submit(self, change: Callable[[Books], Any], size: int = 0) -> Future[Any]:
+        return self._writing().submit(_change, change, size)
+
+    def _do(self, change: Callable[[Books], Any]) -> Any:
+        return self._submit(change).result()
+
+    def _alone(self, work: Callable[[], Any]) -> Any:
+        return self._writing().run_alone(lambda _books, _subject, _now_ns: work())
+
+    def _pages(self) -> int:
+        return 0 if self._writer is None else self._writer.pages
+
+    def _looked(self, topic: int, look: Callable[[], Rows]) -> Rows:
+        self._settle(lambda batch: batch.alters(topic))
+        pages = self._pages()
+        rows = look()
+        if not rows.count:
+            waited = self._settle(lambda batch: batch.concerns(topic))
+            if waited or self._pages() != pages:  # it may have been written just after the look
+                rows = look()
+        return rows
+
+    def _settle(self, concerns: Callable[[Batch], bool]) -> bool:
+        """Whether something had to be waited for."""
+        self._check()
+        return self._writer is not None and self._writer.settle(concerns)
+
+    def _tell(self, batch: Batch) -> None:
+        self._recent.note(batch)
+        if self._listeners and batch.ends:
+            self._listeners.tell([News(*target, end) for target, end in batch.ends.items()])
+
+
+def _change(books: Books, change: Callable[[Books], Any], _now_ns: int) -> Any:
+    """A task of the writer's that does not ask for the time."""
+    return change(books)
+
+
+def _failed(error: PolybusError) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future

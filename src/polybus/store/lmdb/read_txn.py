@@ -1,0 +1,398 @@
+"""Reads: short transactions in which blocks are verified and copied out, as columns.
+
+A shard is read from the entry that holds the offset on. `ALL` is a merge of shards by
+id: entries are collected in the order of their first ids, and what is given ends before
+the first id of the next one that was not collected. So there are enough once enough of
+their messages lie before that: the entries of two shards that were written by turns
+hold ids by turns, and one without the other is good for a message or two.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Protocol
+
+from polybus.errors import Damaged, DoesNotExist, StoreFault, Trimmed
+from polybus.model import run_table
+from polybus.model.block import Layout, Piece, gather
+from polybus.model.rows import EMPTY, Rows
+from polybus.model.topic import ALL, All, Bounds, ShardBounds, Topic
+from polybus.store import request_checks
+from polybus.store.contract import Part
+from polybus.store.lmdb import store_keys, stored_values
+from polybus.store.lmdb.entry_cursor import Walk
+from polybus.store.lmdb.environment import Transaction
+from polybus.store.lmdb.state_cache import MAX_KNOWN, prefixed
+from polybus.store.lmdb.store_files import Home, Reading
+
+Before = Callable[[int, int], bool]  # of an entry's first id and time
+PlaceOf = Callable[[bytes], int]  # in a run table
+
+
+class Span(Protocol):
+    """Of offsets: from the first to the end (exclusive)."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class Place(Protocol):
+    """Where an entry stands, and what is in it: a walk, or what was written just now."""
+
+    @property
+    def shard(self) -> int: ...
+    @property
+    def entry(self) -> Span | None: ...
+    def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]: ...
+
+
+class Harvest:
+    """Pieces for one read: collected until there are enough, then copied out."""
+
+    def __init__(self, max_rows: int, max_bytes: int, *, by_piece: bool = False) -> None:
+        self._max_rows = self._enough_rows = max_rows
+        self._max_bytes = self._enough_bytes = max_bytes
+        self._by_piece = by_piece
+        self._rows = 0
+        self._bytes = 0
+        self._pieces: list[Piece] = []
+        self._counted_at = 0
+
+    @property
+    def enough(self) -> bool:
+        return self._rows >= self._enough_rows or self._bytes >= self._enough_bytes
+
+    @property
+    def full(self) -> bool:
+        return self._rows >= self._max_rows or self._bytes >= self._max_bytes
+
+    def share(self, max_rows: int, parts: int) -> None:
+        """The next one may have so many rows, and of the bytes that are left an equal share."""
+        self._enough_rows = self._rows + max_rows
+        self._enough_bytes = self._bytes + (self._max_bytes - self._bytes) // parts
+
+    @property
+    def empty(self) -> bool:
+        return not self._pieces
+
+    def reaches(self, below_id: int) -> bool:
+        """Whether there is enough before this id; may say no a few pieces too long."""
+        if not self.enough or len(self._pieces) < self._counted_at:
+            return False
+        rows = size = 0
+        for layout, table, _, _, start, end in self._pieces:
+            good = min(end, run_table.place_of_id(bytes(table), below_id)) - start
+            if good > 0:
+                rows += good
+                size += layout.size_bytes * good // layout.count
+        # Counting takes as long as there are pieces: so it is done each time they are half more.
+        self._counted_at = len(self._pieces) * 3 // 2
+        return rows >= self._max_rows or size >= self._max_bytes
+
+    def take(self, walk: Place, start: int, end: int) -> int:
+        """The messages of the walk's entry between two offsets, as far as they are wanted.
+
+        How far they were taken.
+        """
+        entry = walk.entry
+        assert entry is not None
+        reached = start
+        for layout, table, first in walk.blocks(max(0, start - entry.first)):
+            low, high = max(0, start - first), min(layout.count, end - first)
+            if self._by_piece:
+                high = min(high, low + self._enough_rows - self._rows)
+            if low < high:
+                self._pieces.append(Piece(layout, table, first, walk.shard, low, high))
+                self._rows += high - low
+                self._bytes += layout.size_bytes * (high - low) // layout.count
+            else:
+                layout.close()
+            reached = min(first + layout.count, end)
+            if self.enough or reached == end:
+                break
+        return reached
+
+    def rows(self, name: str, from_id: int = 0, below_id: int = request_checks.MAX_NUMBER) -> Rows:
+        if not self._pieces:
+            return EMPTY
+        try:
+            return gather(
+                self._pieces,
+                from_id=from_id,
+                below_id=below_id,
+                max_rows=self._max_rows,
+                max_bytes=self._max_bytes,
+                by_piece=self._by_piece,
+            )
+        except Damaged as error:
+            shard, offset = self._pieces[0].shard, self._pieces[0].first_offset
+            where = f"topic {name!r}, shard {shard}, offset {offset} or behind"
+            raise Damaged(f"{where}: {error}") from error
+
+    def close(self) -> None:
+        for piece in self._pieces:
+            piece.layout.close()
+
+
+class Reader:
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._topics: dict[int, tuple[bytes, Topic]] = {}
+
+    def topics(self) -> list[Topic]:
+        with self._home.reading() as transaction:
+            found = [
+                stored_values.read_topic(raw)[0]
+                for _, raw in prefixed(transaction, store_keys.TOPICS)
+            ]
+        return sorted(found, key=lambda topic: topic.name)
+
+    def bounds(self, number: int) -> Bounds:
+        with self._look(number) as look:
+            shards = look.bounds()
+            firsts = [
+                look.first_id(shard, at.start)
+                for shard, at in enumerate(shards)
+                if at.start < at.end
+            ]
+            return Bounds(min(firsts, default=look.next_id), look.next_id, look.time_ns, shards)
+
+    def read(
+        self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
+    ) -> Rows:
+        with self._look(number) as look:
+            request_checks.shard_of(look.topic, shard)
+            if end <= start:
+                return EMPTY
+            try:
+                with closing(Harvest(max_rows, max_bytes)) as harvest:
+                    return look.read(harvest, shard, start, end, later=True)
+            except Damaged:
+                # Now block by block: what stands before the damage is given.
+                with closing(Harvest(max_rows, max_bytes)) as harvest:
+                    return look.read(harvest, shard, start, end, later=False)
+
+    def read_parts(self, number: int, parts: Sequence[Part], max_rows: int, max_bytes: int) -> Rows:
+        with self._look(number) as look:
+            for part in parts:
+                request_checks.shard_of(look.topic, part.shard)
+            try:
+                return look.read_parts(parts, max_rows, max_bytes, later=True)
+            except Damaged:
+                return look.read_parts(parts, max_rows, max_bytes, later=False)
+
+    def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
+        with self._look(number) as look:
+            request_checks.shard_of(look.topic, shard)
+            if shard == ALL:
+                ids = [look.find_time(shard, timestamp_ns)[1] for shard in look.topic.shards]
+                return min(ids)
+            return look.find_time(shard, timestamp_ns)[0]
+
+    def _look(self, number: int) -> Looking:
+        return Looking(self._home.reading(), number, self.topic)
+
+    def topic(self, number: int, raw: bytes) -> Topic:
+        """Decoded once, as long as it stays the same."""
+        known = self._topics.get(number)
+        if known is None or known[0] != raw:
+            if len(self._topics) >= MAX_KNOWN:
+                self._topics.clear()
+            known = self._topics[number] = raw, stored_values.read_topic(raw)[0]
+        return known[1]
+
+
+class Looking:
+    """A topic within a transaction, for the length of a `with`."""
+
+    __slots__ = ("_decode", "_look", "_number", "_reading")
+
+    def __init__(
+        self, reading: Reading, number: int, decode: Callable[[int, bytes], Topic]
+    ) -> None:
+        self._reading = reading
+        self._number = number
+        self._decode = decode
+
+    def __enter__(self) -> Look:
+        transaction = self._reading.__enter__()
+        try:
+            raw = transaction.get(store_keys.topic(self._number))
+            state = transaction.get(store_keys.state(self._number))
+            if raw is None or state is None:
+                raise DoesNotExist(f"there is no topic number {self._number}")
+            self._look = Look(transaction, self._decode(self._number, bytes(raw)), state)
+        except BaseException as error:
+            self._reading.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self._look
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._look.close()
+        self._reading.__exit__(kind, error, trace)
+
+
+class Look:
+    """One topic, within one transaction."""
+
+    def __init__(self, transaction: Transaction, topic: Topic, state: memoryview) -> None:
+        self._transaction = transaction
+        self._walks: list[Walk] = []
+        self._later = False
+        self.topic = topic
+        self.next_id, self.time_ns = stored_values.TOPIC_STATE.unpack(state)
+
+    def range(self, shard: int) -> tuple[int, int]:
+        raw = self._transaction.get(store_keys.shard_state(self.topic.number, shard))
+        start, end, _ = stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
+        return start, end
+
+    def walk(self, shard: int) -> Walk:
+        number, name = self.topic.number, self.topic.name
+        walk = Walk(self._transaction, number, shard, name, later=self._later)
+        self._walks.append(walk)
+        return walk
+
+    def bounds(self) -> tuple[ShardBounds, ...]:
+        number = self.topic.number
+        removed = {
+            store_keys.shard_of_state(key)[1]: stored_values.SHARD_UPKEEP.unpack(raw)[0]
+            for key, raw in prefixed(self._transaction, store_keys.upkeep_of_topic(number))
+        }
+        found = []
+        for shard in self.topic.shards:
+            raw = self._transaction.get(store_keys.shard_state(number, shard))
+            start, end, added = stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
+            size = added - removed.get(shard, 0) if start < end else 0
+            found.append(ShardBounds(start, end, size))
+        return tuple(found)
+
+    def first_id(self, shard: int, start: int) -> int:
+        entry = self.walk(shard).seek(start)
+        if entry is None:
+            return int(self.next_id)
+        return run_table.id_at(entry.runs, max(0, start - entry.first))
+
+    def read(
+        self, harvest: Harvest, shard: int | All, start: int, end: int, *, later: bool
+    ) -> Rows:
+        """`later`: checksums are compared while messages are copied, which reads memory once."""
+        self._later = later
+        if shard == ALL:
+            return self.read_all(harvest, start, end)
+        return self.read_shard(harvest, shard, start, end)
+
+    def read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> Rows:
+        end = self._checked_end(shard, start, end)
+        try:
+            self._read_shard(harvest, shard, start, end)
+        except StoreFault:
+            # What stands before the damage is given; whoever then comes to it hears of it.
+            if harvest.empty:
+                raise
+        return harvest.rows(self.topic.name)
+
+    def read_parts(
+        self, parts: Sequence[Part], max_rows: int, max_bytes: int, *, later: bool
+    ) -> Rows:
+        """Each part has an equal share of the bytes; what one leaves is for those behind it."""
+        self._later = later
+        with closing(Harvest(max_rows, max_bytes, by_piece=True)) as harvest:
+            try:
+                for at, (shard, start, end, most) in enumerate(parts):
+                    if start < end and not harvest.full:
+                        end = self._checked_end(shard, start, end)
+                        harvest.share(most, len(parts) - at)
+                        self._read_shard(harvest, shard, start, end)
+            except StoreFault:
+                if harvest.empty:
+                    raise
+            return harvest.rows(self.topic.name)
+
+    def _checked_end(self, shard: int, start: int, end: int) -> int:
+        first, last = self.range(shard)
+        if start < first:
+            text = f"shard {shard} of {self.topic.name!r} starts at {first}, not at {start}"
+            raise Trimmed(text, first)
+        return min(end, last)
+
+    def _read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> None:
+        walk = self.walk(shard)
+        entry = walk.seek(start) if start < end else None
+        while entry is not None and entry.first < end:
+            harvest.take(walk, start, end)
+            if harvest.enough or entry.end >= end:
+                break
+            entry = walk.next()
+
+    def read_all(self, harvest: Harvest, from_id: int, below_id: int) -> Rows:
+        if from_id >= self.next_id:
+            return EMPTY  # who follows a topic asks this most often, and every shard takes time
+        streams = [
+            (first_id, offset, self._walks[-1])
+            for shard in self.topic.shards
+            for offset, first_id in [self.find_id(shard, from_id)]
+            if self._walks[-1].entry is not None and first_id < below_id
+        ]
+        # By their first id, which no two have.
+        heapq.heapify(streams)
+        fault: StoreFault | None = None
+        while streams and streams[0][0] < below_id and not harvest.reaches(streams[0][0]):
+            first_id, offset, walk = heapq.heappop(streams)
+            entry = walk.entry
+            assert entry is not None
+            try:
+                offset = harvest.take(walk, offset, entry.end)
+                first_id = run_table.id_at(entry.runs, offset - 1 - entry.first) + 1
+                if offset == entry.end:
+                    entry = walk.next()
+            except StoreFault as error:
+                # What stands before the damage is given; whoever then comes to it hears of it.
+                fault = error
+                heapq.heappush(streams, (first_id, offset, walk))
+                break
+            if entry is not None:
+                offset = max(offset, entry.first)
+                first_id = run_table.id_at(entry.runs, offset - entry.first)
+                heapq.heappush(streams, (first_id, offset, walk))
+        if streams:
+            below_id = min(below_id, streams[0][0])
+        rows = harvest.rows(self.topic.name, from_id, below_id)
+        if fault is not None and not rows.count:
+            raise fault
+        return rows
+
+    def find_id(self, shard: int, wanted: int) -> tuple[int, int]:
+        """The first offset that has this id or a later one, and its id; else the ends."""
+        return self._find(
+            shard,
+            lambda first_id, _: first_id <= wanted,
+            lambda table: run_table.place_of_id(table, wanted),
+        )
+
+    def find_time(self, shard: int, timestamp_ns: int) -> tuple[int, int]:
+        """The first offset with this time or a later one, and its id; else the ends."""
+        return self._find(
+            shard,
+            lambda _, time_ns: time_ns < timestamp_ns,
+            lambda table: run_table.place_of_time(table, timestamp_ns),
+        )
+
+    def _find(self, shard: int, before: Before, place_of: PlaceOf) -> tuple[int, int]:
+        start, end = self.range(shard)
+        walk = self.walk(shard)
+        entry = walk.seek_last(start, end, before) if start < end else None
+        while entry is not None:
+            place = max(place_of(entry.runs), start - entry.first)
+            if place < entry.count:
+                return entry.first + place, run_table.id_at(entry.runs, place)
+            entry = walk.next()
+        return end, self.next_id
+
+    def close(self) -> None:
+        for walk in self._walks:
+            walk.close()

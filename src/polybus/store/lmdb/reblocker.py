@@ -1,0 +1,195 @@
+"""The re-blocker: neighbouring small entries of a shard become one, their runs kept.
+
+A walk over blocks of one message is some hundred times slower than over large ones.
+So once small entries at the end of a shard add up to `TARGET_BYTES`, they are copied
+into one: each message is rewritten about once. How far a shard is done stands in its
+upkeep record; what small entries lie behind that is guessed while running, and looked
+up once after opening. Small extents are taken in, and their stages' blocks freed.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Final
+
+from polybus.errors import Damaged
+from polybus.kernel.blocks import Layout
+from polybus.model import run_table
+from polybus.model.block import concat_layouts
+from polybus.store.lmdb import log_entry, store_keys, stored_values
+from polybus.store.lmdb.entry_cursor import Walk
+from polybus.store.lmdb.environment import Transaction
+from polybus.store.lmdb.log_entry import Entry
+from polybus.store.lmdb.state_cache import prefixed
+from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.write_batch import SMALL_BYTES
+from polybus.store.lmdb.write_txn import Storing
+
+TARGET_BYTES: Final = 256 << 10
+MAX_BYTES: Final = 1 << 20
+MAX_ENTRIES: Final = 512  # that one step looks at: a few milliseconds
+MAX_STAGED: Final = 64  # blocks of an extent that may be taken in
+
+Target = tuple[int, int]
+
+
+class Reblocker:
+    def __init__(self, home: Home, storing: Storing) -> None:
+        self._home = home
+        self._storing = storing
+        self._small: dict[Target, int] = {}  # bytes in small entries not yet looked at
+        self._due: dict[Target, None] = {}
+
+    def load(self) -> None:
+        """After opening: which shards have something behind what is done."""
+        with self._home.reading() as transaction:
+            for key, raw in prefixed(transaction, store_keys.STATE):
+                if len(key) > len(store_keys.state(0)):
+                    target = store_keys.shard_of_state(key)
+                    if _done(transaction, target) < stored_values.SHARD_STATE.unpack(raw)[1]:
+                        self._due[target] = None
+
+    def note(self, small: dict[Target, int]) -> None:
+        for target, size in small.items():
+            size += self._small.get(target, 0)
+            self._small[target] = size
+            if size >= TARGET_BYTES:
+                self._due[target] = None
+
+    def due(self) -> bool:
+        return bool(self._due)
+
+    def step(self, *, whole: bool = False) -> None:
+        """One step for the shard that has waited longest; `whole`: its rest as well."""
+        target = next(iter(self._due))
+        try:
+            with self._storing.transaction() as transaction:
+                done = _Step(transaction, target, whole).run()
+        except Damaged:
+            # Readers will hear of it; nothing is built on what is damaged.
+            with self._storing.transaction() as transaction:
+                done = _Step(transaction, target, whole).pass_over()
+        del self._due[target]
+        if done:
+            self._small.pop(target, None)
+        else:
+            self._due[target] = None
+
+    def all(self) -> int:
+        """Everything that can be merged now is; how many steps it took."""
+        self.load()
+        steps = 0
+        while self._due:
+            self.step(whole=True)
+            steps += 1
+        return steps
+
+
+class _Step:
+    """Merges the first entries of a shard that are worth it, within a transaction."""
+
+    def __init__(self, transaction: Transaction, target: Target, whole: bool) -> None:
+        self._transaction = transaction
+        self._target = target
+        self._whole = whole
+        self._group: list[Entry] = []
+        self._size = 0
+
+    def run(self) -> bool:
+        """Whether the shard is done, for now."""
+        if self._transaction.get(store_keys.shard_state(*self._target)) is None:
+            return True  # dropped meanwhile
+        done = _done(self._transaction, self._target)
+        with closing(Walk(self._transaction, *self._target, f"number {self._target[0]}")) as walk:
+            more = self._collect(walk, self._first(walk, done))
+            if len(self._group) > 1 and (more or self._whole or self._size >= SMALL_BYTES):
+                self._merge(walk)
+            elif not more and not self._whole:
+                return True
+            self._keep(self._group[-1].end if self._group else done)
+        return not more
+
+    def pass_over(self) -> bool:
+        """Leaves the shard as it is, up to where it ends now."""
+        self._keep(_range(self._transaction, self._target)[1])
+        return True
+
+    def _first(self, walk: Walk, done: int) -> Entry | None:
+        """The first entry to be looked at; not one that is trimmed, be it in part."""
+        start, _ = _range(self._transaction, self._target)
+        entry = walk.seek(max(done, start))
+        if entry is not None and entry.first < start:
+            entry = walk.next()
+        return entry
+
+    def _collect(self, walk: Walk, entry: Entry | None) -> bool:
+        """Fills the group; whether there are entries behind it."""
+        looked = 0
+        while entry is not None and self._takes(entry):
+            self._group.append(entry)
+            self._size += entry.charged
+            looked += 1
+            if self._size >= TARGET_BYTES or looked >= MAX_ENTRIES:
+                return walk.next() is not None
+            entry = walk.next()
+        if entry is not None and not self._group:
+            self._group.append(entry)  # too large to be merged: passed over
+            return walk.next() is not None
+        return entry is not None
+
+    def _takes(self, entry: Entry) -> bool:
+        small = entry.charged < SMALL_BYTES or bool(self._group and self._size < SMALL_BYTES)
+        fits = self._size + entry.charged <= MAX_BYTES
+        return small and fits and len(entry.parts) <= MAX_STAGED
+
+    def _merge(self, walk: Walk) -> None:
+        layouts: list[Layout] = []
+        first = self._group[0]
+        try:
+            for entry in self._group:
+                walk.seek(entry.first)
+                layouts += [layout for layout, _, _ in walk.blocks(0)]
+            block = concat_layouts(layouts)
+        finally:
+            for layout in layouts:
+                layout.close()
+        table = run_table.join(*[entry.runs for entry in self._group])
+        merged = Entry(
+            log_entry.BLOCK, *self._target, first.first, block.count, block.size_bytes, table
+        )
+        for entry in self._group:
+            self._transaction.delete(store_keys.log(*self._target, entry.first))
+            self._free_parts(entry)
+        self._transaction.put(
+            store_keys.log(*self._target, first.first), log_entry.encode(merged, block.data)
+        )
+        self._freed = self._size - block.size_bytes
+
+    _freed = 0
+
+    def _free_parts(self, entry: Entry) -> None:
+        for part in entry.parts:
+            prefix = store_keys.staged_of_shard(part.stage, *self._target)
+            with self._transaction.cursor() as cursor:
+                while cursor.set_range(prefix) and cursor.key()[: len(prefix)] == prefix:
+                    cursor.delete()
+
+    def _keep(self, done: int) -> None:
+        key = store_keys.upkeep(*self._target)
+        raw = self._transaction.get(key)
+        removed = stored_values.SHARD_UPKEEP.unpack(raw)[0] if raw else 0
+        self._transaction.put(key, stored_values.SHARD_UPKEEP.pack(removed + self._freed, done))
+
+
+def _range(transaction: Transaction, target: Target) -> tuple[int, int]:
+    """Where a shard starts and ends; nowhere, if its topic was dropped."""
+    raw = transaction.get(store_keys.shard_state(*target))
+    start, end, _ = stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
+    return start, end
+
+
+def _done(transaction: Transaction, target: Target) -> int:
+    """The offset up to which a shard was done."""
+    raw = transaction.get(store_keys.upkeep(*target))
+    done: int = stored_values.SHARD_UPKEEP.unpack(raw)[1] if raw else 0
+    return done

@@ -1,0 +1,241 @@
+"""What is whole of a damaged store, put into a new one.
+
+The raw file is searched for entries and blocks by magic and checksum, so no page of
+LMDB needs to be in order. Messages keep their topics' numbers, shards, offsets, ids and
+times; a topic whose record is gone is called `salvaged-<number>`.
+
+The file also holds what is not in use any more: blocks from before they were merged
+(the same messages again), what was trimmed or dropped and not yet overwritten (it comes
+back), and what a crash kept from being committed, whose offsets were then given to
+others. Where two say something else of an offset, the one with the later time is right.
+
+Records, producers and unpublished stages have no checksums, and are not salvaged.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from polybus.errors import DataFolderInUse, DoesNotExist, PolybusError, UsageError
+from polybus.model import run_table
+from polybus.model.block import cut_layout
+from polybus.model.topic import Topic
+from polybus.store.lmdb import folder_ownership, log_entry, store_folder, store_keys, stored_values
+from polybus.store.lmdb.log_entry import Entry
+from polybus.store.lmdb.raw_file import Found, RawFile
+from polybus.store.lmdb.salvage_choice import Piece, choose
+from polybus.store.lmdb.store_copy import Progress, no_progress
+from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.stored_values import Counters, Name
+from polybus.store.lmdb.write_batch import Batch
+from polybus.store.lmdb.write_txn import Storing
+
+GROUP_BYTES: Final = 32 << 20
+MAX_LISTED: Final = 1000
+
+Target = tuple[int, int]
+
+
+class Salvaged(NamedTuple):
+    """What was saved, and what is known to be lost: one line each, at most `MAX_LISTED`."""
+
+    topics: int
+    blocks: int
+    messages: int
+    bytes: int
+    lost: tuple[str, ...]
+
+
+def salvage(source: Path, target: Path, progress: Progress = no_progress) -> Salvaged:
+    """`DataFolderInUse` while somebody owns the source; `UsageError` if the target is not empty."""
+    owner = folder_ownership.owner(source) if source.is_dir() else None
+    if owner is not None:
+        raise DataFolderInUse(f"{source} is in use (pid {owner}): stop it first")
+    if target.is_dir() and any(target.iterdir()):
+        raise UsageError(f"{target} is not empty")
+    existed = target.is_dir()
+    try:
+        with closing(RawFile(_data(source))) as raw:
+            return _Salvage(raw, target, progress).run()
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        if existed:
+            target.mkdir()
+        raise
+
+
+def _data(source: Path) -> Path:
+    """The data file: what CURRENT names or, if that is gone as well, the newest."""
+    try:
+        path = store_folder.generation(source) / store_folder.DATA
+    except PolybusError:
+        path = max(source.glob(f"[0-9]*/{store_folder.DATA}"), default=source / store_folder.DATA)
+    if not path.is_file() or not path.stat().st_size:
+        raise DoesNotExist(f"there is no store in {source}")
+    return path
+
+
+@dataclass
+class _Salvage:
+    raw: RawFile
+    target: Path
+    progress: Progress
+    pieces: dict[Target, list[Piece]] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    blocks: int = 0
+    messages: int = 0
+    size: int = 0
+
+    def run(self) -> Salvaged:
+        self._search()
+        topics = self._topics()
+        home = Home(self.target, read_only=False)
+        try:
+            self._storing = Storing(home)
+            for topic in topics:
+                self._store(topic)
+            self._finish(topics)
+        finally:
+            home.close()
+        self.progress(len(self.raw), len(self.raw))
+        lost = tuple(self.lost[:MAX_LISTED])
+        return Salvaged(len(topics), self.blocks, self.messages, self.size, lost)
+
+    # --- what is there
+
+    def _search(self) -> None:
+        staged: dict[tuple[int, int, int], dict[int, Found]] = {}
+        extents: list[Entry] = []
+        for found in self.raw.entries(self.progress):
+            entry = found.entry
+            if entry.kind == log_entry.EXTENT:
+                extents.append(entry)
+            elif not self._whole(found):
+                continue  # an older copy, most often, whose end was overwritten
+            elif entry.kind == log_entry.STAGED:
+                stage = entry.parts[0].stage
+                staged.setdefault((stage, entry.topic, entry.shard), {})[entry.first] = found
+            else:
+                self._add(entry, Piece(entry.first, entry.end, entry.runs, found))
+        for extent in extents:
+            self._extent(extent, staged)
+
+    def _extent(self, extent: Entry, staged: dict[tuple[int, int, int], dict[int, Found]]) -> None:
+        place = 0
+        for part in extent.parts:
+            held = staged.get((part.stage, extent.topic, extent.shard), {})
+            for first, found in held.items():
+                start = place + first
+                end = start + found.entry.count
+                if end <= extent.count:
+                    table = run_table.cut_runs(extent.runs, start, end)
+                    at = extent.first
+                    self._add(extent, Piece(at + start, at + end, table, found))
+            place += part.count
+
+    def _whole(self, found: Found) -> bool:
+        layout = self.raw.layout(found)
+        if layout is not None:
+            layout.close()
+        return layout is not None
+
+    def _add(self, entry: Entry, piece: Piece) -> None:
+        self.pieces.setdefault((entry.topic, entry.shard), []).append(piece)
+
+    def _topics(self) -> list[Topic]:
+        newest: dict[int, tuple[int, Topic]] = {}
+        for topic, revision in self.raw.topics():
+            if revision >= newest.get(topic.number, (0, topic))[0]:
+                newest[topic.number] = revision, topic
+        found = {number: topic for number, (_, topic) in newest.items()}
+        for number, shard in self.pieces:
+            found[number] = _with_shard(found.get(number), number, shard)
+        return _named_once(found)
+
+    # --- into the new store
+
+    def _store(self, topic: Topic) -> None:
+        batch = Batch()
+        next_id, time_ns = 1, 0
+        for shard in topic.shards:
+            start, end, size = None, 0, 0
+            for piece in self._chosen(topic, shard):
+                start = piece.first if start is None else start
+                last = run_table.entries(piece.runs)[-1]
+                next_id = max(next_id, last.first_id + last.count)
+                time_ns = max(time_ns, last.timestamp_ns)
+                size += self._put(batch, topic.number, shard, piece)
+                end = piece.end
+                if batch.size >= GROUP_BYTES:
+                    self._storing.write(batch)
+                    batch = Batch()
+            raw = stored_values.SHARD_STATE.pack(end if start is None else start, end, size)
+            batch.put(store_keys.shard_state(topic.number, shard), raw)
+        batch.put(store_keys.state(topic.number), stored_values.TOPIC_STATE.pack(next_id, time_ns))
+        batch.put(store_keys.topic(topic.number), stored_values.topic(topic, topic.number))
+        name = Name(topic.number, True, next_id, ())
+        batch.put(store_keys.name(topic.name.encode()), stored_values.name(name))
+        self._storing.write(batch)
+
+    def _finish(self, topics: list[Topic]) -> None:
+        numbers = [topic.number for topic in topics]
+        highest = max(numbers, default=0) + 1
+        batch = Batch()
+        batch.put(store_keys.COUNTERS, Counters(topic=highest, version=highest).encode())
+        self._storing.write(batch)
+
+    def _chosen(self, topic: Topic, shard: int) -> Iterator[Piece]:
+        """For each offset the piece that is right; gaps are noted as lost."""
+        at: int | None = None
+        for piece in choose(self.pieces.get((topic.number, shard), [])):
+            if at is not None and piece.first > at:
+                self.lost.append(
+                    f"topic {topic.name!r}, shard {shard}: offsets {at} to {piece.first - 1}"
+                )
+            at = piece.end
+            yield piece
+
+    def _put(self, batch: Batch, topic: int, shard: int, piece: Piece) -> int:
+        """A piece as an entry of the log; its bytes."""
+        layout = self.raw.layout(piece.found)
+        assert layout is not None
+        count = piece.end - piece.first
+        with layout:
+            block = cut_layout(layout, piece.place, piece.place + count)
+        size = block.size_bytes
+        entry = Entry(log_entry.BLOCK, topic, shard, piece.first, count, size, piece.runs)
+        batch.put(store_keys.log(topic, shard, piece.first), log_entry.encode(entry, block.data))
+        batch.size += size
+        self.blocks += 1
+        self.messages += count
+        self.size += size
+        return size
+
+
+def _with_shard(topic: Topic | None, number: int, shard: int) -> Topic:
+    """The topic with at least this shard, though its record may be lost or older."""
+    if topic is None:
+        return Topic(f"salvaged-{number}", number, (shard + 1,))
+    missing = shard + 1 - len(topic.shards)
+    if missing <= 0:
+        return topic
+    *sealed, last = topic.generations
+    grown = (last + missing,) if topic.name == f"salvaged-{number}" else (last, missing)
+    return Topic(topic.name, number, (*sealed, *grown), topic.settings)
+
+
+def _named_once(found: dict[int, Topic]) -> list[Topic]:
+    """A name that was dropped and made again is the newer topic's."""
+    taken: set[str] = set()
+    topics = []
+    for number in sorted(found, reverse=True):
+        topic = found[number]
+        name = f"salvaged-{number}" if topic.name in taken else topic.name
+        taken.add(name)
+        topics.append(Topic(name, number, topic.generations, topic.settings))
+    return topics[::-1]

@@ -1,0 +1,192 @@
+"""What the sole writer knows of its store, so that it need not look for each commit.
+
+Everything is loaded when first asked for and changed in step with the batch that will
+write it, so it is ahead of the disk by what is on its way. When a transaction fails,
+the whole of it is forgotten (`Known()` anew). It is kept small the same way: once
+nothing is on its way, too large a table is emptied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from polybus.errors import DoesNotExist
+from polybus.store.lmdb import store_keys, stored_values
+from polybus.store.lmdb.stored_values import Counters
+
+if TYPE_CHECKING:
+    from polybus.model.topic import Topic
+    from polybus.store.lmdb.environment import Transaction
+
+MAX_KNOWN: Final = 20_000  # producers, records, topics: some ten megabytes
+
+
+@dataclass(slots=True)
+class Shard:
+    start: int
+    end: int
+    added: int  # bytes it ever got
+
+
+@dataclass(slots=True)
+class TopicState:
+    topic: Topic
+    next_id: int
+    time_ns: int
+    open: range
+    shards: dict[int, Shard] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Producer:
+    number: int
+    epoch: int
+    counter: int
+    dense: bool
+    kept: int
+    slots: int = 0  # used so far; the next result goes to slot `slots % kept`
+    results: dict[int, bytes] = field(default_factory=dict)  # by slot, as they are written
+
+
+@dataclass(slots=True)
+class Stage:
+    lease_s: float
+    holds: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+
+def prefixed(transaction: Transaction, prefix: bytes) -> Iterator[tuple[memoryview, memoryview]]:
+    """Keys and values whose keys begin so, in order; views, valid until the next one."""
+    with transaction.cursor() as cursor:
+        found = cursor.set_range(prefix)
+        while found and bytes(cursor.key()[: len(prefix)]) == prefix:
+            yield cursor.item()
+            found = cursor.next()
+
+
+Reading = Callable[[], AbstractContextManager["Transaction"]]
+
+
+class Known:
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._counters: Counters | None = None
+        self.topics: dict[int, TopicState | None] = {}  # None: dropped, be it not written yet
+        self.producers: dict[str, Producer | None] = {}
+        self.versions: dict[bytes, int] = {}
+        self.stages: dict[int, Stage | None] = {}
+        self.names: dict[bytes, stored_values.Name | None] = {}
+
+    def tables(self) -> Iterable[dict[bytes, object] | dict[int, object] | dict[str, object]]:
+        return self.topics, self.producers, self.versions, self.stages, self.names  # type: ignore[return-value]
+
+    @property
+    def is_large(self) -> bool:
+        return any(len(table) > MAX_KNOWN for table in self.tables())
+
+    def shrink(self) -> None:
+        """Only while nothing is on its way to the disk."""
+        for table in self.tables():
+            if len(table) > MAX_KNOWN:
+                table.clear()
+
+    @property
+    def counters(self) -> Counters:
+        if self._counters is None:
+            raw = self._look(store_keys.COUNTERS)
+            self._counters = Counters.decode(raw) if raw else Counters()
+        return self._counters
+
+    def name(self, raw: bytes) -> stored_values.Name | None:
+        if raw not in self.names:
+            found = self._look(store_keys.name(raw))
+            self.names[raw] = stored_values.read_name(found) if found else None
+        return self.names[raw]
+
+    def topic(self, number: int) -> TopicState:
+        found = self.topics.get(number)
+        if found is None:
+            if number in self.topics:
+                raise DoesNotExist(f"topic number {number} was dropped")
+            found = self.topics[number] = self._load_topic(number)
+        return found
+
+    def shard(self, state: TopicState, number: int) -> Shard:
+        found = state.shards.get(number)
+        if found is None:
+            raw = self._look(store_keys.shard_state(state.topic.number, number))
+            found = Shard(*stored_values.SHARD_STATE.unpack(raw)) if raw else Shard(0, 0, 0)
+            state.shards[number] = found
+        return found
+
+    def producer(self, name: str) -> Producer | None:
+        found = self.producers.get(name)
+        if found is None and name not in self.producers:
+            found = self.producers[name] = self._load_producer(name.encode())
+        return found
+
+    def version(self, key: bytes) -> int:
+        """0 if there is no such record."""
+        found = self.versions.get(key)
+        if found is None:
+            raw = self._look(store_keys.record(key))
+            found = self.versions[key] = stored_values.read_number(raw) if raw else 0
+        return found
+
+    def stage(self, number: int) -> Stage | None:
+        if number not in self.stages:
+            self.stages[number] = self._load_stage(number)
+        return self.stages[number]
+
+    def _look(self, key: bytes) -> bytes | None:
+        with self._reading() as transaction:
+            found = transaction.get(key)
+            return None if found is None else bytes(found)
+
+    def _load_topic(self, number: int) -> TopicState:
+        with self._reading() as transaction:
+            raw, state = (
+                transaction.get(store_keys.topic(number)),
+                transaction.get(store_keys.state(number)),
+            )
+            if raw is None or state is None:
+                raise DoesNotExist(f"there is no topic number {number}")
+            topic, _ = stored_values.read_topic(raw)
+            next_id, time_ns = stored_values.TOPIC_STATE.unpack(state)
+            return TopicState(topic, next_id, time_ns, topic.open_shards)
+
+    def _load_producer(self, raw: bytes) -> Producer | None:
+        with self._reading() as transaction:
+            found = transaction.get(store_keys.producer(raw))
+            if found is None:
+                return None
+            number, epoch, counter, dense, kept = stored_values.PRODUCER.unpack(found)
+            producer = Producer(number, epoch, counter, bool(dense), kept)
+            found = [transaction.get(store_keys.result(number, slot)) for slot in range(kept)]
+            listed = [
+                (stored_values.counter_of(value), slot, bytes(value))
+                for slot, value in enumerate(found)
+                if value is not None
+            ]
+        for counter, slot, result in sorted(listed):
+            producer.results[slot] = result
+            producer.counter = max(producer.counter, counter)
+            producer.slots = slot + 1  # behind the newest
+        if len(listed) > producer.slots:  # the ring has gone round: all of its slots are used
+            producer.slots += kept
+        return producer
+
+    def _load_stage(self, number: int) -> Stage | None:
+        with self._reading() as transaction:
+            found = transaction.get(store_keys.stage(number))
+            if found is None:
+                return None
+            stage = Stage(*stored_values.STAGE.unpack(found))
+            for key, value in prefixed(transaction, store_keys.stage(number)):
+                if len(key) > len(store_keys.stage(number)):
+                    stage.holds[store_keys.target_of_stage(key)] = stored_values.STAGE_SHARD.unpack(
+                        value
+                    )
+            return stage

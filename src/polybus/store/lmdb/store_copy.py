@@ -1,0 +1,149 @@
+"""Copies of a store: a backup beside it, its compacted self in its place.
+
+LMDB copies an environment page by page without those that are free, within one read
+transaction, while others go on writing. A backup needs no more than that. Compaction
+must miss nothing, so it is the writer's: nothing is written until the copy, complete
+on disk, has become the one in use.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from polybus.errors import UsageError
+from polybus.store.lmdb import store_folder
+from polybus.store.lmdb.environment import Environment
+from polybus.store.lmdb.lmdb_errors import translated
+from polybus.store.lmdb.store_files import Home
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all, about
+
+LOOK_S: Final = 0.1
+
+
+def no_progress(done: int, total: int) -> None:
+    """For those who do not want to see any."""
+
+
+def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
+    """Copies a store, also one that another process owns, into a new one; bytes written.
+
+    `UsageError` if the target is there and not empty. Leaves nothing behind if it fails.
+    """
+    home = Home(source, read_only=True)
+    try:
+        with home.using() as used:
+            return back_up(used, target, progress)
+    finally:
+        home.close()
+
+
+def restore(source: Path, target: Path, progress: Progress = no_progress) -> int:
+    """A backup is a store: the same, the other way round."""
+    return backup(source, target, progress)
+
+
+def compact(path: Path, progress: Progress = no_progress) -> tuple[int, int]:
+    """Compacts a store that nobody owns; bytes of its file before and after."""
+    store_folder.generation(path)  # it must be there
+    home = Home(path, read_only=False)
+    try:
+        return compact_home(home, progress)
+    finally:
+        home.close()
+
+
+def back_up(environment: Environment, target: Path, progress: Progress) -> int:
+    """An environment becomes a new store in a folder that is missing or empty."""
+    with translated(), _new_folder(target):
+        # By its name only once it is whole: an owner takes a lone generation for the store.
+        fresh = target / "0001.new"
+        fresh.mkdir()
+        written = copy(environment, fresh, progress)
+        store_folder.switch(target, fresh.rename(target / "0001"))
+        store_folder.sync(target.absolute().parent)
+        return written
+
+
+def compact_home(home: Home, progress: Progress) -> tuple[int, int]:
+    """By the owner, while nothing else is written; bytes of the file before and after."""
+    before = home.used
+    size = file_bytes(before)
+    with translated():
+        fresh = store_folder.following(before.path)
+        try:
+            written = copy(before, fresh, progress)
+            home.move(fresh)
+        except BaseException:
+            if home.used is before:
+                shutil.rmtree(fresh, ignore_errors=True)
+            raise
+    return size, written
+
+
+def copy(environment: Environment, generation: Path, progress: Progress) -> int:
+    """The environment's pages, without free ones, on disk in an empty folder; their bytes."""
+    path = generation / store_folder.DATA
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with _watched(path, used_bytes(environment), progress):
+            environment.lmdb.copyfd(descriptor, compact=True)
+        os.fsync(descriptor)
+        size = os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+    store_folder.sync(generation)
+    progress(size, size)
+    return size
+
+
+def file_bytes(environment: Environment) -> int:
+    return (environment.path / store_folder.DATA).stat().st_size
+
+
+def used_bytes(environment: Environment) -> int:
+    """Of pages that hold something; the list of free ones aside."""
+    stat = environment.lmdb.stat()
+    pages = 2 + stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+    return int(pages * stat["psize"])
+
+
+@contextmanager
+def _watched(path: Path, total: int, progress: Progress) -> Iterator[None]:
+    """Tells how far the file has grown, from a thread of its own."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            progress(min(path.stat().st_size, total), total)
+
+    thread = threading.Thread(target=look, name="polybus-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[None]:
+    """What was put into it goes again if something fails."""
+    existed = target.is_dir()
+    if existed and any(target.iterdir()):
+        raise UsageError(f"{target} is not empty")
+    store_folder.make(target)
+    try:
+        yield
+    except BaseException:
+        for entry in target.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if not existed:
+            target.rmdir()
+        raise

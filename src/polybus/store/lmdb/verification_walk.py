@@ -1,0 +1,220 @@
+"""The walk of `verifying`, in its child: what must hold in a store that is whole.
+
+- every value can be decoded, and what has a checksum matches it
+- the log of a shard has every offset from its start to its end once, its ids grow and
+  are below the topic's next id, its times do not go back
+- an extent's stages hold as many messages for it as it says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from polybus.errors import PolybusError, StoreFault
+from polybus.model import run_table
+from polybus.store.lmdb import folder_ownership, log_entry, store_keys, stored_values
+from polybus.store.lmdb.entry_cursor import Walk
+from polybus.store.lmdb.log_entry import Entry
+from polybus.store.lmdb.state_cache import prefixed
+from polybus.store.lmdb.store_copy import used_bytes
+from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.verification import Telling
+
+STEP: Final = 256  # entries and other values that are looked at in one transaction
+STEP_BYTES: Final = 32 << 20
+
+DECODERS: Final[dict[bytes, Callable[[memoryview], Any]]] = {
+    store_keys.COUNTERS: stored_values.Counters.decode,
+    store_keys.NAMES: stored_values.read_name,
+    store_keys.PRODUCERS: stored_values.PRODUCER.unpack,
+    store_keys.RESULTS: stored_values.read_result,
+    store_keys.RECORDS: stored_values.read_record,
+    store_keys.TOPICS: stored_values.read_topic,
+    store_keys.UPKEEP: stored_values.SHARD_UPKEEP.unpack,
+    store_keys.STAGED: log_entry.decode,
+}
+
+
+class Inspection:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._home = Home(path, read_only=True)
+        self._tell = Telling(used_bytes(self._home.used))
+        self._report = self._tell.report
+
+    def run(self) -> None:
+        with closing(self._home):
+            self._pages()
+            with self._noting("values"):
+                self._values()
+            for raw in self._topics():
+                with self._noting("a topic"):
+                    self._topic(stored_values.read_topic(raw)[0].number)
+            self._tell.tell("the end")
+
+    def _topics(self) -> list[bytes]:
+        found: list[bytes] = []
+        with self._noting("topics"), self._home.reading() as transaction:
+            found += [bytes(raw) for _, raw in prefixed(transaction, store_keys.TOPICS)]
+        return found
+
+    def _pages(self) -> None:
+        """LMDB's own structure, free pages included, where py-lmdb can and nobody writes."""
+        try:
+            look = import_module("lmdb.verify").verify
+        except ImportError:
+            return
+        if folder_ownership.owner(self._path) is None:
+            for fault in look(str(self._home.used.path)):
+                self._tell.fault(f"pages of the store are damaged: {fault}")
+
+    def _values(self) -> None:
+        """All that is not log."""
+        after: bytes | None = b""
+        while after is not None:
+            after = self._some_values(after)
+
+    def _some_values(self, after: bytes) -> bytes | None:
+        """A few values behind a key; the last one's key, None at the end."""
+        with self._home.reading() as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(after) if after else cursor.first()
+            for _ in range(STEP):
+                if not found:
+                    return None
+                key = bytes(cursor.key())
+                if key[:1] == store_keys.LOG:
+                    return b"h"
+                self._value(key, cursor.value())
+                found = cursor.next()
+            return bytes(cursor.key()) if found else None
+
+    def _value(self, key: bytes, value: memoryview) -> None:
+        with self._noting(f"the value of key {key!r}"):
+            DECODERS.get(key[:1], bytes)(value)
+        self._tell.at(f"key {key!r}", 0 if key[:1] == store_keys.STAGED else len(value))
+
+    def _topic(self, number: int) -> None:
+        self._report.topics += 1
+        with self._home.reading() as transaction:
+            raw = transaction.get(store_keys.topic(number))
+            if raw is None:
+                return  # dropped meanwhile
+            topic, _ = stored_values.read_topic(raw)
+        for shard in topic.shards:
+            self._report.shards += 1
+            where = f"topic {topic.name!r}, shard {shard}"
+            with self._noting(where):
+                Shard(self._home, self._tell, number, shard, where, topic.name).run()
+
+    @contextmanager
+    def _noting(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreFault as error:
+            self._tell.fault(str(error) if "shard" in str(error) else f"{where}: {error}")
+        except (PolybusError, lmdb.Error, ValueError, OSError) as error:
+            self._tell.fault(f"{where}: {error}")
+        except Exception as error:  # a damaged value may be anything
+            self._tell.fault(f"{where}: {error!r}")
+
+
+class Shard:
+    """The log of one shard, walked in steps: between them its owner may have changed it."""
+
+    def __init__(
+        self, home: Home, tell: Telling, topic: int, shard: int, where: str, name: str
+    ) -> None:
+        self._home = home
+        self._tell = tell
+        self._target = topic, shard
+        self._where = where
+        self._name = name
+        self._last = 0, 0  # id and time
+
+    def run(self) -> None:
+        at: int | None = 0
+        while at is not None:
+            at = self._step(at)
+
+    def _step(self, at: int) -> int | None:
+        """Looks at some entries from an offset on; where to go on, None at the end."""
+        topic, shard = self._target
+        with self._home.reading() as transaction:
+            raw = transaction.get(store_keys.shard_state(topic, shard))
+            state = transaction.get(store_keys.state(topic))
+            if raw is None or state is None:
+                return None
+            start, end, _ = stored_values.SHARD_STATE.unpack(raw)
+            next_id, _ = stored_values.TOPIC_STATE.unpack(state)
+            at = max(at, start)
+            size = 0
+            with closing(Walk(transaction, topic, shard, self._name)) as walk:
+                for _ in range(STEP):
+                    if at >= end or size > STEP_BYTES:
+                        break
+                    size += self._entry(walk, at, next_id)
+                    at = self._passed
+        return at if at < end else None
+
+    _passed = 0
+
+    def _entry(self, walk: Walk, at: int, next_id: int) -> int:
+        """The entry that holds an offset; its bytes."""
+        try:
+            entry = walk.seek(at)
+        except StoreFault as error:
+            self._tell.fault(str(error))
+            self._passed = _behind(walk, at)
+            return 0
+        if entry is None or entry.first > at:
+            upto = entry.first if entry else "the end"
+            self._tell.fault(f"{self._where}, offset {at}: nothing is there up to {upto}")
+            self._passed = entry.first if entry else 1 << 62
+            return 0
+        self._passed = entry.end
+        self._runs(entry, next_id)
+        return self._blocks(walk, entry, at)
+
+    def _runs(self, entry: Entry, next_id: int) -> None:
+        where = f"{self._where}, offset {entry.first}"
+        if run_table.count(entry.runs) != entry.count:
+            self._tell.fault(f"{where}: the run table has another number of messages")
+        for first_id, time_ns, count in run_table.entries(entry.runs):
+            if first_id <= self._last[0] or time_ns < self._last[1]:
+                self._tell.fault(f"{where}: ids or times go back")
+            if first_id + count > next_id:
+                self._tell.fault(f"{where}: ids go beyond the topic's next")
+            self._last = first_id + count - 1, time_ns
+
+    def _blocks(self, walk: Walk, entry: Entry, at: int) -> int:
+        size, place = 0, at - entry.first
+        report = self._tell.report
+        try:
+            for layout, _, first in walk.blocks(place):
+                with layout:
+                    if first > entry.first + place:
+                        raise StoreFault(f"{self._where}, offset {place}: staged blocks are gone")
+                    place = first - entry.first + layout.count
+                    report.blocks += 1
+                    report.messages += layout.count
+                    report.bytes += layout.size_bytes
+                    size += layout.size_bytes
+        except StoreFault as error:
+            self._tell.fault(str(error))
+        else:
+            if place != entry.count:
+                self._tell.fault(f"{self._where}, offset {entry.first}: blocks are missing")
+        self._tell.at(f"{self._where}, offset {entry.first}", size)
+        return size
+
+
+def _behind(walk: Walk, at: int) -> int:
+    """The next offset at which something readable may stand, behind a damaged entry."""
+    found = walk.first_behind(at)
+    return 1 << 62 if found is None else found

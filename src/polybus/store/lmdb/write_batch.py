@@ -1,0 +1,177 @@
+"""What one transaction will write: collected first, then written in few calls.
+
+While LMDB copies what it is given, no other Python thread can run: all that a transaction
+writes would keep the loop for milliseconds. So it is written by pieces, in the order of the
+keys, and between two of them others get their turn.
+
+Small blocks for one shard become one entry while they stay below `MERGED_BYTES` together.
+What is not small is an entry by itself: to merge it would be to copy and hash it again.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from polybus.kernel.blocks import Merging, Roomy, behind
+from polybus.model.block import Block
+from polybus.store.lmdb import log_entry, store_keys
+from polybus.store.lmdb.log_entry import Entry, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from polybus.store.lmdb.environment import Transaction
+
+MERGED_BYTES: Final = 1 << 20
+SMALL_BYTES: Final = 64 << 10  # below this an entry is merged with its neighbours, later
+MERGED_MESSAGES: Final = 1 << 20  # so that tables stay small beside what they describe
+
+# LMDB takes some ten microseconds for so much, and for an item of nothing as long as for so
+# many bytes.
+PIECE_BYTES: Final = 64 << 10
+ITEM_BYTES: Final = 1 << 10
+
+_RUN = Struct("<qqq")
+
+Target = tuple[int, int]  # topic and shard
+Written = tuple[Target, int, int, bytes | memoryview]  # first offset, count, and the entry
+Item = tuple[bytes, bytes | memoryview]
+
+
+class Tail:
+    """Blocks for the end of a shard that will be one entry."""
+
+    __slots__ = ("blocks", "count", "first", "is_closed", "runs", "size")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.is_closed = False
+        self.count = 0
+        self.size = 0
+        self.blocks: list[bytes | Roomy] = []
+        self.runs: list[list[int]] = []
+
+    def add(self, block: Block, first_id: int, timestamp_ns: int) -> bool:
+        """Whether it was taken: else it belongs into an entry of its own. The first always is."""
+        data, count = block
+        size, total = self.size + len(data), self.count + count
+        large = size > MERGED_BYTES or total > MERGED_MESSAGES
+        if self.blocks and (large or self.is_closed or len(data) >= SMALL_BYTES):
+            return False
+        self.is_closed = len(data) >= SMALL_BYTES
+        self.blocks.append(data)
+        self.size, self.count = size, total
+        runs = self.runs
+        if runs and runs[-1][1] == timestamp_ns and runs[-1][0] + runs[-1][2] == first_id:
+            runs[-1][2] += count
+        else:
+            runs.append([first_id, timestamp_ns, count])
+        return True
+
+    def encode(self, target: Target) -> bytes | memoryview:
+        runs = b"".join([_RUN.pack(*run) for run in self.runs])
+        entry = Entry(log_entry.BLOCK, *target, self.first, self.count, self.size, runs)
+        first = self.blocks[0]
+        if isinstance(first, Roomy) and len(self.blocks) == 1:
+            whole = behind(log_entry.encode_head(entry, len(first)), first)
+            if whole is not None:  # else it was put in front of it before
+                return whole
+        merged = Merging(self.blocks)
+        return merged.write(log_entry.encode_head(entry, merged.size_bytes))
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.puts: dict[bytes, bytes | memoryview] = {}
+        self.deletes: set[bytes] = set()
+        self.size = 0  # bytes of blocks and records: what the memory of a batch is bounded by
+        self.written: list[Written] = []  # entries, once they are encoded
+        self.ends: dict[Target, int] = {}  # of shards that got messages
+        self.topics: set[int] = set()  # that it changes
+        self.altered: set[int] = set()  # of these, topics that get or lose more than messages
+        self.records = False  # whether it changes any
+        self.cleaning = False  # there is something new to be removed
+        self._tails: dict[Target, Tail] = {}
+        self._full: list[tuple[Target, Tail]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.deletes or self._tails or self._full)
+
+    def concerns(self, topic: int) -> bool:
+        """Whether it changes what can be read of a topic."""
+        return topic in self.topics
+
+    def alters(self, topic: int) -> bool:
+        """Whether it changes more of a topic than that messages are added."""
+        return topic in self.altered
+
+    def changes_records(self) -> bool:
+        return self.records
+
+    def put(self, key: bytes, value: bytes) -> None:
+        if self.deletes:
+            self.deletes.discard(key)
+        self.puts[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self.puts.pop(key, None)
+        self.deletes.add(key)
+
+    def append(
+        self, target: Target, offset: int, block: Block, first_id: int, time_ns: int
+    ) -> None:
+        """A block for a shard's end, with its first id and its time."""
+        tail = self._tails.get(target)
+        if tail is None or not tail.add(block, first_id, time_ns):
+            if tail is not None:
+                self._full.append((target, tail))
+            tail = self._tails[target] = Tail(offset)
+            tail.add(block, first_id, time_ns)
+        self.size += len(block.data)
+
+    def publish(self, target: Target, offset: int, parts: list[Part], run: tuple[int, int]) -> None:
+        """An extent for a shard's end: what the parts' stages hold for it."""
+        if target in self._tails:
+            self._full.append((target, self._tails.pop(target)))
+        count = sum(part.count for part in parts)
+        charged = sum(part.charged for part in parts)
+        runs = _RUN.pack(*run, count)
+        entry = Entry(log_entry.EXTENT, *target, offset, count, charged, runs, tuple(parts))
+        self.put(store_keys.log(*target, offset), log_entry.encode(entry))
+
+    def encode_blocks(self) -> None:
+        """Merges blocks and makes entries of them: the costly part, done outside of all locks."""
+        for target, tail in (*self._full, *self._tails.items()):
+            value = self.puts[store_keys.log(*target, tail.first)] = tail.encode(target)
+            self.written.append((target, tail.first, tail.count, value))
+        self._full, self._tails = [], {}
+
+    def small_bytes(self) -> dict[Target, int]:
+        """Of each shard: bytes of the entries that the re-blocker may still merge."""
+        found: dict[Target, int] = {}
+        for target, tail in (*self._full, *self._tails.items()):
+            if tail.size < SMALL_BYTES:
+                found[target] = found.get(target, 0) + tail.size
+        return found
+
+    def write(self, transaction: Transaction) -> None:
+        for key in self.deletes:
+            transaction.delete(key)
+        with transaction.cursor() as cursor:
+            for piece in _pieces(sorted(self.puts.items())):
+                cursor.putmulti(piece)
+
+
+def _pieces(items: list[Item]) -> Iterator[list[Item]]:
+    """What is large by itself, and what is small together up to so much."""
+    piece: list[Item] = []
+    size = 0
+    for item in items:
+        size += ITEM_BYTES + len(item[1])
+        piece.append(item)
+        if size >= PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece

@@ -1,0 +1,124 @@
+"""A topic in memory: for each shard a list of blocks, each with its place and run table.
+
+Offsets of a shard are dense, so a block that begins at offset 7 and holds 3 messages
+is followed by one that begins at 10. Trimming drops the blocks that are wholly before
+the new start; of one that straddles it the first messages are passed over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from polybus.kernel.blocks import Layout
+from polybus.model import run_table
+from polybus.model.block import Block, Piece
+from polybus.model.topic import Bounds, ShardBounds, Topic
+
+
+class Entry(NamedTuple):
+    """A block whose first message stands at `first_offset`."""
+
+    first_offset: int
+    layout: Layout
+    table: bytes
+
+
+def _end(entry: Entry) -> int:
+    return entry.first_offset + entry.layout.count
+
+
+def _last_time(entry: Entry) -> int:
+    return run_table.time_at(entry.table, entry.layout.count - 1)
+
+
+def _last_id(entry: Entry) -> int:
+    return run_table.id_at(entry.table, entry.layout.count - 1)
+
+
+@dataclass(slots=True)
+class Shard:
+    number: int
+    start: int
+    end: int
+    size_bytes: int = 0
+    entries: list[Entry] = field(default_factory=list)
+
+    def append(self, block: Block, first_id: int, timestamp_ns: int) -> None:
+        table = run_table.table(first_id, timestamp_ns, block.count)
+        self.entries.append(Entry(self.end, block.layout(), table))
+        self.end += block.count
+        self.size_bytes += block.size_bytes
+
+    def trim(self, before: int) -> None:
+        self.start = max(self.start, min(before, self.end))
+        gone = bisect_right(self.entries, self.start, key=_end)
+        self.size_bytes -= sum(entry.layout.size_bytes for entry in self.entries[:gone])
+        del self.entries[:gone]
+
+    def offset_of_time(self, timestamp_ns: int) -> int:
+        """The first offset that is there and came at this time or later; the end if none."""
+        at = bisect_left(self.entries, timestamp_ns, key=_last_time)
+        if at == len(self.entries):
+            return self.end
+        entry = self.entries[at]
+        place = run_table.place_of_time(entry.table, timestamp_ns)
+        return max(self.start, entry.first_offset + place)
+
+    def offset_of_id(self, wanted: int) -> int:
+        """The first offset that is there and has this id or a higher one; the end if none."""
+        at = bisect_left(self.entries, wanted, key=_last_id)
+        if at == len(self.entries):
+            return self.end
+        entry = self.entries[at]
+        return max(self.start, entry.first_offset + run_table.place_of_id(entry.table, wanted))
+
+    def id_of_offset(self, offset: int) -> int | None:
+        """The id of a message that is there; None at the end."""
+        for entry in self._entries_from(offset):
+            return run_table.id_at(entry.table, offset - entry.first_offset)
+        return None
+
+    def pieces(self, start: int, end: int, max_rows: int) -> Iterator[Piece]:
+        """The blocks with offsets from `start` to `end`, until there are enough rows."""
+        end = min(end, self.end, start + max_rows)
+        for entry in self._entries_from(start):
+            first = entry.first_offset
+            if first >= end:
+                return
+            places = max(start, first) - first, min(end, _end(entry)) - first
+            yield Piece(entry.layout, entry.table, first, self.number, *places)
+
+    def bounds(self) -> ShardBounds:
+        return ShardBounds(self.start, self.end, self.size_bytes)
+
+    def _entries_from(self, offset: int) -> Iterator[Entry]:
+        at = bisect_right(self.entries, offset, key=_end)
+        for index in range(at, len(self.entries)):
+            yield self.entries[index]
+
+
+@dataclass(slots=True)
+class Log:
+    topic: Topic
+    shards: list[Shard]
+    next_id: int = 1
+    timestamp_ns: int = 0
+
+    def append(self, shard: int, block: Block, timestamp_ns: int) -> None:
+        self.shards[shard].append(block, self.next_id, timestamp_ns)
+        self.next_id += block.count
+        self.timestamp_ns = timestamp_ns
+
+    def bounds(self) -> Bounds:
+        firsts = (shard.id_of_offset(shard.start) for shard in self.shards)
+        first_id = min((first for first in firsts if first is not None), default=self.next_id)
+        shards = tuple(shard.bounds() for shard in self.shards)
+        return Bounds(first_id, self.next_id, self.timestamp_ns, shards)
+
+    def id_of_time(self, timestamp_ns: int) -> int:
+        """The first id that is there and came at this time or later; the next id if none."""
+        found = (shard.id_of_offset(shard.offset_of_time(timestamp_ns)) for shard in self.shards)
+        return min((one for one in found if one is not None), default=self.next_id)

@@ -1,0 +1,240 @@
+"""The contract around a namespace: one thread that writes, one lock between it and readers.
+
+Whatever writes is handed to the one thread and done there in turn, as engines that
+write to disk do it, so that a program that works here works there. Readers run on
+their callers' threads, under the lock.
+
+`memory:NAME` gives all who open it in this process the same `Space`; it goes with the
+last of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from polybus.errors import PolybusError, StoreClosed
+from polybus.model.commit import Append, Commit, Committed, Record
+from polybus.model.rows import Rows
+from polybus.model.stamp import Habits, Opened
+from polybus.model.topic import All, Bounds, Topic
+from polybus.store import request_checks
+from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Part, Store
+from polybus.store.memory.namespace import Namespace
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("polybus.store")
+
+
+class Space:
+    """A namespace with its thread and lock, and those who want to hear of its commits."""
+
+    def __init__(self, wall_ns: Callable[[], int], clock_s: Callable[[], float]) -> None:
+        self.namespace = Namespace(wall_ns, clock_s)
+        self.lock = threading.Lock()
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="polybus-memory")
+        self.listeners: dict[object, Listener] = {}
+        self._users = 0
+        self._over = False
+
+    def join(self) -> bool:
+        """One more user; False if the last one has gone, and the space with it."""
+        with self.lock:
+            self._users += not self._over
+            return not self._over
+
+    def leave(self) -> None:
+        """Waits for what was handed over. The thread ends with the last user."""
+        self.writer.submit(int).result()
+        with self.lock:
+            self._users -= 1
+            self._over = self._users == 0
+        if self._over:
+            self.writer.shutdown()
+
+    def locked(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            return work(*args, **kwargs)
+
+    def commit(self, commit: Commit) -> Committed:
+        done = self.locked(self.namespace.commit, commit)
+        if done.spans and not done.duplicate:
+            self._tell([News(at.topic, at.shard, at.first_offset + at.count) for at in done.spans])
+        return done
+
+    def _tell(self, news: Sequence[News]) -> None:
+        for listener in list(self.listeners.values()):
+            try:
+                listener(news)
+            except Exception:
+                _log.exception("a listener of the store failed")
+
+
+class MemoryStore(Store):
+    def __init__(
+        self,
+        *,
+        wall_ns: Callable[[], int] = time.time_ns,
+        clock_s: Callable[[], float] = time.monotonic,
+        space: Space | None = None,
+    ) -> None:
+        self._space = space or Space(wall_ns, clock_s)
+        if not self._space.join():
+            raise StoreClosed("the store was closed")
+        self._names = self._space.namespace
+        self._gate = threading.Lock()  # nothing is handed over behind a close
+        self._closed = False
+        self._pid = os.getpid()
+        self._watching: list[object] = []
+
+    # --- topics
+
+    def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
+        return self._write(self._names.create, *request_checks.new_topic(name, shards, settings))
+
+    def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
+        copy, added = request_checks.topic_settings(settings), request_checks.new_shards(add_shards)
+        return self._write(self._names.configure, name, copy, added)
+
+    def topics(self) -> list[Topic]:
+        return self._read(self._names.topics)
+
+    def drop(self, name: str) -> None:
+        self._write(self._names.drop, name)
+
+    # --- writing
+
+    def commit(self, commit: Commit) -> Future[Committed]:
+        try:
+            return self._hand_over(self._space.commit, request_checks.commit(commit))
+        except PolybusError as error:
+            return _failed(error)
+
+    def open_producer(self, name: str, habits: Habits) -> Opened:
+        request_checks.producer(name)
+        return self._write(self._names.producers.open, name, request_checks.habits(habits))
+
+    def look_up_producer(self, name: str) -> Opened | None:
+        request_checks.producer(name)
+        return self._write(self._names.producers.look_up, name)
+
+    def close_producer(self, name: str, epoch: int) -> None:
+        self._write(self._names.producers.close, name, epoch)
+
+    def open_stage(self, lease_s: float = LEASE_S) -> str:
+        return self._write(self._names.open_stage, request_checks.lease(lease_s))
+
+    def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
+        try:
+            work = self._names.stage
+            return self._hand_over(
+                self._space.locked, work, stage, request_checks.appends(tuple(appends))
+            )
+        except PolybusError as error:
+            return _failed(error)
+
+    def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
+        self._write(self._names.renew, stage, request_checks.lease(lease_s))
+
+    def discard(self, stage: str) -> None:
+        self._write(self._names.discard, stage)
+
+    def trim(self, topic: int, before: Mapping[int, int]) -> None:
+        self._write(self._names.trim, topic, dict(before))
+
+    # --- reading
+
+    def bounds(self, topic: int) -> Bounds:
+        return self._read(lambda: self._names.log(topic).bounds())
+
+    def read(
+        self,
+        topic: int,
+        shard: int | All,
+        start: int,
+        end: int | None = None,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        wanted = request_checks.read(start, end, max_rows, max_bytes)
+        return self._read(self._names.read, topic, shard, *wanted)
+
+    def read_parts(
+        self,
+        topic: int,
+        parts: Sequence[Part],
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_READ_BYTES,
+    ) -> Rows:
+        wanted = request_checks.parts(parts, max_rows, max_bytes)
+        return self._read(self._names.read_parts, topic, *wanted)
+
+    def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
+        return self._read(self._names.find, topic, shard, request_checks.time_ns(timestamp_ns))
+
+    def get(self, key: bytes) -> Record | None:
+        return self._read(self._names.get, request_checks.key(key))
+
+    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
+        request_checks.scan(prefix, after, limit)
+        return self._read(self._names.scan, prefix, after, limit)
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        self._check_open()
+        token = object()
+        self._watching.append(token)
+        self._space.listeners[token] = listener
+
+        def end() -> None:
+            self._space.listeners.pop(token, None)
+
+        return end
+
+    # --- the end
+
+    def close(self) -> None:
+        with self._gate:
+            if self._closed or self._pid != os.getpid():
+                return
+            self._closed = True
+        self._space.leave()
+        for token in self._watching:
+            self._space.listeners.pop(token, None)
+
+    # --- threads
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreClosed("this store belongs to the process that opened it")
+        if self._closed:
+            raise StoreClosed("the store was closed")
+
+    def _hand_over(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        with self._gate:
+            self._check_open()
+            try:
+                return self._space.writer.submit(work, *args, **kwargs)
+            except RuntimeError:  # Python ends threads of pools before a program's last words
+                raise StoreClosed("the program is ending") from None
+
+    def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._hand_over(lambda: self._space.locked(work, *args, **kwargs)).result()
+
+    def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_open()
+        return self._space.locked(work, *args, **kwargs)
+
+
+def _failed(error: PolybusError) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_exception(error)
+    return future

@@ -1,0 +1,149 @@
+"""Who calls: a token or a certificate if one was shown, else whom the kernel vouches for.
+
+A token that is wrong or has expired is an error, not a stranger: whoever shows one
+means to be somebody. Tokens are lines of a file that only its owner can read,
+`NAME TOKEN [EXPIRES]`, the time as in 2027-01-31T12:00:00Z.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from polybus.errors import ConfigError
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.transports.flight.flight_status import Unauthenticated
+from polybus.transports.peer_identity import is_loopback, open_socket_table
+from polybus.transports.proc_net_table import packed
+from polybus.transports.socket_table import End
+
+if TYPE_CHECKING:
+    from polybus.kernel.flight_port import Call
+
+BEARER = "Bearer "
+MIN_TOKEN_CHARACTERS = 16  # fewer could be guessed
+MAX_TOKENS_CHARACTERS = 1 << 20  # each call is compared with all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    name: str
+    secret: bytes
+    expires_s: float | None
+
+
+class Tokens:
+    """The tokens of a file; none without one."""
+
+    def __init__(self, path: Path | None, wall_s: Callable[[], float]) -> None:
+        self._path = path
+        self._wall_s = wall_s
+        self._tokens: tuple[Token, ...] = ()
+        self.reload()
+
+    def reload(self) -> None:
+        """Reads the file again. `ConfigError` if it is no good; then all stays as it was."""
+        if self._path is not None:
+            self._tokens = _read(self._path)
+
+    def name_of(self, header: str) -> str:
+        """The name that goes with an `authorization` header, or an error for its sender."""
+        if not header.startswith(BEARER):
+            raise Unauthenticated("authorization is 'Bearer TOKEN'")
+        secret = header.removeprefix(BEARER).encode("utf-8", "surrogateescape")
+        # All are compared, so that the time it takes tells nothing.
+        found = [one for one in self._tokens if hmac.compare_digest(one.secret, secret)]
+        if not found:
+            raise Unauthenticated("this token is not known here")
+        expires_s = found[0].expires_s
+        if expires_s is not None and expires_s <= self._wall_s():
+            raise Unauthenticated("this token has expired")
+        return found[0].name
+
+
+def _read(path: Path) -> tuple[Token, ...]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(MAX_TOKENS_CHARACTERS)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"tokens {path}: cannot be read: {reason}") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(f"tokens {path}: others may read it: chmod 600 {path}")
+    lines = enumerate(text.splitlines(), 1)
+    return tuple(_token(path, n, line) for n, line in lines if line.strip() and line[0] != "#")
+
+
+def _token(path: Path, number: int, line: str) -> Token:
+    words = line.split()
+    try:
+        name, secret, expires = [*words, ""] if len(words) == 2 else words
+        expires_s = _moment(expires) if expires else None
+    except ValueError:
+        words_wanted = "NAME TOKEN [EXPIRES, as in 2027-01-31T12:00:00Z]"
+        raise ConfigError(f"tokens {path}, line {number}: write {words_wanted}") from None
+    if len(secret) < MIN_TOKEN_CHARACTERS:
+        least = f"at least {MIN_TOKEN_CHARACTERS} characters"
+        raise ConfigError(f"tokens {path}, line {number}: a token has {least}")
+    return Token(name, secret.encode(), expires_s)
+
+
+def _moment(text: str) -> float:
+    moment = datetime.fromisoformat(text)
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+
+
+class Identifier:
+    """Finds out who is behind a call to a listener at `host`:`port`."""
+
+    def __init__(self, host: str, tokens: Tokens) -> None:
+        self._host = host
+        self._tokens = tokens
+        self._table = open_socket_table()
+        self._lock = Lock()  # the table answers one question at a time
+
+    def identify(self, call: Call, port: int) -> Identity:
+        if call.authorization is not None:
+            return Identity(key=self._tokens.name_of(call.authorization))
+        if call.identity:
+            return Identity(key=call.identity.decode("utf-8", "replace"))
+        uid = self._uid(call.peer, port)
+        if uid is None or call.is_cancelled():  # then the port may be another's by now
+            return ANONYMOUS
+        return Identity(uid=uid)
+
+    def _uid(self, peer: str, port: int) -> int | None:
+        far = peer_end(peer)
+        if far is None or not is_loopback(far):
+            return None
+        near = [End(far.ip, port)]
+        if len(far.ip) == 4 and self._host not in ("0.0.0.0", "::"):
+            near.insert(
+                0, End(packed("127.0.0.1" if self._host == "localhost" else self._host), port)
+            )
+        with self._lock:
+            for end in near:
+                uid = self._table.owner(far, end)
+                if uid is not None:
+                    return uid
+        return None
+
+
+@lru_cache(4096)
+def peer_end(peer: str) -> End | None:
+    """The address in gRPC's words: ipv4:127.0.0.1:5000, ipv6:[::1]:5000 (maybe escaped)."""
+    kind, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdigit():
+        return None
+    return End(packed(host.strip("[]").removeprefix("::ffff:")), int(port))

@@ -1,0 +1,197 @@
+"""The verbs of the bus as the compiled port calls them (`kernel.flightport`).
+
+Each method runs on a thread of gRPC's. Batches of a stream do not come by here: they
+lie on the desk, and `putting.Intake` takes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from polybus.errors import Denied, LimitReached, MalformedRequest
+from polybus.kernel.flight_port import Port
+from polybus.model import arrow
+from polybus.transports.flight.flight_status import Unauthenticated, as_refusal
+from polybus.transports.flight.put_intake import Putting, read_json
+
+if TYPE_CHECKING:
+    from polybus.kernel.flight_port import Call, Desk
+    from polybus.model.identity import Identity
+    from polybus.model.limits import NativeLimits
+    from polybus.model.rows import Rows
+    from polybus.transports.flight.call_tracker import Calls
+    from polybus.transports.flight.port_interface import Caller, Stream, Verbs
+
+PRODUCE, STAGE = "produce", "stage"
+EXISTING = "existing"  # behind the topic: it is not made
+FETCH = "group.fetch"
+# A stream of Arrow IPC: its schema, batches, the mark of its end.
+SCHEMA, END = arrow.READ_SCHEMA.serialize().to_pybytes(), b"\xff\xff\xff\xff\0\0\0\0"
+SMALL_BYTES = 64 << 10
+ROW_BYTES = 48  # what a row takes beside its key, body and headers
+SCHEMA_AND_END_BYTES = 4096  # of a stream of rows: the schema takes less than half of it
+MAX_TICKET_BYTES = 64 * 1024
+NULL = "null"  # JSON's
+
+
+class Service:
+    def __init__(
+        self,
+        location: str,
+        verbs: Verbs,
+        limits: NativeLimits,
+        calls: Calls,
+        desk: Desk,
+        identify: Callable[[Call, int], Identity],
+        on_error: Callable[[Exception], None],
+        **security: Any,
+    ) -> None:
+        self._verbs = verbs
+        self._limits = limits
+        self._calls = calls
+        self._identify = identify
+        self._on_error = on_error
+        self._is_open = Event()
+        window = limits.max_batches_in_flight, limits.max_bytes_in_flight
+        self._port = Port(location, self, desk, arrow.READ_SCHEMA, *window, **security)
+        self._is_open.set()
+
+    @property
+    def port(self) -> int:
+        self._is_open.wait()  # gRPC brings the first calls before it has said where it listens
+        return self._port.port
+
+    def shutdown(self) -> None:
+        """Lets go of the port at once; returns when all calls have ended."""
+        self._port.shutdown()
+
+    # --- what the port calls
+
+    def open_put(self, call: Call, path: list[bytes], schema: pa.Schema) -> Putting:
+        with self._calls.entering():
+            arrow.check_schema(schema)
+            caller = self._caller(call)
+            verb, *names = _path(path)
+            if verb == PRODUCE and (len(names) == 1 or names[1:] == [EXISTING]):
+                stream = self._verbs.produce(caller, names[0], create=len(names) == 1)
+                return Putting(stream.produce, _told_ids, stream.is_ready)
+            if verb == STAGE and len(names) == 2:
+                stream = self._verbs.produce(caller, names[1])
+                staging = partial(_stage, stream, names[0])
+                return Putting(staging, _told_nothing, stream.is_ready)
+            forms = '["produce", TOPIC], ["produce", TOPIC, "existing"] or ["stage", STAGE, TOPIC]'
+            raise MalformedRequest(f"the path of a put is {forms}")
+
+    def close_put(self, putting: Putting) -> None:
+        self._calls.leave()
+
+    def act(self, call: Call, name: str, body: bytes) -> Iterable[bytes | pa.Buffer]:
+        with self._calls.entering(owed=True):
+            request = read_json(body, self._limits.max_action_bytes, "the action's body")
+            return self._results(self._caller(call), name, request)
+
+    def end_act(self) -> None:
+        self._calls.leave(owed=True)
+
+    def rows(self, call: Call, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        request = read_json(ticket, MAX_TICKET_BYTES, "the ticket")
+        reading = self._verbs.read(self._caller(call), request)
+        schema = arrow.read_schema(reading.columns)
+        return schema, self._batches(iter(reading), schema)
+
+    def actions(self) -> list[tuple[str, str]]:
+        return [(one.name, one.meaning) for one in self._verbs.actions()]
+
+    def malformed(self, text: str) -> Exception:
+        return MalformedRequest(text)
+
+    def crowded(self) -> Exception:
+        most = self._limits.max_calls
+        return LimitReached("max_calls", f"{most} calls are under way already: try again later")
+
+    def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
+        if isinstance(error, Exception):
+            unproven = isinstance(error, Unauthenticated)
+            self._on_error(Denied(str(error)) if unproven else error)
+        return as_refusal(error)
+
+    # --- inside
+
+    def _caller(self, call: Call) -> Caller:
+        return self._verbs.caller(self._identify(call, self.port), call.is_cancelled)
+
+    def _results(self, caller: Caller, name: str, request: Any) -> Iterable[bytes | pa.Buffer]:
+        """One in JSON; of a fetch those in JSON, and rows, as they come."""
+        if name != FETCH:
+            return [json.dumps(self._verbs.act(caller, name, request)).encode()]
+        return _fetched(self._verbs.follow(caller, request))
+
+    def _batches(self, rows: Iterator[Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self._calls.one():
+            for one in rows:
+                self._calls.check()
+                batch = arrow.batch_of(one)
+                yield batch if schema is arrow.READ_SCHEMA else batch.select(schema.names)
+
+
+def _fetched(
+    found: Iterator[tuple[dict[str, Any] | None, Rows]],
+) -> Iterator[bytes | pa.Buffer]:
+    for answer, rows in found:
+        if answer is not None:
+            yield json.dumps(answer).encode()
+        if rows.count:
+            yield _as_stream(arrow.batch_of(rows), rows.size_bytes + rows.count * ROW_BYTES)
+
+
+def _as_stream(batch: pa.RecordBatch, size_bytes: int) -> bytes | pa.Buffer:
+    """A batch, and its schema before it.
+
+    A large one goes into a buffer of the size that it takes: what grows is copied again and
+    again. A small one is put together, which is the quicker way for the few rows of a moment.
+    """
+    if size_bytes <= SMALL_BYTES:
+        return b"".join((SCHEMA, batch.serialize(), END))
+    buffer = pa.allocate_buffer(pa.ipc.get_record_batch_size(batch) + SCHEMA_AND_END_BYTES)
+    sink = pa.FixedSizeBufferWriter(buffer)
+    with pa.ipc.new_stream(sink, arrow.READ_SCHEMA) as writer:
+        writer.write_batch(batch)
+    return buffer.slice(0, sink.tell())
+
+
+def _stage(stream: Stream, stage: str, block: Any, stamp: Any) -> Any:
+    if stamp is not None:
+        raise MalformedRequest("what is staged has no stamp: stage.publish takes it")
+    return stream.stage(stage, block)
+
+
+def _told_ids(counter: int | None, done: Any) -> bytes:
+    """No ids if a stamp is repeated that was used up by publishing nothing.
+
+    Written by hand: it is done for every batch, and json.dumps takes three times as long.
+    """
+    first = last = NULL
+    if done.spans:
+        first = min(span.first_id for span in done.spans)
+        last = max(span.first_id + span.count for span in done.spans) - 1
+    number = NULL if counter is None else counter
+    duplicate = "true" if done.duplicate else "false"
+    ids = f'"first_id": {first}, "last_id": {last}'
+    return f'{{"counter": {number}, {ids}, "duplicate": {duplicate}}}'.encode()
+
+
+def _told_nothing(counter: int | None, done: Any) -> bytes:
+    return json.dumps({"counter": counter}).encode()
+
+
+def _path(path: list[bytes]) -> list[str]:
+    try:
+        return [part.decode("utf-8") for part in path] or [""]
+    except UnicodeDecodeError:
+        raise MalformedRequest("the path of a put is no UTF-8") from None

@@ -1,0 +1,278 @@
+"""The port as one of the bus's listeners: opened, watched, drained and closed like any.
+
+gRPC takes its certificate once, when a service is made. So a new certificate is a new
+service on the same port. The old one is told to stop: it lets go of the port at once,
+and ends when its calls have ended, so that streams which are open go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from polybus.errors import AddressError, AddressInUse, ConfigError, StoreClosed
+from polybus.kernel.flight_port import Desk
+from polybus.model.address import Address
+from polybus.transports.flight import grpc_sockets
+from polybus.transports.flight.authentication import Identifier, Tokens, peer_end
+from polybus.transports.flight.call_tracker import Calls
+from polybus.transports.flight.flight_handler import Service
+from polybus.transports.flight.flight_status import as_refusal
+from polybus.transports.flight.put_intake import Intake
+from polybus.transports.flight.slow_consumers import Pace
+
+if TYPE_CHECKING:
+    from polybus.model.limits import NativeLimits
+    from polybus.transports.flight.port_interface import Verbs
+
+STOP_TIMEOUT_S = 2.0  # once its connections are cut, gRPC stops in milliseconds
+# What was handed to gRPC is not yet on its way. Nobody can ask it when that is so.
+FLUSH_S = 0.1
+RETRY_S = 0.01  # gRPC does not say when it has let go of a port
+TICK_S = 0.25
+TICKS_A_COUNT = 4  # connections are counted so often
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The certificate of the port, whose clients' certificates it trusts, and its tokens."""
+
+    tokens: Tokens
+    certificate: Path | None = None
+    key: Path | None = None
+    client_authorities: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A client that takes less than the rate over this long is cut."""
+
+    timeout_s: float
+    min_bytes_per_s: int
+
+
+class FlightListener:
+    def __init__(
+        self,
+        address: Address,
+        verbs: Verbs,
+        limits: NativeLimits,
+        security: Security,
+        slow: Slow,
+        clock: Callable[[], float],
+        now_ms: Callable[[], int],
+        log: Any,
+        on_error: Callable[[Exception], None],
+        on_cut: Callable[[str], None],
+    ) -> None:
+        self._log = log
+        self._on_cut = on_cut
+        self._on_error = on_error
+        self._desk = Desk(limits.max_uncommitted_bytes, limits.max_calls)
+        self._pace = Pace(
+            slow.timeout_s,
+            slow.min_bytes_per_s,
+            clock,
+            self._desk.under_way,
+            self._taken,
+            self._cut,
+        )
+        self._security = security
+        self._calls = Calls()
+        self._max_connections = limits.max_connections
+        self._tls = _tls(address, security)
+        self._open = partial(
+            Service,
+            verbs=verbs,
+            limits=limits,
+            calls=self._calls,
+            desk=self._desk,
+            identify=Identifier(address.host, security.tokens).identify,
+            on_error=on_error,
+        )
+        _check_free(address)
+        self._serving = Lock()  # held by who opens or replaces the service
+        self._service: Service | None = self._serve(address, self._tls)
+        self.address = address.with_port(self._service.port)
+        self._intake = Intake(self._desk, limits.max_batch_bytes, now_ms, on_error)
+        self._closed = Event()
+        self._closing = Event()
+        self._stopping: list[Thread] = []
+        # Its own thread: finding a connection among thousands is nothing for the loop.
+        self._watching = Thread(target=self._watch, name="polybus-port", daemon=True)
+        self._watching.start()
+
+    def close(self) -> None:
+        """Accepts no new calls, and no more batches; what was taken is answered."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._calls.stop()
+            code, text, extra = as_refusal(StoreClosed("the bus is stopping"))
+            self._desk.stop(code, text.encode(), extra)
+            self._retire()
+
+    def reload(self) -> None:
+        """New connections get the certificate that is in the file now. Any thread but the loop's.
+
+        `ConfigError` if it cannot be read; then nothing has changed. It is also told when somebody
+        else has taken the port meanwhile: then the port opens as soon as it is free.
+        """
+        tls = _tls(self.address, self._security)
+        with self._serving:
+            if tls == self._tls or self._closing.is_set():
+                return
+            self._tls = tls
+            self._retire()
+            self._service = None
+            self._service = self._serve_again(tls, time.monotonic() + STOP_TIMEOUT_S)
+            self._close_late()
+
+    def _reopen(self) -> None:
+        """If nobody could listen when it was tried."""
+        with self._serving:
+            if self._service is None and not self._closing.is_set():
+                _check_free(self.address)
+                self._service = self._serve(self.address, self._tls)
+                self._log.info("listening again", dialect="native", address=str(self.address))
+                self._close_late()
+
+    def _close_late(self) -> None:
+        if self._closing.is_set():  # since we looked
+            self._retire()
+
+    def _serve_again(self, tls: dict[str, Any], until_s: float) -> Service:
+        """As soon as the port is free."""
+        while True:
+            try:
+                _check_free(self.address)
+                return self._serve(self.address, tls)
+            except (AddressError, AddressInUse) as error:
+                if time.monotonic() > until_s:
+                    raise ConfigError(str(error)) from None
+            time.sleep(RETRY_S)
+
+    def _serve(self, address: Address, tls: dict[str, Any]) -> Service:
+        try:
+            return self._open(_location(address), **tls)
+        except OSError as error:
+            text = str(error).splitlines()[0]
+            raise AddressError(f"{address}: cannot be listened on: {text}") from None
+
+    def _retire(self) -> None:
+        """The service ends by itself, when its calls have ended."""
+        service = self._service
+        if service is not None:
+            ending = Thread(target=service.shutdown, daemon=True)
+            ending.start()
+            self._stopping = [*filter(Thread.is_alive, self._stopping), ending]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Waits until nobody is owed an answer, then ends all connections."""
+        self.close()
+        await asyncio.to_thread(self._end, timeout_s)
+
+    def _end(self, timeout_s: float) -> None:
+        end_s = time.monotonic() + timeout_s
+        self._desk.wait_settled(timeout_s)
+        self._calls.wait_settled(max(0.0, end_s - time.monotonic()))
+        self._await_stopped()
+        end_s = time.monotonic() + STOP_TIMEOUT_S
+        while any(one.is_alive() for one in self._stopping) and time.monotonic() < end_s:
+            grpc_sockets.end_all(self.address.port)
+            self._await_stopped()
+        self._closed.set()
+        self._desk.close()
+        if not self._intake.join(STOP_TIMEOUT_S):
+            self._log.warning("batches are still being taken", dialect="native")
+        self._watching.join()
+
+    def _await_stopped(self) -> None:
+        for one in self._stopping[-1:]:
+            one.join(FLUSH_S)
+
+    def _watch(self) -> None:
+        for tick in count():
+            if self._closed.wait(TICK_S):
+                return
+            try:
+                self._pace.tick()
+                if tick % TICKS_A_COUNT == 0:
+                    self._end_surplus()
+                self._reopen()
+            except (AddressError, AddressInUse):
+                pass  # it is tried again with the next tick
+            except Exception as error:
+                self._on_error(error)
+
+    def _end_surplus(self) -> None:
+        ended = grpc_sockets.end_surplus(self.address.port, self._max_connections)
+        for _ in range(ended):
+            self._on_cut("max_connections")
+        if ended:
+            self._log.warning(
+                "connections ended", dialect="native", count=ended, reason="max_connections"
+            )
+
+    def _taken(self, peer: str) -> int | None:
+        far = peer_end(peer)
+        return None if far is None else grpc_sockets.confirmed_bytes(self.address.port, far.port)
+
+    def _cut(self, peer: str) -> None:
+        far = peer_end(peer)
+        if far is not None and grpc_sockets.end_one(self.address.port, far.port):
+            self._on_cut("slow_consumer")
+            self._log.warning("connection cut", dialect="native", peer=peer, reason="slow_consumer")
+
+
+def _location(address: Address) -> str:
+    scheme = "grpc+tls" if address.is_encrypted else "grpc"
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{scheme}://{host}:{address.port}"
+
+
+def _tls(address: Address, security: Security) -> dict[str, Any]:
+    if not address.is_encrypted:
+        return {}
+    try:
+        assert security.certificate is not None
+        assert security.key is not None
+        # gRPC would take anything, and then fail at each handshake.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            security.certificate, security.key, password=""
+        )
+        pair = (security.certificate.read_bytes(), security.key.read_bytes())
+        options: dict[str, Any] = {"certificates": [pair]}
+        if security.client_authorities is not None:
+            options["client_authorities"] = security.client_authorities.read_bytes()
+    except ssl.SSLError as error:
+        reason = error.reason or "not a certificate with its key in PEM form"
+        raise ConfigError(f"[tls] {security.certificate} and {security.key}: {reason}") from None
+    except OSError as error:
+        where = error.filename or f"{security.certificate} or {security.key}"
+        raise ConfigError(f"[tls] {where}: {error.strerror}") from None
+    return options
+
+
+def _check_free(address: Address) -> None:
+    """gRPC does not say why it cannot listen, and logs lines of its own: a trial does better."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((address.host, address.port))
+            trial.listen(1)  # two may be bound with that option, but only one listens
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address}: something else listens there already") from None
+        reason = error.strerror or str(error)
+        raise AddressError(f"{address}: cannot be listened on: {reason}") from None

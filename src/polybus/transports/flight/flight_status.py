@@ -1,0 +1,50 @@
+"""Our errors as Flight's: the status says the kind, its extra info carries code and text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from polybus.errors import Denied, PolybusError, Unavailable
+from polybus.kernel import flight_port
+
+INTERNAL = "internal"
+# A status is a header of HTTP/2, three times over and escaped; gRPC's clients take 8 KiB.
+MAX_TEXT_BYTES = 768
+
+
+class Unauthenticated(Exception):
+    """Somebody shows who they are, and it does not hold: `Denied`, with a status of its own."""
+
+
+def as_json(error: BaseException) -> dict[str, Any]:
+    """What a client is told. A fault of ours says so, and the log says what it was."""
+    if isinstance(error, Unauthenticated):
+        return {"code": Denied.code, "text": str(error)}
+    if isinstance(error, PolybusError):
+        return {"code": error.code, "text": str(error)}
+    return {"code": INTERNAL, "text": "the bus failed to answer; its log says why"}
+
+
+def as_refusal(error: BaseException) -> tuple[int, str, bytes]:
+    """The kind of status, its text, and its extra info."""
+    told = as_json(error)
+    told["text"] = _clipped(told["text"])
+    return _kind(error), told["text"], json.dumps(told).encode()
+
+
+def _clipped(text: str) -> str:
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= MAX_TEXT_BYTES:
+        return raw.decode()
+    return raw[:MAX_TEXT_BYTES].decode("utf-8", "ignore") + "…"
+
+
+def _kind(error: BaseException) -> int:
+    if isinstance(error, Unauthenticated):
+        return flight_port.UNAUTHENTICATED
+    if isinstance(error, Denied):
+        return flight_port.UNAUTHORIZED
+    if isinstance(error, Unavailable):
+        return flight_port.UNAVAILABLE
+    return flight_port.FAILED if isinstance(error, PolybusError) else flight_port.INTERNAL

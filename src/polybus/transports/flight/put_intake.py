@@ -1,0 +1,178 @@
+"""Batches that came in on put streams: handed to the bus, and answered when they are on disk.
+
+The compiled port reads streams and holds them back (`kernel.flightport`). Here one thread
+takes whatever has come on all of them, and whatever is done meanwhile: so many streams
+cost the bus no more turns at the interpreter's lock than one does. What it would have to
+wait for goes aside (`aside`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from polybus.errors import MalformedRequest, TooLarge
+from polybus.kernel.flight_port import fill
+from polybus.model import arrow
+from polybus.model.block import Block, Keys
+from polybus.model.stamp import Stamp
+from polybus.transports.flight.flight_status import as_json
+from polybus.transports.flight.put_slow_path import Aside
+
+if TYPE_CHECKING:
+    from polybus.kernel.flight_port import Desk, Slot
+    from polybus.model.rows import Column
+
+MAX_METADATA_BYTES = 4096
+
+
+class Putting(NamedTuple):
+    """What becomes of the batches of one stream, and how an outcome is told.
+
+    Unless it `is_ready`, handing over may have to wait for others.
+    """
+
+    hand_over: Callable[[Block, Stamp | None], Future[Any]]
+    tell: Callable[[int | None, Any], bytes]
+    is_ready: Callable[[], bool]
+
+
+Arrival = tuple[Putting, "Slot", bytes, int]  # with its metadata, and its size
+Told = list[tuple["Slot", bytes]]
+
+
+class Awaited(NamedTuple):
+    putting: Putting
+    slot: Slot
+    counter: int | None
+
+
+class Intake:
+    def __init__(
+        self,
+        desk: Desk,
+        max_batch_bytes: int,
+        now_ms: Callable[[], int],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._desk = desk
+        self._max_batch_bytes = max_batch_bytes
+        self._now_ms = now_ms
+        self._on_error = on_error
+        self._done: deque[tuple[Awaited, Future[Any]]] = deque()
+        self._noting = Lock()
+        self._aside: Aside[Arrival] = Aside(self._take_aside)
+        self._thread = Thread(target=self._run, name="polybus-intake", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Once the desk is closed; False if that takes too long."""
+        self._aside.close(timeout_s)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (arrivals := self._desk.take()) is not None:
+            told: Told = []
+            for arrival in arrivals:
+                putting = arrival[0]
+                if self._aside.has(id(putting)) or not putting.is_ready():
+                    self._aside.add(id(putting), arrival)
+                else:
+                    self._take(arrival, told)
+            while self._done:
+                self._answer(*self._done.popleft(), told)
+            if told:  # in one step: the interpreter's lock is let go for it once
+                fill(told)
+
+    def _take_aside(self, arrival: Arrival) -> None:
+        told: Told = []
+        self._take(arrival, told)
+        fill(told)
+
+    def _take(self, arrival: Arrival, told: Told) -> None:
+        putting, slot, metadata, size = arrival
+        counter = None
+        try:
+            stamp = read_stamp(metadata)
+            counter = stamp.counter if stamp else None
+            outcome = putting.hand_over(self._block(slot, size), stamp)
+        except Exception as error:
+            self._refuse(slot, counter, error, told)
+        else:
+            outcome.add_done_callback(partial(self._note, Awaited(putting, slot, counter)))
+
+    def _block(self, slot: Slot, size: int) -> Block:
+        if size > self._max_batch_bytes:
+            most = self._max_batch_bytes
+            raise TooLarge(f"a batch of {size} bytes: at most {most} are taken")
+        columns = slot.columns() if size >= 0 else None
+        try:
+            return self._simple(*columns) if columns else self._any(slot)
+        finally:
+            columns = None
+            slot.let_go()
+
+    def _simple(
+        self, bodies: Column, offsets: Column, keys: Any, key_offsets: Any, times: Any
+    ) -> Block:
+        given = None if keys is None else Keys(keys, key_offsets)
+        with arrow.Refused():
+            moment = self._now_ms() if times is None else times
+            return Block.from_columns(bodies, offsets, insertion_ms=moment, keys=given)
+
+    def _any(self, slot: Slot) -> Block:
+        batch = slot.batch()
+        if batch is None:
+            raise MalformedRequest("metadata without a batch")
+        return arrow.block_of(batch, self._now_ms())
+
+    def _note(self, awaited: Awaited, outcome: Future[Any]) -> None:
+        """On the store's thread, which has more to do: the first of many wakes ours.
+
+        Of what went aside it may be that thread: each could take the other for the first.
+        """
+        with self._noting:
+            self._done.append((awaited, outcome))
+            is_first = len(self._done) == 1
+        if is_first:
+            self._desk.nudge()
+
+    def _answer(self, awaited: Awaited, outcome: Future[Any], told: Told) -> None:
+        putting, slot, counter = awaited
+        try:
+            answer = putting.tell(counter, outcome.result())
+        except Exception as error:
+            self._refuse(slot, counter, error, told)
+        else:
+            told.append((slot, answer))
+
+    def _refuse(self, slot: Slot, counter: int | None, error: Exception, told: Told) -> None:
+        self._on_error(error)
+        refusal = {"counter": counter, "error": as_json(error)}
+        told.append((slot, json.dumps(refusal).encode()))
+
+
+def read_stamp(metadata: bytes) -> Stamp | None:
+    """The stamp in a batch's app_metadata; None if there is none."""
+    if not metadata:
+        return None
+    return Stamp.parse(read_json(metadata, MAX_METADATA_BYTES, "app_metadata"))
+
+
+def read_json(raw: bytes, max_bytes: int, what: str) -> dict[str, Any]:
+    """An object in JSON, or `MalformedRequest` that says what is wrong with it."""
+    if len(raw) > max_bytes:
+        raise MalformedRequest(f"{what} has {len(raw)} bytes: at most {max_bytes} are read")
+    try:
+        found = json.loads(str(raw, "utf-8")) if raw else {}
+    except (ValueError, RecursionError):
+        raise MalformedRequest(f"{what} is no JSON") from None
+    if not isinstance(found, dict):
+        raise MalformedRequest(f"{what} is no JSON object")
+    return found

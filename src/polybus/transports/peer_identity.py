@@ -1,0 +1,130 @@
+"""The other end of a connection, as the host's kernel tells it: who, and how far along."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import socket
+import struct
+import termios
+from typing import Protocol
+
+from polybus.model.identity import ANONYMOUS, Identity
+from polybus.transports.proc_net_table import ProcNet, packed
+from polybus.transports.socket_table import End, SockDiag, SocketTable
+from polybus.transports.unix_credentials import of_unix_peer
+
+COUNT = struct.Struct("i")
+# A peer whose host has vanished is noticed after some two minutes, not after two hours.
+KEEPALIVE_IDLE_S = 60
+KEEPALIVE_INTERVAL_S = 15
+
+IPV4_LOOPBACK = 127  # the first byte
+IPV6_LOOPBACK = bytes(15) + b"\x01"
+# Of our own end, while the connection is whole (TCP_INFO's first byte).
+ESTABLISHED, CLOSE_WAIT = 1, 8
+
+
+class SocketLike(Protocol):
+    """asyncio hands out a wrapper, not a socket; these calls are all we need."""
+
+    @property
+    def family(self) -> int: ...
+    def fileno(self) -> int: ...
+    def getpeername(self) -> tuple[str, int] | tuple[str, int, int, int]: ...
+    def getsockname(self) -> tuple[str, int] | tuple[str, int, int, int]: ...
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+
+
+def identify(sock: SocketLike | None) -> Identity:
+    """Who is at the other end, as far as the kernel vouches for it. Nothing here waits."""
+    try:
+        if sock is None:
+            return ANONYMOUS
+        if sock.family == socket.AF_UNIX:
+            return of_unix_peer(sock)
+        uid = _tcp_owner(sock, socket_table())
+    except OSError:  # it has hung up already
+        return ANONYMOUS
+    return ANONYMOUS if uid is None else Identity(uid=uid)
+
+
+@functools.cache
+def socket_table() -> SocketTable:
+    """The loop's own way to the kernel's socket table. One per process."""
+    return open_socket_table()
+
+
+def open_socket_table() -> SocketTable:
+    """The way to the kernel's socket table that works here; not to be shared by threads."""
+    try:
+        diag = SockDiag()
+    except OSError:
+        return ProcNet()
+    if _knows_itself(diag):
+        return diag
+    diag.close()
+    return ProcNet()
+
+
+def _tcp_owner(sock: SocketLike, table: SocketTable) -> int | None:
+    far, near = _end(sock.getpeername()), _end(sock.getsockname())
+    if not (is_loopback(far) and is_loopback(near)):
+        return None
+    uid = table.owner(far, near)
+    # Had the peer reset the connection, another process could by now have the same two
+    # addresses, and what we found would be that one. Then our end is closed.
+    state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return uid if state in (ESTABLISHED, CLOSE_WAIT) else None
+
+
+def _end(name: tuple[str, int] | tuple[str, int, int, int]) -> End:
+    return End(packed(name[0]), name[1])
+
+
+def is_loopback(end: End) -> bool:
+    return end.ip[0] == IPV4_LOOPBACK if len(end.ip) == 4 else end.ip == IPV6_LOOPBACK
+
+
+def _knows_itself(table: SocketTable) -> bool:
+    """Does the table know a connection of our own? Without the kernel's module it knows none."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=1.0) as client,
+        ):
+            near, far = _end(server.getsockname()), _end(client.getsockname())
+            return table.owner(far, near) == os.geteuid()
+    except OSError:
+        return False
+
+
+def describe(peername: object, identity: Identity) -> str:
+    """A name for logs: where it calls from, or which process it is."""
+    if isinstance(peername, tuple) and len(peername) >= 2:
+        host = f"[{peername[0]}]" if ":" in str(peername[0]) else peername[0]
+        return f"{host}:{peername[1]}"
+    if identity.pid is None:
+        return "gone"  # it hung up before it could be asked
+    return f"unix:pid={identity.pid},uid={identity.uid}"
+
+
+def keep_alive(sock: SocketLike | None) -> None:
+    if sock is None or sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+
+
+def unsent_bytes(sock: SocketLike | None) -> int:
+    """What lies in the kernel's send queue: not yet confirmed (TCP), or not yet read (Unix)."""
+    if sock is None:
+        return 0
+    try:
+        raw = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(COUNT.size))
+    except (OSError, ValueError):  # closed in the meantime
+        return 0
+    return int(COUNT.unpack(raw)[0])

@@ -1,0 +1,63 @@
+"""The socket table as text, for hosts where netlink is closed to us (some sandboxes).
+
+Every look reads through all sockets of the host, so it is a fallback only, and
+it gives up on a table that is longer than a busy host's. The same care is due
+as with netlink, and taken: see `sockdiag`.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from polybus.transports.socket_table import End, owner_of
+
+MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address inside an IPv6 one
+# A line has some 150 bytes: about 50 000 sockets, and about 50 ms.
+MAX_TABLE_BYTES = 8 * 1024 * 1024
+LOCAL, REMOTE, STATE, UID, INODE = 1, 2, 3, 7, 9  # columns
+
+
+class ProcNet:
+    def __init__(self, folder: Path = Path("/proc/net")) -> None:
+        self._folder = folder
+
+    def owner(self, far: End, near: End) -> int | None:
+        for name, width in (("tcp", 4), ("tcp6", 16)):
+            ends = [_shown(end, width) for end in (far, near)]
+            if None not in ends:
+                for columns in self._lines(name):
+                    if columns[LOCAL : REMOTE + 1] == ends:
+                        state, uid, inode = columns[STATE], columns[UID], columns[INODE]
+                        return owner_of(int(state, 16), int(uid), int(inode))
+        return None
+
+    def _lines(self, name: str) -> Iterator[list[str]]:
+        try:
+            with (self._folder / name).open("rb") as table:
+                lines = table.read(MAX_TABLE_BYTES).splitlines()[1:]
+        except OSError:
+            return
+        for line in lines:
+            columns = line.decode("ascii").split()
+            if len(columns) > INODE:
+                yield columns
+
+
+def _shown(end: End, width: int) -> str | None:
+    """An end as the table writes it: words of the host's byte order, in hexadecimal."""
+    ip = MAPPED + end.ip if width == 16 and len(end.ip) == 4 else end.ip
+    if len(ip) != width:
+        return None
+    words = struct.unpack(f"={width // 4}I", ip)
+    return "".join(f"{word:08X}" for word in words) + f":{end.port:04X}"
+
+
+def packed(host: str) -> bytes:
+    """An address as bytes; IPv4 in IPv6 becomes IPv4, which is how the kernel files it."""
+    if ":" not in host:
+        return socket.inet_pton(socket.AF_INET, host)
+    ip = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    return ip[12:] if ip.startswith(MAPPED) else ip

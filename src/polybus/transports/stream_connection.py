@@ -1,0 +1,191 @@
+"""One stream connection: asyncio's protocol on one side, a session on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from polybus.kernel.receive_buffer import Inbox, SharedBuffer
+from polybus.kernel.socket_writer import Outlet
+from polybus.transports.peer_identity import describe, identify, keep_alive, unsent_bytes
+
+if TYPE_CHECKING:
+    from polybus.model.identity import Identity
+    from polybus.transports.hangup_monitor import Hangups
+    from polybus.transports.stream_session import Session
+
+# What a closing connection is still owed goes out within this time, or not at all.
+LINGER_S = 5.0
+
+
+class StreamConnection(asyncio.BufferedProtocol):
+    """Gives a session its pipe. `admit` and `lost` are the listener's bookkeeping."""
+
+    peer: str
+    identity: Identity
+    is_unix: bool
+    hangups: Hangups | None = None  # set by the listener
+    _session: Session
+    _transport: asyncio.Transport
+
+    def __init__(
+        self,
+        open_session: Callable[[StreamConnection], Session],
+        shared: SharedBuffer,
+        admit: Callable[[StreamConnection], bool],
+        lost: Callable[[StreamConnection], None],
+    ) -> None:
+        self._open_session = open_session
+        self._inbox = Inbox(shared)
+        # Straight to the inbox: a client that waits for each answer pays for every step between.
+        self.get_buffer = self._inbox.space  # type: ignore[method-assign]
+        self.buffer_updated = self._inbox.filled  # type: ignore[method-assign]
+        self._admit = admit
+        self._lost = lost
+        self._admitted = False
+        self._opened = False  # there is a session
+        self._paused = False  # what the session asked for
+        self._reading = True  # what the transport was told
+        self._closing = False
+        self._broken = False  # the peer has ended it, and may have sent more before
+        self._keeps_place = False  # the peer is gone, and the session not done
+        self._watched: int | None = None  # the descriptor whose hang-up is watched
+        self._linger: asyncio.TimerHandle | None = None
+
+    # What a session may do with it (bus.party.Pipe).
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def write_many(self, chunks: list[bytes]) -> None:
+        self._transport.writelines(chunks)
+
+    def backlog(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def unconfirmed(self) -> int:
+        return unsent_bytes(self._transport.get_extra_info("socket"))
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        if self._reading and not self._closing:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def watch_hangup(self, hung_up: Callable[[], None]) -> None:
+        if self.hangups is not None and self._watched is None and not self._closing:
+            self._watched = self._transport.get_extra_info("socket").fileno()
+            self.hangups.watch(self._watched, hung_up)
+
+    def resume_reading(self) -> None:
+        if not self._paused or self._closing:
+            return
+        self._stop_watching()
+        self._paused = False
+        self._offer_again()
+        # Offering may have paused us again, or closed us.
+        if not self._paused and not self._closing:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _stop_watching(self) -> None:
+        if self.hangups is not None and self._watched is not None:
+            self.hangups.forget(self._watched)
+            self._watched = None
+
+    def offer_again(self) -> None:
+        if self._opened:
+            self._offer_again()
+        if self._broken:
+            self._broken = False  # once: soon the descriptor is somebody else's
+            self._read_rest()
+
+    def keep_place(self) -> None:
+        self._keeps_place = True
+
+    def leave_place(self) -> None:
+        if self._keeps_place:
+            self._keeps_place = False
+            self._lost(self)
+
+    def has_failed(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._stop_watching()
+        self._transport.close()
+        self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+
+    def abort(self) -> None:
+        self._closing = True
+        self._stop_watching()
+        self._transport.abort()
+        self.leave_place()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._enter(transport):
+            descriptor = transport.get_extra_info("socket").fileno()
+            self.write = Outlet(descriptor, self._transport).write  # type: ignore[method-assign]
+            self.has_failed = self._transport.is_closing  # type: ignore[method-assign]
+            self._open()
+
+    def eof_received(self) -> bool:
+        return self._opened and not self._closing and self._session.half_closed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._broken = not self._closing
+        self._closing = True
+        self._stop_watching()
+        if self._linger is not None:
+            self._linger.cancel()
+        if self._opened:
+            self._session.ended()
+        if self._admitted and not self._keeps_place:
+            self._lost(self)
+
+    def _enter(self, transport: asyncio.BaseTransport) -> bool:
+        """Learns who is there; False if there is no place for one more."""
+        self._transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        self.identity = identify(sock)
+        self.is_unix = sock.family == socket.AF_UNIX
+        self.peer = describe(transport.get_extra_info("peername"), self.identity)
+        self._admitted = self._admit(self)
+        if self._admitted:
+            keep_alive(sock)
+        else:
+            self.abort()
+        return self._admitted
+
+    def _open(self) -> None:
+        # No second queue below the session's own: whatever the socket does not take stalls it.
+        self._transport.set_write_buffer_limits(high=0)
+        try:
+            self._session = self._open_session(self)
+        except BaseException:
+            self.abort()
+            raise
+        self._opened = True
+        self._inbox.receive = self._session.receive
+        self.pause_writing = self._session.stalled  # type: ignore[method-assign]
+        self.resume_writing = self._session.writable  # type: ignore[method-assign]
+
+    def _offer_again(self) -> None:
+        self._inbox.offer_again()
+
+    def _read_rest(self) -> None:
+        """A write has found the connection broken: what came before the break is still there."""
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        try:
+            while count := os.readv(descriptor, [self._inbox.space()]):
+                self._inbox.filled(count)
+        except OSError:
+            pass  # that was all

@@ -1,0 +1,201 @@
+"""Listening on TCP, Unix sockets and TLS, with a bound on connections.
+
+A *gate* counts connections for all listeners that share it. Past its bound a
+connection is closed as soon as it is accepted, which the peer sees at once; not
+accepting it would leave the peer in the dark and the backlog full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from polybus.errors import AddressError, AddressInUse
+from polybus.kernel.receive_buffer import SharedBuffer
+from polybus.model.address import Address
+from polybus.model.identity import Identity
+from polybus.transports.hangup_monitor import Hangups
+from polybus.transports.stream_connection import StreamConnection
+from polybus.transports.stream_session import Session
+from polybus.transports.tls_connection import TlsConnection
+
+BACKLOG = 1024  # connections the kernel holds for us while a turn of the loop runs
+SEALED_BYTES = 64 * 1024  # encrypted bytes of one read: a few records
+
+OpenSession = Callable[[StreamConnection], Session]
+
+
+class Gate:
+    """Counts open connections; `refused(peer)` is told of each one over the bound."""
+
+    def __init__(self, max_connections: int, refused: Callable[[str], None]) -> None:
+        self.open = 0
+        self._max = max_connections
+        self._refused = refused
+
+    def enter(self, peer: str) -> bool:
+        if self.open >= self._max:
+            self._refused(peer)
+            return False
+        self.open += 1
+        return True
+
+    def leave(self) -> None:
+        self.open -= 1
+
+
+class Places(Protocol):
+    """Counts connections per caller, where the gate counts all of them."""
+
+    def take(self, identity: Identity) -> bool:
+        """False, and nothing counted, if this caller has too many already."""
+
+    def give_back(self, identity: Identity) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    gate: Gate
+    shared: SharedBuffer
+    tls: ssl.SSLContext | None = None
+    unix_mode: int = 0o600
+    hangups: Hangups | None = None
+    places: Places | None = None
+    # Told of each TLS handshake that failed: with whom, and why.
+    unshaken: Callable[[str, str], None] = lambda peer, reason: None
+
+
+class Listener:
+    """An open listener. `address` has the port that was really bound."""
+
+    def __init__(self, open_session: OpenSession, options: ListenOptions) -> None:
+        self._open_session = open_session
+        self._options = options
+        self._connections: set[StreamConnection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._server: asyncio.Server
+        self.address: Address
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def close(self) -> None:
+        """Accepts nobody any more; open connections stay."""
+        self._server.close()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Waits for open connections to end, and ends those that do not."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._empty.wait()
+
+    def _make(self) -> StreamConnection:
+        return self._watched(
+            StreamConnection(self._open_session, self._options.shared, self._admit, self._lost)
+        )
+
+    def _makes_encrypted(self, context: ssl.SSLContext) -> Callable[[], StreamConnection]:
+        sealed = SharedBuffer(SEALED_BYTES)
+        common = (self._open_session, self._options.shared, self._admit, self._lost)
+        last = (context, sealed, self._options.unshaken)
+        return lambda: self._watched(TlsConnection(*common, *last))
+
+    def _watched(self, connection: StreamConnection) -> StreamConnection:
+        connection.hangups = self._options.hangups
+        return connection
+
+    def _admit(self, connection: StreamConnection) -> bool:
+        gate, places = self._options.gate, self._options.places
+        if not gate.enter(connection.peer):
+            return False
+        if places is not None and not places.take(connection.identity):
+            gate.leave()
+            return False
+        self._connections.add(connection)
+        self._empty.clear()
+        return True
+
+    def _lost(self, connection: StreamConnection) -> None:
+        self._options.gate.leave()
+        if self._options.places is not None:
+            self._options.places.give_back(connection.identity)
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    async def _open(self, address: Address) -> None:
+        loop = asyncio.get_running_loop()
+        if address.is_unix:
+            sock = _bind_unix(address, self._options.unix_mode)
+            self._server = await loop.create_unix_server(self._make, sock=sock, backlog=BACKLOG)
+            self.address = address
+            return
+        make = self._make
+        if address.is_encrypted:
+            if self._options.tls is None:
+                raise AddressError(f"{address}: an encrypted listener needs a certificate")
+            make = self._makes_encrypted(self._options.tls)
+        sock = await _bind_tcp(address)
+        self._server = await loop.create_server(make, sock=sock, backlog=BACKLOG)
+        self.address = address.with_port(sock.getsockname()[1])
+
+
+async def listen(address: Address, open_session: OpenSession, options: ListenOptions) -> Listener:
+    """Opens a listener, or raises `AddressInUse` or `AddressError` with the reason."""
+    listener = Listener(open_session, options)
+    try:
+        await listener._open(address)
+    except OSError as error:
+        raise _explained(address, error) from error
+    return listener
+
+
+async def _bind_tcp(address: Address) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, kind, protocol, _, where = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind_unix(address: Address, mode: int) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # The file must never be wider than its mode, not even for a moment.
+        before = os.umask(0o777 & ~mode)
+        try:
+            sock.bind(address.path)
+        finally:
+            os.umask(before)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _explained(address: Address, error: OSError) -> AddressError | AddressInUse:
+    if error.errno == errno.EADDRINUSE:
+        return AddressInUse(f"{address}: something else listens there already")
+    reason = error.strerror or str(error)
+    return AddressError(f"{address}: cannot be listened on: {reason}")

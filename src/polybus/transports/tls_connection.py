@@ -1,0 +1,158 @@
+"""A connection with TLS between the session and the socket.
+
+The event loop can do TLS by itself, but it then keeps encrypted bytes in a queue
+that cannot be seen: no outbox could tell a slow reader from a fast one, and a
+peer that never finishes its handshake would stand before the gate, uncounted.
+So the loop only moves bytes here, and `ssl` works on two buffers in memory:
+
+    socket → _incoming → decrypt → inbox → session
+    socket ←── transport ←── _outgoing ←── encrypt ←── session
+
+There is a session only after the handshake. One that fails is told to the listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from polybus.transports.stream_connection import StreamConnection
+
+if TYPE_CHECKING:
+    from polybus.kernel.receive_buffer import SharedBuffer
+    from polybus.transports.stream_session import Session
+
+HANDSHAKE_TIMEOUT_S = 10.0  # a peer that never finishes its handshake holds a descriptor
+
+
+class TlsConnection(StreamConnection):
+    """`sealed` is where encrypted bytes land; like the shared buffer, one for all."""
+
+    def __init__(
+        self,
+        open_session: Callable[[StreamConnection], Session],
+        shared: SharedBuffer,
+        admit: Callable[[StreamConnection], bool],
+        lost: Callable[[StreamConnection], None],
+        context: ssl.SSLContext,
+        sealed: SharedBuffer,
+        failed: Callable[[str, str], None],
+    ) -> None:
+        super().__init__(open_session, shared, admit, lost)
+        self._sealed = sealed
+        self._failed = failed  # no handshake: with whom, and why
+        self._begun = False  # the peer has sent something
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._timer: asyncio.TimerHandle | None = None
+        self.get_buffer = self._sealed_space  # type: ignore[method-assign]
+        self.buffer_updated = self._sealed_filled  # type: ignore[method-assign]
+
+    # What a session may do with it.
+
+    def write(self, data: bytes) -> None:
+        if self._closing:
+            return
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._tls.write(rest) :]
+        except ssl.SSLError:
+            self.abort()
+        self._send()
+
+    def write_many(self, chunks: list[bytes]) -> None:
+        self.write(b"".join(chunks))
+
+    def close(self) -> None:
+        if self._opened and not self._closing:
+            self._say_goodbye()
+        super().close()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._enter(transport):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._out_of_time)
+
+    def _sealed_filled(self, nbytes: int) -> None:
+        if not self._admitted or self._closing:
+            return
+        self._begun = True
+        self._incoming.write(self._sealed.view[:nbytes])
+        try:
+            if not self._opened:
+                self._shake_hands()
+            self._decrypt()
+        except ssl.SSLWantReadError:
+            self._send()
+        except ssl.SSLError as error:
+            self._send()  # the alert that says why
+            if not self._opened:
+                self._failed(self.peer, (error.reason or "unknown").lower())
+            super().close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        if self._begun and not self._opened and not self._closing:
+            self._failed(self.peer, "hung_up")
+        super().connection_lost(exc)
+
+    def _out_of_time(self) -> None:
+        self._failed(self.peer, "timeout")
+        self.abort()
+
+    def _shake_hands(self) -> None:
+        self._tls.do_handshake()
+        self._stop_timer()
+        self._send()
+        self._open()
+
+    def _decrypt(self) -> None:
+        """Hands on what has come, until it is all, or the session wants no more for now."""
+        while not self._paused and not self._closing:
+            space = self._inbox.space()
+            count = cast(int, self._tls.read(len(space), space))  # given a buffer, it counts
+            if not count:
+                self._hear_goodbye()
+                return
+            self._inbox.filled(count)
+
+    def _offer_again(self) -> None:
+        super()._offer_again()
+        try:
+            self._decrypt()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            self.abort()
+
+    def _read_rest(self) -> None:
+        """What is left is sealed, and the peer is not there to open it with."""
+
+    def _sealed_space(self, sizehint: int) -> memoryview:
+        return self._sealed.view
+
+    def _send(self) -> None:
+        if self._outgoing.pending:
+            self._transport.write(self._outgoing.read())
+
+    def _hear_goodbye(self) -> None:
+        if not self.eof_received():
+            self.close()
+
+    def _say_goodbye(self) -> None:
+        """So that the peer can tell this end from a cut. Nobody waits for its answer."""
+        try:
+            self._tls.unwrap()
+        except ssl.SSLError:
+            pass
+        self._send()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

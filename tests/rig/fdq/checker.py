@@ -1,0 +1,58 @@
+"""The verdict on a round: every anomaly, each in a sentence; none if all is as promised.
+
+    check(history, found) -> [Anomaly("lost", "w1 7 plain was answered and is not there"), ...]
+
+In the style of Jepsen's queue and Kafka workloads: clients do not know what the bus should
+hold, they know what they were told, and each rule here is what follows from that.
+
+    lost          answered and not there; acked by the group and never handled; acked by a
+                  transaction without what it produced
+    duplicated    twice in the topic, in the outputs, among the dead; handled after its ack
+    torn          part of a batch, or of a transaction's outputs
+    reordered     a key's messages stored, handled, or produced further in another order
+    aborted-read  visible though it was refused, or though nobody sent it
+    stale-ack     an ack or a transaction accepted after a newer epoch was known
+    needless repeat   done twice, though nobody had died
+    dead-lettered early, unacked, lag, stats: what those words say
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.rig.fdq.delivery_rules import aborted_reads, duplicated, lost, torn
+from tests.rig.fdq.evidence import Anomaly, Evidence
+from tests.rig.fdq.fencing_rules import stale_acks
+from tests.rig.fdq.history import History
+from tests.rig.fdq.order_rules import reordered
+from tests.rig.fdq.snapshot import Found
+from tests.rig.fdq.stats_rules import early, lag, needless, stats, unacked
+
+Rule = Callable[[Evidence], Iterator[Anomaly]]
+
+RULES: tuple[Rule, ...] = (
+    lost,
+    duplicated,
+    torn,
+    reordered,
+    aborted_reads,
+    stale_acks,
+    early,
+    needless,
+    unacked,
+    lag,
+    stats,
+)
+
+
+def check(history: History, found: Found) -> list[Anomaly]:
+    evidence = Evidence(history, found)
+    return [anomaly for rule in RULES for anomaly in rule(evidence)]
+
+
+def in_words(anomalies: list[Anomaly], most: int = 20) -> str:
+    """For a failing test: the first few, and how many of each kind there are."""
+    kinds = [one.kind for one in anomalies]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    lines = [f"{one.kind}: {one.text}" for one in anomalies[:most]]
+    return "\n".join([f"{counts or 'no'} anomalies", *lines])

@@ -1,0 +1,303 @@
+"""The producers and consumers of a round, as the processes that they are.
+
+They work until SIGTERM and then end cleanly; a kill, or a handler that ends its process, is
+the other way. What they did is in their diaries.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from threading import Event
+from typing import Any
+
+from polybus import fdq
+from polybus.errors import Fenced, PolybusError, Unavailable, UsageError
+from polybus.native import Client, ClientOptions
+from polybus.native import bus_client as buses
+from tests.rig.fdq.history import FAILED, OK, PRODUCE, RUN, Message
+from tests.rig.fdq.journal import UNKNOWN, Diary
+from tests.rig.fdq.message_plan import (
+    CALM,
+    DEADLY,
+    DOUBTED,
+    EXIT,
+    FLAKY,
+    POISON,
+    SLOW,
+    TRANSACTIONAL,
+    Sender,
+    plan_of,
+)
+from tests.rig.fdq.recorded_bus import RecordedBus
+from tests.rig.fdq.snapshot import output_body
+from tests.rig.forked_child import die_with_the_parent
+
+TOPIC = "orders"
+OUTPUT = "orders.moved"
+GROUP = "billing"
+EXIT_CODE = 42  # of a process that its handler ended
+MOST_OUTPUTS = 3
+MOST_IN_FLIGHT = 32
+LOOK_S = 0.05
+TOO_LONG_A_KEY = "k" * 2000
+FORESEEN = (UsageError, Unavailable, Fenced)  # by producers
+PATIENT = ClientOptions(first_backoff_s=0.01, last_backoff_s=0.2, connect_timeout_s=60.0)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a child is to do. Times are short: a round has little of it."""
+
+    url: str
+    name: str
+    folder: str
+    seed: int = 0
+    executors: int = 2
+    batch: bool = False  # then all messages are to be plain
+    heartbeat_s: float = 0.2
+    dead_s: float = 0.8
+    handler_timeout_s: float = 1.0
+    backoff_s: float = 0.02
+    max_deliver: int = 4
+    work_s: float = 0.002  # what a handler takes at most
+    keys: int = 12
+    most_messages: int = 0  # that a producer sends; 0: until it is told to end
+    pause_s: float = 0.03  # at most, between two calls of a producer
+    mix: Mapping[str, int] = field(default_factory=lambda: CALM)
+
+    @property
+    def who(self) -> str:
+        """What it calls itself: of one name there may be several, one after the other."""
+        return self.name.partition(".")[0]
+
+    @property
+    def diary(self) -> Path:
+        return Path(self.folder, f"{self.name}.diary")
+
+    @property
+    def log(self) -> Path:
+        return Path(self.folder, f"{self.name}.log")
+
+
+def begin(orders: Orders) -> Event:
+    """Settles in: ends with its parent, says where it fails, hears when it is to end."""
+    die_with_the_parent()
+    log = os.open(orders.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # Of handlers that fail as planned there are too many to be told of.
+    logging.getLogger("polybus.fdq").setLevel(logging.ERROR)
+    ending = Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return ending
+
+
+def record(diary: Diary) -> Callable[[int], int]:
+    """From now on every bus of this process writes down what goes through it. What it
+    answers with tells the epoch under which a shard was given to us last."""
+    epochs: dict[int, int] = {}
+
+    def connect(url: str | None = None, options: ClientOptions | None = None) -> Any:
+        assert url is not None
+        return RecordedBus(Client(url, PATIENT), diary, epochs)
+
+    buses.connect = connect
+    return epochs.__getitem__
+
+
+# --- producing
+
+
+def produce(orders: Orders) -> None:
+    ending = begin(orders)
+    record(diary := Diary(orders.diary))
+    with fdq.Producer(orders.url, orders.who) as producer:
+        Producing(orders, producer, diary).go_on(ending)
+    diary.note("closed")
+
+
+class Producing:
+    """Single messages and batches, waited for and not, and some that must be refused."""
+
+    def __init__(self, orders: Orders, producer: fdq.Producer, diary: Diary) -> None:
+        self._orders = orders
+        self._producer = producer
+        self._diary = diary
+        self._random = Random(orders.seed)
+        self._sender = Sender(orders.name, self._random, orders.keys, orders.mix)
+        self._room = threading.Semaphore(MOST_IN_FLIGHT)
+        self._sent = 0
+        self._is_fenced = False
+        self._surprise: BaseException | None = None
+
+    def go_on(self, ending: Event) -> None:
+        while not ending.wait(self._random.uniform(0, self._orders.pause_s)):
+            if self._surprise is not None:
+                raise self._surprise
+            chance = self._random.random()
+            if chance < 0.02:
+                self._be_refused()
+            elif chance < 0.5:
+                self._send_one()
+            else:
+                self._send_batch()
+            if self._is_fenced or 0 < self._orders.most_messages <= self._sent:
+                return
+
+    def _begin(self, messages: list[Message]) -> int:
+        self._sent += len(messages)
+        return self._diary.begin(PRODUCE, producer=self._orders.name, messages=messages)
+
+    def _send_one(self) -> None:
+        message = self._sender.message()
+        self._room.acquire()
+        number = self._begin([message])
+        told: Future[Any] = self._producer.produce(
+            TOPIC, message.key, message.body.encode(), wait=False
+        )
+        told.add_done_callback(lambda future: self._told(number, future))
+
+    def _told(self, number: int, future: Future[Any]) -> None:
+        error = future.exception()
+        self._end(number, error, None if error else future.result())
+        self._room.release()
+
+    def _send_batch(self) -> None:
+        self._send_all([self._sender.message() for _ in range(self._random.randint(1, 8))])
+
+    def _be_refused(self) -> None:
+        """One key is too long, so nothing of the batch may be seen."""
+        messages = [self._sender.message() for _ in range(3)]
+        messages[1] = messages[1]._replace(key=TOO_LONG_A_KEY)
+        self._send_all(messages)
+
+    def _send_all(self, messages: list[Message]) -> None:
+        number = self._begin(messages)
+        requests = [fdq.MessageRequest(one.key, one.body.encode()) for one in messages]
+        try:
+            told = self._producer.produce_batch(TOPIC, requests)
+        except PolybusError as error:
+            self._end(number, error)
+        else:
+            self._end(number, None, told)
+
+    def _end(self, number: int, error: BaseException | None, told: Any = None) -> None:
+        """Somebody newer may have refused it after it had arrived: that is not known."""
+        sure = isinstance(error, UsageError)
+        self._is_fenced = self._is_fenced or isinstance(error, Fenced)
+        outcome = OK if error is None else FAILED if sure else UNKNOWN
+        duplicate = told is not None and told.duplicate
+        self._diary.end(number, outcome, duplicate=duplicate, error=error and repr(error))
+        if error is not None and not isinstance(error, FORESEEN):
+            self._surprise = error
+
+
+# --- consuming
+
+
+def consume(orders: Orders) -> None:
+    ending = begin(orders)
+    recorded = record(diary := Diary(orders.diary))
+    consumer = fdq.Consumer(orders.url, heartbeat_s=orders.heartbeat_s, dead_s=orders.dead_s)
+    consumer.consume(
+        TOPIC,
+        orders.who,
+        BatchHandler(diary, recorded) if orders.batch else Handler(orders, diary),
+        group=GROUP,
+        batch=orders.batch,
+        executors=orders.executors,
+        max_deliver=orders.max_deliver,
+        handler_timeout_s=orders.handler_timeout_s,
+        first_backoff_s=orders.backoff_s,
+        last_backoff_s=4 * orders.backoff_s,
+    )
+    try:
+        while not ending.is_set() and not consumer.wait(LOOK_S):
+            pass
+    except Fenced:
+        diary.note("fenced")
+    consumer.close()
+    diary.note("closed")
+
+
+class Handler:
+    """Does with each message what its body says, and writes it down."""
+
+    def __init__(self, orders: Orders, diary: Diary) -> None:
+        self._orders = orders
+        self._diary = diary
+        self._random = Random(orders.seed)
+
+    def __call__(self, envelope: fdq.Envelope) -> None:
+        body = envelope.message.decode()
+        number = self._diary.begin(
+            RUN,
+            epoch=envelope.shard_epoch,
+            shard=envelope.shard,
+            offset=envelope.offset,
+            key=envelope.shard_key,
+            body=body,
+            delivery=envelope.delivery,
+        )
+        try:
+            self._act(envelope, body, number)
+        except BaseException:
+            self._diary.end(number, FAILED)
+            raise
+        late = plan_of(body) == SLOW and envelope.delivery == 1
+        self._diary.end(number, FAILED if late else OK)
+
+    def _act(self, envelope: fdq.Envelope, body: str, number: int) -> None:
+        plan, first = plan_of(body), envelope.delivery == 1
+        time.sleep(self._random.uniform(0, self._orders.work_s))
+        if plan == DEADLY or (plan == EXIT and first):
+            os._exit(EXIT_CODE)
+        if plan == POISON or (plan == FLAKY and first):
+            raise ValueError(f"{body}: as planned")
+        if plan == SLOW and first:
+            time.sleep(2 * self._orders.handler_timeout_s)
+        if plan in TRANSACTIONAL:
+            self._move(envelope, body, f"{self._orders.name}/{number}", plan == DOUBTED and first)
+
+    def _move(self, envelope: fdq.Envelope, body: str, run: str, doubt: bool) -> None:
+        with envelope.transaction() as transaction:
+            for part in range(self._random.randint(1, MOST_OUTPUTS)):
+                output = output_body(body, run, part).encode()
+                transaction.produce(OUTPUT, envelope.shard_key, output)
+            if doubt:
+                raise ValueError(f"{body}: as planned")
+
+
+class BatchHandler:
+    """Does nothing with many messages, one after the other, and writes it down.
+
+    A batch does not tell how often it was delivered: any of it may have been before.
+    """
+
+    def __init__(self, diary: Diary, epoch_of: Callable[[int], int]) -> None:
+        self._diary = diary
+        self._epoch_of = epoch_of
+
+    def __call__(self, batch: Any) -> None:
+        epoch = self._epoch_of(batch.column("shard")[0].as_py())
+        for row in batch.to_pylist():
+            number = self._diary.begin(
+                RUN,
+                epoch=epoch,
+                shard=row["shard"],
+                offset=row["offset"],
+                key=row["shard_key"],
+                body=row["body"].decode(),
+                delivery=2,
+            )
+            self._diary.end(number, OK)

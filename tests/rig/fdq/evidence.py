@@ -1,0 +1,130 @@
+"""A history and what was found, arranged so that each rule is a few lines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from tests.rig.fdq.history import OK, Committed, History, Message, Position, Run
+from tests.rig.fdq.snapshot import Dead, Found, Row, Shard, source_of
+
+LOST: Final = "lost"
+DUPLICATED: Final = "duplicated"
+TORN: Final = "torn"
+REORDERED: Final = "reordered"
+ABORTED_READ: Final = "aborted-read"
+STALE_ACK: Final = "stale-ack"
+NEEDLESS: Final = "needless repeat"
+EARLY: Final = "dead-lettered early"
+UNACKED: Final = "unacked"
+LAG: Final = "lag"
+STATS: Final = "stats"
+
+
+class Anomaly(NamedTuple):
+    kind: str
+    text: str
+
+
+class Evidence:
+    def __init__(self, history: History, found: Found) -> None:
+        self.history = history
+        self.found = found
+
+    @cached_property
+    def messages(self) -> dict[str, Message]:
+        """All that producers ever tried to send, by body."""
+        return {one.body: one for call in self.history.produced for one in call.messages}
+
+    @cached_property
+    def rows(self) -> dict[str, list[Row]]:
+        """The topic by body; more than one is a fault."""
+        rows = defaultdict(list)
+        for row in self.found.topic:
+            rows[row.body].append(row)
+        return rows
+
+    @cached_property
+    def row_at(self) -> dict[Position, Row]:
+        return {row.position: row for row in self.found.topic}
+
+    @cached_property
+    def outputs(self) -> dict[str, list[Row]]:
+        """What transactions produced, by the body of their source."""
+        rows = defaultdict(list)
+        for row in self.found.outputs:
+            rows[source_of(row.body)].append(row)
+        return rows
+
+    @cached_property
+    def output_bodies(self) -> frozenset[str]:
+        return frozenset(row.body for row in self.found.outputs)
+
+    @cached_property
+    def dead(self) -> dict[Position, list[Dead]]:
+        letters = defaultdict(list)
+        for letter in self.found.dead:
+            letters[letter.position].append(letter)
+        return letters
+
+    @cached_property
+    def runs(self) -> dict[Position, list[Run]]:
+        """By message, in the order of time."""
+        runs = defaultdict(list)
+        for run in sorted(self.history.runs, key=lambda one: one.began_ns):
+            runs[run.shard, run.offset].append(run)
+        return runs
+
+    @cached_property
+    def unseen(self) -> dict[Position, int]:
+        """By message, how many consumers told the bus of a run that they then did not begin.
+
+        Who dies in between is charged all the same: the bus cannot know how far it came.
+        """
+        told = defaultdict(set)
+        for one in self.history.told:
+            runs = self.runs.get((one.shard, one.offset), ())
+            if not any(run.consumer == one.consumer and run.ended_ns > one.at_ns for run in runs):
+                told[one.shard, one.offset].add(one.consumer)
+        return {position: len(consumers) for position, consumers in told.items()}
+
+    @cached_property
+    def commits(self) -> dict[Position, list[Committed]]:
+        commits = defaultdict(list)
+        for one in self.history.commits:
+            commits[one.shard, one.offset].append(one)
+        return commits
+
+    @cached_property
+    def tries(self) -> dict[str, list[Committed]]:
+        """Of a transaction, by the body of each of its outputs: it is sent until it is answered."""
+        tries = defaultdict(list)
+        for one in self.history.commits:
+            for body in one.outputs:
+                tries[body].append(one)
+        return tries
+
+    @cached_property
+    def shards(self) -> dict[int, Shard]:
+        return {one.shard: one for one in self.found.shards}
+
+    def has_acked(self, row: Row) -> bool:
+        shard = self.shards.get(row.shard)
+        return shard is not None and shard.start <= row.offset and shard.has_acked(row.offset)
+
+    def accepted(self) -> list[tuple[Position, int, int]]:
+        """(position, epoch, when it was known) of each ack that was accepted."""
+        acked = [
+            ((ack.shard, offset), ack.epoch, ack.ended_ns)
+            for ack in self.history.acks
+            if ack.outcome == OK
+            for first, end in ack.ranges
+            for offset in range(first, end)
+        ]
+        committed = [
+            ((one.shard, one.offset), one.epoch, one.ended_ns)
+            for one in self.history.commits
+            if one.outcome == OK
+        ]
+        return acked + committed

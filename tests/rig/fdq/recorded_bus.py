@@ -1,0 +1,101 @@
+"""A bus for a consumer that writes down what goes through it: fetches, acks, transactions.
+
+It is put where clients look for their bus (`fdq.bus.connect`), so they are the real ones,
+and know nothing of it. Each try is an operation of its own: when the bus dies before it has
+answered, that one is unknown, and the next may find that it was done.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any
+
+from polybus.errors import NotConnected, PolybusError, Unavailable
+from tests.rig.fdq.history import ACK, ASSIGNED, COMMIT, DUPLICATE, FAILED, OK, RUNNING, UNSENT
+from tests.rig.fdq.journal import UNKNOWN, Diary
+
+if TYPE_CHECKING:
+    from polybus.native import Client
+
+
+class RecordedBus:
+    """`client`, with a diary; `epochs` are those of the shards that it was given, newest."""
+
+    def __init__(self, client: Client, diary: Diary, epochs: dict[int, int]) -> None:
+        self._client = client
+        self._diary = diary
+        self._epochs = epochs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def follow(self, **request: Any) -> Any:
+        for answer, rows in self._client.follow(**request):
+            for one in (answer or {}).get("assigned", ()):
+                self._diary.note(ASSIGNED, shard=one["shard"], epoch=one["epoch"])
+                self._epochs[one["shard"]] = one["epoch"]
+            yield answer, rows
+
+    def act(self, name: str, **request: Any) -> dict[str, Any]:
+        if name in ("group.ack", "group.leave"):
+            return self._tries(name, request, ACK, {"shards": _acked(request["shards"])})
+        if name == "group.commit":
+            return self._tries(name, request, COMMIT, _outputs(request))
+        if name == "group.heartbeat" and request.get("running"):
+            self._diary.note(RUNNING, shards=request["running"])
+        return self._client.act(name, **request)
+
+    def _tries(
+        self, name: str, request: dict[str, Any], kind: str, fields: dict[str, Any]
+    ) -> dict[str, Any]:
+        connection = self._client._connection
+        given = {key: value for key, value in request.items() if value is not None}
+
+        def once() -> dict[str, Any]:
+            number = self._diary.begin(kind, **fields)
+            try:
+                answer = connection.act_once(name, given)
+            except NotConnected:
+                self._diary.end(number, UNSENT)
+                raise
+            except Unavailable:
+                raise  # it never ends: nobody knows
+            except PolybusError as error:
+                self._diary.end(number, FAILED, error=error.code)
+                raise
+            self._diary.end(
+                number,
+                _outcome(name, answer),
+                refused=_refused(answer),
+                duplicate=answer.get("duplicate", False),
+            )
+            return answer
+
+        return connection.patiently(once)
+
+
+def _acked(shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"shard": one["shard"], "epoch": one["epoch"], "acked": one.get("acked") or []}
+        for one in shards
+    ]
+
+
+def _outputs(request: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "shard": request["shard"],
+        "epoch": request["shard_epoch"],
+        "offset": request["offset"],
+        "outputs": [b64decode(one["body"]).decode() for one in request["messages"]],
+    }
+
+
+def _outcome(name: str, answer: dict[str, Any]) -> str:
+    """What an answer says. That of a leave may tell nothing of its shards."""
+    if name == "group.commit":
+        return DUPLICATE if answer.get("duplicate") else OK
+    return OK if "shards" in answer else UNKNOWN
+
+
+def _refused(answer: dict[str, Any]) -> list[int]:
+    return [one["shard"] for one in answer.get("shards", ()) if one.get("error")]

@@ -1,0 +1,71 @@
+"""Rules of the checker: in the end all is acked, and the stats are what a recount gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.rig.fdq.evidence import EARLY, LAG, NEEDLESS, STATS, UNACKED, Anomaly, Evidence
+from tests.rig.fdq.history import OK
+from tests.rig.fdq.snapshot import Shard
+
+
+def early(evidence: Evidence) -> Iterator[Anomaly]:
+    """A dead letter has had all its runs."""
+    most = evidence.history.max_deliver
+    for position, letters in evidence.dead.items():
+        runs = len(evidence.runs.get(position, ()))
+        if runs + evidence.unseen.get(position, 0) < most:
+            yield Anomaly(EARLY, f"{letters[0].body}: {runs} runs of {most}")
+
+
+def needless(evidence: Evidence) -> Iterator[Anomaly]:
+    """If nobody died, a shard changed hands when its owner was done with it: once is enough."""
+    for runs in evidence.runs.values() if evidence.history.is_exact else ():
+        done = [run.consumer for run in runs if run.outcome == OK]
+        if len(done) > 1:
+            yield Anomaly(NEEDLESS, f"{runs[0].body}: done by {', '.join(done)}")
+
+
+def unacked(evidence: Evidence) -> Iterator[Anomaly]:
+    for row in evidence.found.topic:
+        shard = evidence.shards.get(row.shard)
+        if shard is None or not (row.offset < shard.start or shard.has_acked(row.offset)):
+            yield Anomaly(UNACKED, f"{row.body}: shard {row.shard} offset {row.offset}")
+
+
+def lag(evidence: Evidence) -> Iterator[Anomaly]:
+    for shard in evidence.found.shards:
+        if shard.lag:
+            yield Anomaly(LAG, f"shard {shard.shard}: {shard.lag}")
+
+
+def stats(evidence: Evidence) -> Iterator[Anomaly]:
+    rows = Counter(row.shard for row in evidence.found.topic)
+    acked = Counter(row.shard for row in evidence.found.topic if evidence.has_acked(row))
+    dead = Counter(letter.shard for letter in evidence.found.dead)
+    for shard in evidence.found.shards:
+        number = shard.shard
+        recount = {
+            "inserted": rows[number],
+            "routed": rows[number],
+            "acked": acked[number],
+            "dead_lettered": dead[number],
+        }
+        for name, count in recount.items():
+            if (told := getattr(shard, name)) != count:
+                yield Anomaly(STATS, f"shard {number}: {name} is {told}, a recount gives {count}")
+        yield from _deliveries(evidence, shard)
+
+
+def _deliveries(evidence: Evidence, shard: Shard) -> Iterator[Anomaly]:
+    """These ride on acks: what a kill takes with it was never told."""
+    runs = [run for run in evidence.history.runs if run.shard == shard.shard]
+    again = [run for run in runs if run.delivery > 1]
+    recounts = (("emitted", len(runs)), ("redelivered", len(again)))
+    for name, count in recounts:
+        told = getattr(shard, name)
+        if told > count or (evidence.history.is_exact and told != count):
+            bound = "" if evidence.history.is_exact else " at most"
+            text = f"{name} is {told}, a recount gives{bound} {count}"
+            yield Anomaly(STATS, f"shard {shard.shard}: {text}")

@@ -1,0 +1,144 @@
+"""The far end of a GSB connection in memory, spoken with protobuf alone.
+
+    service, caller = Far(bus), Far(bus)
+    service.register("greeter")
+    caller.call("greeter", "1", b"data")
+    request = service.called()                    # the CallRequest
+    service.reply(request.request_id, b"hello")
+    assert caller.replies() == [("1", 0, 0, b"hello")]
+
+What it sends and reads is written and read without the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb import sp
+from polybus.dialects.gsb.codec import read_failure
+from polybus.model.identity import ANONYMOUS, Identity
+from tests.rig.memory_bus import MemoryBus
+
+MAX_BYTES = 1 << 30
+
+
+class Reply(NamedTuple):
+    request_id: str
+    code: int
+    type: int
+    data: bytes
+
+
+class Far:
+    """One connection. `hello` are the fields of its hello; without any it sends none."""
+
+    def __init__(
+        self,
+        bus: MemoryBus,
+        *,
+        identity: Identity = ANONYMOUS,
+        appetite: int | None = None,
+        is_unix: bool = False,
+        **hello: Any,
+    ) -> None:
+        self.bus = bus
+        self.form = sp.Form(is_unix)
+        self.pipe = bus.connect_gsb(appetite, identity, is_unix=is_unix)
+        self.session: Any = self.pipe.session
+        self._frames = sp.Frames(self.form, MAX_BYTES)
+        self._read = 0
+        self._packets: list[pb.Packet] = []
+        self.pipe.deliver(sp.GREETING)
+        if hello:
+            self.send(hello=pb.Hello(**hello))
+
+    # --- sending
+
+    def send(self, **kind: Any) -> None:
+        self.send_payload(pb.Packet(**kind).SerializeToString())
+
+    def send_payload(self, payload: bytes) -> None:
+        self.pipe.deliver(sp.frame(payload, self.form))
+        self.bus.turn()
+
+    def register(self, name: str) -> int:
+        self.send(register_request=pb.RegisterRequest(service_id=name))
+        return int(self.next("register_reply").code)
+
+    def unregister(self, name: str) -> int:
+        self.send(unregister_request=pb.UnregisterRequest(service_id=name))
+        return int(self.next("unregister_reply").code)
+
+    def subscribe(self, topic: str) -> int:
+        self.send(subscribe_request=pb.SubscribeRequest(topic=topic))
+        return int(self.next("subscribe_reply").code)
+
+    def broadcast(self, topic: str, data: bytes = b"x", caller: str = "") -> None:
+        request = pb.BroadcastRequest(topic=topic, data=data, caller=caller)
+        self.send(broadcast_request=request)
+
+    def call(self, address: str, request_id: str = "1", data: bytes = b"") -> None:
+        request = pb.ServiceCallRequest(address=address, request_id=request_id, data=data)
+        self.send(service_call_request=request)
+
+    def cancel(self, request_id: str = "1") -> None:
+        self.send(cancel=pb.Cancel(request_id=request_id))
+
+    def reply(
+        self, call_id: str, data: bytes = b"", *, partial: bool = False, code: int = 0
+    ) -> None:
+        reply = pb.CallReply(request_id=call_id, data=data)
+        reply.type = pb.PARTIAL if partial else pb.FULL
+        reply.code = code  # type: ignore[assignment]
+        self.send(call_reply=reply)
+
+    # --- reading
+
+    def packets(self) -> list[pb.Packet]:
+        """Those that have come since last time."""
+        self.bus.turn()
+        data = bytes(self.pipe.taken[self._read :])
+        self._read += len(data)
+        found = [pb.Packet.FromString(payload) for payload in self._frames.feed(data)]
+        before, self._packets = self._packets, []
+        return before + found
+
+    def next(self, kind: str) -> Any:
+        """The next packet, which is of this kind."""
+        found = self.packets()
+        assert found, f"no {kind} came"
+        self._packets = found[1:]
+        assert found[0].WhichOneof("kind") == kind, found[0]
+        return getattr(found[0], kind)
+
+    def called(self) -> Any:
+        return self.next("call_request")
+
+    def kinds(self) -> list[str]:
+        return [packet.WhichOneof("kind") or "" for packet in self.packets()]
+
+    def replies(self) -> list[Reply]:
+        """All that have come, which are replies."""
+        return [_reply(packet) for packet in self.packets()]
+
+    def failure(self) -> tuple[str, int]:
+        """The next packet is a FULL that fails: the request id, and the code."""
+        reply = _reply_of(self.next("call_reply"))
+        assert (reply.code, reply.type) == (500, 0)
+        failure = read_failure(reply.data)
+        assert failure.origin == "bus"
+        return reply.request_id, failure.code
+
+    @property
+    def is_read(self) -> bool:
+        return self.pipe.reading
+
+
+def _reply(packet: pb.Packet) -> Reply:
+    assert packet.WhichOneof("kind") == "call_reply", packet
+    return _reply_of(packet.call_reply)
+
+
+def _reply_of(reply: pb.CallReply) -> Reply:
+    return Reply(reply.request_id, int(reply.code), int(reply.type), reply.data)

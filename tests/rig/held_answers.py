@@ -1,0 +1,50 @@
+"""Answers that never come: what was done, and nobody was told.
+
+Between a commit and its answer there is less than a millisecond, and a kill at random hardly
+ever falls there. So clients speak to the bus through a relay that holds answers back, and the
+bus is killed once something can be seen that was done meanwhile.
+
+    answers = HeldAnswers(relay, is_one_hidden)
+    while not answers.hide_one():
+        go_on()                         # nobody was about to do anything
+    bus.kill()
+    answers.lose()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tests.rig.relay import Relay
+
+# Clients whose answers stay out have soon done all that they had in hand: then it is in vain.
+PATIENCE_S: Final = 1.0
+LOOK_S: Final = 0.01
+
+
+class HeldAnswers:
+    """`is_one_hidden` says whether something was begun since then (ns), done, and not answered."""
+
+    def __init__(self, relay: Relay, is_one_hidden: Callable[[int], bool]) -> None:
+        self._relay = relay
+        self._is_one_hidden = is_one_hidden
+
+    def hide_one(self) -> bool:
+        """Holds answers back until there is one; if none comes, they are let go."""
+        since_ns = time.monotonic_ns()
+        self._relay.hold_answers()
+        end_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end_s:
+            if self._is_one_hidden(since_ns):
+                return True
+            time.sleep(LOOK_S)
+        self._relay.release()
+        return False
+
+    def lose(self) -> None:
+        """What was held back is gone, with its connections."""
+        self._relay.cut()
+        self._relay.release()

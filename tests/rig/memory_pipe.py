@@ -1,0 +1,157 @@
+"""A connection in memory, for testing sessions and the bus without sockets.
+
+The far end has an *appetite*: how many more bytes it takes. While it has none,
+what is written is the pipe's backlog, and the session is told so as a transport
+would tell it: `stalled` when bytes stay behind, `writable` when all have gone.
+
+    pipe = MemoryPipe()                  # takes everything
+    session = dialect(pipe)
+    pipe.attach(session)
+    pipe.deliver(subscribe(b"t"))        # the far end sends
+    pipe.appetite = 0                    # the far end stops reading
+    pipe.eat(100)                        # and takes 100 bytes more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from polybus.model.identity import ANONYMOUS, Identity
+
+if TYPE_CHECKING:
+    from polybus.transports.stream_session import Session
+
+
+class MemoryPipe:
+    is_unix = False
+
+    def __init__(
+        self, peer: str = "memory", appetite: int | None = None, identity: Identity = ANONYMOUS
+    ) -> None:
+        self.peer = peer
+        self.identity = identity
+        self.appetite = appetite  # None: takes all that comes
+        self.in_host = 0  # of what was taken, how much the far end's host has not confirmed
+        self.taken = bytearray()  # what the far end has received
+        self.writes: list[list[bytes]] = []  # each call, as it was made
+        self.reading = True
+        self.closed = False
+        self.aborted = False
+        self.broken = False  # the far end is gone, and only a write would find out
+        self.keeps_place = False  # the far end is gone, and the session not done
+        self._backlog = bytearray()
+        self._stalled = False
+        self._unread = b""
+        self._session: Session | None = None
+
+    def attach(self, session: Session) -> None:
+        """From now on `session` is told what a transport would tell it."""
+        self._session = session
+
+    @property
+    def session(self) -> Session | None:
+        return self._session
+
+    # What the session may do (bus.party.Pipe).
+
+    def write(self, data: bytes) -> None:
+        self.write_many([data])
+
+    def write_many(self, chunks: list[bytes]) -> None:
+        if self.closed or self.aborted or self.broken:
+            return
+        self.writes.append(list(chunks))
+        self._backlog += b"".join(chunks)
+        self._pass_on()
+
+    def backlog(self) -> int:
+        return len(self._backlog)
+
+    def unconfirmed(self) -> int:
+        return self.in_host
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        if self.closed or self.aborted:
+            return
+        self.reading = True
+        self._offer()
+
+    def watch_hangup(self, hung_up: Callable[[], None]) -> None:
+        self.hung_up = hung_up
+
+    def offer_again(self) -> None:
+        self._offer()
+
+    def has_failed(self) -> bool:
+        return self.broken
+
+    def keep_place(self) -> None:
+        self.keeps_place = True
+
+    def leave_place(self) -> None:
+        self.keeps_place = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    # What the far end does.
+
+    def deliver(self, data: bytes) -> None:
+        """Sends bytes to the session; while it is not reading they wait."""
+        self._unread += data
+        if self.reading:
+            self._offer()
+
+    def eat(self, count: int | None = None) -> None:
+        """Takes `count` bytes more, or from now on everything."""
+        self.appetite = None if count is None else (self.appetite or 0) + count
+        if self.aborted:  # what was not taken by then is lost
+            return
+        self._pass_on()
+        if self._stalled and not self._backlog:
+            self._stalled = False
+            self._tell("writable")
+
+    def shut_down(self) -> None:
+        """Says that it sends no more."""
+        if self._session is not None and not self.closed:
+            self._session.half_closed()
+
+    def hang_up(self) -> None:
+        """The connection is gone, and with it what was not taken."""
+        self._tell("ended")
+        self._backlog.clear()
+
+    @property
+    def unread(self) -> int:
+        """Bytes sent that the session has not taken."""
+        return len(self._unread)
+
+    def _offer(self) -> None:
+        if self._session is None or self.closed or self.aborted:
+            return
+        data = self._unread
+        taken = self._session.receive(data, 0, len(data))
+        self._unread = data[taken:]
+
+    def _pass_on(self) -> None:
+        count = len(self._backlog) if self.appetite is None else self.appetite
+        moved = self._backlog[:count]
+        del self._backlog[:count]
+        self.taken += moved
+        if self.appetite is not None:
+            self.appetite -= len(moved)
+        if self._backlog and not self._stalled:
+            self._stalled = True
+            self._tell("stalled")
+
+    def _tell(self, what: str) -> None:
+        if self._session is not None:
+            getattr(self._session, what)()

@@ -1,0 +1,86 @@
+"""Looking at a running bus from outside: its counters, its log, its memory.
+
+Tests wait on what they can see, never on time: `until` asks again and again,
+and a deadline only ends what has failed already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polybus.server.admin_client import ask
+
+if TYPE_CHECKING:
+    from polybus.testing.bus_process import BusProcess
+
+DEADLINE_S = 20.0  # only ever reached when something is wrong
+PAUSE_S = 0.01  # between two looks: the bus shall have most of the processor
+
+
+def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Returns once `condition()` is true; fails with `what` if it never is."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline_s:g} s in vain: {what}")
+        time.sleep(PAUSE_S)
+
+
+async def eventually(
+    condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S
+) -> None:
+    """`until`, for tests that share an event loop with what they watch."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline_s:g} s in vain: {what}")
+        await asyncio.sleep(PAUSE_S / 10)
+
+
+def stats(bus: BusProcess) -> dict[str, Any]:
+    answer: dict[str, Any] = ask(bus.admin_path, "stats")
+    return answer
+
+
+def connections(bus: BusProcess) -> list[dict[str, Any]]:
+    answer: list[dict[str, Any]] = ask(bus.admin_path, "connections")
+    return answer
+
+
+def count(bus: BusProcess, *path: str) -> int:
+    """One counter by its path, for instance "connections", "closed", "inner_type"."""
+    found: Any = stats(bus)
+    for name in path:
+        found = found.get(name, {})
+    return found or 0
+
+
+def log_lines(bus: BusProcess, since: int = 0, /, **fields: object) -> list[dict[str, Any]]:
+    """Lines of a JSON log that have all these fields with these values.
+
+    `since` is how long the log was: a peer's name is used again, once its port is free.
+    """
+    lines = [json.loads(line) for line in bus.log()[since:].splitlines() if line.startswith("{")]
+    return [line for line in lines if fields.items() <= line.items()]
+
+
+def check_unharmed(bus: BusProcess) -> None:
+    """No error that nobody foresaw: whatever peers do, there is none."""
+    assert stats(bus)["faults"] == {}, bus.log()
+    assert log_lines(bus, level="error") == []
+    assert "Traceback" not in bus.log()
+
+
+def rss_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -1,0 +1,247 @@
+"""What kernel/fanout must do, one message after the other, in dicts and lists.
+
+For each message: is it allowed, does anybody read it, is one of them full; then
+it is added to what each reader gets. Nothing is gathered, shared or measured.
+The order of `outputs` and `collected` means nothing; that of `fragments` does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.rig.oracle import rqueue
+from tests.rig.oracle.registry import Registry, Topic
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tests.rig.oracle.rqueue import Encoding
+
+END, CONTROL_FRAME, BLOCKED, BAD_FRAME = "end", "control", "blocked", "bad"
+FRAGMENTS_FIRST = "fragments first"
+MAX_UNREAD = 4096  # names whose verdicts are kept though nobody reads them
+
+
+@dataclass
+class Tally:
+    """What became of messages: of one source, or of all."""
+
+    messages: int = 0
+    bytes: int = 0
+    denied: int = 0
+    unheard: int = 0
+
+
+@dataclass
+class Source(Tally):
+    identity: int = 0
+    trusted: bool = False  # its messages were judged before they came
+
+
+@dataclass
+class Collected:
+    topic: bytes
+    first_id: int
+    bodies: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class Routed:
+    consumed: int = 0
+    stop: str = END
+    reason: str | None = None  # BAD_FRAME
+    control: tuple[int, bytes] | None = None  # CONTROL_FRAME
+    blockers: list[object] = field(default_factory=list)  # BLOCKED: any of these may be named
+    outputs: dict[int, bytes] = field(default_factory=dict)  # by reader
+    collected: dict[bytes, Collected] = field(default_factory=dict)
+    fragments: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Message:
+    topic: bytes
+    body: bytes
+    raw: bytes | None = None  # how it came, for readers of the encoding `own`
+    own: Encoding | None = None
+    skip: Encoding | None = None  # whose readers have it already
+    is_fragment: bool = False
+
+
+class Fanout(Registry):
+    def __init__(self, judge: Callable[[int, bytes], bool]) -> None:
+        super().__init__()
+        self.judge_unheard = False
+        self.total = Tally()
+        self.delivered = 0
+        self.delivered_bytes = 0
+        self.too_large = 0
+        self._judge = judge
+
+    def route(self, own: Encoding, source: Source, buffer: Buffer, start: int, end: int) -> Routed:
+        """Routes what a client sent whose dialect writes and reads by `own`."""
+        data = bytes(memoryview(buffer))
+        if not 0 <= start <= end <= len(data):
+            raise ValueError("window")
+        routed = Routed()
+        rest = data[start:end]
+        while routed.stop == END:
+            try:
+                found = rqueue.first_frame(rest, own.max_payload)
+            except rqueue.Bad as bad:
+                routed.stop, routed.reason = BAD_FRAME, str(bad)
+                break
+            if found is None:
+                break
+            if isinstance(found, rqueue.Published) and not found.is_part and routed.fragments:
+                routed.stop = FRAGMENTS_FIRST  # the message may not overtake what they complete
+                break
+            if isinstance(found, rqueue.Control):
+                routed.stop, routed.control = CONTROL_FRAME, (found.kind, found.topic)
+            else:
+                message = Message(
+                    found.topic, found.body, found.inner, own, is_fragment=found.is_part
+                )
+                if not self._offer(source, message, routed):
+                    break
+            routed.consumed += found.size
+            rest = rest[found.size :]
+        return routed
+
+    def publish(
+        self,
+        source: Source,
+        topic: bytes,
+        offsets: Buffer,
+        bodies: Buffer,
+        skip: Encoding | None = None,
+    ) -> Routed:
+        if not 1 <= len(topic) <= 255:
+            raise ValueError("topic")
+        data = bytes(memoryview(bodies))
+        bounds = _bounds(bytes(memoryview(offsets)), len(data))
+        routed = Routed()
+        for start, end in itertools.pairwise(bounds):
+            if not self._offer(source, Message(topic, data[start:end], skip=skip), routed):
+                break
+            routed.consumed += 1
+        return routed
+
+    def encode_for(self, number: int, topic: bytes, offsets: Buffer, bodies: Buffer) -> bytes:
+        reader = self.readers[number]
+        if not 1 <= len(topic) <= 255:
+            raise ValueError("topic")
+        data = bytes(memoryview(bodies))
+        bounds = _bounds(bytes(memoryview(offsets)), len(data))
+        encoded = [
+            reader.encoding.encode(topic, data[start:end])
+            for start, end in itertools.pairwise(bounds)
+        ]
+        whole = b"".join(encoded)
+        count = sum(1 for one in encoded if one)
+        reader.messages += count
+        reader.bytes += len(whole)
+        self.delivered += count
+        self.delivered_bytes += len(whole)
+        self.too_large += len(encoded) - count
+        return whole
+
+    def _offer(self, source: Source, message: Message, routed: Routed) -> bool:
+        """Counts a message and passes it on; False if it has to wait."""
+        allowed = source.trusted or self._verdict(source, message.topic)
+        topic = self.topics.get(message.topic)
+        if topic is not None and topic.durable and allowed and not source.trusted:
+            self._keep(topic, message, routed)
+            for tally in (source, self.total):
+                tally.messages += 1
+                tally.bytes += len(message.body)
+            return True
+        heard = allowed and topic is not None and topic.is_read
+        if topic is not None and heard:
+            routed.blockers = self._full_readers(topic, message)
+            if routed.blockers:
+                routed.stop = BLOCKED
+                return False
+            self._pass_on(topic, message, routed)
+        for tally in (source, self.total):
+            tally.messages += 1
+            tally.bytes += len(message.body)
+            tally.denied += not allowed
+            tally.unheard += allowed and not heard
+        return True
+
+    def _verdict(self, source: Source, name: bytes) -> bool:
+        """The policy's word, asked for once. What nobody reads or remembers passes unjudged,
+        unless `judge_unheard` says that it is worth counting as denied."""
+        if name in self.topics:
+            verdicts = self.topics[name].verdicts
+        elif name in self.unread:
+            verdicts = self.unread[name]
+        elif self.judge_unheard:
+            if len(self.unread) >= MAX_UNREAD:
+                self.unread.clear()
+            verdicts = self.unread[name] = {}
+        else:
+            return True
+        if source.identity not in verdicts:
+            verdicts[source.identity] = self._judge(source.identity, name)
+        return verdicts[source.identity]
+
+    def _full_readers(self, topic: Topic, message: Message) -> list[object]:
+        readers = [self.readers[number] for number in topic.readers]
+        return [one.outbox for one in readers if one.full and one.encoding is not message.skip]
+
+    def _pass_on(self, topic: Topic, message: Message, routed: Routed) -> None:
+        encodings = {self.readers[number].encoding for number in topic.readers}
+        for number in topic.readers:
+            self._hand_out(number, message, routed)
+        if message.is_fragment:
+            if topic.collect or encodings - {message.own}:
+                routed.fragments.append((message.topic, message.body))
+            return
+        if topic.collect:
+            self._collect(topic, message, routed)
+        topic.next_id += 1
+
+    def _keep(self, topic: Topic, message: Message, routed: Routed) -> None:
+        """Of a durable topic: for the bus alone. Its ids are the log's."""
+        if message.is_fragment:
+            routed.fragments.append((message.topic, message.body))
+        else:
+            self._collect(topic, message, routed)
+
+    def _collect(self, topic: Topic, message: Message, routed: Routed) -> None:
+        first = Collected(message.topic, topic.next_id)
+        routed.collected.setdefault(message.topic, first).bodies.append(message.body)
+
+    def _hand_out(self, number: int, message: Message, routed: Routed) -> None:
+        reader = self.readers[number]
+        if reader.encoding is message.skip:
+            return
+        if reader.encoding is message.own and message.raw is not None:
+            encoded = message.raw
+        elif message.is_fragment:
+            return
+        else:
+            encoded = reader.encoding.encode(message.topic, message.body)
+        if encoded:
+            routed.outputs[number] = routed.outputs.get(number, b"") + encoded
+            reader.messages += 1
+            reader.bytes += len(encoded)
+            self.delivered += 1
+            self.delivered_bytes += len(encoded)
+        else:
+            self.too_large += 1
+
+
+def _bounds(offsets: bytes, limit: int) -> list[int]:
+    """Offsets as numbers; ValueError unless they cut `limit` bytes into messages."""
+    if len(offsets) % 4 or not offsets:
+        raise ValueError("offsets")
+    bounds = array("i", offsets).tolist()
+    if bounds != sorted(bounds) or bounds[0] < 0 or bounds[-1] > limit:
+        raise ValueError("offsets")
+    return bounds

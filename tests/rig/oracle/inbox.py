@@ -1,0 +1,29 @@
+"""What kernel/receive_buffer must do: one queue of bytes in front of a session.
+
+How much space it offers is its own affair, but never none; so this is told what has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Receive = Callable[[bytes, int, int], int]
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self._queue = b""
+        self.receive: Receive | None = None
+
+    @property
+    def held(self) -> int:
+        return len(self._queue)
+
+    def arrived(self, data: bytes) -> None:
+        if self.receive is not None:
+            self._queue += data
+            self.offer_again()
+
+    def offer_again(self) -> None:
+        if self._queue and self.receive is not None:
+            self._queue = self._queue[self.receive(self._queue, 0, len(self._queue)) :]

@@ -1,0 +1,212 @@
+"""A round of kills: a real bus and its clients as processes, all of which are killed with -9.
+
+    with Killing(folder, seed) as round:
+        round.start()
+        round.kill(6)                # six times somebody, when they have got on a little
+        round.settle()               # everybody ends, and reads all there is
+        round.anomalies()            # the verdict
+
+Kills are paced by what the clients have done since the last one, not by time. Of those of the
+bus every other is aimed: it comes when a message was put, and before that is answered.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Final, Self
+
+from tests.rig.fdq.child_pool import Brood, Child
+from tests.rig.fdq.journal import UNKNOWN, Operation, operations
+from tests.rig.held_answers import HeldAnswers
+from tests.rig.observer import until
+from tests.rig.pirate.clients import WOKE, Orders
+from tests.rig.pirate.lossy_round import WITNESSED
+from tests.rig.pirate.pirate_bus import PirateBus
+from tests.rig.pirate.random_client import OK, PUT, SUB, UNSENT, UNSUB
+from tests.rig.pirate.topic_reader import Witness
+from tests.rig.pirate.verdict import History, Life, judge
+from tests.rig.relay import Relay
+
+CHILDREN: Final = "tests.rig.pirate.clients"
+BUS, CLIENT = "the bus", "a client"
+PATIENCE_S = 90.0
+LEAST_DONE, MOST_DONE = 3, 60  # between one kill and the next
+
+
+@dataclass
+class Being:
+    """A client through all its lives."""
+
+    name: str
+    records_first: bool
+    child: Child | None = None
+    lives: int = 0
+    killed: int = 0  # lives that ended so; the last one may have
+
+
+class Killing:
+    def __init__(self, folder: Path, seed: int, *, clients: int = 4) -> None:
+        self.seed = seed
+        self.done: Counter[str] = Counter()
+        self._folder = folder
+        self._random = Random(seed)
+        self.bus = PirateBus()
+        self._relay = Relay(self.bus.port)
+        self._answers = HeldAnswers(self._relay, self._is_one_hidden)
+        self.witness = Witness(self.bus.endpoint, WITNESSED)
+        self._brood = Brood(CHILDREN)
+        self._beings = [Being(f"k{number}", number % 2 == 0) for number in range(clients)]
+        self._killed: set[str] = set()
+
+    def start(self) -> None:
+        for being in self._beings:
+            self._live(being, "work")
+
+    def kill(self, times: int, most_done: int = MOST_DONE) -> None:
+        for _ in range(times):
+            self.go_on(self._random.randint(LEAST_DONE, most_done))
+            if self._random.random() < 0.5:
+                self._kill_bus()
+            else:
+                self._kill_client(self._random.choice(self._beings))
+
+    def go_on(self, count: int) -> None:
+        wanted = self._done() + count
+        until(lambda: self._done() >= wanted, "the clients do not go on", PATIENCE_S)
+
+    def settle(self) -> None:
+        for being in self._beings:
+            self._end(being, signal.SIGTERM)
+        for being in self._beings:
+            self._live(being, "drain")
+        for being in self._beings:
+            self._wait(being)
+        self.witness.finish()
+
+    def anomalies(self) -> list[str]:
+        missing = [f"nobody killed {who}" for who in (BUS, CLIENT) if not self.done[who]]
+        return [*judge([self._history(one) for one in self._beings], self.witness.seen), *missing]
+
+    def __str__(self) -> str:
+        seen = sum(map(len, self.witness.seen.values()))
+        return f"seed {self.seed}, killed {dict(self.done)}, {self._done()} steps, {seen} messages"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            error.add_note(f"{self}\n{self._said()}")
+        self.witness.close()
+        self._brood.close()
+        self._relay.close()
+        self.bus.__exit__(kind, error, trace)
+
+    # --- what is done to them
+
+    def _kill_bus(self) -> None:
+        self.done[BUS] += 1
+        is_aimed = self.done[BUS] % 2
+        while is_aimed and not self._answers.hide_one():
+            self.go_on(LEAST_DONE)
+        self.bus.kill()
+        self._answers.lose()
+        self.bus.start()
+
+    def _is_one_hidden(self, since_ns: int) -> bool:
+        """Whether a message that was put since then is there, and its PUT was not answered."""
+        there = {body for seen in self.witness.seen.values() for _, body in seen.copy()}
+        return any(
+            one.kind == PUT and one.outcome == UNKNOWN and one.began_ns > since_ns
+            for path in self._folder.glob("*.diary")
+            for one in operations(path.stem, path)
+            if one.fields.get("body") in there
+        )
+
+    def _kill_client(self, being: Being) -> None:
+        self.done[CLIENT] += 1
+        self._end(being, signal.SIGKILL)
+        self._live(being, "work")
+
+    def _live(self, being: Being, act: str) -> None:
+        being.lives += 1
+        name = f"{being.name}.{being.lives:03}"
+        seed = self._random.getrandbits(32)
+        endpoint = f"tcp://127.0.0.1:{self._relay.port}"
+        folder = str(self._folder)
+        orders = Orders(endpoint, name, being.name, folder, seed, being.records_first)
+        being.child = self._brood.start(act, orders)
+
+    def _end(self, being: Being, number: signal.Signals) -> None:
+        child = being.child
+        assert child is not None
+        if number == signal.SIGKILL:
+            self._killed.add(child.name)
+        else:  # once it can hear it: whoever has a diary does
+            until(lambda: child.orders.diary.exists() or child.has_ended, "it begins", PATIENCE_S)
+        child.signal(number)
+        self._wait(being)
+
+    def _wait(self, being: Being) -> None:
+        child = being.child
+        assert child is not None
+        until(lambda: child.has_ended, f"{child.name} ends", PATIENCE_S)
+        code = child.wait()
+        expected = (0, -signal.SIGKILL) if child.name in self._killed else (0,)
+        assert code in expected, f"{child.name} ended with {code}:\n{_text(child.orders.log)}"
+
+    def _done(self) -> int:
+        done = b'"outcome"'
+        return sum(path.read_bytes().count(done) for path in self._folder.glob("*.diary"))
+
+    # --- what they wrote down
+
+    def _history(self, being: Being) -> History:
+        lives: list[Life] = []
+        for path in sorted(self._folder.glob(f"{being.name}.*.diary")):
+            listed = operations(path.stem, path)
+            woke = [one for one in listed if one.kind == WOKE]
+            if woke and lives:
+                lives[-1] = replace(lives[-1], operations=list(_settled(lives[-1], woke[0])))
+            rest = [one for one in listed if one.kind != WOKE]
+            lives.append(Life(rest, path.stem in self._killed))
+        return History(being.name, lives, being.records_first)
+
+    def _said(self) -> str:
+        logs = [path for path in sorted(self._folder.glob("*.log")) if path.stat().st_size]
+        return "\n".join(f"{path.stem}: {_text(path)[-1000:]}" for path in logs[:5])
+
+
+def _settled(life: Life, woke: Operation) -> Iterator[Operation]:
+    """The life's operations; the last, if in doubt, ended as the next life found out."""
+    for one in life.operations:
+        is_last = one is life.operations[-1]
+        if is_last and one.outcome == UNKNOWN and one.kind in (PUT, SUB, UNSUB):
+            _settle(one, **woke.fields)
+        yield one
+
+
+def _settle(
+    one: Operation, topic: str, counter: int, value: int | None = None, error: str = ""
+) -> None:
+    if counter <= one.fields["counter"]:
+        one.outcome = UNSENT
+    elif value is not None:
+        one.outcome, one.answer = OK, {"value": value}
+    else:
+        one.outcome = error
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

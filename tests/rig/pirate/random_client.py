@@ -1,0 +1,129 @@
+"""Clients that put, get, subscribe and unsubscribe at random, and write down what they are told.
+
+Each keeps a diary (`tests.rig.fdq.journal`): what it began, and how that ended. A talker
+is whatever it speaks through: bare pyzmq (`bare.py`), or our client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Final, Protocol
+
+from tests.rig.fdq.journal import Diary
+from tests.rig.pirate.wire import NONE, Answer
+
+PUT, GET, SUB, UNSUB = "put", "get", "sub", "unsub"
+DRAINED: Final = "drained"  # told that there was nothing left, after all writers had ended
+OK: Final = "ok"
+UNSENT: Final = "UNSENT"  # killed before it was in the journal: nobody heard of it
+
+MIX: Final = {PUT: 10, GET: 14, SUB: 2, UNSUB: 1}
+LARGE_ODDS: Final = 0.01
+MOST_PADDING: Final = 3 << 20  # some bodies take several frames
+
+
+class Talker(Protocol):
+    """Every call returns an answer of the server, however long that takes."""
+
+    def put(self, topic: str, body: bytes, /) -> Answer: ...
+    def get(self, topic: str, /) -> Answer: ...
+    def sub(self, topic: str, /) -> Answer: ...
+    def unsub(self, topic: str, /) -> Answer: ...
+
+    def delivered(self) -> None:
+        """What `get` returned last is with its reader: it is on record."""
+        ...
+
+    def mark(self) -> dict[str, Any]:
+        """What helps to find out, after a kill, whether the next counted request was done."""
+        ...
+
+
+def body_of(label: str, padding: int) -> bytes:
+    return label.encode() + bytes(padding)
+
+
+def told(body: bytes) -> str:
+    """A body in a few words, from which it could be made again."""
+    label = body.rstrip(b"\0")
+    return f"{label.decode()} +{len(body) - len(label)}"
+
+
+class Sailor:
+    """One client. `subscribed` is what it knows of itself when it begins."""
+
+    def __init__(
+        self,
+        name: str,
+        talker: Talker,
+        diary: Diary,
+        seed: int,
+        topics: Sequence[str],
+        *,
+        subscribed: Sequence[str] = (),
+        mix: Mapping[str, int] = MIX,
+    ) -> None:
+        self._name, self._talker, self._diary = name, talker, diary
+        self._random = Random(seed)
+        self._topics = list(topics)
+        self._subscribed = set(subscribed)
+        self._kinds, self._weights = list(mix), list(mix.values())
+        self._sent = 0
+
+    def step(self) -> None:
+        kind = self._random.choices(self._kinds, self._weights)[0]
+        topic = self._random.choice(self._topics)
+        if kind == PUT:
+            self._put(topic)
+        elif kind == SUB or not self._subscribed:
+            self._sub(topic)
+        elif kind == UNSUB:
+            self._unsub(self._random.choice(sorted(self._subscribed)))
+        else:
+            self.get(self._random.choice(sorted(self._subscribed)))
+
+    def drain(self) -> None:
+        """Reads all there is, once nobody writes any more."""
+        for topic in sorted(self._subscribed):
+            while self.get(topic) != NONE:
+                pass
+            self._diary.note(DRAINED, topic=topic)
+
+    def get(self, topic: str) -> Answer:
+        number = self._diary.begin(GET, topic=topic)
+        answer = self._talker.get(topic)
+        word, *rest = answer
+        if word == "MSG":
+            identity, body = rest
+            assert isinstance(body, bytes)
+            self._diary.end(number, OK, id=identity, body=told(body))
+            self._talker.delivered()
+        else:
+            self._diary.end(number, str(rest[0]) if rest else str(word))
+        return answer
+
+    def _put(self, topic: str) -> None:
+        self._sent += 1
+        large = self._random.random() < LARGE_ODDS
+        body = body_of(f"{self._name} {self._sent}", self._random.randrange(MOST_PADDING) * large)
+        number = self._diary.begin(PUT, topic=topic, body=told(body), **self._talker.mark())
+        self._end(number, self._talker.put(topic, body))
+
+    def _sub(self, topic: str) -> None:
+        number = self._diary.begin(SUB, topic=topic, **self._talker.mark())
+        if self._end(number, self._talker.sub(topic)):
+            self._subscribed.add(topic)
+
+    def _unsub(self, topic: str) -> None:
+        number = self._diary.begin(UNSUB, topic=topic, **self._talker.mark())
+        if self._end(number, self._talker.unsub(topic)):
+            self._subscribed.discard(topic)
+
+    def _end(self, number: int, answer: Answer) -> bool:
+        word, *rest = answer
+        if word == "OK":
+            self._diary.end(number, OK, value=rest[-1])
+        else:
+            self._diary.end(number, str(rest[0]))
+        return word == "OK"

@@ -1,0 +1,62 @@
+"""Make the class archive that Spark sessions start from (`spark/class_data_sharing.py`).
+
+    python -m tests.rig.spark.class_archive
+
+Java keeps those that were used, so it is given a bit of everything: a table that is read and
+grouped, Parquet, a stream from topic to topic.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import SparkContext
+
+import polybus.spark
+from polybus.spark.class_data_sharing import ARCHIVE, leaving
+from polybus.spark.spark_session import DRIVERS_JAVA
+from tests.rig.native_bus import NativeBus
+from tests.rig.spark.query_driver import SETTINGS, SOURCE, Copy, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+END_S = 120.0
+
+
+def main() -> None:
+    ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+    ARCHIVE.unlink(missing_ok=True)  # Java takes one or leaves one
+    with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:
+        made = Path(folder) / ARCHIVE.name
+        settings = {**SETTINGS, DRIVERS_JAVA: f"{SETTINGS[DRIVERS_JAVA]} {leaving(made)}"}
+        session = polybus.spark.session("local[2]", name="classes", settings=settings)
+        with NativeBus() as bus:
+            use(session, bus, Path(folder))
+        session.stop()
+        _end_java()
+        made.replace(ARCHIVE)
+
+
+def use(session: SparkSession, bus: NativeBus, folder: Path) -> None:
+    with bus.client() as client, client.producer() as producer:
+        producer.produce(SOURCE, [b"%d" % n for n in range(100)]).result()
+    rows = session.read.format("polybus").options(bus=bus.url, topic=SOURCE).load()
+    files = str(folder / "rows")
+    rows.write.parquet(files)
+    session.read.parquet(files).where("id > 1").groupBy("shard").count().collect()
+    told = run(session, Copy(bus.url, str(folder / "checkpoint")))
+    assert told["error"] is None
+
+
+def _end_java() -> None:
+    """It ends when nobody writes to it any more."""
+    java = SparkContext._gateway.proc  # type: ignore[union-attr]
+    java.stdin.close()
+    java.wait(END_S)
+
+
+if __name__ == "__main__":
+    main()

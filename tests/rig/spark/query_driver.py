@@ -1,0 +1,175 @@
+"""A query from one topic to two others, in a driver of its own that may be killed.
+
+    python -m tests.rig.spark.query_driver '{"bus": …, "checkpoint": …}'
+
+For each line on its stdin it runs the query once: all that is there (AvailableNow), some
+rows an epoch; then it prints one line of JSON. What it writes is what it has read, each row
+once: the reference set of a test is the topic `in`, and the outputs `out.0` and `out.1` must
+hold its rows, by their number. How rows are cut into tasks is said anew with each run, so
+that an epoch that is replayed is another plan for the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.errors import PySparkException
+
+import polybus.spark
+from tests.rig.spark import kill_points
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SOURCE, OUTPUTS = "in", ("out.0", "out.1")
+STOP_S = 60.0
+MARK = "query: "  # before the line of JSON: others may write to stdout, too
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "600m",
+    # Several batches a task, so that there is a middle to be killed in.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4",
+    # A driver lives for seconds: nothing is compiled twice.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`retries` is how often Spark tries a task."""
+
+    bus: str
+    checkpoint: str
+    rows_per_batch: int = 40
+    rows_per_partition: int = 20
+    retries: int = 4
+    producer: str | None = None
+    on_new: str | None = None
+
+
+def start(session: SparkSession, copy: Copy) -> StreamingQuery:
+    rows = (
+        session.readStream.format("polybus")
+        .option("bus", copy.bus)
+        .option("topic", SOURCE)
+        .option("maxRowsPerBatch", copy.rows_per_batch)
+        .option("rowsPerPartition", copy.rows_per_partition)
+        .load()
+    )
+    routed = rows.selectExpr(
+        "body",
+        "shard_key",
+        "headers",
+        "concat('out.', cast(cast(body as string) as int) % 2) topic",
+    )
+    writer = (
+        routed.writeStream.format("polybus")
+        .option("bus", copy.bus)
+        .option("checkpointLocation", copy.checkpoint)
+        .trigger(availableNow=True)
+    )
+    if copy.producer is not None:
+        writer = writer.option("producerId", copy.producer)
+    if copy.on_new is not None:
+        writer = writer.option("onNewCheckpoint", copy.on_new)
+    return writer.start()
+
+
+def main() -> None:
+    copy = Copy(**json.loads(sys.argv[1]))
+    session = polybus.spark.session(f"local[2,{copy.retries}]", name="copy", settings=SETTINGS)
+    java = session.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    for _ in sys.stdin:
+        kill_points.driver_is(java, os.getpid())  # now: others may be started meanwhile
+        print(MARK + json.dumps(run(session, copy)), flush=True)  # noqa: T201
+
+
+def run(session: SparkSession, copy: Copy) -> dict[str, Any]:
+    query = start(session, copy)
+    error = None
+    try:
+        query.awaitTermination()
+    except PySparkException as fault:
+        error = str(fault)
+    return {"epochs": [one["batchId"] for one in query.recentProgress], "error": error}
+
+
+# --- in the test
+
+
+class Driver:
+    """The program, running. Whatever it leaves is ended with it: it has a group of its own."""
+
+    def __init__(self, copy: Copy, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", __name__, json.dumps(asdict(copy))]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def begin(self) -> None:
+        """Starts the query once more."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+
+    def ended(self) -> dict[str, Any] | None:
+        """What the query has to say; None if the driver has died."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                found: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                return found
+        return None
+
+    def run(self) -> dict[str, Any] | None:
+        self.begin()
+        return self.ended()
+
+    def close(self) -> int:
+        """Ends it, if it has not died; its exit code."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            os.killpg(self._process.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        try:
+            return self._process.wait(STOP_S)
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+if __name__ == "__main__":
+    main()

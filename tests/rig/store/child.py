@@ -1,0 +1,123 @@
+"""What the fault tests of the store have done in children of a `Nursery`.
+
+The report of a child is a file: a line that was written before a kill is there after it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from polybus.store.contract import Store
+from polybus.store.engine_registry import Durability, open_store
+from polybus.store.lmdb import writer
+from polybus.store.lmdb.lmdb_store import LmdbStore
+from tests.rig.power import recorder
+from tests.rig.store.checker import Reported, check, progress
+from tests.rig.store.workload import PRODUCERS, prepare, work
+
+VERIFIED = "v"
+COMPACTED = "c"
+LARGE_BYTES = 1 << 10  # for a child: most are written beside the writer then, and some by itself
+LOST = "l"  # and how many that were answered: with intervals that may be
+
+
+def reports(path: str) -> list[str]:
+    """The lines of a report; one that a kill cut short was never said."""
+    file = Path(path)
+    text = file.read_text() if file.exists() else ""
+    return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+
+
+def reporter(path: str, late: int) -> Callable[[str], None]:
+    """Says each line when so many others have come after it: answers take their time."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    held: deque[str] = deque()
+
+    def say(line: str) -> None:
+        held.append(line)
+        if len(held) > late:
+            os.write(fd, f"{held.popleft()}\n".encode())
+
+    return say
+
+
+def live(
+    folder: str,
+    report: str,
+    durability: Durability,
+    commits: int,
+    late: int = 0,
+    compact: bool = False,
+) -> list[str]:
+    """A life: looks at what the lives before left, then works on. Answers with faults."""
+    writer.LARGE_BYTES = LARGE_BYTES  # type: ignore[misc]
+    said = Reported.of(reports(report))
+    with open_store(f"lmdb:{folder}", durability=durability, commit_interval_ms=5) as store:
+        faults = check(store, said, strict=durability == "fsync")
+        if faults:
+            return faults
+        prepare(store)
+        reporter(report, 0)(VERIFIED)
+        begun, say = begin(store, said, durability), reporter(report, late)
+        if lost := sum(max(0, acked - begun[one]) for one, acked in said.acked.items()):
+            reporter(report, 0)(f"{LOST} {lost}")
+        with compacted(store, say, compact):
+            work(store, begun, say, commits)
+    return []
+
+
+@contextmanager
+def compacted(store: Store, say: Callable[[str], None], wanted: bool) -> Iterator[None]:
+    """The store is compacted over and over, meanwhile."""
+    over = threading.Event()
+    assert isinstance(store, LmdbStore)
+
+    def compact() -> None:
+        while wanted and not over.is_set():
+            store.compact()
+            say(COMPACTED)
+            over.wait(0.005)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(compact)
+        try:
+            yield
+        finally:
+            over.set()
+        done.result()
+
+
+def begin(store: Store, said: Reported, durability: Durability) -> dict[int, int]:
+    """Where producers go on: what was not acknowledged is repeated.
+
+    What an interval lost was acknowledged; there a producer goes by what is stored.
+    """
+    if durability == "fsync":
+        return said.acked
+    return {number: progress(store, number) or 0 for number in range(PRODUCERS + 1)}
+
+
+def look(folder: str, lines: list[str], strict: bool = True) -> list[str]:
+    """Opens what is there as its owner, and checks it; opening must work."""
+    with open_store(f"lmdb:{folder}") as store:
+        return check(store, Reported.of(lines), strict=strict)
+
+
+def record(folder: str, durability: Durability, commits: int, compact: bool = False) -> None:
+    """Works in a new folder under the recorder; acknowledgements become marks."""
+    writer.LARGE_BYTES = LARGE_BYTES  # type: ignore[misc]
+    marks = recorder.Marks()
+
+    def say(line: str) -> None:
+        marks(line.encode())
+
+    with open_store(f"lmdb:{folder}", durability=durability, commit_interval_ms=5) as store:
+        prepare(store)
+        with compacted(store, say, compact):
+            work(store, {}, say, commits)

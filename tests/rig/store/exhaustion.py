@@ -1,0 +1,169 @@
+"""A store that runs out of room, or of descriptors: acts for children of a `Nursery`.
+
+Commits go on until one is refused for want of room, and then some more. Nothing of what
+was refused may be there, everything else must be; and once there is room, the same
+commits, with the same stamps, are done.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from polybus.errors import PolybusError, StoreFull
+from polybus.model.commit import Append, Change, Commit
+from polybus.model.stamp import Stamp
+from polybus.store.contract import Store
+from polybus.store.engine_registry import Durability, open_store
+from polybus.store.lmdb import lmdb_store as _loaded_once_for_all_children  # noqa: F401
+from tests.rig.store.checker import Reported, check
+from tests.rig.store.workload import PRODUCERS, block_of, name_of, pieces, prepare, progress_keys
+
+REFUSALS = 20
+AFTERWARDS = 40  # commits, when there is room again
+MOST = 100_000
+PATIENCE_S = 60.0
+
+
+class Filler:
+    """All producers in turns, one commit of each under way: a refused one is done again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._numbers = {topic.name: topic.number for topic in store.topics()}
+        self.done = dict.fromkeys(range(PRODUCERS), 0)
+        self.refused = 0
+
+    def round(self) -> None:
+        waiting = [(number, self._store.commit(self._commit(number))) for number in self.done]
+        for number, future in waiting:
+            try:
+                future.result()
+            except StoreFull:
+                self.refused += 1
+            else:
+                self.done[number] += 1
+
+    def until_it_works(self) -> int:
+        """With intervals, what was answered is written first; how many were refused meanwhile."""
+        before, deadline = self.refused, time.monotonic() + PATIENCE_S
+        while self._is_refused():
+            assert time.monotonic() < deadline, "there is room, and it is not used"
+            time.sleep(0.005)
+        return self.refused - before
+
+    def _is_refused(self) -> bool:
+        refused = self.refused
+        self.round()
+        return self.refused > refused
+
+    def _commit(self, number: int) -> Commit:
+        counter = self.done[number] + 1
+        appends = tuple(
+            Append(self._numbers[topic], shard, block_of(bodies))
+            for topic, shard, bodies in pieces(number, counter)
+        )
+        record = self._store.get(b"opened/%d" % number)
+        assert record is not None
+        stamp = Stamp(name_of(number), int(record.value), counter)
+        changes = tuple(Change(key, b"%d" % counter) for key in progress_keys(number))
+        return Commit(appends, changes=changes, stamp=stamp)
+
+    def reported(self) -> Reported:
+        return Reported(dict(self.done))
+
+
+def fill_disk(folder: str, durability: Durability, ballast: str) -> dict[str, Any]:
+    """Until the disk is full; room comes by removing a file that lies there for that."""
+    return fill(folder, durability, lambda: Path(ballast).unlink())
+
+
+def fill_limit(folder: str, durability: Durability, limit: int) -> dict[str, Any]:
+    """The same with a largest size for files, which is then raised."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    make_room = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (hard, hard))
+    return fill(folder, durability, make_room)
+
+
+def fill(folder: str, durability: Durability, make_room: Callable[[], None]) -> dict[str, Any]:
+    faults = []
+    with open_store(f"lmdb:{folder}", durability=durability, commit_interval_ms=5) as store:
+        prepare(store)
+        filler = Filler(store)
+        while filler.refused < REFUSALS and sum(filler.done.values()) < MOST:
+            filler.round()
+        before, refused = sum(filler.done.values()), filler.refused
+        if durability == "fsync":  # with intervals some of it still waits for room
+            faults += check(store, filler.reported())
+        make_room()
+        tries = filler.until_it_works() if durability == "interval" else 0
+        for _ in range(AFTERWARDS // PRODUCERS):
+            filler.round()
+        after = sum(filler.done.values())
+        faults += check(store, filler.reported())
+    with open_store(f"lmdb:{folder}") as store:
+        faults += check(store, filler.reported())
+    late = filler.refused - refused - tries
+    return {
+        "before": before,
+        "after": after - before,
+        "refused": refused,
+        "late": late,
+        "faults": faults,
+    }
+
+
+# --- descriptors
+
+
+def without_descriptors(folder: str, other: str) -> dict[str, Any]:
+    """A store at work when the process has no descriptor left; another one is then opened."""
+    with open_store(f"lmdb:{folder}") as store:
+        prepare(store)
+        filler = Filler(store)
+        filler.round()
+        before = sum(filler.done.values())
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest_descriptor() + 1, hard))
+        taken = exhaust()
+        for _ in range(10):
+            filler.round()
+        done = sum(filler.done.values()) - before
+        faults = check(store, filler.reported())
+        refusal = opening_fails(other)
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with open_store(f"lmdb:{other}") as second:
+            prepare(second)
+        faults += check(store, filler.reported())
+    return {"faults": faults, "done": done, "refusal": refusal}
+
+
+def highest_descriptor() -> int:
+    return max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def exhaust() -> list[int]:
+    """Every descriptor that the limit still allows."""
+    taken = []
+    while True:
+        try:
+            taken.append(os.dup(0))
+        except OSError:
+            return taken
+
+
+def opening_fails(folder: str) -> str:
+    """How a store that cannot be opened says so; an error of ours, or nothing at all."""
+    try:
+        open_store(f"lmdb:{folder}").close()
+    except PolybusError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

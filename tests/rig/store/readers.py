@@ -1,0 +1,158 @@
+"""Readers that are killed, or stand still, beside a busy writer: acts for a `Nursery`.
+
+The writer turns its store over: it appends, and trims behind. Its file grows to some
+size and stays there, for freed pages are used again; unless somebody pins them. So the
+file's size before and after is what is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from polybus.model.commit import Append, Commit
+from polybus.store.contract import Store
+from polybus.store.engine_registry import open_store
+from polybus.store.lmdb import lmdb_store as _loaded_once_for_all_children  # noqa: F401
+from polybus.store.lmdb.store_files import Home
+from tests.rig.forked_child import Child, Nursery
+from tests.rig.store.checker import bodies_of
+from tests.rig.store.workload import block_of
+
+TOPIC = "turned-over"
+MESSAGES = 20
+BODY_BYTES = 4000
+KEPT = 400  # messages
+SETTLE_TURNS = 100  # until the file has its size
+TURNS = 450  # and then: these write so many times that size
+
+
+class Turner:
+    """The writer. Each message says its offset."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self._store, self._folder = store, Path(folder)
+        names = {topic.name: topic for topic in store.topics()}
+        topic = names.get(TOPIC) or store.create(TOPIC, 1, {})
+        self.topic = topic.number
+        self._end = store.bounds(self.topic).shards[0].end
+
+    def turn(self, turns: int) -> int:
+        """So many times; the size of the file then."""
+        for _ in range(turns):
+            bodies = [body(self._end + i) for i in range(MESSAGES)]
+            append = Append(self.topic, 0, block_of(bodies))
+            self._store.commit(Commit((append,))).result()
+            self._end += MESSAGES
+            self._store.trim(self.topic, {0: max(0, self._end - KEPT)})
+        return sum(file.stat().st_size for file in self._folder.glob("*/data.mdb"))
+
+
+def body(offset: int) -> bytes:
+    return b"%d " % offset + bytes([offset % 251]) * BODY_BYTES
+
+
+@contextmanager
+def turning(folder: str) -> Iterator[tuple[Turner, Nursery, int]]:
+    """A store that has its size, and a nursery for its readers."""
+    with Nursery(__name__) as nursery, open_store(f"lmdb:{folder}") as store:
+        turner = Turner(store, folder)
+        yield turner, nursery, turner.turn(SETTLE_TURNS)
+
+
+# --- a reader that is killed
+
+
+def killed_readers(folder: str, kills: int) -> dict[str, Any]:
+    """Some die wherever they are in their loop; the last surely within a read."""
+    read, wrong = 0, []
+    with turning(folder) as (turner, nursery, before):
+        for number in range(kills):
+            report = Path(f"{folder}.reader{number}")
+            child = nursery.start("read_in_a_loop", folder, str(report))
+            await_file(report, child)
+            turner.turn(3)
+            child.kill()
+            ended = child.wait()
+            wrong += [ended.failure] if ended.failure else []
+            read += len(report.read_bytes())
+        died = nursery.run("die_reading", folder)
+        after = turner.turn(TURNS)
+    return {"before": before, "after": after, "read": read, "wrong": wrong, "died": died.signal}
+
+
+def read_in_a_loop(folder: str, report: str) -> None:
+    """Until killed, or for a minute; each message must say its offset. A byte a read."""
+    ends = time.monotonic() + 60
+    said = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with open_store(f"lmdb:{folder}", read_only=True) as store:
+        topic = next(topic for topic in store.topics() if topic.name == TOPIC).number
+        while time.monotonic() < ends:
+            read_once(store, topic)
+            os.write(said, b".")
+
+
+def read_once(store: Store, topic: int) -> list[bytes]:
+    rows = store.read(topic, "all", 0)
+    found = bodies_of(rows)
+    offsets = memoryview(rows.offsets).cast("B").cast("q")
+    assert found == [body(offset) for offset in offsets]
+    return found
+
+
+def die_reading(folder: str) -> None:
+    """Is killed while a read transaction is open."""
+    with Home(Path(folder), read_only=True).reading() as transaction:
+        assert transaction.stat()["entries"] > 0
+        os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+
+# --- a reader that stands still
+
+
+def slow_readers(folder: str) -> dict[str, Any]:
+    """One in another process, one in the writer's own: both have read, and stand still."""
+    report = Path(f"{folder}.reader")
+    with turning(folder) as (turner, nursery, before):
+        child = nursery.start("read_and_stand", folder, str(report))
+        await_file(report, child)
+        with open_store(f"lmdb:{folder}", read_only=True) as store:
+            rows = store.read(turner.topic, "all", 0)
+            kept = [column_copy(rows.bodies), column_copy(rows.offsets)]
+            after = turner.turn(TURNS)
+            same = kept == [column_copy(rows.bodies), column_copy(rows.offsets)]
+        child.kill(signal.SIGTERM)
+        ended = child.wait()
+    return {"before": before, "after": after, "same": same, "changed": ended.answer}
+
+
+def column_copy(column: bytes | memoryview) -> bytes:
+    return bytes(column)
+
+
+def read_and_stand(folder: str, report: str) -> bool | None:
+    """Reads a chunk, stands still until SIGTERM, and says if what it holds has changed."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    with open_store(f"lmdb:{folder}", read_only=True) as store:
+        topic = next(topic for topic in store.topics() if topic.name == TOPIC).number
+        rows = store.read(topic, "all", 0, max_rows=50)
+        before = column_copy(rows.bodies)
+        Path(report).write_bytes(b"reading")
+        signal.sigwait({signal.SIGTERM})
+        return before != column_copy(rows.bodies)
+
+
+def await_file(path: Path, child: Child) -> None:
+    """Until the child has written there; one that ended instead has failed."""
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.stat().st_size):
+        assert not child.ended(), "the reader has ended"
+        assert time.monotonic() < deadline, "the reader does not read"
+        time.sleep(0.001)

@@ -1,0 +1,40 @@
+"""The store in memory, with a disk that works when it is told to: for driving interleavings.
+
+A commit waits until `step`, which carries it out, tells those who watch, and then whoever
+waits for its outcome: the order in which the engines do it. `fail_with` makes the next ones
+fail instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from polybus.errors import PolybusError
+from polybus.model.commit import Commit, Committed
+from polybus.store.memory.memory_store import MemoryStore
+
+
+class SteppedStore(MemoryStore):
+    def __init__(self, *, wall_ns: Callable[[], int], clock_s: Callable[[], float]) -> None:
+        super().__init__(wall_ns=wall_ns, clock_s=clock_s)
+        self.waiting: deque[tuple[Commit, Future[Committed]]] = deque()
+        self.fail_with: PolybusError | None = None
+
+    def commit(self, commit: Commit) -> Future[Committed]:
+        future: Future[Committed] = Future()
+        self.waiting.append((commit, future))
+        return future
+
+    def step(self) -> None:
+        """The oldest of them."""
+        commit, future = self.waiting.popleft()
+        try:
+            if self.fail_with is not None:
+                raise self.fail_with
+            done = super().commit(commit).result()
+        except PolybusError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(done)
