@@ -113,7 +113,23 @@ def measure(root: Path) -> dict[str, str]:
     }
 
 
+def print_private(folders: list[str]) -> None:
+    """Print the lines of comments and docstrings that have private words."""
+    paths = source(*folders)
+    for piece in (piece for path in paths for piece in prose.prose_of(path)):
+        if piece.kind not in ("comment", "docstring"):
+            continue
+        for offset, line in enumerate(piece.text.splitlines()):
+            if PRIVATE.search(line):
+                sys.stdout.write(f"{piece.path}:{piece.line + offset}: {line.strip()}\n")
+    private, precise = language(paths)
+    sys.stdout.write(f"{private:.1f} private and {precise:.1f} precise words per 1000\n")
+
+
 def main(others: list[str]) -> None:
+    if others[:1] == ["--lines"]:
+        print_private(others[1:])
+        return
     columns = [measure(root.resolve()) for root in map(Path, others or [prose.ROOT])]
     for row in columns[0]:
         sys.stdout.write(f"{row:<44}" + "".join(f"{one[row]:<28}" for one in columns) + "\n")

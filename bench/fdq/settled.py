@@ -60,8 +60,8 @@ class Settled:
         batch = _batch()
         with client.stage() as stage:
             for _ in range(self._messages // BATCH_MESSAGES):
-                stage.hand_over(self._topic, batch)
-            stage.settle()
+                stage.put_rows_nowait(self._topic, batch)
+            stage.flush()
             return stage.name
 
     def _is_settled(self, client: Client) -> bool:

@@ -10,21 +10,21 @@ from itertools import count
 from typing import Any
 
 from polybus.cli.main import main
-from polybus.durable.topic_registry import Durable
-from polybus.model.commit import Commit, Committed, Span
+from polybus.durable.topic_registry import DurableTopics
+from polybus.model.commit import Commit, CommitResult, Span
 
 _ids = count(1)
 
 
-def _at_once(_durable: Any, commit: Commit) -> Future[Committed]:
-    future: Future[Committed] = Future()
+def _at_once(_durable: Any, commit: Commit) -> Future[CommitResult]:
+    future: Future[CommitResult] = Future()
     first = next(_ids)
     spans = [Span(one.topic, one.shard, 0, first, one.block.count) for one in commit.appends]
-    future.set_result(Committed(spans=tuple(spans)))
+    future.set_result(CommitResult(spans=tuple(spans)))
     return future
 
 
-setattr(Durable, "commit", _at_once)  # noqa: B010
+setattr(DurableTopics, "commit", _at_once)  # noqa: B010
 
 if __name__ == "__main__":
     sys.argv[1:] = ["serve", *sys.argv[1:]]

@@ -73,7 +73,7 @@ def parquet_to_parquet(
         shutil.rmtree(written, ignore_errors=True)
         rows = spark.readStream.schema(SCHEMA).parquet(str(source))
         query = (
-            message_sql.shaped(rows, where, SELECT)
+            message_sql.apply_sql(rows, where, SELECT)
             .writeStream.format("parquet")
             .options(path=str(written), checkpointLocation=str(checkpoint))
             .trigger(availableNow=True)

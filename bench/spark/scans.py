@@ -15,7 +15,7 @@ from bench.harness.results import RATE, Values
 from bench.spark.engine import own_pids
 from polybus.spark.source.batch_reader import BatchReader
 from polybus.spark.source.topic_schema import SCHEMA
-from polybus.spark.spark_options import SOURCE_OPTIONS, Options
+from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,7 +86,7 @@ class TupleSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TupleReader(Options(self.options, SOURCE_OPTIONS), schema)
+        return TupleReader(SparkOptions(self.options, SOURCE_OPTIONS), schema)
 
 
 class TupleReader(BatchReader):

@@ -16,10 +16,10 @@ from typing import Self
 from bench.harness.load import LoadFailed
 from bench.store.contract import bodies
 from polybus.model.block import Block
-from polybus.model.commit import Append, Commit, Committed
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.commit import Append, Commit, CommitResult
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.model.topic import Topic
-from polybus.store.contract import News, Store
+from polybus.store.contract import ShardEnd, Store
 
 STALL_S = 30.0
 
@@ -56,7 +56,7 @@ class Groups:
     def __exit__(self, *_error: object) -> None:
         self._stop()
 
-    def _take(self, news: Sequence[News]) -> None:
+    def _take(self, news: Sequence[ShardEnd]) -> None:
         added = 0
         for _topic, shard, end in (one for one in news if one.topic == self._topic):
             added += end - self._ends[shard]
@@ -70,9 +70,9 @@ class Producer:
     def __init__(self, name: str, store: Store, topic: Topic, shard: int, batch: Batch) -> None:
         self._store, self._topic, self._shard, self._batch = store, topic.number, shard, batch
         self._name = name
-        self._epoch, self._counter = store.open_producer(name, Habits())
+        self._epoch, self._counter = store.open_producer(name, ProducerOptions())
 
-    def commit(self) -> Future[Committed]:
+    def commit(self) -> Future[CommitResult]:
         self._counter += 1
         block = self._batch.block(time.time_ns() // 1_000_000)
         stamp = Stamp(self._name, self._epoch, self._counter)
@@ -85,15 +85,15 @@ class Answers:
     """Answers on their way from the engine's thread to ours: one wake for all that are there."""
 
     def __init__(self) -> None:
-        self._ready: list[tuple[int, Future[Committed]]] = []
+        self._ready: list[tuple[int, Future[CommitResult]]] = []
         self._some = threading.Event()
 
-    def put(self, who: int, future: Future[Committed]) -> None:
+    def put(self, who: int, future: Future[CommitResult]) -> None:
         self._ready.append((who, future))
         if len(self._ready) == 1:
             self._some.set()
 
-    def take(self) -> list[tuple[int, Future[Committed]]]:
+    def take(self) -> list[tuple[int, Future[CommitResult]]]:
         if not self._some.wait(STALL_S):
             raise LoadFailed(f"no answer for {STALL_S:g} s")
         self._some.clear()

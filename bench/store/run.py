@@ -40,8 +40,8 @@ Logs = dict[str, RunningLog]
 def run(options: Options) -> Outcome:
     outcome = Outcome("store", options)
     effort = _effort(options)
-    process_tuning.tune()  # as a bus does
-    process_tuning.settle()
+    process_tuning.prepare_process()  # as a bus does
+    process_tuning.freeze_heap()
     with data_folder() as folder, ExitStack() as stack:
         logs = dict(_start(folder, stack)) if options.wants(BATCHES.name, SINGLES.name) else {}
         outcome.versions = {APPEND: "", LMDB: "", **{n: one.version for n, one in logs.items()}}

@@ -11,7 +11,7 @@ polybus` alone imports only the tree of errors, so that it costs next to nothing
 from __future__ import annotations
 
 from polybus.errors import PolybusError
-from polybus.lazy_exports import lazy
+from polybus.lazy_exports import lazy_exports
 
 # True for type checkers only. `typing` itself would be most of this import's cost.
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ __all__ = ["PolybusError", "__version__", "fdq", "freud", "gsb", "native", "pira
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {},
     modules={

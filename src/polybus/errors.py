@@ -258,12 +258,12 @@ class OutcomeUnknown(Unavailable):
     code = "outcome_unknown"
 
 
-def from_code(code: str, text: str) -> PolybusError:
+def error_from_code(code: str, text: str) -> PolybusError:
     """The error that travelled as these two; one that is not known here is a plain one."""
     kind = _by_code().get(code, PolybusError)
     error = kind.__new__(kind)
     Exception.__init__(error, text)
-    error.__dict__.update(_TRAVELS_WITHOUT.get(kind, {}))
+    error.__dict__.update(_DEFAULT_ATTRIBUTES.get(kind, {}))
     return error
 
 
@@ -277,7 +277,7 @@ def _by_code() -> dict[str, type[PolybusError]]:
 
 
 # What an error knows beside its text does not travel.
-_TRAVELS_WITHOUT: dict[type[PolybusError], dict[str, object]] = {
+_DEFAULT_ATTRIBUTES: dict[type[PolybusError], dict[str, object]] = {
     BadFrame: {"reason": ""},
     LimitReached: {"limit": ""},
     ServiceFailed: {"status": 500, "data": None},

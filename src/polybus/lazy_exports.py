@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def lazy(
+def lazy_exports(
     package: str, places: Mapping[str, str], modules: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """What a package takes as `__getattr__` and `__dir__`."""

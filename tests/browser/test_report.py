@@ -18,13 +18,19 @@ from pathlib import Path
 
 import pytest
 
-from polybus.spark.pipelines.stats.report.histogram import Spread
-from polybus.spark.pipelines.stats.report.report_data import Group, Key, Shard, Topic, Window
+from polybus.spark.pipelines.stats.report.histogram import Histogram
+from polybus.spark.pipelines.stats.report.report_data import (
+    GroupSample,
+    KeyCount,
+    ShardCount,
+    TimeWindow,
+    TopicFigures,
+)
 from polybus.spark.pipelines.stats.report.report_page import page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TIMEOUT_S = 100
-SIZES = Spread({50: 30, 60: 9}, 181)
+SIZES = Histogram({50: 30, 60: 9}, 181)
 WIDTH, HEIGHT = 1000, 800
 COLOUR = (47, 111, 222)  # --c0 of the style, in light
 HOST = re.compile(r"(?:https?|wss?|ftp)://([\w.-]+)")
@@ -33,18 +39,22 @@ ITS_OWN = ("google.com", "googleapis.com", "gvt1.com")  # what Chromium asks for
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: .ci/need command chromium")
 
 
-def topics() -> list[Topic]:
+def topics() -> list[TopicFigures]:
     windows = [
-        Window(1_790_000_000 + 10 * n, 10, 50 + n % 40, 9000, SIZES, Spread({80: 20, 90: n}))
+        TimeWindow(1_790_000_000 + 10 * n, 10, 50 + n % 40, 9000, SIZES, Histogram({80: 20, 90: n}))
         for n in range(300)
     ]
     groups = [
-        Group(1_790_000_000.0 + 60 * n, "billing", 2, 500 - n, 1.5, n, 0, 0, {"1": 5, "inf": 1})
+        GroupSample(
+            1_790_000_000.0 + 60 * n, "billing", 2, 500 - n, 1.5, n, 0, 0, {"1": 5, "inf": 1}
+        )
         for n in range(9)
     ]
-    keys = [Key(f"customer-{n} <b>", 900 - n, 1) for n in range(20)]
-    shards = [Shard(n, 1000 + n, 1) for n in range(16)]
-    return [Topic(name, windows, keys, 20, 5, shards, groups) for name in ("orders", "invoices")]
+    keys = [KeyCount(f"customer-{n} <b>", 900 - n, 1) for n in range(20)]
+    shards = [ShardCount(n, 1000 + n, 1) for n in range(16)]
+    return [
+        TopicFigures(name, windows, keys, 20, 5, shards, groups) for name in ("orders", "invoices")
+    ]
 
 
 @pytest.fixture(scope="module")

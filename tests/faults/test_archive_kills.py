@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import Folder
-from polybus.spark.source.log_access import opened
+from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.source.log_access import open_log_access
 from tests.rig.native_bus import NativeBus
 from tests.rig.points import SPARK
 from tests.rig.spark.kill_points import Orders
@@ -76,14 +76,16 @@ class Story:
         lost = set(range(self.sent)) - set(found)
         assert (twice, lost) == ([], set()), f"{len(twice)} twice, {len(lost)} lost"
         rows = len(self.rows_in_files(self.archive))
-        assert rows == manifest_versions.newest(self.folder, TOPIC).rows, "files that do not count"
+        assert rows == manifest_versions.read_newest(self.folder, TOPIC).rows, (
+            "files that do not count"
+        )
 
     @property
-    def folder(self) -> Folder:
-        return Folder(self.archive)
+    def folder(self) -> ArchiveFolder:
+        return ArchiveFolder(self.archive)
 
     def bodies(self) -> list[bytes]:
-        access = opened(self.bus.url, str(self.archive))
+        access = open_log_access(self.bus.url, str(self.archive))
         return [
             body
             for shard, there in access.shards(TOPIC).items()
@@ -93,7 +95,10 @@ class Story:
 
     def rows_in_files(self, folder: Path) -> list[tuple[object, ...]]:
         """Of all files that count, by place."""
-        files = [folder / one.path for one in manifest_versions.newest(Folder(folder), TOPIC).files]
+        files = [
+            folder / one.path
+            for one in manifest_versions.read_newest(ArchiveFolder(folder), TOPIC).files
+        ]
         rows = [tuple(row.values()) for one in files for row in pq.read_table(one).to_pylist()]
         return sorted(rows, key=lambda row: row[:2])
 
@@ -168,8 +173,8 @@ def _passings(point: str, chance: random.Random) -> int:
 
 def check_trimmed(story: Story) -> None:
     story.check()
-    spans = manifest_versions.newest(story.folder, TOPIC).shards
-    shards = opened(story.bus.url).shards(TOPIC)
+    spans = manifest_versions.read_newest(story.folder, TOPIC).shards
+    shards = open_log_access(story.bus.url).shards(TOPIC)
     assert {n: one.start for n, one in shards.items()} == {n: one.end for n, one in spans.items()}
 
 

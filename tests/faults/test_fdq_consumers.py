@@ -198,8 +198,8 @@ def test_a_consumer_can_be_closed_while_it_asks_a_bus_that_is_away_whether_it_ma
     assert began.wait(PATIENCE_S)
     bus.kill()
     may_end.set()
-    (executor,) = second._consumptions[0]._executors
-    until(lambda: executor.lane.current is not None and executor.lane.current.offset == 1, "asks")
+    (executor,) = second._subscriptions[0]._executors
+    until(lambda: executor.queue.current is not None and executor.queue.current.offset == 1, "asks")
     closing = threading.Thread(target=second.close, daemon=True)
     closing.start()
     closing.join(PATIENCE_S)

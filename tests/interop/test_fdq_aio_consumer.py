@@ -207,7 +207,7 @@ def test_a_loop_that_has_ended_stops_its_consumer(bus):
 
         consumer = fdq.aio.Consumer(URL, dead_s=120.0)
         await consumer.consume("ended", "one", handle)
-        made.append(await consumer._opened())
+        made.append(await consumer._open())
 
     asyncio.run(main())
     bus.produce_batch("ended", requests(10))

@@ -17,8 +17,8 @@ import pytest
 from polybus.errors import Conflict, DoesNotExist, InvalidTopic, StageGone, TooLarge, UsageError
 from polybus.native import Client
 from polybus.spark.sink import epoch_publication, sink_writers
-from polybus.spark.sink.sink_writers import BatchWriter, Settings, StreamWriter, staged
-from polybus.spark.sink.task_stage import Renewing, Staged, Staging
+from polybus.spark.sink.sink_writers import BatchWriter, SinkOptions, StreamWriter, stage_rows
+from polybus.spark.sink.task_stage import LeaseRenewer, StagedRows, TaskStage
 from tests.rig.native_bus import NativeBus
 from tests.rig.observer import until
 
@@ -41,8 +41,8 @@ def client(bus: NativeBus) -> Iterator[Client]:
 
 
 @pytest.fixture
-def settings(bus: NativeBus) -> Settings:
-    return Settings(bus.url, f"t{next(_numbers)}", None, None, "refuse")
+def settings(bus: NativeBus) -> SinkOptions:
+    return SinkOptions(bus.url, f"t{next(_numbers)}", None, None, "refuse")
 
 
 def rows(*bodies: bytes, **more: list[object]) -> pa.RecordBatch:
@@ -62,7 +62,7 @@ def query() -> str:
     return f"q{next(_numbers)}"
 
 
-def of_query(message: Staged, query: str) -> Staged:
+def of_query(message: StagedRows, query: str) -> StagedRows:
     return replace(message, query=query)
 
 
@@ -119,7 +119,7 @@ def test_a_task_whose_rows_fail_leaves_no_stage(client, settings, monkeypatch):
         raise RuntimeError("the query has failed")
 
     with pytest.raises(RuntimeError):
-        staged(settings, broken())
+        stage_rows(settings, broken())
     (stage,) = opened
     with pytest.raises(StageGone):
         client.act("stage.renew", stage=stage)
@@ -167,15 +167,15 @@ def test_the_driver_is_told_what_no_other_try_can_mend(client, settings, given, 
 
 
 def test_more_tasks_than_one_publish_takes(settings):
-    many = [Staged(f"{n:016x}", None) for n in range(epoch_publication.MAX_STAGES + 1)]
+    many = [StagedRows(f"{n:016x}", None) for n in range(epoch_publication.MAX_STAGES + 1)]
     with pytest.raises(TooLarge, match=r"coalesce\(890\)"):
         BatchWriter(settings).commit(many)
 
 
 def test_as_many_tasks_as_one_publish_takes(client, settings, query):
-    full = staged(settings, iter([rows(b"a")])).stage
+    full = stage_rows(settings, iter([rows(b"a")])).stage
     empty = [client.act("stage.new")["stage"] for _ in range(epoch_publication.MAX_STAGES - 1)]
-    messages = [Staged(stage, query) for stage in (full, *empty)]
+    messages = [StagedRows(stage, query) for stage in (full, *empty)]
     StreamWriter(settings).commit(messages, 0)
     assert found(client, settings.topic) == [b"a"]
 
@@ -254,9 +254,9 @@ def test_a_transaction_is_its_producers(client, settings):
 
 class staging_of:  # noqa: N801  # reads as a phrase
     def __init__(self, client: Client, lease_s: float = 600.0) -> None:
-        self.staging = Staging(client, lease_s=lease_s)
+        self.staging = TaskStage(client, lease_s=lease_s)
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> TaskStage:
         return self.staging
 
     def __exit__(self, *_: object) -> None:
@@ -271,7 +271,7 @@ def _port_rows(*bodies: bytes) -> pa.RecordBatch:
 
 def test_a_lease_is_renewed_while_its_task_works():
     times = count()
-    renewing = Renewing(lambda: next(times), 0.001)
+    renewing = LeaseRenewer(lambda: next(times), 0.001)
     until(lambda: next(times) > 10, "renewals")
     renewing.end()
     assert not renewing._thread.is_alive()
@@ -284,7 +284,7 @@ def test_a_renewal_that_fails_is_followed_by_another():
         seen.append(1)
         raise StageGone("gone")
 
-    renewing = Renewing(fail, 0.001)
+    renewing = LeaseRenewer(fail, 0.001)
     until(lambda: len(seen) > 3, "tries")
     renewing.end()
 

@@ -62,8 +62,8 @@ SESSION = mutants(
     ("REMOVE ignored", "self._broker.unsubscribe(self._party, routed.topic)", "pass"),
     ("DEREGISTER ignored", "self._broker.unsubscribe_all(self._party)", "pass"),
     ("limit does not close", "if result in LIMITS_REACHED:", "if False:"),
-    ("goes on after its end", "return not self._party.ended", "return True"),
-    ("acts after its end", "if self._party.ended:\n            return False", "pass"),
+    ("goes on after its end", "return not self._party.is_closed", "return True"),
+    ("acts after its end", "if self._party.is_closed:\n            return False", "pass"),
     (
         "end of input unheard",
         "self._broker.finish(self._party)\n        return False",
@@ -128,17 +128,17 @@ BROKER = mutants(
         "self._fanout",
     ),
     ("the dead stay in the fan-out", "self._fanout.remove_subscriber(party.number)", "pass"),
-    ("the dead stay on the list", "del self._parties[party.id]", "pass"),
+    ("the dead stay on the list", "del self._connections[party.id]", "pass"),
     ("those who wait for the dead are left", "self._delivery.forget(party)", "pass"),
-    ("ends twice", "if party.ended:\n            return False\n        party", "party"),
+    ("ends twice", "if party.is_closed:\n            return False\n        party", "party"),
     ("time does not pass", "self._delivery.tick(", "str("),
 )
 
 DELIVERY = mutants(
     "bus/delivery.py",
     ("publishers do not wait", "party.pipe.pause_reading()", "pass"),
-    ("publishers never go on", "            party.resume()", "            pass"),
-    ("slow readers are never cut", 'self._cut(outbox.party, "slow_consumer")', "pass"),
+    ("publishers never go on", "            party.on_resume()", "            pass"),
+    ("slow readers are never cut", 'self._cut(outbox.connection, "slow_consumer")', "pass"),
     ("cut at the least rate", "outbox.window_taken < self", "outbox.window_taken <= self"),
     (
         "cut without a window",
@@ -154,18 +154,18 @@ DELIVERY = mutants(
     ),
     (
         "fullness is not told",
-        "set_full(outbox.party.number, True)",
-        "set_full(outbox.party.number, False)",
+        "set_full(outbox.connection.number, True)",
+        "set_full(outbox.connection.number, False)",
     ),
     (
         "room is not told",
-        "set_full(outbox.party.number, False)",
-        "set_full(outbox.party.number, True)",
+        "set_full(outbox.connection.number, False)",
+        "set_full(outbox.connection.number, True)",
     ),
     (
         "room frees nobody",
-        "        self.relieved(outbox.party)\n        self._release(outbox)\n",
-        "        self.relieved(outbox.party)\n",
+        "        self.on_room_again(outbox.connection)\n        self._release(outbox)\n",
+        "        self.on_room_again(outbox.connection)\n",
     ),
     (
         "those who wait for the dead go on at once",
@@ -175,14 +175,14 @@ DELIVERY = mutants(
     ("last come, first served", "next(iter(outbox.waiters))", "next(reversed(outbox.waiters))"),
     (
         "the dead wait on",
-        "            self._stop_waiting(party, party.waiting_for)",
+        "            self._stop_waiting(party, party.blocked_by)",
         "            pass",
     ),
-    ("overflow is let be", 'self._cut(outbox.party, "outbox_overflow")', "pass"),
+    ("overflow is let be", 'self._cut(outbox.connection, "outbox_overflow")', "pass"),
     ("those who went on are counted as waiting", "self.waiting -= 1", "pass"),
     (
         "the ended wait",
-        "if routed.stop == BLOCKED and not party.ended:\n"
+        "if routed.stop == BLOCKED and not party.is_closed:\n"
         "            self._wait(party, routed.blocker)\n"
         "        for batch",
         "if routed.stop == BLOCKED:\n"
@@ -225,7 +225,7 @@ OUTBOX = mutants(
     ),
     ("never room", "self.backlog() <= self._low_water", "self.backlog() < 0"),
     ("no upper bound", "if owed > self._max_bytes:", "if False:"),
-    ("the host's queue counts as taken", " - self._pipe.unconfirmed()", ""),
+    ("the host's queue counts as taken", " - self._pipe.unconfirmed_bytes()", ""),
     ("the backlog counts as taken", "self._pushed_bytes - self.backlog()", "self._pushed_bytes"),
     ("closed, and takes more", "        if self._closed:\n            return\n", ""),
     ("closing loses what is held", "            self._pipe.write_many(self._held)\n", ""),
@@ -246,7 +246,7 @@ SUBSCRIPTIONS = mutants(
     ("one topic too many", "self.topics >= self", "self.topics > self"),
     ("known topics are refused", " and not self._fanout.has_topic(topic)", ""),
     ("probes are not free", "free = topic_name.is_probe(topic) and", "free = False and"),
-    ("probes are endless", " and len(party.probes) < FREE_PROBES", ""),
+    ("probes are endless", " and len(party.free_probes) < FREE_PROBES", ""),
     ("shared probes count twice", "- len(self._probes)", "- self._probes.total()"),
     ("ended probes stay", "            del self._probes[topic]", "            pass"),
     ("removed ones are counted", "        self.count -= 1", "        pass"),
@@ -255,8 +255,8 @@ SUBSCRIPTIONS = mutants(
         "self.count -= self._fanout.unsubscribe_all(party.number)",
         "self._fanout.unsubscribe_all(party.number)",
     ),
-    ("twice is two", "return Subscribed.ALREADY", "pass"),
-    ("denied is allowed", "return Subscribed.DENIED", "pass"),
+    ("twice is two", "return SubscribeResult.ALREADY", "pass"),
+    ("denied is allowed", "return SubscribeResult.DENIED", "pass"),
 )
 
 CONNECTION = mutants(
@@ -273,15 +273,15 @@ CONNECTION = mutants(
     ("closes at once", "self._transport.close()", "self._transport.abort()"),
     (
         "aborts politely",
-        "        self._transport.abort()\n        self.leave_place()\n",
-        "        self._transport.close()\n        self.leave_place()\n",
+        "        self._transport.abort()\n        self.release_slot()\n",
+        "        self._transport.close()\n        self.release_slot()\n",
     ),
     (
         "places are not given back",
-        "if self._admitted and not self._keeps_place:",
+        "if self._admitted and not self._holds_slot:",
         "if False:",
     ),
-    ("the session is not told", "            self._session.ended()", "            pass"),
+    ("the session is not told", "            self._session.on_ended()", "            pass"),
     (
         "the host's queue is not looked at",
         'return unsent_bytes(self._transport.get_extra_info("socket"))',
@@ -321,11 +321,11 @@ TLS = mutants(
         "        super()._offer_again()\n        try:\n            self._decrypt()",
         "        super()._offer_again()\n        try:\n            pass",
     ),
-    ("no goodbye", "            self._say_goodbye()", "            pass"),
-    ("goodbyes are not heard", "                self._hear_goodbye()\n", ""),
+    ("no goodbye", "            self._send_close_notify()", "            pass"),
+    ("goodbyes are not heard", "                self._on_close_notify()\n", ""),
     (
         "handshakes may take for ever",
-        "self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._out_of_time)",
+        "self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)",
         "pass",
     ),
     (

@@ -28,45 +28,49 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 LANES = mutants(
     "dialects/fdq/client/key_queue.py",
-    ("a held key is overtaken", "if self._holds and self._waits(run):", "if False:"),
+    (
+        "a held key is overtaken",
+        "if self._blocked and self._queue_behind_blocked(run):",
+        "if False:",
+    ),
     ("closed shards go on", "if not run.shard.is_open:", "if False:"),
     (
         "a late end counts",
         "            return False\n        self.current = None\n        shard",
         "            pass\n        self.current = None\n        shard",
     ),
-    ("a commit is not the end", "if run.is_settled:  # its", "if False:  # its"),
+    ("a commit is not the end", "if run.is_committed:  # its", "if False:  # its"),
     ("full shards run on", "if not shard.may_start(run.offset, is_new=True):", "if False:"),
     ("aside for ever", "if shard.version != version:", "if False:"),
-    ("overtaken from aside", "if shard in self._aside:", "if False:"),
+    ("overtaken from aside", "if shard in self._full_shards:", "if False:"),
     ("one full shard takes all the room", "if not piece.rows:", "if True:"),
-    ("what was aside waits for ever", "self.shard.wait(-rows, -size_bytes)", "pass"),
+    ("what was aside waits for ever", "self.shard.add_waiting(-rows, -size_bytes)", "pass"),
     ("the next of a key is lost", "self._ready.append(following)", "pass"),
-    ("keys are held for ever", "self._holds.pop((run.shard, hold.key), None)", "pass"),
+    ("keys are held for ever", "self._blocked.pop((run.shard, hold.key), None)", "pass"),
     (
         "rows are never freed",
-        "popleft().rows\n            return None\n        if self._holds",
-        "popleft().rows * 0\n            return None\n        if self._holds",
+        "popleft().rows\n            return None\n        if self._blocked",
+        "popleft().rows * 0\n            return None\n        if self._blocked",
     ),
 )
 
 SHARDS = mutants(
     "dialects/fdq/client/assigned_shard.py",
-    ("never full", "self.is_full = len(self.done) >= self._fullness or", "self.is_full ="),
-    ("any number of failures", "or self._holds >= MAX_HOLDS", ""),
+    ("never full", "self.is_full = len(self.done) >= self._full_at or", "self.is_full ="),
+    ("any number of failures", "or self._holds >= MAX_BLOCKED_KEYS", ""),
     ("the first waits for all", "if offset == self.done.low:", "if False:"),
     (
         "those that failed wait for room",
-        "len(self.done) < self._fullness or self.done",
+        "len(self.done) < self._full_at or self.done",
         "self.done",
     ),
-    ("acks are lost", "self._unsent = merged([*self._unsent, *ended, *whole])", "pass"),
+    ("acks are lost", "self._unsent = merge_ranges([*self._unsent, *ended, *whole])", "pass"),
     (
         "transactions are acked again",
         "self.emitted += len(settled)",
         "self._unsent += [(at, at + 1) for at in settled]",
     ),
-    ("nothing is put back", "self._unsent = merged([*self._unsent, *ranges])", "pass"),
+    ("nothing is put back", "self._unsent = merge_ranges([*self._unsent, *ranges])", "pass"),
     ("failures are not emitted", "self.emitted += failed", "pass"),
 )
 
@@ -78,7 +82,11 @@ RUNS = mutants(
         "self.attempts = failed\n        return [self]",
     ),
     ("the dead come again", "if self.offset in dead:", "if False:"),
-    ("what waits keeps all", "self._rows, self._index = self._rows.only(self._index), 0", "pass"),
+    (
+        "what waits keeps all",
+        "self._rows, self._index = self._rows.copy_row(self._index), 0",
+        "pass",
+    ),
     ("runs are never over", "        self.is_over = True\n        shard", "        shard"),
 )
 
@@ -87,7 +95,7 @@ BATCHES = mutants(
     ("the last run has company", "is_alone = failures >= last_attempt", "is_alone = False"),
     (
         "suspects in large batches",
-        "end = min(end, start + CAREFUL_ROWS, self.shard.suspect_to)",
+        "end = min(end, start + MAX_SUSPECT_BATCH_ROWS, self.shard.suspect_to)",
         "pass",
     ),
     ("the dead of a batch come again", "if at not in dead]", "]"),
@@ -103,7 +111,7 @@ REST = mutants(
     ),
     ("hangs are not seen", "if run is None or now_s - run.started_s <= timeout_s:", "if True:"),
     ("close does not wait", "while not self.is_idle(shards) and", "while False and"),
-    ("a slow run takes all the room", "executor.look(is_slow=True)", "pass"),
+    ("a slow run takes all the room", "executor.refresh(is_slow=True)", "pass"),
     ("what is left behind never ran", "run = executor.abandon(ABANDONED)", "run = None"),
 )
 

@@ -35,22 +35,26 @@ FOLLOWING = mutants(
     ("who was passed is let in", "if start == self.at_id:", "if True:"),
     (
         "those who came get what others left",
-        "if not self._following.is_followed(self):\n            return  # who",
+        "if not self._following.has_push_readers(self):\n            return  # who",
         "if False:\n            return  # who",
     ),
     ("trimmed: the tail stays", "if until is not None:  # what", "if False:  # what"),
     ("trimmed: stragglers stay", "self._reached(until or 0)", "pass"),
     ("news while reading is lost", "            self._again = True\n", ""),
     ("only once", "if (self.at_id != before or self._again)", "if self._again"),
-    ("a full reader is forgotten", "tail.behind[party] = Straggler(", "Straggler("),
+    ("a full reader is forgotten", "tail.behind[party] = CatchUpCursor(", "CatchUpCursor("),
     (
         "a straggler begins one late",
-        "Straggler(self, tail, party, at_id)",
-        "Straggler(self, tail, party, at_id + 1)",
+        "CatchUpCursor(self, tail, party, at_id)",
+        "CatchUpCursor(self, tail, party, at_id + 1)",
     ),
     ("a straggler never rejoins", "if self.at_id >= self._tail.at_id and", "if False and"),
     ("a straggler rejoins too soon", "if self.at_id >= self._tail.at_id and", "if"),
-    ("room is not noticed", "straggler.read_on()\n\n    def news", "pass\n\n    def news"),
+    (
+        "room is not noticed",
+        "straggler.read_next()\n\n    def on_commit",
+        "pass\n\n    def on_commit",
+    ),
     ("a failed straggler is left", "if straggler.wants_more():", "if False:"),
     ("the gone are fed", "        tail.behind.pop(party, None)\n", ""),
     ("who joins and leaves is let in", "if pair[1] is not party", "if True"),
@@ -70,15 +74,19 @@ FOLLOWING = mutants(
 KEEPING = mutants(
     "durable/publisher.py",
     ("what failed is not counted", 'self._counters.count("dropped", reason, count)', "pass"),
-    ("what failed is not told", "self._lost(party, name, count, error)\n        party", "party"),
+    (
+        "what failed is not told",
+        "self._count_dropped(party, name, count, error)\n        party",
+        "party",
+    ),
     ("nothing is bounded", "party.uncommitted_bytes > self._max_bytes and", "False and"),
     ("it is read from at once", "self._max_bytes // 2", "self._max_bytes * 2"),
     ("it is never read from again", "            party.is_committing = False\n", ""),
-    ("a full reader is not waited for", "and party.waiting_for is None:", "and True:"),
+    ("a full reader is not waited for", "and party.blocked_by is None:", "and True:"),
     ("bodies alone weigh", "size = block.size_bytes", "size = len(bodies)"),
     (
         "answered at once",
-        "future.add_done_callback(lambda done: self._soon(lambda: _tell(done, then)))",
+        "future.add_done_callback(lambda done: self._soon(lambda: _report_outcome(done, then)))",
         "self._soon(lambda: then(OK, 1))",
     ),
     ("every error is one", "if isinstance(error, DoesNotExist):", "if False:"),
@@ -101,13 +109,13 @@ PULLING = mutants(
     ("trimmed: polls end too soon", "if not self.has_more():", "if True:"),
     (
         "polls never end",
-        "            self._reader.end_polls()\n\n    def take",
-        "            pass\n\n    def take",
+        "            self._reader.wake_polls()\n\n    def on_rows",
+        "            pass\n\n    def on_rows",
     ),
-    ("asked in a loop", "                self.is_starved = True\n", ""),
+    ("asked in a loop", "                self.is_over_quota = True\n", ""),
     (
         "starved for ever",
-        "                    pull.is_starved = False\n",
+        "                    pull.is_over_quota = False\n",
         "                    continue\n",
     ),
     (
@@ -117,25 +125,25 @@ PULLING = mutants(
     ),
     (
         "nobody is woken",
-        "        self._reader.wake()\n        if self.is_starved",
-        "        if self.is_starved",
+        "        self._reader.wake()\n        if self.is_over_quota",
+        "        if self.is_over_quota",
     ),
     (
         "news wakes nobody",
-        "                if reader.waiters:\n                    pull.read_on()\n\n    def tick",
+        "                if reader.waiters:\n                    pull.read_next()\n\n    def tick",
         "                pass\n\n    def tick",
     ),
     ("times are those of the first", "and times[at] == times[at - 1]:", "and True:"),
     ("ids go on whatever they are", "ids[at] == ids[at - 1] + 1 and", "True and"),
-    ("the abandoned stay", "        self.forget()\n", ""),
+    ("the abandoned stay", "        self.on_end()\n", ""),
 )
 
 SESSION = mutants(
     "dialects/freud/server/session.py",
     (
         "answered before it is kept",
-        "        slot = Slot(group)\n",
-        "        slot = Slot(group, NO)\n",
+        "        slot = ProduceSlot(group)\n",
+        "        slot = ProduceSlot(group, NO)\n",
     ),
     ("a slot for anything", "if not self._slots.has_room_for(group):", "if False:"),
     (
@@ -149,10 +157,10 @@ BROKER = mutants(
     "bus/broker.py",
     (
         "unsubscribing is not told",
-        "self.following.unsubscribed(party, topic)\n        return removed",
+        "self.push_readers.on_unsubscribed(party, topic)\n        return removed",
         "pass\n        return removed",
     ),
-    ("leaving is not told", "            self.following.left(party)\n", "            pass\n"),
+    ("leaving is not told", "            self.push_readers.on_left(party)\n", "            pass\n"),
 )
 
 JUDGING = mutants(
@@ -164,13 +172,13 @@ TOPICS = mutants(
     "dialects/freud/server/ephemeral_topics.py",
     (
         "dropped without a notice",
-        "            put([reader], Range(notice, 0, 1))\n\n    def _follow_log",
-        "\n    def _follow_log",
+        "            put_and_wake([reader], Range(notice, 0, 1))\n\n    def _subscribe_durable",
+        "\n    def _subscribe_durable",
     ),
     (
         "delete deletes",
-        "            return NO\n        if topic is None or TABLE[Verb.DELETE",
-        "            return OK\n        if topic is None or TABLE[Verb.DELETE",
+        "            return NO\n        if topic is None or TABLE[TopicVerb.DELETE",
+        "            return OK\n        if topic is None or TABLE[TopicVerb.DELETE",
     ),
 )
 

@@ -130,13 +130,17 @@ CHECKER = [
 CONSUMER = [
     *mutants(
         "dialects/fdq/client/key_queue.py",
-        ("a failed key goes on", "if self._holds and self._waits(run):", "if False:"),
+        (
+            "a failed key goes on",
+            "if self._blocked and self._queue_behind_blocked(run):",
+            "if False:",
+        ),
         (
             "late ends count",
             "            return False\n        self.current = None\n        shard",
             "            pass\n        self.current = None\n        shard",
         ),
-        ("a held key stays held", "self._holds.pop((run.shard, hold.key), None)", "pass"),
+        ("a held key stays held", "self._blocked.pop((run.shard, hold.key), None)", "pass"),
     ),
     *mutants(
         "dialects/fdq/client/executor.py",
@@ -155,7 +159,7 @@ CONSUMER = [
         "dialects/fdq/client/acker.py",
         (
             "what was not heard is forgotten",
-            "        self.shard.put_back(self._acked)\n        self.shard.failures",
+            "        self.shard.restore_unsent_acks(self._acked)\n        self.shard.failures",
             "        self.shard.failures",
         ),
         (

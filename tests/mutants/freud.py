@@ -75,13 +75,13 @@ TOPICS = mutants(
     "dialects/freud/server/ephemeral_topics.py",
     (
         "policy before existence",
-        "        if TABLE[Verb.CREATE, topic.state] is Action.NOTHING:\n"
+        "        if TABLE[TopicVerb.CREATE, topic.state] is TopicAction.NOTHING:\n"
         "            return NOTHING_HAPPENED\n"
         '        if not self._policy.allows(caller, "create", name):\n'
         "            return NO\n",
         '        if not self._policy.allows(caller, "create", name):\n'
         "            return NO\n"
-        "        if TABLE[Verb.CREATE, topic.state] is Action.NOTHING:\n"
+        "        if TABLE[TopicVerb.CREATE, topic.state] is TopicAction.NOTHING:\n"
         "            return NOTHING_HAPPENED\n",
     ),
     (
@@ -120,14 +120,14 @@ TOPICS = mutants(
     ),
     (
         "a buffer does not go to the first reader",
-        "        if topic.state is State.AWAITING:\n"
-        "            self._succession.go_live(topic)\n"
+        "        if topic.state is LifecycleState.AWAITING:\n"
+        "            self._lifecycle.go_live(topic)\n"
         "        return reader",
         "        return reader",
     ),
     (
         "a buffer does not go to the first push reader",
-        "if topic is not None and topic.state is State.AWAITING:",
+        "if topic is not None and topic.state is LifecycleState.AWAITING:",
         "if False:",
     ),
     (
@@ -148,7 +148,7 @@ TOPICS = mutants(
     ),
     (
         "PARTs make no message",
-        "self._movement.take_in(topic.current, first_id, offsets, body, buffering=buffering)",
+        "self._delivery.accept_pushed(topic.current, first_id, offsets, body, buffering=buffering)",
         "pass",
     ),
 )
@@ -207,13 +207,13 @@ READERS = mutants(
     ),
     (
         "waiting Gets hear nothing of the end",
-        "            self._succession.left(reader, reader.incarnation)\n        reader.wake()\n",
-        "            self._succession.left(reader, reader.incarnation)\n",
+        "            self._succession.on_reader_ended(reader, reader.incarnation)\n        reader.wake()\n",
+        "            self._succession.on_reader_ended(reader, reader.incarnation)\n",
     ),
     (
         "whoever waits is not served what is given back",
-        "        for reader in readers:\n            reader.wake()\n\n    def disown",
-        "\n    def disown",
+        "        for reader in readers:\n            reader.wake()\n\n    def release_readers",
+        "\n    def release_readers",
     ),
     (
         "what is lost with a connection is not counted",
@@ -243,14 +243,14 @@ SUCCESSION = mutants(
     (
         "a deletion has no end",
         "        self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)\n"
-        "        self.follow(topic)\n        put",
-        "        self.follow(topic)\n        put",
+        "        self.update_fanout(topic)\n        put_and_wake",
+        "        self.update_fanout(topic)\n        put_and_wake",
     ),
     (
         "a topic without readers stays",
-        "        put(current.readers.values(), Range(notice, 0, 1))\n"
-        "        self.settle(topic, current)\n",
-        "        put(current.readers.values(), Range(notice, 0, 1))\n",
+        "        put_and_wake(current.readers.values(), Range(notice, 0, 1))\n"
+        "        self.remove_if_read(topic, current)\n",
+        "        put_and_wake(current.readers.values(), Range(notice, 0, 1))\n",
     ),
     (
         "the first of the marked makes way",
@@ -308,8 +308,8 @@ MOVEMENT = mutants(
     (
         "a blocked produce stays charged",
         "            self._release_all(current.readers.values(), len(bodies))\n"
-        "            return Produced(WAIT)",
-        "            return Produced(WAIT)",
+        "            return ProduceResult(WAIT)",
+        "            return ProduceResult(WAIT)",
     ),
     (
         "a batch takes one id",
@@ -325,14 +325,14 @@ MOVEMENT = mutants(
     (
         "buffers of empty messages are endless",
         "        if current.buffered_messages + count > self._limits.max_unread_messages:\n"
-        "            return Produced(over_quota(UNREAD))\n",
+        "            return ProduceResult(over_quota(UNREAD))\n",
         "",
     ),
     (
         "a buffer that goes out stays charged",
         "        self._quotas.release(current.creator, BYTES, current.buffered_bytes)\n"
-        "        buffered = current.release()\n",
-        "        buffered = current.release()\n",
+        "        buffered = current.take_buffer()\n",
+        "        buffered = current.take_buffer()\n",
     ),
     (
         "a buffer is not pushed",
@@ -346,7 +346,7 @@ MOVEMENT = mutants(
     ),
     (
         "a buffer goes to push readers only",
-        "        self._spread(current, [found for found, _ in buffered])\n",
+        "        self._put_within_room(current, [found for found, _ in buffered])\n",
         "",
     ),
     (
@@ -371,8 +371,8 @@ MOVEMENT = mutants(
     ),
     (
         "who lacks room for all gets nothing",
-        "        fit = fitting(found, self._quotas.room(whom, BYTES), room_messages)\n",
-        "        fit = fitting(found, -1, room_messages)\n",
+        "        fit = find_fitting(found, self._quotas.room(whom, BYTES), room_messages)\n",
+        "        fit = find_fitting(found, -1, room_messages)\n",
     ),
     (
         "what did not fit is not counted",
@@ -391,7 +391,7 @@ MOVEMENT = mutants(
     ),
     (
         "what fits keeps what does not",
-        "return [apart(run) for run in fit.runs]",
+        "return [copy_range(run) for run in fit.runs]",
         "return fit.runs",
     ),
     (
@@ -426,8 +426,8 @@ READER = [
         "dialects/freud/server/incarnation.py",
         (
             "a buffer swaps what came before it",
-            "self.buffer.append(Buffered(found, relayed))",
-            "self.buffer.insert(0, Buffered(found, relayed))",
+            "self.buffer.append(BufferedRange(found, relayed))",
+            "self.buffer.insert(0, BufferedRange(found, relayed))",
         ),
         ("relayed or not is one", "last.relayed != relayed or ", ""),
         (
@@ -444,22 +444,22 @@ SESSION = mutants(
     ("goes on while it is stalled", "halted = self._answers.stalled or", "halted ="),
     ("goes on while it is blocked", " or self._blocked or ", " or "),
     ("goes on while it rests", " or self._resting\n", "\n"),
-    ("it never rests", "            if self._share <= 0:\n", "            if False:\n"),
-    ("who rests once rests for ever", "        self._line.join(self._rested)\n", ""),
-    ("many Gets never rest", "self._share > 0 and ", ""),
+    ("it never rests", "            if self._weight_left <= 0:\n", "            if False:\n"),
+    ("who rests once rests for ever", "        self._scheduler.join(self._on_turn)\n", ""),
+    ("many Gets never rest", "self._weight_left > 0 and ", ""),
     (
         "fan-outs weigh nothing",
-        "        self._share -= READER * self._topics.reach(group.topic)\n",
+        "        self._weight_left -= READER_WEIGHT * self._topics.fan_out_count(group.topic)\n",
         "",
     ),
     (
         "small requests weigh nothing",
-        "        self._share -= REQUEST\n",
+        "        self._weight_left -= REQUEST_WEIGHT\n",
         "",
     ),
     (
         "Lists are made for nobody",
-        "        if self._gone and group.type in QUESTIONS:\n            return True\n",
+        "        if self._gone and group.type in READ_ONLY_REQUESTS:\n            return True\n",
         "",
     ),
     (
@@ -470,13 +470,13 @@ SESSION = mutants(
     ("the gone keep their place", "        self._pipe.leave_place()\n", ""),
     (
         "what the gone left is not finished",
-        "        if self._gone:\n            self._wind_up()\n",
-        "        if self._gone:\n            self._depart()\n",
+        "        if self._gone:\n            self._finish_abandoned()\n",
+        "        if self._gone:\n            self._leave_bus()\n",
     ),
     ("the gone wait for push readers", "waits=not self._gone", "waits=True"),
     (
         "no wait ever ends",
-        "            self._timer = self._call_later(max_blocking_s, self._time_is_up)",
+        "            self._timer = self._call_later(max_blocking_s, self._on_get_timeout)",
         "            pass",
     ),
     ("negative is zero", "polls = group.max_blocking_s == 0", "polls = group.max_blocking_s <= 0"),
@@ -487,7 +487,7 @@ SESSION = mutants(
     ),
     (
         "a half-close ends no wait",
-        "        self._finished = True\n        self.hung_up()\n",
+        "        self._finished = True\n        self.on_hangup()\n",
         "        self._finished = True\n",
     ),
     (
@@ -497,8 +497,8 @@ SESSION = mutants(
     ),
     (
         "a half-close closes at once",
-        "        self._finished = True\n        self.hung_up()\n",
-        "        self._broker.finish(self._party)\n        self.hung_up()\n",
+        "        self._finished = True\n        self.on_hangup()\n",
+        "        self._broker.finish(self._party)\n        self.on_hangup()\n",
     ),
     ("gone, and it still gets", "return self._gone or self._get(group)", "return self._get(group)"),
     (
@@ -513,7 +513,7 @@ SESSION = mutants(
     ),
     (
         "its subscriptions stay owned",
-        "        self._readers.disown(self._requests.readers.values())\n",
+        "        self._readers.release_readers(self._requests.readers.values())\n",
         "",
     ),
     (
@@ -528,11 +528,11 @@ SESSION = mutants(
     ),
     (
         "a woken Get takes all there is",
-        "self._getting.take(self._todo[0], reader, most=1)",
-        "self._getting.take(self._todo[0], reader)",
+        "self._getting.answer_messages(self._todo[0], reader, most=1)",
+        "self._getting.answer_messages(self._todo[0], reader)",
     ),
-    ("a woken connection stops", "        self._call_soon(self._go_on)\n", ""),
-    ("a woken connection pushes in", "self._call_soon(self._go_on)", "self._go_on()"),
+    ("a woken connection stops", "        self._call_soon(self._resume)\n", ""),
+    ("a woken connection pushes in", "self._call_soon(self._resume)", "self._resume()"),
     (
         "the end of a subscription is an empty message",
         "            self._getting.answer_one(Code.DOESNT_EXIST)\n",
@@ -540,13 +540,13 @@ SESSION = mutants(
     ),
     (
         "a batch over quota fails whole",
-        "if kind is Kind.OVER_QUOTA and group.count > 1:",
+        "if kind is OutcomeKind.OVER_QUOTA and group.count > 1:",
         "if False:",
     ),
     (
         "halves in the wrong order",
-        "self._todo.extendleft(reversed(halves(group)))",
-        "self._todo.extendleft(halves(group))",
+        "self._todo.extendleft(reversed(split_produces(group)))",
+        "self._todo.extendleft(split_produces(group))",
     ),
     (
         "a blocked produce is answered",
@@ -570,20 +570,20 @@ SESSION = mutants(
     ),
     (
         "behind a wait it is read without end",
-        "        if end - at > BEHIND_BYTES:\n            self._pipe.pause_reading()\n",
-        "        if end - at > BEHIND_BYTES:\n",
+        "        if end - at > MAX_UNSCANNED_BYTES:\n            self._pipe.pause_reading()\n",
+        "        if end - at > MAX_UNSCANNED_BYTES:\n",
     ),
     (
         "hanging up is not noticed while paused",
-        "            self._pipe.watch_hangup(self.hung_up)\n",
+        "            self._pipe.watch_hangup(self.on_hangup)\n",
         "",
     ),
     ("it is never read from again", "        self._pipe.resume_reading()\n", ""),
     ("a stall is not watched", "        self._broker.watch_stall(self._party)\n", ""),
     (
         "a stall that is over is held against it",
-        "        self._broker.end_stall(self._party)\n        self._answers.drained()\n",
-        "        self._answers.drained()\n",
+        "        self._broker.end_stall(self._party)\n        self._answers.on_drained()\n",
+        "        self._answers.on_drained()\n",
     ),
     (
         "answers are gathered without bound",
@@ -596,7 +596,7 @@ SESSION = mutants(
 
 GETTING = mutants(
     "dialects/freud/server/get_group.py",
-    ("Gets weigh nothing", "return REQUEST + len(data) // BYTES", "return 1"),
+    ("Gets weigh nothing", "return REQUEST_WEIGHT + len(data) // BYTES_PER_WEIGHT", "return 1"),
     ("records have no flags", "NOTICE_FLAG if chunk.notice else 0", "0"),
     (
         "after a notice it goes on",
@@ -610,20 +610,24 @@ ANSWERING = [
         "dialects/freud/server/answer_queue.py",
         (
             "sent is not consumed",
-            "            self._confirm_all()\n\n    def drained",
-            "            pass\n\n    def drained",
+            "            self._confirm_all()\n\n    def on_drained",
+            "            pass\n\n    def on_drained",
         ),
         (
             "consumed when written",
-            "            self._confirm_until(size - self._pipe.backlog())",
+            "            self._confirm_until(size - self._pipe.backlog_bytes())",
             "            self._confirm_all()",
         ),
         (
             "half sent is consumed",
-            "self._confirm_until(size - self._pipe.backlog())",
+            "self._confirm_until(size - self._pipe.backlog_bytes())",
             "self._confirm_until(size)",
         ),
-        ("nothing of it is consumed", "self._confirm_until(size - self._pipe.backlog())", "pass"),
+        (
+            "nothing of it is consumed",
+            "self._confirm_until(size - self._pipe.backlog_bytes())",
+            "pass",
+        ),
         (
             "drained is not consumed",
             "        self.stalled = False\n        self._confirm_all()\n",
@@ -631,12 +635,12 @@ ANSWERING = [
         ),
         (
             "what failed is consumed",
-            "        if self._pipe.has_failed():\n            self._give_back()\n        elif",
+            "        if self._pipe.has_failed():\n            self._return_unsent()\n        elif",
             "        if",
         ),
         (
             "what was not sent is lost",
-            "        self._parts = []\n        self._give_back()\n",
+            "        self._parts = []\n        self._return_unsent()\n",
             "        self._parts = []\n",
         ),
         (
@@ -659,14 +663,18 @@ ANSWERING = [
         "dialects/freud/server/request_executor.py",
         (
             "halves lose their first",
-            "_part(group, ends[middle:])",
-            "_part(group, ends[middle + 1 :])",
+            "_slice_produces(group, ends[middle:])",
+            "_slice_produces(group, ends[middle + 1 :])",
         ),
         ("offsets of the whole", "[end - start for end in ends]", "list(ends)"),
         ("unsubscribing frees nothing", "        self._topics.unsubscribe(reader)\n", ""),
-        ("refusals are not booked", "        if outcome.kind is Kind.NO:\n", "        if False:\n"),
+        (
+            "refusals are not booked",
+            "        if outcome.kind is OutcomeKind.NO:\n",
+            "        if False:\n",
+        ),
         ("quotas are booked twice", " and outcome.text not in QUOTAS:", ":"),
-        ("Lists weigh nothing", "return NAME * self._topics.known_count", "return 0"),
+        ("Lists weigh nothing", "return NAME_WEIGHT * self._topics.known_count", "return 0"),
     ),
     *mutants(
         "dialects/freud/server/fair_scheduler.py",
@@ -694,10 +702,10 @@ ANSWERING = [
             "            pass",
         ),
         ("cut without a window", ">= self._limits.slow_consumer_timeout_s:", ">= 0:"),
-        ("the host's queue is not looked at", " + party.pipe.unconfirmed()", ""),
+        ("the host's queue is not looked at", " + party.pipe.unconfirmed_bytes()", ""),
         (
             "a window lasts for ever",
-            "            self._windows[party] = Window(now_s, owed)",
+            "            self._windows[party] = StallWindow(now_s, owed)",
             "            pass",
         ),
     ),
@@ -711,7 +719,7 @@ ANSWERING = [
         ("what the full have lost is not counted", "            lost += len(ends) - 1\n", ""),
         (
             "waits twice",
-            "        if party.waiting_for is not None:\n            return  #",
+            "        if party.blocked_by is not None:\n            return  #",
             "        if False:\n            return  #",
         ),
     ),
@@ -727,7 +735,7 @@ ANSWERING = [
         "dialects/rqueue/server/session.py",
         (
             "whole messages overtake PARTs",
-            "            if routed.stop == FRAGMENTS_FIRST and not self._party.ended:\n"
+            "            if routed.stop == FRAGMENTS_FIRST and not self._party.is_closed:\n"
             "                continue\n",
             "",
         ),

@@ -58,8 +58,8 @@ JUDGING = mutants(
     ("nobody is suspect", "suspect_to if suspect_to > progress.low else 0", "0"),
     (
         "the dead ran nothing",
-        "return fail(left, shard.number, running, max_deliver)",
-        "return Judged(left)",
+        "return record_failures(left, shard.number, running, max_deliver)",
+        "return ReportOutcome(left)",
     ),
     ("the same epoch again", "epoch=progress.epoch + 1)", "epoch=progress.epoch)"),
     (
@@ -80,7 +80,7 @@ MEMBERSHIP = mutants(
     ("members without end", "len(roster.members) >= self._max_members", "False"),
     ("epochs do not rise", "next_epoch=member.epoch + 1", "next_epoch=member.epoch"),
     ("the dead live", "if dead:", "if False:"),
-    ("what waits is forgotten", "elif group.unsettled:", "elif False:"),
+    ("what waits is forgotten", "elif group.needs_rebalance:", "elif False:"),
     ("who leaves is suspect", "if owner == leaving:", "if False:"),
     (
         "nobody is woken",
@@ -105,8 +105,8 @@ STATE = mutants(
         "shard.number), value, None\n",
     ),
     ("counts go back", "max(self.counted[0], emitted)", "emitted"),
-    ("removed, and still used", "if self.gone:", "if False:"),
-    ("known before it is on disk", "        self._take(done.versions)\n", ""),
+    ("removed, and still used", "if self.is_removed:", "if False:"),
+    ("known before it is on disk", "        self._apply_versions(done.versions)\n", ""),
 )
 
 ACKS = mutants(
@@ -121,7 +121,7 @@ ACKS = mutants(
     ("stages are lost", "return work.commit(stages)", "return work.commit()"),
     ("nothing is released", "if entry.release:", "if False:"),
     ("nothing runs", "shard.running = entry.running", "pass"),
-    ("the next owner inherits", "shard.new_owner(shard.progress.low)", "pass"),
+    ("the next owner inherits", "shard.reset_owner(shard.progress.low)", "pass"),
 )
 
 FETCHING = mutants(
@@ -133,7 +133,7 @@ FETCHING = mutants(
     ("nobody knows what was handed out", "shard.handed_to = max(shard.handed_to, end)", "pass"),
     (
         "the first shard is always first",
-        "self._group.shards[part.shard].turn = self._group.turn",
+        "self._group.shards[part.shard].read_turn = self._group.turn",
         "pass",
     ),
     (
@@ -143,7 +143,7 @@ FETCHING = mutants(
     ),
     (
         "trimmed is not counted",
-        "                    work.set(shard, trimmed)",
+        "                    work.set_progress(shard, trimmed)",
         "                    pass",
     ),
     ("who follows hears of no change", "known != self._settled:", "self._settled is None:"),
@@ -177,7 +177,7 @@ REST = [
     *mutants(
         "groups/dead_letter_queue.py",
         ("letters of letters", "return not topic.name.endswith(SUFFIX)", "return True"),
-        ("letters without end", "failures[:MAX_LETTERS]", "failures"),
+        ("letters without end", "failures[:MAX_DEAD_LETTERS]", "failures"),
         ("headers are doubled", " if one[0] not in names]", "]"),
     ),
     *mutants(
@@ -191,13 +191,13 @@ REST = [
     ),
     *mutants(
         "groups/ack_latency.py",
-        ("notes without end", "if len(self._offsets) > MAX_NOTES:", "if False:"),
+        ("notes without end", "if len(self._offsets) > MAX_SAMPLES:", "if False:"),
     ),
     *mutants(
         "native/port/group_actions.py",
-        ("produced without a right", "    access.judge(identity, PRODUCE, name)\n", ""),
-        ("no room for letters is no matter", "    check_room(topic)\n", ""),
-        ("changes wake nobody", "waits.wake(number, ANY_GROUP_OF)", "pass"),
+        ("produced without a right", "    access.check_allowed(identity, PRODUCE, name)\n", ""),
+        ("no room for letters is no matter", "    check_dead_letter_name(topic)\n", ""),
+        ("changes wake nobody", "waits.wake(number, GROUP_CHANGES)", "pass"),
     ),
 ]
 
@@ -210,7 +210,7 @@ FETCHES = mutants(
     ),
     (
         "a right that is gone is no matter",
-        "            topic_of(port, caller, given)  # the",
+        "            get_group_topic(port, caller, given)  # the",
         "            # the",
     ),
     (

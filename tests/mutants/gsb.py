@@ -41,16 +41,16 @@ CALLS = mutants(
     "dialects/gsb/server/call_router.py",
     (
         "names outlive a hang-up",
-        'Its names are free at once."""\n        self.services.forget(peer)',
+        'Its names are free at once."""\n        self.services.unregister_all(peer)',
         'Its names are free at once."""',
     ),
     (
         "names outlive their connection",
-        "        self.services.forget(peer)\n        for",
+        "        self.services.unregister_all(peer)\n        for",
         "        for",
     ),
     ("the gone are pinged", "self.pings.peers.pop(peer, None)", "pass"),
-    ("the gone hold others up", "        self.pressure.forget(peer)\n", ""),
+    ("the gone hold others up", "        self.pressure.remove(peer)\n", ""),
     ("a vanished caller cancels nothing", 'caller went away", cancel=True)', 'x", cancel=False)'),
     ("a full service is called", "        if service.full:\n", "        if False:\n"),
     ("pending grows", "        call.service.pending -= 1\n", ""),
@@ -63,20 +63,20 @@ CALLS = mutants(
     ("unknown cancels are not counted", 'self.counters.count("refused", "unknown_cancel")', "pass"),
     (
         "any reply passes",
-        "if not self.pressure.may_pass(call, partial=kind == PARTIAL):",
+        "if not self.pressure.can_forward(call, partial=kind == PARTIAL):",
         "if False:",
     ),
     ("a deadline never starts again", "            call.restart_clock(self._clock())\n", ""),
     ("a PARTIAL ends its call", "        if kind == PARTIAL:\n", "        if False:\n"),
     (
         "a large reply ends nothing",
-        'self._fail(call, Code.TOO_LARGE, "a reply is over',
+        'self._fail(call, StatusCode.TOO_LARGE, "a reply is over',
         'dict(a=call, b="a reply is over',
     ),
     ("an empty id is an id", "if not 0 < len(request_id) <=", "if not len(request_id) <="),
     ("ids may be longer", "len(request_id) <= MAX_REQUEST_ID_BYTES:", "len(request_id) <= 256:"),
     ("one call too many", "if len(caller.calls) >= self", "if len(caller.calls) > self"),
-    ("any code is counted as it is", "code if code in CODES else Code.FAILURE", "code"),
+    ("any code is counted as it is", "code if code in CODES else StatusCode.FAILURE", "code"),
     ("tables forget nothing", "        call.end.serving.pop(call.id, None)\n", ""),
     (
         "hellos set no deadline",
@@ -89,26 +89,30 @@ CALLS = mutants(
 
 PRESSURE = mutants(
     "dialects/gsb/server/back_pressure.py",
-    ("nobody is let go", "self._let_go(call)\n        wanting", "pass\n        wanting"),
+    ("nobody is let go", "self._resume_service(call)\n        wanting", "pass\n        wanting"),
     (
         "credit is not granted again",
         "        for call in wanting:\n            self.grant(call)\n",
         "",
     ),
-    ("waiters wait for ever", "        self.release(peer)\n\n    def release", "\n    def release"),
+    (
+        "waiters wait for ever",
+        "        self.resume_waiters(peer)\n\n    def resume_waiters",
+        "\n    def resume_waiters",
+    ),
     (
         "a call of a full caller holds nobody up",
-        "        if call.caller.full:\n            self._hold_up(call)",
+        "        if call.caller.full:\n            self._halt_service(call)",
         "        pass",
     ),
     (
         "an ended call still holds up",
-        "        if call.caller.full:\n            self._let_go(call)",
+        "        if call.caller.full:\n            self._resume_service(call)",
         "        pass",
     ),
     (
         "an ended call leaves its service waiting",
-        '            cast("Peer", call.end).try_again()\n\n    def wait',
+        '            cast("CallPeer", call.end).schedule_retry()\n\n    def wait',
         "            pass\n\n    def wait",
     ),
     (
@@ -117,7 +121,11 @@ PRESSURE = mutants(
         "if not caller.full:",
     ),
     ("credits have no end", "and (call.free_left(self.desk) or call.credit > 0)):", "):"),
-    ("there is no hard bound", "return caller.owed <= self._hard", "return True"),
+    (
+        "there is no hard bound",
+        "return caller.outbox_bytes <= self._hard_limit_bytes",
+        "return True",
+    ),
     ("credit is not used up", "call.credit = max(0, call.credit - 1)", "pass"),
     (
         "credit is granted to the full",
@@ -132,8 +140,8 @@ PRESSURE = mutants(
     ("the clock stands for ever", "        call.go_on_clock(now_s)\n", ""),
     (
         "those with credits are held up",
-        "    def _hold_up(self, call: Call) -> None:\n        if not call.end.credits:",
-        "    def _hold_up(self, call: Call) -> None:\n        if True:",
+        "    def _halt_service(self, call: Call) -> None:\n        if not call.end.credits:",
+        "    def _halt_service(self, call: Call) -> None:\n        if True:",
     ),
 )
 
@@ -174,7 +182,11 @@ REST = [
             "{place.service, service.id if service else place.service}",
             "{service.id if service else place.service}",
         ),
-        ("new rules change nothing", "        broker.policy.watch(self._changed)\n", ""),
+        (
+            "new rules change nothing",
+            "        broker.policy.on_change(self._invalidate_routes)\n",
+            "",
+        ),
     ),
     *mutants(
         "dialects/gsb/server/call_deadlines.py",
@@ -204,7 +216,11 @@ REST = [
             "            pass\n",
         ),
         ("nobody is cut", 'self._broker.cut(peer.party, "stuck")', "pass"),
-        ("progress is not seen", "or taken - window.taken >= MIN", "or taken < 0 and MIN"),
+        (
+            "progress is not seen",
+            "or taken - window.taken_bytes >= MIN",
+            "or taken_bytes < 0 and MIN",
+        ),
         (
             "those who wait for a service do not count",
             "if any(waiter is not peer and waiter not in held for waiter in peer.waiters):",
@@ -215,16 +231,16 @@ REST = [
         "dialects/gsb/server/call_log.py",
         (
             "the log is not flushed",
-            "        self._write(self._topic, self._gathered[:BATCH])\n",
+            "        self._write(self._topic, self._pending[:BATCH])\n",
             "",
         ),
-        ("the log is written twice", "        del self._gathered[:BATCH]\n", ""),
+        ("the log is written twice", "        del self._pending[:BATCH]\n", ""),
         (
             "the rest waits for a tick",
-            "            self._broker.turn.call_soon(self._flush_on)\n",
+            "            self._broker.turn.call_soon(self._continue_flush)\n",
             "",
         ),
-        ("nothing is too much", "        self._drop(waiting - MAX_WAITING)\n", ""),
+        ("nothing is too much", "        self._drop(waiting - MAX_PENDING)\n", ""),
         (
             "dropped in silence",
             'self._broker.counters.count("dropped", "audit_overflow", count)',
@@ -257,7 +273,7 @@ REST = [
     *mutants(
         "dialects/gsb/server/session.py",
         ("who is halted is read", "        self._pipe.pause_reading()\n", ""),
-        ("hang-ups are not noticed", "        self._pipe.watch_hangup(self._hung_up)\n", ""),
+        ("hang-ups are not noticed", "        self._pipe.watch_hangup(self._on_hangup)\n", ""),
         (
             "unread time is not counted",
             "            self.unread_s += self.broker.now_s() - self.halted_since_s\n",
@@ -283,10 +299,14 @@ REST = [
     ),
     *mutants(
         "dialects/gsb/server/control_requests.py",
-        ("a denied broadcast is done", "DONE if source.denied == denied else refused", "DONE"),
+        (
+            "a denied broadcast is done",
+            "OK_STATUS if source.denied == denied else refused",
+            "OK_STATUS",
+        ),
         (
             "a blocked broadcast is done",
-            "        if routed.stop == BLOCKED:\n            return self._wait()",
+            "        if routed.stop == BLOCKED:\n            return self._wait_for_reader()",
             "        pass",
         ),
         (
@@ -294,7 +314,7 @@ REST = [
             "return bool(unsettled) and",
             "return False and",
         ),
-        ("who waits for the disk waits for ever", "        self._session.try_again()\n", ""),
+        ("who waits for the disk waits for ever", "        self._session.schedule_retry()\n", ""),
     ),
     *mutants(
         "dialects/gsb/server/sender_tracker.py",
@@ -306,15 +326,19 @@ REST = [
         ("callers stick", '                encoding.caller = b""\n', "                pass\n"),
         (
             "what is read waits for nothing",
-            "if topic is None or not topic.under_way:",
+            "if topic is None or not topic.in_flight:",
             "if True:",
         ),
         (
             "what is read waits for all that comes",
-            "waiting[0][0] < next(iter(topic.under_way))",
+            "waiting[0][0] < next(iter(topic.in_flight))",
             "False",
         ),
-        ("what nobody hears is remembered", "if found and self.is_read(name):", "if found:"),
+        (
+            "what nobody hears is remembered",
+            "if found and self.has_push_reader(name):",
+            "if found:",
+        ),
         (
             "what was heard is remembered",
             "            del topic.known[number]\n",
@@ -336,7 +360,7 @@ REST = [
         ("answers overtake", "        if self._slots:\n", "        if False:\n"),
         (
             "what is settled counts",
-            "self.unsettled_bytes -= self._slots.popleft().weight",
+            "self.pending_bytes -= self._slots.popleft().weight",
             "self._slots.popleft()",
         ),
     ),
@@ -344,7 +368,7 @@ REST = [
         "dialects/gsb/server/oversized_packet.py",
         (
             "a part of an id is kept",
-            "if name == ADDRESS or size <= self._most:",
+            "if name == ADDRESS or size <= self._max_kept:",
             "if True:",
         ),
         ("every kind is skipped", "        if kind not in FIELDS:\n", "        if False:\n"),
@@ -362,12 +386,12 @@ REST = [
         ("the data has no size", "            self.data_bytes = size\n", "            pass\n"),
         (
             "fields go beyond what they are part of",
-            "if not self._inner_left and (self._held or self._wanted):",
+            "if not self._inner_left and (self._held or self._value_left):",
             "if False:",
         ),
         (
             "what ends early is a packet",
-            "if self._inner_left or self._held or self._wanted or not self.kind:",
+            "if self._inner_left or self._held or self._value_left or not self.kind:",
             "if False:",
         ),
         ("any bytes are an id", "            self.request_id.decode()\n", "            pass\n"),
@@ -420,7 +444,7 @@ CLIENT = [
             "return self._retried.pop(service_id, None) is not None",
             "return False",
         ),
-        ("a taken name is given up", "if again and code == Code.CONFLICT:", "if False:"),
+        ("a taken name is given up", "if again and code == StatusCode.CONFLICT:", "if False:"),
     ),
     *mutants(
         "clients/reconnector.py",

@@ -42,8 +42,8 @@ CODEC = mutants(
     ("LAST of any size", "if len(own) != 1 or len(own[0]) != NUMBER_BYTES:", "if not own:"),
     (
         "PUT of nothing",
-        '    if not own:\n        return Refusal(MALFORMED, "PUT',
-        '    if False:\n        return Refusal(MALFORMED, "PUT',
+        '    if not own:\n        return ErrorReply(MALFORMED, "PUT',
+        '    if False:\n        return ErrorReply(MALFORMED, "PUT',
     ),
     ("frames of any size", "if len(frame) > MAX_FRAME_BYTES:", "if False:"),
     ("one byte more", "if size > MAX_MESSAGE_BYTES:", "if size > MAX_MESSAGE_BYTES + 1:"),
@@ -81,8 +81,8 @@ CLIENTS = mutants(
     ("a HELLO is none", "epoch = given.epoch_of(number)", "epoch = None"),
     (
         "HELLO forgets the counter",
-        "then(Greeted(epoch, client.counter))",
-        "then(Greeted(epoch, 0))",
+        "then(HelloResult(epoch, client.counter))",
+        "then(HelloResult(epoch, 0))",
     ),
     ("epochs are not looked at", "return request.epoch != self.epoch\n", "return False\n"),
     (
@@ -92,8 +92,8 @@ CLIENTS = mutants(
     ),
     (
         "the newest for every HELLO",
-        "then(Greeted(epoch, client.counter))",
-        "then(Greeted(client.epoch, client.counter))",
+        "then(HelloResult(epoch, client.counter))",
+        "then(HelloResult(client.epoch, client.counter))",
     ),
 )
 
@@ -131,8 +131,8 @@ READING = [
         ),
         (
             "the quickest decides",
-            "return Due(topic, self._table.read_by_all(number))",
-            "return Due(topic, max((one.saved for one in self._table.of(number)), default=None))",
+            "return RetentionTask(topic, self._table.read_by_all(number))",
+            "return RetentionTask(topic, max((one.saved for one in self._table.of(number)), default=None))",
         ),
         (
             "nothing goes",
@@ -152,13 +152,13 @@ SUBSCRIBING = [
         ),
         (
             "SUB again moves",
-            "stored_answers.of_number(found.last), then)",
-            "stored_answers.of_number(self._means.durable.next_id(topic) - 1), then)",
+            "stored_answers.encode_number(found.last), then)",
+            "stored_answers.encode_number(self._means.durable.next_id(topic) - 1), then)",
         ),
         (
             "UNSUB is always done",
-            "self._use_up(client, request, stored_answers.of_number(0), then)",
-            "self._use_up(client, request, stored_answers.of_number(1), then)",
+            "self._commit_counter(client, request, stored_answers.encode_number(0), then)",
+            "self._commit_counter(client, request, stored_answers.encode_number(1), then)",
         ),
         ("topics stay", "        self.remove_unused(topic)\n\n    # ---", "\n    # ---"),
         (
@@ -178,19 +178,23 @@ SUBSCRIBING = [
     ),
     *mutants(
         "dialects/pirate/server/subscriber_records.py",
-        ("few starts are known", "MAX_NUMBERS: Final = 1024", "MAX_NUMBERS: Final = 1"),
+        ("few starts are known", "MAX_HELLO_NUMBERS: Final = 1024", "MAX_HELLO_NUMBERS: Final = 1"),
         ("no kept result", "kept_results=1", "kept_results=2"),
     ),
     *mutants(
         "dialects/pirate/server/message_cache.py",
-        ("reads have no bound", " or len(self._reading) - len(self._due) >= AT_ONCE:", ":"),
-        ("reads stop", "        self._begin()\n        for told", "        for told"),
+        (
+            "reads have no bound",
+            "            or len(self._reading) - len(self._queued_reads) >= MAX_PARALLEL_READS\n",
+            "",
+        ),
+        ("reads stop", "        self._start_read()\n        for told", "        for told"),
     ),
     *mutants(
         "dialects/pirate/server/stored_answers.py",
         (
             "refusals are forgotten",
-            'return from_code(code.decode(), text.decode("utf-8", "replace"))',
+            'return error_from_code(code.decode(), text.decode("utf-8", "replace"))',
             "return 0",
         ),
     ),
@@ -208,12 +212,12 @@ SUBSCRIBING = [
         ),
         (
             "what waits behind a message is free",
-            "(is_new and held <= LEFT_BYTES)",
+            "(is_new and held <= HANDSHAKE_BYTES)",
             "is_new",
         ),
         (
             "heartbeats are messages",
-            "held - round(HEARTBEAT_BYTES_PER_S * (now_s - one.calm_s))",
+            "held - round(HEARTBEAT_BYTES_PER_S * (now_s - one.baseline_s))",
             "held",
         ),
         ("what was sent is seen late", "        self._untaken += size\n", "        pass\n"),

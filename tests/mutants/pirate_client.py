@@ -64,7 +64,7 @@ STATE = mutants(
 JOURNAL = mutants(
     "dialects/pirate/client/client_journal.py",
     ("any payload will do", "if not whole or crc32(payload) != of_payload:", "if not whole:"),
-    ("any length will do", "whole = of_length == _of_length(length) and", "whole ="),
+    ("any length will do", "whole = of_length == _length_checksum(length) and", "whole ="),
     (
         "any tail is torn",
         "        if not events or not _is_torn(data[end:], end):",
@@ -84,13 +84,13 @@ JOURNAL = mutants(
     ("a broken journal goes on", "        if self._broken:\n", "        if False:\n"),
     (
         "an unsynced name is good",
-        "            if not _leads_to(self._folder / NAME, self._descriptor):\n",
+        "            if not _is_same_file(self._folder / NAME, self._descriptor):\n",
         "            if False:\n",
     ),
     (
         "the old one is written on",
-        "        self._descriptor, self._end, self._least = descriptor, size, size\n",
-        "        self._end, self._least = size, size\n",
+        "        self._descriptor, self._end, self._compacted_bytes = descriptor, size, size\n",
+        "        self._end, self._compacted_bytes = size, size\n",
     ),
     (
         "a new one that never was stays",
@@ -117,7 +117,7 @@ ASKING = mutants(
     "dialects/pirate/client/requester.py",
     (
         "what was left is not sent first",
-        "            left = await self._settle()\n",
+        "            left = await self._settle_pending()\n",
         "            left = None\n",
     ),
     (
@@ -125,7 +125,7 @@ ASKING = mutants(
         "            opened = await self._hello()\n",
         "            opened = Opened(1, 0)\n",
     ),
-    ("refusals are not kept", "        if reply.code in ENDS:\n", "        if False:\n"),
+    ("refusals are not kept", "        if reply.code in FINAL_CODES:\n", "        if False:\n"),
     (
         "doubt is not looked at",
         "            if topic in self.state.doubted:\n",
@@ -174,7 +174,7 @@ LANE = mutants(
     ("one try is enough", "range(self._options.tries):", "range(1):"),
     (
         "other mechanisms are silent",
-        "            self._shut_out.set_result(self._other_mechanism())\n",
+        "            self._rejection.set_result(self._other_mechanism())\n",
         "            pass\n",
     ),
     ("sealed frames are too large", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
@@ -185,7 +185,7 @@ LANE = mutants(
     ),
     (
         "sending has all the time there is",
-        "        if not await self._within(timeout_s, sending):\n            return None\n",
+        "        if not await self._wait_done(timeout_s, sending):\n            return None\n",
         "        await sending\n",
     ),
 )
@@ -193,11 +193,15 @@ LANE = mutants(
 # The bus's end of CURVE: whose tests are the client's.
 LISTENER = mutants(
     "dialects/pirate/server/router_listener.py",
-    ("a revoked key is heard", "        if curve.may(key):\n", "        if True:\n"),
+    ("a revoked key is heard", "        if curve.is_allowed(key):\n", "        if True:\n"),
     ("a key keeps its name", "one.identity = self._curve.identify(one.key)", "pass"),
-    ("sealed frames are cut", "MAX_FRAME_BYTES + SEALED_BYTES", "MAX_FRAME_BYTES"),
-    ("room for one alone", "WAITING_MESSAGES + COUNTED_USER_ID", "WAITING_MESSAGES"),
-    ("doubt has no end", "            self.connections.settle(in_doubt)\n", "            pass\n"),
+    ("sealed frames are cut", "MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES", "MAX_FRAME_BYTES"),
+    ("room for one alone", "RECEIVE_HWM + COUNTED_USER_ID", "RECEIVE_HWM"),
+    (
+        "doubt has no end",
+        "            self.connections.resolve_ambiguous(in_doubt)\n",
+        "            pass\n",
+    ),
 )
 
 CLIENT = mutants(

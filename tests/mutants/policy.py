@@ -44,7 +44,11 @@ POLICY = mutants(
     ("creators have no rights", "if verb == DELETE and identity.owns(creator):", "if False:"),
     ("creators have all rights", "if verb == DELETE and identity.owns", "if identity.owns"),
     ("admins delete anywhere", "if verb == DELETE and as_admin and", "if verb == DELETE and"),
-    ("overflow is allowed", "[Named(0, (1 << len(bits)) - 1)]", "[Named((1 << len(bits)) - 1, 0)]"),
+    (
+        "overflow is allowed",
+        "[RuleMatch(0, (1 << len(bits)) - 1)]",
+        "[RuleMatch((1 << len(bits)) - 1, 0)]",
+    ),
     ("classes without end", "if len(self._classes) >= MAX_CLASSES:", "if False:"),
     ("doubt does not deny", "speaking.bit & named.possibly", "speaking.bit & named.surely"),
     ("doubt allows", "speaking.bit & named.surely", "speaking.bit & named.possibly"),
@@ -52,7 +56,7 @@ POLICY = mutants(
     ("the main group does not count", "identity.groups | {identity.gid}", "identity.groups"),
     ("a key keeps its user's rules", "if who.kind == rules.KEY or identity.key:", "if False:"),
     ("unknown names name all", "if number is None or identity.uid is None:", "if False:"),
-    ("an allow rule closes nothing", "return Ground(False, _CLOSED, closing)", "return None"),
+    ("an allow rule closes nothing", "return Decision(False, _CLOSED, closing)", "return None"),
     ("nobody is told of a change", "            changed()", "            pass"),
 )
 
@@ -85,9 +89,9 @@ JUDGING = mutants(
     "bus/policy_enforcer.py",
     ("old verdicts stay", "self._fanout.new_policy()", "pass"),
     ("nobody is reclassified", "party.source.reclassify(", "str("),
-    ("what nobody reads is not judged", "= self._policy.mentions(PRODUCE)", "= False"),
-    ("subscriptions stay", "lost = self._subscriptions.enforce(party, may)", "lost = []"),
-    ("Freud's subscriptions stay", "ended = self._topics.enforce()", "ended = 0"),
+    ("what nobody reads is not judged", "= self._policy.has_rules_for(PRODUCE)", "= False"),
+    ("subscriptions stay", "lost = self._subscriptions.end_denied(party, may)", "lost = []"),
+    ("Freud's subscriptions stay", "ended = self._topics.end_denied()", "ended = 0"),
 )
 
 QUOTAS = mutants(
@@ -112,7 +116,7 @@ PEER = mutants(
     "transports/peer_identity.py",
     ("a successor is taken for the peer", "if state in (ESTABLISHED, CLOSE_WAIT) else None", ""),
     ("asked beyond loopback", "if not (is_loopback(far) and is_loopback(near)):", "if False:"),
-    ("netlink is trusted blindly", "if _knows_itself(diag):", "if True:"),
+    ("netlink is trusted blindly", "if _can_find_own_socket(diag):", "if True:"),
 )
 
 SOCKDIAG = mutants(
@@ -153,7 +157,7 @@ ACLFILE = mutants(
 
 ADMIN = mutants(
     "server/admin.py",
-    ("answers overtake", "or self._pending is not None or", "or"),
+    ("answers overtake", "            or self._pending is not None\n", ""),
     ("a late answer is lost", "self._finishing = self._pending is not None", "pass"),
     ("waiting is silence", "self._pending is None and self._last_whole_s", "self._last_whole_s"),
 )

@@ -30,7 +30,7 @@ WAITS = mutants(
         "                self._wake((one.topic, one.shard))",
         "                pass",
     ),
-    ("the gone stay", "waiter.gone = True", "pass"),
+    ("the gone stay", "waiter.is_abandoned = True", "pass"),
     (
         "no end when the bus stops",
         "for waiter in self._waiters:\n                waiter.event.set()",
@@ -42,11 +42,11 @@ WAITS = mutants(
 
 BUDGET = mutants(
     "native/port/produce_stream.py",
-    ("no turns", "self._turns[0] is turn and ", ""),
-    ("room is kept", "future.add_done_callback(lambda _: self._give(size))", "pass"),
+    ("no turns", "self._queue[0] is turn and ", ""),
+    ("room is kept", "future.add_done_callback(lambda _: self._release(size))", "pass"),
     (
         "failures keep room",
-        "        except BaseException:\n            self._give(size)",
+        "        except BaseException:\n            self._release(size)",
         "        except BaseException:",
     ),
     ("too large waits for ever", "if size > self._max_bytes:", "if False:"),
@@ -62,17 +62,17 @@ OWNERS = mutants(
 DURABLE = mutants(
     "durable/topic_registry.py",
     ("quotas are not charged", "fits = known + size <= limit", "fits = True"),
-    ("what is on its way does not count", "self._on_their_way.get(topic.number, 0) + ", ""),
-    ("it is on its way for ever", "self._depart(topic.number, -block.size_bytes)", "None"),
-    ("all to the first shard", "next(self._turn) % len(shards)", "0"),
-    ("ids stand still", "self._reach(span.topic, span.first_id + span.count)", "pass"),
+    ("what is on its way does not count", "self._in_flight_bytes.get(topic.number, 0) + ", ""),
+    ("it is on its way for ever", "self._add_in_flight(topic.number, -block.size_bytes)", "None"),
+    ("all to the first shard", "next(self._next_shard) % len(shards)", "0"),
+    ("ids stand still", "self._advance(span.topic, span.first_id + span.count)", "pass"),
 )
 
 BINDING = mutants(
     "durable/topic_names.py",
     ("claims are shared", "in self._claimed:\n            raise", "in ():\n            raise"),
     ("claims do not end", "self._claimed.discard(topic.number)", "pass"),
-    ("anybody may claim", "self.judge(caller, DELETE, name)", "pass"),
+    ("anybody may claim", "self.check_allowed(caller, DELETE, name)", "pass"),
     ("both kinds at once", "if self._is_ephemeral(raw):", "if False:"),
     ("quotas are kept", "self._quotas.release(reservation.caller, TOPICS, 1)", "pass"),
 )
@@ -100,7 +100,7 @@ FLIGHT = [
         ("the port is not told", "            self._desk.nudge()\n", "            pass\n"),
         ("any encoding", 'str(raw, "utf-8")', "raw"),
         ("all wait for one", " or not putting.is_ready():", ":"),
-        ("a stream overtakes itself", "self._aside.has(id(putting)) or ", ""),
+        ("a stream overtakes itself", "self._slow_path.has_batches(id(putting)) or ", ""),
     ),
     *mutants(
         "transports/flight/slow_consumers.py",
@@ -111,7 +111,7 @@ FLIGHT = [
     ),
     *mutants(
         "transports/flight/put_slow_path.py",
-        ("streams stay aside", "                self._leave(stream)", "                pass"),
+        ("streams stay aside", "                self._finish(stream)", "                pass"),
         ("the second goes first", "            if left:", "            if False:"),
     ),
     *mutants(
@@ -123,7 +123,7 @@ FLIGHT = [
         ("stopping refuses nobody", "if self._stopping:", "if False:"),
         (
             "what could not begin goes on",
-            "        except BaseException:\n            self.leave(owed=owed)\n            raise",
+            "        except BaseException:\n            self.end_call(owed=owed)\n            raise",
             "        except BaseException:\n            raise",
         ),
     ),

@@ -40,13 +40,21 @@ PRODUCER = [
         ("closed ones take more", 'raise ConnectionLost("this producer was closed")', "pass"),
         (
             "answers send nothing",
-            "self._hurried = True\n                    self._state.notify()",
+            "self._is_flush_requested = True\n                    self._state.notify()",
             "pass",
         ),
         ("linger for ever", "self._since_s + self._merging.linger_s", "self._since_s + 1e9"),
         ("nobody is to send", "self._until_due_s() <= GRACE_S", "False"),
-        ("the thread is not told", "not (self._in_flight and self._looks)", "not self._in_flight"),
-        ("the first waits, too", "if self._hurried or not self._in_flight:", "if self._hurried:"),
+        (
+            "the thread is not told",
+            "not (self._in_flight and self._is_timed_wait)",
+            "not self._in_flight",
+        ),
+        (
+            "the first waits, too",
+            "if self._is_flush_requested or not self._in_flight:",
+            "if self._is_flush_requested:",
+        ),
         (
             "failures are nobody's",
             "except Exception as error:  # whoever",
@@ -94,14 +102,14 @@ PRODUCER = [
         ("missing topics are made", "if not self._create:", "if False:"),
         (
             "a child of a fork goes on",
-            "or self._pid != fork_guard.pid:\n            self.learn(topic)\n        # What",
-            "and True:\n            self.learn(topic)\n        # What",
+            "or self._pid != fork_guard.pid:\n            self.check_topic(topic)\n        # What",
+            "and True:\n            self.check_topic(topic)\n        # What",
         ),
         ("not only ASCII is plainly right", "shard_key.isascii() and ", ""),
         (
             "the bus is not let go of",
-            "self._lines.close(None if is_done else 0.0)\n        self._bus.close()",
-            "self._lines.close(None if is_done else 0.0)",
+            "self._pool.close(None if is_done else 0.0)\n        self._bus.close()",
+            "self._pool.close(None if is_done else 0.0)",
         ),
     ),
     *mutants(
@@ -111,11 +119,11 @@ PRODUCER = [
             "if self._is_named or not self._of_topic:",
             "if not self._of_topic:",
         ),
-        ("lines without a bound", "if len(self._all) < MAX_LINES:", "if True:"),
+        ("lines without a bound", "if len(self._all) < MAX_PRODUCERS:", "if True:"),
         (
             "a topic changes its line",
-            "line = self._of_topic[topic] = self._next_line()",
-            "line = self._next_line()",
+            "line = self._of_topic[topic] = self._next_producer()",
+            "line = self._next_producer()",
         ),
     ),
 ]
@@ -124,7 +132,7 @@ REPLAY = [
     *mutants(
         "dialects/fdq/client/topic_replay.py",
         ("it never ends", "if last is None and not wait_s:", "if False:"),
-        ("ids are times", "if not isinstance(place, At):", "if False:"),
+        ("ids are times", "if not isinstance(place, TimePosition):", "if False:"),
         (
             "the bus is kept",
             "self._reading.close()\n        self._bus.close()",
@@ -163,7 +171,7 @@ EMBEDDED = [
         "native/inprocess/inprocess_client.py",
         ("a child of a fork uses it", "if os.getpid() != core.pid:", "if False:"),
         ("closed ones go on", 'raise ConnectionLost("this client was closed")', "pass"),
-        ("who waits sleeps on", "self._core.port.waits.look()", "pass"),
+        ("who waits sleeps on", "self._core.port.waits.check_callers()", "pass"),
         ("counted twice", "            if self._closed:\n                return\n", ""),
         (
             "nothing is carried",
@@ -178,11 +186,11 @@ EMBEDDED = [
             "self._stream(topic).produce(block, self._next_stamp())",
             "self._stream(topic).produce(block, None)",
         ),
-        ("no end of what travels", "self._dead or self._in_flight < MAX_IN_FLIGHT", "True"),
-        ("fenced ones go on", "self._dead = self._dead or error", "pass"),
+        ("no end of what travels", "self._closed_by or self._in_flight < MAX_IN_FLIGHT", "True"),
+        ("fenced ones go on", "self._closed_by = self._closed_by or error", "pass"),
         ("large batches", "if batch.nbytes > most:", "if False:"),
         ("told by the store's thread", "self._core.answers.add(partial(tell, done))", "tell(done)"),
-        ("not forgotten", "            self._forget()\n", "            pass\n"),
+        ("not forgotten", "            self._close_on_bus()\n", "            pass\n"),
     ),
     *mutants(
         "native/inprocess/inprocess_reader.py",
@@ -193,7 +201,7 @@ EMBEDDED = [
 
 SIGHTINGS = mutants(
     "native/port/anonymous_producers.py",
-    ("forgotten a day early", "KEPT_S: Final = 8 * DAY_S", "KEPT_S: Final = 7 * DAY_S"),
+    ("forgotten a day early", "EXPIRY_S: Final = 8 * DAY_S", "EXPIRY_S: Final = 7 * DAY_S"),
     ("names are forgotten", "if not ANONYMOUS.fullmatch(producer):", "if False:"),
     ("uses are not noted", "self._store.commit(Commit(changes=changes))", "pass"),
     (
@@ -203,17 +211,17 @@ SIGHTINGS = mutants(
     ),
     (
         "the wall clock alone",
-        "if noted_s is not None and self._clock() - noted_s < KEPT_S:",
+        "if noted_s is not None and self._clock() - noted_s < EXPIRY_S:",
         "if False:",
     ),
     (
         "looked at all the time",
-        "if self._looked_s is not None and now_s - self._looked_s < LOOK_EVERY_S:",
+        "if self._scanned_s is not None and now_s - self._scanned_s < SCAN_INTERVAL_S:",
         "if False:",
     ),
     (
         "only the first are looked at",
-        'records[-1].key if len(records) == LOOKED_AT else b""',
+        'records[-1].key if len(records) == SCAN_LIMIT else b""',
         'b""',
     ),
 )

@@ -106,7 +106,7 @@ NAMESPACE = mutants(
     "store/memory/namespace.py",
     ("topics are made again", "if name in self._names:", "if False:"),
     ("numbers are used again", "self._last_number += 1", "self._last_number = len(self._logs) + 1"),
-    ("ids restart", "log = Log(topic, [], grave.next_id)", "log = Log(topic, [])"),
+    ("ids restart", "log = MemoryLog(topic, [], grave.next_id)", "log = MemoryLog(topic, [])"),
     ("offsets restart", "grave.end_of(number), grave.end_of(number)", "0, 0"),
     (
         "dropped offsets seem to be there",
@@ -128,14 +128,14 @@ NAMESPACE = mutants(
     ),
     (
         "stamps come last",
-        "first = self.producers.judge(commit.stamp) if commit.stamp else None",
-        "self._judge_appends(commit)\n        "
-        "first = self.producers.judge(commit.stamp) if commit.stamp else None",
+        "first = self.producers.check_stamp(commit.stamp) if commit.stamp else None",
+        "self._check_appends(commit)\n        "
+        "first = self.producers.check_stamp(commit.stamp) if commit.stamp else None",
     ),
     (
         "changes are judged too late",
-        "self._judge_changes(commit.changes)\n        spans, timestamp_ns = self._append(appends)",
-        "spans, timestamp_ns = self._append(appends)\n        self._judge_changes(commit.changes)",
+        "self._check_changes(commit.changes)\n        spans, timestamp_ns = self._append(appends)",
+        "spans, timestamp_ns = self._append(appends)\n        self._check_changes(commit.changes)",
     ),
     (
         "stages can be published again",
@@ -241,9 +241,9 @@ ENGINE = mutants(
     ),
     (
         "errors are raised at once",
-        "            return self._hand_over(self._space.commit, request_checks.commit(commit))\n"
+        "            return self._submit(self._space.commit, request_checks.commit(commit))\n"
         "        except PolybusError as error:",
-        "            return self._hand_over(self._space.commit, request_checks.commit(commit))\n"
+        "            return self._submit(self._space.commit, request_checks.commit(commit))\n"
         "        except ZeroDivisionError as error:",
     ),
     (
@@ -263,10 +263,10 @@ ENGINE = mutants(
 
 CHECKS = mutants(
     "store/request_checks.py",
-    ("any name will do", "    topic_name.check(name)\n", ""),
+    ("any name will do", "    topic_name.check_topic_name(name)\n", ""),
     ("settings are shared", "return {name: copy[name] for name in copy}", "return dict(settings)"),
-    ("a key twice", '_once([change.key for change in changes], "a commit', 'str("a commit'),
-    ("a stage twice", '_once(stages, "a commit publishes a stage once")', "pass"),
+    ("a key twice", '_check_unique([change.key for change in changes], "a commit', 'str("a commit'),
+    ("a stage twice", '_check_unique(stages, "a commit publishes a stage once")', "pass"),
     ("no rows are asked for", "require(max_rows >= 1,", "require(max_rows >= 0,"),
     ("long keys", "_at_most(part, MAX_KEY_BYTES,", "_at_most(part, MAX_KEY_BYTES + 1,"),
     ("long records", 'MAX_RECORD_BYTES, "a record"', 'MAX_RECORD_BYTES + 1, "a record"'),

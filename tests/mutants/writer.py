@@ -26,7 +26,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 BESIDE = mutants(
     "store/lmdb/background_committer.py",
-    ("what is lost is not told", "self._lost = Lost(work.group, error)", "pass"),
+    ("what is lost is not told", "self._lost = FailedCommit(work.group, error)", "pass"),
     ("nobody comes for what is lost", "            self._on_failure()\n", ""),
     (
         "nobody waits for what is under way",
@@ -47,7 +47,7 @@ BESIDE = mutants(
     ),
     (
         "it never ends",
-        "            self._given.release()\n            self._thread.join()",
+        "            self._work_ready.release()\n            self._thread.join()",
         "            pass",
     ),
 )
@@ -56,19 +56,23 @@ WRITER = mutants(
     "store/lmdb/writer.py",
     (
         "what rests on a lost one is kept",
-        "                begun = self._carry_out(group)\n            if not alone",
+        "                begun = self._execute_group(group)\n            if not alone",
         "                pass\n            if not alone",
     ),
     ("one that failed takes others along", "or len(group) == 1:", "or True:"),
-    ("a batch that failed is kept", "        self.books.burn()\n", ""),
+    ("a batch that failed is kept", "        self.state.rollback()\n", ""),
     (
         "the next is not waited for",
         "            while not self._settled():  # then",
         "            while False:  # then",
     ),
     ("what is small goes beside", "return batch.size >= LARGE_BYTES and", "return True and"),
-    ("none gives way", "and not self._is_gentle and not batch.cleaning", "and not batch.cleaning"),
-    ("what is to be removed waits", " and not batch.cleaning\n", "\n"),
+    (
+        "none gives way",
+        "and not self._is_gentle and not batch.has_removals",
+        "and not batch.has_removals",
+    ),
+    ("what is to be removed waits", " and not batch.has_removals\n", "\n"),
     (
         "leases of a lost batch are gone",
         "            if under_way:  # else",
@@ -77,7 +81,7 @@ WRITER = mutants(
     (
         "leases of a written batch stay",
         "            if under_way:  # else what has left may be what failed just now\n"
-        "                self._kept()\n",
+        "                self._on_committed()\n",
         "",
     ),
     (
@@ -90,15 +94,15 @@ WRITER = mutants(
         "            if apart is self._end:\n                self._settle_all()",
         "            if apart is self._end:\n                pass",
     ),
-    ("what is known grows", "        if not self.books.batch:\n", "        if False:\n"),
+    ("what is known grows", "        if not self.state.batch:\n", "        if False:\n"),
     (
         "a large memory is never looked at",
-        "            if self.books.known.is_large:\n",
+        "            if self.state.cache.is_large:\n",
         "            if False:\n",
     ),
     ("all at once", "size < self._max_bytes and len(group)", "len(group)"),
-    ("the size is forgotten", "        self._queue.taken(size - added)\n", ""),
-    ("nothing more is taken", "begun += self._carry_out_more(group)", "pass"),
+    ("the size is forgotten", "        self._queue.release_bytes(size - added)\n", ""),
+    ("nothing more is taken", "begun += self._execute_late(group)", "pass"),
 )
 
 ALL = [*BESIDE, *WRITER]

@@ -31,11 +31,11 @@ from typing import Any, TypeVar
 
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
-from polybus.dialects.freud.server.fair_scheduler import Line
-from polybus.dialects.freud.server.session import FreudDialect
-from polybus.dialects.gsb.server.session import GsbDialect
-from polybus.dialects.rqueue.server.session import RqueueDialect
-from polybus.durable.topic_names import CREATOR, Reservation, as_creator
+from polybus.dialects.freud.server.fair_scheduler import FairScheduler
+from polybus.dialects.freud.server.session import FreudServer
+from polybus.dialects.gsb.server.session import GsbServer
+from polybus.dialects.rqueue.server.session import RqueueServer
+from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import FreudLimits, GsbLimits, Limits, QuotaLimits, RqueueLimits
 from polybus.model.topic import Topic
@@ -104,15 +104,15 @@ class MemoryBus:
             quotas=quotas,
             policy=policy,
         )
-        self._rqueue = RqueueDialect(self.broker, rqueue or RqueueLimits())
-        self._freud = FreudDialect(self.broker, freud or FreudLimits(), self)
+        self._rqueue = RqueueServer(self.broker, rqueue or RqueueLimits())
+        self._freud = FreudServer(self.broker, freud or FreudLimits(), self)
         self._sessions: dict[object, int] = {}  # in the order of their connections
         self._reads: deque[Callable[[], None]] = deque()
         if durable:
             self.store = SteppedStore(wall_ns=self.wall_ns, clock_s=lambda: self.now_s)
-            self.broker.keep(self.store, self._soon.append, self._read_later)
+            self.broker.attach_store(self.store, self._soon.append, self._read_later)
         # Last: its log of calls is a durable topic.
-        self.gsb = GsbDialect(self.broker, gsb or GsbLimits(), self, ANONYMOUS)
+        self.gsb = GsbServer(self.broker, gsb or GsbLimits(), self, ANONYMOUS)
 
     def connect(self, appetite: int | None = None, identity: Identity = ANONYMOUS) -> MemoryPipe:
         """A new rqueue connection; with an appetite it takes so many bytes and then no more."""
@@ -162,18 +162,18 @@ class MemoryBus:
         self, name: str, shards: int = 1, creator: Identity = ANONYMOUS, **settings: object
     ) -> Topic:
         """A durable topic, bound as the native port does it."""
-        binding = self.broker.binding
+        binding = self.broker.topic_names
         assert binding is not None
         reservation, _ = binding.reserve(creator, name)
-        assert isinstance(reservation, Reservation), "there is one of this name"
-        topic = self.store.create(name, shards, {CREATOR: as_creator(creator), **settings})
-        binding.fulfil(reservation, topic, self.store.bounds(topic.number).next_id)
+        assert isinstance(reservation, NameReservation), "there is one of this name"
+        topic = self.store.create(name, shards, {CREATOR: creator_record(creator), **settings})
+        binding.complete(reservation, topic, self.store.bounds(topic.number).next_id)
         return topic
 
     def drop(self, topic: Topic) -> None:
-        assert self.broker.binding is not None
+        assert self.broker.topic_names is not None
         self.store.drop(topic.name)
-        self.broker.binding.gone(topic)
+        self.broker.topic_names.remove(topic)
 
     def commit(self, count: int | None = None) -> None:
         """So many of the commits that wait for the disk are carried out, or all."""
@@ -225,7 +225,7 @@ class MemoryBus:
 
     def _connect(
         self,
-        dialect: RqueueDialect | FreudDialect | GsbDialect,
+        dialect: RqueueServer | FreudServer | GsbServer,
         appetite: int | None,
         identity: Identity,
         is_unix: bool = False,
@@ -240,7 +240,11 @@ class MemoryBus:
 
     def _rank(self, callback: Callable[[], None]) -> int:
         whose = getattr(callback, "__self__", None)
-        return len(self._sessions) + 1 if isinstance(whose, Line) else self._sessions.get(whose, 0)
+        return (
+            len(self._sessions) + 1
+            if isinstance(whose, FairScheduler)
+            else self._sessions.get(whose, 0)
+        )
 
     def _fire_until(self, end: float) -> None:
         """The timers that are due by then, each at its time, with what follows from it."""

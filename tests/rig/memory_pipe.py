@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from polybus.model.identity import ANONYMOUS, Identity
 
 if TYPE_CHECKING:
-    from polybus.transports.stream_session import Session
+    from polybus.transports.stream_session import StreamSession
 
 
 class MemoryPipe:
@@ -43,14 +43,14 @@ class MemoryPipe:
         self._backlog = bytearray()
         self._stalled = False
         self._unread = b""
-        self._session: Session | None = None
+        self._session: StreamSession | None = None
 
-    def attach(self, session: Session) -> None:
+    def attach(self, session: StreamSession) -> None:
         """From now on `session` is told what a transport would tell it."""
         self._session = session
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> StreamSession | None:
         return self._session
 
     # What the session may do (bus.party.Pipe).
@@ -65,10 +65,10 @@ class MemoryPipe:
         self._backlog += b"".join(chunks)
         self._pass_on()
 
-    def backlog(self) -> int:
+    def backlog_bytes(self) -> int:
         return len(self._backlog)
 
-    def unconfirmed(self) -> int:
+    def unconfirmed_bytes(self) -> int:
         return self.in_host
 
     def pause_reading(self) -> None:
@@ -89,10 +89,10 @@ class MemoryPipe:
     def has_failed(self) -> bool:
         return self.broken
 
-    def keep_place(self) -> None:
+    def retain_slot(self) -> None:
         self.keeps_place = True
 
-    def leave_place(self) -> None:
+    def release_slot(self) -> None:
         self.keeps_place = False
 
     def close(self) -> None:
@@ -117,16 +117,16 @@ class MemoryPipe:
         self._pass_on()
         if self._stalled and not self._backlog:
             self._stalled = False
-            self._tell("writable")
+            self._tell("on_writable")
 
     def shut_down(self) -> None:
         """Says that it sends no more."""
         if self._session is not None and not self.closed:
-            self._session.half_closed()
+            self._session.on_half_closed()
 
     def hang_up(self) -> None:
         """The connection is gone, and with it what was not taken."""
-        self._tell("ended")
+        self._tell("on_ended")
         self._backlog.clear()
 
     @property
@@ -150,7 +150,7 @@ class MemoryPipe:
             self.appetite -= len(moved)
         if self._backlog and not self._stalled:
             self._stalled = True
-            self._tell("stalled")
+            self._tell("on_stalled")
 
     def _tell(self, what: str) -> None:
         if self._session is not None:

@@ -84,7 +84,7 @@ SPARK = Points(
             ),
         ),
         "spark/source/partition_reader.py": (
-            after("                    yield shape.batch(one.topic, batch)\n", "reading"),
+            after("                    yield shape.build_batch(one.topic, batch)\n", "reading"),
         ),
         "spark/archive/parquet_files.py": (
             after("        self._waiting, self._bytes, self._rows = [], 0, 0\n", "mid-file"),
@@ -102,8 +102,8 @@ SPARK = Points(
         ),
         "spark/archive/file_compaction.py": (
             before(
-                "        with writable(folder.path):\n"
-                "            newest = manifest_versions.newest(folder, merge.topic)\n",
+                "        with explain_write_errors(folder.path):\n"
+                "            newest = manifest_versions.read_newest(folder, merge.topic)\n",
                 "compacted",
             ),
         ),
@@ -142,10 +142,11 @@ PIRATE = Points(
             ),
         ),
         "dialects/pirate/client/requester.py": (
-            before("            value = await self._carry_out(request)\n", "asked"),
+            before("            value = await self._send_counted(request)\n", "asked"),
             before("            if record:\n", "fetched"),
             after(
-                "        await finished(self._folder.read, message.topic, message.id)\n", "recorded"
+                "        await run_to_completion(self._folder.record_read, message.topic, message.id)\n",
+                "recorded",
             ),
             after("        reply = await self._answer(asked, request)\n", "answered"),
             before("            return reply.second\n", "settled"),

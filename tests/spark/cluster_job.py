@@ -20,7 +20,7 @@ SETTINGS = {
     "spark.driver.memory": "600m",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    + class_data_sharing.shared(),
+    + class_data_sharing.load_flags(),
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.cores.max": "2",

@@ -12,23 +12,23 @@ import pytest
 from polybus.errors import ConfigError, Conflict, Damaged, DataFolderInUse, WrongFormat
 from polybus.model.arrow import READ_SCHEMA
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_committer import KEEP_S, tidy
-from polybus.spark.archive.archive_folder import MARK, Folder, quoted
-from polybus.spark.archive.archive_lock import Locks
-from polybus.spark.archive.archive_source import FEW_ROWS, MOST_ROWS, few
-from polybus.spark.archive.file_compaction import SMALL_BYTES, chosen
-from polybus.spark.archive.manifest import File, Last, Manifest, Replaced, Span
+from polybus.spark.archive.archive_committer import KEEP_S, remove_unlisted
+from polybus.spark.archive.archive_folder import MARK, ArchiveFolder, quote_name
+from polybus.spark.archive.archive_lock import TopicLocks
+from polybus.spark.archive.archive_source import FEW_ROWS, MOST_ROWS, plan_tasks
+from polybus.spark.archive.file_compaction import SMALL_BYTES, choose_merges
+from polybus.spark.archive.manifest import ArchivedFile, LastRow, Manifest, OffsetSpan, ReplacedFile
 from polybus.spark.archive.parquet_files import FILE_BYTES, NS_PER_DAY, by_date
-from polybus.spark.source.partitions import Range
+from polybus.spark.source.partitions import OffsetRange
 
 
 def file(path, spans, date="2026-01-31", size_bytes=100):
-    shards = {n: Span(*span) for n, span in spans.items()}
-    return File(path, date, size_bytes, 1, 2, shards)
+    shards = {n: OffsetSpan(*span) for n, span in spans.items()}
+    return ArchivedFile(path, date, size_bytes, 1, 2, shards)
 
 
 def lasts(files):
-    return {n: Last(span.end, 2) for one in files for n, span in one.shards.items()}
+    return {n: LastRow(span.end, 2) for one in files for n, span in one.shards.items()}
 
 
 def manifest_of(*files):
@@ -37,7 +37,7 @@ def manifest_of(*files):
 
 @pytest.fixture
 def folder(tmp_path):
-    made = Folder(tmp_path / "archive")
+    made = ArchiveFolder(tmp_path / "archive")
     made.prepare()
     return made
 
@@ -48,7 +48,7 @@ def folder(tmp_path):
 def test_files_go_on_where_the_archive_ends():
     one = manifest_of(file("b", {1: (5, 9)}), file("a", {0: (0, 4), 1: (0, 5)}))
     assert [each.path for each in one.files] == ["a", "b"]
-    assert one.shards == {0: Span(0, 4), 1: Span(0, 9)}
+    assert one.shards == {0: OffsetSpan(0, 4), 1: OffsetSpan(0, 9)}
     assert (one.number, one.rows) == (1, 13)
 
 
@@ -58,7 +58,7 @@ def test_days_come_before_shards():
     second = file("second", {0: (0, 9), 1: (3, 9)}, date="2026-02-01")
     one = manifest_of(second, file("first", {1: (0, 3)}))
     assert [each.path for each in one.files] == ["first", "second"]
-    assert one.shards == {0: Span(0, 9), 1: Span(0, 9)}
+    assert one.shards == {0: OffsetSpan(0, 9), 1: OffsetSpan(0, 9)}
 
 
 @pytest.mark.parametrize("start", [3, 5])
@@ -71,20 +71,20 @@ def test_a_file_that_overlaps_or_leaves_a_gap_is_refused(start):
 def test_what_the_log_has_lost_may_be_a_gap_if_that_was_said():
     one = manifest_of(file("a", {0: (0, 4)}))
     new = [file("b", {0: (6, 9)})]
-    assert one.added(new, lasts(new), gaps=True).shards == {0: Span(0, 9)}
+    assert one.added(new, lasts(new), gaps=True).shards == {0: OffsetSpan(0, 9)}
     with pytest.raises(Conflict):
         one.added([file("b", {0: (3, 9)})], {}, gaps=True)
 
 
 def test_a_manifest_is_read_as_it_was_written(folder):
-    one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(Replaced("x", 17),))
-    manifest_versions.commit(folder, one)
-    assert manifest_versions.newest(folder, "t") == one
-    assert manifest_versions.topics(folder) == ["t"]
+    one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
+    manifest_versions.commit_manifest(folder, one)
+    assert manifest_versions.read_newest(folder, "t") == one
+    assert manifest_versions.list_topics(folder) == ["t"]
 
 
 def test_fields_that_a_later_polybus_has_added_are_passed_over():
-    one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(Replaced("x", 17),))
+    one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
     told = one.as_json()
     for part in (told, *told["files"], *told["replaced"], *told["shards"].values()):
         part["new"] = 1
@@ -93,16 +93,16 @@ def test_fields_that_a_later_polybus_has_added_are_passed_over():
 
 def test_of_two_that_make_the_next_manifest_one_has_to_begin_again(folder):
     one = manifest_of(file("a", {0: (0, 4)}))
-    manifest_versions.commit(folder, one)
+    manifest_versions.commit_manifest(folder, one)
     with pytest.raises(Conflict, match="somebody else adds"):
-        manifest_versions.commit(folder, one)
-    assert manifest_versions.newest(folder, "t") == one
+        manifest_versions.commit_manifest(folder, one)
+    assert manifest_versions.read_newest(folder, "t") == one
 
 
 def test_the_newest_counts_and_a_few_old_ones_stay(folder):
     for number in range(1, 21):
-        manifest_versions.commit(folder, Manifest("t", number))
-    assert manifest_versions.newest(folder, "t").number == 20
+        manifest_versions.commit_manifest(folder, Manifest("t", number))
+    assert manifest_versions.read_newest(folder, "t").number == 20
     assert len(list(folder.manifests("t").glob("*.json"))) == manifest_versions.KEPT
 
 
@@ -111,7 +111,7 @@ def test_a_manifest_that_is_none_is_damage(folder, text):
     folder.manifests("t").mkdir(parents=True)
     (folder.manifests("t") / f"{1:020}.json").write_text(text)
     with pytest.raises(Damaged):
-        manifest_versions.newest(folder, "t")
+        manifest_versions.read_newest(folder, "t")
 
 
 # --- the folder
@@ -120,12 +120,12 @@ def test_a_manifest_that_is_none_is_damage(folder, text):
 def test_an_empty_folder_becomes_an_archive_and_stays_one(folder):
     folder.prepare()
     folder.check()
-    assert manifest_versions.topics(folder) == []
+    assert manifest_versions.list_topics(folder) == []
 
 
 def test_a_folder_with_something_else_is_no_archive_and_is_left_alone(tmp_path):
     (tmp_path / "letter").touch()
-    for way in (Folder(tmp_path).prepare, Folder(tmp_path).check):
+    for way in (ArchiveFolder(tmp_path).prepare, ArchiveFolder(tmp_path).check):
         with pytest.raises(WrongFormat, match="is no archive"):
             way()
     assert [one.name for one in tmp_path.iterdir()] == ["letter"]
@@ -150,24 +150,24 @@ def test_an_archive_of_another_version_is_refused(folder, text, told):
 def test_a_folder_that_is_a_file_or_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is no folder"):
-        Folder(tmp_path / "file").prepare()
+        ArchiveFolder(tmp_path / "file").prepare()
     with pytest.raises(ConfigError, match="is no folder"):
-        Folder(tmp_path / "file" / "archive").prepare()
+        ArchiveFolder(tmp_path / "file" / "archive").prepare()
     with pytest.raises(ConfigError, match="not writable"):
-        Folder("/sys/archive").prepare()
+        ArchiveFolder("/sys/archive").prepare()
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "ü" * 100, "checkpoints", "x~y", "a b%"])
 def test_any_topic_has_a_place_of_its_own(folder, name):
     assert folder.manifests(name).parent == folder.manifests("plain").parent
-    assert len(quoted(name)) <= 200
-    assert len({quoted(one) for one in (name, name + "x", "x" + name)}) == 3
-    manifest_versions.commit(folder, Manifest(name, 1))
-    assert manifest_versions.topics(folder) == [name]
+    assert len(quote_name(name)) <= 200
+    assert len({quote_name(one) for one in (name, name + "x", "x" + name)}) == 3
+    manifest_versions.commit_manifest(folder, Manifest(name, 1))
+    assert manifest_versions.list_topics(folder) == [name]
 
 
 def test_one_at_a_time_adds_to_a_topic(folder):
-    first, second = Locks(folder), Locks(folder)
+    first, second = TopicLocks(folder), TopicLocks(folder)
     first.take("t")
     first.take("t")
     second.take("other")
@@ -182,7 +182,7 @@ def test_a_disk_that_refuses_the_lock_is_told_as_such(folder):
     (folder.path / "_polybus").mkdir(exist_ok=True)
     (folder.path / "_polybus" / "topics").touch()
     with pytest.raises(ConfigError, match="is no folder"):
-        Locks(folder).take("t")
+        TopicLocks(folder).take("t")
 
 
 def test_only_what_nobody_can_be_reading_is_removed(folder):
@@ -195,16 +195,16 @@ def test_only_what_nobody_can_be_reading_is_removed(folder):
     now_s = (folder.path / paths["stray"]).stat().st_mtime
     one = manifest_of(file(paths["counts"], {0: (0, 4)}))
     gone = (
-        Replaced(paths["new-replaced"], int(now_s + KEEP_S)),
-        Replaced(paths["old-replaced"], int(now_s - 1)),
+        ReplacedFile(paths["new-replaced"], int(now_s + KEEP_S)),
+        ReplacedFile(paths["old-replaced"], int(now_s - 1)),
     )
-    manifest_versions.commit(folder, replace(one, replaced=gone))
-    tidy(folder, "t", now_s + 10)
+    manifest_versions.commit_manifest(folder, replace(one, replaced=gone))
+    remove_unlisted(folder, "t", now_s + 10)
     assert len(list(place.iterdir())) == 4
-    tidy(folder, "t", now_s + KEEP_S + 10)
+    remove_unlisted(folder, "t", now_s + KEEP_S + 10)
     left = sorted(one.name for one in place.iterdir())
     assert left == ["counts.parquet", "new-replaced.parquet"]
-    assert manifest_versions.newest(folder, "t").replaced == gone[:1]
+    assert manifest_versions.read_newest(folder, "t").replaced == gone[:1]
 
 
 # --- what goes into which file
@@ -225,15 +225,20 @@ def test_rows_are_cut_by_the_date_of_the_bus_in_utc():
 
 
 def test_few_rows_are_one_task_and_many_are_as_many_as_run_at_once():
-    assert [part.ranges for part in few([Range("t", 0, 5, 9)], 8)] == [((Range("t", 0, 5, 9)),)]
+    assert [part.ranges for part in plan_tasks([OffsetRange("t", 0, 5, 9)], 8)] == [
+        ((OffsetRange("t", 0, 5, 9)),)
+    ]
     total = 4 * FEW_ROWS
-    parts = few([Range("t", 1, 0, total // 2), Range("t", 0, 0, total // 2)], 3)
+    parts = plan_tasks([OffsetRange("t", 1, 0, total // 2), OffsetRange("t", 0, 0, total // 2)], 3)
     assert [part.rows for part in parts] == pytest.approx([total / 3] * 3, abs=1)
     assert [one for part in parts for one in part.ranges] == sorted(
         one for part in parts for one in part.ranges
     )
     assert sum(part.rows for part in parts) == total
-    assert max(part.rows for part in few([Range("t", 0, 0, 5 * MOST_ROWS)], 2)) <= MOST_ROWS
+    assert (
+        max(part.rows for part in plan_tasks([OffsetRange("t", 0, 0, 5 * MOST_ROWS)], 2))
+        <= MOST_ROWS
+    )
 
 
 def test_small_neighbours_of_a_date_are_merged_and_large_files_are_left_alone():
@@ -241,25 +246,25 @@ def test_small_neighbours_of_a_date_are_merged_and_large_files_are_left_alone():
     large = file("large", {0: (4, 100)}, size_bytes=SMALL_BYTES)
     later = [file(f"l{n}", {0: (n, n + 1)}, date="2026-02-01") for n in (100, 101)]
     one = manifest_of(*small, large, *later)
-    assert [[each.path for each in merge.files] for merge in chosen(one, 2)] == [
+    assert [[each.path for each in merge.files] for merge in choose_merges(one, 2)] == [
         ["s0", "s1", "s2", "s3"],
         ["l100", "l101"],
     ]
-    assert [len(merge.files) for merge in chosen(one, 3)] == [4]
-    assert chosen(one, 8) == []
+    assert [len(merge.files) for merge in choose_merges(one, 3)] == [4]
+    assert choose_merges(one, 8) == []
 
 
 def test_nothing_is_merged_over_a_gap():
     files = [file("a", {0: (0, 4)}), file("b", {0: (6, 9)}), file("c", {0: (9, 10), 1: (0, 2)})]
     one = Manifest("t").added(files, lasts(files), gaps=True)
-    assert [[each.path for each in merge.files] for merge in chosen(one, 2)] == [["b", "c"]]
-    assert [(gap.shard, gap.lost) for gap in one.gaps()] == [(0, Span(4, 6))]
+    assert [[each.path for each in merge.files] for merge in choose_merges(one, 2)] == [["b", "c"]]
+    assert [(gap.shard, gap.lost) for gap in one.gaps()] == [(0, OffsetSpan(4, 6))]
 
 
 def test_no_merge_is_larger_than_a_file_should_be():
     size = SMALL_BYTES - 1
     files = [file(f"s{n:02}", {0: (n, n + 1)}, size_bytes=size) for n in range(20)]
-    merges = chosen(manifest_of(*files), 2)
+    merges = choose_merges(manifest_of(*files), 2)
     assert max(sum(one.size_bytes for one in merge.files) for merge in merges) <= FILE_BYTES
     assert sum(len(merge.files) for merge in merges) >= 19
 
@@ -269,6 +274,6 @@ def test_a_merged_file_stands_where_the_small_ones_stood():
     one = manifest_of(*small, file("next", {0: (3, 9)}))
     after = one.compacted(small[:2], file("merged", {0: (0, 2)}), 17.9)
     assert [each.path for each in after.files] == ["merged", "s2", "next"]
-    assert after.replaced == (Replaced("s0", 17), Replaced("s1", 17))
+    assert after.replaced == (ReplacedFile("s0", 17), ReplacedFile("s1", 17))
     assert (after.number, after.shards, after.rows) == (2, one.shards, one.rows)
-    assert after.without_replaced({"s1"}).replaced == (Replaced("s1", 17),)
+    assert after.without_replaced({"s1"}).replaced == (ReplacedFile("s1", 17),)

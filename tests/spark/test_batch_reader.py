@@ -14,9 +14,9 @@ from polybus.errors import DoesNotExist, PolybusError, Trimmed, UsageError, Wron
 from polybus.native import ClientOptions
 from polybus.spark.source import log_access
 from polybus.spark.source.batch_reader import BatchReader
-from polybus.spark.source.partitions import Range, admit, plan
+from polybus.spark.source.partitions import OffsetRange, limit_rows, plan_partitions
 from polybus.spark.source.topic_schema import SCHEMA
-from polybus.spark.spark_options import SOURCE_OPTIONS, Options
+from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
 from tests.rig.native_bus import NativeBus
 
 
@@ -26,7 +26,7 @@ def url(request: pytest.FixtureRequest, bus: NativeBus) -> str:
 
 
 def reader(schema: StructType = SCHEMA, /, **options: str) -> BatchReader:
-    return BatchReader(Options(options, SOURCE_OPTIONS), schema)
+    return BatchReader(SparkOptions(options, SOURCE_OPTIONS), schema)
 
 
 def rows(**options: str) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def test_several_topics_and_patterns_between_offsets(url, client, topic):
 
 def test_a_task_that_has_read_a_topic_reads_the_one_that_took_its_name(bus, client, topic):
     """Spark's workers live long: what they know of a topic may be of one that was dropped."""
-    task = log_access.FromFiles(f"lmdb:{bus.folder / 'data'}")
+    task = log_access.StoreLogAccess(f"lmdb:{bus.folder / 'data'}")
     found = []
     for body in (b"old", b"new"):
         client.create_topic(topic, 1)
@@ -141,30 +141,33 @@ def test_no_topic_under_a_pattern(url, topic):
 
 
 def test_a_plan_cuts_long_ranges_and_puts_short_ones_together():
-    long, short = Range("t", 0, 10, 1_200_010), [Range("t", n, 0, 20_000) for n in range(1, 6)]
-    found = plan([long, *short], None)
+    long, short = (
+        OffsetRange("t", 0, 10, 1_200_010),
+        [OffsetRange("t", n, 0, 20_000) for n in range(1, 6)],
+    )
+    found = plan_partitions([long, *short], None)
     assert [one.rows for one in found] == [400_000] * 3 + [40_000, 40_000, 20_000]
-    assert found[0].ranges == (Range("t", 0, 10, 400_010),)
+    assert found[0].ranges == (OffsetRange("t", 0, 10, 400_010),)
     assert found[3].ranges == (short[0], short[1])
 
 
 def test_rows_of_a_partition_are_bounded_if_asked():
-    found = plan([Range("t", 0, 0, 10), Range("t", 1, 5, 8)], 4)
+    found = plan_partitions([OffsetRange("t", 0, 0, 10), OffsetRange("t", 1, 5, 8)], 4)
     assert [one.ranges for one in found] == [
-        (Range("t", 0, 0, 3),), (Range("t", 0, 3, 6),), (Range("t", 0, 6, 10),),
-        (Range("t", 1, 5, 8),),
+        (OffsetRange("t", 0, 0, 3),), (OffsetRange("t", 0, 3, 6),), (OffsetRange("t", 0, 6, 10),),
+        (OffsetRange("t", 1, 5, 8),),
     ]  # fmt: skip
-    assert [one.rows for one in plan([], 4)] == [0]
+    assert [one.rows for one in plan_partitions([], 4)] == [0]
 
 
 def test_of_several_ranges_each_has_its_share():
-    ranges = [Range("t", 0, 0, 1000), Range("t", 1, 0, 1), Range("t", 2, 50, 550)]
-    found = admit(ranges, 100)
+    ranges = [OffsetRange("t", 0, 0, 1000), OffsetRange("t", 1, 0, 1), OffsetRange("t", 2, 50, 550)]
+    found = limit_rows(ranges, 100)
     assert sum(one.rows for one in found) == 100
     assert found[1].rows == 1, "the smallest is not forgotten"
     assert found[0].rows == pytest.approx(66, abs=2)
-    assert sum(one.rows for one in admit(ranges, 2)) == 2
-    assert admit(ranges, 1501) == ranges
+    assert sum(one.rows for one in limit_rows(ranges, 2)) == 2
+    assert limit_rows(ranges, 1501) == ranges
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ def test_letters_are_mended_on_their_way(run, client, given_up):
 
 def test_of_two_at_once_one_looks_again(run, spark, bus, client, given_up):
     """Both have seen the same letters."""
-    choice = requeue.Choice("reason LIKE 'V%'", None, None)
-    first, second = (requeue.DeadLetters(spark, bus.url, f"{given_up}.dlq") for _ in range(2))
+    choice = requeue.LetterSelection("reason LIKE 'V%'", None, None)
+    first, second = (requeue.DeadLetterTopic(spark, bus.url, f"{given_up}.dlq") for _ in range(2))
     assert first.requeue(choice)
-    assert not second.requeue(requeue.Choice(None, None, None))
+    assert not second.requeue(requeue.LetterSelection(None, None, None))
     assert numbers(client, given_up) == list(range(0, LETTERS, 3))
     assert run(requeue=True, every_letter=True).rows == 40
     assert numbers(client, given_up) == list(range(LETTERS))

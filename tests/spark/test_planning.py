@@ -8,20 +8,30 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.spark.source.partitions import FEW_ROWS, Range, admit, admit_bytes, plan
-from polybus.spark.source.query_position import Position
+from polybus.spark.source.partitions import (
+    FEW_ROWS,
+    OffsetRange,
+    limit_bytes,
+    limit_rows,
+    plan_partitions,
+)
+from polybus.spark.source.query_position import QueryPosition
 
 SIZES = st.lists(st.integers(1, 2_000_000), min_size=1, max_size=12)
 
 
-def ranges_of(sizes: list[int]) -> list[Range]:
-    return [Range("t", shard, shard * 7, shard * 7 + rows) for shard, rows in enumerate(sizes)]
+def ranges_of(sizes: list[int]) -> list[OffsetRange]:
+    return [
+        OffsetRange("t", shard, shard * 7, shard * 7 + rows) for shard, rows in enumerate(sizes)
+    ]
 
 
 @given(SIZES, st.one_of(st.none(), st.integers(10_000, 10**7)))
 def test_a_plan_has_every_offset_once(sizes, rows_per_partition):
     ranges = ranges_of(sizes)
-    pieces = sorted(piece for one in plan(ranges, rows_per_partition) for piece in one.ranges)
+    pieces = sorted(
+        piece for one in plan_partitions(ranges, rows_per_partition) for piece in one.ranges
+    )
     for whole in ranges:
         own = [piece for piece in pieces if piece.shard == whole.shard]
         assert (own[0].start, own[-1].end) == (whole.start, whole.end)
@@ -32,7 +42,7 @@ def test_a_plan_has_every_offset_once(sizes, rows_per_partition):
 @given(SIZES)
 def test_what_one_task_may_have_is_not_cut(sizes):
     ranges = ranges_of(sizes)
-    found = plan(ranges, max(sizes))
+    found = plan_partitions(ranges, max(sizes))
     assert [piece for one in found for piece in one.ranges] == ranges
     assert max(one.rows for one in found) <= max(FEW_ROWS, *sizes)
 
@@ -40,7 +50,7 @@ def test_what_one_task_may_have_is_not_cut(sizes):
 @given(SIZES, st.integers(1, 10**7))
 def test_a_bound_of_rows_is_reached_and_kept(sizes, max_rows):
     ranges = ranges_of(sizes)
-    admitted = admit(ranges, max_rows)
+    admitted = limit_rows(ranges, max_rows)
     assert sum(one.rows for one in admitted) == min(max_rows, sum(sizes))
     for one, whole in zip(admitted, ranges, strict=True):
         assert whole.start == one.start <= one.end <= whole.end
@@ -51,7 +61,7 @@ def test_a_bound_of_rows_is_reached_and_kept(sizes, max_rows):
 @given(SIZES, st.integers(1, 10**9), st.lists(st.integers(0, 10**6), min_size=12, max_size=12))
 def test_a_bound_of_bytes_lets_something_through_and_not_much_more(sizes, max_bytes, weights):
     ranges = ranges_of(sizes)
-    admitted = admit_bytes(ranges, max_bytes, lambda one, _: float(weights[one.shard]))
+    admitted = limit_bytes(ranges, max_bytes, lambda one, _: float(weights[one.shard]))
     heavy = sum(one.rows * max(1, weights[one.shard]) for one in admitted)
     assert sum(one.rows for one in admitted) >= 1
     assert heavy <= max_bytes or sum(one.rows for one in admitted) == 1
@@ -66,8 +76,8 @@ OFFSETS = st.dictionaries(
 
 @given(OFFSETS, OFFSETS, st.booleans())
 def test_positions_are_the_same_text_and_the_same_place_after_a_travel(offsets, since, is_initial):
-    position = Position(offsets, "q", is_initial, since)
+    position = QueryPosition(offsets, "q", is_initial, since)
     text = json.dumps(position.as_json())
-    travelled = Position.parse(json.loads(text))
+    travelled = QueryPosition.parse(json.loads(text))
     assert travelled == position
     assert json.dumps(travelled.as_json()) == text

@@ -11,13 +11,13 @@ import pytest
 from polybus import pirate
 from polybus.errors import Conflict, Damaged, UsageError, WrongFormat
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import Folder
-from polybus.spark.archive.manifest import Manifest, Span
-from polybus.spark.archive.trim_bounds import needless
+from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.manifest import Manifest, OffsetSpan
+from polybus.spark.archive.trim_bounds import find_trimmable
 from polybus.spark.pipelines import archive, retain
-from polybus.spark.pipelines.dead_letters.requeue_markers import holds
+from polybus.spark.pipelines.dead_letters.requeue_markers import find_holds
 from polybus.spark.source.id_search import first_with_id
-from polybus.spark.source.log_access import Shard, opened
+from polybus.spark.source.log_access import ShardOffsets, open_log_access
 from tests.rig.native_bus import NativeBus
 
 PATIENCE_S = 60.0
@@ -60,12 +60,13 @@ def once(spark, bus, folder):
 
 
 def starts(bus, topic):
-    return {n: one.start for n, one in opened(bus.url).shards(topic).items()}
+    return {n: one.start for n, one in open_log_access(bus.url).shards(topic).items()}
 
 
 def archived(folder, topic):
     return {
-        n: span.end for n, span in manifest_versions.newest(Folder(folder), topic).shards.items()
+        n: span.end
+        for n, span in manifest_versions.read_newest(ArchiveFolder(folder), topic).shards.items()
     }
 
 
@@ -120,7 +121,7 @@ def test_only_the_topics_that_are_named(bus, made, once):
 
 
 def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
-    (file,) = manifest_versions.newest(Folder(folder), made).files
+    (file,) = manifest_versions.read_newest(ArchiveFolder(folder), made).files
     path = folder / file.path
     path.rename(path.with_suffix(".gone"))
     with pytest.raises(Damaged, match=r"nothing was trimmed .* is missing"):
@@ -131,16 +132,16 @@ def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
 
 
 def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder):
-    manifest = manifest_versions.newest(Folder(folder), made)
+    manifest = manifest_versions.read_newest(ArchiveFolder(folder), made)
     (file,) = manifest.files
-    one = {n: Span(span.start, span.end + 1) for n, span in manifest.shards.items()}
+    one = {n: OffsetSpan(span.start, span.end + 1) for n, span in manifest.shards.items()}
     # The last rows are compared with the log, so they must be right to come that far.
     lasts = {}
     for shard, span in one.items():
-        (batch,) = opened(bus.url).read(made, shard, span.end - 1, span.end)
+        (batch,) = open_log_access(bus.url).read(made, shard, span.end - 1, span.end)
         lasts[shard] = (batch.column("id")[0].as_py(), batch.column("timestamp_ns")[0].as_py())
-    manifest_versions.commit(
-        Folder(folder),
+    manifest_versions.commit_manifest(
+        ArchiveFolder(folder),
         Manifest.parse(
             {
                 **manifest.as_json(),
@@ -159,10 +160,12 @@ def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder
 
 
 def test_another_bus_is_not_trimmed(bus, made, once, folder):
-    manifest = manifest_versions.newest(Folder(folder), made).as_json()
+    manifest = manifest_versions.read_newest(ArchiveFolder(folder), made).as_json()
     for shard in manifest["shards"].values():
         shard["id"] += 1
-    manifest_versions.commit(Folder(folder), Manifest.parse({**manifest, "number": 2}))
+    manifest_versions.commit_manifest(
+        ArchiveFolder(folder), Manifest.parse({**manifest, "number": 2})
+    )
     with pytest.raises(Conflict, match="is not the one that is in the archive"):
         once(made)
     assert starts(bus, made) == {0: 0, 1: 0}
@@ -171,7 +174,7 @@ def test_another_bus_is_not_trimmed(bus, made, once, folder):
 def test_no_archive_and_no_running_bus_are_refused(spark, bus, tmp_path):
     with pytest.raises(WrongFormat, match="is no archive"):
         retain(spark, str(tmp_path / "none"), bus=bus.url, once=True)
-    Folder(tmp_path).prepare()
+    ArchiveFolder(tmp_path).prepare()
     with pytest.raises(UsageError, match="only a running bus"):
         retain(spark, str(tmp_path), bus=f"lmdb:{bus.folder}", once=True)
 
@@ -191,11 +194,11 @@ class Log:
 )
 def test_the_first_message_that_a_subscriber_has_not_read(last, offset):
     log: Any = Log()
-    assert first_with_id(log, "t", 0, Shard(3, 10), last + 1) == offset
+    assert first_with_id(log, "t", 0, ShardOffsets(3, 10), last + 1) == offset
 
 
 def test_a_marker_is_needed_as_long_as_its_letter_is_there(bus, client, topic):
-    letters, marked, access = f"{topic}.dlq", f"{topic}.dlq.requeued", opened(bus.url)
+    letters, marked, access = f"{topic}.dlq", f"{topic}.dlq.requeued", open_log_access(bus.url)
     client.create_topic(letters, shards=1)
     client.create_topic(marked, shards=1)
     fill(client, letters, range(10))
@@ -204,7 +207,9 @@ def test_a_marker_is_needed_as_long_as_its_letter_is_there(bus, client, topic):
         producer.produce(marked, bodies).result(PATIENCE_S)
 
     def first():
-        return {n: one.offset for n, one in holds(access, marked, access.shards(marked)).items()}
+        return {
+            n: one.offset for n, one in find_holds(access, marked, access.shards(marked)).items()
+        }
 
     found = []
     for start in (0, 5, 8):
@@ -212,7 +217,7 @@ def test_a_marker_is_needed_as_long_as_its_letter_is_there(bus, client, topic):
         found.append(first())
     client.drop_topic(letters)
     assert (found, first()) == ([{0: 0}, {0: 2}, {0: 4}], {})
-    assert holds(access, letters, {0: Shard(0, 1)}) == {}
+    assert find_holds(access, letters, {0: ShardOffsets(0, 1)}) == {}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_the_slowest_decides(groups, subscribers, end, by):
         "groups": [{"group": g, "shards": [{"shard": 0, "low": low}]} for g, low in groups],
         "subscribers": [{"id": name, "last": last} for name, last in subscribers],
     }
-    manifest = Manifest("t", shards={0: Span(0, 8)})
+    manifest = Manifest("t", shards={0: OffsetSpan(0, 8)})
     log: Any = Log()
-    found = needless(log, manifest, {0: Shard(3, 10)}, stats)
-    assert found == {0: (Span(3, end), by)}
+    found = find_trimmable(log, manifest, {0: ShardOffsets(3, 10)}, stats)
+    assert found == {0: (OffsetSpan(3, end), by)}

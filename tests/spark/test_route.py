@@ -194,4 +194,4 @@ def test_a_checkpoint_of_another_route_is_refused(feed, run, client, topic):
     ],
 )
 def test_only_what_sql_looks_at_is_read(spark, where, select, names):
-    assert message_sql.looked_at(spark, where, select).names == names
+    assert message_sql.needed_columns(spark, where, select).names == names

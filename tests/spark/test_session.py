@@ -13,10 +13,16 @@ import pyspark
 import pytest
 
 from polybus.errors import ConfigError
-from polybus.spark.class_data_sharing import shared
+from polybus.spark.class_data_sharing import load_flags
 from polybus.spark.spark_master import lacks_executors
-from polybus.spark.spark_session import LONGEST_FOLDER, SOCKETS, STARTUP, check_java, sockets
-from polybus.spark.stderr_filter import held_back
+from polybus.spark.spark_session import (
+    LONGEST_FOLDER,
+    SOCKETS,
+    STARTUP,
+    check_java,
+    socket_settings,
+)
+from polybus.spark.stderr_filter import hold_stderr
 
 ROOT = Path(__file__).parents[2]
 OLD = "echo 'openjdk version \"11.0.2\" 2019-01-15' >&2"
@@ -58,12 +64,12 @@ def test_no_java(tmp_path, monkeypatch):
 
 def test_classes_that_do_not_fit_cost_nothing_but_time(tmp_path):
     archive = tmp_path / "spark.jsa"
-    assert shared(archive) == ""
+    assert load_flags(archive) == ""
     archive.write_bytes(b"of another Java")
     java = shutil.which("java")
     assert java is not None
     told = subprocess.run(
-        [java, *shared(archive).split(), "-version"], capture_output=True, text=True, check=True
+        [java, *load_flags(archive).split(), "-version"], capture_output=True, text=True, check=True
     )
     assert archive.name not in told.stdout + told.stderr
 
@@ -153,18 +159,18 @@ def test_only_of_a_hung_up_java_nothing_is_said(place, error, is_said):
 
 def test_nobody_else_reaches_the_sockets_of_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    folder = Path(sockets()[f"{SOCKETS}.dir"])
+    folder = Path(socket_settings()[f"{SOCKETS}.dir"])
     assert folder.stat().st_mode & 0o77 == 0
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / folder.name).mkdir(mode=0o755)  # somebody was here before us
-    assert sockets() == {}
+    assert socket_settings() == {}
 
 
 def test_where_names_are_too_long_for_sockets_there_are_none(tmp_path, monkeypatch):
     long = tmp_path / ("x" * LONGEST_FOLDER)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert sockets() == {}
+    assert socket_settings() == {}
 
 
 def test_another_sitecustomize_is_run_all_the_same(tmp_path):
@@ -181,7 +187,7 @@ def say(text: str) -> None:
 
 
 def test_what_a_program_says_while_it_starts_is_kept(capfd):
-    with held_back():
+    with hold_stderr():
         say("noise")
     say("later")
     assert capfd.readouterr().err == "later\n"
@@ -189,7 +195,7 @@ def test_what_a_program_says_while_it_starts_is_kept(capfd):
 
 def test_if_it_does_not_start_all_of_it_is_shown(capfd):
     def start() -> None:
-        with held_back():
+        with hold_stderr():
             say("why")
             raise RuntimeError
 
@@ -199,7 +205,7 @@ def test_if_it_does_not_start_all_of_it_is_shown(capfd):
 
 
 def test_what_it_says_once_it_is_up_is_passed_on(capfd):
-    with held_back():
+    with hold_stderr():
         program = subprocess.Popen(
             ["sh", "-c", "echo noise >&2; read line; echo $line >&2"], stdin=subprocess.PIPE
         )
@@ -212,7 +218,7 @@ def test_what_it_says_once_it_is_up_is_passed_on(capfd):
 
 
 def test_who_asks_for_it_hears_all(capfd):
-    with held_back(is_quiet=False):
+    with hold_stderr(is_quiet=False):
         say("noise")
     assert capfd.readouterr().err == "noise\n"
 

@@ -29,7 +29,7 @@ def write(rows: Any, url: str, **options: str) -> None:
 
 @pytest.fixture
 def numbers(spark):
-    return spark.range(0, NUMBERS, 1, 4).selectExpr("cast(id as string) as body")
+    return spark.shard_range(0, NUMBERS, 1, 4).selectExpr("cast(id as string) as body")
 
 
 class Feed:
@@ -104,7 +104,7 @@ def test_keys_headers_and_topics_are_columns(spark, bus, client, topic):
 
 
 def test_messages_of_one_key_keep_their_order(spark, bus, client, topic):
-    rows = spark.range(0, 5000, 1, 1).selectExpr(
+    rows = spark.shard_range(0, 5000, 1, 1).selectExpr(
         "cast(id as string) as body", "concat('k', id % 7) as shard_key"
     )
     write(rows, bus.url, topic=topic)
@@ -117,7 +117,7 @@ def test_messages_of_one_key_keep_their_order(spark, bus, client, topic):
 
 
 def test_a_write_is_all_or_nothing(spark, bus, client, topic):
-    rows = spark.range(0, 100, 1, 4).selectExpr(
+    rows = spark.shard_range(0, 100, 1, 4).selectExpr(
         "if(id = 99, cast(raise_error('one is bad') as string), cast(id as string)) as body"
     )
     with pytest.raises(Exception, match="one is bad"):
@@ -198,7 +198,7 @@ def refused(action: Callable[[], object]) -> str:
     ],
 )
 def test_rows_that_cannot_be_written(spark, bus, client, topic, columns, told):
-    rows = spark.range(0, 10, 1, 1).selectExpr(columns)
+    rows = spark.shard_range(0, 10, 1, 1).selectExpr(columns)
     assert told in refused(lambda: write(rows, bus.url, topic=topic))
     assert _is_empty(client, topic)
 

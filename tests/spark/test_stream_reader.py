@@ -13,11 +13,11 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, TopicDeleted, Trimmed, UsageError
 from polybus.native import Client
-from polybus.spark.source.log_access import Access, opened
-from polybus.spark.source.read_bounds import Wanted
+from polybus.spark.source.log_access import LogAccess, open_log_access
+from polybus.spark.source.read_bounds import TopicSelection
 from polybus.spark.source.stream_reader import StreamReader
 from polybus.spark.source.topic_schema import SCHEMA
-from polybus.spark.spark_options import SOURCE_OPTIONS, Options
+from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
 from tests.rig.native_bus import NativeBus
 
 ALL = ReadAllAvailable()
@@ -27,7 +27,7 @@ class Query:
     """A run of a query: what goes to Spark and comes back is JSON, and tasks are pickled."""
 
     def __init__(self, **options: str) -> None:
-        self.reader = StreamReader(Options(options, SOURCE_OPTIONS), SCHEMA)
+        self.reader = StreamReader(SparkOptions(options, SOURCE_OPTIONS), SCHEMA)
         self.at: dict[str, Any] | None = None
 
     def start(self) -> dict[str, Any]:
@@ -294,22 +294,22 @@ def test_a_topic_that_is_gone_when_a_bounded_run_begins(url, client, produce, to
 class Vanishing:
     """A way to a bus on which topics that a list still has are gone when they are asked for."""
 
-    def __init__(self, real: Access, gone: str) -> None:
+    def __init__(self, real: LogAccess, gone: str) -> None:
         self._real, self._gone = real, gone
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
     def names(self, pattern: str) -> list[str]:
-        return [*self._real.names(pattern), self._gone]
+        return [*self._real.list_topics(pattern), self._gone]
 
 
 def test_what_a_pattern_found_may_be_gone_when_it_is_asked_for(bus, produce, topic):
     produce(f"{topic}.a", 1)
-    access = Vanishing(opened(bus.url), f"{topic}.b")
-    assert set(Wanted(f"{topic}.*").shards(access)) == {f"{topic}.a"}
+    access = Vanishing(open_log_access(bus.url), f"{topic}.b")
+    assert set(TopicSelection(f"{topic}.*").shards(access)) == {f"{topic}.a"}
     with pytest.raises(DoesNotExist):
-        Wanted(f"{topic}.b").shards(access)
+        TopicSelection(f"{topic}.b").shards(access)
 
 
 def test_a_topic_dropped_and_made_again_goes_on(url, client, produce, topic):
@@ -454,7 +454,7 @@ def test_a_schema_that_topics_do_not_have(columns, said):
     name, kind = columns.split()
     schema = StructType().add(name, kind)
     with pytest.raises(UsageError, match=said):
-        StreamReader(Options({"topic": "t"}, SOURCE_OPTIONS), schema)
+        StreamReader(SparkOptions({"topic": "t"}, SOURCE_OPTIONS), schema)
 
 
 def test_the_bus_is_told_how_far_a_query_has_come(bus, client, produce, topic):

@@ -11,10 +11,10 @@ from pyspark.sql import functions as f
 import polybus.spark
 from polybus.errors import Damaged, Trimmed
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import Folder
-from polybus.spark.archive.manifest import Last, Manifest, Span
+from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.manifest import LastRow, Manifest, OffsetSpan
 from polybus.spark.pipelines import archive, retain
-from polybus.spark.source.log_access import opened
+from polybus.spark.source.log_access import open_log_access
 from tests.rig.observer import until
 
 PATIENCE_S = 60.0
@@ -53,7 +53,7 @@ class History:
 
     @property
     def manifest(self):
-        return manifest_versions.newest(Folder(self.folder), self.topic)
+        return manifest_versions.read_newest(ArchiveFolder(self.folder), self.topic)
 
     @property
     def options(self):
@@ -68,14 +68,16 @@ def history(spark, shared_bus, tmp_path_factory):
 
 
 def test_what_neither_has_is_named_up_to_where_the_log_begins(bus, client, topic, tmp_path):
-    folder = Folder(tmp_path)
+    folder = ArchiveFolder(tmp_path)
     folder.prepare()
-    manifest_versions.commit(folder, Manifest(topic, 1, (), {0: Span(0, 2)}, {0: Last(2, 2)}))
+    manifest_versions.commit_manifest(
+        folder, Manifest(topic, 1, (), {0: OffsetSpan(0, 2)}, {0: LastRow(2, 2)})
+    )
     client.create_topic(topic, shards=1)
     fill(client, topic, range(9))
     client.trim(topic, {0: 5})
     with pytest.raises(Trimmed, match="offsets 2 to 4 were trimmed away") as caught:
-        list(opened(bus.url, str(folder.path)).read(topic, 0, 2, 9))
+        list(open_log_access(bus.url, str(folder.path)).read(topic, 0, 2, 9))
     assert caught.value.start == 5
 
 
@@ -126,7 +128,7 @@ def _before(ends):
 
 
 def test_a_place_is_found_by_id_and_time_in_archive_and_log(history):
-    access = opened(history.bus.url, str(history.folder))
+    access = open_log_access(history.bus.url, str(history.folder))
     for shard in (0, 1):
         rows = [row for row in history.rows if row.shard == shard]
         end = rows[-1].offset + 1
@@ -135,7 +137,7 @@ def test_a_place_is_found_by_id_and_time_in_archive_and_log(history):
             assert access.find_id(history.topic, shard, wanted) == since
         for ns in {row.timestamp_ns for row in history.rows}:
             since = next((row.offset for row in rows if row.timestamp_ns >= ns), end)
-            assert access.find(history.topic, shard, ns) == since
+            assert access.find_time(history.topic, shard, ns) == since
 
 
 def test_spark_reads_the_files_by_itself_and_only_what_a_query_needs(spark, history, capsys):
@@ -167,14 +169,16 @@ def test_a_table_that_is_computed_later_has_the_rows_of_when_it_was_made(spark, 
     fill(own.client, own.topic, range(ROWS, ROWS + 20))
     own.archive()
     retain(spark, str(own.folder), own.topic, bus=own.bus.url, once=True)
-    assert all(one.start == one.end for one in opened(own.bus.url).shards(own.topic).values())
+    assert all(
+        one.start == one.end for one in open_log_access(own.bus.url).shards(own.topic).values()
+    )
     for frame in frames:
         assert rows_of(frame) == own.rows
     own.client.drop_topic(own.topic)
     for frame in ways(spark, own.options):  # it is all in the archive
         assert frame.count() == ROWS + 20
     (first, *_) = own.manifest.files
-    access = opened(own.bus.url, str(own.folder))
+    access = open_log_access(own.bus.url, str(own.folder))
     shard, span = next(iter(first.shards.items()))
     (own.folder / first.path).write_bytes(b"no Parquet")
     with pytest.raises(Damaged, match="cannot be read"):
@@ -210,10 +214,10 @@ def test_the_count_is_right_while_archive_and_retain_run(spark, bus, client, top
             for frame in ways(spark, options):
                 offsets = frame.select("body").collect()
                 assert sorted(int(row.body) for row in offsets) == list(range(sent))
-        begun = manifest_versions.newest(Folder(folder), topic).rows
+        begun = manifest_versions.read_newest(ArchiveFolder(folder), topic).rows
         until(lambda: faults or begun > 50 or not beside.is_alive(), "the archive to grow")
     finally:
         over.set()
         beside.join()
     assert faults == []
-    assert opened(bus.url).shards(topic)[0].start > 0
+    assert open_log_access(bus.url).shards(topic)[0].start > 0

@@ -6,37 +6,37 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polybus.bus.connection import Party
+from polybus.bus.connection import Connection
 from polybus.bus.counters import Counters
 from polybus.bus.delivery import Delivery
-from polybus.bus.outbox import Outbox, Turn
+from polybus.bus.outbox import LoopTurn, Outbox
 from polybus.bus.overview import Overview
 from polybus.bus.policy import OVERFLOW, Policy
-from polybus.bus.policy_enforcer import Judging
+from polybus.bus.policy_enforcer import PolicyEnforcer
 from polybus.bus.quotas import Quotas
-from polybus.bus.stall_monitor import Stalls
-from polybus.bus.subscriptions import Subscribed, Subscriptions
-from polybus.dialects.freud.server.durable_pull_reader import Pulling
+from polybus.bus.stall_monitor import StallMonitor
+from polybus.bus.subscriptions import SubscribeResult, Subscriptions
+from polybus.dialects.freud.server.durable_pull_reader import DurablePullReaders
 from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
-from polybus.dialects.gsb.server.sender_tracker import Callers
-from polybus.durable.publisher import Keeping, Soon
-from polybus.durable.push_readers import Following, Readers
-from polybus.durable.topic_names import Binding
-from polybus.durable.topic_registry import Durable
+from polybus.dialects.gsb.server.sender_tracker import SenderTracker
+from polybus.durable.publisher import CallOnLoop, DurablePublisher
+from polybus.durable.push_readers import BlockingWorkRunner, PushReaders
+from polybus.durable.topic_names import TopicNames
+from polybus.durable.topic_registry import DurableTopics
 from polybus.kernel.fanout import Fanout, Source
 from polybus.model.limits import FreudLimits, QuotaLimits
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.connection import Pipe
+    from polybus.bus.connection import ConnectionIO
     from polybus.kernel.fanout import Collected, Routed
     from polybus.kernel.framing import Encoding, Framing
     from polybus.model.limits import Limits
-    from polybus.store.contract import News, Store
+    from polybus.store.contract import ShardEnd, Store
 
 
-class Log(Protocol):
+class Logger(Protocol):
     """The part of a structured logger that the bus uses."""
 
     def debug(self, event: str, **fields: Any) -> Any: ...
@@ -44,7 +44,7 @@ class Log(Protocol):
     def warning(self, event: str, **fields: Any) -> Any: ...
 
 
-class Pushed(Protocol):
+class MessageSink(Protocol):
     """What takes messages for one subscriber."""
 
     def push(self, data: bytes) -> None: ...
@@ -56,7 +56,7 @@ class Broker:
         limits: Limits,
         clock: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object],
-        log: Log,
+        log: Logger,
         *,
         wall_ns: Callable[[], int],
         freud: FreudLimits | None = None,
@@ -70,58 +70,60 @@ class Broker:
         counters = self.counters = Counters()
         policy = self.policy = policy or Policy()
         self.quotas = Quotas(quotas or QuotaLimits(), counters, log)
-        self.turn = Turn(call_soon)
-        self.callers = Callers()
-        self._parties: dict[int, Party] = {}
-        self._joined = 0
+        self.turn = LoopTurn(call_soon)
+        self.senders = SenderTracker()
+        self._connections: dict[int, Connection] = {}
+        self._accepted_count = 0
         self._encodings = 0
         fanout = self._fanout = Fanout(self._may_produce)
         delivery = self._delivery = Delivery(fanout, self.turn, limits, self.cut)
-        delivery.collected = self._collected
+        delivery.on_collected = self._on_collected
         subscriptions = self._subscriptions = Subscriptions(fanout, policy, limits)
         self.topics = EphemeralTopics(
             fanout, delivery, policy, self.quotas, counters, freud or FreudLimits(), clock, wall_ns
         )
-        self._judging = Judging(
-            policy, fanout, self._parties, subscriptions, self.topics, self._revoked
+        self._enforcer = PolicyEnforcer(
+            policy, fanout, self._connections, subscriptions, self.topics, self._on_revoked
         )
-        self._stalls = Stalls(limits, self.cut)
+        self._stalls = StallMonitor(limits, self.cut)
         self.overview = Overview(
-            fanout, delivery, self.topics, subscriptions, counters, self._parties, clock
+            fanout, delivery, self.topics, subscriptions, counters, self._connections, clock
         )
         self.on_tick: list[Callable[[float], None]] = []  # of dialects with deadlines of their own
         # Of a bus with a store (see `keep`).
-        self.durable: Durable | None = None
-        self.binding: Binding | None = None
-        self.following: Following | None = None
-        self.keeping: Keeping | None = None
-        self.readers: Readers | None = None
+        self.durable: DurableTopics | None = None
+        self.topic_names: TopicNames | None = None
+        self.push_readers: PushReaders | None = None
+        self.publisher: DurablePublisher | None = None
+        self.run_blocking: BlockingWorkRunner | None = None
         # The hot path, without a step in between.
-        self.route: Callable[[Party, Framing, Buffer, int, int], Routed] = delivery.route
+        self.route: Callable[[Connection, Framing, Buffer, int, int], Routed] = delivery.route
         self.publish = delivery.publish
 
-    def keep(self, store: Store, soon: Soon, readers: Readers) -> None:
+    def attach_store(self, store: Store, soon: CallOnLoop, readers: BlockingWorkRunner) -> None:
         """There are durable topics from now on; to be called before anybody is served.
 
         `soon` brings a step to the loop from any thread, `readers` reads on others.
         """
-        durable = self.durable = Durable(store)
+        durable = self.durable = DurableTopics(store)
         self.overview.traffic = durable.traffic
-        self.readers = readers
-        self.binding = Binding(durable, self.policy, self.quotas, self.topics.exists)
-        following = self.following = Following(
-            durable, self._fanout, self._delivery.relay_kept, readers, self.callers, self.log
+        self.run_blocking = readers
+        self.topic_names = TopicNames(durable, self.policy, self.quotas, self.topics.exists)
+        following = self.push_readers = PushReaders(
+            durable, self._fanout, self._delivery.relay_committed, readers, self.senders, self.log
         )
         limit = self.max_uncommitted_bytes
-        self.keeping = Keeping(durable, self.counters, limit, soon, self.wall_ns, self.log)
-        self.binding.on_bound.append(following.bound)
-        self.binding.on_gone.append(following.gone)
-        self.binding.on_gone.append(self.topics.log_gone)
-        self.topics.is_durable = self.binding.is_durable
-        pulling = self.topics.pulling = Pulling(durable, following, self.quotas)
-        self._delivery.relieved = following.has_room
-        self._judging.unsubscribed = following.unsubscribed
-        store.watch(lambda news: soon(lambda: _tell(news, following, pulling)))
+        self.publisher = DurablePublisher(
+            durable, self.counters, limit, soon, self.wall_ns, self.log
+        )
+        self.topic_names.on_bound.append(following.on_bound)
+        self.topic_names.on_removed.append(following.on_removed)
+        self.topic_names.on_removed.append(self.topics.on_durable_removed)
+        self.topics.is_durable = self.topic_names.is_durable
+        pulling = self.topics.durable_readers = DurablePullReaders(durable, following, self.quotas)
+        self._delivery.on_room_again = following.on_room
+        self._enforcer.on_unsubscribed = following.on_unsubscribed
+        store.watch(lambda news: soon(lambda: _notify_readers(news, following, pulling)))
 
     @property
     def max_uncommitted_bytes(self) -> int:
@@ -136,23 +138,23 @@ class Broker:
     def join(
         self,
         dialect: str,
-        pipe: Pipe,
+        pipe: ConnectionIO,
         encoding: Encoding,
         *,
         outbox: Outbox | None = None,
-        reader: Pushed | None = None,
-    ) -> Party:
+        reader: MessageSink | None = None,
+    ) -> Connection:
         """A new connection, ready to publish and to be subscribed.
 
         A dialect may bring an outbox with marks of its own, and something that stands
         before it and takes what the fan-out pushes.
         """
-        self._joined += 1
+        self._accepted_count += 1
         outbox = outbox or self._delivery.open_outbox(pipe)
         number = self._fanout.add_subscriber(reader or outbox, encoding)
         source = Source(OVERFLOW)
-        party = Party(
-            id=self._joined,
+        party = Connection(
+            id=self._accepted_count,
             dialect=dialect,
             pipe=pipe,
             source=source,
@@ -160,47 +162,47 @@ class Broker:
             encoding=encoding,
             number=number,
             since_s=self._clock(),
-            resume=pipe.resume_reading,
+            on_resume=pipe.resume_reading,
         )
-        outbox.party = party
-        self._parties[party.id] = party
-        self._judging.classify([party])
+        outbox.connection = party
+        self._connections[party.id] = party
+        self._enforcer.classify([party])
         self.log.debug("connection opened", dialect=dialect, peer=pipe.peer, id=party.id)
         return party
 
-    def subscribe(self, party: Party, topic: bytes) -> Subscribed:
+    def subscribe(self, party: Connection, topic: bytes) -> SubscribeResult:
         result = self._subscriptions.add(party, topic)
-        if result is Subscribed.DENIED:
-            self.refused(party, "subscribe_denied", topic)
-        elif result is Subscribed.NEW:
-            self.topics.heard(topic)
-            if self.following is not None:
-                self.following.subscribed(party, topic)
+        if result is SubscribeResult.DENIED:
+            self.count_refusal(party, "subscribe_denied", topic)
+        elif result is SubscribeResult.NEW:
+            self.topics.on_push_subscribed(topic)
+            if self.push_readers is not None:
+                self.push_readers.on_subscribed(party, topic)
         return result
 
-    def unsubscribe(self, party: Party, topic: bytes) -> bool:
+    def unsubscribe(self, party: Connection, topic: bytes) -> bool:
         removed = self._subscriptions.remove(party, topic)
-        if removed and self.following is not None:
-            self.following.unsubscribed(party, topic)
+        if removed and self.push_readers is not None:
+            self.push_readers.on_unsubscribed(party, topic)
         return removed
 
-    def unsubscribe_all(self, party: Party) -> None:
+    def unsubscribe_all(self, party: Connection) -> None:
         self._subscriptions.clear(party)
-        if self.following is not None:
-            self.following.left(party)
+        if self.push_readers is not None:
+            self.push_readers.on_left(party)
 
     def is_durable(self, topic: bytes) -> bool:
-        return self.binding is not None and self.binding.is_durable(topic)
+        return self.topic_names is not None and self.topic_names.is_durable(topic)
 
-    def put_together(self, party: Party, topic: bytes, body: bytes) -> None:
+    def publish_assembled(self, party: Connection, topic: bytes, body: bytes) -> None:
         """A message that came in pieces, for readers who want it whole."""
         if self.is_durable(topic):
-            assert self.keeping is not None
-            self.keeping.keep(party, topic, array("i", [0, len(body)]), body, 1)
+            assert self.publisher is not None
+            self.publisher.publish(party, topic, array("i", [0, len(body)]), body, 1)
         else:
-            self.topics.put_together(topic, body)
+            self.topics.on_assembled(topic, body)
 
-    def close(self, party: Party, reason: str) -> None:
+    def close(self, party: Connection, reason: str) -> None:
         """Ends a connection that did wrong, or that we end for our own reasons.
 
         What it is owed already still goes out.
@@ -211,9 +213,9 @@ class Broker:
                 "connection closed", dialect=party.dialect, peer=party.pipe.peer, reason=reason
             )
 
-    def cut(self, party: Party, reason: str) -> None:
+    def cut(self, party: Connection, reason: str) -> None:
         """Ends a connection at once; what it was owed is counted as dropped."""
-        if party.ended:
+        if party.is_closed:
             return
         lost = self._unsent_messages(party)
         self.counters.count("dropped", reason, lost)
@@ -227,12 +229,12 @@ class Broker:
             messages_lost=lost,
         )
 
-    def finish(self, party: Party) -> None:
+    def finish(self, party: Connection) -> None:
         """The peer has said all it will; what it is owed still goes out."""
         if self._leave(party, "peer", send_held=True):
             party.pipe.close()
 
-    def leave(self, party: Party) -> None:
+    def leave(self, party: Connection) -> None:
         """The connection is gone, by the peer's will or after we ended it.
 
         One that we closed may have had too little time for what it was owed.
@@ -242,20 +244,20 @@ class Broker:
             self.log.debug("connection ended", dialect=party.dialect, peer=party.pipe.peer)
 
     def close_all(self, reason: str) -> None:
-        for party in list(self._parties.values()):
+        for party in list(self._connections.values()):
             if self._leave(party, reason, send_held=True):
                 party.pipe.close()
 
-    def refused(self, party: Party, reason: str, topic: bytes, count: int = 1) -> None:
+    def count_refusal(self, party: Connection, reason: str, topic: bytes, count: int = 1) -> None:
         """Books a request that was understood and not granted."""
         self.counters.count("refused", reason, count)
-        self._say_refused(party, reason, topic)
+        self._log_refusal(party, reason, topic)
 
-    def watch_stall(self, party: Party) -> None:
+    def watch_stall(self, party: Connection) -> None:
         """The party does not take its answers: it is cut if that goes on."""
         self._stalls.add(party, self._clock())
 
-    def end_stall(self, party: Party) -> None:
+    def end_stall(self, party: Connection) -> None:
         """The party has taken all its answers, however soon there are more."""
         self._stalls.forget(party)
 
@@ -268,22 +270,22 @@ class Broker:
         self._delivery.tick(now_s)
         self._stalls.tick(now_s)
         self.topics.tick()
-        self._judging.tick()
+        self._enforcer.tick()
         for step in self.on_tick:
             step(now_s)
 
     def stats(self) -> dict[str, Any]:
-        return self.overview.stats(accepted=self._joined)
+        return self.overview.stats(accepted=self._accepted_count)
 
     def connections(self) -> list[dict[str, Any]]:
         return self.overview.connections()
 
-    def _leave(self, party: Party, reason: str, *, send_held: bool) -> bool:
-        if party.ended:
+    def _leave(self, party: Connection, reason: str, *, send_held: bool) -> bool:
+        if party.is_closed:
             return False
-        party.ended = True
+        party.is_closed = True
         self.counters.count("closed", reason)
-        del self._parties[party.id]
+        del self._connections[party.id]
         self.unsubscribe_all(party)
         self._fanout.remove_subscriber(party.number)
         party.outbox.close(send_held=send_held)
@@ -291,39 +293,41 @@ class Broker:
         self._stalls.forget(party)
         return True
 
-    def _collected(self, party: Party, batch: Collected) -> None:
+    def _on_collected(self, party: Connection, batch: Collected) -> None:
         if self.is_durable(batch.topic):
-            assert self.keeping is not None
-            self.keeping.keep(party, batch.topic, batch.offsets, batch.bodies, batch.count)
+            assert self.publisher is not None
+            self.publisher.publish(party, batch.topic, batch.offsets, batch.bodies, batch.count)
         else:
-            self.topics.collected(batch)
+            self.topics.on_collected(batch)
 
-    def _say_refused(self, party: Party, reason: str, topic: bytes) -> None:
+    def _log_refusal(self, party: Connection, reason: str, topic: bytes) -> None:
         name = topic.decode("utf-8", "backslashreplace")
-        self.log.warning("refused", **_names(party), topic=name, reason=reason)
+        self.log.warning("refused", **_log_fields(party), topic=name, reason=reason)
 
     def _may_produce(self, identity_class: int, topic: bytes) -> bool:
         """The fan-out asks once per class and topic, and counts the messages itself."""
         allowed = self.policy.may_produce(identity_class, topic)
         if not allowed and self._delivery.sender is not None:
-            self._say_refused(self._delivery.sender, "produce_denied", topic)
+            self._log_refusal(self._delivery.sender, "produce_denied", topic)
         return allowed
 
-    def _revoked(self, count: int) -> None:
+    def _on_revoked(self, count: int) -> None:
         self.counters.count("refused", "subscription_revoked", count)
         self.log.warning("subscriptions revoked", count=count)
 
-    def _unsent_messages(self, party: Party) -> int:
+    def _unsent_messages(self, party: Connection) -> int:
         return sum(party.encoding.count(chunk, sent) for chunk, sent in party.outbox.unsent())
 
 
-def _tell(news: Sequence[News], following: Following, pulling: Pulling) -> None:
+def _notify_readers(
+    news: Sequence[ShardEnd], following: PushReaders, pulling: DurablePullReaders
+) -> None:
     numbers = {one.topic for one in news}
-    following.news(numbers)
-    pulling.news(numbers)
+    following.on_commit(numbers)
+    pulling.on_commit(numbers)
 
 
-def _names(party: Party) -> dict[str, str]:
+def _log_fields(party: Connection) -> dict[str, str]:
     """Whom a line of the log is about."""
     pipe = party.pipe
     return {"dialect": party.dialect, "peer": pipe.peer, "user": pipe.identity.name}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from polybus.model.identity import Identity
 
 
-class Pipe(Protocol):
+class ConnectionIO(Protocol):
     """A connection as a transport offers it. Nothing here blocks."""
 
     @property
@@ -26,10 +26,10 @@ class Pipe(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def write_many(self, chunks: list[bytes]) -> None: ...
-    def backlog(self) -> int:
+    def backlog_bytes(self) -> int:
         """Bytes that were written and have not reached the socket yet."""
 
-    def unconfirmed(self) -> int:
+    def unconfirmed_bytes(self) -> int:
         """Bytes in the host's own queue that the peer's host has not confirmed."""
 
     def pause_reading(self) -> None: ...
@@ -45,10 +45,10 @@ class Pipe(Protocol):
     def has_failed(self) -> bool:
         """The connection is broken or closing: what is written now does not reach the peer."""
 
-    def keep_place(self) -> None:
+    def retain_slot(self) -> None:
         """Within `ended`: the session is not done, and still counts as a connection."""
 
-    def leave_place(self) -> None:
+    def release_slot(self) -> None:
         """It is done now. Without `keep_place` before it, nothing to do."""
 
     def close(self) -> None:
@@ -59,21 +59,21 @@ class Pipe(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Party:
+class Connection:
     """A connection that has joined the bus. `number` is its place in the fan-out."""
 
     id: int
     dialect: str
-    pipe: Pipe
+    pipe: ConnectionIO
     source: Source
     outbox: Outbox
     encoding: Encoding
     number: int
     since_s: float
-    resume: Callable[[], None]  # how it goes on after having waited for a full reader
-    waiting_for: Outbox | None = None
-    probes: set[bytes] = field(default_factory=set)
-    ended: bool = False
+    on_resume: Callable[[], None]  # how it goes on after having waited for a full reader
+    blocked_by: Outbox | None = None
+    free_probes: set[bytes] = field(default_factory=set)
+    is_closed: bool = False
     uncommitted_bytes: int = 0  # on their way to the disk
     is_committing: bool = False  # so much of it that it is not read from
     # What its dialect knows better than the fan-out does, in the fields of `connections`.

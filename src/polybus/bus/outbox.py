@@ -18,13 +18,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from polybus.bus.connection import Party, Pipe
+    from polybus.bus.connection import Connection, ConnectionIO
 
 # Gathering more than this before writing gains nothing: the system call is paid for.
 WORTH_A_WRITE_BYTES = 32 * 1024
 
 
-class Turn:
+class LoopTurn:
     """One turn of the event loop, shared by all outboxes of a bus."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
@@ -50,16 +50,16 @@ class Turn:
             outbox.flush()
 
 
-class Owner(Protocol):
+class OutboxOwner(Protocol):
     """Who is told when an outbox fills, has room again, or is past all bounds."""
 
-    def filled(self, outbox: Outbox) -> None: ...
-    def has_room(self, outbox: Outbox) -> None: ...
-    def overflowed(self, outbox: Outbox) -> None: ...
+    def on_filled(self, outbox: Outbox) -> None: ...
+    def on_room(self, outbox: Outbox) -> None: ...
+    def on_overflow(self, outbox: Outbox) -> None: ...
 
 
 class Outbox:
-    party: Party  # set by the broker when the party joins
+    connection: Connection  # set by the broker when the party joins
 
     __slots__ = (
         "_closed",
@@ -77,8 +77,8 @@ class Outbox:
         "_stalled",
         "_turn",
         "_written_in",
+        "connection",
         "full",
-        "party",
         "waiters",
         "window_start_s",
         "window_taken",
@@ -86,9 +86,9 @@ class Outbox:
 
     def __init__(
         self,
-        pipe: Pipe,
-        turn: Turn,
-        owner: Owner,
+        pipe: ConnectionIO,
+        turn: LoopTurn,
+        owner: OutboxOwner,
         high_water: int,
         max_bytes: int,
         low_water: int | None = None,
@@ -109,7 +109,7 @@ class Outbox:
         self._closed = False
         self._written_in = 0
         self.full = False
-        self.waiters: dict[Party, None] = {}  # publishers that wait for room, first come first
+        self.waiters: dict[Connection, None] = {}  # publishers that wait for room, first come first
         self.window_start_s = 0.0  # of the slow-consumer rule
         self.window_taken = 0
 
@@ -152,11 +152,11 @@ class Outbox:
         self._closed = True
         self.full = False
 
-    def stalled(self) -> None:
+    def on_stalled(self) -> None:
         """The socket is full."""
         self._stalled = True
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         """The socket has taken all it was given."""
         self._stalled = False
         self._handed = []
@@ -164,11 +164,11 @@ class Outbox:
         self.flush()
         if self.full and not self._closed and self.backlog() <= self._low_water:
             self.full = False
-            self._owner.has_room(self)
+            self._owner.on_room(self)
 
     def backlog(self) -> int:
         """Bytes the reader has not taken yet."""
-        return self._held_bytes + (self._pipe.backlog() if self._stalled else 0)
+        return self._held_bytes + (self._pipe.backlog_bytes() if self._stalled else 0)
 
     def taken(self) -> int:
         """Bytes that have reached the reader's host in all.
@@ -176,14 +176,14 @@ class Outbox:
         What lies in our own host's queue is not taken: that queue may hold megabytes, and
         while a slow reader works through it the socket itself seems to stand still.
         """
-        return self._pushed_bytes - self.backlog() - self._pipe.unconfirmed()
+        return self._pushed_bytes - self.backlog() - self._pipe.unconfirmed_bytes()
 
     def is_idle(self) -> bool:
         return not self._stalled and not self._held
 
     def unsent(self) -> list[tuple[bytes, int]]:
         """What would be lost if the connection ended now: chunks, and how much of each has gone."""
-        left = self._pipe.backlog() if self._stalled else 0
+        left = self._pipe.backlog_bytes() if self._stalled else 0
         parts: list[tuple[bytes, int]] = []
         for chunk in reversed(self._handed):
             if left <= 0:
@@ -197,8 +197,8 @@ class Outbox:
         if not self._stalled:
             return
         self._handed = chunks
-        self._handed_bytes = self._pipe.backlog()
-        self._measure()
+        self._handed_bytes = self._pipe.backlog_bytes()
+        self._check_marks()
 
     def _gather(self, data: bytes) -> None:
         self._held.append(data)
@@ -212,12 +212,12 @@ class Outbox:
     def _hold(self, data: bytes) -> None:
         self._held.append(data)
         self._held_bytes += len(data)
-        self._measure()
+        self._check_marks()
 
-    def _measure(self) -> None:
+    def _check_marks(self) -> None:
         owed = self._held_bytes + self._handed_bytes
         if owed > self._max_bytes:
-            self._owner.overflowed(self)
+            self._owner.on_overflow(self)
         elif owed > self._high_water and not self.full:
             self.full = True
-            self._owner.filled(self)
+            self._owner.on_filled(self)

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.traffic import LoopTotals, Totals
+from polybus.bus.traffic import LoopTraffic, TrafficTotals
 
 if TYPE_CHECKING:
-    from polybus.bus.connection import Party
+    from polybus.bus.connection import Connection
     from polybus.bus.counters import Counters
     from polybus.bus.delivery import Delivery
     from polybus.bus.subscriptions import Subscriptions
-    from polybus.bus.traffic import Traffic
+    from polybus.bus.traffic import SharedTraffic
     from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
     from polybus.kernel.fanout import Fanout
 
@@ -29,7 +29,7 @@ class Overview:
         topics: EphemeralTopics,
         subscriptions: Subscriptions,
         counters: Counters,
-        parties: Mapping[int, Party],
+        parties: Mapping[int, Connection],
         clock: Callable[[], float],
     ) -> None:
         self._fanout = fanout
@@ -40,11 +40,11 @@ class Overview:
         self._parties = parties
         self._clock = clock
         self._started_s = clock()
-        self.traffic: Traffic | None = None  # of the native port
+        self.traffic: SharedTraffic | None = None  # of the native port
         self.sections: dict[str, Callable[[], dict[str, Any]]] = {}  # what dialects add to `stats`
         # Of those that are no parties.
         self.other_connections: list[Callable[[], list[dict[str, Any]]]] = []
-        self.other_totals: list[LoopTotals] = []
+        self.other_totals: list[LoopTraffic] = []
 
     def stats(self, accepted: int) -> dict[str, Any]:
         return {
@@ -69,7 +69,7 @@ class Overview:
         return own + [one for tell in self.other_connections for one in tell()]
 
     def _messages(self) -> dict[str, int]:
-        fanout, pulled, others = self._fanout, self._topics.tally, self._totals_of_others()
+        fanout, pulled, others = self._fanout, self._topics.tally, self._other_totals()
         relayed, relayed_bytes = self._delivery.relayed
         received = fanout.messages - relayed + pulled.received
         received_bytes = fanout.bytes - relayed_bytes + pulled.received_bytes
@@ -81,10 +81,10 @@ class Overview:
             "delivered_bytes": delivered_bytes + others.delivered_bytes,
         }
 
-    def _totals_of_others(self) -> Totals:
-        totals = self.traffic.totals if self.traffic is not None else Totals()
+    def _other_totals(self) -> TrafficTotals:
+        totals = self.traffic.totals if self.traffic is not None else TrafficTotals()
         for one in self.other_totals:
-            totals = Totals(
+            totals = TrafficTotals(
                 totals.received + one.received,
                 totals.received_bytes + one.received_bytes,
                 totals.delivered + one.delivered,
@@ -99,7 +99,7 @@ class Overview:
         dropped.update(too_large=fanout.too_large)
         return {reason: n for reason, n in sorted(dropped.items()) if n}
 
-    def _describe(self, party: Party) -> dict[str, Any]:
+    def _describe(self, party: Connection) -> dict[str, Any]:
         messages, size = self._fanout.sent(party.number)
         return {
             "id": party.id,
@@ -118,7 +118,7 @@ class Overview:
         }
 
 
-def _state(party: Party) -> str:
-    if party.waiting_for is not None:
+def _state(party: Connection) -> str:
+    if party.blocked_by is not None:
         return "waiting"
     return "full" if party.outbox.full else "open"

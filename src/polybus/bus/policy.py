@@ -30,10 +30,10 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from polybus.bus.rule_table import Placed, Speaking, VerbTable
+from polybus.bus.rule_table import IndexedRule, PlacedRule, VerbTable
 from polybus.model import access_rule as rules
 from polybus.model import topic_name
-from polybus.model.access_rule import ADMIN, CALL, CREATE, DELETE, PRODUCE, SUBSCRIBE, Who
+from polybus.model.access_rule import ADMIN, CALL, CREATE, DELETE, PRODUCE, SUBSCRIBE, Principal
 from polybus.model.identity import Identity
 
 MAX_CLASSES = 65_536  # the fan-out keeps one byte per class and topic
@@ -44,14 +44,14 @@ ROOT_UID = 0
 ANY_TOPIC = b""  # what is asked for admin rights over the whole bus: only a bare * covers it
 
 
-class Named(NamedTuple):
+class RuleMatch(NamedTuple):
     """Whom of those that rules name a caller is, one bit each: surely, and possibly."""
 
     surely: int
     possibly: int
 
 
-NOBODY = Named(0, 0)
+NO_MATCH = RuleMatch(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +60,31 @@ class Verdict:
 
     allowed: bool
     why: str
-    by: Placed | None = None
+    by: PlacedRule | None = None
 
 
-class Ground(NamedTuple):
+class Decision(NamedTuple):
     """A verdict before it is put into words, which the hot path does without."""
 
     allowed: bool
     words: str
-    by: Speaking | None = None
+    by: IndexedRule | None = None
 
 
-_PROBE = Ground(True, "probe topics are free of rules")
-_BORN_ADMIN = Ground(True, "root and the bus's own user are its admins")
-_CREATOR = Ground(True, "the topic's creator may delete it")
-_ADMIN = Ground(True, "an admin of the topic may delete it")
+_PROBE = Decision(True, "probe topics are free of rules")
+_BORN_ADMIN = Decision(True, "root and the bus's own user are its admins")
+_CREATOR = Decision(True, "the topic's creator may delete it")
+_ADMIN = Decision(True, "an admin of the topic may delete it")
 _NAMED = "rule {rule} names the caller"
 _CLOSED = "rule {rule} names others, and no rule names this caller"
 _DEFAULTS = {
-    verb: Ground(True, f"no rule speaks of it, and whoever reaches the bus may {verb}")
+    verb: Decision(True, f"no rule speaks of it, and whoever reaches the bus may {verb}")
     for verb in OPEN_BY_DEFAULT
 } | {
-    DELETE: Ground(
+    DELETE: Decision(
         False, "no rule speaks of it, and delete is for the topic's creator: its user and service"
     ),
-    ADMIN: Ground(False, "no rule speaks of it, and admin is for root and the bus's own user"),
+    ADMIN: Decision(False, "no rule speaks of it, and admin is for root and the bus's own user"),
 }
 
 
@@ -97,31 +97,31 @@ class Policy:
         self._admins = frozenset(admins)
         self._groups_of = groups_of
         self._watchers: list[Callable[[], None]] = []
-        self._take(())
+        self._install_rules(())
 
     @property
-    def rules(self) -> tuple[Placed, ...]:
+    def rules(self) -> tuple[PlacedRule, ...]:
         return self._rules
 
     @property
     def class_count(self) -> int:
         return len(self._classes)
 
-    def replace(self, placed: Iterable[Placed]) -> None:
+    def replace(self, placed: Iterable[PlacedRule]) -> None:
         """The rules from now on. All classes are void; whoever watches is told."""
-        self._take(tuple(placed))
+        self._install_rules(tuple(placed))
         for changed in self._watchers:
             changed()
 
-    def watch(self, changed: Callable[[], None]) -> None:
+    def on_change(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
 
-    def mentions(self, verb: str) -> bool:
+    def has_rules_for(self, verb: str) -> bool:
         return verb in self._tables
 
     def classify(self, identity: Identity) -> int:
         """The class of callers that this one belongs to, until the rules change."""
-        named = self._named(identity)
+        named = self._match_of(identity)
         number = self._numbers.get(named)
         if number is None:
             if len(self._classes) >= MAX_CLASSES:
@@ -153,7 +153,7 @@ class Policy:
         """May it? `as_admin`: the caller came in where admin rights count."""
         if verb not in self._tables and verb in OPEN_BY_DEFAULT:
             return True
-        return self._ground(identity, verb, topic, creator, as_admin).allowed
+        return self._decide(identity, verb, topic, creator, as_admin).allowed
 
     def decide(
         self,
@@ -165,38 +165,38 @@ class Policy:
         as_admin: bool = False,
     ) -> Verdict:
         """As `allows`, with the reason in plain words."""
-        ground = self._ground(identity, verb, topic, creator, as_admin)
+        ground = self._decide(identity, verb, topic, creator, as_admin)
         by = ground.by.placed if ground.by else None
         return Verdict(ground.allowed, ground.words.format(rule=by), by)
 
-    def _take(self, placed: tuple[Placed, ...]) -> None:
+    def _install_rules(self, placed: tuple[PlacedRule, ...]) -> None:
         self._rules = placed
         self._tables: dict[str, VerbTable] = {}
-        bits: dict[tuple[Who, int | None], int] = {}
+        bits: dict[tuple[Principal, int | None], int] = {}
         for one in placed:
             bit = bits.setdefault((one.who, one.number), 1 << len(bits))
             for verb in one.rule.verbs:
                 self._tables.setdefault(verb, VerbTable()).add(one, bit)
         self._whos = [(who, number, bit) for (who, number), bit in bits.items()]
-        self._classes = [Named(0, (1 << len(bits)) - 1)]
-        self._numbers: dict[Named, int] = {}
-        self._remembered: dict[Hashable, Named] = {}
+        self._classes = [RuleMatch(0, (1 << len(bits)) - 1)]
+        self._numbers: dict[RuleMatch, int] = {}
+        self._remembered: dict[Hashable, RuleMatch] = {}
 
-    def _named(self, identity: Identity) -> Named:
+    def _match_of(self, identity: Identity) -> RuleMatch:
         if not self._whos:
-            return NOBODY
+            return NO_MATCH
         one = identity
         key = (one.uid, one.gid, one.groups, one.service, one.key)  # all that rules look at
         found = self._remembered.get(key)
         if found is None:
-            found = self._work_out(identity)
+            found = self._match_rules(identity)
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
             if found.surely == found.possibly:
                 self._remembered[key] = found
         return found
 
-    def _work_out(self, identity: Identity) -> Named:
+    def _match_rules(self, identity: Identity) -> RuleMatch:
         surely = possibly = 0
         groups = self._groups(identity)
         for who, number, bit in self._whos:
@@ -204,7 +204,7 @@ class Policy:
                 surely |= bit
             elif groups is None and who.kind == rules.GROUP:
                 possibly |= bit
-        return Named(surely, surely | possibly)
+        return RuleMatch(surely, surely | possibly)
 
     def _groups(self, identity: Identity) -> frozenset[int] | None:
         """All its groups; None if that is not known now."""
@@ -223,15 +223,15 @@ class Policy:
         by_rule = _by_rules(table, self._classes[identity_class], topic)
         return by_rule is None or by_rule.allowed
 
-    def _ground(
+    def _decide(
         self, identity: Identity, verb: str, topic: bytes, creator: Identity | None, as_admin: bool
-    ) -> Ground:
+    ) -> Decision:
         if topic_name.is_probe(topic):
             return _PROBE
         if verb == ADMIN and not identity.key and identity.uid in self._admins:
             return _BORN_ADMIN
         table = self._tables.get(verb)
-        by_rule = _by_rules(table, self._named(identity), topic) if table else None
+        by_rule = _by_rules(table, self._match_of(identity), topic) if table else None
         if by_rule and by_rule.by and by_rule.by.denies:
             return by_rule
         if verb == DELETE and identity.owns(creator):
@@ -241,7 +241,7 @@ class Policy:
         return by_rule or _DEFAULTS[verb]
 
 
-def _names(who: Who, number: int | None, identity: Identity, groups: frozenset[int]) -> bool:
+def _names(who: Principal, number: int | None, identity: Identity, groups: frozenset[int]) -> bool:
     if who.kind == rules.EVERYONE:
         return True
     if who.kind == rules.ANONYMOUS:
@@ -255,17 +255,17 @@ def _names(who: Who, number: int | None, identity: Identity, groups: frozenset[i
     return number == identity.uid if who.kind == rules.USER else number in groups
 
 
-def _by_rules(table: VerbTable, named: Named, topic: bytes) -> Ground | None:
+def _by_rules(table: VerbTable, named: RuleMatch, topic: bytes) -> Decision | None:
     """What the rules say, deny before allow; None if none of them speaks of the topic."""
     allowing = closing = None
-    for speaking in table.about(topic):
+    for speaking in table.find_matching(topic):
         if speaking.denies:
             if speaking.bit & named.possibly:
-                return Ground(False, _NAMED, speaking)
+                return Decision(False, _NAMED, speaking)
         elif speaking.bit & named.surely:
             allowing = allowing or speaking
         else:
             closing = closing or speaking
     if allowing:
-        return Ground(True, _NAMED, allowing)
-    return Ground(False, _CLOSED, closing) if closing else None
+        return Decision(True, _NAMED, allowing)
+    return Decision(False, _CLOSED, closing) if closing else None

@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING
 from polybus.model.access_rule import PRODUCE, SUBSCRIBE
 
 if TYPE_CHECKING:
-    from polybus.bus.connection import Party
+    from polybus.bus.connection import Connection
     from polybus.bus.policy import Policy
     from polybus.bus.subscriptions import Subscriptions
     from polybus.dialects.freud.server.ephemeral_topics import EphemeralTopics
     from polybus.kernel.fanout import Fanout
 
 
-class Judging:
+class PolicyEnforcer:
     """`unsubscribed` is told of each subscription that ended, `revoked` how many those were."""
 
     def __init__(
         self,
         policy: Policy,
         fanout: Fanout,
-        parties: Mapping[int, Party],
+        parties: Mapping[int, Connection],
         subscriptions: Subscriptions,
         topics: EphemeralTopics,
         revoked: Callable[[int], None],
@@ -43,12 +43,12 @@ class Judging:
         self._subscriptions = subscriptions
         self._topics = topics
         self._revoked = revoked
-        self.unsubscribed: Callable[[Party, bytes], None] = lambda party, topic: None
-        self._in_doubt: list[Party] = []
-        policy.watch(self._judge_again)
-        self._judge_again()
+        self.on_unsubscribed: Callable[[Connection, bytes], None] = lambda party, topic: None
+        self._in_doubt: list[Connection] = []
+        policy.on_change(self._reclassify_all)
+        self._reclassify_all()
 
-    def classify(self, parties: Iterable[Party]) -> None:
+    def classify(self, parties: Iterable[Connection]) -> None:
         for party in parties:
             number = self._policy.classify(party.pipe.identity)
             party.source.reclassify(number)
@@ -57,23 +57,23 @@ class Judging:
 
     def tick(self) -> None:
         doubtful, self._in_doubt = self._in_doubt, []
-        self.classify(party for party in doubtful if not party.ended)
+        self.classify(party for party in doubtful if not party.is_closed)
 
-    def _judge_again(self) -> None:
-        self._fanout.judge_unheard = self._policy.mentions(PRODUCE)
+    def _reclassify_all(self) -> None:
+        self._fanout.judge_unheard = self._policy.has_rules_for(PRODUCE)
         self._fanout.new_policy()
         self._in_doubt = []
         self.classify(self._parties.values())
-        if self._policy.mentions(SUBSCRIBE):
+        if self._policy.has_rules_for(SUBSCRIBE):
             self._revoke()
 
     def _revoke(self) -> None:
-        ended = self._topics.enforce()
+        ended = self._topics.end_denied()
         may = cache(self._policy.may_subscribe)  # many read the same topics
         for party in list(self._parties.values()):
-            lost = self._subscriptions.enforce(party, may)
+            lost = self._subscriptions.end_denied(party, may)
             ended += len(lost)
             for topic in lost:
-                self.unsubscribed(party, topic)
+                self.on_unsubscribed(party, topic)
         if ended:
             self._revoked(ended)

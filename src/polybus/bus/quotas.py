@@ -18,7 +18,7 @@ from polybus.kernel.quota_account import MAX_AMOUNT, Account
 from polybus.model.limits import QuotaLimits
 
 if TYPE_CHECKING:
-    from polybus.bus.broker import Log
+    from polybus.bus.broker import Logger
     from polybus.bus.counters import Counters
     from polybus.model.identity import Identity
 
@@ -28,7 +28,7 @@ TOPICS = "quota_topics"
 CONNECTIONS = "quota_connections"
 QUOTAS = (BYTES, SUBSCRIPTIONS, TOPICS, CONNECTIONS)
 
-PLACES = {quota: place for place, quota in enumerate(QUOTAS)}  # in the kernel's row
+QUOTA_INDEX = {quota: place for place, quota in enumerate(QUOTAS)}  # in the kernel's row
 
 Key = int | str | None
 
@@ -40,7 +40,7 @@ class Quotas:
         self,
         limits: QuotaLimits,
         counters: Counters,
-        log: Log,
+        log: Logger,
         describe: Callable[[Identity], str] = lambda identity: identity.name,
     ) -> None:
         self._counters = counters
@@ -67,18 +67,18 @@ class Quotas:
         With `trial` nobody is told: whoever asks will ask again for less.
         """
         account = self.account(identity)
-        charged = account.charge(PLACES[quota], amount)
+        charged = account.charge(QUOTA_INDEX[quota], amount)
         if not charged and not trial:
             self.refuse(identity, quota, amount)
-        self._settle(account)
+        self._drop_if_empty(account)
         return charged
 
     def release(self, identity: Identity, quota: str, amount: int = 1) -> None:
         account = self.account(identity)
         try:
-            account.release(PLACES[quota], amount)
+            account.release(QUOTA_INDEX[quota], amount)
         finally:
-            self._settle(account)
+            self._drop_if_empty(account)
 
     def account(self, identity: Identity) -> Account:
         """The row of a caller. It is the same one while something is charged to it."""
@@ -90,7 +90,7 @@ class Quotas:
 
     def used(self, key: Key, quota: str) -> int:
         account = self._accounts.get(key)
-        return 0 if account is None else account.held(PLACES[quota])
+        return 0 if account is None else account.held(QUOTA_INDEX[quota])
 
     def limit(self, key: Key, quota: str) -> int:
         if isinstance(key, int) and (own := self._own.get((key, quota))) is not None:
@@ -106,7 +106,7 @@ class Quotas:
         return [
             {"account": key, "quota": quota, "used": n, "limit": self.limit(key, quota)}
             for key, account in self._accounts.items()
-            for quota, place in PLACES.items()
+            for quota, place in QUOTA_INDEX.items()
             if (n := account.held(place))
         ]
 
@@ -123,22 +123,22 @@ class Quotas:
         )
 
     def _limit(self, account: Account) -> None:
-        for quota, place in PLACES.items():
+        for quota, place in QUOTA_INDEX.items():
             account.set_limit(place, min(self.limit(account.key, quota), MAX_AMOUNT))
 
-    def _settle(self, account: Account) -> None:
+    def _drop_if_empty(self, account: Account) -> None:
         if account.is_empty:
             self._accounts.pop(account.key, None)
 
 
-class Places:
+class ConnectionQuota:
     """The connections of each user, as a listener counts them (`transports.stream.Places`)."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
 
-    def take(self, identity: Identity) -> bool:
+    def acquire(self, identity: Identity) -> bool:
         return self._quotas.charge(identity, CONNECTIONS)
 
-    def give_back(self, identity: Identity) -> None:
+    def release(self, identity: Identity) -> None:
         self._quotas.release(identity, CONNECTIONS)

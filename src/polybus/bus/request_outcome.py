@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Kind(Enum):
+class OutcomeKind(Enum):
     OK = "ok"
     NOTHING_HAPPENED = "nothing_happened"
     NO = "no"
@@ -15,17 +15,17 @@ class Kind(Enum):
     WAIT = "wait"  # a push reader is full; the producer is resumed when it has room
 
 
-class Outcome(NamedTuple):
-    kind: Kind
+class RequestOutcome(NamedTuple):
+    kind: OutcomeKind
     text: str = ""  # for people: the name of the quota
 
 
-OK = Outcome(Kind.OK)
-NOTHING_HAPPENED = Outcome(Kind.NOTHING_HAPPENED)
-NO = Outcome(Kind.NO)
-DOES_NOT_EXIST = Outcome(Kind.DOES_NOT_EXIST)
-WAIT = Outcome(Kind.WAIT)
+OK = RequestOutcome(OutcomeKind.OK)
+NOTHING_HAPPENED = RequestOutcome(OutcomeKind.NOTHING_HAPPENED)
+NO = RequestOutcome(OutcomeKind.NO)
+DOES_NOT_EXIST = RequestOutcome(OutcomeKind.DOES_NOT_EXIST)
+WAIT = RequestOutcome(OutcomeKind.WAIT)
 
 
-def over_quota(name: str) -> Outcome:
-    return Outcome(Kind.OVER_QUOTA, name)
+def over_quota(name: str) -> RequestOutcome:
+    return RequestOutcome(OutcomeKind.OVER_QUOTA, name)

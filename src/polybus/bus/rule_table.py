@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from polybus.model.access_rule import DENY, Rule, Who
+from polybus.model.access_rule import DENY, Principal, Rule
 from polybus.model.name_pattern import Pattern
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedRule:
     """A rule in force. `source` says where it is written, for people.
 
     `number` is the uid or gid that its user's or group's name stands for on this
@@ -29,17 +29,17 @@ class Placed:
     number: int | None = None
 
     @property
-    def who(self) -> Who:
+    def who(self) -> Principal:
         return self.rule.who
 
     def __str__(self) -> str:
         return f'"{self.rule}" ({self.source})'
 
 
-class Speaking(NamedTuple):
+class IndexedRule(NamedTuple):
     """A rule as a table keeps it; `bit` stands for whom it names."""
 
-    placed: Placed
+    placed: PlacedRule
     pattern: Pattern
     bit: int
     denies: bool
@@ -47,13 +47,13 @@ class Speaking(NamedTuple):
 
 class VerbTable:
     def __init__(self) -> None:
-        self._exact: dict[bytes, list[Speaking]] = {}
+        self._exact: dict[bytes, list[IndexedRule]] = {}
         # Longest first, so that the closest rule is the one that explains.
-        self._by_length: dict[int, dict[bytes, list[Speaking]]] = {}
+        self._by_length: dict[int, dict[bytes, list[IndexedRule]]] = {}
 
-    def add(self, placed: Placed, bit: int) -> None:
+    def add(self, placed: PlacedRule, bit: int) -> None:
         pattern = Pattern(placed.rule.pattern)
-        speaking = Speaking(placed, pattern, bit, placed.rule.effect == DENY)
+        speaking = IndexedRule(placed, pattern, bit, placed.rule.effect == DENY)
         if pattern.is_exact:
             self._exact.setdefault(pattern.prefix, []).append(speaking)
             return
@@ -63,7 +63,7 @@ class VerbTable:
             self._by_length = dict(sorted(self._by_length.items(), reverse=True))
         self._by_length[length].setdefault(pattern.prefix, []).append(speaking)
 
-    def about(self, topic: bytes) -> Iterator[Speaking]:
+    def find_matching(self, topic: bytes) -> Iterator[IndexedRule]:
         """The rules whose pattern covers the topic, the closest first."""
         yield from self._exact.get(topic, ())
         for length, rules in self._by_length.items():

@@ -13,47 +13,47 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polybus.bus.connection import Party
+    from polybus.bus.connection import Connection
     from polybus.model.limits import Limits
 
 
 @dataclass(slots=True)
-class Window:
+class StallWindow:
     start_s: float
     owed: int
 
 
-class Stalls:
-    def __init__(self, limits: Limits, cut: Callable[[Party, str], None]) -> None:
+class StallMonitor:
+    def __init__(self, limits: Limits, cut: Callable[[Connection, str], None]) -> None:
         self._limits = limits
         self._cut = cut
-        self._windows: dict[Party, Window] = {}
+        self._windows: dict[Connection, StallWindow] = {}
 
-    def add(self, party: Party, now_s: float) -> None:
-        self._windows.setdefault(party, Window(now_s, _owed(party)))
+    def add(self, party: Connection, now_s: float) -> None:
+        self._windows.setdefault(party, StallWindow(now_s, _untaken_bytes(party)))
 
-    def forget(self, party: Party) -> None:
+    def forget(self, party: Connection) -> None:
         self._windows.pop(party, None)
 
     def tick(self, now_s: float) -> None:
         for party, window in list(self._windows.items()):
-            if party.pipe.backlog() == 0:
+            if party.pipe.backlog_bytes() == 0:
                 del self._windows[party]
             elif now_s - window.start_s >= self._limits.slow_consumer_timeout_s:
-                self._judge(party, window, now_s)
+                self._check_rate(party, window, now_s)
 
-    def _judge(self, party: Party, window: Window, now_s: float) -> None:
-        owed = _owed(party)
+    def _check_rate(self, party: Connection, window: StallWindow, now_s: float) -> None:
+        owed = _untaken_bytes(party)
         wanted = self._limits.slow_consumer_min_bytes_per_s * (now_s - window.start_s)
         if window.owed - owed < min(wanted, window.owed):
             self._cut(party, "slow_consumer")
         else:
-            self._windows[party] = Window(now_s, owed)
+            self._windows[party] = StallWindow(now_s, owed)
 
 
-def _owed(party: Party) -> int:
+def _untaken_bytes(party: Connection) -> int:
     """What the client has not taken, be it with us or in our host's queue.
 
     That queue empties first, and while it does, nothing moves here.
     """
-    return party.pipe.backlog() + party.pipe.unconfirmed()
+    return party.pipe.backlog_bytes() + party.pipe.unconfirmed_bytes()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from polybus.model import topic_name
 
 if TYPE_CHECKING:
-    from polybus.bus.connection import Party
+    from polybus.bus.connection import Connection
     from polybus.bus.policy import Policy
     from polybus.kernel.fanout import Fanout
     from polybus.model.limits import Limits
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FREE_PROBES = 16  # a client needs one at a time; some slack for overlapping subscribes
 
 
-class Subscribed(Enum):
+class SubscribeResult(Enum):
     """How a request to subscribe ended. The last two name the setting that was reached."""
 
     NEW = "new"
@@ -47,37 +47,37 @@ class Subscriptions:
         """Topics that count against the limit."""
         return self._fanout.topic_count - len(self._probes)
 
-    def add(self, party: Party, topic: bytes) -> Subscribed:
+    def add(self, party: Connection, topic: bytes) -> SubscribeResult:
         if self._fanout.is_subscribed(party.number, topic):
-            return Subscribed.ALREADY
+            return SubscribeResult.ALREADY
         if not self._policy.may_subscribe(party.source.identity, topic):
-            return Subscribed.DENIED
-        free = topic_name.is_probe(topic) and len(party.probes) < FREE_PROBES
+            return SubscribeResult.DENIED
+        free = topic_name.is_probe(topic) and len(party.free_probes) < FREE_PROBES
         if not free and (reached := self._limit_reached(party, topic)):
             return reached
         self._fanout.subscribe(party.number, topic)
         self.count += 1
         if free:
-            party.probes.add(topic)
+            party.free_probes.add(topic)
             self._probes[topic] += 1
-        return Subscribed.NEW
+        return SubscribeResult.NEW
 
-    def remove(self, party: Party, topic: bytes) -> bool:
+    def remove(self, party: Connection, topic: bytes) -> bool:
         """False if there was no such subscription, which is no error."""
         if not self._fanout.unsubscribe(party.number, topic):
             return False
         self.count -= 1
-        if topic in party.probes:
-            party.probes.discard(topic)
+        if topic in party.free_probes:
+            party.free_probes.discard(topic)
             self._end_probe(topic)
         return True
 
-    def clear(self, party: Party) -> None:
+    def clear(self, party: Connection) -> None:
         self.count -= self._fanout.unsubscribe_all(party.number)
-        while party.probes:
-            self._end_probe(party.probes.pop())
+        while party.free_probes:
+            self._end_probe(party.free_probes.pop())
 
-    def enforce(self, party: Party, may: Callable[[int, bytes], bool]) -> list[bytes]:
+    def end_denied(self, party: Connection, may: Callable[[int, bytes], bool]) -> list[bytes]:
         """Ends what is allowed no longer; says which subscriptions those were."""
         who = party.source.identity
         lost = [topic for topic in self._fanout.topics_of(party.number) if not may(who, topic)]
@@ -90,10 +90,10 @@ class Subscriptions:
         if not self._probes[topic]:
             del self._probes[topic]
 
-    def _limit_reached(self, party: Party, topic: bytes) -> Subscribed | None:
-        counted = self._fanout.subscription_count(party.number) - len(party.probes)
+    def _limit_reached(self, party: Connection, topic: bytes) -> SubscribeResult | None:
+        counted = self._fanout.subscription_count(party.number) - len(party.free_probes)
         if counted >= self._limits.max_subscriptions_per_connection:
-            return Subscribed.TOO_MANY_SUBSCRIPTIONS
+            return SubscribeResult.TOO_MANY_SUBSCRIPTIONS
         if self.topics >= self._limits.max_topics and not self._fanout.has_topic(topic):
-            return Subscribed.TOO_MANY_TOPICS
+            return SubscribeResult.TOO_MANY_TOPICS
         return None

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import NamedTuple
 
 
-class Totals(NamedTuple):
+class TrafficTotals(NamedTuple):
     """Received bytes are those of blocks, delivered ones those of keys, bodies and headers."""
 
     received: int = 0
@@ -17,7 +17,7 @@ class Totals(NamedTuple):
 
 
 @dataclass(slots=True)
-class LoopTotals:
+class LoopTraffic:
     """The same of a dialect that counts on the loop alone."""
 
     received: int = 0
@@ -26,17 +26,17 @@ class LoopTotals:
     delivered_bytes: int = 0
 
 
-class Traffic:
+class SharedTraffic:
     def __init__(self) -> None:
         self._lock = Lock()
         self._received = self._received_bytes = 0
         self._delivered = self._delivered_bytes = 0
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> TrafficTotals:
         with self._lock:
             received = self._received, self._received_bytes
-            return Totals(*received, self._delivered, self._delivered_bytes)
+            return TrafficTotals(*received, self._delivered, self._delivered_bytes)
 
     def receive(self, messages: int, size: int) -> None:
         with self._lock:

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from polybus.cli import flags
-from polybus.cli.admin_request import ask_bus
-from polybus.cli.text_table import show
+from polybus.cli.admin_request import ask_admin
+from polybus.cli.text_table import print_table
 from polybus.errors import InvalidRule
 from polybus.model.access_rule import WORDS, Rule
 
@@ -40,23 +40,23 @@ def ls(
     as_json: flags.Json = False,
     admin: flags.Admin = None,
 ) -> None:
-    found = ask_bus("acl_ls", admin, **({"topic": topic} if topic else {}))
+    found = ask_admin("acl_ls", admin, **({"topic": topic} if topic else {}))
     if as_json:
         print(json.dumps(found, indent=2))
     elif found:
-        show(("effect", "who", "verbs", "pattern", "written in"), map(_row, found))
+        print_table(("effect", "who", "verbs", "pattern", "written in"), map(_row, found))
     else:
         print("no rules")
 
 
 def add(words: Words, admin: flags.Admin = None) -> None:
-    told = ask_bus("acl_add", admin, rule=_rule(words))
+    told = ask_admin("acl_add", admin, rule=_rule(words))
     lasting = "" if told["kept"] else " (until this bus stops: it has no data folder)"
     print(f"{'added' if told['changed'] else 'already there'}: {told['rule']}{lasting}")
 
 
 def rm(words: Words, admin: flags.Admin = None) -> None:
-    print(f"removed: {ask_bus('acl_rm', admin, rule=_rule(words))['rule']}")
+    print(f"removed: {ask_admin('acl_rm', admin, rule=_rule(words))['rule']}")
 
 
 def explain(
@@ -66,7 +66,7 @@ def explain(
     as_json: flags.Json = False,
     admin: flags.Admin = None,
 ) -> int:
-    found = ask_bus("acl_test", admin, who=who, action=verb, topic=topic)
+    found = ask_admin("acl_test", admin, who=who, action=verb, topic=topic)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -80,7 +80,7 @@ def _rule(words: list[str]) -> str:
         return str(Rule.parse(words[0]))
     if len(words) != 4:
         raise InvalidRule(f"a rule has four words: {WORDS}")
-    return str(Rule.of(*words))
+    return str(Rule.from_words(*words))
 
 
 def _row(found: dict[str, Any]) -> list[str]:

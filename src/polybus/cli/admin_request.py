@@ -9,7 +9,7 @@ from typing import Any
 from polybus.server.admin_client import ask, default_path
 
 
-def ask_bus(verb: str, admin: str | None, **keys: Any) -> Any:
+def ask_admin(verb: str, admin: str | None, **keys: Any) -> Any:
     """`admin` is a path, or the address as `polybus serve` prints it; None: the usual place."""
     path = Path(admin.removeprefix("unix:")) if admin else default_path(os.environ)
     return ask(path, verb, **keys)

@@ -21,7 +21,7 @@ BUS = "The bus; else $POLYBUS_URL, else polybus://127.0.0.1:6570."
 Bus = Annotated[str | None, typer.Option("--bus", metavar="URL", help=BUS)]
 
 
-def ask(bus: str | None) -> Client:
+def connect_once(bus: str | None) -> Client:
     """A client for one question."""
     from polybus.native import Client, ClientOptions, bus_url
 
@@ -29,20 +29,20 @@ def ask(bus: str | None) -> Client:
 
 
 @contextmanager
-def asking(bus: str | None, **patience: Any) -> Iterator[buses.Bus]:
+def open_bus_or_store(bus: str | None, **patience: Any) -> Iterator[buses.BusClient]:
     """The same, or the bus of a folder that no process has (lmdb:PATH).
 
     With `patience` it is for long work: a running bus is there now, and waited for later.
     """
-    from polybus.cli.store_location import LMDB, find_store
+    from polybus.cli.store_location import LMDB, find_store_folder
     from polybus.native import ClientOptions, bus_url
     from polybus.native import bus_client as buses
 
     url = bus_url(bus, os.environ)
     if url.startswith(LMDB):
-        find_store(url)  # a mistyped path is no new store
+        find_store_folder(url)  # a mistyped path is no new store
     if patience:
-        reach(url)
+        check_reachable(url)
     reached = buses.connect(url, ClientOptions(**patience or {"connect_timeout_s": 0.0}))
     try:
         yield reached
@@ -50,25 +50,25 @@ def asking(bus: str | None, **patience: Any) -> Iterator[buses.Bus]:
         reached.close()
 
 
-def stay(bus: str | None, **patience: Any) -> Client:
+def connect_waiting(bus: str | None, **patience: Any) -> Client:
     """A client for long work, to a bus that is there now."""
     from polybus.native import Client, ClientOptions, bus_url
 
-    with ask(bus) as first:
+    with connect_once(bus) as first:
         first.topics("")
     return Client(bus_url(bus, os.environ), ClientOptions(**patience))
 
 
-def reach(bus: str | None, **patience: Any) -> tuple[str, ClientOptions]:
+def check_reachable(bus: str | None, **patience: Any) -> tuple[str, ClientOptions]:
     """For FDQ's clients, whose bus may be inside the process: lmdb:PATH.
 
     A running one is there now.
     """
     from polybus.native import ClientOptions, bus_url
-    from polybus.native.bus_client import is_embedded
+    from polybus.native.bus_client import is_in_process
 
     url = bus_url(bus, os.environ)
-    if not is_embedded(url):
-        with ask(url) as first:
+    if not is_in_process(url):
+        with connect_once(url) as first:
             first.topics("")
     return url, ClientOptions(**patience)

@@ -13,9 +13,9 @@ import typer
 
 from polybus.cli import flags
 from polybus.model.access_rule import Rule
-from polybus.server.config import Loaded, load
+from polybus.server.config import LoadedSettings, load
 from polybus.server.folders import data_folder
-from polybus.server.program import check_files, serving
+from polybus.server.program import check_files, plan_serve
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -30,7 +30,7 @@ File = Annotated[Path | None, typer.Argument(metavar="FILE", help="The TOML file
 
 def check(file: File = None, config: flags.Config = None) -> None:
     loaded = load(file or config, os.environ)
-    serving(loaded, os.environ)
+    plan_serve(loaded, os.environ)
     check_files(loaded)
     _warn(loaded)
     place = file or config or os.environ.get("POLYBUS_CONFIG") or "defaults and environment"
@@ -46,18 +46,18 @@ def show(file: File = None, config: flags.Config = None, as_json: flags.Json = F
         _print_rows(loaded)
 
 
-def _with_folder(loaded: Loaded) -> Loaded:
+def _with_folder(loaded: LoadedSettings) -> LoadedSettings:
     """The data folder as it will be: its default depends on the user and the environment."""
     data = loaded.settings.data or data_folder(os.environ, os.getuid())
     return replace(loaded, settings=replace(loaded.settings, data=data))
 
 
-def _warn(loaded: Loaded) -> None:
+def _warn(loaded: LoadedSettings) -> None:
     for warning in loaded.warnings:
         print(f"polybus: warning: {warning}", file=sys.stderr)
 
 
-def _tree(loaded: Loaded) -> dict[str, Any]:
+def _tree(loaded: LoadedSettings) -> dict[str, Any]:
     return {
         key.dotted: {"value": _plain(value), "source": source}
         for key, value, source in loaded.rows()
@@ -70,7 +70,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path | Rule) else value
 
 
-def _print_rows(loaded: Loaded) -> None:
+def _print_rows(loaded: LoadedSettings) -> None:
     """In TOML, so that it can be pasted into a file; the source as a comment."""
     section = ""
     for key, value, source in loaded.rows():

@@ -14,8 +14,8 @@ from typing import Any
 import typer
 
 from polybus.cli import flags
-from polybus.cli.admin_request import ask_bus
-from polybus.cli.text_table import rounded, show
+from polybus.cli.admin_request import ask_admin
+from polybus.cli.text_table import print_table, round_count
 
 # heading → field; counts are rounded
 SHORT = {
@@ -37,19 +37,20 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 
 def connections(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
-    answer = ask_bus("connections", admin)
+    answer = ask_admin("connections", admin)
     if as_json:
         print(json.dumps(answer, indent=2))
     elif not answer:
         print("nobody is connected")
     elif sys.stdout.isatty():
-        show(list(SHORT), [_short(one) for one in answer])
+        print_table(list(SHORT), [_short(one) for one in answer])
     else:
         columns = list(dict.fromkeys(name for one in answer for name in one))
-        show(columns, [[one.get(name, "") for name in columns] for one in answer])
+        print_table(columns, [[one.get(name, "") for name in columns] for one in answer])
 
 
 def _short(one: Mapping[str, Any]) -> list[Any]:
     return [
-        rounded(one[field]) if field in ROUNDED else one.get(field, "") for field in SHORT.values()
+        round_count(one[field]) if field in ROUNDED else one.get(field, "")
+        for field in SHORT.values()
     ]

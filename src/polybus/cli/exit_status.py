@@ -37,14 +37,14 @@ UNEXPECTED = 1
 INTERRUPTED = 130
 
 
-def tell(error: BaseException) -> int:
+def report_error(error: BaseException) -> int:
     """Say what went wrong on stderr, if it needs saying; the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else UNEXPECTED
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        return _reader_left()
+        return _on_broken_pipe()
     if _wants_traceback():
         traceback.print_exception(error)
     if isinstance(error, errors.PolybusError):
@@ -75,7 +75,7 @@ def _wants_traceback() -> bool:
     return bool(os.environ.get("POLYBUS_DEBUG"))
 
 
-def _reader_left() -> int:
+def _on_broken_pipe() -> int:
     """`polybus stats | head -1`: not an error, and Python must not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return UNEXPECTED

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import flags, start_position
-from polybus.cli.bus_connection import Bus, asking
+from polybus.cli.bus_connection import Bus, open_bus_or_store
 from polybus.cli.group_table import show_groups
-from polybus.cli.text_table import show
+from polybus.cli.text_table import print_table
 from polybus.errors import Conflict
 
 if TYPE_CHECKING:
@@ -51,18 +51,18 @@ def ls(
     as_json: flags.Json = False,
     bus: Bus = None,
 ) -> None:
-    with asking(bus) as client:
+    with open_bus_or_store(bus) as client:
         groups = client.act("group.list", topic=pattern)["groups"]
     if as_json:
         print(json.dumps(groups, indent=2))
     elif groups:
-        show(COLUMNS, [[one[name] for name in COLUMNS] for one in groups])
+        print_table(COLUMNS, [[one[name] for name in COLUMNS] for one in groups])
     else:
         print("no groups")
 
 
 def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = None) -> None:
-    with asking(bus) as client:
+    with open_bus_or_store(bus) as client:
         found = _info(client, topic, group)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -71,9 +71,9 @@ def info(topic: Topic, group: Group, as_json: flags.Json = False, bus: Bus = Non
 
 
 def rm(topic: Topic, group: Group, force: Force = False, yes: Yes = False, bus: Bus = None) -> None:
-    with asking(bus) as client:
+    with open_bus_or_store(bus) as client:
         _confirm(yes, f"Remove group {group} of {topic}, and its place in it?")
-        with _telling_of_force():
+        with _hint_force():
             client.act("group.rm", topic=topic, group=group, force=force)
 
 
@@ -86,38 +86,38 @@ def reset(
     bus: Bus = None,
 ) -> None:
     place = _place(to)
-    with asking(bus) as client:
+    with open_bus_or_store(bus) as client:
         _confirm(yes, f"Move group {group} of {topic} to {to}?")
-        with _telling_of_force():
+        with _hint_force():
             client.act("group.reset", topic=topic, group=group, to=place, force=force)
         print(f"{_info(client, topic, group)['lag']} messages to go")
 
 
 @contextmanager
-def _telling_of_force() -> Iterator[None]:
+def _hint_force() -> Iterator[None]:
     try:
         yield
     except Conflict as error:
         raise Conflict(f"{error}; --force takes their shards from them") from None
 
 
-def _info(client: buses.Bus, topic: str, group: str) -> dict[str, Any]:
-    from polybus.native.port.topic_statistics import with_sums
+def _info(client: buses.BusClient, topic: str, group: str) -> dict[str, Any]:
+    from polybus.native.port.topic_statistics import add_group_totals
 
-    return with_sums(client.act("group.info", topic=topic, group=group))
+    return add_group_totals(client.act("group.info", topic=topic, group=group))
 
 
 def _place(text: str) -> Any:
-    place = start_position.parse(text)
+    place = start_position.parse_start(text)
     if isinstance(place, int):
         return {"id": place}
-    return {"time_ns": start_position.moment_ns(text)} if place.startswith("@") else place
+    return {"time_ns": start_position.parse_time_ns(text)} if place.startswith("@") else place
 
 
 def _show(found: dict[str, Any]) -> None:
     if found["members"]:
         rows = [[one["consumer"], one["epoch"], _list(one["shards"])] for one in found["members"]]
-        show(("consumer", "epoch", "shards"), rows)
+        print_table(("consumer", "epoch", "shards"), rows)
     else:
         print("no consumers")
     print()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polybus.cli.text_table import show_fields
+from polybus.cli.text_table import print_fields
 
 COLUMNS = (
     *("group", "members", "lag", "lag s", "acked", "emitted"),
@@ -27,7 +27,7 @@ def show_groups(groups: Iterable[Mapping[str, Any]], *, by_shard: bool) -> None:
         rows.append(_group_row(group))
         if by_shard:
             rows += [_shard_row(one) for one in group["shards"]]
-    show_fields(COLUMNS, SHORT, rows)
+    print_fields(COLUMNS, SHORT, rows)
 
 
 def quantile_ms(histogram: Mapping[str, int], share: float) -> float | None:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polybus.cli.bus_connection import Bus, ask
-from polybus.cli.text_table import printable
+from polybus.cli.bus_connection import Bus, connect_once
+from polybus.cli.text_table import escape_control
 from polybus.errors import UsageError
 from polybus.model.topic import ALL
 
 if TYPE_CHECKING:
-    from polybus.cli.inspect_source import Place
+    from polybus.cli.inspect_source import InspectSource
 
 MESSAGES, BODY_BYTES = 3, 64
 Line = tuple[str, Any]
@@ -61,21 +61,21 @@ def inspect(
     with _place(store, bus) as place:
         for topic in place.topics(pattern):
             for path, value in _tree(place, topic, None if every else messages):
-                _say(path, value, body_bytes, as_json)
+                _print_line(path, value, body_bytes, as_json)
 
 
-def _place(store: str | None, bus: str | None) -> Place:
-    from polybus.cli.inspect_source import Files, RunningBus
+def _place(store: str | None, bus: str | None) -> InspectSource:
+    from polybus.cli.inspect_source import BusSource, StoreSource
 
     if store is None:
-        return RunningBus(ask(bus))
-    from polybus.cli.store_location import find_store
+        return BusSource(connect_once(bus))
+    from polybus.cli.store_location import find_store_folder
     from polybus.store.engine_registry import open_store
 
-    return Files(open_store(f"lmdb:{find_store(store)}", read_only=True))
+    return StoreSource(open_store(f"lmdb:{find_store_folder(store)}", read_only=True))
 
 
-def _tree(place: Place, topic: dict[str, Any], count: int | None) -> Iterator[Line]:
+def _tree(place: InspectSource, topic: dict[str, Any], count: int | None) -> Iterator[Line]:
     name = topic["topic"]
     stats = place.stats(name)
     yield from _config(topic, stats)
@@ -112,7 +112,7 @@ def _counts(path: str, counts: dict[str, Any]) -> Iterator[Line]:
 
 
 def _data(
-    place: Place, topic: str, shard: int | str, counts: dict[str, int], count: int | None
+    place: InspectSource, topic: str, shard: int | str, counts: dict[str, int], count: int | None
 ) -> Iterator[Line]:
     there = counts["inserted"] - counts["trimmed"]
     part = "all" if shard == ALL else f"shards/{shard}"
@@ -126,22 +126,22 @@ def _data(
         yield f"{path}/…", f"{there - shown} more: -n {there} or --every shows them"
 
 
-def _say(path: str, value: Any, body_bytes: int, as_json: bool) -> None:
+def _print_line(path: str, value: Any, body_bytes: int, as_json: bool) -> None:
     is_message = isinstance(value, dict) and "body" in value
     if as_json:
         told = _object(value) if is_message else value
         print(json.dumps({"path": path, "value": told}))
     elif is_message:
-        print(f"{printable(path)} -> {_body(value['body'], body_bytes)}")
+        print(f"{escape_control(path)} -> {_body(value['body'], body_bytes)}")
     else:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        print(f"{printable(path)} -> {printable(text)}")
+        print(f"{escape_control(path)} -> {escape_control(text)}")
 
 
 def _object(message: dict[str, Any]) -> dict[str, Any]:
-    from polybus.cli.row_format import as_object
+    from polybus.cli.row_format import row_to_json
 
-    return as_object(message)
+    return row_to_json(message)
 
 
 def _body(body: bytes, most: int) -> str:
@@ -154,4 +154,4 @@ def _body(body: bytes, most: int) -> str:
         body.decode()
     except UnicodeDecodeError:
         return f"0x{part.hex()}{rest}"
-    return printable(json.dumps(text, ensure_ascii=False)) + rest
+    return escape_control(json.dumps(text, ensure_ascii=False)) + rest

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from polybus.dialects.pirate.server.subscriber_lags import subscribers_of
-from polybus.durable.query_progress import queries_of
-from polybus.durable.topic_registry import Durable
+from polybus.dialects.pirate.server.subscriber_lags import read_subscriber_lags
+from polybus.durable.query_progress import list_query_progress
+from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import DoesNotExist
 from polybus.groups.coordinator import Coordinator
-from polybus.groups.group_state import Means
-from polybus.groups.shard_ends import Ends
+from polybus.groups.group_state import GroupContext
+from polybus.groups.shard_ends import ShardEnds
 from polybus.model.arrow import batch_of
 from polybus.model.name_pattern import Pattern
 from polybus.model.topic import ALL
-from polybus.native.port.topic_actions import told
-from polybus.native.port.topic_statistics import composed, groups_of
+from polybus.native.port.topic_actions import describe_topic
+from polybus.native.port.topic_statistics import compose_topic_stats, list_group_infos
 
 if TYPE_CHECKING:
     from polybus.model.topic import Topic
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 INT64_BYTES = 8
 
 
-class Place(Protocol):
+class InspectSource(Protocol):
     def topics(self, pattern: str) -> list[dict[str, Any]]:
         """As `topic.list` tells them."""
 
@@ -52,7 +52,7 @@ class Place(Protocol):
     ) -> None: ...
 
 
-class RunningBus:
+class BusSource:
     def __init__(self, client: Client) -> None:
         self._client = client
 
@@ -81,7 +81,7 @@ class RunningBus:
         self._client.close()
 
 
-class Files:
+class StoreSource:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._topics = {topic.name: topic for topic in store.topics()}
@@ -91,17 +91,21 @@ class Files:
         if "*" not in pattern and pattern not in self._topics:
             raise DoesNotExist(f"there is no durable topic {pattern!r}")
         wanted = Pattern(pattern)
-        return [told(one) for one in self._topics.values() if wanted.matches(one.name.encode())]
+        return [
+            describe_topic(one)
+            for one in self._topics.values()
+            if wanted.matches(one.name.encode())
+        ]
 
     def stats(self, topic: str) -> dict[str, Any]:
         known = self._topics[topic]
         bounds = self._store.bounds(known.number)
-        return composed(
+        return compose_topic_stats(
             known,
             bounds,
-            groups_of(self._groups, known),
-            queries_of(self._store, known, bounds),
-            subscribers_of(self._store, known, bounds),
+            list_group_infos(self._groups, known),
+            list_query_progress(self._store, known, bounds),
+            read_subscriber_lags(self._store, known, bounds),
         )
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
@@ -134,9 +138,9 @@ class Files:
 
 def _coordinator(store: Store) -> Coordinator:
     """One that is only asked: it wakes nobody and gives up nothing."""
-    means = Means(
-        Durable(store),
-        Ends(store),
+    means = GroupContext(
+        DurableTopics(store),
+        ShardEnds(store),
         clock=time.monotonic,
         wall_ns=time.time_ns,
         wake=lambda _topic: None,

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from stat import S_ISREG
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from polybus.cli.progress_bar import progress, size
+from polybus.cli.progress_bar import format_size, show_progress
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ BATCH_LINES = 16_384
 STDIN = 0
 
 
-class Taker(Protocol):
+class BatchProducer(Protocol):
     """Takes a batch, and tells later what became of it."""
 
     def produce(
@@ -37,7 +37,7 @@ class Taker(Protocol):
     ) -> Future[Produced]: ...
 
 
-def send_input(sending: Sending, messages: Sequence[str] | None, whole: bool) -> None:
+def send_input(sending: LineProducer, messages: Sequence[str] | None, whole: bool) -> None:
     """The arguments if there are any, else stdin."""
     if messages:
         sending.send([os.fsencode(text) for text in messages])
@@ -48,7 +48,7 @@ def send_input(sending: Sending, messages: Sequence[str] | None, whole: bool) ->
             sending.send(lines)
 
 
-class Keys:
+class MessageKeys:
     """Which key each message has, and what is left of it."""
 
     def __init__(self, key: str | None, separator: str | None) -> None:
@@ -59,7 +59,7 @@ class Keys:
         self._key = key
         self._separator = separator and os.fsencode(separator)
 
-    def apply(self, bodies: list[bytes]) -> tuple[list[bytes], list[str | None] | None]:
+    def split_keys(self, bodies: list[bytes]) -> tuple[list[bytes], list[str | None] | None]:
         if self._separator:
             return self._cut(bodies, self._separator)
         return bodies, None if self._key is None else [self._key] * len(bodies)
@@ -80,27 +80,27 @@ class _Sent(NamedTuple):
     bytes: int
 
 
-class Sending:
+class LineProducer:
     """Hands batches over, and stops at the first that was refused."""
 
-    def __init__(self, topic: str, keys: Keys, max_lines: int = BATCH_LINES) -> None:
+    def __init__(self, topic: str, keys: MessageKeys, max_lines: int = BATCH_LINES) -> None:
         self._topic = topic
         self._keys = keys
         self._max_lines = max_lines
-        self._taker: Taker
+        self._taker: BatchProducer
         self._sent: deque[_Sent] = deque()
         self._messages = 0
         self._bytes = 0
         self.began_s: float | None = None
 
     @contextmanager
-    def through(self, taker: Taker) -> Iterator[None]:
+    def sending_to(self, taker: BatchProducer) -> Iterator[None]:
         """Ends when all is stored. If something fails, what can be called back is."""
         self._taker, self.began_s = taker, time.monotonic()
         try:
             yield
             while self._sent:
-                self._settle()
+                self._await_first()
         except BaseException:
             for one in self._sent:
                 one.future.cancel()
@@ -108,23 +108,23 @@ class Sending:
 
     def send(self, bodies: list[bytes]) -> None:
         for start in range(0, len(bodies), self._max_lines):
-            batch, keys = self._keys.apply(bodies[start : start + self._max_lines])
+            batch, keys = self._keys.split_keys(bodies[start : start + self._max_lines])
             future = self._taker.produce(self._topic, batch, keys)
             self._sent.append(_Sent(future, len(batch), sum(map(len, batch))))
         while self._sent and self._sent[0].future.done():
-            self._settle()
+            self._await_first()
 
-    def summarise(self, took_s: float) -> None:
+    def print_summary(self, took_s: float) -> None:
         """Says what was stored, once everything has its outcome."""
         for one in self._sent:
             if one.future.done() and not one.future.cancelled() and not one.future.exception():
                 self._count(one)
         noun = "message" if self._messages == 1 else "messages"
         rate = self._messages / max(took_s, 1e-9)
-        text = f"{self._messages} {noun}, {size(self._bytes)}, {rate:.0f}/s"
+        text = f"{self._messages} {noun}, {format_size(self._bytes)}, {rate:.0f}/s"
         print(text, file=sys.stderr, flush=True)
 
-    def _settle(self) -> None:
+    def _await_first(self) -> None:
         self._sent[0].future.result()
         self._count(self._sent.popleft())
 
@@ -143,7 +143,7 @@ def line_batches() -> Iterator[list[bytes]]:
             rest.append(piece)
             waiting += len(piece)
             if waiting > MAX_LINE_BYTES:
-                raise UsageError(f"a line of over {size(MAX_LINE_BYTES)}: is it --whole?")
+                raise UsageError(f"a line of over {format_size(MAX_LINE_BYTES)}: is it --whole?")
             continue
         yield (b"".join(rest) + piece[:cut]).split(b"\n")
         rest, waiting = [piece[cut + 1 :]], 0
@@ -159,7 +159,7 @@ def _pieces() -> Iterator[bytes]:
         yield from iter(lambda: os.read(STDIN, PIECE_BYTES), b"")
         return
     done = 0
-    with progress("publishing") as show:
+    with show_progress("publishing") as show:
         while piece := os.read(STDIN, PIECE_BYTES):
             yield piece
             done += len(piece)

@@ -79,7 +79,7 @@ def run(args: Sequence[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BaseException as error:
-        return exit_status.tell(error)
+        return exit_status.report_error(error)
     return result if isinstance(result, int) else 0
 
 

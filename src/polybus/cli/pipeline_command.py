@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from polybus.cli.pipeline_progress import shown, tell_summary
+from polybus.cli.pipeline_progress import print_summary, show_pipeline
 
 if TYPE_CHECKING:
     from polybus.spark.pipelines import Summary
@@ -35,7 +35,7 @@ NO_EXECUTOR = (
     "{} has no executor for us yet: its workers are busy, have less memory or fewer cores than "
     "is asked for (spark.executor.memory: 1g if nothing else is set), or executors end at once"
 )
-GIVEN = ("spark", "tell")  # by this module, not by the command line
+INJECTED_PARAMETERS = ("spark", "tell")  # by this module, not by the command line
 
 Master = Annotated[
     str | None,
@@ -62,16 +62,16 @@ def command_of(verb: str, pipeline: Callable[..., Summary]) -> Callable[..., int
 
     @wraps(pipeline)
     def command(*, master: str | None, spark_log: str, **given: Any) -> int:
-        with shown(verb) as tell:
+        with show_pipeline(verb) as tell:
             summary = pipeline(_session(verb, master, spark_log), tell=tell, **given)
-        tell_summary(verb, summary)
+        print_summary(verb, summary)
         return INTERRUPTED if summary.stopped_by == signal.SIGINT else 0
 
     hints = get_type_hints(pipeline, include_extras=True)
     parameters = [
         one.replace(annotation=hints[one.name], kind=one.KEYWORD_ONLY)
         for one in inspect.signature(pipeline).parameters.values()
-        if one.name not in GIVEN
+        if one.name not in INJECTED_PARAMETERS
     ]
     for name, hint, default in (("master", Master, None), ("spark_log", LogLevel, "OFF")):
         parameters.append(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from polybus.cli.progress_bar import LINE_EVERY_S
-from polybus.cli.text_table import rounded, show
+from polybus.cli.text_table import print_table, round_count
 
 if TYPE_CHECKING:
     from polybus.spark.pipelines import Progress, Summary
@@ -18,7 +18,7 @@ Tell = Callable[["Progress"], None]
 
 
 @contextmanager
-def shown(verb: str) -> Iterator[Tell]:
+def show_pipeline(verb: str) -> Iterator[Tell]:
     """On stderr: a bar on a terminal, else a line every few seconds."""
     if sys.stderr is not None and sys.stderr.isatty():
         with _bar(verb) as tell:
@@ -40,7 +40,9 @@ def _bar(verb: str) -> Iterator[Tell]:
 
         def tell(progress: Progress) -> None:
             total = None if progress.lag is None else progress.rows + progress.lag
-            bars.update(task, completed=progress.rows, total=total, said=said_of(progress))
+            bars.update(
+                task, completed=progress.rows, total=total, said=format_pipeline_progress(progress)
+            )
 
         yield tell
 
@@ -52,22 +54,22 @@ def _lines(verb: str, clock: Callable[[], float] = time.monotonic) -> Tell:
         nonlocal said_s
         if clock() - said_s >= LINE_EVERY_S:
             said_s = clock()
-            print(f"{verb}: {said_of(progress)}", file=sys.stderr, flush=True)
+            print(f"{verb}: {format_pipeline_progress(progress)}", file=sys.stderr, flush=True)
 
     return tell
 
 
-def said_of(progress: Progress) -> str:
-    lag = "" if progress.lag is None else f", {rounded(progress.lag)} wait"
-    return f"{rounded(progress.rows)} rows, {rounded(round(progress.rows_per_s))}/s{lag}"
+def format_pipeline_progress(progress: Progress) -> str:
+    lag = "" if progress.lag is None else f", {round_count(progress.lag)} wait"
+    return f"{round_count(progress.rows)} rows, {round_count(round(progress.rows_per_s))}/s{lag}"
 
 
-def tell_summary(verb: str, summary: Summary) -> None:
+def print_summary(verb: str, summary: Summary) -> None:
     if summary.table is not None and summary.table.rows:
-        show(*summary.table)
+        print_table(*summary.table)
         print()
     facts = {"rows": summary.rows, **summary.facts, "seconds": round(summary.seconds, 1)}
-    show((verb, ""), [(what, _listed(fact)) for what, fact in facts.items()])
+    print_table((verb, ""), [(what, _listed(fact)) for what, fact in facts.items()])
 
 
 def _listed(fact: object) -> object:

@@ -19,7 +19,7 @@ UNIT = 1000
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Progress]:
+def show_progress(title: str) -> Iterator[Progress]:
     """While the block runs, what it tells of its progress is shown under this title."""
     if sys.stderr is not None and sys.stderr.isatty():
         with _bar(title) as show:
@@ -50,12 +50,14 @@ def _lines(title: str, clock: Callable[[], float] = time.monotonic) -> Progress:
         now_s = clock()
         if now_s - said_s >= LINE_EVERY_S:
             said_s = now_s
-            print(f"{title}: {size(done)} of {size(total)}", file=sys.stderr, flush=True)
+            print(
+                f"{title}: {format_size(done)} of {format_size(total)}", file=sys.stderr, flush=True
+            )
 
     return show
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """1234567 → 1.2 MB."""
     amount: float = count
     for unit in ("B", "kB", "MB", "GB"):

@@ -16,9 +16,9 @@ from typing import Annotated
 
 import typer
 
-from polybus.cli.bus_connection import Bus, stay
+from polybus.cli.bus_connection import Bus, connect_waiting
 from polybus.cli.flags import Key, KeySeparator, Messages, Quiet
-from polybus.cli.line_producer import Keys, Sending, send_input
+from polybus.cli.line_producer import LineProducer, MessageKeys, send_input
 from polybus.errors import UsageError
 
 # A bus that restarts is waited for; one that stays away ends the command.
@@ -46,14 +46,14 @@ def pub(
 ) -> None:
     if messages and whole:
         raise UsageError("--whole is for stdin: leave out the messages, or --whole")
-    sending = Sending(topic, Keys(key, separator))
+    sending = LineProducer(topic, MessageKeys(key, separator))
     try:
         with (
-            stay(bus, produce_timeout_s=PATIENCE_S) as client,
+            connect_waiting(bus, produce_timeout_s=PATIENCE_S) as client,
             client.producer(producer) as sender,
-            sending.through(sender),
+            sending.sending_to(sender),
         ):
             send_input(sending, messages, whole)
     finally:  # everything has its outcome
         if sending.began_s is not None and not quiet:
-            sending.summarise(time.monotonic() - sending.began_s)
+            sending.print_summary(time.monotonic() - sending.began_s)

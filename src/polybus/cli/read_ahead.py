@@ -20,13 +20,13 @@ AHEAD = 2
 LEAVE_S = 2.0  # for a read that was cancelled
 
 
-class Reading(Protocol):
+class CancellableReader(Protocol):
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
     def cancel(self) -> None: ...
 
 
-class Fetching:
-    def __init__(self, reading: Reading) -> None:
+class ReadAhead:
+    def __init__(self, reading: CancellableReader) -> None:
         self._reading = reading
         self._queue: Queue[pa.RecordBatch | BaseException | None] = Queue(AHEAD)
         self._left = Event()

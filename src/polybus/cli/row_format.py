@@ -17,7 +17,7 @@ from polybus.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Shape = Callable[["pa.RecordBatch"], bytes]
+RowFormatter = Callable[["pa.RecordBatch"], bytes]
 
 DEFAULT = "%s\\n"
 NS_PER_MS = 1_000_000
@@ -25,14 +25,14 @@ ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 TOKEN = re.compile(r"%(.?)|\\x([0-9A-Fa-f]{2})|\\(.?)|([^%\\]+)", re.DOTALL)
 
 
-def chosen(topic: str, form: str | None, *, as_objects: bool) -> Shape:
+def choose_formatter(topic: str, form: str | None, *, as_objects: bool) -> RowFormatter:
     """What the flags ask for (`Format` and `JsonLines` of flags.py)."""
     if as_objects and form is not None:
         raise UsageError("--json and -f exclude each other")
-    return as_json if as_objects else by_format(form or DEFAULT, topic)
+    return format_json if as_objects else parse_format(form or DEFAULT, topic)
 
 
-def by_format(text: str, topic: str) -> Shape:
+def parse_format(text: str, topic: str) -> RowFormatter:
     """`UsageError` if the format has what is not known."""
     parts = [_part(match, topic) for match in TOKEN.finditer(text)]
 
@@ -46,8 +46,8 @@ def by_format(text: str, topic: str) -> Shape:
     return shape
 
 
-def as_json(batch: pa.RecordBatch) -> bytes:
-    lines = [json.dumps(as_object(row), ensure_ascii=False) for row in batch.to_pylist()]
+def format_json(batch: pa.RecordBatch) -> bytes:
+    lines = [json.dumps(row_to_json(row), ensure_ascii=False) for row in batch.to_pylist()]
     return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -99,7 +99,7 @@ FIELDS: dict[str, Callable[[Any], Iterable[bytes]]] = {
 }
 
 
-def as_object(row: dict[str, Any]) -> dict[str, Any]:
+def row_to_json(row: dict[str, Any]) -> dict[str, Any]:
     """A row of a read as JSON can hold it."""
     found = {
         "id": row["id"],

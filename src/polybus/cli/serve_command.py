@@ -11,7 +11,7 @@ import typer
 from polybus.cli import flags
 from polybus.cli.server_launch import launch
 from polybus.server.config import Flag, load
-from polybus.server.program import check_exclusive, serving
+from polybus.server.program import check_exclusive, plan_serve
 
 LISTEN = "Listen here, and only where listed; repeatable. E.g. rqueue=tcp://127.0.0.1:6567"
 
@@ -50,4 +50,4 @@ def serve(
         "log.format": Flag("--log-format", log_format),
         "log.level": Flag("--log-level", log_level),
     }
-    return launch(serving(load(config, os.environ, given), os.environ))
+    return launch(plan_serve(load(config, os.environ, given), os.environ))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from polybus.server.program import Program
+from polybus.server.program import ServerPlan
 
 APP = "polybus.server.app"
 
 
-def launch(program: Program) -> int:
+def launch(program: ServerPlan) -> int:
     """Run the bus until it is told to stop; the exit code."""
     code: int = import_module(APP).run(program)
     return code

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from polybus.cli import flags
-from polybus.cli.admin_request import ask_bus
-from polybus.cli.text_table import show
+from polybus.cli.admin_request import ask_admin
+from polybus.cli.text_table import print_table
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
@@ -18,11 +18,11 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 
 def stats(as_json: flags.Json = False, admin: flags.Admin = None) -> None:
-    answer = ask_bus("stats", admin)
+    answer = ask_admin("stats", admin)
     if as_json:
         print(json.dumps(answer, indent=2))
     else:
-        show(("counter", "value"), list(_rows(answer)))
+        print_table(("counter", "value"), list(_rows(answer)))
 
 
 def _rows(counters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from polybus.cli import flags
-from polybus.cli.progress_bar import progress, size
-from polybus.cli.store_location import DATA, find_store, new_folder
+from polybus.cli.progress_bar import format_size, show_progress
+from polybus.cli.store_location import DATA, check_new_folder, find_store_folder
 
 DAMAGE_FOUND = 1
 # Rewriting a store of terabytes takes hours; a bus that is gone is noticed at once anyway.
@@ -45,20 +45,20 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 
 def info(store: Store, as_json: flags.Json = False) -> None:
-    from polybus.cli.store_info import describe, show
+    from polybus.cli.store_info import describe_store, print_store
 
-    found = describe(find_store(store))
+    found = describe_store(find_store_folder(store))
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        show(found)
+        print_store(found)
 
 
 def verify(store: Store, as_json: flags.Json = False) -> int:
     from polybus.store.lmdb.verification import verify as look
 
-    folder = find_store(store)
-    with progress("verifying") as told:
+    folder = find_store_folder(store)
+    with show_progress("verifying") as told:
         report = look(folder, told)
     found = {
         "store": str(folder),
@@ -69,7 +69,7 @@ def verify(store: Store, as_json: flags.Json = False) -> int:
         "fault_count": report.fault_count,
         "faults": list(report.faults),
     }
-    whole = f"{report.messages} messages in {report.blocks} blocks, {size(report.bytes)}"
+    whole = f"{report.messages} messages in {report.blocks} blocks, {format_size(report.bytes)}"
     if report.fault_count:
         faults = f"{report.fault_count} fault{'s' if report.fault_count > 1 else ''} found"
         _answer(found, as_json, *report.faults, f"{faults}; whole are {whole}")
@@ -81,8 +81,8 @@ def verify(store: Store, as_json: flags.Json = False) -> int:
 def salvage(store: Store, target: Target, as_json: flags.Json = False) -> int:
     from polybus.store.lmdb.salvage import salvage as recover
 
-    folder, fresh = find_store(store, mark=DATA), new_folder(target)
-    with progress("salvaging") as told:
+    folder, fresh = find_store_folder(store, mark=DATA), check_new_folder(target)
+    with show_progress("salvaging") as told:
         found = recover(folder, fresh, told)
     answer = {
         "store": str(folder),
@@ -93,27 +93,27 @@ def salvage(store: Store, target: Target, as_json: flags.Json = False) -> int:
         "bytes": found.bytes,
         "lost": list(found.lost),
     }
-    saved = f"{found.messages} messages of {found.topics} topics, {size(found.bytes)}"
+    saved = f"{found.messages} messages of {found.topics} topics, {format_size(found.bytes)}"
     lost = [f"lost: {line}" for line in found.lost]
     _answer(answer, as_json, *lost, f"salvaged into {fresh}: {saved}")
     return DAMAGE_FOUND if found.lost else 0
 
 
 def compact(store: Store, as_json: flags.Json = False, admin: flags.Admin = None) -> None:
-    folder = find_store(store)
+    folder = find_store_folder(store)
     before, after = _compacted(folder, admin)
     answer = {"store": str(folder), "before_bytes": before, "after_bytes": after}
-    _answer(answer, as_json, f"compacted {folder}: {size(before)} → {size(after)}")
+    _answer(answer, as_json, f"compacted {folder}: {format_size(before)} → {format_size(after)}")
 
 
 def backup(store: Store, target: Target, as_json: flags.Json = False) -> None:
     from polybus.store.lmdb.store_copy import backup as copy
 
-    folder, fresh = find_store(store), new_folder(target)
-    with progress("copying") as told:
+    folder, fresh = find_store_folder(store), check_new_folder(target)
+    with show_progress("copying") as told:
         written = copy(folder, fresh, told)
     answer = {"store": str(folder), "target": str(fresh), "bytes": written}
-    _answer(answer, as_json, f"backed up {folder} into {fresh}: {size(written)}")
+    _answer(answer, as_json, f"backed up {folder} into {fresh}: {format_size(written)}")
 
 
 def restore(
@@ -123,11 +123,11 @@ def restore(
 ) -> None:
     from polybus.store.lmdb.store_copy import restore as copy
 
-    folder, fresh = find_store(store), new_folder(target)
-    with progress("restoring") as told:
+    folder, fresh = find_store_folder(store), check_new_folder(target)
+    with show_progress("restoring") as told:
         written = copy(folder, fresh, told)
     answer = {"backup": str(folder), "target": str(fresh), "bytes": written}
-    _answer(answer, as_json, f"restored {folder} into {fresh}: {size(written)}")
+    _answer(answer, as_json, f"restored {folder} into {fresh}: {format_size(written)}")
 
 
 def _compacted(folder: Path, admin: str | None) -> tuple[int, int]:
@@ -136,18 +136,18 @@ def _compacted(folder: Path, admin: str | None) -> tuple[int, int]:
     from polybus.store.lmdb.store_copy import compact as rewrite
 
     try:
-        with progress("compacting") as told:
+        with show_progress("compacting") as told:
             return rewrite(folder, told)
     except DataFolderInUse as held:
         return _asked_to_compact(folder, admin, held)
 
 
 def _asked_to_compact(folder: Path, admin: str | None, held: Exception) -> tuple[int, int]:
-    from polybus.cli.admin_request import ask_bus
+    from polybus.cli.admin_request import ask_admin
     from polybus.errors import DataFolderInUse, PolybusError
 
     try:
-        told = ask_bus("store_compact", admin, timeout_s=COMPACT_TIMEOUT_S, folder=str(folder))
+        told = ask_admin("store_compact", admin, timeout_s=COMPACT_TIMEOUT_S, folder=str(folder))
     except PolybusError as error:
         raise DataFolderInUse(f"{held}; and no bus that holds it compacts it: {error}") from None
     return told["before_bytes"], told["after_bytes"]

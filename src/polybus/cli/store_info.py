@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from polybus.cli import text_table
-from polybus.cli.progress_bar import size
+from polybus.cli.progress_bar import format_size
 from polybus.model.topic import Topic
 from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
-from polybus.store.lmdb.file_info import inspect
+from polybus.store.lmdb.file_info import read_file_info
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def describe_store(folder: Path) -> dict[str, Any]:
     with open_store(f"lmdb:{folder}", read_only=True) as store:
         topics = [_topic(store, topic) for topic in store.topics()]
-    return {"store": str(folder), "file": inspect(folder)._asdict(), "topics": topics}
+    return {"store": str(folder), "file": read_file_info(folder)._asdict(), "topics": topics}
 
 
 def _topic(store: Store, topic: Topic) -> dict[str, Any]:
@@ -35,18 +35,18 @@ def _topic(store: Store, topic: Topic) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
+def print_store(found: dict[str, Any]) -> None:
     file = found["file"]
-    used = f"{size(file['used_bytes'])} used, {size(file['free_bytes'])} free"
+    used = f"{format_size(file['used_bytes'])} used, {format_size(file['free_bytes'])} free"
     owner = f"held by pid {file['owner_pid']}" if file["owner_pid"] else "held by nobody"
-    print(f"{found['store']}: {size(file['file_bytes'])}, {used}; {owner}")
+    print(f"{found['store']}: {format_size(file['file_bytes'])}, {used}; {owner}")
     if found["topics"]:
         columns = ("topic", "shards", "messages", "bytes", "next id")
-        text_table.show(columns, [_row(topic) for topic in found["topics"]])
+        text_table.print_table(columns, [_row(topic) for topic in found["topics"]])
     else:
         print("no topics")
 
 
 def _row(topic: dict[str, Any]) -> list[Any]:
     shards = len(topic["shards"])
-    return [topic["name"], shards, topic["messages"], size(topic["bytes"]), topic["next_id"]]
+    return [topic["name"], shards, topic["messages"], format_size(topic["bytes"]), topic["next_id"]]

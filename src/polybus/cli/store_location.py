@@ -20,7 +20,7 @@ MARK = "CURRENT"  # the file that every store of LMDB has
 DATA = "[0-9]*/data.mdb"  # what a store with nothing else left still has
 
 
-def find_store(text: str, *, mark: str = MARK) -> Path:
+def find_store_folder(text: str, *, mark: str = MARK) -> Path:
     """The folder of an existing store, known by a file; `UsageError` if there is none."""
     other = next((scheme for scheme in OTHERS if text.startswith(scheme)), None)
     if other is not None:
@@ -36,7 +36,7 @@ def find_store(text: str, *, mark: str = MARK) -> Path:
     raise UsageError(f"{folder} is no store: it has no file {mark}")
 
 
-def new_folder(path: Path) -> Path:
+def check_new_folder(path: Path) -> Path:
     """A folder that is missing or empty, in one that can be written to."""
     path = path.absolute()
     if path.exists() and not path.is_dir():

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import row_format, start_position
-from polybus.cli.bus_connection import Bus, stay
+from polybus.cli.bus_connection import Bus, connect_waiting
 from polybus.cli.flags import Count, Format, JsonLines
-from polybus.cli.progress_bar import progress
+from polybus.cli.progress_bar import show_progress
 
 if TYPE_CHECKING:
-    from polybus.cli.read_ahead import Reading
+    from polybus.cli.read_ahead import CancellableReader
 
 START = f"Where to begin: {start_position.FORMS}."
 
@@ -41,24 +41,28 @@ def sub(
     as_json: JsonLines = False,
     bus: Bus = None,
 ) -> None:
-    shape = row_format.chosen(topic, form, as_objects=as_json)
-    start_position.parse(start)
-    with stay(bus, connect_timeout_s=math.inf) as client:
+    shape = row_format.choose_formatter(topic, form, as_objects=as_json)
+    start_position.parse_start(start)
+    with connect_waiting(bus, connect_timeout_s=math.inf) as client:
         first = start_position.first_id(client, topic, start)
         bounds = client.bounds(topic)
         end = bounds["next_id"] if stop else None
         reading = client.read(
             topic, start=first, end=end, max_rows=count, wait_s=0.0 if stop else math.inf
         )
-        copied(reading, shape, first, bounds, count)
+        print_batches(reading, shape, first, bounds, count)
 
 
-def copied(
-    reading: Reading, shape: row_format.Shape, first: int, bounds: dict[str, Any], count: int
+def print_batches(
+    reading: CancellableReader,
+    shape: row_format.RowFormatter,
+    first: int,
+    bounds: dict[str, Any],
+    count: int,
 ) -> None:
     """All that is read goes to stdout; how far it has come, to stderr."""
     size = sum(shard["bytes"] for shard in bounds["shards"])
-    with _shown(size, _wanted(first, bounds, count)) as tell:
+    with _progress(size, _wanted(first, bounds, count)) as tell:
         _copy(reading, shape, tell)
 
 
@@ -70,22 +74,24 @@ def _wanted(first: int, bounds: dict[str, Any], count: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _shown(size: int, wanted: tuple[int, int]) -> Iterator[Callable[[int], None]]:
+def _progress(size: int, wanted: tuple[int, int]) -> Iterator[Callable[[int], None]]:
     """A bar where nobody sees the messages themselves. Bytes are by their average."""
     coming, there = wanted
     if not coming or sys.stdout.isatty() or sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
-    with progress("reading") as show:
+    with show_progress("reading") as show:
         total = size * coming // max(there, 1)
         yield lambda done: show(total * min(done, coming) // coming, total)
 
 
-def _copy(reading: Reading, shape: row_format.Shape, tell: Callable[[int], None]) -> None:
-    from polybus.cli.read_ahead import Fetching
+def _copy(
+    reading: CancellableReader, shape: row_format.RowFormatter, tell: Callable[[int], None]
+) -> None:
+    from polybus.cli.read_ahead import ReadAhead
 
     done = 0
-    with Fetching(reading) as batches:
+    with ReadAhead(reading) as batches:
         for batch in batches:
             _write(shape(batch))
             done += batch.num_rows

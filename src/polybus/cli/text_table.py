@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
-def show(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    cells = [[printable(value) for value in row] for row in rows]
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    cells = [[escape_control(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _draw(columns, cells)
     else:
         _print(columns, cells)
 
 
-def show_fields(
+def print_fields(
     columns: Sequence[str], short: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
     """In a pipe all columns, as they are; a terminal gets those of `short`, rounded.
@@ -23,18 +23,18 @@ def show_fields(
     `short` says which column is under which heading; what a row has not is empty.
     """
     if sys.stdout.isatty():
-        show(
+        print_table(
             list(short), [[_rounded(row.get(name, "")) for name in short.values()] for row in rows]
         )
     else:
-        show(columns, [[row.get(name, "") for name in columns] for row in rows])
+        print_table(columns, [[row.get(name, "") for name in columns] for row in rows])
 
 
 def _rounded(value: Any) -> Any:
-    return rounded(value) if isinstance(value, int) else value
+    return round_count(value) if isinstance(value, int) else value
 
 
-def rounded(count: int) -> str:
+def round_count(count: int) -> str:
     """1234567 → 1.2M: for an eye that compares, not for one that adds."""
     size: float = count
     for suffix in ("", "k", "M", "G"):
@@ -44,7 +44,7 @@ def rounded(count: int) -> str:
     return f"{size:.0f}T"
 
 
-def printable(value: Any) -> str:
+def escape_control(value: Any) -> str:
     """Control characters of a peer must not reach the terminal."""
     text = f"{value:.1f}" if isinstance(value, float) else str(value)
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

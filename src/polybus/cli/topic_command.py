@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import flags, start_position
-from polybus.cli.bus_connection import Bus, ask
-from polybus.cli.text_table import show
+from polybus.cli.bus_connection import Bus, connect_once
+from polybus.cli.text_table import print_table
 from polybus.cli.topic_stats_command import stats
 from polybus.errors import UsageError
 
@@ -50,32 +50,32 @@ def create(
 ) -> None:
     given = {"keep": keep, "max_bytes": max_bytes}
     settings = {name: value for name, value in given.items() if value is not None}
-    with ask(bus) as client:
+    with connect_once(bus) as client:
         client.create_topic(topic, shards, settings or None)
 
 
 def ls(pattern: Pattern = "*", as_json: flags.Json = False, bus: Bus = None) -> None:
-    with ask(bus) as client:
+    with connect_once(bus) as client:
         topics = client.topics(pattern)
     if as_json:
         print(json.dumps(topics, indent=2))
     else:
         columns = ("topic", "shards", "creator", "keep", "max_bytes")
-        show(columns, [_row(one | one["settings"], columns) for one in topics])
+        print_table(columns, [_row(one | one["settings"], columns) for one in topics])
 
 
 def info(topic: Topic, as_json: flags.Json = False, bus: Bus = None) -> None:
-    with ask(bus) as client:
+    with connect_once(bus) as client:
         found = client.topic(topic)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
         settings = found.pop("settings")
-        show(("", topic), list((found | settings).items()))
+        print_table(("", topic), list((found | settings).items()))
 
 
 def rm(topic: Topic, yes: Yes = False, bus: Bus = None) -> None:
-    with ask(bus) as client:
+    with connect_once(bus) as client:
         _confirm(yes, lambda: f"Remove {topic} and its {_count(client, topic)} messages?")
         client.drop_topic(topic)
 
@@ -87,7 +87,7 @@ def trim(
     bus: Bus = None,
 ) -> None:
     offsets = _offsets(before)
-    with ask(bus) as client:
+    with connect_once(bus) as client:
         if offsets is None:
             offsets = _resolved(client, topic, before[0])
         had = _count(client, topic)
@@ -114,7 +114,7 @@ def _confirm(yes: bool, question: Callable[[], str]) -> None:
 def _offsets(before: list[str]) -> dict[int, int] | None:
     """What stands there in numbers; None if the bus must be asked."""
     if len(before) == 1 and (before[0] == start_position.LATEST or before[0].startswith("@")):
-        start_position.parse(before[0])
+        start_position.parse_start(before[0])
         return None
     found = {}
     for text in before:
@@ -129,5 +129,5 @@ def _resolved(client: Client, topic: str, text: str) -> dict[int, int]:
     shards = client.bounds(topic)["shards"]
     if text == start_position.LATEST:
         return {one["shard"]: one["end"] for one in shards}
-    moment_ns = start_position.moment_ns(text)
+    moment_ns = start_position.parse_time_ns(text)
     return {one["shard"]: client.find(topic, moment_ns, one["shard"]) for one in shards}

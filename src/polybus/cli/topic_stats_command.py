@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import flags
-from polybus.cli.bus_connection import Bus, asking
+from polybus.cli.bus_connection import Bus, open_bus_or_store
 from polybus.cli.group_table import show_groups
-from polybus.cli.progress_bar import size
-from polybus.cli.text_table import show, show_fields
+from polybus.cli.progress_bar import format_size
+from polybus.cli.text_table import print_fields, print_table
 from polybus.errors import DoesNotExist, UsageError
 
 if TYPE_CHECKING:
     from polybus.native import bus_client as buses
 
-Told = dict[str, Any]  # the stats of one topic
+TopicStats = dict[str, Any]  # the stats of one topic
 
 PATTERN = "Only these; * is any run of characters."
 SECONDS = "Between two rounds of --watch. [default: 1]"
@@ -62,10 +62,10 @@ def stats(
 ) -> None:
     every_s = _every(watch, seconds)
     if every_s is None:
-        with asking(bus) as client:
-            _tell(_stats(client, pattern), as_json)
+        with open_bus_or_store(bus) as client:
+            _print_stats(_stats(client, pattern), as_json)
     else:
-        with asking(bus, connect_timeout_s=math.inf) as client:
+        with open_bus_or_store(bus, connect_timeout_s=math.inf) as client:
             _watch(client, pattern, every_s, as_lines=as_json or not sys.stdout.isatty())
 
 
@@ -81,7 +81,7 @@ def _every(watch: bool, seconds: float | None) -> float | None:
     return every_s
 
 
-def _stats(client: buses.Bus, pattern: str) -> list[Told]:
+def _stats(client: buses.BusClient, pattern: str) -> list[TopicStats]:
     if "*" not in pattern:
         return [client.act("topic.stats", topic=pattern)]
     found = []
@@ -93,19 +93,19 @@ def _stats(client: buses.Bus, pattern: str) -> list[Told]:
     return found
 
 
-def _tell(found: list[Told], as_json: bool) -> None:
+def _print_stats(found: list[TopicStats], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
     elif len(found) == 1:
         shards = [_shard_row(shard) for shard in found[0]["shards"]]
-        show_fields(COLUMNS, SHORT, [_row(found[0]), *shards])
+        print_fields(COLUMNS, SHORT, [_row(found[0]), *shards])
         _show_readers(found[0], by_shard=True)
     else:
-        show_fields(COLUMNS, SHORT, [_row(one) for one in found])
+        print_fields(COLUMNS, SHORT, [_row(one) for one in found])
 
 
-def _watch(client: buses.Bus, pattern: str, every_s: float, *, as_lines: bool) -> None:
-    before: dict[str, Told] = {}
+def _watch(client: buses.BusClient, pattern: str, every_s: float, *, as_lines: bool) -> None:
+    before: dict[str, TopicStats] = {}
     before_s = time.monotonic()
     while True:
         found, now_s = _stats(client, pattern), time.monotonic()
@@ -117,17 +117,17 @@ def _watch(client: buses.Bus, pattern: str, every_s: float, *, as_lines: bool) -
         time.sleep(every_s)
 
 
-def _draw(found: list[Told], before: dict[str, Told], elapsed_s: float) -> None:
+def _draw(found: list[TopicStats], before: dict[str, TopicStats], elapsed_s: float) -> None:
     """The whole screen anew: all topics, and of a single one its groups."""
     rows = [{**_row(one), **_rates(one, before.get(one["topic"]), elapsed_s)} for one in found]
     print(CLEAR, end="")
-    show_fields(list(WATCHED.values()), WATCHED, rows)
+    print_fields(list(WATCHED.values()), WATCHED, rows)
     if len(found) == 1:
         _show_readers(found[0], by_shard=False)
     sys.stdout.flush()
 
 
-def _rates(one: Told, before: Told | None, elapsed_s: float) -> dict[str, Any]:
+def _rates(one: TopicStats, before: TopicStats | None, elapsed_s: float) -> dict[str, Any]:
     if before is None or elapsed_s <= 0:
         return {}
     since = {key: one["all"][key] - before[key] for key in ("inserted", "acked")}
@@ -135,29 +135,34 @@ def _rates(one: Told, before: Told | None, elapsed_s: float) -> dict[str, Any]:
     return {"in/s": each_s["inserted"], "acked/s": each_s["acked"]}
 
 
-def _show_readers(one: Told, *, by_shard: bool) -> None:
+def _show_readers(one: TopicStats, *, by_shard: bool) -> None:
     if one["groups"]:
         print()
         show_groups(one["groups"], by_shard=by_shard)
     if one["queries"]:
         print()
         queries = [[query["query"], query["name"] or "", query["lag"]] for query in one["queries"]]
-        show(("query", "name", "lag"), queries)
+        print_table(("query", "name", "lag"), queries)
     if one.get("subscribers"):  # a bus of before has none
         print()
         rows = [[each["id"], each["last"], each["lag"]] for each in one["subscribers"]]
-        show(("subscriber", "last", "lag"), rows)
+        print_table(("subscriber", "last", "lag"), rows)
 
 
-def _row(one: Told) -> dict[str, Any]:
+def _row(one: TopicStats) -> dict[str, Any]:
     return {"topic": one["topic"], "shards": len(one["shards"]), **_counts(one["all"])}
 
 
-def _shard_row(one: Told) -> dict[str, Any]:
+def _shard_row(one: TopicStats) -> dict[str, Any]:
     return {"topic": f"  shard {one['shard']}", **_counts(one)}
 
 
-def _counts(one: Told) -> dict[str, Any]:
+def _counts(one: TopicStats) -> dict[str, Any]:
     counts = {key: one[key] for key in ("inserted", "trimmed", "emitted", "acked", "redelivered")}
     left = one["inserted"] - one["trimmed"]
-    return {**counts, "messages": left, "size": size(one["bytes"]), "dead": one["dead_lettered"]}
+    return {
+        **counts,
+        "messages": left,
+        "size": format_size(one["bytes"]),
+        "dead": one["dead_lettered"],
+    }

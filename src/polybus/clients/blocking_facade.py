@@ -50,7 +50,7 @@ EXIT_TIMEOUT_S = 1.0
 # --- the background loop -----------------------------------------------------
 
 
-class Background:
+class LoopThread:
     """A thread that runs an event loop until it is told to stop."""
 
     def __init__(self) -> None:
@@ -117,17 +117,17 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 _lock = threading.Lock()
-_shared: Background | None = None
+_shared: LoopThread | None = None
 # A forked child must neither use nor close what its parent still runs.
-_left_behind: list[Background] = []
+_parent_threads: list[LoopThread] = []
 
 
-def background() -> Background:
+def get_loop_thread() -> LoopThread:
     """The one of this process, started at first use."""
     global _shared
     with _lock:
         if _shared is None:
-            _shared = Background()
+            _shared = LoopThread()
         return _shared
 
 
@@ -140,7 +140,7 @@ def _after_fork_in_child() -> None:
     global _lock, _shared
     _lock = threading.Lock()  # the old one may have been held by a thread that is not here
     if _shared is not None:
-        _left_behind.append(_shared)
+        _parent_threads.append(_shared)
         _shared = None
 
 
@@ -151,7 +151,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 # --- twins -------------------------------------------------------------------
 
 
-class Method(Protocol[P, R_co]):
+class BlockingMethod(Protocol[P, R_co]):
     """A function in a class body, as a type checker should see it: bound when looked up."""
 
     @overload
@@ -160,17 +160,17 @@ class Method(Protocol[P, R_co]):
     def __get__(self, instance: object, owner: type) -> Callable[P, R_co]: ...
 
 
-class Value(Protocol[R_co]):
+class BlockingProperty(Protocol[R_co]):
     """A read-only property, as a type checker should see it."""
 
     def __get__(self, instance: object, owner: type) -> R_co: ...
 
 
-class Blocking(Generic[C]):
+class BlockingFacade(Generic[C]):
     """The blocking twin of an async object of class C."""
 
     def __init__(self, make: Callable[[], C]) -> None:
-        self._background = background()
+        self._background = get_loop_thread()
         self._async = self._background.run(_made(make))
 
     def __init_subclass__(cls, of: type | None = None, **more: Any) -> None:
@@ -197,7 +197,7 @@ class Blocking(Generic[C]):
 class BlockingIterator(Generic[R]):
     """Steps of an async iterator, each waited for."""
 
-    def __init__(self, background: Background, steps: AsyncIterator[R]) -> None:
+    def __init__(self, background: LoopThread, steps: AsyncIterator[R]) -> None:
         self._background = background
         self._steps = steps
 
@@ -211,59 +211,63 @@ class BlockingIterator(Generic[R]):
             raise StopIteration from None
 
 
-def called(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Method[P, R]:
+def blocking_method(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> BlockingMethod[P, R]:
     """A coroutine method as a plain one."""
 
-    def call(self: Blocking[Any], *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: BlockingFacade[Any], *args: P.args, **kwargs: P.kwargs) -> R:
         return self._background.run(method(self._async, *args, **kwargs))
 
-    return cast(Method[P, R], _like(method, call))
+    return cast(BlockingMethod[P, R], _copy_signature(method, call))
 
 
-def called_for(
+def blocking_factory(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, C]],
     twin: Callable[[Callable[[], C]], B],
-) -> Method[P, B]:
+) -> BlockingMethod[P, B]:
     """A coroutine method whose result is async, too, as a plain one that gives its twin."""
 
-    def call(self: Blocking[Any], *args: P.args, **kwargs: P.kwargs) -> B:
+    def call(self: BlockingFacade[Any], *args: P.args, **kwargs: P.kwargs) -> B:
         made = self._background.run(method(self._async, *args, **kwargs))
         return twin(lambda: made)
 
-    same = _like(method, call)
+    same = _copy_signature(method, call)
     vars(same)["__signature__"] = inspect.signature(method).replace(return_annotation=twin)
-    return cast(Method[P, B], same)
+    return cast(BlockingMethod[P, B], same)
 
 
-def iterated(method: Callable[Concatenate[Any, P], AsyncIterator[R]]) -> Method[P, Iterator[R]]:
+def blocking_iterator(
+    method: Callable[Concatenate[Any, P], AsyncIterator[R]],
+) -> BlockingMethod[P, Iterator[R]]:
     """A method that returns an async iterator as one that returns an iterator."""
 
-    def call(self: Blocking[Any], *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+    def call(self: BlockingFacade[Any], *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         return BlockingIterator(self._background, method(self._async, *args, **kwargs))
 
-    return cast(Method[P, Iterator[R]], _like(method, call))
+    return cast(BlockingMethod[P, Iterator[R]], _copy_signature(method, call))
 
 
-def read(attribute: Callable[[Any], R]) -> Value[R]:
+def blocking_property(attribute: Callable[[Any], R]) -> BlockingProperty[R]:
     """A property. It is read here, not on the loop: fit for numbers and other small values."""
     # On the class a property is an object; type checkers see the function it wraps.
     getter = cast(property, attribute).fget
     assert getter is not None
-    return cast(Value[R], property(lambda self: getter(self._async), doc=getter.__doc__))
+    return cast(BlockingProperty[R], property(lambda self: getter(self._async), doc=getter.__doc__))
 
 
-def opened(make: Callable[P, C], twin: Callable[[Callable[[], C]], B]) -> Callable[P, B]:
+def blocking_connect(make: Callable[P, C], twin: Callable[[Callable[[], C]], B]) -> Callable[P, B]:
     """The function that makes an async client as one that makes its twin."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> B:
         return twin(functools.partial(make, *args, **kwargs))
 
-    same = _like(make, call)
+    same = _copy_signature(make, call)
     vars(same)["__signature__"] = inspect.signature(make).replace(return_annotation=twin)
     return cast(Callable[P, B], same)
 
 
-def _like(model: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _copy_signature(model: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with the model's name, docstring and signature, less `async`."""
     functools.update_wrapper(function, model)
     del function.__dict__["__wrapped__"]  # else inspect would call it a coroutine function

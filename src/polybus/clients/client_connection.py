@@ -27,7 +27,7 @@ KEEPALIVE = (
 )
 
 
-class Wire(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """See the top of the file. `error` is why it ended, None if we closed it ourselves."""
 
     # What it may mean if the other end hangs up.
@@ -41,7 +41,7 @@ class Wire(asyncio.BufferedProtocol):
         self._closing = False
 
     @abstractmethod
-    def over(self) -> None:
+    def on_ended(self) -> None:
         """It has ended, and `ended` is set: tell all who wait."""
 
     @property
@@ -59,12 +59,12 @@ class Wire(asyncio.BufferedProtocol):
         self._closing = True
         self._drop()
 
-    def refuse(self, error: PolybusError) -> None:
+    def abort_with(self, error: PolybusError) -> None:
         """End it at once, because of what has come."""
         self.error = self.error or error
         self._drop()
 
-    def lost(self) -> PolybusError:
+    def make_loss_error(self) -> PolybusError:
         """The error for whoever waited on it."""
         if isinstance(self.error, BadFrame):
             return self.error
@@ -84,7 +84,7 @@ class Wire(asyncio.BufferedProtocol):
         if self.error is None and not self._closing:
             self.error = ConnectionLost(self._hung_up() + (f" ({exc})" if exc else ""))
         self.ended.set()
-        self.over()
+        self.on_ended()
 
     # --- inside
 
@@ -96,7 +96,7 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-async def connect(wire: Wire, tls: ssl.SSLContext | None) -> None:
+async def connect(wire: ClientConnection, tls: ssl.SSLContext | None) -> None:
     """Connect it to its address. Failures are OSErrors."""
     address, loop = wire.address, asyncio.get_running_loop()
     if address.is_unix:

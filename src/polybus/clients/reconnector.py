@@ -34,7 +34,7 @@ STABLE_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 
 
-class Link(Protocol):
+class ReconnectableConnection(Protocol):
     """One connection. `error` is why it ended, None if we closed it ourselves."""
 
     address: Address
@@ -43,10 +43,10 @@ class Link(Protocol):
 
     def close(self) -> None: ...
     def abort(self) -> None: ...
-    def lost(self) -> PolybusError: ...
+    def make_loss_error(self) -> PolybusError: ...
 
 
-class Options(Protocol):
+class ReconnectOptions(Protocol):
     """What of a client's options is about its connection."""
 
     @property
@@ -59,10 +59,10 @@ class Options(Protocol):
     def backoff_max_s(self) -> float: ...
 
 
-L = TypeVar("L", bound=Link)
+L = TypeVar("L", bound=ReconnectableConnection)
 
 
-class Lifeline(Generic[L]):
+class Reconnector(Generic[L]):
     """See the top of the file.
 
     `dial` makes a link that was introduced to the bus, and sees to it that `ended` is told of
@@ -74,7 +74,7 @@ class Lifeline(Generic[L]):
         self,
         dialect: str,
         address: Address,
-        options: Options,
+        options: ReconnectOptions,
         dial: Callable[[], Awaitable[L]],
         on_end: Callable[[L], None],
         on_failure: Callable[[PolybusError], None],
@@ -90,26 +90,28 @@ class Lifeline(Generic[L]):
         self._log = logging.getLogger(f"polybus.{dialect}")
         self._changed = asyncio.Event()  # set while up, and for good when failed or closed
         self._failure: PolybusError | None = None
-        self._upkeep: asyncio.Task[None] | None = None
+        self._reconnect_task: asyncio.Task[None] | None = None
 
     @property
     def is_opened(self) -> bool:
-        return self._upkeep is not None
+        return self._reconnect_task is not None
 
     async def open(self) -> None:
         """Connect, once; `NotConnected` if nobody answers."""
-        if self._upkeep is not None or self._failure is not None:
+        if self._reconnect_task is not None or self._failure is not None:
             raise UsageError("a client connects once: make another one")
         link = await self._dial()
-        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(link))
+        self._reconnect_task = asyncio.get_running_loop().create_task(
+            self._maintain_connection(link)
+        )
 
-    async def ready(self) -> L:
+    async def wait_connected(self) -> L:
         """The link that is up, waiting for it if need be."""
         if self.link is not None:
             return self.link
         if self._failure is not None:
             raise self._failure
-        if self._upkeep is None:
+        if self._reconnect_task is None:
             raise UsageError("the client is not open: use it in a `with`, or call open()")
         waited_s = self._options.wait_timeout_s
         try:
@@ -117,19 +119,19 @@ class Lifeline(Generic[L]):
                 await self._changed.wait()
         except TimeoutError:
             raise NotConnected(f"no connection to {self._address} for {waited_s:g} s") from None
-        return await self.ready()
+        return await self.wait_connected()
 
     async def close(self) -> None:
         """End the link and stop making new ones."""
         link = self.link
         self._fail(NotConnected("the client is closed"))
-        if self._upkeep is not None:
-            await asyncio.wait([self._upkeep])
+        if self._reconnect_task is not None:
+            await asyncio.wait([self._reconnect_task])
         if link is not None:
             link.close()
-            await end_within(link, CLOSE_TIMEOUT_S)
+            await wait_closed(link, CLOSE_TIMEOUT_S)
 
-    def ended(self, link: L) -> None:
+    def on_connection_ended(self, link: L) -> None:
         """A link that `dial` made has ended."""
         if link is not self.link:
             return  # it ended before it was up: `reach` reports that
@@ -150,7 +152,7 @@ class Lifeline(Generic[L]):
         self._changed.set()
         return link
 
-    async def _keep_up(self, link: L) -> None:
+    async def _maintain_connection(self, link: L) -> None:
         attempt = 0
         clock = asyncio.get_running_loop().time
         try:
@@ -184,18 +186,20 @@ class Lifeline(Generic[L]):
         if self._failure is None:
             self._failure = error
             self._on_failure(error)
-        if self._upkeep is not None and self._upkeep is not asyncio.current_task():
-            self._upkeep.cancel()
+        if self._reconnect_task is not None and self._reconnect_task is not asyncio.current_task():
+            self._reconnect_task.cancel()
         self._changed.set()
 
 
-async def reach(link: Link, introduce: Awaitable[None], timeout_s: float, whom: str) -> None:
+async def complete_handshake(
+    link: ReconnectableConnection, introduce: Awaitable[None], timeout_s: float, whom: str
+) -> None:
     """Wait until it is dialled and introduced; `NotConnected` if that is not to be had."""
     try:
         async with asyncio.timeout(timeout_s):
             await introduce
         if link.ended.is_set():
-            raise link.lost()
+            raise link.make_loss_error()
     except PermissionError:
         link.abort()
         raise Denied(f"{link.address} is not for this user") from None
@@ -208,7 +212,7 @@ async def reach(link: Link, introduce: Awaitable[None], timeout_s: float, whom: 
         raise
 
 
-async def end_within(link: Link, timeout_s: float) -> None:
+async def wait_closed(link: ReconnectableConnection, timeout_s: float) -> None:
     """Wait for its end after `close`; make it end if that takes too long."""
     try:
         async with asyncio.timeout(timeout_s):

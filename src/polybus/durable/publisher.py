@@ -11,33 +11,33 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from polybus.bus.request_outcome import DOES_NOT_EXIST, NO, OK, Kind, Outcome
+from polybus.bus.request_outcome import DOES_NOT_EXIST, NO, OK, OutcomeKind, RequestOutcome
 from polybus.errors import Denied, DoesNotExist, LimitReached, PolybusError
 from polybus.model.block import Block
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.broker import Log
-    from polybus.bus.connection import Party
+    from polybus.bus.broker import Logger
+    from polybus.bus.connection import Connection
     from polybus.bus.counters import Counters
-    from polybus.durable.topic_registry import Durable
-    from polybus.model.commit import Committed
+    from polybus.durable.topic_registry import DurableTopics
+    from polybus.model.commit import CommitResult
 
 NS_PER_MS = 1_000_000
 # Brings a step to the loop, from any thread.
-Soon = Callable[[Callable[[], None]], None]
+CallOnLoop = Callable[[Callable[[], None]], None]
 
 
-class Keeping:
+class DurablePublisher:
     def __init__(
         self,
-        durable: Durable,
+        durable: DurableTopics,
         counters: Counters,
         max_uncommitted_bytes: int,
-        soon: Soon,
+        soon: CallOnLoop,
         wall_ns: Callable[[], int],
-        log: Log,
+        log: Logger,
     ) -> None:
         self._durable = durable
         self._counters = counters
@@ -46,13 +46,15 @@ class Keeping:
         self._wall_ns = wall_ns
         self._log = log
 
-    def keep(self, party: Party, name: bytes, offsets: Buffer, bodies: bytes, count: int) -> None:
+    def publish(
+        self, party: Connection, name: bytes, offsets: Buffer, bodies: bytes, count: int
+    ) -> None:
         """Hands a batch to the store, without an answer for whoever sent it."""
         try:
             block = self._block(offsets, bodies)
             future = self._durable.produce(self._durable.get(name.decode()), block)
         except PolybusError as error:
-            self._lost(party, name, count, error)
+            self._count_dropped(party, name, count, error)
             return
         size = block.size_bytes
         party.uncommitted_bytes += size
@@ -60,42 +62,44 @@ class Keeping:
             party.is_committing = True
             party.pipe.pause_reading()
         future.add_done_callback(
-            lambda done: self._soon(lambda: self._kept(party, name, size, count, done))
+            lambda done: self._soon(lambda: self._on_committed(party, name, size, count, done))
         )
 
-    def produce(
+    def publish_with_outcome(
         self,
         name: bytes,
         offsets: Buffer,
         bodies: bytes,
-        then: Callable[[Outcome, int], None],
+        then: Callable[[RequestOutcome, int], None],
     ) -> None:
         """Hands a batch to the store; `then` is told, on the loop, its outcome and first id."""
         try:
             topic = self._durable.get(name.decode())
             future = self._durable.produce(topic, self._block(offsets, bodies))
         except PolybusError as error:
-            outcome = _outcome(error)
+            outcome = _outcome_of_error(error)
             self._soon(lambda: then(outcome, 0))
             return
-        future.add_done_callback(lambda done: self._soon(lambda: _tell(done, then)))
+        future.add_done_callback(lambda done: self._soon(lambda: _report_outcome(done, then)))
 
     def _block(self, offsets: Buffer, bodies: bytes) -> Block:
         return Block.from_columns(bodies, offsets, insertion_ms=self._wall_ns() // NS_PER_MS)
 
-    def _kept(
-        self, party: Party, name: bytes, size: int, count: int, done: Future[Committed]
+    def _on_committed(
+        self, party: Connection, name: bytes, size: int, count: int, done: Future[CommitResult]
     ) -> None:
         error = done.exception()
         if error is not None:
-            self._lost(party, name, count, error)
+            self._count_dropped(party, name, count, error)
         party.uncommitted_bytes -= size
         if party.is_committing and party.uncommitted_bytes <= self._max_bytes // 2:
             party.is_committing = False
-            if not party.ended and party.waiting_for is None:
-                party.resume()
+            if not party.is_closed and party.blocked_by is None:
+                party.on_resume()
 
-    def _lost(self, party: Party, name: bytes, count: int, error: BaseException) -> None:
+    def _count_dropped(
+        self, party: Connection, name: bytes, count: int, error: BaseException
+    ) -> None:
         reason = error.code if isinstance(error, PolybusError) else "internal"
         self._counters.count("dropped", reason, count)
         self._log.warning(
@@ -109,20 +113,22 @@ class Keeping:
         )
 
 
-def _tell(done: Future[Committed], then: Callable[[Outcome, int], None]) -> None:
+def _report_outcome(
+    done: Future[CommitResult], then: Callable[[RequestOutcome, int], None]
+) -> None:
     error = done.exception()
     if error is not None:
-        then(_outcome(error), 0)
+        then(_outcome_of_error(error), 0)
     else:
         then(OK, min(span.first_id for span in done.result().spans))
 
 
-def _outcome(error: BaseException) -> Outcome:
+def _outcome_of_error(error: BaseException) -> RequestOutcome:
     if isinstance(error, Denied):
         return NO
     if isinstance(error, DoesNotExist):
         return DOES_NOT_EXIST
     if isinstance(error, LimitReached):
-        return Outcome(Kind.OVER_QUOTA, error.limit)
+        return RequestOutcome(OutcomeKind.OVER_QUOTA, error.limit)
     code = error.code if isinstance(error, PolybusError) else "internal"
-    return Outcome(Kind.OVER_QUOTA, code)
+    return RequestOutcome(OutcomeKind.OVER_QUOTA, code)

@@ -29,10 +29,10 @@ from polybus.kernel.fanout import BLOCKED
 from polybus.model.topic import ALL
 
 if TYPE_CHECKING:
-    from polybus.bus.broker import Log
-    from polybus.bus.connection import Party
-    from polybus.dialects.gsb.server.sender_tracker import Callers
-    from polybus.durable.topic_registry import Durable
+    from polybus.bus.broker import Logger
+    from polybus.bus.connection import Connection
+    from polybus.dialects.gsb.server.sender_tracker import SenderTracker
+    from polybus.durable.topic_registry import DurableTopics
     from polybus.kernel.fanout import Fanout, Routed
     from polybus.model.rows import Rows
     from polybus.model.topic import Topic
@@ -43,10 +43,10 @@ CHUNK_ROWS = 16_384
 CHUNK_BYTES = 512 * 1024
 INT32_BYTES = 4
 INT64_BYTES = 8
-NEVER = 2**63 - 1
+NO_ID = 2**63 - 1
 
 
-class Readers(Protocol):
+class BlockingWorkRunner(Protocol):
     """Runs work on another thread, then hands its outcome to the loop."""
 
     def __call__(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None: ...
@@ -56,10 +56,10 @@ class Readers(Protocol):
 Relay = Callable[[bytes, memoryview, "bytes | memoryview"], "Routed"]
 
 
-class Cursor(ABC):
+class LogCursor(ABC):
     """A position in a topic's log that is read from, one read at a time."""
 
-    def __init__(self, following: Following, topic: Topic, at_id: int) -> None:
+    def __init__(self, following: PushReaders, topic: Topic, at_id: int) -> None:
         self._following = following
         self.topic = topic
         self.name = topic.name.encode()
@@ -67,7 +67,7 @@ class Cursor(ABC):
         self._reading = False
         self._again = False
 
-    def read_on(self) -> None:
+    def read_next(self) -> None:
         if self._reading:
             self._again = True
             return
@@ -76,84 +76,90 @@ class Cursor(ABC):
             return
         self._reading = True
         self._again = False
-        self._following.read(self.topic, self.at_id, until, lambda future: self._got(future, until))
+        self._following.read(
+            self.topic, self.at_id, until, lambda future: self._on_read(future, until)
+        )
 
     def until(self) -> int | None:
         """The id to stop at; None: none."""
         return None
 
     @abstractmethod
-    def take(self, rows: Rows) -> None: ...
+    def on_rows(self, rows: Rows) -> None: ...
 
     @abstractmethod
     def wants_more(self) -> bool: ...
 
     @abstractmethod
-    def passed(self, until: int | None) -> None:
+    def on_empty(self, until: int | None) -> None:
         """There was nothing up to there."""
 
-    def _got(self, future: Future[Rows], until: int | None) -> None:
+    def _on_read(self, future: Future[Rows], until: int | None) -> None:
         if not future.cancelled():  # else the bus is stopping
-            self._following.callers.when_known(self.name, partial(self._use, future, until))
+            self._following.callers.when_resolved(
+                self.name, partial(self._on_senders_known, future, until)
+            )
 
-    def _use(self, future: Future[Rows], until: int | None) -> None:
+    def _on_senders_known(self, future: Future[Rows], until: int | None) -> None:
         self._reading = False
         try:
             rows = future.result()
         except PolybusError as error:
-            self._following.failed(self.topic, error)
+            self._following.log_read_failure(self.topic, error)
             return
         before = self.at_id
         if rows.count:
-            self.take(rows)
+            self.on_rows(rows)
         else:
-            self.passed(until)
+            self.on_empty(until)
         if (self.at_id != before or self._again) and self.wants_more():
-            self.read_on()
+            self.read_next()
 
 
-class Tail(Cursor):
+class TailCursor(LogCursor):
     """Where all readers are that keep up."""
 
-    def __init__(self, following: Following, topic: Topic, at_id: int) -> None:
+    def __init__(self, following: PushReaders, topic: Topic, at_id: int) -> None:
         super().__init__(following, topic, at_id)
-        self.joining: deque[tuple[int, Party]] = deque()
-        self.behind: dict[Party, Straggler] = {}
+        self.joining: deque[tuple[int, Connection]] = deque()
+        self.behind: dict[Connection, CatchUpCursor] = {}
 
     def until(self) -> int | None:
         return self.joining[0][0] if self.joining else None
 
     def wants_more(self) -> bool:
-        return self._following.is_followed(self)
+        return self._following.has_push_readers(self)
 
-    def take(self, rows: Rows) -> None:
-        if not self._following.is_followed(self):
+    def on_rows(self, rows: Rows) -> None:
+        if not self._following.has_push_readers(self):
             return  # whoever has come since then follows another tail
         self._following.relay(self, rows)
         self.at_id = _last_id(rows) + 1
-        self.admit()
-        self._following.heard(self)
+        self.admit_joining()
+        self._following.forget_senders(self)
 
-    def passed(self, until: int | None) -> None:
+    def on_empty(self, until: int | None) -> None:
         if until is not None:  # what was there has been trimmed
             self.at_id = max(self.at_id, until)
-            self.admit()
+            self.admit_joining()
 
-    def admit(self) -> None:
+    def admit_joining(self) -> None:
         """Lets those in whose beginning is reached; a read may have gone beyond it."""
         while self.joining and self.joining[0][0] <= self.at_id:
             start, party = self.joining.popleft()
             if start == self.at_id:
                 self._following.attach(self, party)
             else:
-                self.behind[party] = Straggler(self._following, self, party, start)
-                self.behind[party].read_on()
+                self.behind[party] = CatchUpCursor(self._following, self, party, start)
+                self.behind[party].read_next()
 
 
-class Straggler(Cursor):
+class CatchUpCursor(LogCursor):
     """A reader on its own, behind the tail."""
 
-    def __init__(self, following: Following, tail: Tail, party: Party, at_id: int) -> None:
+    def __init__(
+        self, following: PushReaders, tail: TailCursor, party: Connection, at_id: int
+    ) -> None:
         super().__init__(following, tail.topic, at_id)
         self._tail = tail
         self.party = party
@@ -164,13 +170,13 @@ class Straggler(Cursor):
     def wants_more(self) -> bool:
         return self._is_there() and not self.party.outbox.full
 
-    def take(self, rows: Rows) -> None:
+    def on_rows(self, rows: Rows) -> None:
         if not self._is_there():
             return
-        self._following.feed(self.party, self.name, rows)
+        self._following.send_rows(self.party, self.name, rows)
         self._reached(_last_id(rows) + 1)
 
-    def passed(self, until: int | None) -> None:
+    def on_empty(self, until: int | None) -> None:
         """What was there has been trimmed."""
         self._reached(until or 0)
 
@@ -184,37 +190,37 @@ class Straggler(Cursor):
         return self._tail.behind.get(self.party) is self
 
 
-class Following:
+class PushReaders:
     def __init__(
         self,
-        durable: Durable,
+        durable: DurableTopics,
         fanout: Fanout,
         relay: Relay,
-        readers: Readers,
-        callers: Callers,
-        log: Log,
+        readers: BlockingWorkRunner,
+        callers: SenderTracker,
+        log: Logger,
     ) -> None:
         self._durable = durable
         self._fanout = fanout
         self._relay = relay
         self._readers = readers
         self.callers = callers
-        callers.is_read = self.is_read
+        callers.has_push_reader = self.is_read_by_push
         self._log = log
-        self._tails: dict[int, Tail] = {}
+        self._tails: dict[int, TailCursor] = {}
         for topic in durable.topics():
-            self.bound(topic)
+            self.on_bound(topic)
 
     # --- what the broker reports
 
-    def bound(self, topic: Topic) -> None:
+    def on_bound(self, topic: Topic) -> None:
         """The name is durable now; whoever reads it already follows from here on."""
         name = topic.name.encode()
         self._fanout.set_durable(name, True)
         if self._fanout.subscriber_count(name):
-            self._tails[topic.number] = Tail(self, topic, self._durable.next_id(topic))
+            self._tails[topic.number] = TailCursor(self, topic, self._durable.next_id(topic))
 
-    def gone(self, topic: Topic) -> None:
+    def on_removed(self, topic: Topic) -> None:
         """It was dropped: its readers stay subscribed to the name, and hear nothing."""
         name = topic.name.encode()
         tail = self._tails.pop(topic.number, None)
@@ -225,45 +231,45 @@ class Following:
             tail.behind.clear()
         self._fanout.set_durable(name, False)
 
-    def subscribed(self, party: Party, name: bytes) -> None:
+    def on_subscribed(self, party: Connection, name: bytes) -> None:
         topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
         if topic is None:
             return
         start = self._durable.next_id(topic)
         tail = self._tails.get(topic.number)
-        if tail is None or not self.is_followed(tail):
-            self._tails[topic.number] = Tail(self, topic, start)
+        if tail is None or not self.has_push_readers(tail):
+            self._tails[topic.number] = TailCursor(self, topic, start)
         elif tail.at_id < start:
             self._fanout.detach(party.number, name)
             tail.joining.append((start, party))
-            tail.read_on()
+            tail.read_next()
 
-    def unsubscribed(self, party: Party, name: bytes) -> None:
+    def on_unsubscribed(self, party: Connection, name: bytes) -> None:
         topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
         if topic is not None and topic.number in self._tails:
             self._leave(self._tails[topic.number], party)
 
-    def left(self, party: Party) -> None:
+    def on_left(self, party: Connection) -> None:
         """The party reads nothing any more."""
         for tail in list(self._tails.values()):
             self._leave(tail, party)
 
-    def has_room(self, party: Party) -> None:
+    def on_room(self, party: Connection) -> None:
         """What it missed can be sent now."""
         for tail in self._tails.values():
             straggler = tail.behind.get(party)
             if straggler is not None:
-                straggler.read_on()
+                straggler.read_next()
 
-    def news(self, numbers: Iterable[int]) -> None:
+    def on_commit(self, numbers: Iterable[int]) -> None:
         """These topics have more."""
         for number in numbers:
             tail = self._tails.get(number)
-            if tail is not None and self.is_followed(tail):
-                tail.read_on()
+            if tail is not None and self.has_push_readers(tail):
+                tail.read_next()
                 for straggler in list(tail.behind.values()):
                     if straggler.wants_more():  # its last read has failed
-                        straggler.read_on()
+                        straggler.read_next()
 
     # --- what cursors ask for
 
@@ -278,57 +284,57 @@ class Following:
             then,
         )
 
-    def is_followed(self, tail: Tail) -> bool:
+    def has_push_readers(self, tail: TailCursor) -> bool:
         """Does anybody read the topic by push? A tail that nobody follows is let go."""
         is_current = self._tails.get(tail.topic.number) is tail
         if is_current and not (
             tail.joining or tail.behind or self._fanout.subscriber_count(tail.name)
         ):
             del self._tails[tail.topic.number]
-            self.callers.heard(tail.name, NEVER)
+            self.callers.forget_before(tail.name, NO_ID)
             return False
         return is_current
 
-    def is_read(self, name: bytes) -> bool:
+    def is_read_by_push(self, name: bytes) -> bool:
         """Does anybody read this name's log by push?"""
         topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
         tail = self._tails.get(topic.number) if topic is not None else None
-        return tail is not None and self.is_followed(tail)
+        return tail is not None and self.has_push_readers(tail)
 
-    def relay(self, tail: Tail, rows: Rows) -> None:
+    def relay(self, tail: TailCursor, rows: Rows) -> None:
         """To all who keep up; who is full falls behind, and the others go on."""
-        for start, end, caller in self.callers.runs(tail.name, rows):
-            with self.callers.said_by(caller):
+        for start, end, caller in self.callers.split_by_sender(tail.name, rows):
+            with self.callers.sending_as(caller):
                 self._relay_run(tail, rows, start, end)
 
-    def _relay_run(self, tail: Tail, rows: Rows, done: int, end: int) -> None:
+    def _relay_run(self, tail: TailCursor, rows: Rows, done: int, end: int) -> None:
         offsets = memoryview(rows.body_offsets)[: (end + 1) * INT32_BYTES]
         while self._fanout.subscriber_count(tail.name):  # else all are behind, or joining
             routed = self._relay(tail.name, offsets[done * INT32_BYTES :], rows.bodies)
             done += routed.consumed
             if routed.stop != BLOCKED:
                 return
-            party: Party = routed.blocker.party
+            party: Connection = routed.blocker.connection
             self._fanout.detach(party.number, tail.name)
             at_id = int.from_bytes(rows.ids[done * INT64_BYTES :][:INT64_BYTES], "little")
-            tail.behind[party] = Straggler(self, tail, party, at_id)
+            tail.behind[party] = CatchUpCursor(self, tail, party, at_id)
 
-    def feed(self, party: Party, name: bytes, rows: Rows) -> None:
+    def send_rows(self, party: Connection, name: bytes, rows: Rows) -> None:
         offsets = memoryview(rows.body_offsets)
-        for start, end, caller in self.callers.runs(name, rows):
+        for start, end, caller in self.callers.split_by_sender(name, rows):
             ends = offsets[start * INT32_BYTES : (end + 1) * INT32_BYTES]
-            with self.callers.said_by(caller):
+            with self.callers.sending_as(caller):
                 data = self._fanout.encode_for(party.number, name, ends, rows.bodies)
             if data:
                 party.outbox.push(data)
 
-    def heard(self, tail: Tail) -> None:
+    def forget_senders(self, tail: TailCursor) -> None:
         """Who sent what all have heard need not be known any more."""
         behind = tail.behind.values()
-        told = [one.at_id for one in behind if self.callers.are_told(one.party.encoding)]
-        self.callers.heard(tail.name, min([tail.at_id, *told]))
+        told = [one.at_id for one in behind if self.callers.names_senders(one.party.encoding)]
+        self.callers.forget_before(tail.name, min([tail.at_id, *told]))
 
-    def attach(self, tail: Tail, party: Party) -> None:
+    def attach(self, tail: TailCursor, party: Connection) -> None:
         self._fanout.attach(party.number, tail.name)
 
     def count(self, topic: Topic) -> int:
@@ -337,15 +343,15 @@ class Following:
         apart = len(tail.joining) + len(tail.behind) if tail else 0
         return apart + self._fanout.subscriber_count(topic.name.encode())
 
-    def failed(self, topic: Topic, error: PolybusError) -> None:
+    def log_read_failure(self, topic: Topic, error: PolybusError) -> None:
         """Its readers hear nothing more until the next commit, when it is tried again."""
         self._log.warning("following failed", topic=topic.name, reason=str(error))
 
-    def _leave(self, tail: Tail, party: Party) -> None:
+    def _leave(self, tail: TailCursor, party: Connection) -> None:
         tail.behind.pop(party, None)
         if any(one is party for _, one in tail.joining):
             tail.joining = deque(pair for pair in tail.joining if pair[1] is not party)
-        self.is_followed(tail)
+        self.has_push_readers(tail)
 
 
 def _last_id(rows: Rows) -> int:

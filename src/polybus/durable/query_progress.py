@@ -14,36 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.errors import Conflict, MalformedRequest
 from polybus.model.access_rule import SUBSCRIBE
-from polybus.model.commit import Change, Commit, Record
-from polybus.native.protocol.fields import Action, Answer, Arguments, Field, is_count
+from polybus.model.commit import Commit, RecordChange, StoredRecord
+from polybus.native.protocol.fields import ActionSchema, Answer, Arguments, Field, is_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from polybus.model.topic import Bounds, Topic
-    from polybus.native.port.native_port import Caller, Port
+    from polybus.native.port.native_port import Caller, NativePort
     from polybus.store.contract import Store
 
 PREFIX = b"query/"
 MAX_QUERIES = 256  # of a topic: the one that reported longest ago makes room
 MAX_TEXT = 128  # characters of an id or a name
-TRIES = 8  # of two who report the same query at once, one is behind
+MAX_ATTEMPTS = 8  # of two who report the same query at once, one is behind
 
 
-def queries_of(store: Store, topic: Topic, bounds: Bounds) -> list[Answer]:
+def list_query_progress(store: Store, topic: Topic, bounds: Bounds) -> list[Answer]:
     """All that reported, the newest first. `lag` is what they still have to read."""
-    found = [_told(record, bounds) for record in _records(store, topic.number)]
+    found = [_describe_query(record, bounds) for record in _records(store, topic.number)]
     return sorted(found, key=lambda one: (-one["told_ns"], one["query"]))
 
 
-def forget(store: Store, number: int) -> None:
+def delete_query_progress(store: Store, number: int) -> None:
     """The topic has gone."""
-    changes = tuple(Change(record.key, None) for record in _records(store, number))
+    changes = tuple(RecordChange(record.key, None) for record in _records(store, number))
     if changes:
         store.commit(Commit(changes=changes)).result()
 
 
-def _told(record: Record, bounds: Bounds) -> Answer:
+def _describe_query(record: StoredRecord, bounds: Bounds) -> Answer:
     kept = json.loads(record.value)
     reached = [kept["offsets"].get(str(n), one.start) for n, one in enumerate(bounds.shards)]
     ends = [one.end for one in bounds.shards]
@@ -56,30 +56,32 @@ def _told(record: Record, bounds: Bounds) -> Answer:
     }
 
 
-def _records(store: Store, number: int) -> list[Record]:
-    return store.scan(_key(number, ""), limit=MAX_QUERIES + TRIES)
+def _records(store: Store, number: int) -> list[StoredRecord]:
+    return store.scan(_key(number, ""), limit=MAX_QUERIES + MAX_ATTEMPTS)
 
 
 def _key(number: int, query: str) -> bytes:
     return PREFIX + b"%08x\0" % number + query.encode()
 
 
-def _progress(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = port.access.topic(caller.identity, SUBSCRIBE, given["topic"])
+def _progress(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+    topic = port.access.get_topic(caller.identity, SUBSCRIBE, given["topic"])
     query, name = _text(given["query"], "query"), _text(given["name"], "name")
     if not query:
         raise MalformedRequest("query is not empty")
     offsets = _offsets(given["offsets"], topic)
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         try:
-            _keep(port, topic, query, name, offsets)
+            _store_progress(port, topic, query, name, offsets)
         except Conflict:
             continue
         return {}
     raise Conflict(f"query {query} is reported by several at once: try again")
 
 
-def _keep(port: Port, topic: Topic, query: str, name: str, offsets: Mapping[str, int]) -> None:
+def _store_progress(
+    port: NativePort, topic: Topic, query: str, name: str, offsets: Mapping[str, int]
+) -> None:
     key = _key(topic.number, query)
     known = port.store.get(key)
     kept: dict[str, Any] = json.loads(known.value) if known else {"name": "", "offsets": {}}
@@ -89,17 +91,17 @@ def _keep(port: Port, topic: Topic, query: str, name: str, offsets: Mapping[str,
         "told_ns": port.wall_ns(),
     }
     version = known.version if known else 0
-    changes = [Change(key, json.dumps(value).encode(), version)]
+    changes = [RecordChange(key, json.dumps(value).encode(), version)]
     if not known:
-        changes += _room(port.store, topic.number)
+        changes += _evict_oldest(port.store, topic.number)
     port.store.commit(Commit(changes=tuple(changes))).result()
 
 
-def _room(store: Store, number: int) -> list[Change]:
+def _evict_oldest(store: Store, number: int) -> list[RecordChange]:
     """Takes out those that reported longest ago, so that there is room for one more."""
     records = _records(store, number)
     oldest = sorted(records, key=lambda record: json.loads(record.value)["told_ns"])
-    return [Change(one.key, None) for one in oldest[: len(records) - MAX_QUERIES + 1]]
+    return [RecordChange(one.key, None) for one in oldest[: len(records) - MAX_QUERIES + 1]]
 
 
 def _text(given: str, field: str) -> str:
@@ -119,7 +121,7 @@ def _offsets(given: Mapping[str, object], topic: Topic) -> dict[str, int]:
 
 
 ACTIONS = {
-    Action(
+    ActionSchema(
         "query.progress",
         "A query of Spark says how far it has read a topic; topic.stats tells it",
         (

@@ -22,13 +22,13 @@ from polybus.model.identity import Identity
 if TYPE_CHECKING:
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
-    from polybus.durable.topic_registry import Durable
+    from polybus.durable.topic_registry import DurableTopics
     from polybus.model.topic import Topic
 
 CREATOR = "creator"  # a topic's setting: who made it
 
 
-class Reservation:
+class NameReservation:
     """A name that is being bound, and what becomes of it."""
 
     def __init__(self, name: str, caller: Identity) -> None:
@@ -37,10 +37,10 @@ class Reservation:
         self.outcome: Future[Topic] = Future()
 
 
-class Binding:
+class TopicNames:
     def __init__(
         self,
-        durable: Durable,
+        durable: DurableTopics,
         policy: Policy,
         quotas: Quotas,
         is_ephemeral: Callable[[bytes], bool],
@@ -49,11 +49,11 @@ class Binding:
         self._policy = policy
         self._quotas = quotas
         self._is_ephemeral = is_ephemeral
-        self._reserved: dict[str, Reservation] = {}
+        self._reserved: dict[str, NameReservation] = {}
         self._claimed: set[int] = set()
         # Who is told of a topic that is there now, and of one that has gone.
         self.on_bound: list[Callable[[Topic], None]] = []
-        self.on_gone: list[Callable[[Topic], None]] = []
+        self.on_removed: list[Callable[[Topic], None]] = []
         # Topics that count against their creators: not those that a lowered quota has no room for.
         self._charged = {
             topic.number
@@ -70,23 +70,23 @@ class Binding:
         topic = self._durable.find(name.decode("utf-8", "surrogateescape"))
         return creator_of(topic) if topic else None
 
-    def judge(self, caller: Identity, verb: str, name: str) -> None:
+    def check_allowed(self, caller: Identity, verb: str, name: str) -> None:
         """`Denied` unless the policy lets the caller do this with the topic."""
-        raw = topic_name.check(name)
+        raw = topic_name.check_topic_name(name)
         if not self._policy.allows(caller, verb, raw, self.creator_of(raw), as_admin=True):
             raise Denied(f"the policy does not let {caller.name} {verb} {name}")
 
-    def judge_all(self, caller: Identity, verb: str, topics: Iterable[str]) -> None:
+    def check_all_allowed(self, caller: Identity, verb: str, topics: Iterable[str]) -> None:
         for name in topics:
-            self.judge(caller, verb, name)
+            self.check_allowed(caller, verb, name)
 
-    def missing(self, name: str) -> PolybusError:
+    def missing_topic_error(self, name: str) -> PolybusError:
         """What to answer who asks for a durable topic that is not there."""
-        if self._is_ephemeral(topic_name.check(name)):
+        if self._is_ephemeral(topic_name.check_topic_name(name)):
             return WrongKind(f"{name} is an ephemeral topic: it lives in memory, and has no log")
         return DoesNotExist(f"there is no durable topic {name!r}")
 
-    def sees(self, caller: Identity, topic: Topic) -> bool:
+    def can_see(self, caller: Identity, topic: Topic) -> bool:
         creator = creator_of(topic)
         if caller.owns(creator):
             return True
@@ -94,25 +94,25 @@ class Binding:
         verbs = (PRODUCE, SUBSCRIBE, DELETE)
         return any(self._policy.allows(caller, verb, raw, creator) for verb in verbs)
 
-    def reserve(self, caller: Identity, name: str) -> tuple[Topic | Reservation, bool]:
+    def reserve(self, caller: Identity, name: str) -> tuple[Topic | NameReservation, bool]:
         """The topic if it is there; else a reservation, and whether the caller is to fulfil it."""
-        raw = topic_name.check(name)
+        raw = topic_name.check_topic_name(name)
         topic = self._durable.find(name)
         if topic is not None:
             return topic, False
         if self._is_ephemeral(raw):
             raise WrongKind(f"{name} is an ephemeral topic: it cannot be durable, too")
-        self.judge(caller, CREATE, name)
+        self.check_allowed(caller, CREATE, name)
         if name in self._reserved:
             return self._reserved[name], False
         if not self._quotas.charge(caller, TOPICS, 1):
             raise LimitReached(TOPICS)
-        reservation = self._reserved[name] = Reservation(name, caller)
+        reservation = self._reserved[name] = NameReservation(name, caller)
         return reservation, True
 
-    def fulfil(self, reservation: Reservation, topic: Topic, next_id: int) -> None:
+    def complete(self, reservation: NameReservation, topic: Topic, next_id: int) -> None:
         """The topic was made: from now on it is there for everybody."""
-        self._durable.known(topic, next_id)
+        self._durable.register(topic, next_id)
         self._charged.add(topic.number)
         del self._reserved[reservation.name]
         try:
@@ -121,14 +121,14 @@ class Binding:
         finally:
             reservation.outcome.set_result(topic)
 
-    def give_up(self, reservation: Reservation, error: Exception) -> None:
+    def abort(self, reservation: NameReservation, error: Exception) -> None:
         del self._reserved[reservation.name]
         self._quotas.release(reservation.caller, TOPICS, 1)
         reservation.outcome.set_exception(error)
 
     def claim(self, caller: Identity, name: str) -> Topic:
         """A topic for one who may delete it, and who alone changes it until `release`."""
-        self.judge(caller, DELETE, name)
+        self.check_allowed(caller, DELETE, name)
         topic = self._durable.get(name)
         if topic.number in self._claimed:
             raise Unavailable(f"topic {name} is being changed by another caller: try again")
@@ -145,16 +145,16 @@ class Binding:
     def release(self, topic: Topic) -> None:
         self._claimed.discard(topic.number)
 
-    def changed(self, topic: Topic) -> None:
+    def update(self, topic: Topic) -> None:
         """Its settings or shards are others now."""
-        self._durable.known(topic)
+        self._durable.register(topic)
 
-    def gone(self, topic: Topic) -> None:
+    def remove(self, topic: Topic) -> None:
         self._durable.forget(topic)
         if topic.number in self._charged:
             self._charged.remove(topic.number)
             self._quotas.release(creator_of(topic), TOPICS, 1)
-        for told in self.on_gone:
+        for told in self.on_removed:
             told(topic)
 
 
@@ -167,5 +167,5 @@ def creator_of(topic: Topic) -> Identity:
     return Identity(uid=uid if isinstance(uid, int) else None, service=str(service), key=str(key))
 
 
-def as_creator(caller: Identity) -> dict[str, object]:
+def creator_record(caller: Identity) -> dict[str, object]:
     return {"uid": caller.uid, "service": caller.service, "key": caller.key}

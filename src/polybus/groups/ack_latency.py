@@ -15,35 +15,35 @@ from typing import Final
 from polybus.groups.acked_ranges import Range
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000)
-NAMES: Final = (*map(str, BOUNDS_MS), "inf")
-NOTES_A_BATCH: Final = 32
-MAX_NOTES: Final = 2048  # of a shard: more than are handed out before the first are acked
+BUCKET_NAMES: Final = (*map(str, BOUNDS_MS), "inf")
+SAMPLES_PER_BATCH: Final = 32
+MAX_SAMPLES: Final = 2048  # of a shard: more than are handed out before the first are acked
 
 
-class Sightings:
+class CommitTimes:
     """When messages of one shard were committed, as far as it was noted."""
 
     def __init__(self) -> None:
         self._offsets: list[int] = []
         self._times_ns: list[int] = []
 
-    def note(self, offsets: memoryview[int], times: memoryview[int]) -> None:
+    def add_samples(self, offsets: memoryview[int], times: memoryview[int]) -> None:
         """Columns of messages that are handed out: int64, in order."""
         if self._offsets and offsets[0] <= self._offsets[-1]:  # handed out again
-            self.forget()
-        step = -(-len(offsets) // NOTES_A_BATCH)
+            self.discard_below()
+        step = -(-len(offsets) // SAMPLES_PER_BATCH)
         self._offsets += offsets[::step].tolist()
         self._times_ns += times[::step].tolist()
-        if len(self._offsets) > MAX_NOTES:
-            del self._offsets[:-MAX_NOTES], self._times_ns[:-MAX_NOTES]
+        if len(self._offsets) > MAX_SAMPLES:
+            del self._offsets[:-MAX_SAMPLES], self._times_ns[:-MAX_SAMPLES]
 
-    def forget(self, below: int | None = None) -> None:
+    def discard_below(self, below: int | None = None) -> None:
         """All, or all that is of no use for offsets from `below` on."""
         last = len(self._offsets) if below is None else bisect_right(self._offsets, below) - 1
         if last > 0:
             del self._offsets[:last], self._times_ns[:last]
 
-    def add(
+    def count_acked(
         self,
         latency: Mapping[str, int],
         acked: Iterable[Range],
@@ -54,13 +54,13 @@ class Sightings:
         found: dict[str, int] = {}
         for start, end in acked:
             if not self._offsets or start < self._offsets[0]:
-                self._note_before(start, look_up(start))
+                self._insert_sample(start, look_up(start))
             self._add(found, start, end, now_ns)
         if not found:
             return latency
         return {**latency, **{name: latency.get(name, 0) + n for name, n in found.items()}}
 
-    def _note_before(self, offset: int, time_ns: int | None) -> None:
+    def _insert_sample(self, offset: int, time_ns: int | None) -> None:
         if time_ns is not None:
             self._offsets.insert(0, offset)
             self._times_ns.insert(0, time_ns)
@@ -72,10 +72,10 @@ class Sightings:
         while start < end:
             last = index + 1 == len(self._offsets)
             until = end if last else min(end, self._offsets[index + 1])
-            name = bucket(now_ns - self._times_ns[index])
+            name = bucket_name(now_ns - self._times_ns[index])
             found[name] = found.get(name, 0) + until - start
             start, index = until, index + 1
 
 
-def bucket(elapsed_ns: int) -> str:
-    return NAMES[bisect_left(BOUNDS_MS, elapsed_ns / 1_000_000)]
+def bucket_name(elapsed_ns: int) -> str:
+    return BUCKET_NAMES[bisect_left(BOUNDS_MS, elapsed_ns / 1_000_000)]

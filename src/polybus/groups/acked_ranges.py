@@ -37,7 +37,7 @@ def range_of(ranges: Ranges, offset: int) -> Range | None:
     return ranges[index] if index >= 0 and offset < ranges[index][1] else None
 
 
-def fresh(low: int, ranges: Ranges, more: Iterable[Range]) -> list[Range]:
+def unacked_parts(low: int, ranges: Ranges, more: Iterable[Range]) -> list[Range]:
     """The parts of `more` that are not acked yet."""
     found = []
     for start, end in more:
@@ -57,7 +57,7 @@ def count(ranges: Ranges) -> int:
     return sum(end - start for start, end in ranges)
 
 
-def missing(low: int, ranges: Ranges, before: int) -> int:
+def count_unacked(low: int, ranges: Ranges, before: int) -> int:
     """How many offsets below `before` are not acked."""
     if before <= low:
         return 0

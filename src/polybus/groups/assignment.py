@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 Owners = Mapping[int, str | None]
 
 
-def spread(members: Iterable[str], before: Owners, holders: Owners) -> dict[int, str]:
+def assign_shards(members: Iterable[str], before: Owners, holders: Owners) -> dict[int, str]:
     """The member that each shard of `before` is for; nothing without members.
 
     `before` is what was meant until now, `holders` who has a shard at present: one that
@@ -27,7 +27,7 @@ def spread(members: Iterable[str], before: Owners, holders: Owners) -> dict[int,
     for name, shards in kept.items():
         pool += shards[quotas[name] :]
         del shards[quotas[name] :]
-    _hand_out(sorted(pool), kept, quotas, holders)
+    _fill_quotas(sorted(pool), kept, quotas, holders)
     return {shard: name for name, shards in kept.items() for shard in shards}
 
 
@@ -37,7 +37,7 @@ def _quotas(kept: Mapping[str, list[int]], shards: int) -> dict[str, int]:
     return {name: least + (place < over) for place, name in enumerate(by_size)}
 
 
-def _hand_out(
+def _fill_quotas(
     pool: list[int], kept: dict[str, list[int]], quotas: Mapping[str, int], holders: Owners
 ) -> None:
     left = []

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.errors import Expired, PolybusError, StoreClosed
 from polybus.groups import group_info, group_reset
-from polybus.groups.acks import Acks
-from polybus.groups.group_registry import EARLIEST, Table
-from polybus.groups.member_fetch import Fetching, Held
+from polybus.groups.acks import AckCommitter
+from polybus.groups.group_registry import EARLIEST, GroupRegistry
+from polybus.groups.member_fetch import HeldPosition, MemberFetch
 from polybus.groups.membership import Membership
 
 if TYPE_CHECKING:
     from polybus.groups.group_records import Member
-    from polybus.groups.group_state import Group, Means
-    from polybus.groups.shard_progress import Entry
-    from polybus.model.commit import Append, Committed
+    from polybus.groups.group_state import Group, GroupContext
+    from polybus.groups.shard_progress import ShardReport
+    from polybus.model.commit import Append, CommitResult
     from polybus.model.topic import Topic
 
 _log = logging.getLogger("polybus.groups")
@@ -31,15 +31,15 @@ _log = logging.getLogger("polybus.groups")
 class Coordinator:
     def __init__(
         self,
-        means: Means,
+        means: GroupContext,
         max_groups: int = 1024,
         max_user_groups: int = 1024,
         max_members: int = 1024,
     ) -> None:
         self._means = means
-        self._table = Table(means, max_groups, max_user_groups)
+        self._table = GroupRegistry(means, max_groups, max_user_groups)
         self._membership = Membership(means, self._table, max_members)
-        self._acks = Acks(means)
+        self._acks = AckCommitter(means)
 
     # --- members
 
@@ -65,47 +65,51 @@ class Coordinator:
     ) -> tuple[list[int], list[int]]:
         """The shards that it is to release, and all that are its own."""
         found, _ = self._member(topic, group, consumer, epoch)
-        owned = found.owned(consumer, epoch)
+        owned = found.owned_shards(consumer, epoch)
         for shard in owned:
             shard.running = running.get(shard.number, ())
-        release = [one.number for one in owned if not found.is_for(one, consumer)]
+        release = [one.number for one in owned if not found.can_keep(one, consumer)]
         return release, [one.number for one in owned]
 
     def leave(
-        self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[Entry]
+        self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[ShardReport]
     ) -> list[dict[str, Any]]:
         found, member = self._member(topic, group, consumer, epoch)
         with found.lock:
-            told = self._acks.take(found, consumer, member.max_deliver, entries) if entries else []
+            told = (
+                self._acks.commit_entries(found, consumer, member.max_deliver, entries)
+                if entries
+                else []
+            )
             self._membership.leave(found, consumer, epoch)
         return told
 
     # --- messages
 
-    def fetching(
+    def open_fetch(
         self,
         topic: Topic,
         group: str,
         member: tuple[str, int],
-        held: Mapping[int, Held],
+        held: Mapping[int, HeldPosition],
         bounds: tuple[int, int],
         exact: bool = True,
-    ) -> Fetching:
+    ) -> MemberFetch:
         """`member` is its name and epoch, `bounds` are rows and bytes."""
         found, _ = self._member(topic, group, *member)
-        return Fetching(self._means, found, member, held, bounds, exact)
+        return MemberFetch(self._means, found, member, held, bounds, exact)
 
     def ack(
-        self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[Entry]
+        self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[ShardReport]
     ) -> list[dict[str, Any]]:
         found, member = self._member(topic, group, consumer, epoch)
         if not any(entry.release for entry in entries):
-            return self._acks.take(found, consumer, member.max_deliver, entries)
+            return self._acks.commit_entries(found, consumer, member.max_deliver, entries)
         with found.lock:
-            told = self._acks.take(found, consumer, member.max_deliver, entries)
+            told = self._acks.commit_entries(found, consumer, member.max_deliver, entries)
             if any(found.shards[one.shard].progress.owner is None for one in entries):
-                found.unsettled = True
-                self._settle(found)
+                found.needs_rebalance = True
+                self._rebalance(found)
         self._means.wake(topic.number)
         return told
 
@@ -117,13 +121,15 @@ class Coordinator:
         place: tuple[int, int, int, int],
         appends: Sequence[Append],
         stages: tuple[str, ...] = (),
-    ) -> Committed | None:
+    ) -> CommitResult | None:
         """`place` is the shard, its epoch, the offset, and the attempt; None: acked already."""
         found, _ = self._member(topic, group, *member)
         number, shard_epoch, offset, attempt = place
         owner = member[0], shard_epoch
         shard = found.shard(number)
-        return self._acks.transact(found, shard, owner, (offset, attempt), appends, stages)
+        return self._acks.commit_transaction(
+            found, shard, owner, (offset, attempt), appends, stages
+        )
 
     # --- groups
 
@@ -131,16 +137,16 @@ class Coordinator:
         return self._table.names(topic)
 
     def info(self, topic: Topic, group: str) -> dict[str, Any]:
-        return group_info.told(self._means, self._table.get(topic, group))
+        return group_info.describe_group(self._means, self._table.get(topic, group))
 
-    def known(self) -> dict[int, list[str]]:
+    def names_by_topic(self) -> dict[int, list[str]]:
         """The names of all groups, by their topics' numbers."""
-        return self._table.known()
+        return self._table.names_by_topic()
 
-    def in_short(self, topic: Topic, group: str) -> dict[str, Any] | None:
+    def summarize(self, topic: Topic, group: str) -> dict[str, Any] | None:
         """None if it has gone by now."""
         found = self._table.find(topic, group)
-        return group_info.told_in_short(self._means, found) if found and found.version else None
+        return group_info.summarize_group(self._means, found) if found and found.version else None
 
     def reset(self, topic: Topic, group: str, to: Any, force: bool = False) -> dict[int, int]:
         return group_reset.reset(self._means, self._table.get(topic, group), to, force)
@@ -148,26 +154,26 @@ class Coordinator:
     def remove(self, topic: Topic, group: str, force: bool = False) -> None:
         found = self._table.get(topic, group)
         with found.lock:
-            group_reset.refuse_while_used(found, force)
+            group_reset.check_has_no_members(found, force)
             self._table.remove(found)
 
     # --- time, and what goes away
 
     def drop(self, topic: Topic) -> None:
         """The topic has gone. Quick, and may be called on any thread."""
-        self._means.ends.forget(topic.number)
-        self._table.drop(topic)
+        self._means.ends.remove_topic(topic.number)
+        self._table.mark_topic_dropped(topic)
 
     def tick(self) -> None:
         """Drops the dead, gives what waits to be given, removes what has gone."""
-        self._table.sweep()
+        self._table.remove_dropped()
         for group in self._table.loaded():
             try:
                 dead = self._membership.expire(group)
             except StoreClosed:
                 raise
             except PolybusError as error:  # the next tick tries again
-                if not group.gone:
+                if not group.is_removed:
                     _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
             else:
                 for name in dead:
@@ -178,18 +184,18 @@ class Coordinator:
                         group.topic.name,
                     )
 
-    def forgive(self, seconds: float) -> None:
+    def extend_deadlines(self, seconds: float) -> None:
         """The bus itself stood still for so long: nobody is blamed for that time."""
         for group in self._table.loaded():
             with group.lock:
-                for name in list(group.seen):
-                    group.seen[name] += seconds
+                for name in list(group.last_seen_s):
+                    group.last_seen_s[name] += seconds
 
     def stop(self) -> None:
         """The bus stops, and nobody can call any more: counts are exact from here on."""
         for group in self._table.loaded():
             try:
-                self._acks.keep_counts(group)
+                self._acks.flush_counts(group)
             except PolybusError as error:
                 _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
 
@@ -200,11 +206,11 @@ class Coordinator:
         if found is None:
             raise Expired(f"topic {topic.name} has no group {group!r}: join again")
         member = found.member(consumer, epoch)
-        found.seen[consumer] = self._means.clock()
+        found.last_seen_s[consumer] = self._means.clock()
         return found, member
 
-    def _settle(self, group: Group) -> None:
+    def _rebalance(self, group: Group) -> None:
         try:
-            self._membership.settle(group)
+            self._membership.rebalance(group)
         except PolybusError as error:  # the next tick does it
             _log.warning("group %r of %s: %s", group.name, group.topic.name, error)

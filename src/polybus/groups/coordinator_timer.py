@@ -22,7 +22,7 @@ TICK_S: Final = 0.25  # a dead consumer is noticed that much later at most
 LATE_S: Final = 1.0
 
 
-class Ticking:
+class CoordinatorTimer:
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float]) -> None:
         self._coordinator = coordinator
         self._clock = clock
@@ -42,7 +42,7 @@ class Ticking:
             now = self._clock()
             try:
                 if now - last > TICK_S + LATE_S:
-                    self._coordinator.forgive(now - last)
+                    self._coordinator.extend_deadlines(now - last)
                 self._coordinator.tick()
             except StoreClosed:
                 return

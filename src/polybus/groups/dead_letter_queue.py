@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.errors import InvalidTopic, PolybusError, Trimmed, Unavailable
-from polybus.groups.message_block import Message, block_of, messages_of
+from polybus.groups.message_block import OutputMessage, block_of, messages_of
 from polybus.model.topic_name import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
-    from polybus.groups.group_state import Means
+    from polybus.groups.group_state import GroupContext
     from polybus.model.commit import Append
     from polybus.model.topic import Topic
 
@@ -26,11 +26,11 @@ _log = logging.getLogger("polybus.groups")
 SUFFIX: Final = ".dlq"
 PREFIX: Final = "polybus."
 MAX_REASON_BYTES: Final = 1024  # an exception's text; a whole trace is for the consumer's log
-MAX_LETTERS: Final = 1024  # of one commit
+MAX_DEAD_LETTERS: Final = 1024  # of one commit
 MAX_BYTES: Final = 64 << 20  # of one commit, but for the last: a block takes four times that
 
 
-class Failure(NamedTuple):
+class ExhaustedMessage(NamedTuple):
     """A message that has failed as often as it may."""
 
     shard: int
@@ -39,26 +39,26 @@ class Failure(NamedTuple):
     reason: str
 
 
-def has_letters(topic: Topic) -> bool:
+def has_dead_letter_topic(topic: Topic) -> bool:
     return not topic.name.endswith(SUFFIX)
 
 
-def check_room(topic: Topic) -> None:
+def check_dead_letter_name(topic: Topic) -> None:
     """`InvalidTopic` if its letters could have no topic: they would be tried again for ever."""
     most = MAX_NAME_BYTES - len(SUFFIX)
-    if has_letters(topic) and len(topic.name.encode()) > most:
+    if has_dead_letter_topic(topic) and len(topic.name.encode()) > most:
         text = f"topic {topic.name!r} leaves no room for {SUFFIX} behind its name: groups read"
         raise InvalidTopic(f"{text} topics with names of at most {most} bytes")
 
 
-def write(
-    means: Means, topic: Topic, group: str, failures: Sequence[Failure]
+def write_dead_letters(
+    means: GroupContext, topic: Topic, group: str, failures: Sequence[ExhaustedMessage]
 ) -> tuple[tuple[Append, ...], set[tuple[int, int]]]:
     """The appends, and the (shard, offset) of those that are given up by them."""
-    messages: dict[tuple[int, int], Message] = {}
+    messages: dict[tuple[int, int], OutputMessage] = {}
     size = 0
-    for failure in failures[:MAX_LETTERS]:
-        letter = _letter(means, topic, group, failure) if size < MAX_BYTES else None
+    for failure in failures[:MAX_DEAD_LETTERS]:
+        letter = _read_dead_letter(means, topic, group, failure) if size < MAX_BYTES else None
         if letter is not None:
             messages[failure.shard, failure.offset] = letter
             size += len(letter.body)
@@ -66,7 +66,7 @@ def write(
         return (), set()
     try:
         target = means.dead_letters(topic)
-        return means.durable.appends(target, block_of(messages.values())), set(messages)
+        return means.durable.build_appends(target, block_of(messages.values())), set(messages)
     except Unavailable:
         raise
     except PolybusError as error:
@@ -74,7 +74,9 @@ def write(
         return (), set()
 
 
-def _letter(means: Means, topic: Topic, group: str, failure: Failure) -> Message | None:
+def _read_dead_letter(
+    means: GroupContext, topic: Topic, group: str, failure: ExhaustedMessage
+) -> OutputMessage | None:
     start = failure.offset
     try:
         rows = means.durable.store.read(topic.number, failure.shard, start, start + 1, max_rows=1)
@@ -86,7 +88,7 @@ def _letter(means: Means, topic: Topic, group: str, failure: Failure) -> Message
 
 
 def _headers(
-    message: Message, topic: Topic, group: str, failure: Failure, number: int
+    message: OutputMessage, topic: Topic, group: str, failure: ExhaustedMessage, number: int
 ) -> list[tuple[str, bytes]]:
     told: dict[str, object] = {
         "topic": topic.name,

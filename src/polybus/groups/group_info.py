@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from polybus.groups import acked_ranges
-from polybus.groups.ack_latency import NAMES
-from polybus.groups.group_state import Group, Means, Shard
+from polybus.groups.ack_latency import BUCKET_NAMES
+from polybus.groups.group_state import Group, GroupContext, GroupShard
 
 if TYPE_CHECKING:
-    from polybus.groups.group_records import Progress
+    from polybus.groups.group_records import ShardProgress
     from polybus.model.topic import ShardBounds
 
 
-def told(means: Means, group: Group) -> dict[str, Any]:
+def describe_group(means: GroupContext, group: Group) -> dict[str, Any]:
     """All of it. One row is read of each shard that has a lag."""
     bounds = means.durable.store.bounds(group.topic.number).shards
     return {
@@ -24,7 +24,7 @@ def told(means: Means, group: Group) -> dict[str, Any]:
     }
 
 
-def told_in_short(means: Means, group: Group) -> dict[str, Any]:
+def summarize_group(means: GroupContext, group: Group) -> dict[str, Any]:
     """Without reading any message."""
     bounds = means.durable.store.bounds(group.topic.number).shards
     lags = [_lag(one.progress, bounds[one.number]) for one in group.shards]
@@ -55,9 +55,11 @@ def _members(group: Group) -> list[dict[str, Any]]:
     ]
 
 
-def _shard(means: Means, group: Group, shard: Shard, bounds: ShardBounds) -> dict[str, Any]:
+def _shard(
+    means: GroupContext, group: Group, shard: GroupShard, bounds: ShardBounds
+) -> dict[str, Any]:
     progress, (emitted, redelivered) = shard.progress, shard.counted
-    trimmed = acked_ranges.missing(progress.low, progress.ranges, bounds.start)
+    trimmed = acked_ranges.count_unacked(progress.low, progress.ranges, bounds.start)
     lag = _lag(progress, bounds)
     return {
         "shard": shard.number,
@@ -78,25 +80,25 @@ def _shard(means: Means, group: Group, shard: Shard, bounds: ShardBounds) -> dic
     }
 
 
-def _lag(progress: Progress, bounds: ShardBounds) -> int:
+def _lag(progress: ShardProgress, bounds: ShardBounds) -> int:
     """Messages that are there and not acked."""
-    end = acked_ranges.missing(progress.low, progress.ranges, bounds.end)
-    return end - acked_ranges.missing(progress.low, progress.ranges, bounds.start)
+    end = acked_ranges.count_unacked(progress.low, progress.ranges, bounds.end)
+    return end - acked_ranges.count_unacked(progress.low, progress.ranges, bounds.start)
 
 
-def _lag_s(means: Means, group: Group, shard: Shard, bounds: ShardBounds) -> float:
+def _lag_s(means: GroupContext, group: Group, shard: GroupShard, bounds: ShardBounds) -> float:
     """How long ago the oldest of them was written."""
     oldest = max(shard.progress.low, bounds.start)
     acked = acked_ranges.range_of(shard.progress.ranges, oldest)
     at = acked[1] if acked else oldest
-    written_ns = means.written_ns(group.topic, shard.number, at)
+    written_ns = means.commit_time_ns(group.topic, shard.number, at)
     if written_ns is None:
         return 0.0
     return round(max(0, means.wall_ns() - written_ns) / 1e9, 3)
 
 
 def _latency(group: Group) -> dict[str, int]:
-    found = dict.fromkeys(NAMES, 0)
+    found = dict.fromkeys(BUCKET_NAMES, 0)
     for shard in group.shards:
         for name, count in shard.progress.latency.items():
             found[name] = found.get(name, 0) + count

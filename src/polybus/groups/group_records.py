@@ -49,10 +49,10 @@ class Roster:
     creator: str = ""
 
 
-NOTHING: Final[Mapping[Any, int]] = {}
+EMPTY_MAP: Final[Mapping[Any, int]] = {}
 
 
-class Progress(NamedTuple):
+class ShardProgress(NamedTuple):
     """How far a group has come in one shard, and whose the shard is.
 
     `epoch` rises whenever the shard is given to somebody; `member` is the epoch of the
@@ -68,14 +68,14 @@ class Progress(NamedTuple):
     start: int = 0
     low: int = 0
     ranges: Ranges = ()
-    attempts: Mapping[int, int] = NOTHING
+    attempts: Mapping[int, int] = EMPTY_MAP
     suspect_to: int = 0
     emitted: int = 0
     redelivered: int = 0
     counted: tuple[int, int] = (0, 0)
     dead_lettered: int = 0
     trimmed_unread: int = 0
-    latency: Mapping[str, int] = NOTHING
+    latency: Mapping[str, int] = EMPTY_MAP
 
     @property
     def acked(self) -> int:
@@ -150,24 +150,24 @@ def decode_roster(raw: bytes) -> Roster:
         raise Damaged("the record of a group cannot be read") from None
 
 
-def encode_progress(progress: Progress) -> bytes:
+def encode_progress(progress: ShardProgress) -> bytes:
     """Without what is as in a new one: most of it, most of the time."""
-    parts = zip(Progress._fields, progress, NEW, strict=True)
+    parts = zip(ShardProgress._fields, progress, NEW, strict=True)
     return _encode({name: value for name, value, usual in parts if value != usual}).encode()
 
 
-def decode_progress(raw: bytes) -> Progress:
+def decode_progress(raw: bytes) -> ShardProgress:
     try:
         held = json.loads(raw)
         held["ranges"] = tuple((start, end) for start, end in held.get("ranges", ()))
         held["attempts"] = {int(key): n for key, n in held.get("attempts", {}).items()}
         emitted, redelivered = held.get("counted", (0, 0))
         held["counted"] = (emitted, redelivered)
-        return Progress(**held)
+        return ShardProgress(**held)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Damaged("the record of a group's shard cannot be read") from None
 
 
-NEW: Final = Progress()
+NEW: Final = ShardProgress()
 # One for all: to make one for each record would take longer than the record.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

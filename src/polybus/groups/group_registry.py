@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Final
 
 from polybus.errors import Damaged, DoesNotExist, LimitReached
 from polybus.groups import group_records
-from polybus.groups.group_records import Progress, Roster
-from polybus.groups.group_state import Group, Means, Shard, Work
-from polybus.model.commit import Change, Commit
+from polybus.groups.group_records import Roster, ShardProgress
+from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
+from polybus.model.commit import Commit, RecordChange
 
 if TYPE_CHECKING:
-    from polybus.model.commit import Record
+    from polybus.model.commit import StoredRecord
     from polybus.model.topic import Topic
 
 _log = logging.getLogger("polybus.groups")
 
 EARLIEST, LATEST = "earliest", "latest"
 STARTS: Final = (EARLIEST, LATEST)
-AT_ONCE: Final = 600  # records changed by one commit: the store takes 900
+MAX_RECORDS_PER_COMMIT: Final = 600  # records changed by one commit: the store takes 900
 
 Key = tuple[int, str]  # a topic's number, and the group's name
 
 
-class Table:
-    def __init__(self, means: Means, max_groups: int, max_user_groups: int) -> None:
+class GroupRegistry:
+    def __init__(self, means: GroupContext, max_groups: int, max_user_groups: int) -> None:
         self._means = means
         self._max_groups = max_groups
         self._max_user_groups = max_user_groups
@@ -50,9 +50,9 @@ class Table:
             if self._recovered:
                 return
             for record in self._scan(group_records.ROSTERS):
-                self._find_again(record)
+                self._load_record(record)
             for record in self._scan(group_records.MARKS):
-                self._look_for(group_records.read_mark_key(record.key))
+                self._find_topic(group_records.read_mark_key(record.key))
             self._recovered = True
 
     def loaded(self) -> list[Group]:
@@ -64,7 +64,7 @@ class Table:
         with self._lock:
             return sorted(name for number, name in self._known if number == topic.number)
 
-    def known(self) -> dict[int, list[str]]:
+    def names_by_topic(self) -> dict[int, list[str]]:
         self.recover()
         found: dict[int, list[str]] = {}
         with self._lock:
@@ -90,7 +90,7 @@ class Table:
                 self._loaded[key] = self._load(topic, name)
             return self._loaded.get(key)
 
-    def find_or_make(self, topic: Topic, name: str, start: str, creator: str) -> Group:
+    def get_or_create(self, topic: Topic, name: str, start: str, creator: str) -> Group:
         """A new one is on disk once its first member is."""
         found = self.find(topic, name)
         if found is not None:
@@ -98,14 +98,14 @@ class Table:
         with self._lock:
             key = topic.number, name
             if key not in self._loaded:
-                self._charge(creator)
+                self._check_quota(creator)
                 self._loaded[key] = self._new(topic, name, start, creator)
                 self._known[key] = creator
             return self._loaded[key]
 
-    def forget(self, group: Group) -> None:
+    def discard(self, group: Group) -> None:
         """It was removed, or never came to be."""
-        group.gone = True
+        group.is_removed = True
         with self._lock:
             key = group.topic.number, group.name
             if self._loaded.get(key) is group:
@@ -115,69 +115,75 @@ class Table:
     def remove(self, group: Group) -> None:
         """With its records, for good; that its epochs were used is remembered."""
         number = group.topic.number
-        with group.lock, Work(self._means, group, group.shards):
+        with group.lock, GroupUpdate(self._means, group, group.shards):
             used = max(group.roster.next_epoch, *(one.progress.epoch + 1 for one in group.shards))
             with self._lock:
                 mark = max(used, self._mark(number))
                 self._remove_records(number, group.name, mark)
-            self.forget(group)
+            self.discard(group)
         self._means.wake(group.topic.number)
 
     # --- dropped topics
 
-    def drop(self, topic: Topic) -> None:
+    def mark_topic_dropped(self, topic: Topic) -> None:
         """The topic has gone, and its groups with it. Quick: their records are for `sweep`."""
         with self._dropping:
             self._dropped.append(topic.number)
         for (number, _), group in self._loaded.copy().items():
             if number == topic.number:
-                group.gone = True
+                group.is_removed = True
         self._means.wake(topic.number)
 
-    def sweep(self) -> None:
+    def remove_dropped(self) -> None:
         self.recover()
         with self._dropping:
             dropped, self._dropped = self._dropped, []
         try:
             while dropped:
-                self._sweep(dropped[-1])
+                self._remove_topic(dropped[-1])
                 dropped.pop()
         finally:
             with self._dropping:
                 self._dropped += dropped
 
-    def _sweep(self, number: int) -> None:
+    def _remove_topic(self, number: int) -> None:
         """By numbers, which are never used for another topic: no mark is left."""
         with self._lock:
             keys = [key for key in self._known if key[0] == number]
         for key in keys:
             group = self._loaded.get(key)
             if group is not None:
-                with Work(self._means, group, group.shards):  # whoever is still at it has ended
+                with GroupUpdate(
+                    self._means, group, group.shards
+                ):  # whoever is still at it has ended
                     self._remove_records(*key, None)
-                self.forget(group)
+                self.discard(group)
             else:
                 self._remove_records(*key, None)
                 with self._lock:
                     self._known.pop(key, None)
         if self._store.get(group_records.mark_key(number)):
             self._store.commit(
-                Commit(changes=(Change(group_records.mark_key(number), None),))
+                Commit(changes=(RecordChange(group_records.mark_key(number), None),))
             ).result()
 
     def _remove_records(self, number: int, name: str, mark: int | None) -> None:
         keys = [record.key for record in self._scan(group_records.shard_prefix(number, name))]
         # The mark first: should it end half way, no epoch is used again. The roster last:
         # what is left can be found by it.
-        changes = [Change(group_records.mark_key(number), str(mark).encode() if mark else None)]
-        changes += [Change(key, None) for key in (*keys, group_records.roster_key(number, name))]
-        for start in range(0, len(changes), AT_ONCE):
-            some = tuple(changes[start : start + AT_ONCE])
+        changes = [
+            RecordChange(group_records.mark_key(number), str(mark).encode() if mark else None)
+        ]
+        changes += [
+            RecordChange(key, None) for key in (*keys, group_records.roster_key(number, name))
+        ]
+        for start in range(0, len(changes), MAX_RECORDS_PER_COMMIT):
+            some = tuple(changes[start : start + MAX_RECORDS_PER_COMMIT])
             self._store.commit(Commit(changes=some)).result()
 
     # --- under the lock
 
-    def _charge(self, creator: str) -> None:
+    def _check_quota(self, creator: str) -> None:
         if len(self._known) >= self._max_groups:
             text = f"there are {self._max_groups} groups already: remove some"
             raise LimitReached("max_groups", text)
@@ -185,9 +191,9 @@ class Table:
             text = f"{creator} has made {self._max_user_groups} groups already: remove some"
             raise LimitReached("max_user_groups", text)
 
-    def _find_again(self, record: Record) -> None:
+    def _load_record(self, record: StoredRecord) -> None:
         number, name = group_records.read_roster_key(record.key)
-        topic, self._known[number, name] = self._look_for(number), ""
+        topic, self._known[number, name] = self._find_topic(number), ""
         try:
             roster = group_records.decode_roster(record.value)
             self._known[number, name] = roster.creator
@@ -196,9 +202,9 @@ class Table:
         except Damaged:  # whoever asks for it is told; the others go on
             _log.exception("group %r of topic number %s", name, number)
 
-    def _look_for(self, number: int) -> Topic | None:
+    def _find_topic(self, number: int) -> Topic | None:
         """A topic; one that is not there any more is for `sweep`."""
-        topic = self._means.durable.numbered(number)
+        topic = self._means.durable.find_by_number(number)
         if topic is None:
             with self._dropping:
                 self._dropped.append(number)
@@ -214,10 +220,10 @@ class Table:
         for record in self._scan(group_records.shard_prefix(topic.number, name)):
             number = int(record.key[-4:], 16)
             progress = group_records.decode_progress(record.value)
-            group.shards[number] = Shard(number, progress, record.version)
+            group.shards[number] = GroupShard(number, progress, record.version)
         now = self._means.clock()
-        group.seen = dict.fromkeys(group.roster.members, now)  # a new deadline for everybody
-        group.unsettled = True
+        group.last_seen_s = dict.fromkeys(group.roster.members, now)  # a new deadline for everybody
+        group.needs_rebalance = True
         return group
 
     def _new(self, topic: Topic, name: str, start: str, creator: str) -> Group:
@@ -232,18 +238,18 @@ class Table:
         found = self._store.get(group_records.mark_key(number))
         return int(found.value) if found else 1
 
-    def _scan(self, prefix: bytes) -> Iterator[Record]:
+    def _scan(self, prefix: bytes) -> Iterator[StoredRecord]:
         after = b""
         while page := self._store.scan(prefix, after):
             yield from page
             after = page[-1].key
 
 
-def _shard(number: int, start: int, epoch: int) -> Shard:
-    return Shard(number, Progress(start=start, low=start, epoch=epoch))
+def _shard(number: int, start: int, epoch: int) -> GroupShard:
+    return GroupShard(number, ShardProgress(start=start, low=start, epoch=epoch))
 
 
-def at_once(shards: Iterable[Shard], most: int) -> Iterator[list[Shard]]:
+def split_shards(shards: Iterable[GroupShard], most: int) -> Iterator[list[GroupShard]]:
     """Cut into lists of at most so many."""
     left = list(shards)
     for start in range(0, len(left), most):

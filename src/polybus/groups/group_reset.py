@@ -11,41 +11,41 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import Conflict, MalformedRequest
-from polybus.groups.group_registry import AT_ONCE, EARLIEST, LATEST, at_once
-from polybus.groups.group_state import Group, Means, Shard, Work
+from polybus.groups.group_registry import EARLIEST, LATEST, MAX_RECORDS_PER_COMMIT, split_shards
+from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
 
 if TYPE_CHECKING:
-    from polybus.groups.group_records import Progress
+    from polybus.groups.group_records import ShardProgress
 
 Positions = Mapping[int, int]  # offsets by shard
 FORMS = '"earliest", "latest", {"id": N}, {"time_ns": N} or {"offsets": {"SHARD": N}}'
 
 
-def refuse_while_used(group: Group, force: bool) -> None:
+def check_has_no_members(group: Group, force: bool) -> None:
     if group.roster.members and not force:
         text = f"group {group.name!r} has consumers: {', '.join(sorted(group.roster.members))}"
         raise Conflict(text)
 
 
-def reset(means: Means, group: Group, to: Any, force: bool) -> dict[int, int]:
+def reset(means: GroupContext, group: Group, to: Any, force: bool) -> dict[int, int]:
     """The offset from which each shard is read now, of those that were moved."""
     positions = _positions(means, group, to)
     with group.lock:
-        group.check()
-        refuse_while_used(group, force)
+        group.check_exists()
+        check_has_no_members(group, force)
         moved = [group.shard(number) for number in positions]
-        for some in at_once(moved, AT_ONCE):
-            with Work(means, group, some) as work:
+        for some in split_shards(moved, MAX_RECORDS_PER_COMMIT):
+            with GroupUpdate(means, group, some) as work:
                 for shard in some:
-                    work.set(shard, _moved(shard, positions[shard.number]))
+                    work.set_progress(shard, _reset_progress(shard, positions[shard.number]))
                 work.commit()
                 for shard in some:
-                    shard.new_owner(shard.progress.low)
+                    shard.reset_owner(shard.progress.low)
     means.wake(group.topic.number)
     return dict(positions)
 
 
-def _moved(shard: Shard, to: int) -> Progress:
+def _reset_progress(shard: GroupShard, to: int) -> ShardProgress:
     progress, (emitted, redelivered) = shard.progress, shard.counted
     return progress._replace(
         epoch=progress.epoch + 1,
@@ -60,7 +60,7 @@ def _moved(shard: Shard, to: int) -> Progress:
     )
 
 
-def _positions(means: Means, group: Group, to: Any) -> Positions:
+def _positions(means: GroupContext, group: Group, to: Any) -> Positions:
     store, number = means.durable.store, group.topic.number
     bounds = store.bounds(number).shards
     if to == EARLIEST:
@@ -73,16 +73,16 @@ def _positions(means: Means, group: Group, to: Any) -> Positions:
     if form == "time_ns" and _is_count(value):
         return {shard: store.find(number, shard, value) for shard in range(len(bounds))}
     if form == "id" and _is_count(value):
-        return _by_id(means, group, value)
+        return _find_offsets(means, group, value)
     if form == "offsets" and isinstance(value, dict):
         return {
-            _shard(group, text): _within(at, bounds[_shard(group, text)])
+            _shard(group, text): _clamp_offset(at, bounds[_shard(group, text)])
             for text, at in value.items()
         }
     raise MalformedRequest(f"a group is reset to {FORMS}")
 
 
-def _by_id(means: Means, group: Group, first: int) -> Positions:
+def _find_offsets(means: GroupContext, group: Group, first: int) -> Positions:
     """The first offset of each shard whose message has this id or a later one.
 
     Ids rise with offsets within a shard: it is looked for by halves.
@@ -108,7 +108,7 @@ def _shard(group: Group, text: str) -> int:
     return group.shard(int(text)).number
 
 
-def _within(offset: object, bounds: tuple[int, int, int]) -> int:
+def _clamp_offset(offset: object, bounds: tuple[int, int, int]) -> int:
     start, end, _ = bounds
     if not _is_count(offset):
         raise MalformedRequest("an offset is an integer from 0 on")

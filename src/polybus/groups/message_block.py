@@ -16,14 +16,14 @@ MAX_SHARD_KEY_BYTES: Final = 1024  # FDQ's: a key is a name, and each is hashed 
 Headers = Sequence[tuple[str, bytes]]
 
 
-class Message(NamedTuple):
+class OutputMessage(NamedTuple):
     key: str | None
     body: bytes
     headers: Headers | None
     insertion_ms: int
 
 
-def block_of(messages: Iterable[Message]) -> Block:
+def block_of(messages: Iterable[OutputMessage]) -> Block:
     """One block of one message or more, in their order."""
     import pyarrow as pa  # not everybody who loads the bus has groups
 
@@ -41,11 +41,14 @@ def block_of(messages: Iterable[Message]) -> Block:
     return arrow.block_of(pa.record_batch(columns, schema=arrow.PRODUCE_SCHEMA), 0)
 
 
-def messages_of(rows: Rows) -> list[tuple[int, Message]]:
+def messages_of(rows: Rows) -> list[tuple[int, OutputMessage]]:
     """What was read, one by one, each with its id."""
     from polybus.model import arrow
 
     return [
-        (row["id"], Message(row["shard_key"], row["body"], row["headers"], row["insertion_ms"]))
+        (
+            row["id"],
+            OutputMessage(row["shard_key"], row["body"], row["headers"], row["insertion_ms"]),
+        )
         for row in arrow.batch_of(rows).to_pylist()
     ]

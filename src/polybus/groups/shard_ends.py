@@ -11,26 +11,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polybus.store.contract import News, Store
+    from polybus.store.contract import ShardEnd, Store
 
 
-class Ends:
+class ShardEnds:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._ends: dict[int, list[int]] = {}
 
-    def hear(self, news: Sequence[News]) -> None:
+    def on_news(self, news: Sequence[ShardEnd]) -> None:
         """On the store's thread."""
         for topic, shard, end in news:
             known = self._ends.get(topic)
             if known is not None and shard < len(known) and known[shard] < end:
                 known[shard] = end
 
-    def of(self, topic: int) -> Sequence[int]:
+    def get_ends(self, topic: int) -> Sequence[int]:
         """By shard, and up to date from now on."""
-        return self._ends.get(topic) or self.look(topic)
+        return self._ends.get(topic) or self.refresh_ends(topic)
 
-    def look(self, topic: int) -> Sequence[int]:
+    def refresh_ends(self, topic: int) -> Sequence[int]:
         """The same, by asking the store."""
         shards = self._store.bounds(topic).shards
         known = self._ends.setdefault(topic, [])
@@ -41,5 +41,5 @@ class Ends:
             known[number] = max(known[number], one.end)
         return known
 
-    def forget(self, topic: int) -> None:
+    def remove_topic(self, topic: int) -> None:
         self._ends.pop(topic, None)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.errors import Fenced, LimitReached, MalformedRequest
 from polybus.groups import acked_ranges
-from polybus.groups.dead_letter_queue import Failure
+from polybus.groups.dead_letter_queue import ExhaustedMessage
 
 if TYPE_CHECKING:
     from polybus.groups.acked_ranges import Range
-    from polybus.groups.group_records import Progress
-    from polybus.groups.group_state import Shard
+    from polybus.groups.group_records import ShardProgress
+    from polybus.groups.group_state import GroupShard
 
 # Ranges above a low mark: one stuck message holds up its shard only after so many others;
 # a record is rewritten with each ack, and stays below 32 KiB by this.
@@ -27,11 +27,11 @@ MAX_RANGES: Final = 1024
 MAX_ATTEMPTS: Final = 4096
 # What a bus that has just started takes a member to have been handed, beyond what it has acked:
 # twice as much as our own consumer fetches ahead. A backlog of millions is not all suspect.
-MAX_UNKNOWN: Final = 32_768
+MAX_SUSPECT_ROWS: Final = 32_768
 DIED: Final = "the consumer died while it was running"
 
 
-class Failed(NamedTuple):
+class FailureReport(NamedTuple):
     """A failed run. `attempt`: how many its consumer knew of before; None: it does not say."""
 
     offset: int
@@ -40,13 +40,13 @@ class Failed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ShardReport:
     """What a member says of one shard. None: it does not say."""
 
     shard: int
     epoch: int
     acked: tuple[Range, ...] = ()
-    failed: tuple[Failed, ...] = ()
+    failed: tuple[FailureReport, ...] = ()
     running: tuple[int, ...] | None = None
     emitted: int = 0
     redelivered: int = 0
@@ -60,28 +60,36 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Judged:
+class ReportOutcome:
     """`failures` have come to their end, if they can be given up."""
 
-    progress: Progress
+    progress: ShardProgress
     attempts: dict[int, int] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ExhaustedMessage] = field(default_factory=list)
 
 
-def check_owner(progress: Progress, shard: int, consumer: str, epoch: int) -> None:
+def check_owner(progress: ShardProgress, shard: int, consumer: str, epoch: int) -> None:
     if progress.owner != consumer or progress.epoch != epoch:
         raise Fenced(f"shard {shard} is no longer {consumer}'s by epoch {epoch}")
 
 
-def judge(progress: Progress, entry: Entry, end: int, max_deliver: int) -> Judged:
+def apply_report(
+    progress: ShardProgress, entry: ShardReport, end: int, max_deliver: int
+) -> ReportOutcome:
     """`end` is the shard's: nobody can have seen more."""
     if entry.last > end:
         raise MalformedRequest(f"shard {entry.shard} ends at {end}, not at {entry.last}")
-    acked = ack(progress, entry.acked) if entry.acked else progress
-    return fail(acked, entry.shard, entry.failed, max_deliver) if entry.failed else Judged(acked)
+    acked = ack_ranges(progress, entry.acked) if entry.acked else progress
+    return (
+        record_failures(acked, entry.shard, entry.failed, max_deliver)
+        if entry.failed
+        else ReportOutcome(acked)
+    )
 
 
-def ack(progress: Progress, acked: Iterable[Range], most: int = MAX_RANGES) -> Progress:
+def ack_ranges(
+    progress: ShardProgress, acked: Iterable[Range], most: int = MAX_RANGES
+) -> ShardProgress:
     low, above = acked_ranges.add(progress.low, progress.ranges, acked)
     if len(above) > max(most, len(progress.ranges)):
         raise LimitReached("max_ranges", f"a shard has at most {most} ranges of acks")
@@ -94,9 +102,11 @@ def ack(progress: Progress, acked: Iterable[Range], most: int = MAX_RANGES) -> P
     return progress._replace(low=low, ranges=above, attempts=attempts, suspect_to=suspect_to)
 
 
-def fail(progress: Progress, shard: int, failed: Iterable[Failed], max_deliver: int) -> Judged:
+def record_failures(
+    progress: ShardProgress, shard: int, failed: Iterable[FailureReport], max_deliver: int
+) -> ReportOutcome:
     """Runs that have failed, but for those of messages that are acked."""
-    judged, attempts = Judged(progress), dict(progress.attempts)
+    judged, attempts = ReportOutcome(progress), dict(progress.attempts)
     for one in failed:
         if acked_ranges.contains(progress.low, progress.ranges, one.offset):
             continue
@@ -108,30 +118,30 @@ def fail(progress: Progress, shard: int, failed: Iterable[Failed], max_deliver: 
         count = known if told_before else known + 1
         attempts[one.offset] = judged.attempts[one.offset] = count
         if count >= max_deliver:
-            judged.failures.append(Failure(shard, one.offset, count, one.reason))
+            judged.failures.append(ExhaustedMessage(shard, one.offset, count, one.reason))
     if judged.attempts:
         judged.progress = progress._replace(attempts=attempts)
     return judged
 
 
-def bury(shard: Shard, end: int, max_deliver: int) -> Judged:
+def release_dead_owner(shard: GroupShard, end: int, max_deliver: int) -> ReportOutcome:
     """The owner is dead: what it was running has failed, what it was handed is suspect."""
     progress = shard.progress
-    handed_to = _perhaps_handed(progress, end) if shard.handed_to is None else shard.handed_to
+    handed_to = _estimate_handed_to(progress, end) if shard.handed_to is None else shard.handed_to
     suspect_to = max(progress.suspect_to, handed_to)
-    left = let_go(shard, progress, suspect_to if suspect_to > progress.low else 0)
+    left = release_owner(shard, progress, suspect_to if suspect_to > progress.low else 0)
     room = MAX_ATTEMPTS - len(progress.attempts)
-    running = [Failed(offset, DIED) for offset in shard.running[:room] if offset < end]
-    return fail(left, shard.number, running, max_deliver)
+    running = [FailureReport(offset, DIED) for offset in shard.running[:room] if offset < end]
+    return record_failures(left, shard.number, running, max_deliver)
 
 
-def _perhaps_handed(progress: Progress, end: int) -> int:
+def _estimate_handed_to(progress: ShardProgress, end: int) -> int:
     """What was handed out before the bus started: nobody knows."""
     acked = progress.ranges[-1][1] if progress.ranges else progress.low
-    return min(end, acked + MAX_UNKNOWN)
+    return min(end, acked + MAX_SUSPECT_ROWS)
 
 
-def let_go(shard: Shard, progress: Progress, suspect_to: int) -> Progress:
+def release_owner(shard: GroupShard, progress: ShardProgress, suspect_to: int) -> ShardProgress:
     """Nobody's from now on; what its owner has counted stays."""
     emitted, redelivered = shard.counted
     return progress._replace(
@@ -144,25 +154,25 @@ def let_go(shard: Shard, progress: Progress, suspect_to: int) -> Progress:
     )
 
 
-def give(progress: Progress, owner: str, member: int) -> Progress:
+def assign_owner(progress: ShardProgress, owner: str, member: int) -> ShardProgress:
     return progress._replace(owner=owner, member=member, epoch=progress.epoch + 1)
 
 
-def give_up(progress: Progress, offsets: Iterable[int]) -> Progress:
+def mark_dead_lettered(progress: ShardProgress, offsets: Iterable[int]) -> ShardProgress:
     """Their letters are in the same commit: they count as acked."""
     dead = [(offset, offset + 1) for offset in offsets]
     if not dead:
         return progress
-    given_up = ack(progress, dead, MAX_RANGES + MAX_ATTEMPTS)
+    given_up = ack_ranges(progress, dead, MAX_RANGES + MAX_ATTEMPTS)
     return given_up._replace(dead_lettered=progress.dead_lettered + len(dead))
 
 
-def trim(progress: Progress, start: int) -> Progress:
+def skip_trimmed(progress: ShardProgress, start: int) -> ShardProgress:
     """Messages before `start` are there no more: what was not acked of them is counted."""
-    unread = acked_ranges.missing(progress.low, progress.ranges, start)
+    unread = acked_ranges.count_unacked(progress.low, progress.ranges, start)
     if start <= progress.low:
         return progress
-    moved = ack(progress, [(0, start)])
+    moved = ack_ranges(progress, [(0, start)])
     return moved._replace(
         start=progress.start + unread, trimmed_unread=progress.trimmed_unread + unread
     )

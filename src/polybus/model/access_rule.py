@@ -36,14 +36,14 @@ WORDS = "EFFECT WHO VERBS PATTERN, as in: allow user:alice produce,subscribe ord
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class Principal:
     """Whom a rule names."""
 
     kind: str
     name: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Who:
+    def parse(cls, text: str) -> Principal:
         kind, colon, name = text.partition(":")
         if kind in (ANONYMOUS, EVERYONE) and not colon:
             return cls(kind)
@@ -70,7 +70,7 @@ class Rule:
     """One line of the table. Two that print alike are the same rule."""
 
     effect: str
-    who: Who
+    who: Principal
     verbs: tuple[str, ...]
     pattern: str
 
@@ -83,14 +83,14 @@ class Rule:
             raise InvalidRule(f"rule {_short(line)}: {str(error).lower()}") from None
         if len(words) != 4:
             raise InvalidRule(f"rule {_short(line)} has {len(words)} words: write {WORDS}")
-        return cls.of(*words)
+        return cls.from_words(*words)
 
     @classmethod
-    def of(cls, effect: str, who: str, verbs: str, pattern: str) -> Rule:
+    def from_words(cls, effect: str, who: str, verbs: str, pattern: str) -> Rule:
         """The rule of four words."""
         if effect not in (ALLOW, DENY):
             raise InvalidRule(f"a rule starts with {ALLOW} or {DENY}, not {_short(effect)}")
-        return cls(effect, Who.parse(who), _verbs(verbs), _pattern(pattern))
+        return cls(effect, Principal.parse(who), _verbs(verbs), _pattern(pattern))
 
     @property
     def is_exact(self) -> bool:

@@ -129,12 +129,12 @@ def block_of(batch: pa.RecordBatch, now_ms: int) -> Block:
     check_schema(batch.schema)
     if batch.num_rows == 0:
         raise MalformedRequest("body: the batch has no rows")
-    with Refused():
+    with BatchErrorTranslator():
         batch.validate()
         return _block({name: batch.column(name) for name in batch.schema.names}, now_ms)
 
 
-class Refused:
+class BatchErrorTranslator:
     """What is wrong with somebody's columns, as an answer to whoever sent them."""
 
     def __enter__(self) -> None:

@@ -45,7 +45,7 @@ class Headers(NamedTuple):
     first_bit: int = 0
 
 
-class Piece(NamedTuple):
+class BlockSlice(NamedTuple):
     """Messages `start` to `end` of a block whose message 0 stands at `first_offset`."""
 
     layout: Layout

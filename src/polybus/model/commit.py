@@ -21,8 +21,8 @@ MAX_NOTE_BYTES = 1024
 MAX_APPENDS = 4096
 # Shards and their topics, records and stages that one commit touches, together: an atomic
 # batch of JetStream has 1000 messages, and a few are the engine's own.
-MAX_PLACES = 900
-MAX_RECORD_CHANGES = MAX_PLACES
+MAX_COMMIT_KEYS = 900
+MAX_RECORD_CHANGES = MAX_COMMIT_KEYS
 
 
 class Append(NamedTuple):
@@ -33,7 +33,7 @@ class Append(NamedTuple):
     block: Block
 
 
-class Change(NamedTuple):
+class RecordChange(NamedTuple):
     """Sets a record, or removes it (`value` None).
 
     `expected` is the version it must have: 0 if it must not exist, None if any will do.
@@ -46,7 +46,7 @@ class Change(NamedTuple):
     expected: int | None = None
 
 
-class Record(NamedTuple):
+class StoredRecord(NamedTuple):
     key: bytes
     value: bytes
     version: int
@@ -57,7 +57,7 @@ class Commit(NamedTuple):
 
     appends: tuple[Append, ...] = ()
     stages: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
+    changes: tuple[RecordChange, ...] = ()
     stamp: Stamp | None = None
     note: bytes = b""
 
@@ -72,7 +72,7 @@ class Span(NamedTuple):
     count: int  # type: ignore[assignment]  # of tuple, which nobody asks here
 
 
-class Committed(NamedTuple):
+class CommitResult(NamedTuple):
     """`spans` has one for each shard that got messages, by topic and shard.
 
     `timestamp_ns` is the wall clock's or, where that is behind, the newest of the topics

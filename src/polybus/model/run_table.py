@@ -23,27 +23,27 @@ RUN_BYTES = 24
 _RUN = struct.Struct("<qqq")
 
 
-class Run(NamedTuple):
+class IdRun(NamedTuple):
     first_id: int
     timestamp_ns: int
     count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
 
 
-def table(first_id: int, timestamp_ns: int, count: int) -> bytes:
+def make_table(first_id: int, timestamp_ns: int, count: int) -> bytes:
     """The table of one run."""
     return _RUN.pack(first_id, timestamp_ns, count)
 
 
-def entries(runs: Buffer) -> list[Run]:
-    return [Run(*fields) for fields in _RUN.iter_unpack(_checked(runs))]
+def read_runs(runs: Buffer) -> list[IdRun]:
+    return [IdRun(*fields) for fields in _RUN.iter_unpack(_checked(runs))]
 
 
-def count(runs: Buffer) -> int:
+def count_messages(runs: Buffer) -> int:
     """How many messages there are."""
     return sum(_counts(runs))
 
 
-def join(*tables: Buffer) -> bytes:
+def join_tables(*tables: Buffer) -> bytes:
     """One table of all, in order; a run that continues the one before becomes one with it."""
     joined = bytearray()
     for one in tables:
@@ -118,12 +118,12 @@ def _ends(runs: Buffer) -> list[int]:
     return list(accumulate(_counts(runs)))
 
 
-def _find(runs: Buffer, place: int) -> tuple[Run, int]:
+def _find(runs: Buffer, place: int) -> tuple[IdRun, int]:
     ends = _ends(runs)
     if not ends or not 0 <= place < ends[-1]:
         raise IndexError(f"place {place} of {ends[-1] if ends else 0}")
     number = bisect_right(ends, place)
-    run = Run(*_RUN.unpack_from(_checked(runs), number * RUN_BYTES))
+    run = IdRun(*_RUN.unpack_from(_checked(runs), number * RUN_BYTES))
     return run, place - (ends[number] - run.count)
 
 

@@ -48,14 +48,14 @@ class Stamp(NamedTuple):
         return cls(producer, _ordinal(epoch), _ordinal(counter))
 
 
-class Habits(NamedTuple):
+class ProducerOptions(NamedTuple):
     """What whoever opens a producer chooses for it; opening again may choose anew."""
 
     dense: bool = True
     kept_results: int = KEPT_RESULTS
 
 
-class Opened(NamedTuple):
+class ProducerEpoch(NamedTuple):
     """The epoch that the opener now holds, and the last counter used: 0 if none."""
 
     epoch: int

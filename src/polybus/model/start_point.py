@@ -12,19 +12,19 @@ NS_PER_MS = 1_000_000
 MAX_ID = 2**63 - 1
 
 
-def parse(text: str) -> int | str:
+def parse_start(text: str) -> int | str:
     """An id, or what only the bus can turn into one; `UsageError` if it is neither."""
     if text in (EARLIEST, LATEST):
         return text
     if text.startswith("@"):
-        moment_ns(text)
+        parse_time_ns(text)
         return text
     if text.isascii() and text.isdigit() and int(text) <= MAX_ID:
         return int(text)
     raise UsageError(f"{text!r} is no place to begin: {FORMS}")
 
 
-def moment_ns(text: str) -> int:
+def parse_time_ns(text: str) -> int:
     """@TIME as nanoseconds since 1970. A time without a zone is the machine's."""
     given = text.removeprefix("@")
     if given.isascii() and given.isdigit():

@@ -11,13 +11,15 @@ ACKED: Final = 120
 RECEIVED: Final = 128
 
 
-class Counts(NamedTuple):
+class TcpByteCounts(NamedTuple):
     """Bytes that have come, and those that the other end has confirmed."""
 
     received: int
     acked: int
 
 
-def counts(info: bytes) -> Counts:
+def read_byte_counts(info: bytes) -> TcpByteCounts:
     """Of what getsockopt gives for TCP_INFO."""
-    return Counts(*(int.from_bytes(info[at : at + 8], sys.byteorder) for at in (RECEIVED, ACKED)))
+    return TcpByteCounts(
+        *(int.from_bytes(info[at : at + 8], sys.byteorder) for at in (RECEIVED, ACKED))
+    )

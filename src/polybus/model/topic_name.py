@@ -15,7 +15,7 @@ PROBE_PREFIX = b"_probe/"  # private topics on which a client waits for its own 
 PROBE_RANDOM_BYTES = 16  # as many as no two clients will ever share
 
 
-def check(name: object) -> bytes:
+def check_topic_name(name: object) -> bytes:
     """The name as bytes, or `InvalidTopic` with the rule it breaks."""
     if not isinstance(name, str):
         raise InvalidTopic(f"a topic's name is text, not {type(name).__name__}")

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from polybus.native import ClientOptions, Produced
 
-EMBEDDED = ("lmdb", "memory")
+IN_PROCESS_SCHEMES = ("lmdb", "memory")
 
 
-class Reading(Protocol):
+class RowReader(Protocol):
     """Batches of the port's read schema, for one thread; any other may `cancel`."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
@@ -53,7 +53,7 @@ class BusStage(Protocol):
     def close(self) -> None: ...
 
 
-class Bus(Protocol):
+class BusClient(Protocol):
     """Blocking, for any number of threads; errors are those of `polybus.errors`."""
 
     def act(self, name: str, /, **request: Any) -> dict[str, Any]: ...
@@ -74,7 +74,7 @@ class Bus(Protocol):
         *,
         max_rows: int = 0,
         wait_s: float = 0.0,
-    ) -> Reading: ...
+    ) -> RowReader: ...
     def producer(self, name: str | None = None, *, create: bool = True) -> BusProducer:
         """Without `create` a topic that is not there is refused, and not made."""
 
@@ -85,7 +85,7 @@ class Bus(Protocol):
     def close(self, timeout_s: float | None = None) -> None: ...
 
 
-def connect(url: str | None = None, options: ClientOptions | None = None) -> Bus:
+def connect(url: str | None = None, options: ClientOptions | None = None) -> BusClient:
     """The bus behind a URL; without one `$POLYBUS_URL`, else the default port.
 
     `options` are for a running bus; one inside the process has no use for them.
@@ -93,7 +93,7 @@ def connect(url: str | None = None, options: ClientOptions | None = None) -> Bus
     from polybus.native.client.native_options import bus_url
 
     found = bus_url(url, os.environ)
-    if is_embedded(found):
+    if is_in_process(found):
         from polybus.native.inprocess import open_bus
 
         return open_bus(found)
@@ -102,6 +102,6 @@ def connect(url: str | None = None, options: ClientOptions | None = None) -> Bus
     return Client(found, options)
 
 
-def is_embedded(url: str) -> bool:
+def is_in_process(url: str) -> bool:
     """Is it a bus inside the process?"""
-    return url.partition(":")[0] in EMBEDDED
+    return url.partition(":")[0] in IN_PROCESS_SCHEMES

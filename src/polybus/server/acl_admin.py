@@ -27,26 +27,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.policy import ANY_TOPIC, Policy
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.errors import ConfigError, InvalidRule
 from polybus.model.access_rule import ADMIN, DELETE, PRODUCE, SUBSCRIBE, Rule
 from polybus.model.identity import Identity
 from polybus.model.name_pattern import Pattern
 from polybus.server import rule_set
 from polybus.server.acl_file import ACL_NAME, MAX_RULES
-from polybus.server.acl_test_caller import caller, read_verb
-from polybus.server.admin import Request, Verb, Wrong
-from polybus.server.rule_set import IN_MEMORY, Book, Entry
+from polybus.server.acl_test_caller import check_verb, parse_caller
+from polybus.server.admin import AdminError, AdminVerb, Request
+from polybus.server.rule_set import IN_MEMORY, RuleEntry, RuleSet
 
 if TYPE_CHECKING:
     from polybus.bus.quotas import Quotas
-    from polybus.server.config import Loaded
+    from polybus.server.config import LoadedSettings
 
 CREATORS_VERBS = frozenset({PRODUCE, SUBSCRIBE, DELETE})
 MAX_CREATOR_RULES = 256  # one user's share of the table
 
 
-class Acl:
+class AclAdmin:
     """`path` is that of acl.toml; None: a bus without a data folder, which keeps nothing."""
 
     def __init__(
@@ -62,14 +62,16 @@ class Acl:
         self._creator_of = creator_of
         self._path = path
         self._log = log
-        self._book = Book()
+        self._book = RuleSet()
         self._turn = asyncio.Lock()  # changes and reloads come one after another
 
-    def start(self, loaded: Loaded) -> None:
+    def start(self, loaded: LoadedSettings) -> None:
         """Before anybody is served: reads everything, or raises `ConfigError`."""
-        self._apply(loaded, rule_set.open_book(loaded, self._path), rule_set.user_quotas(loaded))
+        self._apply(
+            loaded, rule_set.load_rule_set(loaded, self._path), rule_set.load_user_quotas(loaded)
+        )
 
-    async def reload(self, loaded: Loaded) -> int:
+    async def reload(self, loaded: LoadedSettings) -> int:
         """Reads everything again; how many rules there are. A `ConfigError` changes nothing."""
         again = loaded.again or (lambda: loaded)
         async with self._turn:
@@ -80,13 +82,13 @@ class Acl:
         """Of the whole bus."""
         return self._policy.allows(identity, ADMIN, ANY_TOPIC)
 
-    def verbs(self) -> dict[str, Verb]:
+    def verbs(self) -> dict[str, AdminVerb]:
         rule = frozenset({"rule"})
         return {
-            "acl_ls": Verb(self._ls, for_everyone=True, keys=frozenset({"topic"})),
-            "acl_add": Verb(self._add, for_everyone=True, keys=rule),
-            "acl_rm": Verb(self._rm, for_everyone=True, keys=rule),
-            "acl_test": Verb(
+            "acl_ls": AdminVerb(self._ls, for_everyone=True, keys=frozenset({"topic"})),
+            "acl_add": AdminVerb(self._add, for_everyone=True, keys=rule),
+            "acl_rm": AdminVerb(self._rm, for_everyone=True, keys=rule),
+            "acl_test": AdminVerb(
                 self._test, for_everyone=True, keys=frozenset({"who", "action", "topic"})
             ),
         }
@@ -96,7 +98,9 @@ class Acl:
     def _ls(self, request: Request, identity: Identity) -> list[dict[str, Any]]:
         topic = _text(request, "topic").encode() if "topic" in request else None
         if not self._may_list(identity, topic):
-            raise Wrong("denied", "listing all rules is for admins; creators may list a topic's")
+            raise AdminError(
+                "denied", "listing all rules is for admins; creators may list a topic's"
+            )
         return [
             {
                 "rule": str(entry.rule),
@@ -114,12 +118,12 @@ class Acl:
         async with self._turn:
             there = self._book.find(rule)
             if there is not None and (there.by is None or by is not None):
-                return self._told(rule, changed=False)
+                return self._rule_result(rule, changed=False)
             self._check_room(by)
-            entry = Entry(await asyncio.to_thread(_place, rule, self._source), by)
+            entry = RuleEntry(await asyncio.to_thread(_place, rule, self._source), by)
             await self._change(self._book.with_entry(entry))
         self._log.info("rule added", rule=str(rule), user=identity.name)
-        return self._told(rule, changed=True)
+        return self._rule_result(rule, changed=True)
 
     async def _rm(self, request: Request, identity: Identity) -> dict[str, Any]:
         rule = _rule(request)
@@ -127,44 +131,46 @@ class Acl:
         async with self._turn:
             there = self._book.find(rule)
             if there is None:
-                raise Wrong("not_found", f'there is no rule "{rule}"')
+                raise AdminError("not_found", f'there is no rule "{rule}"')
             if there not in self._book.kept:
                 place = there.placed.source
-                raise Wrong("refused", f"that rule is in {place}: remove it there, then SIGHUP")
+                raise AdminError(
+                    "refused", f"that rule is in {place}: remove it there, then SIGHUP"
+                )
             if by is not None and there.by is None:
-                raise Wrong("denied", "that rule was set by an admin")
+                raise AdminError("denied", "that rule was set by an admin")
             await self._change(self._book.without(rule))
         self._log.info("rule removed", rule=str(rule), user=identity.name)
-        return self._told(rule, changed=True)
+        return self._rule_result(rule, changed=True)
 
     async def _test(self, request: Request, _identity: Identity) -> dict[str, Any]:
-        verb, topic = read_verb(_text(request, "action")), _text(request, "topic").encode()
-        who = await asyncio.to_thread(caller, _text(request, "who"))
+        verb, topic = check_verb(_text(request, "action")), _text(request, "topic").encode()
+        who = await asyncio.to_thread(parse_caller, _text(request, "who"))
         verdict = self._policy.decide(who, verb, topic, self._creator_of(topic))
         rule = str(verdict.by.rule) if verdict.by else None
         return {"allowed": verdict.allowed, "why": verdict.why, "rule": rule}
 
     # --- inside
 
-    def _apply(self, loaded: Loaded, book: Book, own: dict[int, Any]) -> None:
+    def _apply(self, loaded: LoadedSettings, book: RuleSet, own: dict[int, Any]) -> None:
         self._quotas.configure(loaded.settings.quotas, own)
-        self._put_in_force(book)
+        self._install(book)
         for entry in book.entries:
             if entry.names_nobody:
                 self._log.warning("rule names nobody", rule=str(entry.rule))
 
-    def _put_in_force(self, book: Book) -> None:
+    def _install(self, book: RuleSet) -> None:
         self._book = book
         self._policy.replace(book.placed)
 
-    async def _change(self, book: Book) -> None:
+    async def _change(self, book: RuleSet) -> None:
         if self._path is not None:
             try:
                 await asyncio.to_thread(rule_set.write, self._path, book)
             except OSError as error:
                 reason = f"{self._path} cannot be written: {error.strerror}"
-                raise Wrong("unavailable", f"nothing was changed: {reason}") from None
-        self._put_in_force(book)
+                raise AdminError("unavailable", f"nothing was changed: {reason}") from None
+        self._install(book)
 
     def _may_list(self, identity: Identity, topic: bytes | None) -> bool:
         if topic is not None and identity.owns(self._creator_of(topic)):
@@ -182,56 +188,58 @@ class Acl:
             return None
         if not rule.is_exact or not identity.owns(self._creator_of(within)):
             self._log.warning("denied", dialect="admin", user=identity.name, rule=str(rule))
-            raise Wrong("denied", f"rules for {rule.pattern!r} are for admins and its creator")
+            raise AdminError("denied", f"rules for {rule.pattern!r} are for admins and its creator")
         if not CREATORS_VERBS.issuperset(rule.verbs):
             verbs = ", ".join(sorted(CREATORS_VERBS))
-            raise Wrong("denied", f"a topic's creator sets rules for {verbs} only")
+            raise AdminError("denied", f"a topic's creator sets rules for {verbs} only")
         if identity.uid is None:  # rules are kept by the uid of who set them
-            raise Wrong("not_supported", "only users of this host set rules for their topics")
+            raise AdminError("not_supported", "only users of this host set rules for their topics")
         return identity.uid
 
     def _check_room(self, by: int | None) -> None:
         kept = self._book.kept
         if len(kept) >= MAX_RULES:
-            raise Wrong("limit_reached", f"there are {MAX_RULES} rules already: remove some")
+            raise AdminError("limit_reached", f"there are {MAX_RULES} rules already: remove some")
         if by is not None and sum(entry.by == by for entry in kept) >= MAX_CREATOR_RULES:
-            raise Wrong("limit_reached", f"you have set {MAX_CREATOR_RULES} rules: remove some")
+            raise AdminError(
+                "limit_reached", f"you have set {MAX_CREATOR_RULES} rules: remove some"
+            )
 
     @property
     def _source(self) -> str:
         return ACL_NAME if self._path else IN_MEMORY
 
-    def _told(self, rule: Rule, *, changed: bool) -> dict[str, Any]:
+    def _rule_result(self, rule: Rule, *, changed: bool) -> dict[str, Any]:
         return {"rule": str(rule), "changed": changed, "kept": self._path is not None}
 
 
 def _read_all(
-    again: Callable[[], Loaded], path: Path | None
-) -> tuple[Loaded, Book, dict[int, Any]]:
+    again: Callable[[], LoadedSettings], path: Path | None
+) -> tuple[LoadedSettings, RuleSet, dict[int, Any]]:
     loaded = again()
-    return loaded, rule_set.open_book(loaded, path), rule_set.user_quotas(loaded)
+    return loaded, rule_set.load_rule_set(loaded, path), rule_set.load_user_quotas(loaded)
 
 
-def _place(rule: Rule, source: str) -> Placed:
+def _place(rule: Rule, source: str) -> PlacedRule:
     try:
-        return rule_set.placed(rule, source)
+        return rule_set.resolve_rule(rule, source)
     except ConfigError:
-        raise Wrong("not_found", rule_set.no_such(rule.who)) from None
+        raise AdminError("not_found", rule_set.unknown_name_text(rule.who)) from None
 
 
 def _rule(request: Request) -> Rule:
     try:
         return Rule.parse(_text(request, "rule"))
     except InvalidRule as error:
-        raise Wrong("invalid_rule", str(error)) from None
+        raise AdminError("invalid_rule", str(error)) from None
 
 
 def _text(request: Request, key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str) or not value:
-        raise Wrong("bad_request", f"{key} is a string, and not empty")
+        raise AdminError("bad_request", f"{key} is a string, and not empty")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Wrong("bad_request", f"{key} is no text") from None
+        raise AdminError("bad_request", f"{key} is no text") from None
     return value

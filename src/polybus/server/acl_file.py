@@ -36,14 +36,14 @@ HEADING = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRule:
     """A rule in the file. `by` is the uid of a topic's creator; None: an admin set it."""
 
     rule: Rule
     by: int | None = None
 
 
-def read(path: Path) -> tuple[Kept, ...]:
+def read_rules(path: Path) -> tuple[StoredRule, ...]:
     """The rules in the file, none if there is no file; `ConfigError` if it is broken."""
     try:
         with path.open("rb") as file:
@@ -60,7 +60,7 @@ def read(path: Path) -> tuple[Kept, ...]:
     return _entries(path, table)
 
 
-def write(path: Path, kept: Iterable[Kept]) -> None:
+def write_rules(path: Path, kept: Iterable[StoredRule]) -> None:
     """Replace the file. Raises `OSError`, and then the old file is still there."""
     new = path.with_name(path.name + NEW_SUFFIX)
     try:
@@ -77,7 +77,7 @@ def write(path: Path, kept: Iterable[Kept]) -> None:
     _sync(path.parent)
 
 
-def _entries(path: Path, table: dict[str, Any]) -> tuple[Kept, ...]:
+def _entries(path: Path, table: dict[str, Any]) -> tuple[StoredRule, ...]:
     entries = table.pop("acl", [])
     if table:
         raise ConfigError(f"{path}: has {next(iter(table))!r}, where only [[acl]] belongs")
@@ -88,7 +88,7 @@ def _entries(path: Path, table: dict[str, Any]) -> tuple[Kept, ...]:
     return tuple(_entry(f"{path}: [[acl]] {n}", entry) for n, entry in enumerate(entries, start=1))
 
 
-def _entry(place: str, entry: Any) -> Kept:
+def _entry(place: str, entry: Any) -> StoredRule:
     if not isinstance(entry, dict) or not isinstance(entry.get("rule"), str):
         raise ConfigError(f'{place}: lacks rule = "..."')
     by = entry.get("by")
@@ -98,12 +98,12 @@ def _entry(place: str, entry: Any) -> Kept:
     if unknown:
         raise ConfigError(f"{place}: has no key {unknown[0]!r}")
     try:
-        return Kept(Rule.parse(entry["rule"]), by)
+        return StoredRule(Rule.parse(entry["rule"]), by)
     except InvalidRule as error:
         raise ConfigError(f"{place}: {error}") from None
 
 
-def _shown(kept: Kept) -> str:
+def _shown(kept: StoredRule) -> str:
     rule = json.dumps(str(kept.rule), ensure_ascii=False)  # a string of JSON is one of TOML
     by = "" if kept.by is None else f"by = {kept.by}\n"
     return f"\n[[acl]]\nrule = {rule}\n{by}"

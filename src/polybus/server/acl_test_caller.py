@@ -10,16 +10,25 @@ from __future__ import annotations
 
 from polybus.errors import InvalidRule
 from polybus.model.access_rule import ANONYMOUS as ANONYMOUS_KIND
-from polybus.model.access_rule import EVERYONE, GROUP, KEY, MAX_NUMBER, SERVICE, USER, VERBS, Who
+from polybus.model.access_rule import (
+    EVERYONE,
+    GROUP,
+    KEY,
+    MAX_NUMBER,
+    SERVICE,
+    USER,
+    VERBS,
+    Principal,
+)
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.server.admin import Wrong
-from polybus.server.rule_set import no_such, number_of
+from polybus.server.admin import AdminError
+from polybus.server.rule_set import look_up_number, unknown_name_text
 from polybus.server.user_directory import account_of
 
-SOMEBODY = MAX_NUMBER  # a uid that no host gives to anyone
+UNUSED_UID = MAX_NUMBER  # a uid that no host gives to anyone
 
 
-def caller(text: str) -> Identity:
+def parse_caller(text: str) -> Identity:
     """Blocks, for the host's user database is asked."""
     parts = [_who(part) for part in text.split(",")]
     kinds = [part.kind for part in parts]
@@ -27,30 +36,34 @@ def caller(text: str) -> Identity:
         return ANONYMOUS
     once = [kind for kind in kinds if kind != GROUP]
     if {ANONYMOUS_KIND, EVERYONE}.intersection(kinds) or len(set(once)) < len(once):
-        raise Wrong("bad_request", f"{text!r} is no caller: write for example user:alice")
+        raise AdminError("bad_request", f"{text!r} is no caller: write for example user:alice")
     named = {part.kind: part.name for part in parts}
     users = [_number(part) for part in parts if part.kind == USER]
-    uid = users[0] if users else SOMEBODY
+    uid = users[0] if users else UNUSED_UID
     groups = account_of(uid).groups | {_number(part) for part in parts if part.kind == GROUP}
     service, key = named.get(SERVICE, ""), named.get(KEY, "")
     return Identity(uid, groups=groups, service=service, key=key)
 
 
-def read_verb(text: str) -> str:
+def check_verb(text: str) -> str:
     if text not in VERBS:
-        raise Wrong("bad_request", f"unknown verb {text[:64]!r}: the verbs are {', '.join(VERBS)}")
+        raise AdminError(
+            "bad_request", f"unknown verb {text[:64]!r}: the verbs are {', '.join(VERBS)}"
+        )
     return text
 
 
-def _who(text: str) -> Who:
+def _who(text: str) -> Principal:
     try:
-        return Who.parse(text.strip())
+        return Principal.parse(text.strip())
     except InvalidRule as error:
-        raise Wrong("bad_request", str(error)) from None
+        raise AdminError("bad_request", str(error)) from None
 
 
-def _number(who: Who) -> int:
-    number = number_of(who)
+def _number(who: Principal) -> int:
+    number = look_up_number(who)
     if number is None:
-        raise Wrong("bad_request", no_such(who))  # no refusal: that would be an answer
+        raise AdminError(
+            "bad_request", unknown_name_text(who)
+        )  # no refusal: that would be an answer
     return number

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.connection import Pipe
+    from polybus.bus.connection import ConnectionIO
     from polybus.model.identity import Identity
 
 # A request is a verb and some names; a rule table of thousands of lines still fits.
@@ -45,7 +45,7 @@ Answer = dict[str, Any]
 Request = dict[str, Any]
 
 
-class Wrong(Exception):
+class AdminError(Exception):
     """A question without an answer; `code` is stable, the text is for people."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -54,7 +54,7 @@ class Wrong(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class AdminVerb:
     """One row: who may ask, which keys it takes, and what answers.
 
     `answer` is given the request and who asks; what it returns may be awaitable.
@@ -65,12 +65,12 @@ class Verb:
     keys: frozenset[str] = frozenset()
 
 
-class AdminDesk:
+class AdminServer:
     """All admin connections of one bus: its verbs, its places, its clock."""
 
     def __init__(
         self,
-        verbs: Mapping[str, Verb],
+        verbs: Mapping[str, AdminVerb],
         *,
         own_uid: int,
         max_connections: int,
@@ -80,7 +80,7 @@ class AdminDesk:
         made_admin: Callable[[Identity], bool] = lambda identity: False,
     ) -> None:
         self._verbs = verbs
-        self._made_admin = made_admin
+        self._has_admin_rule = made_admin
         self._admins = frozenset({ROOT_UID, own_uid})
         self._max_strangers = max_connections // 2
         self._idle_timeout_s = idle_timeout_s
@@ -88,12 +88,12 @@ class AdminDesk:
         self._log = log
         self._sessions: set[AdminSession] = set()
 
-    def open(self, pipe: Pipe) -> AdminSession:
+    def open(self, pipe: ConnectionIO) -> AdminSession:
         """A session for a new connection; one too many is told so and closed."""
         session = AdminSession(self, pipe)
         strangers = sum(not self.is_admin(one.identity) for one in self._sessions)
         if not self.is_admin(pipe.identity) and strangers >= self._max_strangers:
-            session.refuse(Wrong("limit_reached", "too many admin connections: try again"))
+            session.refuse(AdminError("limit_reached", "too many admin connections: try again"))
         else:
             self._sessions.add(session)
         return session
@@ -106,7 +106,7 @@ class AdminDesk:
             session.close()
 
     def is_admin(self, identity: Identity) -> bool:
-        return identity.uid in self._admins or self._made_admin(identity)
+        return identity.uid in self._admins or self._has_admin_rule(identity)
 
     def tick(self) -> None:
         """Close those that said nothing whole for too long."""
@@ -121,42 +121,44 @@ class AdminDesk:
             request = _parse(line)
             found = self._verb(request, identity).answer(request, identity)
         except Exception as error:
-            return self._excuse(error)
+            return self._error_answer(error)
         return self._later(found) if inspect.isawaitable(found) else {"ok": found}
 
     async def _later(self, found: Awaitable[Any]) -> Answer:
         try:
             return {"ok": await found}
         except Exception as error:
-            return self._excuse(error)
+            return self._error_answer(error)
 
-    def _excuse(self, error: Exception) -> Answer:
-        if isinstance(error, Wrong):
+    def _error_answer(self, error: Exception) -> Answer:
+        if isinstance(error, AdminError):
             return _error(error)
         self._log.exception("unexpected error", dialect="admin")
-        return _error(Wrong("internal", "the bus failed to answer; its log says why"))
+        return _error(AdminError("internal", "the bus failed to answer; its log says why"))
 
-    def _verb(self, request: Request, identity: Identity) -> Verb:
+    def _verb(self, request: Request, identity: Identity) -> AdminVerb:
         name = request.get("verb")
         if not isinstance(name, str):
-            raise Wrong("bad_request", "a request has a verb, which is a string")
+            raise AdminError("bad_request", "a request has a verb, which is a string")
         verb = self._verbs.get(name)
         if verb is None:
-            raise Wrong("unknown_verb", f"unknown verb {name[:64]!r}: {', '.join(self._verbs)}")
+            raise AdminError(
+                "unknown_verb", f"unknown verb {name[:64]!r}: {', '.join(self._verbs)}"
+            )
         if not verb.for_everyone and not self.is_admin(identity):
             self._log.warning("denied", dialect="admin", user=identity.name, verb=name)
             who = "root, the user of the bus, and whom a rule makes an admin"
-            raise Wrong("denied", f"{name} is for {who}")
+            raise AdminError("denied", f"{name} is for {who}")
         unknown = sorted(request.keys() - verb.keys - {"verb"})
         if unknown:
-            raise Wrong("bad_request", f"{name} takes no {unknown[0][:64]!r}")
+            raise AdminError("bad_request", f"{name} takes no {unknown[0][:64]!r}")
         return verb
 
 
 class AdminSession:
     """One connection: cuts lines, answers them one after another."""
 
-    def __init__(self, desk: AdminDesk, pipe: Pipe) -> None:
+    def __init__(self, desk: AdminServer, pipe: ConnectionIO) -> None:
         self._desk = desk
         self._pipe = pipe
         self._line = bytearray()
@@ -175,8 +177,8 @@ class AdminSession:
     def identity(self) -> Identity:
         return self._pipe.identity
 
-    def refuse(self, wrong: Wrong) -> None:
-        self._say(_error(wrong))
+    def refuse(self, wrong: AdminError) -> None:
+        self._write_answer(_error(wrong))
         self.close()
 
     def close(self) -> None:
@@ -203,29 +205,31 @@ class AdminSession:
                 self._paused = True
                 self._pipe.pause_reading()
                 return taken
-            taken = self._take(data, taken)
+            taken = self._add_line_part(data, taken)
         return len(data)
 
-    def stalled(self) -> None:
+    def on_stalled(self) -> None:
         self._stalled = True
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         self._stalled = False
         self._last_whole_s = self._desk.clock()
         self._read_on()
 
-    def half_closed(self) -> bool:
+    def on_half_closed(self) -> bool:
         """Once everything whole is answered, the connection may go."""
         self._finishing = self._pending is not None
         return self._finishing
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         self._closing = True
         self._desk.forget(self)
 
     def _must_wait(self) -> bool:
         return (
-            self._stalled or self._pending is not None or self._pipe.backlog() > MAX_BACKLOG_BYTES
+            self._stalled
+            or self._pending is not None
+            or self._pipe.backlog_bytes() > MAX_BACKLOG_BYTES
         )
 
     def _read_on(self) -> None:
@@ -233,12 +237,12 @@ class AdminSession:
             self._paused = False
             self._pipe.resume_reading()
 
-    def _take(self, data: bytes, at: int) -> int:
+    def _add_line_part(self, data: bytes, at: int) -> int:
         """Add up to one line to what is there, answer it if it is whole; where it ended."""
         newline = data.find(b"\n", at)
         stop = len(data) if newline < 0 else newline
         if len(self._line) + stop - at > MAX_LINE_BYTES:
-            self.refuse(Wrong("too_large", f"a line has at most {MAX_LINE_BYTES} bytes"))
+            self.refuse(AdminError("too_large", f"a line has at most {MAX_LINE_BYTES} bytes"))
             return len(data)
         self._line += data[at:stop]
         if newline >= 0:
@@ -251,7 +255,7 @@ class AdminSession:
     def _answer(self, line: bytes) -> None:
         found = self._desk.answer(line, self.identity)
         if isinstance(found, dict):
-            self._say(found)
+            self._write_answer(found)
         else:
             self._pending = asyncio.ensure_future(found)
             self._pending.add_done_callback(self._answered)
@@ -261,7 +265,7 @@ class AdminSession:
         self._last_whole_s = self._desk.clock()
         if answer.cancelled() or self._closing:
             return
-        self._say(answer.result())
+        self._write_answer(answer.result())
         self._read_on()
         self._close_if_done()
 
@@ -269,7 +273,7 @@ class AdminSession:
         if self._finishing and self._pending is None and not self._paused:
             self.close()
 
-    def _say(self, answer: Answer) -> None:
+    def _write_answer(self, answer: Answer) -> None:
         self._pipe.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
 
 
@@ -277,11 +281,11 @@ def _parse(line: bytes) -> Request:
     try:
         request = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise Wrong("bad_request", f"not JSON: {str(error)[:200]}") from None
+        raise AdminError("bad_request", f"not JSON: {str(error)[:200]}") from None
     if not isinstance(request, dict):
-        raise Wrong("bad_request", "a request is a JSON object")
+        raise AdminError("bad_request", "a request is a JSON object")
     return request
 
 
-def _error(wrong: Wrong) -> Answer:
+def _error(wrong: AdminError) -> Answer:
     return {"error": {"code": wrong.code, "text": str(wrong)}}

@@ -26,13 +26,13 @@ class Certificates:
         self._key: Path = settings.key
         self._current = self._load()
         self.context = self._load()
-        self.context.sni_callback = self._hand_over
+        self.context.sni_callback = self._use_current
 
     def reload(self) -> None:
         """Raises `ConfigError` and changes nothing if the files are no good. Any thread."""
         self._current = self._load()
 
-    def _hand_over(self, link: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+    def _use_current(self, link: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         link.context = self._current
 
     def _load(self) -> ssl.SSLContext:

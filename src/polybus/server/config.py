@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from polybus.errors import ConfigError, InvalidRule
-from polybus.server.config_values import Unfit, check_bounds, from_text, from_toml
+from polybus.server.config_values import InvalidValue, check_bounds, from_text, from_toml
 from polybus.server.settings import BOUNDS, Settings
 
 PREFIX = "POLYBUS_"
@@ -36,7 +36,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SettingKey:
     """One setting: its place in the file and its type. Section "" is the top level."""
 
     section: str
@@ -64,7 +64,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """The effective settings, the source of each, and what deserves a warning.
 
     `again` reads the same places once more, for what can change while the bus runs.
@@ -73,9 +73,9 @@ class Loaded:
     settings: Settings
     sources: Mapping[str, str]
     warnings: tuple[str, ...] = ()
-    again: Callable[[], Loaded] | None = field(default=None, compare=False, repr=False)
+    again: Callable[[], LoadedSettings] | None = field(default=None, compare=False, repr=False)
 
-    def rows(self) -> Iterator[tuple[Key, Any, str]]:
+    def rows(self) -> Iterator[tuple[SettingKey, Any, str]]:
         """(key, value, source) of every setting, top level first."""
         for key in KEYS.values():
             place = getattr(self.settings, key.section) if key.section else self.settings
@@ -86,7 +86,7 @@ def load(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Flag] | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     """The settings in force. `flags` is by dotted key; a value of None was not given."""
     again = partial(load, file, environ, flags)
     environ = environ or {}
@@ -100,25 +100,25 @@ def load(
             values[key.dotted], sources[key.dotted] = value, source
     settings = _build(values)
     _check_together(settings, sources)
-    return Loaded(settings, sources, tuple(_unknown_variables(environ)), again)
+    return LoadedSettings(settings, sources, tuple(_unknown_variables(environ)), again)
 
 
-def _keys() -> dict[str, Key]:
+def _keys() -> dict[str, SettingKey]:
     """Every setting by its dotted name, in the order it is written in `Settings`."""
-    top: list[Key] = []
-    inner: list[Key] = []
+    top: list[SettingKey] = []
+    inner: list[SettingKey] = []
     for name, kind in get_type_hints(Settings).items():
         if is_dataclass(kind):
-            inner += [Key(name, sub, its) for sub, its in get_type_hints(kind).items()]
+            inner += [SettingKey(name, sub, its) for sub, its in get_type_hints(kind).items()]
         else:
-            top.append(Key("", name, kind))
+            top.append(SettingKey("", name, kind))
     return {key.dotted: key for key in top + inner}
 
 
 KEYS = _keys()
 SECTIONS = tuple(dict.fromkeys(key.section for key in KEYS.values() if key.section))
 
-Layer = Iterator[tuple[Key, Any, str]]
+Layer = Iterator[tuple[SettingKey, Any, str]]
 
 
 def _of_file(path: Path) -> Layer:
@@ -149,7 +149,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: nested too deeply") from None
 
 
-def _known(path: Path, section: str, name: str) -> Key:
+def _known(path: Path, section: str, name: str) -> SettingKey:
     dotted = f"{section}.{name}" if section else name
     if dotted in KEYS:
         return KEYS[dotted]
@@ -160,7 +160,7 @@ def _known(path: Path, section: str, name: str) -> Key:
     raise ConfigError(f"{path}: no section or key is called {name!r}{_hint(name, places)}")
 
 
-def _from_file(path: Path, key: Key, value: Any) -> tuple[Key, Any, str]:
+def _from_file(path: Path, key: SettingKey, value: Any) -> tuple[SettingKey, Any, str]:
     source = str(path)
     return (
         key,
@@ -186,15 +186,15 @@ def _of_flags(flags: Mapping[str, Flag]) -> Layer:
         yield key, _checked(key, flag.name, value, read), flag.name
 
 
-def _reader(text: str, key: Key) -> Any:
+def _reader(text: str, key: SettingKey) -> Any:
     return lambda: from_text(text, key.kind, Path())
 
 
-def _checked(key: Key, source: str, found: Any, read: Any) -> Any:
+def _checked(key: SettingKey, source: str, found: Any, read: Any) -> Any:
     try:
         value = read()
         check_bounds(value, key.kind, BOUNDS.get(key.dotted))
-    except Unfit as unfit:
+    except InvalidValue as unfit:
         raise ConfigError(f"{source}: {key}: expected {unfit}, found {_shown(found)}") from None
     except InvalidRule as error:
         raise ConfigError(f"{source}: {key}: {error}") from None

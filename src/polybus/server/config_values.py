@@ -26,7 +26,7 @@ WORDS = {
 }
 
 
-class Unfit(Exception):
+class InvalidValue(Exception):
     """The value does not fit; the text is what was expected instead."""
 
 
@@ -37,7 +37,7 @@ def from_toml(value: Any, kind: Any, base: Path) -> Any:
         return _choice(value, get_args(kind))
     if get_origin(kind) is tuple:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise Unfit("a list of strings")
+            raise InvalidValue("a list of strings")
         return tuple(map(_rule, value)) if kind == RULES else tuple(value)
     if kind == UserQuotas:
         return _user_quotas(value)
@@ -46,7 +46,7 @@ def from_toml(value: Any, kind: Any, base: Path) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
-        raise Unfit(NOUNS[kind])
+        raise InvalidValue(NOUNS[kind])
     return value
 
 
@@ -61,7 +61,7 @@ def from_text(text: str, kind: Any, base: Path) -> Any:
         return _user_quotas(_toml_value(text))
     if kind is bool:
         if text.lower() not in WORDS:
-            raise Unfit("true or false")
+            raise InvalidValue("true or false")
         return WORDS[text.lower()]
     if kind in (int, float):
         return _number(text, kind)
@@ -73,11 +73,11 @@ def check_bounds(value: Any, kind: Any, bounds: tuple[float, float] | None) -> N
     if kind not in (int, float):
         return
     if not math.isfinite(value):
-        raise Unfit("a finite number")
+        raise InvalidValue("a finite number")
     low, high = bounds or ((1, math.inf) if kind is int else (0, math.inf))
     open_start = bounds is None and kind is float
     if value < low or value > high or (open_start and value == low):
-        raise Unfit(f"{NOUNS[kind]} {_range_words(low, high, open_start)}")
+        raise InvalidValue(f"{NOUNS[kind]} {_range_words(low, high, open_start)}")
 
 
 NOUNS: dict[Any, str] = {
@@ -97,7 +97,7 @@ def _without_none(kind: Any) -> Any:
 
 def _choice(value: Any, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise Unfit("one of " + ", ".join(allowed))
+        raise InvalidValue("one of " + ", ".join(allowed))
     return str(value)
 
 
@@ -111,13 +111,13 @@ def _rule(line: str) -> Rule:
 def _user_quotas(value: Any) -> UserQuotas:
     known = {field.name for field in fields(QuotaLimits)} - {"users"}
     if not isinstance(value, dict) or not all(isinstance(own, dict) for own in value.values()):
-        raise Unfit("a table of users, each with some of " + ", ".join(sorted(known)))
+        raise InvalidValue("a table of users, each with some of " + ", ".join(sorted(known)))
     for user, own in value.items():
         for quota, amount in own.items():
             if quota not in known:
-                raise Unfit(f"for {user} only {', '.join(sorted(known))}")
+                raise InvalidValue(f"for {user} only {', '.join(sorted(known))}")
             if type(amount) is not int or amount < 0:
-                raise Unfit(f"for {user} {quota} = a whole number of at least 0")
+                raise InvalidValue(f"for {user} {quota} = a whole number of at least 0")
     return value
 
 
@@ -125,23 +125,23 @@ def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        raise Unfit("a table in TOML, as in {alice = {quota_topics = 10}}") from None
+        raise InvalidValue("a table in TOML, as in {alice = {quota_topics = 10}}") from None
 
 
 def _path(value: Any, base: Path) -> Path:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise Unfit(NOUNS[Path])
+        raise InvalidValue(NOUNS[Path])
     try:
         return base / Path(value).expanduser()
     except RuntimeError:
-        raise Unfit("a path (whose '~' is somebody's home)") from None
+        raise InvalidValue("a path (whose '~' is somebody's home)") from None
 
 
 def _number(text: str, kind: type) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise Unfit(NOUNS[kind]) from None
+        raise InvalidValue(NOUNS[kind]) from None
 
 
 def _range_words(low: float, high: float, open_start: bool) -> str:

@@ -14,10 +14,10 @@ from polybus.server.settings import Settings
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
-    from polybus.bus.connection import Pipe
-    from polybus.transports.stream_session import Session
+    from polybus.bus.connection import ConnectionIO
+    from polybus.transports.stream_session import StreamSession
 
-    OpenSession = Callable[[Pipe], Session]
+    OpenSession = Callable[[ConnectionIO], StreamSession]
     MakeOpener = Callable[[Broker, Settings], OpenSession]
 
 # The admin socket is no dialect of messages, but it is listened on and listed like one.
@@ -44,27 +44,27 @@ class Dialect:
 
 
 def _rqueue(broker: Broker, settings: Settings) -> OpenSession:
-    from polybus.dialects.rqueue.server.session import RqueueDialect
+    from polybus.dialects.rqueue.server.session import RqueueServer
 
-    return RqueueDialect(broker, settings.rqueue)
+    return RqueueServer(broker, settings.rqueue)
 
 
 def _freud(broker: Broker, settings: Settings) -> OpenSession:
     import asyncio  # here: the commands that only read the table do without
 
-    from polybus.dialects.freud.server.session import FreudDialect
+    from polybus.dialects.freud.server.session import FreudServer
 
-    return FreudDialect(broker, settings.freud, asyncio.get_running_loop())
+    return FreudServer(broker, settings.freud, asyncio.get_running_loop())
 
 
 def _gsb(broker: Broker, settings: Settings) -> OpenSession:
     import asyncio
     import os
 
-    from polybus.dialects.gsb.server.session import GsbDialect
+    from polybus.dialects.gsb.server.session import GsbServer
     from polybus.model.identity import Identity
 
-    return GsbDialect(broker, settings.gsb, asyncio.get_running_loop(), Identity(uid=os.geteuid()))
+    return GsbServer(broker, settings.gsb, asyncio.get_running_loop(), Identity(uid=os.geteuid()))
 
 
 DIALECTS = {

@@ -32,7 +32,7 @@ class LineWriter:
         self.dropped = 0
         self._fd = fd
         self._lines: deque[str] = deque()
-        self._told = 0
+        self._reported = 0
         self._closing = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="polybus-log", daemon=True)
@@ -59,21 +59,21 @@ class LineWriter:
                     self._wake.wait()
                 queued = list(self._lines)
                 self._lines.clear()
-                untold = self.dropped - self._told
+                untold = self.dropped - self._reported
             if not queued:
                 return
             lines = [f"{line}\n".encode(errors="backslashreplace") for line in queued]
             if untold:
                 text = f"polybus: {untold} log lines lost: stderr did not take them\n"
                 lines.append(text.encode())
-            lost = self._put(lines)
+            lost = self._write_all(lines)
             with self._wake:
                 if lost:  # among them the line about earlier ones, which is no loss itself
                     self.dropped += lost - bool(untold)
                 else:
-                    self._told += untold
+                    self._reported += untold
 
-    def _put(self, lines: list[bytes]) -> int:
+    def _write_all(self, lines: list[bytes]) -> int:
         """How many of them did not get through: a closed pipe, a full disk; the bus goes on."""
         rest = memoryview(b"".join(lines))
         while rest:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from polybus.errors import AddressError, ConfigError
 from polybus.model.address import Address
-from polybus.server.config import DEFAULT, Loaded
+from polybus.server.config import DEFAULT, LoadedSettings
 from polybus.server.dialect_registry import (
     ADMIN,
     ADMIN_DEFAULT,
@@ -36,7 +36,7 @@ LOOPBACKS = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ListenerSpec:
     """One listener to open. `listed`: somebody asked for it, it is not a default."""
 
     dialect: str
@@ -44,22 +44,26 @@ class Wanted:
     listed: bool
 
 
-def plan(loaded: Loaded, runtime: Path, admin: bool = True) -> tuple[Wanted, ...]:
+def plan_listeners(
+    loaded: LoadedSettings, runtime: Path, admin: bool = True
+) -> tuple[ListenerSpec, ...]:
     """The listeners to open, dialects first; `UsageError` if one cannot be."""
     source = loaded.sources.get("listen", DEFAULT)
-    listed = [one for item in loaded.settings.listen for one in _each(_parse(item, source))]
+    listed = [
+        one for item in loaded.settings.listen for one in _expand_localhost(_parse(item, source))
+    ]
     wanted = listed or _defaults(runtime)
     if admin and not any(one.dialect == ADMIN for one in wanted):
-        wanted.append(Wanted(ADMIN, _default(ADMIN_DEFAULT, runtime), listed=False))
+        wanted.append(ListenerSpec(ADMIN, _default(ADMIN_DEFAULT, runtime), listed=False))
     for one in wanted:
         _check(one, loaded.settings)
     _check_distinct(wanted)
     return tuple(wanted)
 
 
-def _defaults(runtime: Path) -> list[Wanted]:
+def _defaults(runtime: Path) -> list[ListenerSpec]:
     return [
-        Wanted(row.name, _default(text, runtime), listed=False)
+        ListenerSpec(row.name, _default(text, runtime), listed=False)
         for row in DIALECTS.values()
         for text in row.defaults
     ]
@@ -69,7 +73,7 @@ def _default(text: str, runtime: Path) -> Address:
     return Address.parse(text.replace(RUNTIME, str(runtime.absolute())))
 
 
-def _parse(item: str, source: str) -> Wanted:
+def _parse(item: str, source: str) -> ListenerSpec:
     name, equals, text = item.partition("=")
     if not equals:
         raise ConfigError(f"{source}: {item!r} is not DIALECT=ADDRESS")
@@ -82,10 +86,10 @@ def _parse(item: str, source: str) -> Wanted:
             address = Address.parse(f"{address.scheme}:{Path(address.path).absolute()}")
     except AddressError as error:
         raise AddressError(f"{source}: {name}: {error}") from None
-    return Wanted(name, address, listed=True)
+    return ListenerSpec(name, address, listed=True)
 
 
-def _each(one: Wanted) -> list[Wanted]:
+def _expand_localhost(one: ListenerSpec) -> list[ListenerSpec]:
     if one.address.host != LOCALHOST:
         return [one]
     hosts = [host for host, family in LOOPBACKS.items() if _is_here(host, family)]
@@ -103,7 +107,7 @@ def _is_here(host: str, family: socket.AddressFamily) -> bool:
     return True
 
 
-def _check(one: Wanted, settings: Settings) -> None:
+def _check(one: ListenerSpec, settings: Settings) -> None:
     schemes = ADMIN_SCHEMES if one.dialect == ADMIN else DIALECTS[one.dialect].schemes
     address = one.address
     if address.scheme not in schemes:
@@ -124,7 +128,7 @@ def _check(one: Wanted, settings: Settings) -> None:
         )
 
 
-def _check_distinct(wanted: list[Wanted]) -> None:
+def _check_distinct(wanted: list[ListenerSpec]) -> None:
     seen: dict[Address, str] = {}
     for one in wanted:
         if not one.address.is_unix and one.address.port == 0:

@@ -28,10 +28,10 @@ TRACEBACK_WINDOW_S = 60.0
 MAX_KINDS = 200
 SUMMARY = "repeated"
 # What tells two events of the same name apart.
-TELLING = ("reason", "quota", "user")
+DISTINGUISHING_FIELDS = ("reason", "quota", "user")
 
 
-class Kind(NamedTuple):
+class EventKind(NamedTuple):
     """Lines of one kind are repeats of each other. `facts` are those of `TELLING` it has."""
 
     level: str
@@ -39,7 +39,7 @@ class Kind(NamedTuple):
     facts: tuple[tuple[str, str], ...] = ()
 
 
-OTHERS = Kind("warning", "too many kinds of events")
+OVERFLOW_KIND = EventKind("warning", "too many kinds of events")
 
 
 @dataclass(slots=True)
@@ -50,13 +50,13 @@ class _Window:
     held_back: int = 0
 
 
-class FloodGate:
+class LogRateLimiter:
     """A step of the log's processing: drops what repeats too often, and remembers how often."""
 
     def __init__(self, max_repeats_per_s: int, clock: Callable[[], float]) -> None:
         self._limit = max_repeats_per_s
         self._clock = clock
-        self._windows: dict[Kind, _Window] = {}
+        self._windows: dict[EventKind, _Window] = {}
         self._mutex = threading.Lock()  # the store's threads log, too
 
     def __call__(
@@ -64,12 +64,12 @@ class FloodGate:
     ) -> MutableMapping[str, Any]:
         if SUMMARY not in event:
             length_s = TRACEBACK_WINDOW_S if event.get("exc_info") else WINDOW_S
-            facts = tuple((key, str(event[key])) for key in TELLING if key in event)
-            if not self._admit(Kind(level, str(event.get("event")), facts), length_s):
+            facts = tuple((key, str(event[key])) for key in DISTINGUISHING_FIELDS if key in event)
+            if not self._admit(EventKind(level, str(event.get("event")), facts), length_s):
                 raise DropEvent
         return event
 
-    def summaries(self, final: bool = False) -> list[tuple[Kind, int]]:
+    def summaries(self, final: bool = False) -> list[tuple[EventKind, int]]:
         """How many lines were held back in each window that is over; `final` takes all."""
         now = self._clock()
         with self._mutex:
@@ -77,13 +77,13 @@ class FloodGate:
             closed = [(kind, self._windows.pop(kind)) for kind in over]
         return [(kind, window.held_back) for kind, window in closed if window.held_back]
 
-    def _admit(self, kind: Kind, length_s: float) -> bool:
+    def _admit(self, kind: EventKind, length_s: float) -> bool:
         now = self._clock()
         with self._mutex:
             window = self._windows.get(kind)
             if window is None:
                 if len(self._windows) >= MAX_KINDS:
-                    kind = OTHERS
+                    kind = OVERFLOW_KIND
                 window = self._windows.setdefault(kind, _Window(now, length_s))
             if now - window.start >= window.length_s:
                 window.start, window.seen = now, 0

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from polybus.server.line_writer import LineWriter
-from polybus.server.log_rate_limit import FloodGate, Kind
+from polybus.server.log_rate_limit import EventKind, LogRateLimiter
 from polybus.server.settings import LogSettings
 
 Event = MutableMapping[str, Any]
@@ -39,7 +39,7 @@ class Logs:
 
     def __init__(self, settings: LogSettings, clock: Callable[[], float], fd: int = STDERR_FD):
         self._writer = LineWriter(fd)
-        self._flood = FloodGate(settings.max_repeats_per_s, clock)
+        self._flood = LogRateLimiter(settings.max_repeats_per_s, clock)
         self.logger: Any = structlog.wrap_logger(
             _Lines(self._writer),
             processors=[
@@ -60,13 +60,13 @@ class Logs:
 
     def tick(self) -> None:
         """Say how many repeats of each flooding event were left out."""
-        self._tell(self._flood.summaries())
+        self._log_repeats(self._flood.summaries())
 
     def close(self) -> None:
-        self._tell(self._flood.summaries(final=True))
+        self._log_repeats(self._flood.summaries(final=True))
         self._writer.close()
 
-    def _tell(self, held_back: Iterable[tuple[Kind, int]]) -> None:
+    def _log_repeats(self, held_back: Iterable[tuple[EventKind, int]]) -> None:
         for (level, event, facts), count in held_back:
             getattr(self.logger, level)(event, **dict(facts), repeated=count)
 
@@ -118,11 +118,11 @@ def _has_colours(fd: int) -> bool:
 def _adopt_standard_logging(logger: Any) -> None:
     """asyncio and libraries log through the standard module: one stream for all."""
     root = logging.getLogger()
-    root.handlers = [_Adopted(logger)]
+    root.handlers = [_StandardHandler(logger)]
     root.setLevel(logging.WARNING)
 
 
-class _Adopted(logging.Handler):
+class _StandardHandler(logging.Handler):
     def __init__(self, logger: Any) -> None:
         super().__init__()
         self._logger = logger

@@ -23,7 +23,7 @@ READERS = 4  # threads that read for the loop: a disk serves few at once better 
 WORKERS = 16
 
 
-class OnLoop:
+class LoopCaller:
     """Runs a function on the loop for another thread, which waits for the outcome."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -53,31 +53,31 @@ def _run(outcome: Future[Any], function: Callable[..., Any], args: tuple[Any, ..
         outcome.set_exception(error)
 
 
-class Completions:
+class CompletionQueue:
     """Brings what other threads have finished to the loop: one wake-up for all that is ready."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = Lock()
         self._ready: deque[Callable[[], None]] = deque()
-        self._woken = False
+        self._is_scheduled = False
 
-    def add(self, step: Callable[[], None]) -> None:
+    def call(self, step: Callable[[], None]) -> None:
         """From any thread: the loop will take this step soon, in the order they came."""
         with self._lock:
             self._ready.append(step)
-            if self._woken:
+            if self._is_scheduled:
                 return
-            self._woken = True
+            self._is_scheduled = True
         try:
-            self._loop.call_soon_threadsafe(self._take)
+            self._loop.call_soon_threadsafe(self._run_ready)
         except RuntimeError:  # the loop has ended: nobody is left to be told
             pass
 
-    def _take(self) -> None:
+    def _run_ready(self) -> None:
         with self._lock:
             ready, self._ready = self._ready, deque()
-            self._woken = False
+            self._is_scheduled = False
         for step in ready:
             try:
                 step()
@@ -86,17 +86,17 @@ class Completions:
                 self._loop.call_exception_handler(context)
 
 
-class Readers:
+class WorkerPool:
     """The loop's threads for reading."""
 
-    def __init__(self, completions: Completions, threads: int = READERS) -> None:
+    def __init__(self, completions: CompletionQueue, threads: int = READERS) -> None:
         self._completions = completions
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="polybus-reader")
 
     def __call__(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
         """Runs `work` on one of them, and then `then` on the loop with its outcome."""
         future = self._pool.submit(work)
-        future.add_done_callback(lambda done: self._completions.add(lambda: then(done)))
+        future.add_done_callback(lambda done: self._completions.call(lambda: then(done)))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -21,21 +21,21 @@ RESERVED_DESCRIPTORS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Descriptors:
+class DescriptorLimit:
     """The limit on open files before and after it was raised."""
 
     before: int
     now: int
 
 
-def tune() -> Descriptors:
+def prepare_process() -> DescriptorLimit:
     """Set up the process; call once, before anything is opened."""
     _open_standard_streams()
     keep_freed_buffers()
     return _raise_descriptor_limit()
 
 
-def settle() -> None:
+def freeze_heap() -> None:
     """Everything is loaded and stays: the garbage collector need not look at it again.
 
     To be called on the loop's thread.
@@ -45,7 +45,7 @@ def settle() -> None:
     scheduler.shorten(LOOP_SLICE_US)
 
 
-def fit(limits: Limits, descriptors: Descriptors) -> Limits:
+def fit_limits(limits: Limits, descriptors: DescriptorLimit) -> Limits:
     """The limits that this process can keep: each connection needs a descriptor."""
     most = max(1, descriptors.now - RESERVED_DESCRIPTORS)
     return replace(limits, max_connections=min(limits.max_connections, most))
@@ -60,13 +60,13 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
 
 
-def _raise_descriptor_limit() -> Descriptors:
+def _raise_descriptor_limit() -> DescriptorLimit:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (ValueError, OSError):
-        return Descriptors(soft, soft)  # a sandbox may forbid it: then fewer connections fit
-    return Descriptors(_finite(soft), _finite(hard))
+        return DescriptorLimit(soft, soft)  # a sandbox may forbid it: then fewer connections fit
+    return DescriptorLimit(_finite(soft), _finite(hard))
 
 
 def _finite(limit: int) -> int:

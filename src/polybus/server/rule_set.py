@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.errors import ConfigError
-from polybus.model.access_rule import NUMBERED, USER, Rule, Who
+from polybus.model.access_rule import NUMBERED, USER, Principal, Rule
 from polybus.server import acl_file
-from polybus.server.acl_file import ACL_NAME, Kept
-from polybus.server.config import DEFAULT, Loaded
+from polybus.server.acl_file import ACL_NAME, StoredRule
+from polybus.server.config import DEFAULT, LoadedSettings
 from polybus.server.user_directory import gid_of, uid_of
 
 IN_MEMORY = "memory"  # where rules are that a bus without a data folder was given
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RuleEntry:
     """One rule of the book; `by` as in `aclfile`, None also for the config's."""
 
-    placed: Placed
+    placed: PlacedRule
     by: int | None = None
 
     @property
@@ -39,78 +39,78 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class RuleSet:
     """All rules. A change makes a new book, so that a failed one leaves the old."""
 
-    config: tuple[Entry, ...] = ()
-    kept: tuple[Entry, ...] = ()
+    config: tuple[RuleEntry, ...] = ()
+    kept: tuple[RuleEntry, ...] = ()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RuleEntry, ...]:
         return self.config + self.kept
 
     @property
-    def placed(self) -> tuple[Placed, ...]:
+    def placed(self) -> tuple[PlacedRule, ...]:
         return tuple(entry.placed for entry in self.entries)
 
-    def find(self, rule: Rule) -> Entry | None:
+    def find(self, rule: Rule) -> RuleEntry | None:
         """The entry of this rule; one that was added, if it is in both places."""
         return next((one for one in (*self.kept, *self.config) if one.rule == rule), None)
 
-    def with_entry(self, entry: Entry) -> Book:
+    def with_entry(self, entry: RuleEntry) -> RuleSet:
         return replace(self, kept=(*self.without(entry.rule).kept, entry))
 
-    def without(self, rule: Rule) -> Book:
+    def without(self, rule: Rule) -> RuleSet:
         return replace(self, kept=tuple(one for one in self.kept if one.rule != rule))
 
 
-def open_book(loaded: Loaded, path: Path | None) -> Book:
+def load_rule_set(loaded: LoadedSettings, path: Path | None) -> RuleSet:
     """Everything as it is written now. Blocks; `ConfigError` if something is wrong."""
     source = loaded.sources.get("acl", DEFAULT)
-    config = tuple(Entry(placed(rule, source)) for rule in loaded.settings.acl)
-    return Book(config, _kept(acl_file.read(path) if path else ()))
+    config = tuple(RuleEntry(resolve_rule(rule, source)) for rule in loaded.settings.acl)
+    return RuleSet(config, _kept(acl_file.read_rules(path) if path else ()))
 
 
-def write(path: Path, book: Book) -> None:
-    acl_file.write(path, (Kept(entry.rule, entry.by) for entry in book.kept))
+def write(path: Path, book: RuleSet) -> None:
+    acl_file.write_rules(path, (StoredRule(entry.rule, entry.by) for entry in book.kept))
 
 
-def placed(rule: Rule, source: str) -> Placed:
+def resolve_rule(rule: Rule, source: str) -> PlacedRule:
     """The rule with the number of whom it names; `ConfigError` if this host has no such."""
-    number = number_of(rule.who)
+    number = look_up_number(rule.who)
     if number is None and rule.who.kind in NUMBERED:
-        raise ConfigError(f'{source}: rule "{rule}": {no_such(rule.who)}')
-    return Placed(rule, source, number)
+        raise ConfigError(f'{source}: rule "{rule}": {unknown_name_text(rule.who)}')
+    return PlacedRule(rule, source, number)
 
 
-def number_of(who: Who) -> int | None:
+def look_up_number(who: Principal) -> int | None:
     if who.kind not in NUMBERED or who.number is not None:
         return who.number
     return uid_of(who.name) if who.kind == USER else gid_of(who.name)
 
 
-def no_such(who: Who) -> str:
+def unknown_name_text(who: Principal) -> str:
     return f"this host has no {who.kind} called {who.name!r}"
 
 
-def user_quotas(loaded: Loaded) -> dict[int, Mapping[str, int]]:
+def load_user_quotas(loaded: LoadedSettings) -> dict[int, Mapping[str, int]]:
     """`[quotas.users]` by uid. Blocks; `ConfigError` for a user that is not there."""
     found: dict[int, Mapping[str, int]] = {}
     source = loaded.sources.get("quotas.users", DEFAULT)
     for name, own in loaded.settings.quotas.users.items():
-        who = Who(USER, name)
-        uid = number_of(who)
+        who = Principal(USER, name)
+        uid = look_up_number(who)
         if uid is None:
-            raise ConfigError(f"{source}: [quotas.users]: {no_such(who)}")
+            raise ConfigError(f"{source}: [quotas.users]: {unknown_name_text(who)}")
         if uid in found:
             raise ConfigError(f"{source}: [quotas.users]: {name} is user {uid}, who is there twice")
         found[uid] = own
     return found
 
 
-def _kept(kept: tuple[Kept, ...]) -> tuple[Entry, ...]:
+def _kept(kept: tuple[StoredRule, ...]) -> tuple[RuleEntry, ...]:
     distinct = {one.rule: one for one in kept}
     return tuple(
-        Entry(Placed(one.rule, ACL_NAME, number_of(one.rule.who)), one.by)
+        RuleEntry(PlacedRule(one.rule, ACL_NAME, look_up_number(one.rule.who)), one.by)
         for one in distinct.values()
     )

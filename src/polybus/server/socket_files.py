@@ -26,7 +26,7 @@ from polybus.errors import AddressError, AddressInUse
 from polybus.server import folders
 
 if TYPE_CHECKING:
-    from polybus.server.listener_plan import Wanted
+    from polybus.server.listener_plan import ListenerSpec
 
 # A living bus accepts at once; one too busy to do so fills its backlog, and that is an answer.
 ANSWER_TIMEOUT_S = 1.0
@@ -36,7 +36,7 @@ CLAIM_TIMEOUT_S = 5.0
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[None]:
+def claimed_path(path: Path) -> Iterator[None]:
     """While inside, the path is free to bind and no other bus of ours takes it."""
     try:
         fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -51,7 +51,9 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def placed(stack: contextlib.AsyncExitStack, wanted: Wanted, uid: int) -> Iterator[None]:
+def prepared_path(
+    stack: contextlib.AsyncExitStack, wanted: ListenerSpec, uid: int
+) -> Iterator[None]:
     """While inside, a listener may be bound: of a socket file, the folder is made and it is ours.
 
     The stack removes that file in the end.
@@ -64,7 +66,7 @@ def placed(stack: contextlib.AsyncExitStack, wanted: Wanted, uid: int) -> Iterat
         folders.prepare_listed(path.parent, uid)
     else:
         folders.prepare_runtime(path.parent, uid)
-    with claimed(path):
+    with claimed_path(path):
         yield
         stack.callback(remove, path, identify(path))
 
@@ -105,12 +107,12 @@ def _clear(path: Path) -> None:
         raise AddressError(f"unix:{path}: cannot be used: {error.strerror}") from None
     if not stat.S_ISSOCK(found.st_mode):
         raise AddressError(f"unix:{path}: a file that is no socket is in the way")
-    if _answers(path):
+    if _is_listening(path):
         raise AddressInUse(f"unix:{path}: a running bus already listens there")
     path.unlink(missing_ok=True)
 
 
-def _answers(path: Path) -> bool:
+def _is_listening(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(ANSWER_TIMEOUT_S)
         try:

@@ -11,23 +11,29 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.quotas import Places
+from polybus.bus.quotas import ConnectionQuota
 from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.server import folders, socket_files
 from polybus.server.certificates import Certificates
 from polybus.server.dialect_registry import ADMIN, DIALECTS
-from polybus.transports.hangup_monitor import Hangups
-from polybus.transports.stream_listener import Gate, Listener, ListenOptions, OpenSession, listen
+from polybus.transports.hangup_monitor import HangupMonitor
+from polybus.transports.stream_listener import (
+    ConnectionLimit,
+    ListenOptions,
+    OpenSession,
+    StreamListener,
+    listen,
+)
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from polybus.bus.broker import Broker
-    from polybus.server.listener_plan import Wanted
+    from polybus.server.listener_plan import ListenerSpec
     from polybus.server.settings import Settings
 
 
-class StreamSide:
+class StreamServer:
     """`gate` counts the connections of all dialects together, `shared` what they bring."""
 
     def __init__(
@@ -37,29 +43,31 @@ class StreamSide:
         max_connections: int,
         uid: int,
         log: Any,
-        listeners: Iterable[Wanted],
+        listeners: Iterable[ListenerSpec],
         admin: OpenSession,
     ) -> None:
         self._broker = broker
         self._settings = settings
         self._uid = uid
         self._log = log
-        self.gate = Gate(max_connections, self._refuse("max_connections"))
+        self.connection_limit = ConnectionLimit(
+            max_connections, self._refusal_handler("max_connections")
+        )
         # The admin's places are apart, so that a flood of clients cannot keep the owner of
         # the bus from looking at it.
         places = settings.server.max_admin_connections
-        self._admin_gate = Gate(places, self._refuse("max_admin_connections"))
+        self._admin_gate = ConnectionLimit(places, self._refusal_handler("max_admin_connections"))
         encrypted = any(wanted.address.is_encrypted for wanted in listeners)
         self._certificates = Certificates(settings.tls) if encrypted else None
         self.shared = SharedBuffer()
-        self._hangups = Hangups()
+        self._hangups = HangupMonitor()
         self._openers = {ADMIN: admin}
 
-    async def listen(self, stack: AsyncExitStack, wanted: Wanted) -> Listener:
+    async def listen(self, stack: AsyncExitStack, wanted: ListenerSpec) -> StreamListener:
         """Opens it; the stack gets what is to be done at its end."""
         opener = self._opener(stack, wanted.dialect)
         options = self._options(wanted)
-        with socket_files.placed(stack, wanted, self._uid):
+        with socket_files.prepared_path(stack, wanted, self._uid):
             listener = await listen(wanted.address, opener, options)
         stack.push_async_callback(listener.drain, 0)
         stack.callback(listener.close)
@@ -84,19 +92,19 @@ class StreamSide:
                 stack.callback(close)
         return self._openers[dialect]
 
-    def _options(self, wanted: Wanted) -> ListenOptions:
+    def _options(self, wanted: ListenerSpec) -> ListenOptions:
         counted = wanted.dialect != ADMIN and DIALECTS[wanted.dialect].counts_places
         return ListenOptions(
-            gate=self._admin_gate if wanted.dialect == ADMIN else self.gate,
+            connection_limit=self._admin_gate if wanted.dialect == ADMIN else self.connection_limit,
             shared=self.shared,
             tls=self._certificates.context if self._certificates else None,
             unix_mode=folders.socket_mode(self._uid),
             hangups=self._hangups,
-            places=Places(self._broker.quotas) if counted else None,
-            unshaken=self._unshaken,
+            caller_limit=ConnectionQuota(self._broker.quotas) if counted else None,
+            on_handshake_failed=self._on_handshake_failed,
         )
 
-    def _refuse(self, setting: str) -> Callable[[str], None]:
+    def _refusal_handler(self, setting: str) -> Callable[[str], None]:
         """What happens to a connection over a limit, besides being closed."""
 
         def refused(peer: str) -> None:
@@ -105,6 +113,6 @@ class StreamSide:
 
         return refused
 
-    def _unshaken(self, peer: str, reason: str) -> None:
+    def _on_handshake_failed(self, peer: str, reason: str) -> None:
         self._broker.counters.count("refused", "tls_handshake")
         self._log.warning("tls handshake failed", peer=peer, reason=reason)

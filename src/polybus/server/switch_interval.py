@@ -23,14 +23,14 @@ SHORT_S: Final = 0.00005
 LONG_S: Final = 0.0005
 
 
-class Turns:
+class SwitchInterval:
     def __init__(self, brought: Callable[[], int]) -> None:
         """`brought` counts up with all that the loop's connections bring."""
-        self._brought = brought
+        self._count_received = brought
         self._seen = self._noted = 0
         sys.setswitchinterval(SHORT_S)
 
-    def note(self, reads: int) -> int:
+    def note_reads(self, reads: int) -> int:
         """How often connections were read from so far; any thread. If that is more than before,
         turns are short from now on."""
         if reads != self._noted:
@@ -40,5 +40,5 @@ class Turns:
 
     def tick(self) -> None:
         """A few times a second."""
-        seen, self._seen = self._seen, self._brought()
+        seen, self._seen = self._seen, self._count_received()
         sys.setswitchinterval(LONG_S if seen == self._seen else SHORT_S)

@@ -17,7 +17,7 @@ from typing import Any
 VARIABLE = "NOTIFY_SOCKET"
 
 
-class Notifier:
+class SystemdNotifier:
     """Sends the state of the bus to the service manager, if there is one."""
 
     def __init__(self, environ: Mapping[str, str], log: Any) -> None:
@@ -25,16 +25,16 @@ class Notifier:
         self._log = log
 
     def ready(self, listeners: int) -> None:
-        self._send(f"READY=1\nSTATUS=Serving on {listeners} listeners\nMAINPID={os.getpid()}")
+        self._send_state(f"READY=1\nSTATUS=Serving on {listeners} listeners\nMAINPID={os.getpid()}")
 
     def reloading(self) -> None:
         # systemd wants the moment, to tell this reload's READY from an earlier one.
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._send_state(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        self._send("STOPPING=1\nSTATUS=Draining")
+        self._send_state("STOPPING=1\nSTATUS=Draining")
 
-    def _send(self, text: str) -> None:
+    def _send_state(self, text: str) -> None:
         if self._target is None:
             return
         try:

@@ -20,13 +20,13 @@ from typing import NamedTuple
 from polybus.model.identity import Identity
 
 # A local file answers within 0.1 ms. Longer than this and the loop goes on without.
-PATIENCE_S = 0.05
+LOOKUP_TIMEOUT_S = 0.05
 FRESH_S = 60.0
 MAX_KNOWN = 65_536
 MAX_ASKED = 1024  # questions that wait behind one that hangs
 
 
-class Account(NamedTuple):
+class UserAccount(NamedTuple):
     """What the database says of a uid: nothing, if it has none such."""
 
     name: str | None
@@ -48,23 +48,23 @@ def gid_of(name: str) -> int | None:
         return None
 
 
-def account_of(uid: int) -> Account:
+def account_of(uid: int) -> UserAccount:
     try:
         entry = pwd.getpwuid(uid)
     except (KeyError, OverflowError):
-        return Account(None, frozenset())
-    return Account(entry.pw_name, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)))
+        return UserAccount(None, frozenset())
+    return UserAccount(entry.pw_name, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
-class Directory:
+class UserDirectory:
     """What is known of uids, for the event loop."""
 
     def __init__(
-        self, clock: Callable[[], float], look_up: Callable[[int], Account] = account_of
+        self, clock: Callable[[], float], look_up: Callable[[int], UserAccount] = account_of
     ) -> None:
         self._clock = clock
         self._look_up = look_up
-        self._known: dict[int, tuple[Account, float]] = {}
+        self._known: dict[int, tuple[UserAccount, float]] = {}
         self._asked: dict[int, threading.Event] = {}
         self._questions: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -81,14 +81,14 @@ class Directory:
         account = self._account(identity.uid)
         return f"{account.name}({identity.uid})" if account and account.name else identity.name
 
-    def _account(self, uid: int) -> Account | None:
+    def _account(self, uid: int) -> UserAccount | None:
         account, at_s = self._known.get(uid, (None, 0.0))
         if account is None or self._clock() - at_s > FRESH_S:
-            self._ask(uid)
+            self._request_lookup(uid)
             account, _ = self._known.get(uid, (account, 0.0))
         return account
 
-    def _ask(self, uid: int) -> None:
+    def _request_lookup(self, uid: int) -> None:
         if uid in self._asked or len(self._asked) >= MAX_ASKED:
             return
         nobody_waits = not self._asked
@@ -98,18 +98,18 @@ class Directory:
             self._thread = threading.Thread(target=self._work, name="directory", daemon=True)
             self._thread.start()
         if nobody_waits:  # else an earlier question hangs, and this one would wait behind it
-            answered.wait(PATIENCE_S)
+            answered.wait(LOOKUP_TIMEOUT_S)
 
     def _work(self) -> None:
         while True:
             uid = self._questions.get()
             try:
-                self._learn(uid, self._look_up(uid))
+                self._remember(uid, self._look_up(uid))
             except OSError:
                 pass  # the database is ill: asked again next time
             self._asked.pop(uid).set()
 
-    def _learn(self, uid: int, account: Account) -> None:
+    def _remember(self, uid: int, account: UserAccount) -> None:
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[uid] = (account, self._clock())

@@ -16,11 +16,11 @@ ARCHIVE = Path(sys.prefix) / "share" / "polybus" / "spark.jsa"
 SILENTLY = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
-def shared(archive: Path = ARCHIVE) -> str:
+def load_flags(archive: Path = ARCHIVE) -> str:
     """For Java's command line; nothing if nobody has made the file."""
     return f"-XX:SharedArchiveFile={archive} {SILENTLY}" if archive.is_file() else ""
 
 
-def leaving(archive: Path) -> str:
+def dump_flags(archive: Path) -> str:
     """For the command line of a Java that makes the file when it ends."""
     return f"-XX:ArchiveClassesAtExit={archive} {SILENTLY}"

@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import UsageError
 from polybus.spark.source.topic_schema import SCHEMA
-from polybus.spark.spark_options import SINK_OPTIONS, SOURCE_OPTIONS, Options
-from polybus.spark.worker_errors import told_plainly
+from polybus.spark.spark_options import SINK_OPTIONS, SOURCE_OPTIONS, SparkOptions
+from polybus.spark.worker_errors import hide_traceback
 
 
 class PolybusSource(DataSource):
@@ -30,27 +30,27 @@ class PolybusSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from polybus.spark.source.batch_reader import BatchReader
 
-        with told_plainly():
-            return BatchReader(Options(self.options, SOURCE_OPTIONS), schema)
+        with hide_traceback():
+            return BatchReader(SparkOptions(self.options, SOURCE_OPTIONS), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         from polybus.spark.source.stream_reader import StreamReader
 
-        with told_plainly():
-            return StreamReader(Options(self.options, SOURCE_OPTIONS), schema)
+        with hide_traceback():
+            return StreamReader(SparkOptions(self.options, SOURCE_OPTIONS), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from polybus.spark.sink.sink_writers import batch_writer
 
-        with told_plainly():
+        with hide_traceback():
             if overwrite:
                 raise UsageError("a topic is not overwritten, only added to: .mode('append')")
-            return batch_writer(Options(self.options, SINK_OPTIONS), schema)
+            return batch_writer(SparkOptions(self.options, SINK_OPTIONS), schema)
 
     def streamWriter(  # noqa: N802  # Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         from polybus.spark.sink.sink_writers import stream_writer
 
-        with told_plainly():
-            return stream_writer(Options(self.options, SINK_OPTIONS), schema)
+        with hide_traceback():
+            return stream_writer(SparkOptions(self.options, SINK_OPTIONS), schema)

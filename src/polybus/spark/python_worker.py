@@ -20,7 +20,7 @@ def is_worker() -> bool:
     return os.environ.get(RUNTIME) == WORKER
 
 
-def asked() -> None:
+def note_request() -> None:
     """Called once for whatever a worker is asked to do."""
     global _asked
     _asked += 1

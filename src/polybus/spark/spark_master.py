@@ -23,7 +23,7 @@ CONNECT_S = 5.0
 EXECUTOR_S, LOOK_EVERY_S = 20.0, 0.2
 
 
-def check(master: str) -> None:
+def check_master(master: str) -> None:
     """`ConfigError` if it is none, `NotConnected` if no standalone master answers there."""
     if FORM.fullmatch(master) is None:
         raise ConfigError(f"{master!r} is no master of Spark: give {FORMS}")

@@ -34,12 +34,12 @@ SINK_OPTIONS = (
 # What Spark gives to sources and sinks beside what the user has for us.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
-FILES = "lmdb:"
-LATER = "nats:"
+STORE_SCHEME = "lmdb:"
+NATS_SCHEME = "nats:"
 FLAGS = {"true": True, "false": False}
 
 
-class Options:
+class SparkOptions:
     """What was given to one source or sink. `UsageError` names the option that is wrong."""
 
     def __init__(self, given: Mapping[str, str], allowed: Sequence[str]) -> None:
@@ -90,14 +90,14 @@ class Options:
         Called on the driver: tasks may run in another folder, with another environment.
         """
         url = bus_url(self.text("bus"), os.environ)
-        if url.startswith(LATER):
+        if url.startswith(NATS_SCHEME):
             raise UsageError(f"{url}: NATS is still to come; give polybus://… or lmdb:PATH as bus")
-        if not url.startswith(FILES):
+        if not url.startswith(STORE_SCHEME):
             return url
-        folder = url.removeprefix(FILES)
+        folder = url.removeprefix(STORE_SCHEME)
         if not folder:
             raise UsageError("lmdb: needs the data folder of a bus: lmdb:PATH")
-        return FILES + str(Path(folder).absolute())
+        return STORE_SCHEME + str(Path(folder).absolute())
 
     @property
     def archive(self) -> str | None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from polybus.errors import ConfigError
 from polybus.spark import class_data_sharing
 from polybus.spark.source import column_pruning
-from polybus.spark.spark_master import check as check_master
-from polybus.spark.stderr_filter import held_back
+from polybus.spark.spark_master import check_master as check_master
+from polybus.spark.stderr_filter import hold_stderr
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,17 +75,17 @@ def session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_local = master is None or master.startswith("local")
     given = {**SETTINGS, **(LOCAL if is_local else {}), "spark.log.level": log_level}
-    if is_local and _workers_are_ours():
-        given.update(sockets())
+    if is_local and _has_own_workers():
+        given.update(socket_settings())
     given.update(settings or {})
-    given[DRIVERS_JAVA] = f"{given[DRIVERS_JAVA]} {class_data_sharing.shared()}".strip()
+    given[DRIVERS_JAVA] = f"{given[DRIVERS_JAVA]} {class_data_sharing.load_flags()}".strip()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master or "local[*]")
     for key, value in given.items():
         builder = builder.config(key, value)
     try:
-        with held_back(is_quiet=log_level.upper() == QUIET), _workers_begin_with(STARTUP):
+        with hold_stderr(is_quiet=log_level.upper() == QUIET), _startup_folder_on_path(STARTUP):
             found: SparkSession = builder.getOrCreate()
     except Exception:
         check_java()
@@ -94,12 +94,12 @@ def session(
     return found
 
 
-def _workers_are_ours() -> bool:
+def _has_own_workers() -> bool:
     """Whether they have the PySpark of this Python."""
     return os.environ["PYSPARK_PYTHON"] == sys.executable and "SPARK_HOME" not in os.environ
 
 
-def sockets() -> dict[str, str]:
+def socket_settings() -> dict[str, str]:
     """In a folder of this user alone: a worker does what it is told by whoever gets through."""
     folder = Path(tempfile.gettempdir()) / f"polybus-spark-{os.getuid()}"
     try:
@@ -114,10 +114,10 @@ def sockets() -> dict[str, str]:
 
 
 @contextmanager
-def _workers_begin_with(folder: Path) -> Iterator[None]:
+def _startup_folder_on_path(folder: Path) -> Iterator[None]:
     """Java that is started meanwhile passes it on."""
     before = os.environ.get("PYTHONPATH")
-    if not _workers_are_ours():
+    if not _has_own_workers():
         yield
         return
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))

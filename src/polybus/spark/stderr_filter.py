@@ -18,14 +18,14 @@ CHUNK_BYTES = 65_536
 
 
 @contextmanager
-def held_back(*, is_quiet: bool = True) -> Iterator[None]:
+def hold_stderr(*, is_quiet: bool = True) -> Iterator[None]:
     """Programs started meanwhile have such a pipe; whoever else writes to stderr waits."""
     if not is_quiet:
         yield
         return
     terminal = os.dup(STDERR)
     reading, writing = os.pipe()
-    passing = _Passing(reading, terminal)
+    passing = _StderrForwarder(reading, terminal)
     os.dup2(writing, STDERR)
     os.close(writing)
     passing.start()
@@ -40,7 +40,7 @@ def held_back(*, is_quiet: bool = True) -> Iterator[None]:
         os.dup2(terminal, STDERR)
 
 
-class _Passing(Thread):
+class _StderrForwarder(Thread):
     """Ends with the last program that writes; it does not keep ours from ending."""
 
     def __init__(self, reading: int, terminal: int) -> None:

@@ -17,7 +17,7 @@ WITHOUT_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # looked at by Spark when a worker f
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def hide_traceback() -> Iterator[None]:
     """In the workers that Spark starts: each ends with the first error it raises."""
     try:
         yield

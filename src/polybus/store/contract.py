@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from polybus.model.rows import EMPTY
 
 if TYPE_CHECKING:
-    from polybus.model.commit import Append, Commit, Committed, Record
+    from polybus.model.commit import Append, Commit, CommitResult, StoredRecord
     from polybus.model.rows import Rows
-    from polybus.model.stamp import Habits, Opened
+    from polybus.model.stamp import ProducerEpoch, ProducerOptions
     from polybus.model.topic import All, Bounds, Topic
 
 LEASE_S = 600.0
@@ -40,7 +40,7 @@ MAX_ROWS = 65_536
 MAX_READ_BYTES = 16 << 20
 
 
-class News(NamedTuple):
+class ShardEnd(NamedTuple):
     """A shard has messages up to `end` (exclusive)."""
 
     topic: int
@@ -48,7 +48,7 @@ class News(NamedTuple):
     end: int
 
 
-class Part(NamedTuple):
+class ShardRange(NamedTuple):
     """Messages of a shard from `start` to `end` (exclusive), at most `max_rows`."""
 
     shard: int
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 # Called once for each group of commits that became visible, on a thread of the engine's.
-Listener = Callable[[Sequence[News]], None]
+Listener = Callable[[Sequence[ShardEnd]], None]
 
 
 class Store(ABC):
@@ -95,7 +95,7 @@ class Store(ABC):
     # --- writing
 
     @abstractmethod
-    def commit(self, commit: Commit) -> Future[Committed]:
+    def commit(self, commit: Commit) -> Future[CommitResult]:
         """Does all of it or nothing; a repeated stamp gives the first result again.
 
         The form is judged first, then the stamp, then all else: a repeat is known as one
@@ -104,16 +104,16 @@ class Store(ABC):
         up. Which of several faults is named is the engine's choice.
         """
 
-    def commit_all(self, commits: Sequence[Commit]) -> list[Future[Committed]]:
+    def commit_all(self, commits: Sequence[Commit]) -> list[Future[CommitResult]]:
         """As many calls of `commit`, each by itself; an engine may take them in one step."""
         return [self.commit(one) for one in commits]
 
     @abstractmethod
-    def open_producer(self, name: str, habits: Habits) -> Opened:
+    def open_producer(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
         """Makes the producer if need be, and raises its epoch: stamps of older ones are fenced."""
 
     @abstractmethod
-    def look_up_producer(self, name: str) -> Opened | None:
+    def look_up_producer(self, name: str) -> ProducerEpoch | None:
         """The producer as it is, with nothing raised; None if nobody has opened it."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Store(ABC):
     def read_parts(
         self,
         topic: int,
-        parts: Sequence[Part],
+        parts: Sequence[ShardRange],
         *,
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_READ_BYTES,
@@ -205,10 +205,10 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def get(self, key: bytes) -> Record | None: ...
+    def get(self, key: bytes) -> StoredRecord | None: ...
 
     @abstractmethod
-    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
+    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[StoredRecord]:
         """Records whose keys begin so and come behind `after`, in order; at most `limit`."""
 
     @abstractmethod

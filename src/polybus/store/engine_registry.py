@@ -25,7 +25,7 @@ COMMIT_INTERVAL_MS = 50  # of `interval`: what a crash may lose, in time
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class StoreOptions:
     """How a store is to be opened; what an engine has no use for, it does not look at."""
 
     read_only: bool = False
@@ -52,10 +52,10 @@ def open_store(
     if opener is None:
         known = ", ".join(f"{name}:" for name in _OPENERS)
         raise AddressError(f"{url!r} names no engine; there are {known}")
-    return opener(place, Wishes(read_only, durability, commit_interval_ms, wall_ns))
+    return opener(place, StoreOptions(read_only, durability, commit_interval_ms, wall_ns))
 
 
-def _open_memory(place: str, wishes: Wishes) -> Store:
+def _open_memory(place: str, wishes: StoreOptions) -> Store:
     from polybus.store.memory.memory_store import MemoryStore
     from polybus.store.memory.shared_namespaces import open_named
 
@@ -64,7 +64,7 @@ def _open_memory(place: str, wishes: Wishes) -> Store:
     return open_named(place) if place else MemoryStore(wall_ns=wishes.wall_ns)
 
 
-def _open_lmdb(place: str, wishes: Wishes) -> Store:
+def _open_lmdb(place: str, wishes: StoreOptions) -> Store:
     from polybus.store.lmdb.lmdb_store import LmdbStore
 
     if not place:
@@ -78,11 +78,11 @@ def _open_lmdb(place: str, wishes: Wishes) -> Store:
     )
 
 
-def _open_nats(place: str, wishes: Wishes) -> Store:
+def _open_nats(place: str, wishes: StoreOptions) -> Store:
     raise AddressError(f"nats:{place}: this engine is still to come")
 
 
-_OPENERS: dict[str, Callable[[str, Wishes], Store]] = {
+_OPENERS: dict[str, Callable[[str, StoreOptions], Store]] = {
     "memory": _open_memory,
     "lmdb": _open_lmdb,
     "nats": _open_nats,

@@ -18,26 +18,26 @@ from polybus.model import topic_name
 from polybus.model.block import Block
 from polybus.model.commit import (
     MAX_APPENDS,
+    MAX_COMMIT_KEYS,
     MAX_KEY_BYTES,
     MAX_NOTE_BYTES,
-    MAX_PLACES,
     MAX_RECORD_BYTES,
     MAX_RECORD_CHANGES,
     Append,
-    Change,
     Commit,
+    RecordChange,
 )
 from polybus.model.stamp import (
     MAX_DIGEST_BYTES,
     MAX_KEPT_RESULTS,
     MAX_PRODUCER_BYTES,
-    Habits,
+    ProducerOptions,
     Stamp,
 )
 from polybus.model.topic import ALL, MAX_SHARDS, All, Topic
 
 if TYPE_CHECKING:
-    from polybus.store.contract import Part
+    from polybus.store.contract import ShardRange
 
 MAX_NUMBER = (1 << 63) - 1  # positions, epochs and times are stored as int64
 MAX_COUNTER = (1 << 64) - 1  # pirate's clients may use all of them
@@ -61,7 +61,7 @@ def new_topic(
     name: str, shards: int, settings: Mapping[str, object]
 ) -> tuple[str, int, dict[str, object]]:
     """The name, shards and settings of a topic to be made; `InvalidTopic` for the name."""
-    topic_name.check(name)
+    topic_name.check_topic_name(name)
     require(1 <= shards <= MAX_SHARDS, f"a topic has 1 to {MAX_SHARDS} shards, not {shards}")
     return name, shards, topic_settings(settings)
 
@@ -127,12 +127,12 @@ def commit(commit: Commit) -> Commit:
 
 def places(appends: Sequence[Append], others: int = 0) -> None:
     """`TooLarge` if one commit, or one call of `stage`, would touch too much."""
-    if 2 * len(appends) + others <= MAX_PLACES:
+    if 2 * len(appends) + others <= MAX_COMMIT_KEYS:
         return  # however they are spread
     shards = {(append.topic, append.shard) for append in appends}
     touched = len(shards) + len({topic for topic, _ in shards}) + others
-    if touched > MAX_PLACES:
-        raise TooLarge(f"a commit touches at most {MAX_PLACES} places, not {touched}")
+    if touched > MAX_COMMIT_KEYS:
+        raise TooLarge(f"a commit touches at most {MAX_COMMIT_KEYS} places, not {touched}")
 
 
 def spans(count: int) -> None:
@@ -153,11 +153,11 @@ def appends(appends: Sequence[Append]) -> Sequence[Append]:
 
 
 def stages(stages: Collection[str]) -> Collection[str]:
-    _once(stages, "a commit publishes a stage once")
+    _check_unique(stages, "a commit publishes a stage once")
     return stages
 
 
-def changes(changes: Sequence[Change]) -> Sequence[Change]:
+def changes(changes: Sequence[RecordChange]) -> Sequence[RecordChange]:
     require(
         len(changes) <= MAX_RECORD_CHANGES, f"at most {MAX_RECORD_CHANGES} changes in one commit"
     )
@@ -165,7 +165,7 @@ def changes(changes: Sequence[Change]) -> Sequence[Change]:
         key(change.key)
         _at_most(change.value or b"", MAX_RECORD_BYTES, "a record")
         number(change.expected or 0, "an expected version")
-    _once([change.key for change in changes], "a commit changes a record once")
+    _check_unique([change.key for change in changes], "a commit changes a record once")
     return changes
 
 
@@ -205,7 +205,7 @@ def producer(name: str) -> bytes:
     return raw
 
 
-def habits(habits: Habits) -> Habits:
+def producer_options(habits: ProducerOptions) -> ProducerOptions:
     kept = habits.kept_results
     require(1 <= kept <= MAX_KEPT_RESULTS, f"1 to {MAX_KEPT_RESULTS} results are kept, not {kept}")
     return habits
@@ -232,7 +232,9 @@ def read(start: int, end: int | None, max_rows: int, max_bytes: int) -> tuple[in
     return start, end, min(max_rows, MAX_ANSWER_BYTES), min(max_bytes, MAX_ANSWER_BYTES)
 
 
-def parts(given: Sequence[Part], max_rows: int, max_bytes: int) -> tuple[Sequence[Part], int, int]:
+def parts(
+    given: Sequence[ShardRange], max_rows: int, max_bytes: int
+) -> tuple[Sequence[ShardRange], int, int]:
     """The parts of a read, and its rows and bytes."""
     for _, start, end, most in given:
         read(start, end, most, max_bytes)
@@ -267,6 +269,6 @@ def _at_most(data: bytes | str, limit: int, what: str) -> bytes:
     return data
 
 
-def _once(items: Iterable[Hashable], text: str) -> None:
+def _check_unique(items: Iterable[Hashable], text: str) -> None:
     items = list(items)
     require(len(set(items)) == len(items), text)

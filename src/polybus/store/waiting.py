@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polybus.errors import UsageError
-from polybus.store.contract import News, Store
+from polybus.store.contract import ShardEnd, Store
 
 Place = tuple[int, int]  # a topic's number, and a shard
 
@@ -25,7 +25,7 @@ class _Waiting:
     ends: dict[Place, int] = field(default_factory=dict)
     arrived: threading.Event = field(default_factory=threading.Event)
 
-    def hear(self, news: Sequence[News]) -> None:
+    def hear(self, news: Sequence[ShardEnd]) -> None:
         for topic, shard, end in news:
             self.note((topic, shard), end)
 
@@ -35,7 +35,7 @@ class _Waiting:
             self.arrived.set()
 
 
-def wait(store: Store, offsets: Mapping[Place, int], timeout_s: float) -> list[News]:
+def wait(store: Store, offsets: Mapping[Place, int], timeout_s: float) -> list[ShardEnd]:
     """The shards that have messages at or behind these offsets, as soon as one has.
 
     Nothing if none has within the time. `DoesNotExist` if a topic is not there, and
@@ -49,7 +49,7 @@ def wait(store: Store, offsets: Mapping[Place, int], timeout_s: float) -> list[N
     finally:
         stop()
     ends = sorted(waiting.ends.copy().items())
-    return [News(topic, shard, end) for (topic, shard), end in ends]
+    return [ShardEnd(topic, shard, end) for (topic, shard), end in ends]
 
 
 def _look(store: Store, waiting: _Waiting) -> None:

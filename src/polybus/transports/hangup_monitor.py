@@ -15,7 +15,7 @@ from collections.abc import Callable
 MAX_EVENTS = 64  # of one look; the rest is told at the next
 
 
-class Hangups:
+class HangupMonitor:
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
         self._callbacks: dict[int, Callable[[], None]] = {}

@@ -11,8 +11,8 @@ import termios
 from typing import Protocol
 
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.transports.proc_net_table import ProcNet, packed
-from polybus.transports.socket_table import End, SockDiag, SocketTable
+from polybus.transports.proc_net_table import ProcNetSocketTable, packed
+from polybus.transports.socket_table import NetlinkSocketTable, SocketEnd, SocketTable
 from polybus.transports.unix_credentials import of_unix_peer
 
 COUNT = struct.Struct("i")
@@ -38,7 +38,7 @@ class SocketLike(Protocol):
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
-def identify(sock: SocketLike | None) -> Identity:
+def identify_peer(sock: SocketLike | None) -> Identity:
     """Who is at the other end, as far as the kernel vouches for it. Nothing here waits."""
     try:
         if sock is None:
@@ -60,13 +60,13 @@ def socket_table() -> SocketTable:
 def open_socket_table() -> SocketTable:
     """The way to the kernel's socket table that works here; not to be shared by threads."""
     try:
-        diag = SockDiag()
+        diag = NetlinkSocketTable()
     except OSError:
-        return ProcNet()
-    if _knows_itself(diag):
+        return ProcNetSocketTable()
+    if _can_find_own_socket(diag):
         return diag
     diag.close()
-    return ProcNet()
+    return ProcNetSocketTable()
 
 
 def _tcp_owner(sock: SocketLike, table: SocketTable) -> int | None:
@@ -80,15 +80,15 @@ def _tcp_owner(sock: SocketLike, table: SocketTable) -> int | None:
     return uid if state in (ESTABLISHED, CLOSE_WAIT) else None
 
 
-def _end(name: tuple[str, int] | tuple[str, int, int, int]) -> End:
-    return End(packed(name[0]), name[1])
+def _end(name: tuple[str, int] | tuple[str, int, int, int]) -> SocketEnd:
+    return SocketEnd(packed(name[0]), name[1])
 
 
-def is_loopback(end: End) -> bool:
+def is_loopback(end: SocketEnd) -> bool:
     return end.ip[0] == IPV4_LOOPBACK if len(end.ip) == 4 else end.ip == IPV6_LOOPBACK
 
 
-def _knows_itself(table: SocketTable) -> bool:
+def _can_find_own_socket(table: SocketTable) -> bool:
     """Does the table know a connection of our own? Without the kernel's module it knows none."""
     try:
         with (
@@ -101,7 +101,7 @@ def _knows_itself(table: SocketTable) -> bool:
         return False
 
 
-def describe(peername: object, identity: Identity) -> str:
+def describe_peer(peername: object, identity: Identity) -> str:
     """A name for logs: where it calls from, or which process it is."""
     if isinstance(peername, tuple) and len(peername) >= 2:
         host = f"[{peername[0]}]" if ":" in str(peername[0]) else peername[0]

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from polybus.transports.socket_table import End, owner_of
+from polybus.transports.socket_table import SocketEnd, owner_of
 
 MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address inside an IPv6 one
 # A line has some 150 bytes: about 50 000 sockets, and about 50 ms.
@@ -20,11 +20,11 @@ MAX_TABLE_BYTES = 8 * 1024 * 1024
 LOCAL, REMOTE, STATE, UID, INODE = 1, 2, 3, 7, 9  # columns
 
 
-class ProcNet:
+class ProcNetSocketTable:
     def __init__(self, folder: Path = Path("/proc/net")) -> None:
         self._folder = folder
 
-    def owner(self, far: End, near: End) -> int | None:
+    def owner(self, far: SocketEnd, near: SocketEnd) -> int | None:
         for name, width in (("tcp", 4), ("tcp6", 16)):
             ends = [_shown(end, width) for end in (far, near)]
             if None not in ends:
@@ -46,7 +46,7 @@ class ProcNet:
                 yield columns
 
 
-def _shown(end: End, width: int) -> str | None:
+def _shown(end: SocketEnd, width: int) -> str | None:
     """An end as the table writes it: words of the host's byte order, in hexadecimal."""
     ip = MAPPED + end.ip if width == 16 and len(end.ip) == 4 else end.ip
     if len(ip) != width:

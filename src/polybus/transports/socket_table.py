@@ -28,7 +28,7 @@ ESTABLISHED, FIN_WAIT1, FIN_WAIT2 = 1, 4, 5
 CONNECTED = (ESTABLISHED, FIN_WAIT1, FIN_WAIT2)
 
 
-class End(NamedTuple):
+class SocketEnd(NamedTuple):
     """One end of a connection: 4 or 16 bytes of address, in network order, and a port."""
 
     ip: bytes
@@ -36,11 +36,11 @@ class End(NamedTuple):
 
 
 class SocketTable(Protocol):
-    def owner(self, far: End, near: End) -> int | None:
+    def owner(self, far: SocketEnd, near: SocketEnd) -> int | None:
         """The uid that holds the end `far` of the connection to `near`, if it is known."""
 
 
-class SockDiag:
+class NetlinkSocketTable:
     """The kernel's socket table, asked over netlink."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class SockDiag:
         self._netlink = socket.socket(socket.AF_NETLINK, kind, NETLINK_SOCK_DIAG)
         self._sequence = 0
 
-    def owner(self, far: End, near: End) -> int | None:
+    def owner(self, far: SocketEnd, near: SocketEnd) -> int | None:
         """From where the other end stands: its own address comes first."""
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         try:

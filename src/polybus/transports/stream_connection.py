@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 from polybus.kernel.receive_buffer import Inbox, SharedBuffer
 from polybus.kernel.socket_writer import Outlet
-from polybus.transports.peer_identity import describe, identify, keep_alive, unsent_bytes
+from polybus.transports.peer_identity import describe_peer, identify_peer, keep_alive, unsent_bytes
 
 if TYPE_CHECKING:
     from polybus.model.identity import Identity
-    from polybus.transports.hangup_monitor import Hangups
-    from polybus.transports.stream_session import Session
+    from polybus.transports.hangup_monitor import HangupMonitor
+    from polybus.transports.stream_session import StreamSession
 
 # What a closing connection is still owed goes out within this time, or not at all.
 LINGER_S = 5.0
@@ -27,13 +27,13 @@ class StreamConnection(asyncio.BufferedProtocol):
     peer: str
     identity: Identity
     is_unix: bool
-    hangups: Hangups | None = None  # set by the listener
-    _session: Session
+    hangups: HangupMonitor | None = None  # set by the listener
+    _session: StreamSession
     _transport: asyncio.Transport
 
     def __init__(
         self,
-        open_session: Callable[[StreamConnection], Session],
+        open_session: Callable[[StreamConnection], StreamSession],
         shared: SharedBuffer,
         admit: Callable[[StreamConnection], bool],
         lost: Callable[[StreamConnection], None],
@@ -44,14 +44,14 @@ class StreamConnection(asyncio.BufferedProtocol):
         self.get_buffer = self._inbox.space  # type: ignore[method-assign]
         self.buffer_updated = self._inbox.filled  # type: ignore[method-assign]
         self._admit = admit
-        self._lost = lost
+        self._on_lost = lost
         self._admitted = False
         self._opened = False  # there is a session
         self._paused = False  # what the session asked for
         self._reading = True  # what the transport was told
         self._closing = False
         self._broken = False  # the peer has ended it, and may have sent more before
-        self._keeps_place = False  # the peer is gone, and the session not done
+        self._holds_slot = False  # the peer is gone, and the session not done
         self._watched: int | None = None  # the descriptor whose hang-up is watched
         self._linger: asyncio.TimerHandle | None = None
 
@@ -63,10 +63,10 @@ class StreamConnection(asyncio.BufferedProtocol):
     def write_many(self, chunks: list[bytes]) -> None:
         self._transport.writelines(chunks)
 
-    def backlog(self) -> int:
+    def backlog_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
-    def unconfirmed(self) -> int:
+    def unconfirmed_bytes(self) -> int:
         return unsent_bytes(self._transport.get_extra_info("socket"))
 
     def pause_reading(self) -> None:
@@ -103,13 +103,13 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._broken = False  # once: soon the descriptor is somebody else's
             self._read_rest()
 
-    def keep_place(self) -> None:
-        self._keeps_place = True
+    def retain_slot(self) -> None:
+        self._holds_slot = True
 
-    def leave_place(self) -> None:
-        if self._keeps_place:
-            self._keeps_place = False
-            self._lost(self)
+    def release_slot(self) -> None:
+        if self._holds_slot:
+            self._holds_slot = False
+            self._on_lost(self)
 
     def has_failed(self) -> bool:
         return self._transport.is_closing()
@@ -126,19 +126,19 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._closing = True
         self._stop_watching()
         self._transport.abort()
-        self.leave_place()
+        self.release_slot()
 
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._enter(transport):
+        if self._identify_and_admit(transport):
             descriptor = transport.get_extra_info("socket").fileno()
             self.write = Outlet(descriptor, self._transport).write  # type: ignore[method-assign]
             self.has_failed = self._transport.is_closing  # type: ignore[method-assign]
             self._open()
 
     def eof_received(self) -> bool:
-        return self._opened and not self._closing and self._session.half_closed()
+        return self._opened and not self._closing and self._session.on_half_closed()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._broken = not self._closing
@@ -147,17 +147,17 @@ class StreamConnection(asyncio.BufferedProtocol):
         if self._linger is not None:
             self._linger.cancel()
         if self._opened:
-            self._session.ended()
-        if self._admitted and not self._keeps_place:
-            self._lost(self)
+            self._session.on_ended()
+        if self._admitted and not self._holds_slot:
+            self._on_lost(self)
 
-    def _enter(self, transport: asyncio.BaseTransport) -> bool:
+    def _identify_and_admit(self, transport: asyncio.BaseTransport) -> bool:
         """Learns who is there; False if there is no place for one more."""
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
-        self.identity = identify(sock)
+        self.identity = identify_peer(sock)
         self.is_unix = sock.family == socket.AF_UNIX
-        self.peer = describe(transport.get_extra_info("peername"), self.identity)
+        self.peer = describe_peer(transport.get_extra_info("peername"), self.identity)
         self._admitted = self._admit(self)
         if self._admitted:
             keep_alive(sock)
@@ -175,8 +175,8 @@ class StreamConnection(asyncio.BufferedProtocol):
             raise
         self._opened = True
         self._inbox.receive = self._session.receive
-        self.pause_writing = self._session.stalled  # type: ignore[method-assign]
-        self.resume_writing = self._session.writable  # type: ignore[method-assign]
+        self.pause_writing = self._session.on_stalled  # type: ignore[method-assign]
+        self.resume_writing = self._session.on_writable  # type: ignore[method-assign]
 
     def _offer_again(self) -> None:
         self._inbox.offer_again()

@@ -21,18 +21,18 @@ from polybus.errors import AddressError, AddressInUse
 from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.model.address import Address
 from polybus.model.identity import Identity
-from polybus.transports.hangup_monitor import Hangups
+from polybus.transports.hangup_monitor import HangupMonitor
 from polybus.transports.stream_connection import StreamConnection
-from polybus.transports.stream_session import Session
+from polybus.transports.stream_session import StreamSession
 from polybus.transports.tls_connection import TlsConnection
 
 BACKLOG = 1024  # connections the kernel holds for us while a turn of the loop runs
 SEALED_BYTES = 64 * 1024  # encrypted bytes of one read: a few records
 
-OpenSession = Callable[[StreamConnection], Session]
+OpenSession = Callable[[StreamConnection], StreamSession]
 
 
-class Gate:
+class ConnectionLimit:
     """Counts open connections; `refused(peer)` is told of each one over the bound."""
 
     def __init__(self, max_connections: int, refused: Callable[[str], None]) -> None:
@@ -51,28 +51,28 @@ class Gate:
         self.open -= 1
 
 
-class Places(Protocol):
+class CallerLimit(Protocol):
     """Counts connections per caller, where the gate counts all of them."""
 
-    def take(self, identity: Identity) -> bool:
+    def acquire(self, identity: Identity) -> bool:
         """False, and nothing counted, if this caller has too many already."""
 
-    def give_back(self, identity: Identity) -> None: ...
+    def release(self, identity: Identity) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    gate: Gate
+    connection_limit: ConnectionLimit
     shared: SharedBuffer
     tls: ssl.SSLContext | None = None
     unix_mode: int = 0o600
-    hangups: Hangups | None = None
-    places: Places | None = None
+    hangups: HangupMonitor | None = None
+    caller_limit: CallerLimit | None = None
     # Told of each TLS handshake that failed: with whom, and why.
-    unshaken: Callable[[str, str], None] = lambda peer, reason: None
+    on_handshake_failed: Callable[[str, str], None] = lambda peer, reason: None
 
 
-class Listener:
+class StreamListener:
     """An open listener. `address` has the port that was really bound."""
 
     def __init__(self, open_session: OpenSession, options: ListenOptions) -> None:
@@ -108,7 +108,7 @@ class Listener:
     def _makes_encrypted(self, context: ssl.SSLContext) -> Callable[[], StreamConnection]:
         sealed = SharedBuffer(SEALED_BYTES)
         common = (self._open_session, self._options.shared, self._admit, self._lost)
-        last = (context, sealed, self._options.unshaken)
+        last = (context, sealed, self._options.on_handshake_failed)
         return lambda: self._watched(TlsConnection(*common, *last))
 
     def _watched(self, connection: StreamConnection) -> StreamConnection:
@@ -116,10 +116,10 @@ class Listener:
         return connection
 
     def _admit(self, connection: StreamConnection) -> bool:
-        gate, places = self._options.gate, self._options.places
+        gate, places = self._options.connection_limit, self._options.caller_limit
         if not gate.enter(connection.peer):
             return False
-        if places is not None and not places.take(connection.identity):
+        if places is not None and not places.acquire(connection.identity):
             gate.leave()
             return False
         self._connections.add(connection)
@@ -127,9 +127,9 @@ class Listener:
         return True
 
     def _lost(self, connection: StreamConnection) -> None:
-        self._options.gate.leave()
-        if self._options.places is not None:
-            self._options.places.give_back(connection.identity)
+        self._options.connection_limit.leave()
+        if self._options.caller_limit is not None:
+            self._options.caller_limit.release(connection.identity)
         self._connections.discard(connection)
         if not self._connections:
             self._empty.set()
@@ -151,13 +151,15 @@ class Listener:
         self.address = address.with_port(sock.getsockname()[1])
 
 
-async def listen(address: Address, open_session: OpenSession, options: ListenOptions) -> Listener:
+async def listen(
+    address: Address, open_session: OpenSession, options: ListenOptions
+) -> StreamListener:
     """Opens a listener, or raises `AddressInUse` or `AddressError` with the reason."""
-    listener = Listener(open_session, options)
+    listener = StreamListener(open_session, options)
     try:
         await listener._open(address)
     except OSError as error:
-        raise _explained(address, error) from error
+        raise _bind_error(address, error) from error
     return listener
 
 
@@ -194,7 +196,7 @@ def _bind_unix(address: Address, mode: int) -> socket.socket:
     return sock
 
 
-def _explained(address: Address, error: OSError) -> AddressError | AddressInUse:
+def _bind_error(address: Address, error: OSError) -> AddressError | AddressInUse:
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(f"{address}: something else listens there already")
     reason = error.strerror or str(error)

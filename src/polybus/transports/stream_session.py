@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class Session(Protocol):
+class StreamSession(Protocol):
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
         """Takes what it can of buffer[start:end] and says how many bytes that was.
 
@@ -16,14 +16,14 @@ class Session(Protocol):
         The buffer belongs to the transport: nothing may keep a view of it.
         """
 
-    def stalled(self) -> None:
+    def on_stalled(self) -> None:
         """The socket takes no more for now."""
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         """The socket has taken everything, and takes more."""
 
-    def half_closed(self) -> bool:
+    def on_half_closed(self) -> bool:
         """The peer sends no more. True: the session will close the connection itself."""
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         """The connection is gone. Always the last call, and always made."""

@@ -22,7 +22,7 @@ from polybus.transports.stream_connection import StreamConnection
 
 if TYPE_CHECKING:
     from polybus.kernel.receive_buffer import SharedBuffer
-    from polybus.transports.stream_session import Session
+    from polybus.transports.stream_session import StreamSession
 
 HANDSHAKE_TIMEOUT_S = 10.0  # a peer that never finishes its handshake holds a descriptor
 
@@ -32,7 +32,7 @@ class TlsConnection(StreamConnection):
 
     def __init__(
         self,
-        open_session: Callable[[StreamConnection], Session],
+        open_session: Callable[[StreamConnection], StreamSession],
         shared: SharedBuffer,
         admit: Callable[[StreamConnection], bool],
         lost: Callable[[StreamConnection], None],
@@ -41,7 +41,7 @@ class TlsConnection(StreamConnection):
         failed: Callable[[str, str], None],
     ) -> None:
         super().__init__(open_session, shared, admit, lost)
-        self._sealed = sealed
+        self._encrypted = sealed
         self._failed = failed  # no handshake: with whom, and why
         self._begun = False  # the peer has sent something
         self._incoming = ssl.MemoryBIO()
@@ -69,24 +69,24 @@ class TlsConnection(StreamConnection):
 
     def close(self) -> None:
         if self._opened and not self._closing:
-            self._say_goodbye()
+            self._send_close_notify()
         super().close()
 
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._enter(transport):
+        if self._identify_and_admit(transport):
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._out_of_time)
+            self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)
 
     def _sealed_filled(self, nbytes: int) -> None:
         if not self._admitted or self._closing:
             return
         self._begun = True
-        self._incoming.write(self._sealed.view[:nbytes])
+        self._incoming.write(self._encrypted.view[:nbytes])
         try:
             if not self._opened:
-                self._shake_hands()
+                self._do_handshake()
             self._decrypt()
         except ssl.SSLWantReadError:
             self._send()
@@ -102,11 +102,11 @@ class TlsConnection(StreamConnection):
             self._failed(self.peer, "hung_up")
         super().connection_lost(exc)
 
-    def _out_of_time(self) -> None:
+    def _on_handshake_timeout(self) -> None:
         self._failed(self.peer, "timeout")
         self.abort()
 
-    def _shake_hands(self) -> None:
+    def _do_handshake(self) -> None:
         self._tls.do_handshake()
         self._stop_timer()
         self._send()
@@ -118,7 +118,7 @@ class TlsConnection(StreamConnection):
             space = self._inbox.space()
             count = cast(int, self._tls.read(len(space), space))  # given a buffer, it counts
             if not count:
-                self._hear_goodbye()
+                self._on_close_notify()
                 return
             self._inbox.filled(count)
 
@@ -135,17 +135,17 @@ class TlsConnection(StreamConnection):
         """What is left is sealed, and the peer is not there to open it with."""
 
     def _sealed_space(self, sizehint: int) -> memoryview:
-        return self._sealed.view
+        return self._encrypted.view
 
     def _send(self) -> None:
         if self._outgoing.pending:
             self._transport.write(self._outgoing.read())
 
-    def _hear_goodbye(self) -> None:
+    def _on_close_notify(self) -> None:
         if not self.eof_received():
             self.close()
 
-    def _say_goodbye(self) -> None:
+    def _send_close_notify(self) -> None:
         """So that the peer can tell this end from a cut. Nobody waits for its answer."""
         try:
             self._tls.unwrap()

@@ -33,19 +33,19 @@ DELETED = " (deleted)"
 MAX_CGROUP_BYTES = 64 * 1024
 
 
-class Options(Protocol):
+class SocketOptions(Protocol):
     def fileno(self) -> int: ...
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
 
 
-def of_unix_peer(sock: Options) -> Identity:
+def of_unix_peer(sock: SocketOptions) -> Identity:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, gid = CREDENTIALS.unpack(raw)
     uid, gid = uid & NO_ID, gid & NO_ID
     return Identity(uid, gid, pid, groups=_groups(sock), service=_service(sock, pid))
 
 
-def _groups(sock: Options) -> frozenset[int] | None:
+def _groups(sock: SocketOptions) -> frozenset[int] | None:
     """The supplementary groups; None if this kernel (before 4.13) does not tell."""
     size = USUAL_GROUPS * ID_BYTES
     while True:
@@ -58,7 +58,7 @@ def _groups(sock: Options) -> frozenset[int] | None:
         size *= 4
 
 
-def _option(sock: Options, option: int, size: int) -> bytes:
+def _option(sock: SocketOptions, option: int, size: int) -> bytes:
     if size <= PYTHON_BYTES:
         return sock.getsockopt(socket.SOL_SOCKET, option, size)
     import ctypes  # for a peer in hundreds of groups, which is rare
@@ -73,7 +73,7 @@ def _option(sock: Options, option: int, size: int) -> bytes:
     return buffer.raw[: length.value]
 
 
-def _service(sock: Options, pid: int) -> str:
+def _service(sock: SocketOptions, pid: int) -> str:
     if pid <= 0:  # in a pid namespace that we cannot see
         return ""
     try:

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from polybus.bus.policy import Policy
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.freud.codec import MALFORMED_TEXTS
-from polybus.dialects.freud.server.topic_states import State, Verb
+from polybus.dialects.freud.server.topic_states import LifecycleState, TopicVerb
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, Limits, QuotaLimits
@@ -67,7 +67,7 @@ ODD = (
 TOO_LARGE = freud_client.frame(4, bytes(MAX_FRAME_BYTES + 1))
 FORGED = 12  # the place of an id that nobody has
 
-VERBS = {0: Verb.CREATE, 1: Verb.DELETE, 2: Verb.SUBSCRIBE, 7: Verb.COUNT}
+VERBS = {0: TopicVerb.CREATE, 1: TopicVerb.DELETE, 2: TopicVerb.SUBSCRIBE, 7: TopicVerb.COUNT}
 Ask = Callable[["World"], bytes]
 
 
@@ -93,7 +93,7 @@ class Pair:
 class World:
     """`visited` counts the cells of the bus's table that were met."""
 
-    def __init__(self, visited: Counter[tuple[Verb, State]]) -> None:
+    def __init__(self, visited: Counter[tuple[TopicVerb, LifecycleState]]) -> None:
         quotas = QuotaLimits(QUOTAS[BYTES], QUOTAS[SUBSCRIPTIONS], QUOTAS[TOPICS])
         self.bus = MemoryBus(
             Limits(slow_consumer_timeout_s=1e9),
@@ -114,20 +114,20 @@ class World:
 
     # --- clients
 
-    def begin(self, state: State, name: bytes) -> None:
+    def begin(self, state: LifecycleState, name: bytes) -> None:
         """Three clients, and a topic in a state that chance alone would seldom reach."""
         for caller in CALLERS[:3]:
             self.new_client(caller)
-        if state is State.GONE:
+        if state is LifecycleState.GONE:
             return
         self.say(freud_client.create(name), freud_client.subscribe(name))
-        if state is State.LIVE:
+        if state is LifecycleState.LIVE:
             return
         self.say(freud_client.delete(name))
-        if state is State.DELETING:
+        if state is LifecycleState.DELETING:
             return
         self.say(freud_client.create(name), freud_client.produce(name, b"0123456789"))
-        if state is State.AWAITING:
+        if state is LifecycleState.AWAITING:
             self.say(freud_client.get_record(self.known[0]))
 
     def new_client(self, caller: Caller) -> None:
@@ -218,7 +218,7 @@ class World:
         for name, body in messages:
             together.setdefault(name, []).append(body)
         for name, bodies in together.items():
-            self.visit(Verb.COLLECT, name)
+            self.visit(TopicVerb.COLLECT, name)
             self.model.publish(name, bodies)
         self.talk.settle()
 
@@ -249,7 +249,7 @@ class World:
         self.check_quotas()
         topics = self.bus.broker.topics._topics
         for name in NAMES:
-            state = topics[name].state if name in topics else State.GONE
+            state = topics[name].state if name in topics else LifecycleState.GONE
             assert state.value == self.model.state(name), name
 
     def check_quotas(self) -> None:
@@ -306,12 +306,12 @@ class World:
 
     def foresee(self, asked: One) -> None:
         if isinstance(asked, Produce):
-            self.visit(Verb.PRODUCE, asked.topic)
+            self.visit(TopicVerb.PRODUCE, asked.topic)
         elif isinstance(asked, Request) and asked.type in VERBS:
             self.visit(VERBS[asked.type], asked.subject)
 
-    def visit(self, verb: Verb, name: bytes) -> None:
-        self.visited[verb, State(self.model.state(name))] += 1
+    def visit(self, verb: TopicVerb, name: bytes) -> None:
+        self.visited[verb, LifecycleState(self.model.state(name))] += 1
 
     def end(self, pair: Pair) -> None:
         pair.pipe.hang_up()
@@ -349,7 +349,7 @@ def compare_push(pipe: MemoryPipe, reader: PushReader) -> None:
 def policy() -> Policy:
     rules = [Rule.parse(f"deny user:{uid} {verb} {name.decode()}") for uid, verb, name in DENIED]
     made = Policy()
-    made.replace([Placed(one, "test", one.who.number) for one in rules])
+    made.replace([PlacedRule(one, "test", one.who.number) for one in rules])
     return made
 
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from polybus.dialects.freud.server.topic_states import TABLE, State, Verb
+from polybus.dialects.freud.server.topic_states import TABLE, LifecycleState, TopicVerb
 from tests.property.bus.freud_world import (
     BODIES,
     CALLERS,
@@ -42,13 +42,13 @@ from tests.rig.oracle.freud_bus import Caller
 EXAMPLES, STEPS = 40, 40
 PROGRAMS, LENGTH = 80, 150
 
-VISITED: Counter[tuple[Verb, State]] = Counter()
+VISITED: Counter[tuple[TopicVerb, LifecycleState]] = Counter()
 
 # Mostly one name, so that what clients do has to do with each other.
 A_NAME = (NAMES[0], *NAMES, NAMES[0])
 A_WAIT = (0, 0, 0, 1, 5, -1, -7, 40)
 A_WHILE = (0.25, 1, 1, 5, 29.75, 30)
-A_STATE = (*State, State.LIVE, State.RECREATING, State.AWAITING)
+A_STATE = (*LifecycleState, LifecycleState.LIVE, LifecycleState.RECREATING, LifecycleState.AWAITING)
 A_ROOM = (0, 0, 5, 20, 50)
 AN_AMOUNT = (1, 8, 30, None, None)
 PLACES = 12  # how far numbers go that stand for clients and subscriptions
@@ -92,7 +92,7 @@ class FreudMachine(RuleBasedStateMachine):
         self.world = World(VISITED)
 
     @initialize(state=st.sampled_from(A_STATE), name=names)
-    def begin(self, state: State, name: bytes) -> None:
+    def begin(self, state: LifecycleState, name: bytes) -> None:
         self.world.begin(state, name)
 
     @rule(caller=st.sampled_from(CALLERS))

@@ -44,8 +44,8 @@ def told(make: Any, *args: Any, **settings: Any) -> Any:
 
 @given(st.lists(requests, max_size=40))
 def test_both_ways_give_the_same(batch: list[Any]) -> None:
-    plain = told(message_columns.batch_of_requests, batch, 17, with_headers=False)
-    assert plain == told(message_columns._checked, batch, 17, with_headers=False)
+    plain = told(message_columns.build_request_batch, batch, 17, with_headers=False)
+    assert plain == told(message_columns._build_checked_batch, batch, 17, with_headers=False)
 
 
 @given(st.lists(requests, max_size=20) | st.lists(st.builds(MessageRequest, some, data, st.none())))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from polybus import fdq
 from polybus.errors import PolybusError
-from polybus.native.inprocess import Bus, open_bus
+from polybus.native.inprocess import InProcessClient, open_bus
 
 ONE, MANY = ("one-a", "one-b"), ("many-a", "many-b")
 TOPICS = ONE + MANY
@@ -63,7 +63,7 @@ class World:
 
     def __init__(self, url: str, stack: ExitStack) -> None:
         self.url = url
-        self.bus: Bus = stack.enter_context(open_bus(url))
+        self.bus: InProcessClient = stack.enter_context(open_bus(url))
         self._stack = stack
         self._producers: dict[str, list[fdq.Producer]] = {}
         for topic in TOPICS:

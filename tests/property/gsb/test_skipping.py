@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.server.oversized_packet import Skipping
+from polybus.dialects.gsb.server.oversized_packet import OversizedPacket
 from polybus.errors import BadFrame
 
 Found = tuple[str, bytes, bytes, int]
@@ -49,7 +49,7 @@ packets = st.lists(
 
 
 def skipped(payload: bytes, step: int) -> Found | None:
-    skipping = Skipping(len(payload), 1000)
+    skipping = OversizedPacket(len(payload), 1000)
     try:
         for at in range(0, len(payload), step):
             skipping.feed(memoryview(payload)[at : at + step])

@@ -69,7 +69,7 @@ def kernel_pieces(
     return [
         (
             build(list(piece.messages)).layout(),
-            run_table.join(*(run_table.table(*run) for run in piece.runs)),
+            run_table.join_tables(*(run_table.make_table(*run) for run in piece.runs)),
             piece.first_offset,
             piece.shard,
             piece.start,

@@ -63,8 +63,8 @@ def code_of_the_model(frames: wire.Frames) -> object:
 
 
 def code_of_the_codec(frames: wire.Frames) -> object:
-    found = codec.parse(frames)
-    return found.code if isinstance(found, codec.Refusal) else None
+    found = codec.parse_request(frames)
+    return found.code if isinstance(found, codec.ErrorReply) else None
 
 
 def put(*body: bytes) -> wire.Frames:
@@ -101,10 +101,10 @@ def test_a_request_is_read_as_it_was_written(op, client, epoch, counter, topic, 
     plain = codec.Request(op, client, epoch, 0 if op == codec.GET else counter, topic)
     own = {codec.PUT: {"body": body}, codec.GET: {"last": last}}.get(op, {})
     request = plain._replace(**own)
-    found = codec.parse([b"envelope", b"", *codec.encode(request)], 2)
-    assert not isinstance(found, codec.Refusal)
+    found = codec.parse_request([b"envelope", b"", *codec.encode_request(request)], 2)
+    assert not isinstance(found, codec.ErrorReply)
     assert found._replace(body=list(found.body)) == request._replace(body=list(request.body))
-    assert codec.encode(request) == by_hand(request)
+    assert codec.encode_request(request) == by_hand(request)
 
 
 def by_hand(request: codec.Request) -> wire.Frames:
@@ -115,24 +115,24 @@ def by_hand(request: codec.Request) -> wire.Frames:
 
 
 ANSWERS: list[tuple[wire.Answer, codec.Reply]] = [
-    (("OK", 3, 2**64 - 1), codec.Done(3, 2**64 - 1)),
-    (("NONE",), codec.Nothing()),
-    (("ERR", "STALE"), codec.Refusal("STALE", "as the model says")),
+    (("OK", 3, 2**64 - 1), codec.OkReply(3, 2**64 - 1)),
+    (("NONE",), codec.EmptyReply()),
+    (("ERR", "STALE"), codec.ErrorReply("STALE", "as the model says")),
 ]
 
 
 def test_answers_are_those_of_the_model():
     for answer, reply in ANSWERS:
-        assert codec.decode(reply_frames(answer)) == reply
-    assert wire.read_answer(codec.done(3, 4)) == ("OK", 3, 4)
-    assert wire.read_answer(codec.nothing()) == ("NONE",)
-    assert wire.read_answer(codec.error("BUSY", "wait")) == ("ERR", "BUSY")
+        assert codec.decode_reply(reply_frames(answer)) == reply
+    assert wire.read_answer(codec.encode_ok(3, 4)) == ("OK", 3, 4)
+    assert wire.read_answer(codec.encode_none()) == ("NONE",)
+    assert wire.read_answer(codec.encode_error("BUSY", "wait")) == ("ERR", "BUSY")
 
 
 @given(st.sampled_from([0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 5]))
 def test_a_body_is_cut_into_full_frames(size):
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
-    assert wire.read_answer(codec.message(7, 5, body)) == ("MSG", 7, body)
-    found = codec.decode(codec.message(7, 5, body))
-    assert found == codec.Message(7, 5, body)
+    assert wire.read_answer(codec.encode_message(7, 5, body)) == ("MSG", 7, body)
+    found = codec.decode_reply(codec.encode_message(7, 5, body))
+    assert found == codec.MessageReply(7, 5, body)

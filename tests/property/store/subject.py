@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from polybus.model.block import Block
-from polybus.model.commit import Append, Change, Commit, Committed
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange
 from polybus.model.rows import Rows
 from polybus.model.stamp import Stamp
 from polybus.model.topic import ALL, All, Topic
@@ -32,9 +32,10 @@ class Subject:
     def appends(self, puts: Iterable[Put]) -> tuple[Append, ...]:
         return tuple(Append(self.numbers[put.topic], put.shard, _block(put)) for put in puts)
 
-    def commit(self, request: Request) -> Future[Committed]:
+    def commit(self, request: Request) -> Future[CommitResult]:
         changes = tuple(
-            Change(wish.key, wish.value, self._version(wish.expected)) for wish in request.wishes
+            RecordChange(wish.key, wish.value, self._version(wish.expected))
+            for wish in request.wishes
         )
         stamp = Stamp(*request.mark) if request.mark else None
         stages = tuple(self.stages[stage] for stage in request.stages)
@@ -46,7 +47,7 @@ class Subject:
 
     # --- comparing
 
-    def compare_result(self, wanted: Result, found: Committed) -> None:
+    def compare_result(self, wanted: Result, found: CommitResult) -> None:
         spans = tuple((self.numbers[topic], *rest) for topic, *rest in wanted.spans)
         assert found.spans == spans, self.name
         assert (found.timestamp_ns, found.note) == (wanted.timestamp_ns, wanted.note), self.name

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from polybus.errors import PolybusError, UsageError
-from polybus.model.stamp import Habits
+from polybus.model.stamp import ProducerOptions
 from polybus.model.topic import ALL, All
 from polybus.testing.conformance import Clock
 from tests.property.store.programs import (
@@ -130,7 +130,7 @@ class Trial:
         name = PRODUCERS[producer]
         for _, wanted, found in self._ask(
             lambda: self.model.open_producer(name, dense, kept),
-            lambda on: on.store.open_producer(name, Habits(dense, kept)),
+            lambda on: on.store.open_producer(name, ProducerOptions(dense, kept)),
         ):
             assert found == wanted
 

@@ -71,7 +71,7 @@ class RecordedBus:
             )
             return answer
 
-        return connection.patiently(once)
+        return connection.retry(once)
 
 
 def _acked(shards: list[dict[str, Any]]) -> list[dict[str, Any]]:

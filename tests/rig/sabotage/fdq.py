@@ -16,7 +16,7 @@ SABOTAGES = [
     Patch(
         "acks-forgotten",
         "dialects/fdq/client/acker.py",
-        "        self.shard.put_back(self._acked)\n"
+        "        self.shard.restore_unsent_acks(self._acked)\n"
         "        self.shard.failures.extendleft(reversed(self._failures))\n",
         "        pass\n",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.rig.patching import Edit, Patch
 
 COORDINATOR = "groups/coordinator.py"
-SETTLE = "    def _settle(self, group: Group) -> None:\n"
+SETTLE = "    def _rebalance(self, group: Group) -> None:\n"
 ACKING = """    def _acking(self, topic, group, consumer, epoch):
         from types import SimpleNamespace
 

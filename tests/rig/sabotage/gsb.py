@@ -8,7 +8,7 @@ CALLS = "dialects/gsb/server/call_router.py"
 DESK = "        desk = self.desk = self.pressure.desk\n"
 SLOW = Edit(CALLS, DESK, DESK + "        desk.is_short = False\n")
 FAIL_SERVED = (
-    '            self._fail(call, Code.UNAVAILABLE, "the service went away", cancel=False)\n'
+    '            self._fail(call, StatusCode.UNAVAILABLE, "the service went away", cancel=False)\n'
 )
 
 SABOTAGES = [

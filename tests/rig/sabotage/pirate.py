@@ -19,11 +19,11 @@ SUBSCRIBERS = [
         (
             Edit(
                 PUTTING,
-                "            put.then(stored_answers.outcome(came))\n",
+                "            put.then(stored_answers.decode_outcome(came))\n",
                 "            topic = self._durable.find(put.topic)\n"
                 "            if came.duplicate and topic is not None:\n"
                 "                self._durable.produce(topic, put.block)\n"
-                "            put.then(stored_answers.outcome(came))\n",
+                "            put.then(stored_answers.decode_outcome(came))\n",
             ),
             Edit(
                 SUBSCRIBING, "        if request.counter > client.counter:\n", "        if True:\n"
@@ -48,7 +48,7 @@ SUBSCRIBERS = [
     Patch(
         "last-off",
         "dialects/pirate/server/last_writer.py",
-        "        if len(self._moved) >= subscriber_records.AT_ONCE:\n",
+        "        if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:\n",
         "        told(None)\n        return\n        if len(self._moved) >= records.AT_ONCE:\n",
     ),
     # Messages are removed before all subscribers have read them.
@@ -77,7 +77,7 @@ SUBSCRIBERS = [
 
 CLIENT = [
     # The journal is in memory alone.
-    Patch("journal-off", JOURNAL, "        data = encoded(event)\n", '        data = b""\n'),
+    Patch("journal-off", JOURNAL, "        data = encode_event(event)\n", '        data = b""\n'),
     # No event waits for the disk.
     Patch(
         "journal-sync-off",

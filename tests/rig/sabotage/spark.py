@@ -7,7 +7,7 @@ from tests.rig.patching import Edit, Patch
 SINK = "spark/sink/sink_writers.py"
 SOURCE = "spark/archive/archive_source.py"
 PARTS = "spark/pipelines/stats/partial_sums.py"
-TRANSACTION = "def _transaction(settings: Settings) -> str | None:\n"
+TRANSACTION = "def _transaction(settings: SinkOptions) -> str | None:\n"
 PUBLISH_ALONE = """def _publish_alone(client, done):
     from pyspark import TaskContext
 
@@ -17,12 +17,12 @@ PUBLISH_ALONE = """def _publish_alone(client, done):
             "producer": f"{done.query}/{context.partitionId()}",
             "counter": int(context.getLocalProperty("streaming.sql.batchId") or 0) + 1,
         }
-        publishing._publish(client, [done.stage], stamp=stamp, run={"id": done.query})
-    return Staged(None, done.query, done.rows)
+        epoch_publication._publish(client, [done.stage], stamp=stamp, run={"id": done.query})
+    return StagedRows(None, done.query, done.rows)
 
 
 """
-STAGED = "Staged(staging.finish(), query_id(), staging.rows)"
+STAGED = "StagedRows(staging.finish(), query_id(), staging.rows)"
 
 SABOTAGES = [
     # Each task publishes its own stage; the driver publishes nothing.
@@ -30,7 +30,7 @@ SABOTAGES = [
         "tasks-publish",
         SINK,
         f"        return {STAGED}\n",
-        f"        return _publish_alone(client_of(settings.bus), {STAGED})\n",
+        f"        return _publish_alone(get_client(settings.bus), {STAGED})\n",
         (Edit(SINK, TRANSACTION, PUBLISH_ALONE + TRANSACTION),),
     ),
     # A first batch that is planned again begins where "latest" is then.

@@ -57,8 +57,8 @@ SABOTAGES = [
     Patch(
         "caches-kept",
         "store/lmdb/writer_state.py",
-        "        self.batch = Batch()\n        self.known = Known(self._reading)\n",
-        "        self.batch = Batch()\n",
+        "        self.batch = WriteBatch()\n        self.cache = StateCache(self._reading)\n",
+        "        self.batch = WriteBatch()\n",
     ),
     # Places of dead readers are never cleared.
     Patch(
@@ -95,7 +95,7 @@ SABOTAGES = [
     Patch(
         "verify-blind",
         "store/lmdb/verification.py",
-        '    report, where = Report(), "the beginning"\n',
+        '    report, where = VerifyReport(), "the beginning"\n',
         '    report, where = Report(), "the beginning"\n    return report\n',
     ),
     # Each commit needs a file descriptor.

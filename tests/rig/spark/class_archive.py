@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark import SparkContext
 
 import polybus.spark
-from polybus.spark.class_data_sharing import ARCHIVE, leaving
+from polybus.spark.class_data_sharing import ARCHIVE, dump_flags
 from polybus.spark.spark_session import DRIVERS_JAVA
 from tests.rig.native_bus import NativeBus
 from tests.rig.spark.query_driver import SETTINGS, SOURCE, Copy, run
@@ -31,7 +31,7 @@ def main() -> None:
     ARCHIVE.unlink(missing_ok=True)  # Java takes one or leaves one
     with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:
         made = Path(folder) / ARCHIVE.name
-        settings = {**SETTINGS, DRIVERS_JAVA: f"{SETTINGS[DRIVERS_JAVA]} {leaving(made)}"}
+        settings = {**SETTINGS, DRIVERS_JAVA: f"{SETTINGS[DRIVERS_JAVA]} {dump_flags(made)}"}
         session = polybus.spark.session("local[2]", name="classes", settings=settings)
         with NativeBus() as bus:
             use(session, bus, Path(folder))

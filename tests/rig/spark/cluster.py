@@ -45,7 +45,7 @@ class Part:
             "SPARK_HOME": str(HOME),
             "SPARK_LOCAL_IP": HOST,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{JAVA} {class_data_sharing.shared()}",
+            "SPARK_DAEMON_JAVA_OPTS": f"{JAVA} {class_data_sharing.load_flags()}",
             "PYSPARK_PYTHON": sys.executable,
         }
         command = [str(HOME / "bin" / "spark-class"), kind, "--host", HOST, "--webui-port", "0"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polybus.errors import PolybusError, StoreFull
-from polybus.model.commit import Append, Change, Commit
+from polybus.model.commit import Append, Commit, RecordChange
 from polybus.model.stamp import Stamp
 from polybus.store.contract import Store
 from polybus.store.engine_registry import Durability, open_store
@@ -71,7 +71,7 @@ class Filler:
         record = self._store.get(b"opened/%d" % number)
         assert record is not None
         stamp = Stamp(name_of(number), int(record.value), counter)
-        changes = tuple(Change(key, b"%d" % counter) for key in progress_keys(number))
+        changes = tuple(RecordChange(key, b"%d" % counter) for key in progress_keys(number))
         return Commit(appends, changes=changes, stamp=stamp)
 
     def reported(self) -> Reported:

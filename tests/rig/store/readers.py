@@ -20,7 +20,7 @@ from polybus.model.commit import Append, Commit
 from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
 from polybus.store.lmdb import lmdb_store as _loaded_once_for_all_children  # noqa: F401
-from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.store_files import StoreFiles
 from tests.rig.forked_child import Child, Nursery
 from tests.rig.store.checker import bodies_of
 from tests.rig.store.workload import block_of
@@ -108,7 +108,7 @@ def read_once(store: Store, topic: int) -> list[bytes]:
 
 def die_reading(folder: str) -> None:
     """Is killed while a read transaction is open."""
-    with Home(Path(folder), read_only=True).reading() as transaction:
+    with StoreFiles(Path(folder), read_only=True).snapshot() as transaction:
         assert transaction.stat()["entries"] > 0
         os.kill(os.getpid(), signal.SIGKILL)
         threading.Event().wait()

@@ -12,18 +12,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from polybus.errors import PolybusError
-from polybus.model.commit import Commit, Committed
+from polybus.model.commit import Commit, CommitResult
 from polybus.store.memory.memory_store import MemoryStore
 
 
 class SteppedStore(MemoryStore):
     def __init__(self, *, wall_ns: Callable[[], int], clock_s: Callable[[], float]) -> None:
         super().__init__(wall_ns=wall_ns, clock_s=clock_s)
-        self.waiting: deque[tuple[Commit, Future[Committed]]] = deque()
+        self.waiting: deque[tuple[Commit, Future[CommitResult]]] = deque()
         self.fail_with: PolybusError | None = None
 
-    def commit(self, commit: Commit) -> Future[Committed]:
-        future: Future[Committed] = Future()
+    def commit(self, commit: Commit) -> Future[CommitResult]:
+        future: Future[CommitResult] = Future()
         self.waiting.append((commit, future))
         return future
 

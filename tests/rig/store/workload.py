@@ -24,8 +24,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from polybus.model.block import Block
-from polybus.model.commit import Append, Change, Commit, Committed
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.store.contract import Store
 
 PRODUCERS = 4
@@ -91,8 +91,8 @@ def prepare(store: Store) -> None:
     for number in range(PRODUCERS + 1):
         if store.get(b"opened/%d" % number) is None:
             # After a kill between these two the epoch is raised once more: nobody used the older.
-            epoch = store.open_producer(name_of(number), Habits()).epoch
-            change = Change(b"opened/%d" % number, b"%d" % epoch)
+            epoch = store.open_producer(name_of(number), ProducerOptions()).epoch
+            change = RecordChange(b"opened/%d" % number, b"%d" % epoch)
             store.commit(Commit(changes=(change,))).result()
 
 
@@ -111,7 +111,7 @@ class Worker:
         opened = store.get(b"opened/%d" % number)
         assert opened is not None
         self._epoch = int(opened.value)
-        self._waiting: deque[tuple[int, Future[Committed]]] = deque()
+        self._waiting: deque[tuple[int, Future[CommitResult]]] = deque()
 
     def work(self, until: Callable[[], bool]) -> None:
         while not until():
@@ -137,7 +137,7 @@ class Worker:
         found = list(self._appends())
         stamp = Stamp(name_of(self._number), self._epoch, self._counter)
         value = b"%d" % self._counter
-        changes = tuple(Change(key, value) for key in progress_keys(self._number))
+        changes = tuple(RecordChange(key, value) for key in progress_keys(self._number))
         if self._counter % STAGED_EVERY:
             return Commit(tuple(found), changes=changes, stamp=stamp)
         stage = self._store.open_stage()

@@ -13,7 +13,7 @@ from typing import Any
 
 from polybus.errors import Conflict, StageGone
 from polybus.model.block import Block
-from polybus.model.commit import Append, Change, Commit, Committed, Span
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange, Span
 from polybus.store import request_checks
 from tests.spikes.jetstream import producers, subjects
 from tests.spikes.jetstream.draft import Draft
@@ -37,7 +37,7 @@ class Piece:
         return Piece(self.count + count, size_bytes, self.block, (*self.stages, name))
 
 
-def commit(draft: Draft, wanted: Commit) -> Committed:
+def commit(draft: Draft, wanted: Commit) -> CommitResult:
     if wanted.stamp is not None:
         earlier = producers.earlier_result(draft, wanted.stamp)
         if earlier is not None:
@@ -97,7 +97,7 @@ def _pieces(draft: Draft, wanted: Commit) -> dict[Place, Piece]:
     return pieces
 
 
-def _append(draft: Draft, pieces: dict[Place, Piece], note: bytes) -> Committed:
+def _append(draft: Draft, pieces: dict[Place, Piece], note: bytes) -> CommitResult:
     tails = {topic: tail_of(draft, topic) for topic, _ in sorted(pieces)}
     times = (tail["timestamp_ns"] for tail in tails.values())
     now_ns = max([draft.senses.wall_ns(), *times])
@@ -106,7 +106,7 @@ def _append(draft: Draft, pieces: dict[Place, Piece], note: bytes) -> Committed:
     )
     for topic, tail in tails.items():
         draft.set_json(subjects.tail(topic), tail | {"timestamp_ns": now_ns})
-    return Committed(spans, now_ns, note=note)
+    return CommitResult(spans, now_ns, note=note)
 
 
 def _extend(draft: Draft, tail: dict[str, Any], place: Place, piece: Piece, now_ns: int) -> Span:
@@ -125,7 +125,7 @@ def _extend(draft: Draft, tail: dict[str, Any], place: Place, piece: Piece, now_
     return span
 
 
-def _change(draft: Draft, change: Change) -> None:
+def _change(draft: Draft, change: RecordChange) -> None:
     subject = subjects.record(change.key)
     if change.expected is not None:
         head = draft.head(subject)
@@ -135,7 +135,7 @@ def _change(draft: Draft, change: Change) -> None:
     draft.set(subject, change.value)
 
 
-def versions(changes: Sequence[Change], sequences: dict[str, int]) -> Iterator[int]:
+def versions(changes: Sequence[RecordChange], sequences: dict[str, int]) -> Iterator[int]:
     """A record's version is the stream's sequence: it never repeats."""
     for change in changes:
         yield 0 if change.value is None else sequences[subjects.record(change.key)]

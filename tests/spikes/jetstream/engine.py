@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from polybus.errors import Trimmed
 from polybus.model.block import gather
-from polybus.model.commit import Append, Commit, Committed, Record
+from polybus.model.commit import Append, Commit, CommitResult, StoredRecord
 from polybus.model.rows import Rows
-from polybus.model.stamp import Habits, Opened
+from polybus.model.stamp import ProducerEpoch, ProducerOptions
 from polybus.model.topic import ALL, All, Bounds, Topic
 from polybus.store import request_checks
 from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, Store
@@ -84,15 +84,15 @@ class JetStreamSpike(Store):
 
     # --- writing
 
-    def commit(self, commit: Commit) -> Future[Committed]:
+    def commit(self, commit: Commit) -> Future[CommitResult]:
         return self._work.submit(self._commit, commit)
 
-    def open_producer(self, name: str, habits: Habits) -> Opened:
+    def open_producer(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
         request_checks.producer(name)
-        request_checks.habits(habits)
+        request_checks.producer_options(habits)
         return self._change(lambda draft: producers.open_producer(draft, name, habits))
 
-    def look_up_producer(self, name: str) -> Opened | None:
+    def look_up_producer(self, name: str) -> ProducerEpoch | None:
         request_checks.producer(name)
         return self._change(lambda draft: producers.look_up(draft, name))
 
@@ -179,11 +179,11 @@ class JetStreamSpike(Store):
             return bounds.next_id if found is None else found.id
         return bounds.shards[shard].end if found is None else found.offset
 
-    def get(self, key: bytes) -> Record | None:
+    def get(self, key: bytes) -> StoredRecord | None:
         head = self._look(lambda draft: draft.head(subjects.record(request_checks.key(key))))
-        return None if head.body is None else Record(key, head.body, head.sequence)
+        return None if head.body is None else StoredRecord(key, head.body, head.sequence)
 
-    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
+    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[StoredRecord]:
         request_checks.scan(prefix, after, limit)
         pattern = subjects.record(prefix)
         found = {*self.link.subjects(pattern), *self.link.subjects(f"{pattern}.>")}
@@ -202,7 +202,7 @@ class JetStreamSpike(Store):
     def _look(self, plan: Callable[[Draft], T]) -> T:
         return self._work.submit(self.batches.look, plan).result()
 
-    def _commit(self, wanted: Commit) -> Committed:
+    def _commit(self, wanted: Commit) -> CommitResult:
         request_checks.commit(wanted)
         result, sequences = self.batches.done(lambda draft: committing.commit(draft, wanted))
         if result.duplicate:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from polybus.model.block import Piece, open_layout
-from polybus.model.run_table import table
+from polybus.model.block import BlockSlice, open_layout
+from polybus.model.run_table import make_table
 from polybus.model.topic import ALL, All, Bounds
 from tests.spikes.jetstream import subjects
 from tests.spikes.jetstream.link import Link, Stored
@@ -41,7 +41,7 @@ def _shard_of(stored: Stored) -> int:
     return int(stored.subject.rpartition(".")[2])
 
 
-def _cut(piece: Piece, start: int, end: int) -> Iterator[Piece]:
+def _cut(piece: BlockSlice, start: int, end: int) -> Iterator[BlockSlice]:
     """The piece with only what lies between these offsets, if anything does."""
     places = (max(start - piece.first_offset, 0), min(end - piece.first_offset, piece.layout.count))
     if places[0] < places[1]:
@@ -64,14 +64,16 @@ class Log:
                 low = found.sequence
         return low
 
-    def of_shard(self, topic: int, shard: int, start: int, end: int, max_rows: int) -> list[Piece]:
+    def of_shard(
+        self, topic: int, shard: int, start: int, end: int, max_rows: int
+    ) -> list[BlockSlice]:
         """What holds offsets from `start` to `end`."""
         found = self._pieces(subjects.log(topic, shard), start, end, "offset", max_rows)
         return [cut for piece in found for cut in _cut(piece, start, end)]
 
     def of_topic(
         self, topic: int, start: int, end: int, bounds: Bounds, max_rows: int
-    ) -> list[Piece]:
+    ) -> list[BlockSlice]:
         """What holds ids from `start` to `end`, shard by shard: the stream has them by id."""
         found = self._pieces(subjects.log(topic, "*"), start, end, "id", max_rows)
         kept = [
@@ -83,7 +85,7 @@ class Log:
 
     def _pieces(
         self, subject: str, start: int, end: int, field: Field, max_rows: int
-    ) -> Iterator[Piece]:
+    ) -> Iterator[BlockSlice]:
         """What holds these positions, until there are enough rows."""
         sequence, rows = self.locate(subject, start, field), 0
         while rows < max_rows and (found := self._link.following(subject, sequence)):
@@ -111,12 +113,12 @@ class Log:
         assert found is not None
         return at_of(found).id + offset - at_of(found).offset
 
-    def _blocks(self, found: Stored, at: At) -> Iterator[Piece]:
+    def _blocks(self, found: Stored, at: At) -> Iterator[BlockSlice]:
         shard, offset, number = _shard_of(found), at.offset, at.id
         for data in self._data(found):
             layout = open_layout(data)
-            runs = table(number, at.timestamp_ns, layout.count)
-            yield Piece(layout, runs, offset, shard, 0, layout.count)
+            runs = make_table(number, at.timestamp_ns, layout.count)
+            yield BlockSlice(layout, runs, offset, shard, 0, layout.count)
             offset, number = offset + layout.count, number + layout.count
 
     def _data(self, found: Stored) -> Iterator[bytes]:

@@ -11,25 +11,25 @@ from itertools import count
 from typing import Any
 
 from polybus.errors import Fenced, OutOfSequence, Stale, UnknownProducer
-from polybus.model.commit import Committed, Span
-from polybus.model.stamp import Habits, Opened, Stamp
+from polybus.model.commit import CommitResult, Span
+from polybus.model.stamp import ProducerEpoch, ProducerOptions, Stamp
 from tests.spikes.jetstream import subjects
 from tests.spikes.jetstream.draft import Draft
 
 
-def open_producer(draft: Draft, name: str, habits: Habits) -> Opened:
+def open_producer(draft: Draft, name: str, habits: ProducerOptions) -> ProducerEpoch:
     subject = subjects.producer(name)
     head = draft.head(subject).json() or {"epoch": 0, "last": 0, "kept": []}
     head["epoch"] += 1
     head["dense"], head["most"] = habits
     head["kept"] = head["kept"][-habits.kept_results :]
     draft.set_json(subject, head)
-    return Opened(head["epoch"], head["last"])
+    return ProducerEpoch(head["epoch"], head["last"])
 
 
-def look_up(draft: Draft, name: str) -> Opened | None:
+def look_up(draft: Draft, name: str) -> ProducerEpoch | None:
     head = draft.head(subjects.producer(name)).json()
-    return Opened(head["epoch"], head["last"]) if head else None
+    return ProducerEpoch(head["epoch"], head["last"]) if head else None
 
 
 def close_producer(draft: Draft, name: str, epoch: int) -> None:
@@ -46,7 +46,7 @@ def _of_epoch(draft: Draft, name: str, epoch: int) -> dict[str, Any]:
     return head
 
 
-def earlier_result(draft: Draft, stamp: Stamp) -> Committed | None:
+def earlier_result(draft: Draft, stamp: Stamp) -> CommitResult | None:
     """The first result of a repeat; None if the stamp is new; an error if it is neither."""
     head = _of_epoch(draft, stamp.producer, stamp.epoch)
     if stamp.counter <= head["last"]:
@@ -56,16 +56,16 @@ def earlier_result(draft: Draft, stamp: Stamp) -> Committed | None:
     return None
 
 
-def _kept_result(draft: Draft, stamp: Stamp, slot: int | None) -> Committed:
+def _kept_result(draft: Draft, stamp: Stamp, slot: int | None) -> CommitResult:
     kept = None if slot is None else draft.head(subjects.result(stamp.producer, slot)).json()
     if kept is None or kept["counter"] != stamp.counter or kept["digest"] != stamp.digest.hex():
         raise Stale(f"counter {stamp.counter} of producer {stamp.producer!r} was used")
     spans = tuple(Span(*span) for span in kept["spans"])
     note = bytes.fromhex(kept["note"])
-    return Committed(spans, kept["timestamp_ns"], note=note, duplicate=True)
+    return CommitResult(spans, kept["timestamp_ns"], note=note, duplicate=True)
 
 
-def use_up(draft: Draft, stamp: Stamp, result: Committed) -> None:
+def use_up(draft: Draft, stamp: Stamp, result: CommitResult) -> None:
     """Only after `earlier_result` said that the stamp is new."""
     subject = subjects.producer(stamp.producer)
     head = draft.head(subject).json()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from polybus.model.commit import Append, Commit, Committed
+from polybus.model.commit import Append, Commit, CommitResult
 from polybus.model.rows import Rows
 from polybus.model.topic import ALL, Topic
 from polybus.testing.conformance.sample_blocks import block, messages
@@ -19,7 +19,7 @@ def append(topic: Topic, shard: int, *bodies: bytes) -> Append:
     return Append(topic.number, shard, block(*bodies))
 
 
-def put(store: JetStreamSpike, *appends: Append) -> Committed:
+def put(store: JetStreamSpike, *appends: Append) -> CommitResult:
     return store.commit(Commit(appends)).result(TIMEOUT_S)
 
 

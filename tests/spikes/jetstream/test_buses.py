@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from polybus.errors import AlreadyExists, Conflict, DoesNotExist, Fenced, StageGone, Trimmed
-from polybus.model.commit import Change, Commit
-from polybus.model.stamp import Habits, Opened, Stamp
+from polybus.model.commit import Commit, RecordChange
+from polybus.model.stamp import ProducerEpoch, ProducerOptions, Stamp
 from polybus.model.topic import ALL
 from tests.spikes.jetstream import subjects
 from tests.spikes.jetstream.engine import JetStreamSpike
@@ -19,11 +19,11 @@ ROUNDS = 15
 
 def test_a_record_that_another_bus_changed_refuses_all_of_the_commit(one, other):
     topic = one.create("t", 2, {})
-    version = one.commit(Commit(changes=(Change(b"k", b"1", 0),))).result().versions[0]
-    other.commit(Commit(changes=(Change(b"k", b"2", version),))).result()
+    version = one.commit(Commit(changes=(RecordChange(b"k", b"1", 0),))).result().versions[0]
+    other.commit(Commit(changes=(RecordChange(b"k", b"2", version),))).result()
     both = (append(topic, 0, b"x"), append(topic, 1, b"y"))
     with pytest.raises(Conflict):
-        one.commit(Commit(both, changes=(Change(b"k", b"3", version),))).result()
+        one.commit(Commit(both, changes=(RecordChange(b"k", b"3", version),))).result()
     assert one.bounds(topic.number).next_id == 1
     assert bodies(one.read(topic.number, ALL, 1)) == []
     assert [record.value for record in other.scan(b"k")] == [b"2"]
@@ -31,9 +31,9 @@ def test_a_record_that_another_bus_changed_refuses_all_of_the_commit(one, other)
 
 def test_a_stale_epoch_is_fenced_though_another_bus_raised_it(one, other):
     topic = one.create("t", 1, {})
-    assert one.open_producer("p", Habits()) == Opened(1, 0)
+    assert one.open_producer("p", ProducerOptions()) == ProducerEpoch(1, 0)
     one.commit(Commit((append(topic, 0, b"1"),), stamp=Stamp("p", 1, 1))).result()
-    assert other.open_producer("p", Habits()) == Opened(2, 1)
+    assert other.open_producer("p", ProducerOptions()) == ProducerEpoch(2, 1)
     # `one` still remembers epoch 1: the server's compare-and-set tells it.
     with pytest.raises(Fenced):
         one.commit(Commit((append(topic, 0, b"late"),), stamp=Stamp("p", 1, 2))).result()
@@ -46,7 +46,7 @@ def test_a_stale_epoch_is_fenced_though_another_bus_raised_it(one, other):
 
 def test_a_repeated_stamp_gives_the_first_result_on_every_bus(one, other):
     topic = one.create("t", 1, {})
-    one.open_producer("p", Habits())
+    one.open_producer("p", ProducerOptions())
     wanted = Commit((append(topic, 0, b"1"),), stamp=Stamp("p", 1, 1), note=b"n")
     first = one.commit(wanted).result()
     again = other.commit(wanted).result()
@@ -135,7 +135,7 @@ def test_trimming_moves_the_start_and_keeps_the_rest(one, other):
 
 def test_who_sees_the_first_message_of_a_batch_sees_the_last(one, other):
     topic = one.create("t", 1, {})
-    between = tuple(Change(b"%03d" % number, b"", None) for number in range(300))
+    between = tuple(RecordChange(b"%03d" % number, b"", None) for number in range(300))
     for number in range(ROUNDS):
         done = one.commit(Commit((append(topic, 0, b"%d" % number),), changes=between))
         while not done.done():

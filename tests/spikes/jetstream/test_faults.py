@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from polybus.errors import ConnectionLost
-from polybus.model.commit import Commit, Committed
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.commit import Commit, CommitResult
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.model.topic import ALL, Topic
 from polybus.testing.conformance.sample_blocks import messages
 from tests.spikes.jetstream.engine import JetStreamSpike
@@ -38,7 +38,7 @@ def cut(relay: Relay) -> Iterator[JetStreamSpike]:
 
 def test_after_a_lost_answer_the_same_stamp_gets_the_first_result(relay, cut, other):
     topic = cut.create("t", 1, {})
-    cut.open_producer("p", Habits())  # so it knows the heads, and a commit is one batch
+    cut.open_producer("p", ProducerOptions())  # so it knows the heads, and a commit is one batch
     wanted = Commit((append(topic, 0, b"once"),), stamp=Stamp("p", 1, 1), note=b"n")
     relay.lose_answers()
     with pytest.raises(ConnectionLost):
@@ -64,7 +64,7 @@ def test_a_bus_learns_from_its_diary_what_the_lost_answer_said(relay, cut, other
 def test_a_killed_server_keeps_all_that_it_acknowledged(server):
     with JetStreamSpike(server.url) as first:
         topic = first.create("t", 2, {})
-    acknowledged: dict[bytes, Committed] = {}
+    acknowledged: dict[bytes, CommitResult] = {}
     for turn in range(ROUNDS):
         with JetStreamSpike(server.url) as engine:
             _kill_while_producing(server, engine, topic, turn, acknowledged)
@@ -82,13 +82,13 @@ def _kill_while_producing(server, engine, topic, turn, acknowledged) -> None:
         assert isinstance(under_way.exception(), ConnectionLost)
 
 
-def _produce(engine, topic: Topic, turn: int, acknowledged: dict[bytes, Committed]) -> None:
+def _produce(engine, topic: Topic, turn: int, acknowledged: dict[bytes, CommitResult]) -> None:
     for number in range(1_000_000):
         name = b"%d-%d" % (turn, number)
         acknowledged[name] = put(engine, append(topic, 0, name), append(topic, 1, name))
 
 
-def _check(engine, topic: Topic, acknowledged: dict[bytes, Committed]) -> None:
+def _check(engine, topic: Topic, acknowledged: dict[bytes, CommitResult]) -> None:
     assert_dense(engine, topic)
     found = {message.body: message for message in messages(engine.read(topic.number, 0, 0))}
     names = bodies(engine.read(topic.number, 0, 0))

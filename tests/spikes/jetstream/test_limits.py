@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import TooLarge
-from polybus.model.commit import MAX_KEY_BYTES, Change, Commit
+from polybus.model.commit import MAX_KEY_BYTES, Commit, RecordChange
 from polybus.model.topic import ALL
 from tests.spikes.jetstream import subjects
 from tests.spikes.jetstream.link import Outgoing, Oversized
@@ -25,7 +25,7 @@ def test_a_batch_of_more_than_1000_is_refused_and_nothing_is_changed(one):
 
 
 def test_a_commit_of_as_many_places_as_the_contract_allows_fits(one):
-    changes = tuple(Change(b"%d" % number, b"", 0) for number in range(PLACES))
+    changes = tuple(RecordChange(b"%d" % number, b"", 0) for number in range(PLACES))
     assert len(set(one.commit(Commit(changes=changes)).result().versions)) == PLACES
 
 
@@ -71,5 +71,5 @@ def test_a_message_larger_than_the_server_takes_is_refused(one):
 
 def test_the_longest_key_fits_into_a_subject(one):
     key = (bytes(range(256)) * 2)[:MAX_KEY_BYTES]
-    assert one.commit(Commit(changes=(Change(key, b"far", 0),))).result().versions[0] > 0
+    assert one.commit(Commit(changes=(RecordChange(key, b"far", 0),))).result().versions[0] > 0
     assert [(found.key, found.value) for found in one.scan(key[:300])] == [(key, b"far")]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.connection import Party
+from polybus.bus.connection import Connection
 from polybus.bus.counters import Counters
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits
@@ -17,8 +17,8 @@ from tests.rig.rqueue_client import frame, notification, publish, publish_part, 
 BAD = frame(99)
 
 
-def party_of(bus: MemoryBus, pipe: MemoryPipe) -> Party:
-    return next(one for one in bus.broker._parties.values() if one.pipe is pipe)
+def party_of(bus: MemoryBus, pipe: MemoryPipe) -> Connection:
+    return next(one for one in bus.broker._connections.values() if one.pipe is pipe)
 
 
 def stuck_reader(bus: MemoryBus, *contents: bytes) -> MemoryPipe:
@@ -225,7 +225,7 @@ def test_whoever_has_ended_does_not_end_twice(first: str, second: str):
     assert sum(bus.stats("dropped").values()) <= 1
 
 
-def end(bus: MemoryBus, way: str, party: Party) -> None:
+def end(bus: MemoryBus, way: str, party: Connection) -> None:
     broker = bus.broker
     if way in ("close", "cut"):
         getattr(broker, way)(party, way)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.durable import push_readers
 from polybus.errors import StoreFault
 from polybus.model.access_rule import Rule
@@ -281,8 +281,8 @@ def test_unsubscribing_while_behind(bus: MemoryBus, goodbye: bytes):
     slow.eat()
     bus.settle()
     assert bodies(slow) == [BIG, BIG]
-    assert bus.broker.following is not None
-    assert bus.broker.following.count(topic) == 0
+    assert bus.broker.push_readers is not None
+    assert bus.broker.push_readers.count(topic) == 0
 
 
 @pytest.mark.parametrize("how", ["hang_up", "shut_down"])
@@ -298,8 +298,8 @@ def test_leaving_while_behind_and_while_joining(bus: MemoryBus, how: str):
     getattr(slow, how)()
     bus.settle()
     assert bodies(quick) == [b"x"]
-    assert bus.broker.following is not None
-    assert bus.broker.following.count(topic) == 1
+    assert bus.broker.push_readers is not None
+    assert bus.broker.push_readers.count(topic) == 1
 
 
 def test_one_that_may_no_longer_read_gets_nothing_of_what_it_missed():
@@ -309,7 +309,7 @@ def test_one_that_may_no_longer_read_gets_nothing_of_what_it_missed():
     slow = full_reader(bus, writer)
     writer.deliver(publish(b"t", b"secret"))
     bus.settle()
-    bus.broker.policy.replace([Placed(Rule.parse("deny anonymous subscribe t"), "test", None)])
+    bus.broker.policy.replace([PlacedRule(Rule.parse("deny anonymous subscribe t"), "test", None)])
     slow.eat()
     bus.settle()
     assert bodies(slow) == [BIG, BIG]

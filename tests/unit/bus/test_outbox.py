@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.outbox import WORTH_A_WRITE_BYTES, Outbox, Turn
+from polybus.bus.outbox import WORTH_A_WRITE_BYTES, LoopTurn, Outbox
 from tests.rig.memory_pipe import MemoryPipe
 
 HIGH_WATER = 1000
@@ -21,15 +21,15 @@ class Told:
     def __init__(self) -> None:
         self.words: list[str] = []
 
-    def filled(self, outbox: Outbox) -> None:
+    def on_filled(self, outbox: Outbox) -> None:
         assert outbox.full
         self.words.append("filled")
 
-    def has_room(self, outbox: Outbox) -> None:
+    def on_room(self, outbox: Outbox) -> None:
         assert not outbox.full
         self.words.append("has_room")
 
-    def overflowed(self, outbox: Outbox) -> None:
+    def on_overflow(self, outbox: Outbox) -> None:
         self.words.append("overflowed")
 
 
@@ -37,16 +37,16 @@ class Wire:
     """The session's part that concerns the outbox."""
 
     def __init__(self, outbox: Outbox) -> None:
-        self.stalled = outbox.stalled
-        self.writable = outbox.writable
+        self.on_stalled = outbox.on_stalled
+        self.on_writable = outbox.on_writable
 
     def receive(self, buffer: object, start: int, end: int) -> int:
         return end - start
 
-    def half_closed(self) -> bool:
+    def on_half_closed(self) -> bool:
         return False
 
-    def ended(self) -> None: ...
+    def on_ended(self) -> None: ...
 
 
 class Bench:
@@ -56,7 +56,7 @@ class Bench:
         self.soon: list[Callable[[], None]] = []
         self.pipe = MemoryPipe(appetite=appetite)
         self.told = Told()
-        self.box = Outbox(self.pipe, Turn(self.soon.append), self.told, HIGH_WATER, MAX_BYTES)
+        self.box = Outbox(self.pipe, LoopTurn(self.soon.append), self.told, HIGH_WATER, MAX_BYTES)
         self.pipe.attach(Wire(self.box))
 
     def end_turn(self) -> None:
@@ -104,7 +104,7 @@ def test_what_comes_right_behind_a_flush_is_not_forgotten():
 
 def test_two_outboxes_of_one_turn_are_both_flushed():
     bench = Bench()
-    turn = Turn(bench.soon.append)
+    turn = LoopTurn(bench.soon.append)
     pipes = [MemoryPipe() for _ in range(2)]
     boxes = [Outbox(pipe, turn, bench.told, HIGH_WATER, MAX_BYTES) for pipe in pipes]
     for box in boxes * 2:

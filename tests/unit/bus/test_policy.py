@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from polybus.bus import policy as policy_module
 from polybus.bus.policy import OVERFLOW, Policy
 from polybus.bus.quotas import SUBSCRIPTIONS
-from polybus.bus.rule_table import Placed
-from polybus.dialects.freud.server.pull_reader import Reader
+from polybus.bus.rule_table import PlacedRule
+from polybus.dialects.freud.server.pull_reader import PullReader
 from polybus.model.access_rule import VERBS, Rule
 from polybus.model.identity import ANONYMOUS, Identity
 from tests.rig.memory_bus import MemoryBus
@@ -27,9 +27,9 @@ KEYED = Identity(1, gid=10, groups=frozenset({20}), service="alice.service", key
 PROBE = b"_probe/" + bytes(16)
 
 
-def placed(*lines: str) -> list[Placed]:
+def placed(*lines: str) -> list[PlacedRule]:
     rules = [Rule.parse(line) for line in lines]
-    return [Placed(rule, "test", rule.who.number) for rule in rules]
+    return [PlacedRule(rule, "test", rule.who.number) for rule in rules]
 
 
 def policy(*lines: str, **options: object) -> Policy:
@@ -183,11 +183,11 @@ def test_whom_a_rule_names(who: str, named: list[Identity]):
 def test_a_name_that_the_host_does_not_know_names_nobody_and_still_closes():
     one = Policy()
     rules = (Rule.parse("allow user:ghost produce t"), Rule.parse("deny group:ghosts subscribe t"))
-    one.replace(Placed(rule, "test", None) for rule in rules)
+    one.replace(PlacedRule(rule, "test", None) for rule in rules)
     for who in (ALICE, OVER_TCP, ANONYMOUS):
         assert not may(one, who, "produce")
         assert may(one, who, "subscribe")
-    one.replace([Placed(Rule.parse("allow user:ghost delete t"), "test", None)])
+    one.replace([PlacedRule(Rule.parse("allow user:ghost delete t"), "test", None)])
     assert not may(one, ANONYMOUS, "delete")
 
 
@@ -246,11 +246,11 @@ def test_the_overflow_gets_every_deny_and_no_allow(monkeypatch: pytest.MonkeyPat
 
 def test_whoever_watches_is_told_of_a_change():
     one, told = Policy(), []
-    one.watch(lambda: told.append(len(one.rules)))
+    one.on_change(lambda: told.append(len(one.rules)))
     one.replace(placed("deny user:1 produce x"))
     one.replace([])
     assert told == [1, 0]
-    assert not one.mentions("produce")
+    assert not one.has_rules_for("produce")
 
 
 # --- against a plain reading of the rules
@@ -403,7 +403,7 @@ def test_a_freud_subscription_ends_as_well_and_whoever_waits_is_told():
     topics = bus.broker.topics
     topics.create(BOB, b"t")
     readers = [topics.subscribe(who, b"t") for who in (ALICE, BOB)]
-    alice, bob = (reader for reader in readers if isinstance(reader, Reader))
+    alice, bob = (reader for reader in readers if isinstance(reader, PullReader))
     told: list[bool] = []
     alice.wait(lambda: told.append(alice.gone))
     bus.broker.policy.replace(placed("deny user:1 subscribe t"))

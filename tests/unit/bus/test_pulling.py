@@ -215,8 +215,8 @@ def test_an_abandoned_reader_goes(bus: MemoryBus):
     bus.pass_time(FreudLimits().subscriber_timeout_s + 1)
     other = bus.connect_freud(identity=ALICE)
     assert ask(bus, other, get(me)) == [Answer(DOESNT_EXIST)]
-    assert bus.broker.topics.pulling is not None
-    assert bus.broker.topics.pulling.count(topic) == 0
+    assert bus.broker.topics.durable_readers is not None
+    assert bus.broker.topics.durable_readers.count(topic) == 0
     assert bus.broker.quotas.used(1, "quota_subscriptions") == 0
 
 

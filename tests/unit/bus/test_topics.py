@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.bus.policy import Policy
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.freud.server.incarnation import Incarnation
-from polybus.dialects.freud.server.pull_reader import Reader
+from polybus.dialects.freud.server.pull_reader import PullReader
 from polybus.dialects.freud.server.unread_queue import (
     GATHERED_BYTES,
     GATHERED_MESSAGES,
@@ -23,7 +23,7 @@ from polybus.dialects.freud.server.unread_queue import (
     Range,
     Writer,
 )
-from polybus.dialects.freud.server.unread_ranges import fitting
+from polybus.dialects.freud.server.unread_ranges import find_fitting
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, Limits, QuotaLimits
@@ -56,8 +56,8 @@ def bodies_of(found: Range) -> list[bytes]:
     ]
 
 
-def reader() -> Reader:
-    return Reader(bytes(16), ALICE, Incarnation(b"t", ALICE))
+def reader() -> PullReader:
+    return PullReader(bytes(16), ALICE, Incarnation(b"t", ALICE))
 
 
 # --- chunks ------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_what_fits_is_what_fits_one_by_one(sizes, room_bytes, room_messages, sta
         else:
             left -= sizes[place]
             kept.append(place)
-    fit = fitting(found, room_bytes, room_messages)
+    fit = find_fitting(found, room_bytes, room_messages)
     assert [place for run in fit.runs for place in range(run.start, run.end)] == kept
     assert (fit.too_large, fit.too_many) == (large, many)
     assert all(a.end < b.start for a, b in zip(fit.runs, fit.runs[1:], strict=False))
@@ -396,7 +396,7 @@ def test_refusals_are_counted_and_logged(verb: str):
     rule = Rule.parse(f"deny user:2 {verb} t")
     bench = Bench(policy=policy)
     bench.ask(bench.alice, create(b"u"))
-    policy.replace([Placed(rule, "test", rule.who.number)])
+    policy.replace([PlacedRule(rule, "test", rule.who.number)])
     if verb != "create":
         bench.ask(bench.alice, create(b"t"))
     request = {"create": create, "delete": delete, "subscribe": subscribe, "produce": produce}
@@ -413,7 +413,7 @@ def test_new_rules_end_subscriptions_that_they_do_not_allow():
     keys = [one.payload for one in bench.ask(bench.bob, subscribe(b"t"), subscribe(b"u"))]
     bench.bob.deliver(get(keys[0], -1))
     rule = Rule.parse("deny user:2 subscribe t")
-    policy.replace([Placed(rule, "test", rule.who.number)])
+    policy.replace([PlacedRule(rule, "test", rule.who.number)])
     bench.bus.turn()
     assert freud_client.answers_in(bench.bob.taken)[0][-1] == (freud_client.DOESNT_EXIST, b"")
     assert bench.ask(bench.bob, get(keys[1])) == [(freud_client.NOTHING_HAPPENED, b"")]
@@ -435,7 +435,7 @@ def test_pieces_that_come_whole_after_their_reader_has_gone_are_counted():
     pusher.deliver(rqueue_client.publish_part(b"t", b"1" * 16, 0, 2, b"half"))
     topics = bench.bus.broker.topics
     topics.unsubscribe(topics.readers.by_id[other])
-    topics.put_together(b"t", b"nobody reads it")
+    topics.on_assembled(b"t", b"nobody reads it")
     assert bench.bus.stats("dropped") == {"no_subscriber": 1}
     assert (
         freud_client.number(bench.ask(bench.alice, subscribe(b"t"), freud_client.count(b"t"))[1])

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.cli.start_position import moment_ns, parse
+from polybus.cli.start_position import parse_start, parse_time_ns
 from polybus.errors import UsageError
 
 
 @pytest.mark.parametrize("text", ["earliest", "latest", "@0", "@2026-01-31", "@2026-01-31T12:00Z"])
 def test_words_and_times_are_the_buss_to_resolve(text):
-    assert parse(text) == text
+    assert parse_start(text) == text
 
 
 def test_ids_are_numbers():
-    assert parse("17") == 17
-    assert parse(str(2**63 - 1)) == 2**63 - 1
+    assert parse_start("17") == 17
+    assert parse_start(str(2**63 - 1)) == 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_ids_are_numbers():
     ],
 )
 def test_times(text, milliseconds):
-    assert moment_ns(text) == milliseconds * 1_000_000
+    assert parse_time_ns(text) == milliseconds * 1_000_000
 
 
 @pytest.mark.parametrize("text", ["@2023-11-14T22:13:20", "@2023-11-14"])
@@ -37,10 +37,10 @@ def test_a_time_without_a_zone_is_the_machines(text, monkeypatch):
 
     monkeypatch.setenv("TZ", "UTC-2")  # two hours east of Greenwich
     time.tzset()
-    here = moment_ns(text)
+    here = parse_time_ns(text)
     monkeypatch.delenv("TZ")
     time.tzset()
-    assert here == moment_ns(text + ("+02:00" if "T" in text else "T00:00+02:00"))
+    assert here == parse_time_ns(text + ("+02:00" if "T" in text else "T00:00+02:00"))
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_time_without_a_zone_is_the_machines(text, monkeypatch):
 )
 def test_everything_else_is_told(text):
     with pytest.raises(UsageError, match="earliest, latest"):
-        parse(text)
+        parse_start(text)

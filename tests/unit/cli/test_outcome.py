@@ -41,7 +41,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("kind", every_error())
 def test_every_error_has_a_line_and_a_code(kind, capsys):
-    code = exit_status.tell(make(kind))
+    code = exit_status.report_error(make(kind))
     out, err = capsys.readouterr()
     assert code == EXPECTED.get(kind, code)
     assert 1 <= code <= 6
@@ -51,27 +51,27 @@ def test_every_error_has_a_line_and_a_code(kind, capsys):
 
 
 def test_text_of_several_lines_is_told_in_one(capsys):
-    exit_status.tell(errors.ConfigError("first\n  second\n\tthird"))
+    exit_status.report_error(errors.ConfigError("first\n  second\n\tthird"))
     assert capsys.readouterr().err == "polybus: first second third\n"
 
 
 def test_an_unexpected_error_hints_at_the_traceback(capsys, monkeypatch):
     monkeypatch.delenv("POLYBUS_DEBUG", raising=False)
-    assert exit_status.tell(ZeroDivisionError("oops")) == 1
+    assert exit_status.report_error(ZeroDivisionError("oops")) == 1
     err = capsys.readouterr().err
     assert err == "polybus: unexpected ZeroDivisionError: oops (POLYBUS_DEBUG=1 shows where)\n"
     monkeypatch.setenv("POLYBUS_DEBUG", "1")
-    assert exit_status.tell(ZeroDivisionError("oops")) == 1
+    assert exit_status.report_error(ZeroDivisionError("oops")) == 1
     err = capsys.readouterr().err
     assert "ZeroDivisionError: oops\npolybus: unexpected ZeroDivisionError: oops\n" in err
 
 
 def test_ctrl_c_is_quiet(capsys):
-    assert exit_status.tell(KeyboardInterrupt()) == 130
+    assert exit_status.report_error(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == ""
 
 
 def test_an_exit_keeps_its_code(capsys):
-    assert exit_status.tell(SystemExit(7)) == 7
-    assert exit_status.tell(SystemExit("text")) == 1
+    assert exit_status.report_error(SystemExit(7)) == 7
+    assert exit_status.report_error(SystemExit("text")) == 1
     assert capsys.readouterr().err == ""

@@ -48,7 +48,7 @@ def test_a_file_in_the_folder_is_a_command(tmp_path, monkeypatch):
     (tmp_path / "count_words.py").write_text(A_PIPELINE)
     (tmp_path / "part.py").write_text("def other(): ...")
     monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
-    found = pipelines._found()
+    found = pipelines._find_pipelines()
     assert "count_words" in found
     assert "part" not in found
     root = typer.Typer()
@@ -89,7 +89,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    with pipeline_progress.shown("archive") as tell:
+    with pipeline_progress.show_pipeline("archive") as tell:
         tell(Progress(10, 5.0, 90))
         tell(Progress(20, 5.0, None))
     assert "archive" in terminal.getvalue()
@@ -98,7 +98,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
 def test_a_summary_has_rows_facts_and_seconds(capsys):
     facts: dict[str, object] = {"held back by": ["a", "b"]}
-    pipeline_progress.tell_summary("retain", Summary(7, 1.26, facts, signal.SIGTERM))
+    pipeline_progress.print_summary("retain", Summary(7, 1.26, facts, signal.SIGTERM))
     out = capsys.readouterr().out
     assert [line.split(maxsplit=1) for line in out.splitlines()] == [
         ["retain"],

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from polybus.cli.progress_bar import LINE_EVERY_S, _lines, size
+from polybus.cli.progress_bar import LINE_EVERY_S, _lines, format_size
 
 SHOWS = """
 from polybus.cli.progress_bar import progress
@@ -72,4 +72,4 @@ def _read_all(fd: int) -> bytes:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1234567, "1.2 MB"), (5 * 10**13, "50.0 TB")],
 )
 def test_sizes(count, shown):
-    assert size(count) == shown
+    assert format_size(count) == shown

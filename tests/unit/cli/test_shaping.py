@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from polybus.cli.row_format import DEFAULT, as_json, by_format
+from polybus.cli.row_format import DEFAULT, format_json, parse_format
 from polybus.errors import UsageError
 from polybus.model.arrow import READ_SCHEMA
 
@@ -41,21 +41,21 @@ def batch(*bodies: bytes, key: str | None = None, headers=None) -> pa.RecordBatc
     ],
 )
 def test_formats(form, shaped):
-    assert by_format(form, "topic")(batch(b"one", b"\xff", key="key")) == shaped
+    assert parse_format(form, "topic")(batch(b"one", b"\xff", key="key")) == shaped
 
 
 def test_a_message_without_a_key_has_an_empty_one():
-    assert by_format("<%k>", "t")(batch(b"x")) == b"<>"
+    assert parse_format("<%k>", "t")(batch(b"x")) == b"<>"
 
 
 @pytest.mark.parametrize("form", ["%q", "%", "a%", "\\q", "\\", "\\x4"])
 def test_what_a_format_has_not_is_told(form):
     with pytest.raises(UsageError, match="a format has no"):
-        by_format(form, "t")
+        parse_format(form, "t")
 
 
 def test_json_is_one_object_a_line():
-    lines = as_json(batch("ü".encode(), b"\xff", key="k")).decode().splitlines()
+    lines = format_json(batch("ü".encode(), b"\xff", key="k")).decode().splitlines()
     assert json.loads(lines[0]) == {
         "id": 1,
         "shard": 3,
@@ -71,7 +71,7 @@ def test_json_is_one_object_a_line():
 
 
 def test_json_has_headers_where_there_are_some():
-    (line,) = as_json(batch(b"x", headers=[("a", b"1"), ("b", b"\xff")])).splitlines()
+    (line,) = format_json(batch(b"x", headers=[("a", b"1"), ("b", b"\xff")])).splitlines()
     assert json.loads(line)["headers"] == [
         {"name": "a", "value": "1"},
         {"name": "b", "value_base64": "/w=="},

@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from polybus.cli.text_table import rounded, show, show_fields
+from polybus.cli.text_table import print_fields, print_table, round_count
 
 
 def test_plain_columns_in_a_pipe(capsys):
-    show(("id", "peer"), [(1, "127.0.0.1:9"), (22, "x")])
+    print_table(("id", "peer"), [(1, "127.0.0.1:9"), (22, "x")])
     assert capsys.readouterr().out == "id  peer\n1   127.0.0.1:9\n22  x\n"
 
 
 def test_control_characters_do_not_reach_the_terminal(capsys):
-    show(("peer",), [("\x1b[31m\n\x07",)])
+    print_table(("peer",), [("\x1b[31m\n\x07",)])
     assert capsys.readouterr().out == "peer\n\\x1b[31m\\n\\x07\n"
 
 
@@ -33,13 +33,13 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
     ],
 )
 def test_rounded(count, text):
-    assert rounded(count) == text
+    assert round_count(count) == text
 
 
 def test_a_number_is_never_cut_by_a_narrow_terminal(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show(("acked", "emitted", "redelivered"), [(1234567, 7654321, 1111111)])
+    print_table(("acked", "emitted", "redelivered"), [(1234567, 7654321, 1111111)])
     shown = capsys.readouterr().out
     for number in ("1234567", "7654321", "1111111"):
         assert number in shown
@@ -48,11 +48,11 @@ def test_a_number_is_never_cut_by_a_narrow_terminal(monkeypatch, capsys):
 def test_a_terminal_gets_fewer_columns_rounded_and_a_pipe_gets_all(monkeypatch, capsys):
     rows: list[dict[str, object]] = [{"topic": "t", "acked": 1234567, "emitted": 7}, {"topic": "u"}]
     columns, short = ("topic", "acked", "emitted"), {"topic": "topic", "done": "acked"}
-    show_fields(columns, short, rows)
+    print_fields(columns, short, rows)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines] == [[*columns], ["t", "1234567", "7"], ["u"]]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show_fields(columns, short, rows)
+    print_fields(columns, short, rows)
     shown = capsys.readouterr().out
     assert "1.2M" in shown
     assert "done" in shown

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polybus import errors
-from polybus.native.inprocess import Bus, open_bus
+from polybus.native.inprocess import InProcessClient, open_bus
 from polybus.native.inprocess.inprocess_producer import MAX_IN_FLIGHT
 from tests.rig.observer import until
 
@@ -18,7 +18,7 @@ PATIENCE_S = 30
 
 
 @pytest.fixture(params=["memory", "lmdb"])
-def bus(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Bus]:
+def bus(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[InProcessClient]:
     url = f"lmdb:{tmp_path / 'store'}" if request.param == "lmdb" else f"memory:{tmp_path}"
     with open_bus(url) as opened:
         yield opened
@@ -37,7 +37,7 @@ def bodies(batches: Any) -> list[bytes]:
 # --- actions
 
 
-def test_requests_and_answers_are_as_if_they_had_travelled(bus: Bus) -> None:
+def test_requests_and_answers_are_as_if_they_had_travelled(bus: InProcessClient) -> None:
     bus.act("topic.create", topic="t", shards=2)
     producer = bus.producer()
     producer.produce("t", [b"a", b"b"], ["x", "y"]).result()
@@ -47,12 +47,12 @@ def test_requests_and_answers_are_as_if_they_had_travelled(bus: Bus) -> None:
     assert bus.act("topic.info", topic="t")["generations"] == [2]
 
 
-def test_what_json_cannot_say_is_refused(bus: Bus) -> None:
+def test_what_json_cannot_say_is_refused(bus: InProcessClient) -> None:
     with pytest.raises(errors.MalformedRequest, match="JSON"):
         bus.act("topic.create", topic=b"bytes")
 
 
-def test_errors_are_those_of_the_port(bus: Bus) -> None:
+def test_errors_are_those_of_the_port(bus: InProcessClient) -> None:
     with pytest.raises(errors.DoesNotExist):
         bus.act("topic.info", topic="nowhere")
     with pytest.raises(errors.MalformedRequest):
@@ -63,7 +63,7 @@ def test_errors_are_those_of_the_port(bus: Bus) -> None:
         bus.act("acl.ls")
 
 
-def test_its_one_user_may_do_everything(bus: Bus) -> None:
+def test_its_one_user_may_do_everything(bus: InProcessClient) -> None:
     bus.act("topic.create", topic="t", settings={"max_bytes": 1000})
     bus.act("topic.configure", topic="t", settings={})
     bus.act("topic.drop", topic="t")
@@ -74,7 +74,7 @@ def test_its_one_user_may_do_everything(bus: Bus) -> None:
 # --- producing
 
 
-def test_a_batch_is_one_commit(bus: Bus) -> None:
+def test_a_batch_is_one_commit(bus: InProcessClient) -> None:
     first = bus.producer().produce("t", [b"a", b"b"], ["x", None]).result()
     second = bus.producer().produce("t", [b"c"]).result()
     assert (first.first_id, first.last_id, second.first_id) == (1, 2, 3)
@@ -83,7 +83,7 @@ def test_a_batch_is_one_commit(bus: Bus) -> None:
     assert times[0] == times[1] <= times[2]
 
 
-def test_more_than_may_be_on_their_way_arrive_in_order(bus: Bus) -> None:
+def test_more_than_may_be_on_their_way_arrive_in_order(bus: InProcessClient) -> None:
     bus.act("topic.create", topic="t", shards=1)
     producer = bus.producer()
     futures = [producer.produce("t", [b"%d" % n]) for n in range(4 * MAX_IN_FLIGHT)]
@@ -92,7 +92,7 @@ def test_more_than_may_be_on_their_way_arrive_in_order(bus: Bus) -> None:
     assert bodies(bus.read("t")) == [b"%d" % n for n in range(len(futures))]
 
 
-def test_a_refused_batch_leaves_the_others_alone(bus: Bus) -> None:
+def test_a_refused_batch_leaves_the_others_alone(bus: InProcessClient) -> None:
     bus.act("topic.create", topic="small", shards=1, settings={"max_bytes": 5000})
     producer = bus.producer()
     good = producer.produce("small", [b"x"])
@@ -110,7 +110,7 @@ def test_a_refused_batch_leaves_the_others_alone(bus: Bus) -> None:
     assert not producer.is_closed
 
 
-def test_a_newer_one_of_the_same_name_fences_the_older(bus: Bus) -> None:
+def test_a_newer_one_of_the_same_name_fences_the_older(bus: InProcessClient) -> None:
     older = bus.producer("importer")
     older.produce("t", [b"1"]).result()
     newer = bus.producer("importer")
@@ -125,7 +125,7 @@ def test_a_newer_one_of_the_same_name_fences_the_older(bus: Bus) -> None:
     assert sorted(bodies(bus.read("t"))) == [b"1", b"2", b"5"]
 
 
-def test_without_a_name_it_is_forgotten_when_it_is_closed(bus: Bus) -> None:
+def test_without_a_name_it_is_forgotten_when_it_is_closed(bus: InProcessClient) -> None:
     producer = bus.producer()
     producer.produce("t", [b"x"]).result()
     producer.close()
@@ -136,7 +136,7 @@ def test_without_a_name_it_is_forgotten_when_it_is_closed(bus: Bus) -> None:
         bus.act("producer.close", producer=producer.name, epoch=producer.epoch)
 
 
-def test_a_callback_may_use_the_bus(bus: Bus) -> None:
+def test_a_callback_may_use_the_bus(bus: InProcessClient) -> None:
     producer = bus.producer()
     found: list[int] = []
 
@@ -149,12 +149,12 @@ def test_a_callback_may_use_the_bus(bus: Bus) -> None:
     assert found == [2]
 
 
-def test_a_batch_over_the_ports_limit_is_too_large(bus: Bus) -> None:
+def test_a_batch_over_the_ports_limit_is_too_large(bus: InProcessClient) -> None:
     with pytest.raises(errors.TooLarge):
         bus.producer().produce("t", [b"x" * (32 << 20)] * 5).result()
 
 
-def test_stages_become_visible_at_once(bus: Bus) -> None:
+def test_stages_become_visible_at_once(bus: InProcessClient) -> None:
     stage = bus.stage()
     stage.put("one", [b"a"])
     stage.put("other", [b"b"], ["key"])
@@ -167,7 +167,7 @@ def test_stages_become_visible_at_once(bus: Bus) -> None:
 # --- reading and waiting
 
 
-def test_a_read_has_bounds(bus: Bus) -> None:
+def test_a_read_has_bounds(bus: InProcessClient) -> None:
     bus.producer().produce("t", [b"%d" % n for n in range(10)], ["k"] * 10).result()
     assert bodies(bus.read("t", start=3, end=6)) == [b"2", b"3", b"4"]
     assert len(bodies(bus.read("t", max_rows=4))) == 4
@@ -175,7 +175,9 @@ def test_a_read_has_bounds(bus: Bus) -> None:
     assert bodies(bus.read("t", shard, 8)) == [b"8", b"9"]
 
 
-def test_a_read_that_follows_gets_what_comes(bus: Bus, pool: ThreadPoolExecutor) -> None:
+def test_a_read_that_follows_gets_what_comes(
+    bus: InProcessClient, pool: ThreadPoolExecutor
+) -> None:
     bus.act("topic.create", topic="t")
     reading = bus.read("t", wait_s=math.inf)
     first = pool.submit(next, reading)
@@ -186,7 +188,9 @@ def test_a_read_that_follows_gets_what_comes(bus: Bus, pool: ThreadPoolExecutor)
     assert second.result(PATIENCE_S) is None
 
 
-def test_closing_wakes_who_waits(bus: Bus, tmp_path: Any, pool: ThreadPoolExecutor) -> None:
+def test_closing_wakes_who_waits(
+    bus: InProcessClient, tmp_path: Any, pool: ThreadPoolExecutor
+) -> None:
     """At once: those who wait for it would sleep for ever else."""
     bus.act("topic.create", topic="t")
     with open_bus(f"memory:{tmp_path}/x") as other:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polybus.errors import AddressError, ConnectionLost, DataFolderInUse, StoreClosed, StoreFault
-from polybus.native.inprocess import Bus, open_bus
+from polybus.native.inprocess import InProcessClient, open_bus
 
 OPENER = """
 import os, sys
@@ -26,11 +26,11 @@ def url(tmp_path: Path) -> str:
     return f"lmdb:{tmp_path / 'store'}"
 
 
-def bodies(bus: Bus, topic: str) -> list[bytes]:
+def bodies(bus: InProcessClient, topic: str) -> list[bytes]:
     return [body for batch in bus.read(topic) for body in batch.column("body").to_pylist()]
 
 
-def put(bus: Bus, body: bytes) -> None:
+def put(bus: InProcessClient, body: bytes) -> None:
     bus.producer().produce("t", [body]).result()
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polybus.dialects.fdq.client.group_member import Closing
-from polybus.dialects.fdq.client.poison_guard import Care
+from polybus.dialects.fdq.client.group_member import ConsumerClosing
+from polybus.dialects.fdq.client.poison_guard import PoisonGuard
 
 FIRST: Any = "first"
 SECOND: Any = "second"
@@ -21,7 +21,7 @@ class Runs:
         self.told: list[Any] = []
         self.refused: list[Any] = []
         self.stopping = Event()
-        self.care = Care(self.told.append, self.stopping)
+        self.care = PoisonGuard(self.told.append, self.stopping)
 
     def begin(self, run: Any) -> Thread:
         thread = Thread(target=self._begin, args=(run,), daemon=True)
@@ -31,7 +31,7 @@ class Runs:
     def _begin(self, run: Any) -> None:
         try:
             self.care.begin(run)
-        except Closing:
+        except ConsumerClosing:
             self.refused.append(run)
 
 
@@ -61,7 +61,7 @@ def test_who_waits_for_its_turn_does_not_begin_when_the_consumer_closes(runs: Ru
 
 def test_nothing_begins_behind_the_end(runs: Runs) -> None:
     runs.stopping.set()
-    with pytest.raises(Closing):
+    with pytest.raises(ConsumerClosing):
         runs.care.begin(FIRST)
     assert runs.told == []
 
@@ -70,11 +70,11 @@ def test_a_run_of_which_the_bus_could_not_be_told_has_its_turn_until_it_ends() -
     def refuse(run: Any) -> None:
         raise ConnectionError
 
-    care = Care(refuse, Event())
+    care = PoisonGuard(refuse, Event())
     with pytest.raises(ConnectionError):
         care.begin(FIRST)
     care.end(FIRST)
     seen: list[Any] = []
-    care._tell = seen.append
+    care._report_start = seen.append
     care.begin(SECOND)
     assert seen == [SECOND]

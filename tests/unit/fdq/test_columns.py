@@ -22,7 +22,7 @@ def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batch(*requests: Any) -> pa.RecordBatch:
-    return message_columns.batch_of_requests(requests, NOW_MS, with_headers=False)
+    return message_columns.build_request_batch(requests, NOW_MS, with_headers=False)
 
 
 def test_the_limits_are_those_of_the_spec() -> None:
@@ -55,7 +55,7 @@ def test_what_is_no_key(key: Any) -> None:
 
 @pytest.mark.parametrize("message", [b"", b"x", bytearray(b"x"), memoryview(b"x")])
 def test_messages(message: Any) -> None:
-    found = message_columns.checked_message(message)
+    found = message_columns.check_message(message)
     assert (type(found), found) == (bytes, bytes(message))
     assert batch((None, message)).column("body").to_pylist() == [bytes(message)]
 
@@ -63,23 +63,23 @@ def test_messages(message: Any) -> None:
 @pytest.mark.parametrize("message", ["text", None, 7, [b"x"]])
 def test_what_is_no_message(message: Any) -> None:
     with pytest.raises(MalformedRequest, match="a message is bytes, not"):
-        message_columns.checked_message(message)
+        message_columns.check_message(message)
     with pytest.raises(MalformedRequest, match="a message is bytes, not"):
         batch((None, message))
 
 
 @pytest.mark.usefixtures("small_messages")
 def test_messages_that_are_too_large() -> None:
-    assert len(message_columns.checked_message(b"x" * 1000)) == 1000
+    assert len(message_columns.check_message(b"x" * 1000)) == 1000
     with pytest.raises(TooLarge, match="1001 bytes: at most 1000"):
-        message_columns.checked_message(b"x" * 1001)
+        message_columns.check_message(b"x" * 1001)
     with pytest.raises(TooLarge, match="1001 bytes: at most 1000"):
         batch((None, b"x"), (None, b"x" * 1001))
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"": b""}, {"a": b"1", "é": bytearray(b"2")}])
 def test_headers(headers: Any) -> None:
-    found = message_columns.checked_headers(headers)
+    found = message_columns.check_headers(headers)
     assert found == (None if headers is None else [(k, bytes(v)) for k, v in headers.items()])
 
 
@@ -88,22 +88,24 @@ def test_headers(headers: Any) -> None:
 )
 def test_what_are_no_headers(headers: Any) -> None:
     with pytest.raises(MalformedRequest, match="header"):
-        message_columns.checked_headers(headers)
+        message_columns.check_headers(headers)
     with pytest.raises(MalformedRequest, match="header"):
         batch(MessageRequest("k", b"x", headers))
 
 
 def test_headers_that_are_too_large() -> None:
     most = limits.MAX_HEADER_BYTES
-    message_columns.checked_headers({"a": b"x" * (most - 1)})
+    message_columns.check_headers({"a": b"x" * (most - 1)})
     with pytest.raises(TooLarge, match="headers of"):
-        message_columns.checked_headers({"a": b"x" * most})
+        message_columns.check_headers({"a": b"x" * most})
 
 
 def test_a_batch_without_headers_has_no_column_for_them_unless_asked() -> None:
     requests = [MessageRequest("k", b"x"), ("l", b"y")]
-    assert message_columns.batch_of_requests(requests, NOW_MS, with_headers=False).num_columns == 3
-    found = message_columns.batch_of_requests(requests, NOW_MS, with_headers=True)
+    assert (
+        message_columns.build_request_batch(requests, NOW_MS, with_headers=False).num_columns == 3
+    )
+    found = message_columns.build_request_batch(requests, NOW_MS, with_headers=True)
     assert found.column("headers").to_pylist() == [None, None]
     assert found.column("insertion_ms").to_pylist() == [NOW_MS, NOW_MS]
 
@@ -116,7 +118,7 @@ def test_some_with_headers_and_some_without() -> None:
 @pytest.mark.parametrize("nothing", [[], (), iter([])])
 def test_empty_batches(nothing: Any) -> None:
     with pytest.raises(MalformedRequest, match="empty batch"):
-        message_columns.batch_of_requests(nothing, NOW_MS, with_headers=False)
+        message_columns.build_request_batch(nothing, NOW_MS, with_headers=False)
 
 
 @pytest.mark.parametrize("bad", [b"bytes", "text", None, ("k",), ("k", b"x", None, 1), 7])
@@ -131,12 +133,12 @@ def rows(**given: Any) -> pa.RecordBatch:
 
 def test_batches_of_arrow() -> None:
     good = rows(shard_key=pa.array(["a", None]), body=pa.array([b"x", b""]))
-    assert message_columns.checked_rows(good) is good
+    assert message_columns.check_rows(good) is good
     with pytest.raises(MalformedRequest, match="empty batch"):
-        message_columns.checked_rows(good.slice(0, 0))
+        message_columns.check_rows(good.slice(0, 0))
     with pytest.raises(TooLarge, match="1025"):
-        message_columns.checked_rows(rows(shard_key=pa.array(["a" * 1025]), body=pa.array([b"x"])))
+        message_columns.check_rows(rows(shard_key=pa.array(["a" * 1025]), body=pa.array([b"x"])))
     with pytest.raises(MalformedRequest, match="no such column"):
-        message_columns.checked_rows(rows(key=pa.array(["a"]), body=pa.array([b"x"])))
+        message_columns.check_rows(rows(key=pa.array(["a"]), body=pa.array([b"x"])))
     with pytest.raises(MalformedRequest, match="body"):
-        message_columns.checked_rows(rows(shard_key=pa.array(["a"]), body=pa.array(["text"])))
+        message_columns.check_rows(rows(shard_key=pa.array(["a"]), body=pa.array(["text"])))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from polybus.dialects.fdq.client.transaction import Output
-from polybus.dialects.fdq.client.transaction_commit import _carried_bytes, _message
+from polybus.dialects.fdq.client.transaction import TransactionOutput
+from polybus.dialects.fdq.client.transaction_commit import _inline_bytes, _message
 
 
 @pytest.mark.parametrize("text", ["", "key", "é" * 100, "\x01" * 100, "\U0001f4a9" * 100])
@@ -13,9 +13,9 @@ from polybus.dialects.fdq.client.transaction_commit import _carried_bytes, _mess
 @pytest.mark.parametrize("headers", [None, 0, 1, 40])
 def test_an_output_is_not_larger_than_it_was_reckoned(text, raw, headers):
     some = None if headers is None else [(f"{text}{n}", raw) for n in range(headers)]
-    output = Output(text, text or None, raw, some, 2**62)
-    assert len(json.dumps([_message(output)])) <= _carried_bytes(output)
+    output = TransactionOutput(text, text or None, raw, some, 2**62)
+    assert len(json.dumps([_message(output)])) <= _inline_bytes(output)
 
 
 def test_a_plain_output_is_reckoned_as_little():
-    assert _carried_bytes(Output("orders", "customer-7", b"x" * 1000, None, 2**40)) < 2000
+    assert _inline_bytes(TransactionOutput("orders", "customer-7", b"x" * 1000, None, 2**40)) < 2000

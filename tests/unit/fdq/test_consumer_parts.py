@@ -8,15 +8,25 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from polybus.dialects.fdq.client.acker import Telling
-from polybus.dialects.fdq.client.assigned_shard import Shard
-from polybus.dialects.fdq.client.assigned_shards import Holdings
-from polybus.dialects.fdq.client.consume_options import Terms
-from polybus.dialects.fdq.client.dispatcher import Batches, Messages, lanes_of
-from polybus.dialects.fdq.client.executor import Alarm, told
-from polybus.dialects.fdq.client.fetcher import FOLLOW_S, HORIZON_S, Buffer, Fetcher, Window
-from polybus.dialects.fdq.client.handler_run import MessagePiece, Rows
-from polybus.dialects.fdq.client.key_queue import Lane
+from polybus.dialects.fdq.client.acker import AckBatch
+from polybus.dialects.fdq.client.assigned_shard import AssignedShard
+from polybus.dialects.fdq.client.assigned_shards import AssignedShards
+from polybus.dialects.fdq.client.consume_options import ConsumeOptions
+from polybus.dialects.fdq.client.dispatcher import (
+    BatchDispatcher,
+    MessageDispatcher,
+    choose_executors,
+)
+from polybus.dialects.fdq.client.executor import WakeSignal, format_reason
+from polybus.dialects.fdq.client.fetcher import (
+    FOLLOW_S,
+    HORIZON_S,
+    FetchBuffer,
+    Fetcher,
+    FetchWindow,
+)
+from polybus.dialects.fdq.client.handler_run import FetchedRows, QueuedMessages
+from polybus.dialects.fdq.client.key_queue import KeyOrderedQueue
 from polybus.errors import InvalidTopic, UsageError
 from polybus.model.arrow import READ_SCHEMA
 
@@ -30,18 +40,18 @@ def batch(keys, first=0):
 
 
 def rows(keys, first=0):
-    return Rows(batch(keys, first))
+    return FetchedRows(batch(keys, first))
 
 
 def shard(number=0, epoch=1, **more):
-    return Shard({"shard": number, "epoch": epoch, "low": 0, **more})
+    return AssignedShard({"shard": number, "epoch": epoch, "low": 0, **more})
 
 
 # --- fetching
 
 
 def test_a_window_follows_the_pace_within_its_bounds():
-    window = Window(10, 1000)
+    window = FetchWindow(10, 1000)
     assert window.rows == 10
     window.adjust(500, HORIZON_S, left_rows=500)
     assert window.rows == 500
@@ -68,18 +78,18 @@ class Told:
 
 @pytest.mark.parametrize("is_releasing", [True, False])
 def test_only_what_was_not_given_away_is_mourned(caplog, is_releasing):
-    held, terms = Holdings(), Terms("t", "one", print)
+    held, terms = AssignedShards(), ConsumeOptions("t", "one", print)
     held.put(shard(3), 0)
     if is_releasing:
-        held.release(3)
+        held.start_release(3)
     member, nobody = cast(Any, Told(lost=[3])), cast(Any, None)
-    Fetcher(terms, member, held, [], nobody, Buffer(Window(10, 10)), print).round()
+    Fetcher(terms, member, held, [], nobody, FetchBuffer(FetchWindow(10, 10)), print).fetch_once()
     assert held.all() == []
     assert ("one lost shard 3 of t" in caplog.messages) is not is_releasing
 
 
 def test_who_keeps_up_has_room_for_as_long_as_it_may_follow():
-    window = Window(1, 1000)
+    window = FetchWindow(1, 1000)
     window.adjust(80, FOLLOW_S, left_rows=10)
     assert window.rows == 80
     window.adjust(80, FOLLOW_S, left_rows=11)
@@ -87,38 +97,38 @@ def test_who_keeps_up_has_room_for_as_long_as_it_may_follow():
 
 
 def test_a_buffer_has_room_when_half_of_it_has_begun():
-    buffer = Buffer(Window(10, 10))
-    assert buffer.room(0) == 10
+    buffer = FetchBuffer(FetchWindow(10, 10))
+    assert buffer.wait_for_room(0) == 10
     buffer.add(10, 1000)
-    assert buffer.room(0) == 0
+    assert buffer.wait_for_room(0) == 0
     buffer.free(4)
-    assert buffer.room(0) == 0
+    assert buffer.wait_for_room(0) == 0
     buffer.free(1)
-    assert buffer.room(0) == 5
+    assert buffer.wait_for_room(0) == 5
     buffer.close()
-    assert buffer.room(10) == 0
+    assert buffer.wait_for_room(10) == 0
 
 
 def test_a_buffer_counts_bytes_too():
-    buffer = Buffer(Window(10, 10))
+    buffer = FetchBuffer(FetchWindow(10, 10))
     buffer.add(2, 1 << 40)
-    assert buffer.room(0) == 0
+    assert buffer.wait_for_room(0) == 0
     buffer.free(2)
-    assert buffer.room(0) == 10
+    assert buffer.wait_for_room(0) == 10
 
 
 def test_a_key_has_one_lane_by_bits_that_did_not_choose_its_shard():
     keys = [f"key-{n}" for n in range(400)]
     # Of one shard alone: the low bits of their hashes are all the same.
     same = [key for key in keys if xxhash.xxh64_intdigest(key.encode()) % 16 == 3]
-    lanes = lanes_of(rows(same), range(len(same)), 4)
-    assert lanes == lanes_of(rows(same), range(len(same)), 4)
+    lanes = choose_executors(rows(same), range(len(same)), 4)
+    assert lanes == choose_executors(rows(same), range(len(same)), 4)
     assert set(lanes) == set(range(4))
 
 
 def test_messages_without_a_key_take_turns():
-    assert lanes_of(rows([None] * 6, first=2), range(6), 3) == [2, 0, 1, 2, 0, 1]
-    assert lanes_of(rows(["é", ""]), range(2), 1) == [0, 0]
+    assert choose_executors(rows([None] * 6, first=2), range(6), 3) == [2, 0, 1, 2, 0, 1]
+    assert choose_executors(rows(["é", ""]), range(2), 1) == [0, 0]
 
 
 def joined(*parts):
@@ -140,13 +150,13 @@ def taken(pieces):
 
 def test_messages_of_many_shards_are_dealt_by_key_and_without_what_is_done():
     one, two = shard(1), shard(2, ranges=[[5, 7]])
-    dealt, count, size = Messages(1).deal(
+    dealt, count, size = MessageDispatcher(1).dispatch(
         *joined((one, batch(["a", "b"])), (two, batch("cdef", 4)))
     )
     assert taken(dealt[0]) == [(1, [0]), (1, [1]), (2, [4]), (2, [7])]
     assert count == 4
     assert size > 6 * len(b"body")
-    dealt, count, _ = Messages(3).deal(*joined((one, batch([None] * 4))))
+    dealt, count, _ = MessageDispatcher(3).dispatch(*joined((one, batch([None] * 4))))
     assert {lane: taken(pieces) for lane, pieces in dealt.items()} == {
         0: [(1, [0]), (1, [3])],
         1: [(1, [1])],
@@ -156,7 +166,9 @@ def test_messages_of_many_shards_are_dealt_by_key_and_without_what_is_done():
 
 def test_batches_are_dealt_by_shard_and_cut_where_something_is_done():
     one, two = shard(1), shard(2, ranges=[[5, 7]])
-    dealt, count, _ = Batches(2, 4).deal(*joined((one, batch("ab")), (two, batch("cdefgh", 3))))
+    dealt, count, _ = BatchDispatcher(2, 4).dispatch(
+        *joined((one, batch("ab")), (two, batch("cdefgh", 3)))
+    )
     assert taken(dealt[1]) == [(1, [0, 1])]
     assert taken(dealt[0]) == [(2, [3, 4]), (2, [7, 8])]
     assert count == 6
@@ -167,7 +179,7 @@ def test_a_message_that_waits_keeps_itself_alone():
     lane = lane_of(held, ["a", "b"])
     run = ended(lane, well=False)
     assert len(run._rows.bodies) == 1
-    assert run.given("t", 0).shard_key == "a"
+    assert run.build_argument("t", 0).shard_key == "a"
 
 
 # --- what is told
@@ -183,8 +195,8 @@ def ended(lane, *, well):
 
 
 def lane_of(held, keys):
-    lane = Lane()
-    lane.push(MessagePiece(held, rows(keys), range(len(keys))))
+    lane = KeyOrderedQueue()
+    lane.push(QueuedMessages(held, rows(keys), range(len(keys))))
     return lane
 
 
@@ -193,8 +205,8 @@ def test_what_was_not_heard_is_told_again_in_the_same_words():
     lane = lane_of(held, ["a", "b", "c"])
     for well in (True, False, True):
         ended(lane, well=well)
-    first = Telling(held)
-    entry = first.entry()
+    first = AckBatch(held)
+    entry = first.build_report()
     assert entry == {
         "shard": 0,
         "epoch": 1,
@@ -205,9 +217,9 @@ def test_what_was_not_heard_is_told_again_in_the_same_words():
         "release": False,
     }
     assert not held.failures
-    first.take_back()
-    assert held.has_news
-    assert Telling(held).entry() == entry
+    first.restore()
+    assert held.has_unreported
+    assert AckBatch(held).build_report() == entry
 
 
 def test_an_answer_says_what_follows_a_failed_run():
@@ -215,11 +227,11 @@ def test_an_answer_says_what_follows_a_failed_run():
     lane = lane_of(held, ["a", "b", "c"])
     runs = [ended(lane, well=False) for _ in range(3)]
     answer = {"low": 0, "attempts": {"0": 1, "2": 1}, "dead": [1], "error": None}
-    following = Telling(held).was_heard(answer)
+    following = AckBatch(held).apply_response(answer)
     assert [run for run, _ in following] == runs
     assert [[one.offset for one in after] for _, after in following] == [[0], [], [2]]
     assert list(held.done) == [(1, 2)]
-    assert not held.has_news
+    assert not held.has_unreported
 
 
 def test_a_failure_whose_message_is_done_by_now_is_not_tried_again():
@@ -227,7 +239,7 @@ def test_a_failure_whose_message_is_done_by_now_is_not_tried_again():
     held = shard()
     lane = lane_of(held, ["a"])
     ended(lane, well=False)
-    following = Telling(held).was_heard({"low": 1, "attempts": {}, "dead": [], "error": None})
+    following = AckBatch(held).apply_response({"low": 1, "attempts": {}, "dead": [], "error": None})
     assert [after for _, after in following] == [[]]
     assert held.done.low == 1
 
@@ -237,20 +249,20 @@ def test_failures_that_the_bus_cannot_count_are_tried_again():
     lane = lane_of(held, ["a", "b"])
     ended(lane, well=True)
     ended(lane, well=False)
-    following = Telling(held).was_too_much()
+    following = AckBatch(held).retry_uncounted()
     assert [[one.offset for one in after] for _, after in following] == [[1]]
-    assert Telling(held).entry()["acked"] == [(0, 1)]
+    assert AckBatch(held).build_report()["acked"] == [(0, 1)]
 
 
 # --- holdings
 
 
 def test_what_was_given_in_a_former_life_is_not_held():
-    holdings = Holdings()
+    holdings = AssignedShards()
     generation = holdings.generation
     one = shard()
     assert holdings.put(one, generation)
-    holdings.lose()
+    holdings.drop_all()
     assert not one.is_open
     assert not one.is_held
     assert not holdings.put(shard(), generation)
@@ -258,7 +270,7 @@ def test_what_was_given_in_a_former_life_is_not_held():
 
 
 def test_a_newer_assignment_ends_the_older():
-    holdings = Holdings()
+    holdings = AssignedShards()
     old, new = shard(epoch=1), shard(epoch=2)
     holdings.put(old, 0)
     holdings.put(new, 0)
@@ -270,15 +282,17 @@ def test_a_newer_assignment_ends_the_older():
 
 
 def test_releasing_is_news_once_and_closing_is_for_what_comes_too():
-    holdings = Holdings()
+    holdings = AssignedShards()
     one = shard()
     holdings.put(one, 0)
-    assert holdings.release(0)
-    assert not holdings.release(0)
-    assert not holdings.release(7)
+    assert holdings.start_release(0)
+    assert not holdings.start_release(0)
+    assert not holdings.start_release(7)
     assert not one.is_open
     assert one.is_held
-    assert [(held["paused"], held["releasing"]) for held in holdings.held()] == [(True, True)]
+    assert [(held["paused"], held["releasing"]) for held in holdings.describe_held()] == [
+        (True, True)
+    ]
     holdings.close()
     late = shard(1)
     holdings.put(late, 0)
@@ -289,12 +303,12 @@ def test_releasing_is_news_once_and_closing_is_for_what_comes_too():
 
 
 def test_an_alarm_does_not_sleep_over_what_came_before():
-    alarm = Alarm()
-    alarm.sleep(60, unless=lambda: True)
-    ringing = threading.Thread(target=alarm.hurry)
+    alarm = WakeSignal()
+    alarm.wait(60, unless=lambda: True)
+    ringing = threading.Thread(target=alarm.wake_urgently)
     ringing.start()
-    alarm.sleep(60)
-    alarm.linger(60)
+    alarm.wait(60)
+    alarm.wait_urgent(60)
     ringing.join()
 
 
@@ -312,14 +326,14 @@ class Unspeakable(Exception):
     ],
 )
 def test_the_reason_of_a_failure_is_one_line(error, text):
-    assert told(error) == text
-    assert len(told(ValueError("x" * 10_000))) == 500
+    assert format_reason(error) == text
+    assert len(format_reason(ValueError("x" * 10_000))) == 500
 
 
 def test_terms_are_checked():
-    Terms("t", "n", print)
+    ConsumeOptions("t", "n", print)
     with pytest.raises(InvalidTopic):
-        Terms("", "n", print)
+        ConsumeOptions("", "n", print)
     wrongs: list[dict[str, Any]] = [
         {"name": ""},
         {"group": "g" * 129},
@@ -337,4 +351,4 @@ def test_terms_are_checked():
     for wrong in wrongs:
         given: dict[str, Any] = {"topic": "t", "name": "n", "handler": print, **wrong}
         with pytest.raises(UsageError):
-            Terms(**given)
+            ConsumeOptions(**given)

@@ -6,14 +6,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from polybus.dialects.fdq.client.assigned_shard import GATHER_EVERY, Shard
-from polybus.dialects.fdq.client.batch_run import BatchPiece, BatchRun, cuts, neighbours
-from polybus.dialects.fdq.client.handler_run import MessagePiece, Rows
-from polybus.dialects.fdq.client.key_queue import Lane
+from polybus.dialects.fdq.client.assigned_shard import COLLECT_EVERY, AssignedShard
+from polybus.dialects.fdq.client.batch_run import (
+    BatchRun,
+    QueuedBatches,
+    split_consecutive,
+    split_runs,
+)
+from polybus.dialects.fdq.client.handler_run import FetchedRows, QueuedMessages
+from polybus.dialects.fdq.client.key_queue import KeyOrderedQueue
 from polybus.model.arrow import READ_SCHEMA
 
 LANES = 3
-MAX_RANGES = GATHER_EVERY + 2 * LANES + 2  # full with two gaps
+MAX_RANGES = COLLECT_EVERY + 2 * LANES + 2  # full with two gaps
 MAX_HOLDS = 3  # full with three that have failed, too
 MAX_DELIVER = 3
 
@@ -36,9 +41,9 @@ class Executors(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_HOLDS", MAX_HOLDS)
-        self.shard = Shard(given(), LANES, MAX_RANGES)
-        self.lanes = [Lane() for _ in range(LANES)]
+        self.patch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_BLOCKED_KEYS", MAX_HOLDS)
+        self.shard = AssignedShard(given(), LANES, MAX_RANGES)
+        self.lanes = [KeyOrderedQueue() for _ in range(LANES)]
         self.keys: list[str | None] = []
         self.failed: dict[int, int] = {}
         self.done: set[int] = set()  # ended well, or dead
@@ -56,10 +61,10 @@ class Executors(RuleBasedStateMachine):
     def fetch(self, keys):
         first = len(self.keys)
         self.keys += keys
-        batch = Rows(rows(first, keys))
+        batch = FetchedRows(rows(first, keys))
         for number, lane in enumerate(self.lanes):
             mine = [at for at in range(len(keys)) if self.lane_of(first + at) == number]
-            lane.push(MessagePiece(self.shard, batch, mine))
+            lane.push(QueuedMessages(self.shard, batch, mine))
 
     @rule(number=st.integers(0, LANES - 1))
     def begin(self, number):
@@ -104,8 +109,8 @@ class Executors(RuleBasedStateMachine):
     @rule()
     def ack(self):
         """What the bus does, and what it tells."""
-        self.shard.gather()
-        for start, end in self.shard.take_unsent():
+        self.shard.collect_finished()
+        for start, end in self.shard.take_unsent_acks():
             assert set(range(start, end)) <= self.done - self.dead, "acked, but not run"
             assert not set(range(start, end)) & self.acked, "acked twice"
             self.acked |= set(range(start, end))
@@ -118,9 +123,9 @@ class Executors(RuleBasedStateMachine):
             if is_dead:
                 self.dead.add(run.offset)
                 self.done.add(run.offset)
-                self.shard.settle([run.offset])
+                self.shard.mark_done([run.offset])
             following = lane.follow(
-                run, run.again({run.offset: count}, {run.offset} if is_dead else set())
+                run, run.retry_runs({run.offset: count}, {run.offset} if is_dead else set())
             )
             if following is not None:
                 self.pausing.append((lane, following))
@@ -179,8 +184,8 @@ TestExecutors.settings = settings(max_examples=80, stateful_step_count=60, deadl
 
 
 def lane_with(shard, keys, first=0):
-    lane = Lane()
-    lane.push(MessagePiece(shard, Rows(rows(first, keys)), range(len(keys))))
+    lane = KeyOrderedQueue()
+    lane.push(QueuedMessages(shard, FetchedRows(rows(first, keys)), range(len(keys))))
     return lane
 
 
@@ -190,7 +195,7 @@ def started(lane):
 
 
 def test_a_failed_key_is_held_and_others_go_on():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "a", "b"])
     lane.begin(0.0)
     lane.fail(lane.current, "no")
@@ -201,7 +206,7 @@ def test_a_failed_key_is_held_and_others_go_on():
     assert order == [1, 3]
     assert shard.waiting == 1
     failed = shard.failures.popleft().run
-    lane.retry(lane.follow(failed, failed.again({0: 1}, set())))
+    lane.retry(lane.schedule_followers(failed, failed.retry_runs({0: 1}, set())))
     run = lane.begin(0.0)
     assert (run.offset, run.attempts, run.delivery) == (0, 1, 2)
     lane.finish(run)
@@ -209,7 +214,7 @@ def test_a_failed_key_is_held_and_others_go_on():
 
 
 def test_of_a_closed_shard_nothing_is_started():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "a"])
     lane.begin(0.0)
     lane.fail(lane.current, "no")
@@ -223,99 +228,99 @@ def test_of_a_closed_shard_nothing_is_started():
 
 
 def test_what_was_ready_when_its_shard_was_closed_is_not_started():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     lane = lane_with(shard, ["a"])
     lane.fail(lane.begin(0.0), "no")
     failed = shard.failures.popleft().run
-    lane.retry(lane.follow(failed, failed.again({}, set())))
+    lane.retry(lane.schedule_followers(failed, failed.retry_runs({}, set())))
     shard.is_open = False
     assert lane.begin(0.0) is None
 
 
 def test_a_key_held_by_an_assignment_that_has_ended_is_free_in_the_next():
-    old, new = Shard(given()), Shard(given() | {"epoch": 2})
+    old, new = AssignedShard(given()), AssignedShard(given() | {"epoch": 2})
     lane = lane_with(old, ["a"])
     lane.fail(lane.begin(0.0), "no")
     old.is_open = False
-    lane.push(MessagePiece(new, Rows(rows(0, ["a"])), [0]))
+    lane.push(QueuedMessages(new, FetchedRows(rows(0, ["a"])), [0]))
     assert lane.begin(0.0).shard is new
 
 
 def test_a_run_that_its_transaction_has_acked_is_done_even_if_it_fails_then():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "a"])
     run = lane.begin(0.0)
-    run.is_settled = True
+    run.is_committed = True
     assert lane.fail(run, "after the commit")
     assert not shard.failures
-    assert shard.gather()
-    assert (shard.done.low, shard.take_unsent()) == (1, []), "acked twice"
+    assert shard.collect_finished()
+    assert (shard.done.low, shard.take_unsent_acks()) == (1, []), "acked twice"
     assert started(lane) == 1
 
 
 def test_deliveries_below_the_suspect_mark_are_not_the_first():
-    shard = Shard(given(suspect_to=1, attempts={"0": 2, "1": 1}))
+    shard = AssignedShard(given(suspect_to=1, attempts={"0": 2, "1": 1}))
     lane = lane_with(shard, ["a", "b", "c"])
     deliveries = []
     while (run := lane.begin(0.0)) is not None:
         deliveries.append(run.delivery)
         lane.finish(run)
     assert deliveries == [4, 2, 1]
-    shard.gather()
+    shard.collect_finished()
     assert shard.counts == (3, 2)
 
 
 def test_a_full_shard_runs_only_what_adds_no_range():
     gaps = [(at, at + 1) for at in range(1, 2 * MAX_RANGES, 2)]
-    shard = Shard(given(ranges=gaps), 1, MAX_RANGES)
+    shard = AssignedShard(given(ranges=gaps), 1, MAX_RANGES)
     assert shard.is_full
     assert not shard.wants_rows
     end = gaps[-1][1]
     lane = lane_with(shard, ["a", "b"], first=end + 4)
     assert lane.begin(0.0) is None
     assert lane.wants_room
-    lane.push(MessagePiece(shard, Rows(rows(0, ["c"])), [0]))
+    lane.push(QueuedMessages(shard, FetchedRows(rows(0, ["c"])), [0]))
     assert lane.begin(0.0) is None, "behind what is aside there is no overtaking"
     assert lane_with(shard, ["c"]).begin(0.0) is not None
 
 
 def test_a_shard_is_full_by_its_gaps_and_free_again_when_they_are_closed():
-    shard = Shard(given(), 1, GATHER_EVERY + 2 + 3)
+    shard = AssignedShard(given(), 1, COLLECT_EVERY + 2 + 3)
     shard.finished.extend([1, 3])
-    shard.gather()
+    shard.collect_finished()
     assert not shard.is_full
     shard.finished.append(5)
-    shard.gather()
+    shard.collect_finished()
     assert shard.is_full
     assert not shard.wants_rows
     shard.finished.append(0)
-    shard.gather()
+    shard.collect_finished()
     assert not shard.is_full
 
 
 def test_a_run_that_was_given_up_ends_in_vain():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     lane = lane_with(shard, ["a"])
     run = lane.begin(0.0)
     assert lane.fail(run, "too long")
     assert not lane.finish(run)
     assert not lane.fail(run, "again")
-    assert not shard.gather()
+    assert not shard.collect_finished()
     assert len(shard.failures) == 1
 
 
 def test_a_key_is_free_when_all_that_waited_are_done():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "a"])
     lane.fail(lane.begin(0.0), "no")
     assert lane.begin(0.0) is None
     failed = shard.failures.popleft().run
-    lane.retry(lane.follow(failed, failed.again({}, set())))
+    lane.retry(lane.schedule_followers(failed, failed.retry_runs({}, set())))
     for _ in range(2):
         lane.finish(lane.begin(0.0))
     assert lane.begin(0.0) is None
     assert lane.freed_rows == 2
-    lane.push(MessagePiece(shard, Rows(rows(2, ["a"])), [0]))
+    lane.push(QueuedMessages(shard, FetchedRows(rows(2, ["a"])), [0]))
     assert started(lane) == 2
 
 
@@ -323,13 +328,13 @@ def test_a_key_is_free_when_all_that_waited_are_done():
 
 
 def batch_lane(shard, count, last_attempt=2):
-    lane = Lane()
-    lane.push(BatchPiece(shard, rows(0, ["k"] * count), 0, last_attempt))
+    lane = KeyOrderedQueue()
+    lane.push(QueuedBatches(shard, rows(0, ["k"] * count), 0, last_attempt))
     return lane
 
 
 def test_a_batch_that_fails_comes_again_as_a_whole_and_its_last_run_is_alone():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     lane = batch_lane(shard, 4)
     runs = []
     for _ in range(2):
@@ -338,33 +343,33 @@ def test_a_batch_that_fails_comes_again_as_a_whole_and_its_last_run_is_alone():
         lane.fail(run, "no")
         failure = shard.failures.popleft()
         assert [one["attempt"] for one in failure.entries()] == [len(runs) - 1] * 4
-        lane.retry(lane.follow(run, run.again({}, set())))
+        lane.retry(lane.schedule_followers(run, run.retry_runs({}, set())))
     while (run := lane.begin(0.0)) is not None:
         runs.append(list(run.offsets))
         lane.finish(run)
     assert runs == [[0, 1, 2, 3], [0, 1, 2, 3], [0], [1], [2], [3]]
-    shard.gather()
-    assert shard.take_unsent() == [(0, 4)]
+    shard.collect_finished()
+    assert shard.take_unsent_acks() == [(0, 4)]
     assert shard.counts == (12, 8)
     assert shard.waiting == 0
 
 
 def test_dead_ones_of_a_batch_do_not_come_again():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     run = BatchRun(shard, rows(0, ["k"] * 5), 0, 5)
-    assert [list(one.offsets) for one in run.again({}, {2})] == [[0, 1], [3, 4]]
-    assert run.again({}, set(range(5))) == []
+    assert [list(one.offsets) for one in run.retry_runs({}, {2})] == [[0, 1], [3, 4]]
+    assert run.retry_runs({}, set(range(5))) == []
 
 
 def test_batches_below_the_suspect_mark_are_small_and_end_there():
-    shard = Shard(given(suspect_to=3, attempts={"4": 2}))
+    shard = AssignedShard(given(suspect_to=3, attempts={"4": 2}))
     lane = batch_lane(shard, 7)
     runs = []
     while (run := lane.begin(0.0)) is not None:
         runs.append(list(run.offsets))
         lane.finish(run)
     assert runs == [[0, 1, 2], [3], [4], [5, 6]]
-    shard.gather()
+    shard.collect_finished()
     assert shard.counts == (7, 4)
 
 
@@ -372,27 +377,27 @@ def test_batches_below_the_suspect_mark_are_small_and_end_there():
     ("offsets", "found"), [([], []), ([3], [(3, 4)]), ([1, 2, 5, 6, 8], [(1, 3), (5, 7), (8, 9)])]
 )
 def test_neighbours(offsets, found):
-    assert list(neighbours(offsets)) == found
+    assert list(split_consecutive(offsets)) == found
 
 
 def test_cuts_keep_those_together_that_have_failed_together():
-    assert list(cuts(range(6), {2: 1, 3: 2}, 4)) == [(0, 2), (2, 4), (4, 6)]
+    assert list(split_runs(range(6), {2: 1, 3: 2}, 4)) == [(0, 2), (2, 4), (4, 6)]
 
 
 def test_cuts_leave_the_last_chance_alone():
-    assert list(cuts(range(5), {0: 2, 3: 2}, 2)) == [(0, 1), (1, 3), (3, 4), (4, 5)]
+    assert list(split_runs(range(5), {0: 2, 3: 2}, 2)) == [(0, 1), (1, 3), (3, 4), (4, 5)]
 
 
 def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
-    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_HOLDS", 3)
-    shard = Shard(given())
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_BLOCKED_KEYS", 3)
+    shard = AssignedShard(given())
     lane = lane_with(shard, [f"k{n}" for n in range(9)])
     while (run := lane.begin(0.0)) is not None:
         lane.fail(run, "down")
     assert len(shard.failures) == 3
     assert not shard.wants_rows
     failed = shard.failures.popleft().run
-    lane.retry(lane.follow(failed, failed.again({}, set())))
+    lane.retry(lane.schedule_followers(failed, failed.retry_runs({}, set())))
     run = lane.begin(0.0)
     assert run.offset == 0
     lane.finish(run)
@@ -401,8 +406,8 @@ def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
 
 def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(monkeypatch):
     """Else a shard stands still for ever: nobody may begin who does not touch what is done."""
-    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_HOLDS", 3)
-    shard = Shard(given(), executors=2)
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_BLOCKED_KEYS", 3)
+    shard = AssignedShard(given(), executors=2)
     first = lane_with(shard, ["a", "b", "c"])
     other = lane_with(shard, ["k1", "k2", "k3", "k4"], first=3)
     slow = first.begin(0.0)
@@ -410,25 +415,25 @@ def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(mon
         other.fail(run, "down")
     assert [one.run.offset for one in shard.failures] == [3, 4, 5]
     last = shard.failures.pop().run
-    other.retry(other.follow(last, last.again({}, set())))
+    other.retry(other.schedule_followers(last, last.retry_runs({}, set())))
     assert started(other) == 5, "it touches nothing, but there is room"
     first.finish(slow)
-    shard.gather()
+    shard.collect_finished()
     assert started(first) == 1, "the low mark"
     first.fail(first.current, "down")
     assert started(first) is None, "nothing else that is new"
 
 
 def test_what_waits_for_a_full_shard_takes_no_room_from_other_shards(monkeypatch):
-    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_HOLDS", 1)
-    shard = Shard(given())
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_BLOCKED_KEYS", 1)
+    shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "c"])
-    lane.push(MessagePiece(shard, Rows(rows(3, ["d", "e"])), range(2)))
+    lane.push(QueuedMessages(shard, FetchedRows(rows(3, ["d", "e"])), range(2)))
     failed = lane.begin(0.0)
     lane.fail(failed, "down")
     assert started(lane) is None
     assert (lane.freed_rows, shard.waiting, shard.waiting_bytes) == (5, 5, 5 * len(b"body"))
-    lane.retry(lane.follow(failed, failed.again({}, set())))
+    lane.retry(lane.schedule_followers(failed, failed.retry_runs({}, set())))
     found = []
     while (run := lane.begin(0.0)) is not None:
         found.append(run.offset)
@@ -438,14 +443,14 @@ def test_what_waits_for_a_full_shard_takes_no_room_from_other_shards(monkeypatch
 
 
 def test_what_waits_behind_a_slow_run_takes_no_room_from_other_lanes():
-    shard = Shard(given())
+    shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "c"])
     slow = lane.begin(0.0)
     for _ in range(2):
-        lane.park()
+        lane.park_pending()
         assert (lane.freed_rows, shard.waiting) == (3, 3)
     lane.finish(slow)
     while (run := lane.begin(0.0)) is not None:
         lane.finish(run)
-    shard.gather()
+    shard.collect_finished()
     assert (shard.done.low, lane.freed_rows, shard.waiting) == (3, 3, 0)

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from polybus.dialects.fdq.client.assigned_shard import Shard
-from polybus.dialects.fdq.client.consume_options import Terms
-from polybus.dialects.fdq.client.executor import Alarm, Executor
-from polybus.dialects.fdq.client.handler_run import MessagePiece, Rows
-from polybus.dialects.fdq.client.poison_guard import Care
+from polybus.dialects.fdq.client.assigned_shard import AssignedShard
+from polybus.dialects.fdq.client.consume_options import ConsumeOptions
+from polybus.dialects.fdq.client.executor import Executor, WakeSignal
+from polybus.dialects.fdq.client.handler_run import FetchedRows, QueuedMessages
+from polybus.dialects.fdq.client.poison_guard import PoisonGuard
 from polybus.errors import Fenced
 from polybus.model.arrow import READ_SCHEMA
 from tests.rig.observer import until
@@ -37,18 +37,18 @@ def executor(member):
     """Three messages of a key, of which the first may have been begun by one that died."""
     made = Executor(
         0,
-        Terms("orders", "c1", lambda envelope: member.handled.append(envelope.offset)),
+        ConsumeOptions("orders", "c1", lambda envelope: member.handled.append(envelope.offset)),
         member,
-        alarm=Alarm(),
-        care=Care(refuse, Event()),
+        alarm=WakeSignal(),
+        care=PoisonGuard(refuse, Event()),
         on_free=lambda rows: None,
     )
     at, none = [0, 1, 2], [None] * 3
     columns = [at, [0] * 3, at, at, at, ["key"] * 3, [b"body"] * 3, none]
     arrays = [pa.array(one, field.type) for one, field in zip(columns, READ_SCHEMA, strict=True)]
-    rows = Rows(pa.record_batch(arrays, schema=READ_SCHEMA))
-    shard = Shard({"shard": 0, "epoch": 1, "low": 0, "suspect_to": 1})
-    made.push([MessagePiece(shard, rows, range(3))])
+    rows = FetchedRows(pa.record_batch(arrays, schema=READ_SCHEMA))
+    shard = AssignedShard({"shard": 0, "epoch": 1, "low": 0, "suspect_to": 1})
+    made.push([QueuedMessages(shard, rows, range(3))])
     return made
 
 
@@ -69,6 +69,6 @@ def test_nothing_is_begun_while_it_stops(executor, member):
 def test_what_follows_is_not_begun_if_the_first_may_not_be(executor, member):
     member.lease_until_s = math.inf
     executor.start()
-    until(lambda: executor.lane.freed_rows or executor._alarm._event.is_set(), "it has tried")
+    until(lambda: executor.queue.freed_rows or executor._alarm._event.is_set(), "it has tried")
     executor.stop()
     assert member.handled == []

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polybus.dialects.fdq.client.message_batcher import GRACE_S, LONG_S, Merger
-from polybus.dialects.fdq.client.message_columns import batch_of
-from polybus.dialects.fdq.limits import Merging
+from polybus.dialects.fdq.client.message_batcher import GRACE_S, LONG_LINGER_S, MessageBatcher
+from polybus.dialects.fdq.client.message_columns import build_batch
+from polybus.dialects.fdq.limits import BatchOptions
 from polybus.errors import ConnectionLost, Denied, UsageError
 from polybus.native import Produced
 from tests.rig.observer import until
@@ -59,24 +59,24 @@ def bus() -> Slow:
 
 @pytest.fixture
 def merger(bus: Slow) -> Any:
-    one = Merger(Merging(linger_s=FOR_EVER_S), bus.send)
+    one = MessageBatcher(BatchOptions(linger_s=FOR_EVER_S), bus.send)
     yield one
     closing = Thread(target=one.close, args=(PATIENCE_S,), daemon=True)
     closing.start()
     until(lambda: bus.answer() or not closing.is_alive(), "the merger to end")
 
 
-def add(merger: Merger, body: bytes, topic: str = "t") -> Future[Produced]:
+def add(merger: MessageBatcher, body: bytes, topic: str = "t") -> Future[Produced]:
     return merger.add(topic, "key", body, None)[0]
 
 
-def started(merger: Merger, bus: Slow) -> None:
+def started(merger: MessageBatcher, bus: Slow) -> None:
     """One is on its way."""
     add(merger, b"first")
     until(lambda: bus.sent, "the first")
 
 
-def test_the_first_goes_at_once(merger: Merger, bus: Slow) -> None:
+def test_the_first_goes_at_once(merger: MessageBatcher, bus: Slow) -> None:
     receipt = add(merger, b"x")
     until(lambda: bus.sent, "it to be sent")
     assert not receipt.done()
@@ -84,7 +84,9 @@ def test_the_first_goes_at_once(merger: Merger, bus: Slow) -> None:
     assert receipt.result(PATIENCE_S) is DONE
 
 
-def test_those_behind_it_travel_together_once_it_is_answered(merger: Merger, bus: Slow) -> None:
+def test_those_behind_it_travel_together_once_it_is_answered(
+    merger: MessageBatcher, bus: Slow
+) -> None:
     started(merger, bus)
     receipts = [add(merger, b"%d" % n) for n in range(5)]
     assert bus.bodies() == [[b"first"]]
@@ -97,10 +99,10 @@ def test_those_behind_it_travel_together_once_it_is_answered(merger: Merger, bus
             receipt.result(PATIENCE_S)
 
 
-def test_any_answer_sends_what_waits(merger: Merger, bus: Slow) -> None:
+def test_any_answer_sends_what_waits(merger: MessageBatcher, bus: Slow) -> None:
     """Though others are still on their way."""
     started(merger, bus)
-    merger.send_rows("t", batch_of(["k"], [b"second"], [0], None))
+    merger.send_rows("t", build_batch(["k"], [b"second"], [0], None))
     add(merger, b"third")
     first = bus.futures.pop(0)
     first.set_result(DONE)
@@ -108,7 +110,9 @@ def test_any_answer_sends_what_waits(merger: Merger, bus: Slow) -> None:
     assert bus.bodies()[2] == [b"third"]
 
 
-def test_who_waits_sends_by_himself_if_nothing_is_on_its_way(merger: Merger, bus: Slow) -> None:
+def test_who_waits_sends_by_himself_if_nothing_is_on_its_way(
+    merger: MessageBatcher, bus: Slow
+) -> None:
     started(merger, bus)
     add(merger, b"second")
     merger.send_if_free()
@@ -123,7 +127,7 @@ def test_who_waits_sends_by_himself_if_nothing_is_on_its_way(merger: Merger, bus
 
 def test_time_sends_what_waits(bus: Slow) -> None:
     now_s = [0.0]
-    merger = Merger(Merging(linger_s=0.001), bus.send, clock=lambda: now_s[0])
+    merger = MessageBatcher(BatchOptions(linger_s=0.001), bus.send, clock=lambda: now_s[0])
     started(merger, bus)
     add(merger, b"second")
     now_s[0] = 0.002
@@ -134,7 +138,7 @@ def test_time_sends_what_waits(bus: Slow) -> None:
 
 def test_whoever_comes_when_time_is_nearly_up_is_to_send(bus: Slow) -> None:
     now_s = [0.0]
-    merger = Merger(Merging(linger_s=60.0), bus.send, clock=lambda: now_s[0])
+    merger = MessageBatcher(BatchOptions(linger_s=60.0), bus.send, clock=lambda: now_s[0])
     started(merger, bus)
     due = []
     for moment_s in (1.0, 61.0 - 2 * GRACE_S, 61.0 - GRACE_S / 2):
@@ -153,10 +157,12 @@ def test_whoever_comes_when_time_is_nearly_up_is_to_send(bus: Slow) -> None:
 def test_answers_send_nothing_early_unless_somebody_waits(bus: Slow) -> None:
     """Else batches would be small, and the bus have more to do than it needs to."""
     now_s = [0.0]
-    merger = Merger(Merging(linger_s=LONG_S / 2), bus.send, clock=lambda: now_s[0])
+    merger = MessageBatcher(
+        BatchOptions(linger_s=LONG_LINGER_S / 2), bus.send, clock=lambda: now_s[0]
+    )
     started(merger, bus)
     for _ in range(2):
-        merger.send_rows("t", batch_of(["k"], [b"batch"], [0], None))
+        merger.send_rows("t", build_batch(["k"], [b"batch"], [0], None))
     add(merger, b"second")
     bus.futures.pop(0).set_result(DONE)
     assert len(bus.sent) == 3
@@ -169,11 +175,11 @@ def test_answers_send_nothing_early_unless_somebody_waits(bus: Slow) -> None:
 
 def test_time_sends_what_comes_behind_a_batch_of_its_own(bus: Slow) -> None:
     """Though the thread has seen nothing of that."""
-    merger = Merger(Merging(linger_s=0.001), bus.send)
+    merger = MessageBatcher(BatchOptions(linger_s=0.001), bus.send)
     started(merger, bus)
     bus.answer()
     assert merger.flush(PATIENCE_S)
-    merger.send_rows("t", batch_of(["k"], [b"batch"], [0], None))
+    merger.send_rows("t", build_batch(["k"], [b"batch"], [0], None))
     add(merger, b"second")
     until(lambda: len(bus.sent) == 3, "the second, before the batch is answered")
     bus.answer()
@@ -181,10 +187,11 @@ def test_time_sends_what_comes_behind_a_batch_of_its_own(bus: Slow) -> None:
 
 
 @pytest.mark.parametrize(
-    "merging", [Merging(FOR_EVER_S, max_batch_rows=3), Merging(FOR_EVER_S, max_batch_bytes=342)]
+    "merging",
+    [BatchOptions(FOR_EVER_S, max_batch_rows=3), BatchOptions(FOR_EVER_S, max_batch_bytes=342)],
 )
-def test_whoever_fills_it_is_told_to_send(bus: Slow, merging: Merging) -> None:
-    merger = Merger(merging, bus.send)
+def test_whoever_fills_it_is_told_to_send(bus: Slow, merging: BatchOptions) -> None:
+    merger = MessageBatcher(merging, bus.send)
     started(merger, bus)
     told = [merger.add("t", None, b"x" * 50, None)[1] for _ in range(3)]
     assert told == [False, False, True]
@@ -196,7 +203,7 @@ def test_whoever_fills_it_is_told_to_send(bus: Slow, merging: Merging) -> None:
 
 def test_no_batch_is_larger_than_the_bound_but_for_a_large_message(bus: Slow) -> None:
     """Many threads may add before one of them gets round to sending."""
-    merger = Merger(Merging(FOR_EVER_S, max_batch_bytes=1000), bus.send)
+    merger = MessageBatcher(BatchOptions(FOR_EVER_S, max_batch_bytes=1000), bus.send)
     started(merger, bus)
     sizes = [400, 400, 400, 5000, 100, 100]
     for size in sizes:
@@ -213,7 +220,7 @@ def test_no_batch_is_larger_than_the_bound_but_for_a_large_message(bus: Slow) ->
 
 
 def test_keys_and_headers_count(bus: Slow) -> None:
-    merger = Merger(Merging(FOR_EVER_S, max_batch_bytes=1000), bus.send)
+    merger = MessageBatcher(BatchOptions(FOR_EVER_S, max_batch_bytes=1000), bus.send)
     started(merger, bus)
     assert not merger.add("t", "k" * 400, b"", None)[1]
     assert merger.add("t", None, b"", [("n" * 300, b"v" * 300)])[1]
@@ -223,11 +230,11 @@ def test_keys_and_headers_count(bus: Slow) -> None:
     assert merger.close(PATIENCE_S)
 
 
-def test_a_batch_of_its_own_comes_behind_what_waits(merger: Merger, bus: Slow) -> None:
+def test_a_batch_of_its_own_comes_behind_what_waits(merger: MessageBatcher, bus: Slow) -> None:
     started(merger, bus)
     add(merger, b"a")
     add(merger, b"elsewhere", "other")
-    future = merger.send_rows("t", batch_of(["k"], [b"b"], [0], None))
+    future = merger.send_rows("t", build_batch(["k"], [b"b"], [0], None))
     add(merger, b"c")
     merger.send_waiting()
     assert bus.bodies() == [[b"first"], [b"a"], [b"elsewhere"], [b"b"], [b"c"]]
@@ -236,7 +243,7 @@ def test_a_batch_of_its_own_comes_behind_what_waits(merger: Merger, bus: Slow) -
     assert future.result(PATIENCE_S) is DONE
 
 
-def test_a_topic_that_has_had_headers_keeps_the_column(merger: Merger, bus: Slow) -> None:
+def test_a_topic_that_has_had_headers_keeps_the_column(merger: MessageBatcher, bus: Slow) -> None:
     """Else each change would be a new stream."""
     started(merger, bus)
     add(merger, b"a")
@@ -256,16 +263,16 @@ def test_what_cannot_be_handed_over_fails_those_who_wait_for_it() -> None:
     def refuse(topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         raise Denied("no")
 
-    merger = Merger(Merging(), refuse)
+    merger = MessageBatcher(BatchOptions(), refuse)
     receipt = add(merger, b"x")
     with pytest.raises(Denied):
         receipt.result(PATIENCE_S)
     with pytest.raises(Denied):
-        merger.send_rows("t", batch_of([None], [b"x"], [0], None)).result(PATIENCE_S)
+        merger.send_rows("t", build_batch([None], [b"x"], [0], None)).result(PATIENCE_S)
     assert merger.close(PATIENCE_S)
 
 
-def test_whoever_is_interrupted_leaves_nobody_waiting(merger: Merger, bus: Slow) -> None:
+def test_whoever_is_interrupted_leaves_nobody_waiting(merger: MessageBatcher, bus: Slow) -> None:
     started(merger, bus)
     receipts = [add(merger, b"x", topic) for topic in ("a", "b")]
 
@@ -282,13 +289,13 @@ def test_whoever_is_interrupted_leaves_nobody_waiting(merger: Merger, bus: Slow)
     assert merger.flush(PATIENCE_S)
 
 
-def test_a_batch_that_was_called_back_is_not_waited_for(merger: Merger, bus: Slow) -> None:
-    future = merger.send_rows("t", batch_of([None], [b"x"], [0], None))
+def test_a_batch_that_was_called_back_is_not_waited_for(merger: MessageBatcher, bus: Slow) -> None:
+    future = merger.send_rows("t", build_batch([None], [b"x"], [0], None))
     assert future.cancel()
     assert merger.flush(PATIENCE_S)
 
 
-def test_flush_waits_for_outcomes(merger: Merger, bus: Slow) -> None:
+def test_flush_waits_for_outcomes(merger: MessageBatcher, bus: Slow) -> None:
     assert merger.flush(0)
     started(merger, bus)
     receipt = add(merger, b"x")
@@ -301,14 +308,18 @@ def test_flush_waits_for_outcomes(merger: Merger, bus: Slow) -> None:
     answering.join()
 
 
-def test_flush_ends_in_time_though_nothing_can_be_handed_over(merger: Merger, bus: Slow) -> None:
+def test_flush_ends_in_time_though_nothing_can_be_handed_over(
+    merger: MessageBatcher, bus: Slow
+) -> None:
     bus.open.clear()
     add(merger, b"x")
     assert not merger.flush(0.01)
     bus.open.set()
 
 
-def test_outcomes_are_told_while_somebody_waits_to_hand_over(merger: Merger, bus: Slow) -> None:
+def test_outcomes_are_told_while_somebody_waits_to_hand_over(
+    merger: MessageBatcher, bus: Slow
+) -> None:
     """A bus that is full takes no more until it has told what became of the first."""
     started(merger, bus)
     bus.open.clear()
@@ -324,7 +335,7 @@ def test_outcomes_are_told_while_somebody_waits_to_hand_over(merger: Merger, bus
     assert bus.bodies() == [[b"first"], [b"x"]]
 
 
-def test_after_close_nothing_is_taken(merger: Merger, bus: Slow) -> None:
+def test_after_close_nothing_is_taken(merger: MessageBatcher, bus: Slow) -> None:
     receipt = add(merger, b"x")
     closing = Thread(target=merger.close)
     closing.start()
@@ -332,7 +343,7 @@ def test_after_close_nothing_is_taken(merger: Merger, bus: Slow) -> None:
     closing.join(PATIENCE_S)
     refused: list[Callable[[], object]] = [
         lambda: add(merger, b"y"),
-        lambda: merger.send_rows("t", batch_of([None], [b"x"], [0], None)),
+        lambda: merger.send_rows("t", build_batch([None], [b"x"], [0], None)),
     ]
     for call in refused:
         with pytest.raises(ConnectionLost, match="closed"):
@@ -341,7 +352,7 @@ def test_after_close_nothing_is_taken(merger: Merger, bus: Slow) -> None:
 
 
 def test_many_threads_lose_nothing_and_each_keeps_its_order(bus: Slow) -> None:
-    merger = Merger(Merging(linger_s=0, max_batch_rows=7), bus.send)
+    merger = MessageBatcher(BatchOptions(linger_s=0, max_batch_rows=7), bus.send)
     receipts: list[Future[Produced]] = []
 
     def work(number: int) -> None:
@@ -371,4 +382,4 @@ def test_many_threads_lose_nothing_and_each_keeps_its_order(bus: Slow) -> None:
 )
 def test_bounds_that_make_no_sense(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        Merging(**bad)
+        BatchOptions(**bad)

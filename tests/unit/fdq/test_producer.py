@@ -13,9 +13,9 @@ import pytest
 
 from polybus import errors, fdq
 from polybus.dialects.fdq.client import fork_guard
-from polybus.dialects.fdq.client.producer_pool import MAX_LINES
+from polybus.dialects.fdq.client.producer_pool import MAX_PRODUCERS
 from polybus.dialects.fdq.limits import MAX_MESSAGE_BYTES
-from polybus.native.inprocess import Bus, open_bus
+from polybus.native.inprocess import InProcessClient, open_bus
 from tests.rig.observer import until
 
 PATIENCE_S = 30
@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def bus(url: str) -> Iterator[Bus]:
+def bus(url: str) -> Iterator[InProcessClient]:
     with open_bus(url) as opened:
         yield opened
 
@@ -40,7 +40,7 @@ def messages(url: str, topic: str = "t") -> list[bytes]:
 # --- one by one
 
 
-def test_it_is_there_when_produce_returns(bus: Bus, url: str) -> None:
+def test_it_is_there_when_produce_returns(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         produced = producer.produce("t", "customer-7", b"hello")
         (envelope,) = fdq.replay(url, "t")
@@ -51,7 +51,7 @@ def test_it_is_there_when_produce_returns(bus: Bus, url: str) -> None:
     assert 0 <= envelope.timestamp_ns // 1_000_000 - envelope.insertion_time < 60_000
 
 
-def test_a_key_of_none_is_none_and_an_empty_one_is_a_key(bus: Bus, url: str) -> None:
+def test_a_key_of_none_is_none_and_an_empty_one_is_a_key(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         for key in (None, "", None):
             producer.produce("t", key, b"x")
@@ -60,7 +60,7 @@ def test_a_key_of_none_is_none_and_an_empty_one_is_a_key(bus: Bus, url: str) -> 
     assert found[0] != found[2], "those without a key take turns"
 
 
-def test_headers_arrive(bus: Bus, url: str) -> None:
+def test_headers_arrive(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"1")
         producer.produce("t", "k", b"2", {"source": b"shell", "é": b"\xff"})
@@ -71,7 +71,7 @@ def test_headers_arrive(bus: Bus, url: str) -> None:
     assert found == [{}, {"source": b"shell", "é": b"\xff"}, {}, {"a": b""}, {}]
 
 
-def test_without_waiting_all_arrive_in_order_per_key(bus: Bus, url: str) -> None:
+def test_without_waiting_all_arrive_in_order_per_key(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         futures = [
             producer.produce("t", f"key-{n % 7}", b"%d" % n, wait=False) for n in range(3000)
@@ -88,7 +88,7 @@ def test_without_waiting_all_arrive_in_order_per_key(bus: Bus, url: str) -> None
         assert mine == list(range(key, 3000, 7))
 
 
-def test_what_waits_is_before_what_is_waited_for(bus: Bus, url: str) -> None:
+def test_what_waits_is_before_what_is_waited_for(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
         for n in range(9):
             if n % 3 == 0:
@@ -100,18 +100,18 @@ def test_what_waits_is_before_what_is_waited_for(bus: Bus, url: str) -> None:
         assert messages(url) == [b"%d" % n for n in range(9)]
 
 
-def test_many_topics_share_a_few_streams(bus: Bus, url: str) -> None:
+def test_many_topics_share_a_few_streams(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         for n in range(60):
             producer.produce(f"topic-{n % 20}", "k", b"%d" % n, wait=False)
         producer.flush()
-        assert len(producer._lines._all) == MAX_LINES
+        assert len(producer._pool._all) == MAX_PRODUCERS
         for topic in range(20):
             expected = [b"%d" % n for n in range(topic, 60, 20)]
             assert messages(url, f"topic-{topic}") == expected
 
 
-def test_many_threads_use_one(bus: Bus, url: str) -> None:
+def test_many_threads_use_one(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer, ThreadPoolExecutor(8) as pool:
 
         def work(number: int) -> None:
@@ -128,7 +128,7 @@ def test_many_threads_use_one(bus: Bus, url: str) -> None:
 # --- batches
 
 
-def test_a_batch_is_one_step_over_all_shards(bus: Bus, url: str) -> None:
+def test_a_batch_is_one_step_over_all_shards(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         produced = producer.produce_batch(
             "t", (fdq.MessageRequest(f"k{n}", b"%d" % n) for n in range(100))
@@ -140,7 +140,7 @@ def test_a_batch_is_one_step_over_all_shards(bus: Bus, url: str) -> None:
     assert [one.shard for one in found] == sorted(one.shard for one in found)
 
 
-def test_a_batch_with_one_bad_message_is_nothing(bus: Bus, url: str) -> None:
+def test_a_batch_with_one_bad_message_is_nothing(bus: InProcessClient, url: str) -> None:
     good = [("k", b"fine")] * 3
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"before")
@@ -157,7 +157,7 @@ def test_a_batch_with_one_bad_message_is_nothing(bus: Bus, url: str) -> None:
         assert messages(url) == [b"before"]
 
 
-def test_a_batch_over_a_topics_quota_is_nothing(bus: Bus, url: str) -> None:
+def test_a_batch_over_a_topics_quota_is_nothing(bus: InProcessClient, url: str) -> None:
     bus.act("topic.create", topic="t", settings={"max_bytes": 20_000})
     with fdq.Producer(url) as producer:
         with pytest.raises(errors.LimitReached):
@@ -166,7 +166,7 @@ def test_a_batch_over_a_topics_quota_is_nothing(bus: Bus, url: str) -> None:
         assert messages(url) == [b"small"]
 
 
-def test_batches_of_arrow(bus: Bus, url: str) -> None:
+def test_batches_of_arrow(bus: InProcessClient, url: str) -> None:
     rows = pa.RecordBatch.from_pydict(
         {"shard_key": pa.array(["a", None]), "body": pa.array([b"x", b"y"])}
     )
@@ -178,7 +178,7 @@ def test_batches_of_arrow(bus: Bus, url: str) -> None:
 
 
 @pytest.mark.parametrize("nothing", [[], (), iter(())])
-def test_an_empty_batch_is_refused(bus: Bus, url: str, nothing: Any) -> None:
+def test_an_empty_batch_is_refused(bus: InProcessClient, url: str, nothing: Any) -> None:
     with fdq.Producer(url) as producer:
         with pytest.raises(errors.MalformedRequest, match="empty batch"):
             producer.produce_batch("t", nothing)
@@ -186,7 +186,7 @@ def test_an_empty_batch_is_refused(bus: Bus, url: str, nothing: Any) -> None:
 
 
 @pytest.mark.parametrize("mistake", [b"bytes", "text", {"k": b"x"}])
-def test_what_is_no_batch(bus: Bus, url: str, mistake: Any) -> None:
+def test_what_is_no_batch(bus: InProcessClient, url: str, mistake: Any) -> None:
     with fdq.Producer(url) as producer, pytest.raises(errors.MalformedRequest):
         producer.produce_batch("t", mistake)
 
@@ -207,7 +207,7 @@ def test_what_is_no_batch(bus: Bus, url: str, mistake: Any) -> None:
 )
 @pytest.mark.parametrize("wait", [True, False])
 def test_bad_messages_are_told_to_who_brings_them(
-    bus: Bus, url: str, key: Any, message: Any, kind: type[Exception], wait: bool
+    bus: InProcessClient, url: str, key: Any, message: Any, kind: type[Exception], wait: bool
 ) -> None:
     with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
         others = [producer.produce("t", "k", b"%d" % n, wait=False) for n in range(2)]
@@ -256,13 +256,13 @@ def test_no_bus_answers() -> None:
 # --- topics
 
 
-def test_missing_topics_are_made_with_sixteen_shards(bus: Bus, url: str) -> None:
+def test_missing_topics_are_made_with_sixteen_shards(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as producer:
         producer.produce("new", "k", b"x")
     assert bus.act("topic.info", topic="new")["shards"] == 16
 
 
-def test_unless_told_not_to(bus: Bus, url: str) -> None:
+def test_unless_told_not_to(bus: InProcessClient, url: str) -> None:
     bus.act("topic.create", topic="there", shards=2)
     with fdq.Producer(url, create=False) as producer:
         producer.produce("there", "k", b"x")
@@ -284,7 +284,7 @@ def test_unless_told_not_to(bus: Bus, url: str) -> None:
 # --- names and ends
 
 
-def test_a_newer_one_of_the_same_name_fences_the_older(bus: Bus, url: str) -> None:
+def test_a_newer_one_of_the_same_name_fences_the_older(bus: InProcessClient, url: str) -> None:
     older = fdq.Producer(url, "importer")
     older.produce("t", "k", b"1")
     newer = fdq.Producer(url, "importer")
@@ -310,7 +310,7 @@ def test_a_name_goes_on_where_it_was(url: str) -> None:
             producer.produce("t", "k", b"%d" % n)
 
 
-def test_those_without_a_name_do_not_know_each_other(bus: Bus, url: str) -> None:
+def test_those_without_a_name_do_not_know_each_other(bus: InProcessClient, url: str) -> None:
     with fdq.Producer(url) as one, fdq.Producer(url) as other:
         assert one.name != other.name
         one.produce("t", "k", b"1")
@@ -319,7 +319,7 @@ def test_those_without_a_name_do_not_know_each_other(bus: Bus, url: str) -> None
     assert messages(url) == [b"1", b"2", b"3"]
 
 
-def test_close_sends_what_waits(bus: Bus, url: str) -> None:
+def test_close_sends_what_waits(bus: InProcessClient, url: str) -> None:
     producer = fdq.Producer(url, linger_s=PATIENCE_S)
     futures = [producer.produce("t", "k", b"%d" % n, wait=False) for n in range(10)]
     producer.close()
@@ -334,7 +334,9 @@ def test_close_sends_what_waits(bus: Bus, url: str) -> None:
             call()
 
 
-def test_a_program_that_fails_still_sends_what_it_has_handed_over(bus: Bus, url: str) -> None:
+def test_a_program_that_fails_still_sends_what_it_has_handed_over(
+    bus: InProcessClient, url: str
+) -> None:
     def program() -> None:
         with fdq.Producer(url, linger_s=PATIENCE_S) as producer:
             producer.produce("t", "k", b"x", wait=False)
@@ -346,7 +348,7 @@ def test_a_program_that_fails_still_sends_what_it_has_handed_over(bus: Bus, url:
 
 
 def test_in_a_child_of_a_fork_it_says_whose_it_is(
-    bus: Bus, url: str, monkeypatch: pytest.MonkeyPatch
+    bus: InProcessClient, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fdq.Producer(url) as producer:
         producer.produce("t", "k", b"x")
@@ -376,7 +378,7 @@ def test_the_process_is_known_after_a_fork() -> None:
     os.close(write)
 
 
-def test_a_callback_that_produces(bus: Bus, url: str) -> None:
+def test_a_callback_that_produces(bus: InProcessClient, url: str) -> None:
     """Not waiting for it, which would be waiting for itself."""
     with fdq.Producer(url) as producer:
         first = producer.produce("t", "k", b"1", wait=False)

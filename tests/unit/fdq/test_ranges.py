@@ -3,7 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.dialects.fdq.client.offset_ranges import Ranges, merged, ranges_of
+from polybus.dialects.fdq.client.offset_ranges import (
+    OffsetRanges,
+    merge_ranges,
+    ranges_from_offsets,
+)
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=30)
 
@@ -14,7 +18,7 @@ def as_set(low, ranges):
 
 @given(st.integers(0, 20), PAIRS)
 def test_what_was_added_is_there_in_the_fewest_ranges(low, pairs):
-    ranges, model = Ranges(low), set(range(low))
+    ranges, model = OffsetRanges(low), set(range(low))
     for start, length in pairs:
         ranges.add(start, start + length)
         model |= set(range(start, start + length))
@@ -27,7 +31,7 @@ def test_what_was_added_is_there_in_the_fewest_ranges(low, pairs):
 
 @given(st.integers(0, 20), PAIRS, st.integers(0, 70))
 def test_touching_adds_no_range(low, pairs, offset):
-    ranges = Ranges(low, ((start, start + length) for start, length in pairs))
+    ranges = OffsetRanges(low, ((start, start + length) for start, length in pairs))
     touches, before = ranges.touches(offset), len(ranges)
     ranges.add(offset, offset + 1)
     assert touches == (len(ranges) <= before)
@@ -35,13 +39,13 @@ def test_touching_adds_no_range(low, pairs, offset):
 
 @given(st.integers(0, 20), PAIRS, st.integers(0, 70), st.integers(0, 10))
 def test_overlaps(low, pairs, start, length):
-    ranges = Ranges(low, ((at, at + n) for at, n in pairs))
+    ranges = OffsetRanges(low, ((at, at + n) for at, n in pairs))
     done = any(at in ranges for at in range(start, start + length))
     assert ranges.overlaps(start, start + length) is done or length == 0
 
 
 def test_the_low_mark_swallows_what_it_reaches():
-    ranges = Ranges(3, [(5, 7), (9, 10)])
+    ranges = OffsetRanges(3, [(5, 7), (9, 10)])
     ranges.raise_low(6)
     assert (ranges.low, list(ranges)) == (7, [(9, 10)])
     ranges.raise_low(2)
@@ -50,6 +54,6 @@ def test_the_low_mark_swallows_what_it_reaches():
 
 @given(st.lists(st.integers(0, 40)))
 def test_ranges_of_offsets_in_any_order(offsets):
-    found = ranges_of(offsets)
+    found = ranges_from_offsets(offsets)
     assert as_set(0, found) == set(offsets)
-    assert found == merged(found)
+    assert found == merge_ranges(found)

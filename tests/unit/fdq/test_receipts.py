@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from polybus.dialects.fdq.client.message_future import Receipt, tell
+from polybus.dialects.fdq.client.message_future import MessageFuture, resolve_all
 from polybus.errors import Fenced
 from polybus.native import Produced
 from tests.rig.observer import until
@@ -20,9 +20,9 @@ DONE = Produced(1, 3, False)
 PATIENCE_S = 30
 
 
-def some(count: int = 3) -> tuple[Condition, list[Receipt]]:
+def some(count: int = 3) -> tuple[Condition, list[MessageFuture]]:
     condition = Condition()
-    return condition, [Receipt(condition) for _ in range(count)]
+    return condition, [MessageFuture(condition) for _ in range(count)]
 
 
 def test_before_and_after() -> None:
@@ -34,7 +34,7 @@ def test_before_and_after() -> None:
         first.result(0)
     with pytest.raises(TimeoutError):
         first.exception(0)
-    tell(condition, receipts, DONE, None)
+    resolve_all(condition, receipts, DONE, None)
     assert all(one.done() and not one.running() for one in receipts)
     assert [one.result() for one in receipts] == [DONE] * 3
     assert first.exception() is None
@@ -42,7 +42,7 @@ def test_before_and_after() -> None:
 
 def test_what_failed_raises_for_each() -> None:
     condition, receipts = some()
-    tell(condition, receipts, None, Fenced("taken over"))
+    resolve_all(condition, receipts, None, Fenced("taken over"))
     for one in receipts:
         assert isinstance(one.exception(), Fenced)
         with pytest.raises(Fenced, match="taken over"):
@@ -52,7 +52,7 @@ def test_what_failed_raises_for_each() -> None:
 def test_it_cannot_be_called_back() -> None:
     condition, (one,) = some(1)
     assert not one.cancel()
-    tell(condition, [one], DONE, None)
+    resolve_all(condition, [one], DONE, None)
     assert one.result() is DONE
 
 
@@ -62,7 +62,7 @@ def test_callbacks_run_once_each_also_late_ones() -> None:
     receipts[0].add_done_callback(called.append)
     receipts[1].add_done_callback(called.append)
     receipts[1].add_done_callback(called.append)
-    tell(condition, receipts, DONE, None)
+    resolve_all(condition, receipts, DONE, None)
     receipts[0].add_done_callback(called.append)
     assert called == [receipts[0], receipts[1], receipts[1], receipts[0]]
 
@@ -72,7 +72,7 @@ def test_a_callback_that_fails_is_the_callbacks_affair(caplog: pytest.LogCapture
     called: list[Any] = []
     receipts[0].add_done_callback(lambda _: 1 / 0)
     receipts[1].add_done_callback(called.append)
-    tell(condition, receipts, DONE, None)
+    resolve_all(condition, receipts, DONE, None)
     assert called == [receipts[1]]
     assert "ZeroDivisionError" in caplog.text
 
@@ -91,8 +91,8 @@ def test_sets_of_them_are_waited_for(error: Exception | None, when: str) -> None
     everything = [*one[1], *other[1]]
     thread, found = in_thread(lambda: wait(everything, PATIENCE_S, when))
     until(lambda: all(receipt._waiters for receipt in everything), "the wait")
-    tell(*one, None if error else DONE, error)
-    tell(*other, DONE, None)
+    resolve_all(*one, None if error else DONE, error)
+    resolve_all(*other, DONE, None)
     thread.join(PATIENCE_S)
     (answer,) = found
     assert isinstance(answer, tuple)
@@ -108,8 +108,8 @@ def test_each_comes_as_it_completes() -> None:
     }
     thread, found = in_thread(lambda: [by_receipt[r] for r in as_completed(by_receipt)])
     until(lambda: all(receipt._waiters for receipt in one[1] + other[1]), "the wait")
-    tell(*other, DONE, None)
-    tell(*one, DONE, None)
+    resolve_all(*other, DONE, None)
+    resolve_all(*one, DONE, None)
     thread.join(PATIENCE_S)
     (order,) = found
     assert isinstance(order, list)
@@ -120,7 +120,7 @@ def test_whoever_waits_for_one_of_many_wakes_with_its_outcome() -> None:
     """They share a condition: nobody must wake for another's news and think time is up."""
     condition, receipts = some(50)
     waiting = [in_thread(partial(one.result, PATIENCE_S)) for one in receipts]
-    tell(condition, receipts, DONE, None)
+    resolve_all(condition, receipts, DONE, None)
     for thread, found in waiting:
         thread.join(PATIENCE_S)
         assert found == [DONE]
@@ -133,7 +133,7 @@ def test_on_a_loop() -> None:
         futures = [asyncio.wrap_future(one) for one in receipts]
         dropped = asyncio.wrap_future(receipts[0])
         dropped.cancel()
-        Thread(target=tell, args=(condition, receipts, DONE, None)).start()
+        Thread(target=resolve_all, args=(condition, receipts, DONE, None)).start()
         return await asyncio.gather(*futures)
 
     assert asyncio.run(main()) == [DONE, DONE]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from polybus import errors, fdq
-from polybus.dialects.fdq.client.time_position import nanoseconds
+from polybus.dialects.fdq.client.time_position import to_nanoseconds
 from polybus.dialects.fdq.client.topic_replay import shard_indexes
-from polybus.native.inprocess import Bus, open_bus
+from polybus.native.inprocess import InProcessClient, open_bus
 from tests.rig.observer import until
 
 PATIENCE_S = 30
@@ -106,9 +106,9 @@ def test_by_datetime(history: str) -> None:
 
 def test_a_datetime_in_nanoseconds() -> None:
     moment = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
-    assert nanoseconds("t", moment) == 1769860800_123456_000
+    assert to_nanoseconds("t", moment) == 1769860800_123456_000
     elsewhere = moment.astimezone(timezone(timedelta(hours=5, minutes=45)))
-    assert nanoseconds("t", elsewhere) == 1769860800_123456_000
+    assert to_nanoseconds("t", elsewhere) == 1769860800_123456_000
 
 
 def test_batches(history: str) -> None:
@@ -202,7 +202,7 @@ def test_indexes_begin_anew_with_each_generation() -> None:
 
 
 @pytest.fixture
-def bus(url: str) -> Iterator[Bus]:
+def bus(url: str) -> Iterator[InProcessClient]:
     with open_bus(url) as opened:
         yield opened
 
@@ -214,12 +214,12 @@ def test_stats(history: str) -> None:
         fdq.stats(history, "nowhere")
 
 
-def low(bus: Bus) -> dict[int, int]:
+def low(bus: InProcessClient) -> dict[int, int]:
     info = bus.act("group.info", topic="t", group="default")
     return {one["shard"]: one["low"] for one in info["shards"]}
 
 
-def test_reset_moves_a_group(url: str, bus: Bus) -> None:
+def test_reset_moves_a_group(url: str, bus: InProcessClient) -> None:
     joined = bus.act("group.join", topic="t", consumer="c")
     with pytest.raises(errors.Refused):
         fdq.reset(url, "t", to="latest")

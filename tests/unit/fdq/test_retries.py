@@ -2,18 +2,18 @@
 
 import pytest
 
-from polybus.dialects.fdq.client.retry_schedule import Backoff, Schedule
+from polybus.dialects.fdq.client.retry_schedule import Backoff, RetrySchedule
 from polybus.errors import UsageError
 
 
 def test_pauses_double_up_to_the_last():
-    backoff = Backoff(0.1, 1.0, chance=lambda: 1.0)
+    backoff = Backoff(0.1, 1.0, random=lambda: 1.0)
     assert [backoff.pause_s(n) for n in range(1, 7)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert backoff.pause_s(10_000) == 1.0
 
 
 def test_chance_takes_at_most_half():
-    assert Backoff(0.1, 1.0, chance=lambda: 0.0).pause_s(1) == 0.05
+    assert Backoff(0.1, 1.0, random=lambda: 0.0).pause_s(1) == 0.05
     pauses = {Backoff(0.1, 1.0).pause_s(3) for _ in range(50)}
     assert len(pauses) > 10
     assert all(0.2 <= pause <= 0.4 for pause in pauses)
@@ -26,7 +26,7 @@ def test_pauses_that_cannot_be(first, last):
 
 
 def test_a_schedule_gives_what_is_due_in_order():
-    schedule = Schedule()
+    schedule = RetrySchedule()
     for due, what in ((3.0, "c"), (1.0, "a"), (1.0, "b"), (9.0, "d")):
         schedule.put(due, what)
     assert schedule.next_s() == 1.0

@@ -8,7 +8,7 @@ from threading import Semaphore
 
 import pytest
 
-from polybus.transports.flight.put_slow_path import Aside
+from polybus.transports.flight.put_slow_path import PutSlowPath
 from tests.rig.observer import until
 
 
@@ -16,7 +16,7 @@ class World:
     def __init__(self) -> None:
         self.taken: SimpleQueue[str] = SimpleQueue()
         self.go = Semaphore(0)
-        self.aside: Aside[str] = Aside(self._take)
+        self.aside: PutSlowPath[str] = PutSlowPath(self._take)
 
     def _take(self, one: str) -> None:
         self.taken.put(one)
@@ -32,16 +32,16 @@ def world() -> Iterator[World]:
 
 
 def test_a_stream_is_aside_until_its_last_is_taken(world):
-    assert not world.aside.has(1)
+    assert not world.aside.has_batches(1)
     for one in ("a", "b"):
         world.aside.add(1, one)
     assert world.taken.get(timeout=5) == "a"
     world.go.release()
     assert world.taken.get(timeout=5) == "b"
-    assert world.aside.has(1)  # "b" is being taken
-    assert not world.aside.has(2)
+    assert world.aside.has_batches(1)  # "b" is being taken
+    assert not world.aside.has_batches(2)
     world.go.release()
-    until(lambda: not world.aside.has(1), "the stream has left")
+    until(lambda: not world.aside.has_batches(1), "the stream has left")
 
 
 def test_closing_takes_what_is_there(world):

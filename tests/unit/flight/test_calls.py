@@ -5,36 +5,40 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import MalformedRequest, StoreClosed
-from polybus.transports.flight.call_tracker import Calls
+from polybus.transports.flight.call_tracker import CallTracker
 
 
 def test_a_call_counts_until_it_leaves():
-    calls = Calls()
-    with calls.one():
+    calls = CallTracker()
+    with calls.track_call():
         assert calls.count == 1
-    with calls.entering():
+    with calls.begin_call():
         assert calls.count == 1
     assert calls.count == 1  # a call that began goes on
-    calls.leave()
+    calls.end_call()
     assert calls.count == 0
 
 
 def test_what_could_not_begin_does_not_count():
-    calls = Calls()
-    with pytest.raises(MalformedRequest), calls.entering(owed=True):
+    calls = CallTracker()
+    with pytest.raises(MalformedRequest), calls.begin_call(owed=True):
         raise MalformedRequest("not so")
     assert calls.count == 0
     assert calls.wait_settled(0)
 
 
 def test_stopping_waits_for_what_is_owed():
-    calls = Calls()
-    with calls.entering():
+    calls = CallTracker()
+    with calls.begin_call():
         assert calls.wait_settled(0)  # an open stream is owed nothing
-    with calls.one():
+    with calls.track_call():
         assert not calls.wait_settled(0.01)
         calls.stop()
-        for refused in (calls.check, calls.one().__enter__, calls.entering().__enter__):
+        for refused in (
+            calls.check_open,
+            calls.track_call().__enter__,
+            calls.begin_call().__enter__,
+        ):
             with pytest.raises(StoreClosed):
                 refused()
     assert calls.wait_settled(0)

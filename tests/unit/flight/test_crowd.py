@@ -14,7 +14,7 @@ import pytest
 from polybus.errors import LimitReached
 from polybus.kernel.flight_port import Desk, Port
 from polybus.model.arrow import READ_SCHEMA
-from polybus.transports.flight.flight_status import as_refusal
+from polybus.transports.flight.flight_status import to_flight_status
 from tests.rig.observer import until
 
 MAX_CALLS = 2
@@ -41,7 +41,7 @@ class Handler:
         return LimitReached("max_calls", f"{MAX_CALLS} calls are under way")
 
     def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
-        return as_refusal(error)
+        return to_flight_status(error)
 
 
 @pytest.fixture

@@ -7,19 +7,19 @@ import json
 import pytest
 
 from polybus.errors import MalformedRequest
-from polybus.transports.flight.flight_status import MAX_TEXT_BYTES, as_refusal
+from polybus.transports.flight.flight_status import MAX_TEXT_BYTES, to_flight_status
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{GRINNING FACE}"])
 def test_a_long_text_is_cut(letter):
-    _, text, extra = as_refusal(MalformedRequest(letter * MAX_TEXT_BYTES * 2))
+    _, text, extra = to_flight_status(MalformedRequest(letter * MAX_TEXT_BYTES * 2))
     assert text == letter * (MAX_TEXT_BYTES // len(letter.encode())) + "…"
     assert json.loads(extra) == {"code": "malformed_request", "text": text}
 
 
 def test_half_a_character_can_be_told():
-    assert as_refusal(MalformedRequest("not \ud800"))[1] == "not ?"
+    assert to_flight_status(MalformedRequest("not \ud800"))[1] == "not ?"
 
 
 def test_a_short_text_is_told_as_it_is():
-    assert as_refusal(MalformedRequest("x" * MAX_TEXT_BYTES))[1] == "x" * MAX_TEXT_BYTES
+    assert to_flight_status(MalformedRequest("x" * MAX_TEXT_BYTES))[1] == "x" * MAX_TEXT_BYTES

@@ -16,8 +16,12 @@ from polybus.errors import AddressInUse, ConfigError
 from polybus.model.address import Address
 from polybus.model.limits import NativeLimits
 from polybus.transports.flight import flight_listener as module
-from polybus.transports.flight.authentication import Tokens
-from polybus.transports.flight.flight_listener import FlightListener, Security, Slow
+from polybus.transports.flight.authentication import TokenFile
+from polybus.transports.flight.flight_listener import (
+    FlightListener,
+    SecurityOptions,
+    SlowConsumerLimits,
+)
 from tests.rig.certificates import write_certificate
 from tests.rig.observer import until
 
@@ -29,8 +33,8 @@ def listener(tmp_path: Path) -> Iterator[FlightListener]:
         Address.parse("grpc+tls://127.0.0.1:0"),
         SimpleNamespace(actions=list),
         NativeLimits(),
-        Security(Tokens(None, time.time), tmp_path / "cert.pem", tmp_path / "key.pem"),
-        Slow(10.0, 1),
+        SecurityOptions(TokenFile(None, time.time), tmp_path / "cert.pem", tmp_path / "key.pem"),
+        SlowConsumerLimits(10.0, 1),
         time.monotonic,
         lambda: 0,
         SimpleNamespace(info=lambda text, **fields: None),
@@ -58,7 +62,7 @@ def test_after_a_reload_that_failed_the_port_opens_by_itself(listener, tmp_path,
 
     write_certificate(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_check_free", taken)
+        patch.setattr(module, "_check_address_free", taken)
         patch.setattr(module, "STOP_TIMEOUT_S", 0.0)
         with pytest.raises(ConfigError, match="quicker"):
             listener.reload()

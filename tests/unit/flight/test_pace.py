@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-from polybus.transports.flight.slow_consumers import Pace
+from polybus.transports.flight.slow_consumers import SlowConsumerMonitor
 
 
 class World:
@@ -18,7 +18,7 @@ class World:
         self.cut: list[str] = []
         self.under_way: list[tuple[int, str, float]] = []
         self._numbers = count()
-        self.pace = Pace(
+        self.pace = SlowConsumerMonitor(
             4.0,
             100,
             lambda: self.now_s,

@@ -19,8 +19,8 @@ import pytest
 from polybus.errors import LimitReached, MalformedRequest, OutOfSequence, StoreClosed
 from polybus.kernel.flight_port import Desk, Port, fill
 from polybus.model.arrow import READ_SCHEMA
-from polybus.transports.flight.flight_status import as_refusal
-from polybus.transports.flight.put_intake import Intake, Putting, read_json
+from polybus.transports.flight.flight_status import to_flight_status
+from polybus.transports.flight.put_intake import PutIntake, PutTarget, read_json
 from tests.rig.observer import until
 from tests.rig.relay import Relay
 
@@ -41,11 +41,11 @@ class Handler:
     made: Event = field(default_factory=Event)  # and whoever makes it has done so
     order: list[int] = field(default_factory=list)  # counters, as they were handed over
 
-    def open_put(self, call: Any, path: list[bytes], schema: pa.Schema) -> Putting:
+    def open_put(self, call: Any, path: list[bytes], schema: pa.Schema) -> PutTarget:
         if self.refused is not None:
             raise self.refused
         is_ready = self.ready.is_set if path[-1] == b"gone" else lambda: True
-        return Putting(partial(self.hand_over, path[-1]), tell, is_ready)
+        return PutTarget(partial(self.hand_over, path[-1]), tell, is_ready)
 
     def hand_over(self, topic: bytes, block: Any, stamp: Any) -> Future[Any]:
         if topic == b"gone":
@@ -58,7 +58,7 @@ class Handler:
         self.handed.append((bytes(block.data), outcome))
         return outcome
 
-    def close_put(self, owner: Putting) -> None:
+    def close_put(self, owner: PutTarget) -> None:
         self.closed += 1
 
     def malformed(self, text: str) -> Exception:
@@ -68,7 +68,7 @@ class Handler:
         return LimitReached("max_calls", "too many")
 
     def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
-        return as_refusal(error)
+        return to_flight_status(error)
 
     def settle(self, index: int, result: object = None) -> None:
         self.wait(index)
@@ -88,7 +88,7 @@ class World:
         location = "grpc://127.0.0.1:0"
         self.port = Port(location, self.handler, self.desk, READ_SCHEMA, max_batches, max_bytes)
         errors = self.handler.errors
-        self.intake = Intake(self.desk, MAX_BATCH_BYTES, lambda: 0, errors.append)
+        self.intake = PutIntake(self.desk, MAX_BATCH_BYTES, lambda: 0, errors.append)
         self.client = flight.connect(f"grpc://127.0.0.1:{self.port.port}")
 
     def put(self, client: Any = None, topic: str = "orders") -> tuple[Any, Any]:
@@ -138,9 +138,9 @@ def test_who_must_wait_for_a_topic_keeps_nobody_else(world):
         world.handler.settle(index, "other")
         assert answer(heard) == {"counter": 7, "done": "other"}
         if not world.handler.ready.is_set():
-            world.handler.ready.set()
+            world.handler.ready.set_progress()
             writer.write_with_metadata(batch(), stamp(3))
-    world.handler.made.set()
+    world.handler.made.set_progress()
     for index in (2, 3, 4):
         world.handler.settle(index, index - 1)
     assert world.handler.order == [7, 7, 1, 2, 3]
@@ -350,7 +350,7 @@ def test_a_port_that_stops_takes_no_more(world):
 
 
 def stopping() -> tuple[int, bytes, bytes]:
-    code, text, extra = as_refusal(StoreClosed("the bus is stopping"))
+    code, text, extra = to_flight_status(StoreClosed("the bus is stopping"))
     return code, text.encode(), extra
 
 

@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 from polybus.kernel.flight_port import Desk, Port
 from polybus.model.limits import NativeLimits
 from polybus.transports.flight import flight_handler
-from polybus.transports.flight.call_tracker import Calls
+from polybus.transports.flight.call_tracker import CallTracker
 from tests.rig.observer import until
 
 PATIENCE_S = 60
@@ -19,7 +19,7 @@ PATIENCE_S = 60
 
 def test_a_call_that_comes_while_the_port_is_opened_is_answered(monkeypatch):
     """A client whose bus was killed is there before the next one knows its own port."""
-    calls, found, seen = Calls(), [], []
+    calls, found, seen = CallTracker(), [], []
 
     def ask(port: int) -> None:
         with flight.connect(f"grpc://127.0.0.1:{port}") as client:
@@ -36,7 +36,7 @@ def test_a_call_that_comes_while_the_port_is_opened_is_answered(monkeypatch):
 
     monkeypatch.setattr(flight_handler, "Port", opened)
     verbs: Any = SimpleNamespace(caller=lambda *who: who, act=lambda *asked: {})
-    service = flight_handler.Service(
+    service = flight_handler.FlightHandler(
         "grpc://127.0.0.1:0",
         verbs,
         NativeLimits(),

@@ -102,7 +102,7 @@ class TestTopics:
 
     def test_the_codes_are_the_buss(self):
         assert cli.NOTHING_HAPPENED == 10 + codec.Code.NOTHING_HAPPENED
-        said = {code for _, code in cli.SAID} - {None}
+        said = {code for _, code in cli.EXIT_CODE_BY_ERROR} - {None}
         assert said == {10 + code for code in codec.Code if code > 1}
 
 

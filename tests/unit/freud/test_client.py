@@ -157,13 +157,13 @@ class TestProducing:
         monkeypatch.setattr("polybus.dialects.freud.client.freud_connection.MAX_EXPECTED", 10)
         async with freud.connect(address) as client:
             await client.create_topic(topic)
-            link, most = client._up(), 0
+            link, most = client._require_connection(), 0
             send = link.send
 
             def counted_send(*args: Any) -> None:
                 nonlocal most
                 send(*args)
-                most = max(most, link._expected)
+                most = max(most, link._unanswered)
 
             monkeypatch.setattr(link, "send", counted_send)
             await asyncio.gather(*(client.produce(topic, b"x") for _ in range(200)))
@@ -287,7 +287,7 @@ class TestReading:
                 assert len(await subscription.get_many(100, 0)) == 100
                 rest: list[bytes] = []
                 while some := await subscription.get_many(10_000, 0):
-                    assert len(some) <= subscription_inbox.MAX_ROUND
+                    assert len(some) <= subscription_inbox.MAX_ROUND_GETS
                     rest += bodies(some)
                 assert rest == [b"%d" % n for n in range(103, 10_000)]
                 await client.produce_many(topic, [bytes(1000)] * 3000)

@@ -129,7 +129,7 @@ class TestDeletion:
             reader = await dead.subscribe(topic)
             assert await client.count_subscribers(topic) == 1
             reader.inbox._link.abort()
-            dead._up().abort()
+            dead._require_connection().abort()
 
             async def reaped() -> bool:
                 return await client.count_subscribers(topic) == 0

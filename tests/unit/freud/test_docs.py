@@ -52,5 +52,8 @@ def test_every_setting_of_the_client_is_there():
 
 
 def test_every_exit_code_is_there():
-    codes = {str(code) for _, code in cli.SAID if code} | {"0", str(cli.NOTHING_HAPPENED)}
+    codes = {str(code) for _, code in cli.EXIT_CODE_BY_ERROR if code} | {
+        "0",
+        str(cli.NOTHING_HAPPENED),
+    }
     assert codes <= {cells[0] for cells in rows(GUIDE)}

@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from polybus.dialects.freud.server.get_group import STEP_BYTES
-from polybus.dialects.freud.server.session import BEHIND_BYTES
+from polybus.dialects.freud.server.session import MAX_UNSCANNED_BYTES
 from polybus.model.identity import Identity
 from polybus.model.limits import FreudLimits, Limits, RqueueLimits
 from tests.rig import freud_client, rqueue_client
@@ -233,7 +233,7 @@ def test_what_is_sent_behind_a_halt_is_left_unread(bus: MemoryBus, owner: Speake
     key = owner.subscribe(b"t")
     waiting = Speaker(bus)
     waiting.send(get(key, FOR_EVER))
-    behind = list_topics() * (BEHIND_BYTES // len(list_topics()))
+    behind = list_topics() * (MAX_UNSCANNED_BYTES // len(list_topics()))
     waiting.send(behind)
     assert is_read_from(waiting)
     waiting.send(list_topics())
@@ -249,13 +249,13 @@ def test_a_wait_ends_when_the_client_hangs_up_though_it_is_not_read_from(
 ):
     key = owner.subscribe(b"t")
     waiting = Speaker(bus)
-    waiting.send(get(key, FOR_EVER), list_topics() * BEHIND_BYTES, get(key, 99))
+    waiting.send(get(key, FOR_EVER), list_topics() * MAX_UNSCANNED_BYTES, get(key, 99))
     assert not waiting.pipe.reading
     waiting.pipe.hung_up()
     bus.turn()
     codes = waiting.codes()
     assert (codes[0], codes[-1]) == (NOTHING_HAPPENED, NOTHING_HAPPENED)
-    assert len(codes) == BEHIND_BYTES + 2
+    assert len(codes) == MAX_UNSCANNED_BYTES + 2
 
 
 def test_a_message_is_consumed_when_its_whole_answer_is_in_the_socket(
@@ -293,8 +293,8 @@ def test_a_stalled_client_goes_on_where_it_stopped(bus: MemoryBus, owner: Speake
     slow = Speaker(bus)
     slow.pipe.appetite = 0
     slow.send(*(get(key) for _ in range(total)), list_topics())
-    assert slow.pipe.backlog() < 2 * STEP_BYTES  # and not all at once
-    while slow.pipe.backlog():
+    assert slow.pipe.backlog_bytes() < 2 * STEP_BYTES  # and not all at once
+    while slow.pipe.backlog_bytes():
         slow.pipe.eat(STEP_BYTES // 3)
         bus.turn()
     assert numbers(slow.answers()[:total]) == list(range(total))
@@ -454,7 +454,7 @@ def stalled(bus: MemoryBus, size: int, in_host: int = 0) -> Speaker:
     stuck.pipe.appetite = 0
     stuck.pipe.in_host = in_host
     stuck.send(get(key))
-    assert stuck.pipe.backlog() == size
+    assert stuck.pipe.backlog_bytes() == size
     return stuck
 
 
@@ -495,7 +495,7 @@ def test_who_has_taken_all_begins_anew(bus: MemoryBus):
     bus.pass_time(TIMEOUT_S - 0.25)
     stuck.pipe.eat(100)
     stuck.send(list_topics())
-    assert stuck.pipe.backlog()
+    assert stuck.pipe.backlog_bytes()
     bus.pass_time(TIMEOUT_S - 0.25)
     assert cuts(bus) == []
     bus.pass_time(0.5)

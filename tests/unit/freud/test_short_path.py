@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from polybus.bus.policy import Policy
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.freud.server.session import FreudSession
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
@@ -167,9 +167,9 @@ def test_ids_of_others_and_of_closed_connections_go_the_long_way(long_ways: list
     assert len(long_ways) == 1
 
 
-def rules(text: str) -> list[Placed]:
+def rules(text: str) -> list[PlacedRule]:
     rule = Rule.parse(text)
-    return [Placed(rule, "test", rule.who.number)]
+    return [PlacedRule(rule, "test", rule.who.number)]
 
 
 def test_rules_are_asked_once_and_again_when_they_change(long_ways: list[bytes]):

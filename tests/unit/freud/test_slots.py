@@ -146,9 +146,9 @@ def test_a_client_that_takes_no_answers_gets_them_later(bus: MemoryBus):
     client.deliver(produce(b"t", b"a") + produce(b"u", b"b"))
     bus.commit(1)
     bus.turn()
-    written = len(client.taken) + client.backlog()
+    written = len(client.taken) + client.backlog_bytes()
     bus.settle()
-    assert len(client.taken) + client.backlog() == written
+    assert len(client.taken) + client.backlog_bytes() == written
     client.eat()
     client.deliver(count(b"e"))
     bus.settle()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from polybus.dialects.freud.server.fair_scheduler import SHARE, Line
-from polybus.dialects.freud.server.session import BEHIND_BYTES
+from polybus.dialects.freud.server.fair_scheduler import TURN_WEIGHT, FairScheduler
+from polybus.dialects.freud.server.session import MAX_UNSCANNED_BYTES
 from polybus.model.identity import Identity
 from tests.rig.freud_client import (
     DOESNT_EXIST,
@@ -73,24 +73,24 @@ def owner(bus: MemoryBus) -> Speaker:
 
 
 def lists(owner: Speaker) -> list[bytes]:
-    return [list_topics()] * (2 * SHARE // TOPICS)
+    return [list_topics()] * (2 * TURN_WEIGHT // TOPICS)
 
 
 def fan_outs(owner: Speaker) -> list[bytes]:
     """Two topics in turn, so that they are not one group."""
-    return [produce(b"t"), produce(b"u")] * (SHARE // READERS)
+    return [produce(b"t"), produce(b"u")] * (TURN_WEIGHT // READERS)
 
 
 def small(owner: Speaker) -> list[bytes]:
-    return [count(b"nothing")] * SHARE
+    return [count(b"nothing")] * TURN_WEIGHT
 
 
 def gets(owner: Speaker) -> list[bytes]:
     """Each a piece of its own, and one group all together."""
     (answer,) = owner.ask(subscribe(b"begin"))
-    for _ in range(SHARE // 10):
+    for _ in range(TURN_WEIGHT // 10):
         owner.ask(produce(b"begin", bytes(LARGE)))
-    return [get(answer.payload)] * (SHARE // 10)
+    return [get(answer.payload)] * (TURN_WEIGHT // 10)
 
 
 WORK = pytest.mark.parametrize("work", [lists, fan_outs, small, gets])
@@ -125,7 +125,7 @@ def test_a_group_of_gets_is_carried_out_in_parts(bus: MemoryBus, owner: Speaker)
 def test_it_stands_in_line_once(bus: MemoryBus, owner: Speaker, monkeypatch: pytest.MonkeyPatch):
     """Whatever else happens to it meanwhile: else it would get two shares."""
     joined: list[Callable[[], None]] = []
-    monkeypatch.setattr(Line, "join", lambda line, go_on: joined.append(go_on))
+    monkeypatch.setattr(FairScheduler, "join", lambda line, go_on: joined.append(go_on))
     hog = Speaker(bus)
     hog.pipe.deliver(b"".join(lists(owner)))
     hog.pipe.deliver(list_topics())
@@ -166,7 +166,7 @@ def test_a_half_close_while_it_rests_is_answered_to_the_end(bus: MemoryBus, owne
 def test_a_hang_up_while_it_rests_ends_later_waits(bus: MemoryBus, owner: Speaker):
     hog = Speaker(bus)
     (subscribed,) = hog.ask(subscribe(b"begin"))
-    behind = [count(b"nothing")] * (BEHIND_BYTES // 8)  # so much that it is not read from
+    behind = [count(b"nothing")] * (MAX_UNSCANNED_BYTES // 8)  # so much that it is not read from
     hog.pipe.deliver(b"".join([*lists(owner), *behind, get(subscribed.payload, FOR_EVER)]))
     assert not hog.pipe.reading
     hog.pipe.hung_up()
@@ -219,14 +219,14 @@ def test_for_a_client_that_has_gone_no_lists_are_made(
 
 
 def test_one_request_may_be_heavier_than_a_share(bus: MemoryBus, owner: Speaker):
-    owner.ask(*(create(b"many-%d" % at) for at in range(SHARE)))
+    owner.ask(*(create(b"many-%d" % at) for at in range(TURN_WEIGHT)))
     (listed,) = Speaker(bus).ask(list_topics())
-    assert len(names(listed)) > SHARE
+    assert len(names(listed)) > TURN_WEIGHT
 
 
 def test_in_a_turn_one_of_all_who_rest_is_served():
     soon: list[Callable[[], None]] = []
-    line = Line(soon.append)
+    line = FairScheduler(soon.append)
     served: list[str] = []
 
     def rest_again() -> None:

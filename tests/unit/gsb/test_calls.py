@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.bus.policy import Policy
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import GsbLimits
@@ -363,7 +363,7 @@ def ruled(*lines: str) -> MemoryBus:
 
 def set_rules(bus: MemoryBus, *lines: str) -> None:
     rules = [Rule.parse(line) for line in lines]
-    bus.broker.policy.replace([Placed(rule, "config", rule.who.number) for rule in rules])
+    bus.broker.policy.replace([PlacedRule(rule, "config", rule.who.number) for rule in rules])
 
 
 def test_a_rule_refuses_a_call(bus):

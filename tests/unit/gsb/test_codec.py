@@ -59,10 +59,10 @@ def test_no_value_takes_no_bytes():
 
 
 def test_a_failure_tells_who_failed():
-    data = codec.pack_failure(codec.Code.DEADLINE, "too late", codec.Origin.BUS)
+    data = codec.pack_failure(codec.StatusCode.DEADLINE, "too late", codec.Origin.BUS)
     assert codec.read_failure(data) == (504, "too late", "bus")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\xa1x", b"\x81\xa4code\xa1x"])
 def test_a_failure_that_says_nothing_is_one_of_the_service(data):
-    assert codec.read_failure(data)[::2] == (codec.Code.FAILURE, codec.Origin.SERVICE)
+    assert codec.read_failure(data)[::2] == (codec.StatusCode.FAILURE, codec.Origin.SERVICE)

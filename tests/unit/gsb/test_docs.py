@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.service_address import Code
+from polybus.dialects.gsb.service_address import StatusCode
 from polybus.model.limits import GsbLimits
 
 SPEC = (Path(__file__).parents[3] / "docs" / "spec" / "gsb.md").read_text()
@@ -45,7 +45,7 @@ def test_every_reason_for_an_end_is_there():
 
 def test_every_code_is_there():
     found = {row[0] for row in rows()}
-    assert {str(int(code)) for code in Code if code is not Code.FAILURE} <= found
+    assert {str(int(code)) for code in StatusCode if code is not StatusCode.FAILURE} <= found
 
 
 def test_every_setting_is_there():

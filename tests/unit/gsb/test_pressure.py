@@ -261,7 +261,7 @@ def test_a_service_that_overruns_is_not_read_until_there_is_credit(bus):
         service.reply(call_id, ITEM, partial=True)
         sent += 1
         assert sent < 100
-    assert slow.session.owed <= 4 * MARK
+    assert slow.session.outbox_bytes <= 4 * MARK
     slow.pipe.eat()
     bus.turn()
     assert service.is_read
@@ -351,7 +351,7 @@ def test_nothing_goes_far_beyond_the_mark_whatever_is_free(bus):
         for _ in range(LIMITS.free_partials):
             service.reply(call_id, ITEM, partial=True)
     assert not service.is_read
-    assert not slow.session.party.ended
+    assert not slow.session.party.is_closed
     slow.pipe.eat()
     bus.turn()
     assert len(slow.replies()) == 40 * LIMITS.free_partials

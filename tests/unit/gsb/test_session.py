@@ -345,7 +345,7 @@ def test_the_clock_of_a_peer_that_is_not_read_stands(bus):
     far.session.halt()
     bus.pass_time(500)
     assert not far.pipe.aborted
-    far.session.try_again()
+    far.session.schedule_retry()
     bus.turn()
     bus.pass_time(29)
     assert far.kinds() == []
@@ -433,7 +433,7 @@ def test_an_end_that_is_found_again_while_it_is_being_dealt_with(bus, monkeypatc
     service, caller = Far(bus), Far(bus)
     service.register("greeter")
     caller.call("greeter")
-    monkeypatch.setattr(service.pipe, "offer_again", service.session.half_closed)
+    monkeypatch.setattr(service.pipe, "offer_again", service.session.on_half_closed)
     service.pipe.shut_down()
     assert service.pipe.closed
     assert caller.failure() == ("1", 503)

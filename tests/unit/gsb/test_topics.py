@@ -7,7 +7,7 @@ import json
 import pytest
 
 from polybus.bus.policy import Policy
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
@@ -73,7 +73,7 @@ def test_unsubscribing(bus):
 def test_rules_of_topics_hold():
     bus = MemoryBus(policy=Policy())
     rules = [Rule.parse("deny user:1 produce,subscribe news")]
-    bus.broker.policy.replace([Placed(rule, "config", rule.who.number) for rule in rules])
+    bus.broker.policy.replace([PlacedRule(rule, "config", rule.who.number) for rule in rules])
     far = Far(bus, identity=ALICE)
     assert far.subscribe("news") == 403
     far.broadcast("news")
@@ -183,7 +183,7 @@ def test_subscribers_of_a_durable_topic_are_told_who_sent_it(bus):
     queue.deliver(rqueue_client.publish(b"log", b"6"))
     bus.settle()
     assert heard(reader) == [(b"6", "")]
-    assert len(bus.broker.callers) == 0  # nothing is remembered that all have heard
+    assert len(bus.broker.senders) == 0  # nothing is remembered that all have heard
 
 
 def test_who_sent_it_is_known_though_it_was_read_before_its_commit_was_heard_of(bus):
@@ -191,14 +191,14 @@ def test_who_sent_it_is_known_though_it_was_read_before_its_commit_was_heard_of(
     alice, reader = Far(bus, identity=ALICE), Far(bus)
     reader.subscribe("log")
     kept = []
-    soon = bus.broker.keeping._soon
-    bus.broker.keeping._soon = kept.append
+    soon = bus.broker.publisher._soon
+    bus.broker.publisher._soon = kept.append
     alice.broadcast("log", b"1")
     bus.settle()
     assert heard(reader) == []
     alice.broadcast("log", b"2")
     bus.settle()
-    bus.broker.keeping._soon = soon
+    bus.broker.publisher._soon = soon
     kept.pop(0)()
     bus.settle()
     assert heard(reader) == [(b"1", "local:1")]  # it waits for no later one
@@ -223,7 +223,7 @@ def test_who_joins_behind_the_tail_is_told_too(bus):
     assert heard(second) == [(b"2", "local:1")]
     alice.broadcast("log", b"3")
     bus.settle()
-    assert len(bus.broker.callers) == 0
+    assert len(bus.broker.senders) == 0
 
 
 def test_what_is_remembered_is_bounded(bus, monkeypatch):
@@ -242,12 +242,12 @@ def test_who_has_sent_what_nobody_hears_is_not_remembered(bus):
     alice, reader = Far(bus, identity=ALICE), Far(bus)
     alice.broadcast("log", b"1")
     bus.settle()
-    assert len(bus.broker.callers) == 0
+    assert len(bus.broker.senders) == 0
     reader.subscribe("log")
     alice.broadcast("log", b"2")
     reader.pipe.hang_up()
     bus.settle()
-    assert len(bus.broker.callers) == 0
+    assert len(bus.broker.senders) == 0
 
 
 def test_what_is_on_its_way_to_the_disk_is_bounded():
@@ -294,7 +294,7 @@ def test_what_waits_for_the_disk_is_kept_though_its_sender_has_gone():
 
 
 def test_a_durable_broadcast_may_be_refused(bus):
-    bus.broker.policy.replace([Placed(Rule.parse("deny everyone produce log"), "config", None)])
+    bus.broker.policy.replace([PlacedRule(Rule.parse("deny everyone produce log"), "config", None)])
     bus.make("log")
     far = Far(bus)
     far.broadcast("log")
@@ -364,7 +364,7 @@ def test_many_calls_are_written_in_pieces_in_their_order(monkeypatch):
 
 
 def test_what_the_disk_does_not_take_is_dropped_and_counted(monkeypatch):
-    monkeypatch.setattr("polybus.dialects.gsb.server.call_log.MAX_WAITING", 10)
+    monkeypatch.setattr("polybus.dialects.gsb.server.call_log.MAX_PENDING", 10)
     bus = MemoryBus(gsb=GsbLimits(audit=True), durable=True)
     bus.settle()
     caller = Far(bus)

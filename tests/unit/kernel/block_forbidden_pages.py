@@ -52,7 +52,7 @@ def look(data: memoryview) -> None:
         kernel.concat([layout, layout])
         for start in range(count):
             kernel.cut(layout, start, count)
-            piece = (layout, run_table.table(1, 0, count), 0, 0, start, count)
+            piece = (layout, run_table.make_table(1, 0, count), 0, 0, start, count)
             block_gather.gather([piece], 0, 2**62, count, 1 << 20)
         layout.close()
 

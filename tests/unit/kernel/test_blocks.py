@@ -97,9 +97,9 @@ def test_a_layout_is_not_closed_under_its_reader():
     class Closing:
         def __iter__(self) -> Iterator[object]:
             layout.close()
-            return iter((other, run_table.table(2, 0, 1), 1, 0, 0, 1))
+            return iter((other, run_table.make_table(2, 0, 1), 1, 0, 0, 1))
 
-    pieces: list[Any] = [(layout, run_table.table(1, 0, 1), 0, 0, 0, 1), Closing()]
+    pieces: list[Any] = [(layout, run_table.make_table(1, 0, 1), 0, 0, 0, 1), Closing()]
     with pytest.raises(BufferError):
         block_gather.gather(pieces, 0, 9, 9, 9)
     layout.close()
@@ -107,7 +107,7 @@ def test_a_layout_is_not_closed_under_its_reader():
 
 def test_a_layout_let_go_after_a_read_can_be_closed():
     layout = block(b"a").layout()
-    block_gather.gather([(layout, run_table.table(1, 0, 1), 0, 0, 0, 1)], 0, 9, 9, 9)
+    block_gather.gather([(layout, run_table.make_table(1, 0, 1), 0, 0, 0, 1)], 0, 9, 9, 9)
     kernel.concat([layout, layout])
     kernel.cut(layout, 0, 1)
     layout.close()
@@ -123,7 +123,7 @@ def test_a_layout_let_go_after_a_read_can_be_closed():
 )
 def test_a_piece_lies_in_its_block_and_a_refused_one_is_not_held(piece):
     layout = block(b"a").layout()
-    table = bytearray(run_table.table(1, 0, 1))
+    table = bytearray(run_table.make_table(1, 0, 1))
     with pytest.raises(IndexError):
         block_gather.gather([(layout, table, *piece)], 0, 9, 9, 9)
     layout.close()
@@ -143,17 +143,17 @@ def test_a_cut_is_not_empty_and_lies_in_its_block():
 def test_bytes_are_bounded_over_all_runs_and_blocks(max_bytes, expected):
     """The messages weigh four bytes each: a body; a body and a key; a body and a header."""
     one = block(b"aaaa", b"bb", keys=[None, "kk"]).layout()
-    table = run_table.join(run_table.table(1, 0, 1), run_table.table(2, 5, 1))
+    table = run_table.join_tables(run_table.make_table(1, 0, 1), run_table.make_table(2, 5, 1))
     other = block(b"", headers=[[("n", b"vvv")]]).layout()
-    pieces = [(one, table, 0, 0, 0, 2), (other, run_table.table(3, 5, 1), 2, 0, 0, 1)]
+    pieces = [(one, table, 0, 0, 0, 2), (other, run_table.make_table(3, 5, 1), 2, 0, 0, 1)]
     assert block_gather.gather(pieces, 0, 9, 9, max_bytes)[0] == expected
 
 
 @pytest.mark.parametrize("max_rows", range(1, 5))
 def test_rows_are_bounded_over_all_runs_and_blocks(max_rows):
     one, other = block(b"a", b"b", b"c").layout(), block(b"d").layout()
-    table = run_table.join(run_table.table(1, 0, 1), run_table.table(2, 5, 2))
-    pieces = [(one, table, 0, 0, 0, 3), (other, run_table.table(4, 5, 1), 3, 0, 0, 1)]
+    table = run_table.join_tables(run_table.make_table(1, 0, 1), run_table.make_table(2, 5, 2))
+    pieces = [(one, table, 0, 0, 0, 3), (other, run_table.make_table(4, 5, 1), 3, 0, 0, 1)]
     count, _, _, _, _, _, _, bodies, *_ = block_gather.gather(pieces, 0, 9, max_rows, 9)
     assert (count, bodies) == (max_rows, b"abcd"[:max_rows])
 
@@ -161,33 +161,33 @@ def test_rows_are_bounded_over_all_runs_and_blocks(max_rows):
 def test_pieces_with_fitting_places_of_other_blocks_are_not_neighbours():
     one, other = block(b"a", b"b").layout(), block(b"x", b"y").layout()
     pieces = [
-        (one, run_table.table(1, 0, 2), 0, 0, 0, 1),
-        (other, run_table.table(2, 0, 2), 0, 1, 1, 2),
+        (one, run_table.make_table(1, 0, 2), 0, 0, 0, 1),
+        (other, run_table.make_table(2, 0, 2), 0, 1, 1, 2),
     ]
     assert block_gather.gather(pieces, 0, 9, 9, 9)[7] == b"ay"
 
 
 def test_pieces_of_one_block_with_a_gap_are_not_neighbours():
-    layout, table = block(b"a", b"b", b"c").layout(), run_table.table(1, 0, 3)
+    layout, table = block(b"a", b"b", b"c").layout(), run_table.make_table(1, 0, 3)
     pieces = [(layout, table, 0, 0, 0, 1), (layout, table, 0, 0, 2, 3)]
     assert block_gather.gather(pieces, 0, 9, 9, 9)[7] == b"ac"
 
 
 def test_counts_that_add_up_only_by_wrapping_round_are_refused():
-    table = run_table.table(0, 0, 2**62) * 4 + run_table.table(1, 0, 1)
+    table = run_table.make_table(0, 0, 2**62) * 4 + run_table.make_table(1, 0, 1)
     with pytest.raises(block_gather.BadPiece):
         block_gather.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
 
 
 def test_a_table_with_bytes_behind_is_refused():
-    table = run_table.table(1, 0, 1) + b"x"
+    table = run_table.make_table(1, 0, 1) + b"x"
     with pytest.raises(block_gather.BadPiece):
         block_gather.gather([(block(b"a").layout(), table, 0, 0, 0, 1)], 0, 9, 9, 9)
 
 
 def test_a_refused_read_holds_nothing():
     good, bad = block(b"a").layout(), block(b"b").layout()
-    table, torn = bytearray(run_table.table(1, 0, 1)), bytearray(run_table.table(2, 0, 2))
+    table, torn = bytearray(run_table.make_table(1, 0, 1)), bytearray(run_table.make_table(2, 0, 2))
     pieces = [(good, table, 0, 0, 0, 1), (bad, torn, 1, 0, 0, 1)]
     with pytest.raises(block_gather.BadPiece):
         block_gather.gather(pieces, 0, 9, 9, 9)
@@ -200,7 +200,7 @@ def test_a_refused_read_holds_nothing():
 def test_a_closed_layout_is_not_gathered():
     open_one, closed = block(b"a").layout(), block(b"b").layout()
     closed.close()
-    table = bytearray(run_table.table(1, 0, 1))
+    table = bytearray(run_table.make_table(1, 0, 1))
     pieces = [(one, table, 0, 0, 0, 1) for one in (open_one, closed)]
     with pytest.raises(ValueError, match="closed"):
         block_gather.gather(pieces, 0, 9, 9, 9)
@@ -212,13 +212,13 @@ def test_a_closed_layout_is_not_gathered():
     "run", [(-1, 0, 1), (1, 0, 0), (1, 0, -1), (2**63 - 1, 0, 1), (1, 0, 2**63 - 1)]
 )
 def test_runs_that_make_no_sense_are_refused(run):
-    piece = (block(b"a").layout(), run_table.table(*run), 0, 0, 0, 1)
+    piece = (block(b"a").layout(), run_table.make_table(*run), 0, 0, 0, 1)
     with pytest.raises(block_gather.BadPiece):
         block_gather.gather([piece], 0, 2**63 - 1, 9, 9)
 
 
 def test_the_largest_ids_and_offsets_are_read():
-    piece = (block(b"a", b"b").layout(), run_table.table(2**63 - 3, 0, 2), 2**63 - 3, 0, 0, 2)
+    piece = (block(b"a", b"b").layout(), run_table.make_table(2**63 - 3, 0, 2), 2**63 - 3, 0, 0, 2)
     count, ids, _, offsets, *_ = block_gather.gather([piece], 0, 2**63 - 1, 9, 9)
     largest = (2**63 - 3).to_bytes(8, "little") + (2**63 - 2).to_bytes(8, "little")
     assert (count, bytes(ids), bytes(offsets)) == (2, largest, largest)

@@ -13,22 +13,22 @@ from polybus.errors import Damaged
 from polybus.kernel.block_gather import BadPiece
 from polybus.kernel.block_gather import gather as kernel_gather
 from polybus.kernel.blocks import Layout, concat, cut, split
-from polybus.model.block import Block, Piece, gather, open_layout
+from polybus.model.block import Block, BlockSlice, gather, open_layout
 from polybus.testing.conformance.sample_blocks import block
 
 EVERYTHING: dict[str, Any] = {"max_rows": 1 << 20, "max_bytes": 1 << 30}
 BODIES = st.lists(st.binary(max_size=200), min_size=1, max_size=30)
 
 
-def piece(data: bytes, at: int, start: int, end: int, *, later: bool) -> Piece:
+def piece(data: bytes, at: int, start: int, end: int, *, later: bool) -> BlockSlice:
     layout = open_layout(data, later=later)
     runs = pack("<qqq", at + 1, 5, layout.count)
-    return Piece(layout, runs, at, 0, start, end)
+    return BlockSlice(layout, runs, at, 0, start, end)
 
 
 @given(st.lists(BODIES, min_size=1, max_size=4), st.data())
 def test_what_is_gathered_is_the_same(groups: list[list[bytes]], data: st.DataObject) -> None:
-    pieces: dict[bool, list[Piece]] = {False: [], True: []}
+    pieces: dict[bool, list[BlockSlice]] = {False: [], True: []}
     at = 0
     for bodies in groups:
         made = block(*bodies)
@@ -73,9 +73,9 @@ def test_a_block_in_several_runs_is_compared_once_and_copied_whole() -> None:
     other = block(*[b"o%d" % number for number in range(6)])
     others = b"".join(pack("<qqq", first, 5, 1) for first in (2, 4, 6, 8, 10, 12))
 
-    def both(*, later: bool) -> list[Piece]:
+    def both(*, later: bool) -> list[BlockSlice]:
         one, two = (open_layout(each.data, later=later) for each in (made, other))
-        return [Piece(one, runs, 0, 0, 0, 6), Piece(two, others, 0, 1, 0, 6)]
+        return [BlockSlice(one, runs, 0, 0, 0, 6), BlockSlice(two, others, 0, 1, 0, 6)]
 
     assert gather(both(later=True), **EVERYTHING) == gather(both(later=False), **EVERYTHING)
 

@@ -21,7 +21,7 @@ def nothing_kept():
 
 
 def read(fill: bytes, size: int) -> Rows:
-    piece = (block(fill * size).layout(), run_table.table(1, 0, 1), 0, 0, 0, 1)
+    piece = (block(fill * size).layout(), run_table.make_table(1, 0, 1), 0, 0, 0, 1)
     return gather([piece], max_rows=1, max_bytes=1)
 
 

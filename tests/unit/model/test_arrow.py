@@ -17,7 +17,7 @@ from polybus.model.arrow import (
     batch_of,
     block_of,
 )
-from polybus.model.block import MAX_BLOCK_BYTES, Block, Piece, gather
+from polybus.model.block import MAX_BLOCK_BYTES, Block, BlockSlice, gather
 from polybus.model.rows import EMPTY, Rows
 from polybus.testing.conformance.sample_blocks import block, contents
 
@@ -46,7 +46,9 @@ def produced(**changes: object) -> pa.RecordBatch:
 
 
 def rows_of(made) -> Rows:
-    piece = Piece(made.layout(), run_table.table(10, 500, made.count), 7, 3, 0, made.count)
+    piece = BlockSlice(
+        made.layout(), run_table.make_table(10, 500, made.count), 7, 3, 0, made.count
+    )
     return gather([piece], max_rows=100, max_bytes=1 << 20)
 
 
@@ -214,7 +216,7 @@ def test_rows_without_keys_and_headers_become_a_batch_of_nulls():
 @pytest.mark.parametrize("count", [MAX_SHARED_NULLS, MAX_SHARED_NULLS + 1])
 def test_many_rows_without_keys_and_headers_are_sound(count):
     made = Block.from_columns(b"", bytes((count + 1) * 4), insertion_ms=0)
-    piece = Piece(made.layout(), run_table.table(1, 0, count), 0, 0, 0, count)
+    piece = BlockSlice(made.layout(), run_table.make_table(1, 0, count), 0, 0, 0, count)
     batch = batch_of(gather([piece], max_rows=count, max_bytes=1))
     batch.validate(full=True)
     for name in ("shard_key", "headers"):

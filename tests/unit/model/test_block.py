@@ -10,7 +10,7 @@ from polybus.errors import Damaged, TooLarge, UsageError, WrongFormat
 from polybus.kernel import blocks as kernel
 from polybus.model import block as model
 from polybus.model import run_table
-from polybus.model.block import Block, Headers, Keys, Piece, gather, open_layout
+from polybus.model.block import Block, BlockSlice, Headers, Keys, gather, open_layout
 from polybus.testing.conformance.sample_blocks import block, contents, messages
 
 MIXED = block(
@@ -183,15 +183,15 @@ def test_a_closed_layout_lets_go_of_its_bytes():
 def test_a_read_merges_shards_by_id():
     one, other = block(b"a", b"b", b"c"), block(b"x", b"y")
     pieces = [
-        Piece(
+        BlockSlice(
             one.layout(),
-            run_table.join(run_table.table(1, 10, 1), run_table.table(4, 20, 2)),
+            run_table.join_tables(run_table.make_table(1, 10, 1), run_table.make_table(4, 20, 2)),
             7,
             0,
             0,
             3,
         ),
-        Piece(other.layout(), run_table.table(2, 10, 2), 5, 1, 0, 2),
+        BlockSlice(other.layout(), run_table.make_table(2, 10, 2), 5, 1, 0, 2),
     ]
     rows = gather(pieces, max_rows=10, max_bytes=100)
     read = [(m.id, m.shard, m.offset, m.timestamp_ns, m.body) for m in messages(rows)]
@@ -208,12 +208,12 @@ def test_a_read_merges_shards_by_id():
     "table",
     [
         b"",
-        run_table.table(1, 0, 2),
-        run_table.table(1, 0, 4),
-        run_table.table(1, 0, 3)[:-1],
+        run_table.make_table(1, 0, 2),
+        run_table.make_table(1, 0, 4),
+        run_table.make_table(1, 0, 3)[:-1],
         bytes(24),
     ],
 )
 def test_a_run_table_that_does_not_fit_is_damage(table):
     with pytest.raises(Damaged):
-        gather([Piece(MIXED.layout(), table, 0, 0, 0, 3)], max_rows=1, max_bytes=1)
+        gather([BlockSlice(MIXED.layout(), table, 0, 0, 0, 3)], max_rows=1, max_bytes=1)

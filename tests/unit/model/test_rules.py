@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import InvalidRule
-from polybus.model.access_rule import VERBS, Rule, Who
+from polybus.model.access_rule import VERBS, Principal, Rule
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.name_pattern import Pattern
 
@@ -18,10 +18,10 @@ from polybus.model.name_pattern import Pattern
 
 def test_the_parts_of_a_rule():
     rule = Rule.parse("allow user:alice subscribe,produce orders.*")
-    assert rule == Rule("allow", Who("user", "alice"), ("produce", "subscribe"), "orders.*")
+    assert rule == Rule("allow", Principal("user", "alice"), ("produce", "subscribe"), "orders.*")
     assert str(rule) == "allow user:alice produce,subscribe orders.*"
     assert not rule.is_exact
-    assert Rule.of("deny", "everyone", "delete", "orders").is_exact
+    assert Rule.from_words("deny", "everyone", "delete", "orders").is_exact
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ WHOS = st.one_of(
     st.tuples(st.sampled_from(["user", "group", "service", "key"]), WORD).map(":".join),
 )
 RULES = st.builds(
-    Rule.of,
+    Rule.from_words,
     st.sampled_from(["allow", "deny"]),
     WHOS.filter(lambda who: not re.search(r":\d{10}", who, re.ASCII)),
     st.lists(st.sampled_from(VERBS), min_size=1).map(",".join),
@@ -116,11 +116,11 @@ def test_any_text_is_a_rule_or_an_invalid_one(text: str):
 
 
 def test_numbers_of_users_and_groups():
-    assert Who.parse("user:5").number == 5
-    assert Who.parse("group:0").number == 0
-    assert Who.parse("user:alice").number is None
-    assert Who.parse("user:٣").number is None  # a digit, but not one of ours
-    assert Who.parse("service:5").number is None
+    assert Principal.parse("user:5").number == 5
+    assert Principal.parse("group:0").number == 0
+    assert Principal.parse("user:alice").number is None
+    assert Principal.parse("user:٣").number is None  # a digit, but not one of ours
+    assert Principal.parse("service:5").number is None
 
 
 # --- patterns

@@ -7,8 +7,8 @@ import pytest
 from polybus.errors import Damaged
 from polybus.model import run_table
 
-TABLE = run_table.join(
-    run_table.table(5, 10, 3), run_table.table(8, 20, 1), run_table.table(12, 20, 2)
+TABLE = run_table.join_tables(
+    run_table.make_table(5, 10, 3), run_table.make_table(8, 20, 1), run_table.make_table(12, 20, 2)
 )
 PLAIN = [(5, 10), (6, 10), (7, 10), (8, 20), (12, 20), (13, 20)]
 
@@ -16,36 +16,44 @@ PLAIN = [(5, 10), (6, 10), (7, 10), (8, 20), (12, 20), (13, 20)]
 def plain(table: bytes) -> list[tuple[int, int]]:
     return [
         (run.first_id + number, run.timestamp_ns)
-        for run in run_table.entries(table)
+        for run in run_table.read_runs(table)
         for number in range(run.count)
     ]
 
 
 def test_a_table_stands_for_its_messages():
     assert plain(TABLE) == PLAIN
-    assert run_table.count(TABLE) == len(PLAIN)
+    assert run_table.count_messages(TABLE) == len(PLAIN)
 
 
 def test_what_continues_is_one_run():
-    assert run_table.join(run_table.table(1, 7, 2), run_table.table(3, 7, 4)) == run_table.table(
-        1, 7, 6
-    )
+    assert run_table.join_tables(
+        run_table.make_table(1, 7, 2), run_table.make_table(3, 7, 4)
+    ) == run_table.make_table(1, 7, 6)
 
 
 def test_another_time_or_a_gap_is_another_run():
     assert (
-        len(run_table.entries(run_table.join(run_table.table(1, 7, 2), run_table.table(3, 8, 4))))
+        len(
+            run_table.read_runs(
+                run_table.join_tables(run_table.make_table(1, 7, 2), run_table.make_table(3, 8, 4))
+            )
+        )
         == 2
     )
     assert (
-        len(run_table.entries(run_table.join(run_table.table(1, 7, 2), run_table.table(4, 7, 4))))
+        len(
+            run_table.read_runs(
+                run_table.join_tables(run_table.make_table(1, 7, 2), run_table.make_table(4, 7, 4))
+            )
+        )
         == 2
     )
 
 
 def test_empty_tables_join():
-    assert run_table.join() == b""
-    assert run_table.join(b"", TABLE, b"") == TABLE
+    assert run_table.join_tables() == b""
+    assert run_table.join_tables(b"", TABLE, b"") == TABLE
 
 
 def test_every_cut_is_the_cut_of_the_list():
@@ -57,7 +65,7 @@ def test_every_cut_is_the_cut_of_the_list():
 def test_cuts_join_to_the_whole():
     for place in range(len(PLAIN) + 1):
         halves = run_table.cut_runs(TABLE, 0, place), run_table.cut_runs(TABLE, place, len(PLAIN))
-        assert run_table.join(*halves) == TABLE
+        assert run_table.join_tables(*halves) == TABLE
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 2), (2, 1), (0, 7)])
@@ -87,10 +95,10 @@ def test_places_are_found_by_time():
 
 def test_any_buffer_is_a_table():
     view = memoryview(b"x" + TABLE)[1:]
-    assert run_table.join(view) == TABLE
+    assert run_table.join_tables(view) == TABLE
     assert run_table.id_at(view, 3) == 8
 
 
 def test_a_torn_table_is_damage():
     with pytest.raises(Damaged):
-        run_table.count(TABLE[:-1])
+        run_table.count_messages(TABLE[:-1])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import PeerError
-from polybus.native.client.in_flight import Unanswered
-from polybus.native.client.produce_messages import bodies_of
-from polybus.native.client.produce_queue import Batch, Waiting
+from polybus.native.client.in_flight import InFlightBatches
+from polybus.native.client.produce_messages import check_bodies
+from polybus.native.client.produce_queue import PendingMessages, ProduceBatch
 
 
-def batch(parts: int = 1) -> Batch:
-    return Batch("t", [Waiting("t", bodies_of([b"x"], None, 0)) for _ in range(parts)])
+def batch(parts: int = 1) -> ProduceBatch:
+    return ProduceBatch(
+        "t", [PendingMessages("t", check_bodies([b"x"], None, 0)) for _ in range(parts)]
+    )
 
 
-def sent(count: int, max_in_flight: int = 16) -> Unanswered:
-    found = Unanswered(last_counter=7, max_in_flight=max_in_flight)
+def sent(count: int, max_in_flight: int = 16) -> InFlightBatches:
+    found = InFlightBatches(last_counter=7, max_in_flight=max_in_flight)
     for _ in range(count):
         found.append(batch())
         found.number(found[-1])
@@ -29,18 +31,18 @@ def test_numbers_go_on_and_are_kept():
 
 
 def test_so_many_are_on_their_way_as_the_options_allow():
-    assert sent(1, max_in_flight=2).has_place(None)
-    assert not sent(2, max_in_flight=2).has_place(None)
+    assert sent(1, max_in_flight=2).can_send(None)
+    assert not sent(2, max_in_flight=2).can_send(None)
 
 
 def test_one_whose_number_was_used_up_gets_a_new_one():
     found = sent(2)
     found[1].counter = 0
-    assert found.on_their_way() == [found[0]]
-    assert found.upcoming() is found[1]
+    assert found.sent_batches() == [found[0]]
+    assert found.first_unsent() is found[1]
     found.number(found[1])
     assert [one.counter for one in found] == [8, 10]
-    assert found.upcoming() is None
+    assert found.first_unsent() is None
 
 
 def test_halves_take_the_place_of_the_whole_and_travel_alone():
@@ -49,17 +51,17 @@ def test_halves_take_the_place_of_the_whole_and_travel_alone():
     found.halve_first()
     assert [len(one.parts) for one in found] == [1, 2, 1]
     first, second, behind = found
-    assert found.has_place(first)
+    assert found.can_send(first)
     found.number(first)
-    assert not found.has_place(second)
-    assert not found.has_place(behind)
-    assert found.answered(8) is first
-    assert found.has_place(second)
+    assert not found.can_send(second)
+    assert not found.can_send(behind)
+    assert found.take_answered(8) is first
+    assert found.can_send(second)
 
 
 @pytest.mark.parametrize("counter", [7, 9])
 def test_an_answer_to_something_else_is_the_fault_of_the_bus(counter: int):
     found = sent(2)
     with pytest.raises(PeerError):
-        found.answered(counter)
+        found.take_answered(counter)
     assert len(found) == 2

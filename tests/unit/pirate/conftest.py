@@ -49,7 +49,7 @@ def in_memory() -> Iterator[Path]:
 @contextmanager
 def losing(gate: Gate, client: BlockingClient, kind: str = "replies") -> Iterator[None]:
     """Everything of a kind is lost; and the client gives up soon."""
-    lane = client._async._begun()._counting
+    lane = client._async._require_opened()._counted_channel
     kept, lane._options = lane._options, replace(lane._options, timeout_s=0.15, tries=2)
     setattr(gate, f"lose_{kind}", ALL)
     try:

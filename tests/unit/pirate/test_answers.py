@@ -50,10 +50,10 @@ class Puppet:
 
     def _answered(self, frames: Frames) -> None:
         place = frames.index(b"")
-        request = codec.parse(frames, place + 1)
+        request = codec.parse_request(frames, place + 1)
         assert isinstance(request, Request)
         if request.op == codec.HELLO:
-            reply: Frames | None = codec.done(1, 0)
+            reply: Frames | None = codec.encode_ok(1, 0)
         else:
             self.asked.append(request)
             reply = self.answer(request)
@@ -80,9 +80,9 @@ NO_ANSWERS: list[Frames] = [
     [b"OK"],
     [b"OK", bytes(8)],
     [b"OK", bytes(8), bytes(7)],
-    codec.done(2, 1),  # another counter
-    codec.nothing(),
-    codec.message(1, 1, b""),
+    codec.encode_ok(2, 1),  # another counter
+    codec.encode_none(),
+    codec.encode_message(1, 1, b""),
     [b"ERR", b"BUSY"],
 ]
 
@@ -96,14 +96,14 @@ def test_an_answer_that_is_none_leaves_a_put_unknown(puppet, client):
 
 
 def test_an_answer_that_is_none_to_a_get(puppet, client):
-    for frames in (*NO_ANSWERS[:6], codec.done(1, 1), [b"MSG", bytes(8), bytes(8)]):
+    for frames in (*NO_ANSWERS[:6], codec.encode_ok(1, 1), [b"MSG", bytes(8), bytes(8)]):
         puppet.answer = lambda _, frames=frames: frames
         with pytest.raises(BadFrame):
             client.get("news")
 
 
 def test_a_message_that_was_read_is_no_answer(puppet, client):
-    puppet.answer = lambda _: codec.message(5, 1, b"")
+    puppet.answer = lambda _: codec.encode_message(5, 1, b"")
     assert client.get("news").id == 5
     with pytest.raises(BadFrame):
         client.get("news")
@@ -114,7 +114,7 @@ def test_a_message_that_was_read_is_no_answer(puppet, client):
     [(codec.DENIED, Denied), (codec.MALFORMED, MalformedRequest), (codec.TOO_LARGE, TooLarge)],
 )
 def test_what_ends_a_request(puppet, client, code, error):
-    puppet.answer = lambda _: codec.error(code, "no")
+    puppet.answer = lambda _: codec.encode_error(code, "no")
     with pytest.raises(error, match=f"{code}: no"):
         client.put("news", b"")
     assert client.pending is None
@@ -122,7 +122,7 @@ def test_what_ends_a_request(puppet, client, code, error):
 
 
 def test_a_code_that_nobody_knows_leaves_it_unknown(puppet, client):
-    puppet.answer = lambda _: codec.error("TIRED", "later")
+    puppet.answer = lambda _: codec.encode_error("TIRED", "later")
     with pytest.raises(PeerError, match="TIRED: later"):
         client.put("news", b"")
     assert client.pending is not None
@@ -131,14 +131,14 @@ def test_a_code_that_nobody_knows_leaves_it_unknown(puppet, client):
 
 
 def test_a_busy_bus_is_asked_again_with_the_same_counter(puppet, client):
-    busy = [codec.error(codec.BUSY, "a moment")]
-    puppet.answer = lambda _: busy.pop() if busy else codec.done(1, 7)
+    busy = [codec.encode_error(codec.BUSY, "a moment")]
+    puppet.answer = lambda _: busy.pop() if busy else codec.encode_ok(1, 7)
     assert client.put("news", b"") == 7
     assert [one.counter for one in puppet.asked] == [1, 1]
 
 
 def test_a_bus_that_stays_busy(puppet, client):
-    puppet.answer = lambda _: codec.error(codec.BUSY, "a moment")
+    puppet.answer = lambda _: codec.encode_error(codec.BUSY, "a moment")
     with pytest.raises(OutcomeUnknown, match="the bus is busy: a moment"):
         client.put("news", b"")
     assert client.pending is not None
@@ -148,7 +148,7 @@ def test_a_bus_that_stays_busy(puppet, client):
 
 
 def test_a_refused_hello_opens_nothing(puppet, opening, monkeypatch):
-    monkeypatch.setattr(codec, "done", lambda *_: codec.error(codec.DENIED, "not you"))
+    monkeypatch.setattr(codec, "encode_ok", lambda *_: codec.encode_error(codec.DENIED, "not you"))
     with pytest.raises(Denied, match="HELLO: DENIED: not you"):
         opening("client", puppet.endpoint)
 
@@ -162,6 +162,6 @@ def test_an_answer_to_another_request_is_dropped(puppet, opening):
         honest([frames[0], codec.u64(99), *frames[2:]])
 
     puppet._socket.send_multipart = late
-    puppet.answer = lambda _: codec.message(1, 1, b"")
+    puppet.answer = lambda _: codec.encode_message(1, 1, b"")
     with pytest.raises(NotConnected):
         client.get("news")

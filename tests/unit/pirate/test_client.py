@@ -15,7 +15,7 @@ from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client import transfer_progress
 from polybus.dialects.pirate.client.journal_state import Outcome, Pending
 from polybus.dialects.pirate.client.pirate_options import ClientOptions, Order
-from polybus.dialects.pirate.client.state_folder import Folder
+from polybus.dialects.pirate.client.state_folder import ClientFolder
 from polybus.errors import (
     AddressError,
     DataFolderInUse,
@@ -179,8 +179,8 @@ def test_a_forgotten_request_that_never_came_never_will(gate, opening, keeper, t
         client.put(topic, b"first")
     late = gate.requests[-1]
     assert client.forget() is pirate.Fate.NEVER
-    refused = codec.decode(gate.again(late))
-    assert isinstance(refused, codec.Refusal)
+    refused = codec.decode_reply(gate.again(late))
+    assert isinstance(refused, codec.ErrorReply)
     assert refused.code == codec.FENCED
     assert client.put(topic, b"second") == 1
     assert client.counter == 2  # not used again
@@ -237,7 +237,7 @@ def test_puts_that_are_cancelled_anywhere_are_done_once_or_not(endpoint, keeper,
     assert found == sorted(set(found))
     assert set(done) <= set(found)
     assert len(found) < 40  # some were cancelled before they were kept
-    Folder(tmp_path / "a").close()  # the journal can be read
+    ClientFolder(tmp_path / "a").close()  # the journal can be read
 
 
 @pytest.mark.parametrize("order", list(Order))
@@ -433,26 +433,31 @@ def test_what_moves_by_a_connection():
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
         with near, far:
-            before = transfer_progress.mark(near.fileno())
-            far.sendall(bytes(transfer_progress.LEAST_BYTES - 1))
+            before = transfer_progress.read_mark(near.fileno())
+            far.sendall(bytes(transfer_progress.MIN_PROGRESS_BYTES - 1))
             until(
                 lambda: (
-                    transfer_progress.mark(near.fileno()).moved >= transfer_progress.LEAST_BYTES - 1
+                    transfer_progress.read_mark(near.fileno()).moved
+                    >= transfer_progress.MIN_PROGRESS_BYTES - 1
                 ),
                 "it came",
             )
-            assert not transfer_progress.has_moved(before, transfer_progress.mark(near.fileno()))
+            assert not transfer_progress.has_moved(
+                before, transfer_progress.read_mark(near.fileno())
+            )
             near.sendall(b"x")
             until(
-                lambda: transfer_progress.has_moved(before, transfer_progress.mark(near.fileno())),
+                lambda: transfer_progress.has_moved(
+                    before, transfer_progress.read_mark(near.fileno())
+                ),
                 "it went",
             )
-            new = transfer_progress.mark(near.fileno())
+            new = transfer_progress.read_mark(near.fileno())
             assert transfer_progress.has_moved(new._replace(fd=-1), new), (
                 "a new one begins with nothing"
             )
             assert not transfer_progress.has_moved(new, new)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert transfer_progress.mark(ours.fileno()).moved == 0
-    assert transfer_progress.mark(-1).moved == 0
+        assert transfer_progress.read_mark(ours.fileno()).moved == 0
+    assert transfer_progress.read_mark(-1).moved == 0

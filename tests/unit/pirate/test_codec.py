@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.codec import Done, Message, Nothing, Refusal, Request
+from polybus.dialects.pirate.codec import EmptyReply, ErrorReply, MessageReply, OkReply, Request
 from polybus.errors import BadFrame
 from tests.vectors import pirate as vectors
 
@@ -20,7 +20,7 @@ NAMES = st.sampled_from(["t", "a.b/c", "größe", "x" * 255])
 
 @pytest.mark.parametrize("vector", vectors.REQUESTS, ids=str)
 def test_requests_are_read_and_written_as_the_vectors_say(vector):
-    found = codec.parse(vector.frames)
+    found = codec.parse_request(vector.frames)
     assert isinstance(found, Request)
     value = vector.value
     body = bytes.fromhex(value["body"])
@@ -30,14 +30,14 @@ def test_requests_are_read_and_written_as_the_vectors_say(vector):
     )  # fmt: skip
     assert (b"".join(found.body), found.last) == (body, value["last"])
     if "whatever" not in vector.name:
-        assert codec.encode(found) == vector.frames
-    assert codec.parse([b"id", b"", *vector.frames], 2) == found
+        assert codec.encode_request(found) == vector.frames
+    assert codec.parse_request([b"id", b"", *vector.frames], 2) == found
 
 
 @pytest.mark.parametrize("vector", vectors.MALFORMED, ids=str)
 def test_what_is_malformed_says_so(vector):
-    found = codec.parse(vector.frames)
-    assert isinstance(found, Refusal)
+    found = codec.parse_request(vector.frames)
+    assert isinstance(found, ErrorReply)
     assert found.code == codec.MALFORMED
     assert found.text.isprintable()
 
@@ -45,42 +45,42 @@ def test_what_is_malformed_says_so(vector):
 @pytest.mark.parametrize("vector", vectors.REPLIES, ids=str)
 def test_replies_are_read_and_written_as_the_vectors_say(vector):
     word, *rest = vector.value
-    found = codec.decode(vector.frames)
+    found = codec.decode_reply(vector.frames)
     if word == "OK":
-        assert found == Done(*rest)
-        assert codec.done(*rest) == vector.frames
+        assert found == OkReply(*rest)
+        assert codec.encode_ok(*rest) == vector.frames
     elif word == "MSG":
         number, timestamp_ns, text = rest
         body = bytes.fromhex(text)
-        assert found == Message(number, timestamp_ns, body)
-        assert codec.message(number, timestamp_ns, body) == vector.frames
+        assert found == MessageReply(number, timestamp_ns, body)
+        assert codec.encode_message(number, timestamp_ns, body) == vector.frames
     elif word == "NONE":
-        assert found == Nothing()
-        assert codec.nothing() == vector.frames
+        assert found == EmptyReply()
+        assert codec.encode_none() == vector.frames
     else:
-        assert found == Refusal(*rest)
-        assert codec.error(*rest) == vector.frames
+        assert found == ErrorReply(*rest)
+        assert codec.encode_error(*rest) == vector.frames
 
 
-def put(*body: bytes) -> Request | Refusal:
-    return codec.parse(codec.encode(Request(codec.PUT, b"c", 1, 1, "t", body)))
+def put(*body: bytes) -> Request | ErrorReply:
+    return codec.parse_request(codec.encode_request(Request(codec.PUT, b"c", 1, 1, "t", body)))
 
 
 def test_what_is_too_large_comes_after_what_is_malformed():
     for body in ([bytes(MIB + 1)], [bytes(MIB)] * 64 + [b"x"], [b""] * 4097):
         found = put(*body)
-        assert isinstance(found, Refusal)
+        assert isinstance(found, ErrorReply)
         assert found.code == codec.TOO_LARGE
-        malformed = codec.encode(Request(codec.PUT, b"c", 1, 0, "t", body))
-        assert codec.parse(malformed).code == codec.MALFORMED  # type: ignore[union-attr]
+        malformed = codec.encode_request(Request(codec.PUT, b"c", 1, 0, "t", body))
+        assert codec.parse_request(malformed).code == codec.MALFORMED  # type: ignore[union-attr]
     for body in ([bytes(MIB)] * 64, [b""] * 4096):
         assert isinstance(put(*body), Request)
 
 
 def test_a_body_is_cut_into_full_frames():
-    assert codec.cut(b"") == [b""]
-    assert [len(one) for one in codec.cut(bytes(MIB))] == [MIB]
-    assert [len(one) for one in codec.cut(memoryview(bytes(2 * MIB + 1)))] == [MIB, MIB, 1]
+    assert codec.split_body(b"") == [b""]
+    assert [len(one) for one in codec.split_body(bytes(MIB))] == [MIB]
+    assert [len(one) for one in codec.split_body(memoryview(bytes(2 * MIB + 1)))] == [MIB, MIB, 1]
 
 
 @pytest.mark.parametrize(
@@ -98,21 +98,23 @@ def test_a_body_is_cut_into_full_frames():
     ],
 )
 def test_the_envelope_ends_at_the_first_empty_frame(frames, place):
-    assert codec.split(frames) == place
+    assert codec.envelope_end(frames) == place
 
 
 @given(st.lists(st.binary(max_size=12), max_size=10))
 def test_any_frames_are_a_request_or_refused(frames):
-    found = codec.parse(frames)
-    assert isinstance(found, Request | Refusal)
+    found = codec.parse_request(frames)
+    assert isinstance(found, Request | ErrorReply)
     if isinstance(found, Request) and found.op != codec.GET:
-        assert codec.encode(found) == frames
+        assert codec.encode_request(found) == frames
 
 
 @given(st.lists(st.binary(max_size=12), max_size=6))
 def test_any_frames_are_a_reply_or_no_reply_of_a_bus(frames):
     with contextlib.suppress(BadFrame):
-        assert isinstance(codec.decode(frames), Done | Message | Nothing | Refusal)
+        assert isinstance(
+            codec.decode_reply(frames), OkReply | MessageReply | EmptyReply | ErrorReply
+        )
 
 
 @given(
@@ -125,6 +127,6 @@ def test_any_frames_are_a_reply_or_no_reply_of_a_bus(frames):
 )
 def test_what_is_written_is_read(op, client, epoch, counter, topic, body):
     request = Request(op, client, epoch, counter, topic, body if op == codec.PUT else [])
-    found = codec.parse(codec.encode(request))
+    found = codec.parse_request(codec.encode_request(request))
     assert isinstance(found, Request)
     assert found._replace(body=list(found.body)) == request

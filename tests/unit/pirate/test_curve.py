@@ -16,7 +16,7 @@ from zmq.utils import z85
 
 from polybus import pirate
 from polybus.dialects.pirate.client import client_keys, pirate_blocking
-from polybus.dialects.pirate.server.curve_key_folder import KeyFolder, make_pair, read_public
+from polybus.dialects.pirate.server.curve_key_folder import CurveKeyFolder, make_pair, read_public
 from polybus.errors import ConfigError, Denied, NotConnected, OutcomeUnknown, UsageError
 from tests.rig.observer import connections, count, until
 from tests.rig.pirate import wire
@@ -45,8 +45,8 @@ def ring_of(bus, folder) -> Path:
     return folder
 
 
-def folder(bus) -> KeyFolder:
-    return KeyFolder(bus.folder / "data" / "pirate")
+def folder(bus) -> CurveKeyFolder:
+    return CurveKeyFolder(bus.folder / "data" / "pirate")
 
 
 def let_in(bus, ring, name):
@@ -91,7 +91,7 @@ def noticed(bus, change: Callable[[], object]) -> None:
 
 
 def bare(bus, ring) -> Bare:
-    own = client_keys.load(ring)
+    own = client_keys.load_keys(ring)
     return Bare(bus.endpoint, own.client_id, curve=own, try_s=LONG_S)
 
 
@@ -221,26 +221,26 @@ def test_the_shell_says_it_too(bus, ring, tmp_path):
 def test_an_id_beside_the_keys_own_is_a_mistake(ring):
     with pytest.raises(UsageError, match="the id is that of the key"):
         pirate.connect(id="me", curve=ring)
-    own = client_keys.load(ring).client_id
+    own = client_keys.load_keys(ring).client_id
     pirate.connect(id=own, curve=ring)
 
 
 def test_keys_that_cannot_be_used(ring, tmp_path):
     with pytest.raises(ConfigError, match=r"client.key_secret is not there: make it with"):
-        client_keys.load(tmp_path)
+        client_keys.load_keys(tmp_path)
     (ring / "client.key_secret").chmod(0o644)
     with pytest.raises(ConfigError, match="can be read by other users: chmod 600"):
-        client_keys.load(ring)
+        client_keys.load_keys(ring)
     (ring / "client.key_secret").chmod(0o600)
     (ring / "server.key").unlink()
     with pytest.raises(ConfigError, match=r"server.key is not there: copy it from the bus"):
-        client_keys.load(ring)
+        client_keys.load_keys(ring)
     (ring / "server.key").write_text("nonsense")
     with pytest.raises(ConfigError, match=r"server\.key"):
-        client_keys.load(ring)
+        client_keys.load_keys(ring)
     shutil.copy(ring / "client.key", ring / "client.key_secret")
     with pytest.raises(ConfigError, match="has no secret key"):
-        client_keys.load(ring)
+        client_keys.load_keys(ring)
 
 
 def test_the_folder_of_keys():

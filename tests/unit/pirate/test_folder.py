@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from polybus.dialects.pirate.client import client_journal
-from polybus.dialects.pirate.client.journal_state import State
-from polybus.dialects.pirate.client.state_folder import Folder, default_folder
+from polybus.dialects.pirate.client.journal_state import JournalState
+from polybus.dialects.pirate.client.state_folder import ClientFolder, default_folder
 from polybus.errors import (
     ConfigError,
     DataFolderInUse,
@@ -28,7 +28,7 @@ from tests.rig.points import PIRATE
 def test_a_new_folder_has_an_id_of_its_own_and_keeps_it(tmp_path):
     ids = []
     for name in ("a", "a", "b"):
-        folder = Folder(tmp_path / name)
+        folder = ClientFolder(tmp_path / name)
         ids.append(folder.state.id)
         folder.close()
     assert ids[0] == ids[1] != ids[2]
@@ -36,62 +36,62 @@ def test_a_new_folder_has_an_id_of_its_own_and_keeps_it(tmp_path):
 
 
 def test_a_folder_can_be_given_an_id_and_keeps_to_it(tmp_path):
-    Folder(tmp_path, b"me").close()
-    folder = Folder(tmp_path)
+    ClientFolder(tmp_path, b"me").close()
+    folder = ClientFolder(tmp_path)
     assert folder.state.id == b"me"
     folder.close()
     with pytest.raises(UsageError, match="is that of client me, not of you"):
-        Folder(tmp_path, b"you")
-    Folder(tmp_path, b"me").close()  # and the lock was given back
+        ClientFolder(tmp_path, b"you")
+    ClientFolder(tmp_path, b"me").close()  # and the lock was given back
 
 
 def test_two_clients_cannot_have_one_folder(tmp_path):
-    with_it = Folder(tmp_path)
+    with_it = ClientFolder(tmp_path)
     with pytest.raises(DataFolderInUse, match=f"in use by the client with pid {os.getpid()}"):
-        Folder(tmp_path)
+        ClientFolder(tmp_path)
     with_it.close()
-    Folder(tmp_path).close()
+    ClientFolder(tmp_path).close()
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"state folder .*: File exists"):
-        Folder(tmp_path / "file" / "state")
+        ClientFolder(tmp_path / "file" / "state")
 
 
 def test_a_damaged_folder_is_let_go(tmp_path):
-    Folder(tmp_path).close()
+    ClientFolder(tmp_path).close()
     (tmp_path / client_journal.NAME).write_bytes(b"nonsense")
     for _ in range(2):
         with pytest.raises(StoreFault):
-            Folder(tmp_path)
+            ClientFolder(tmp_path)
 
 
 def test_a_closed_folder_changes_no_more(tmp_path):
-    folder = Folder(tmp_path)
+    folder = ClientFolder(tmp_path)
     folder.close()
     folder.close()
     with pytest.raises(NotConnected):
-        folder.read("news", 1)
+        folder.record_read("news", 1)
 
 
 def test_what_was_read_before_is_not_written_again(tmp_path):
-    folder = Folder(tmp_path)
-    folder.read("news", 5)
+    folder = ClientFolder(tmp_path)
+    folder.record_read("news", 5)
     size = (tmp_path / client_journal.NAME).stat().st_size
     for last in (5, 4):
-        folder.read("news", last)
+        folder.record_read("news", last)
     assert (tmp_path / client_journal.NAME).stat().st_size == size
     folder.close()
 
 
 def test_counters_have_an_end(tmp_path):
-    folder = Folder(tmp_path)
-    folder.opened(1, 2**64 - 2)
-    assert folder.asked("PUT", "news", b"").counter == 2**64 - 1
-    folder.answered(2**64 - 1, 1, "", True)
+    folder = ClientFolder(tmp_path)
+    folder.record_epoch(1, 2**64 - 2)
+    assert folder.record_request("PUT", "news", b"").counter == 2**64 - 1
+    folder.record_answer(2**64 - 1, 1, "", True)
     with pytest.raises(LimitReached, match="take another id"):
-        folder.asked("PUT", "news", b"")
+        folder.record_request("PUT", "news", b"")
     folder.close()
 
 
@@ -128,10 +128,10 @@ CHILD = f"""
 import os, sys
 from pathlib import Path
 from polybus.dialects.pirate.client import client_journal
-from polybus.dialects.pirate.client.state_folder import Folder
+from polybus.dialects.pirate.client.state_folder import ClientFolder
 
 client_journal.GROWTH_BYTES = 300  # written anew often
-folder = Folder(Path(sys.argv[1]), b"me")
+folder = ClientFolder(Path(sys.argv[1]), b"me")
 told = os.open(sys.argv[1] + ".told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 def note(text):
@@ -153,7 +153,7 @@ def told(lines: str) -> dict[str, int]:
     return {word: int(number) for word, number in map(str.split, lines.splitlines())}
 
 
-def check(state: State, done: dict[str, int], which: object = "") -> None:
+def check(state: JournalState, done: dict[str, int], which: object = "") -> None:
     """All that was told is there, and at most the one change more that was on its way."""
     assert state.id == b"me", which
     last = state.lasts.get("news", 0)
@@ -171,7 +171,7 @@ def test_killed_at_every_point_it_knows_all_that_was_told(tmp_path, point):
     for passings in (3,) if point in ("rewritten", "renamed") else (2, 47):
         folder = tmp_path / str(passings)
         assert child(folder, **killed_at(point, passings)) == -signal.SIGKILL, passings
-        found = Folder(folder, b"me")  # the lock went with the process
+        found = ClientFolder(folder, b"me")  # the lock went with the process
         check(found.state, told(Path(f"{folder}.told").read_text()), passings)
         found.close()
 
@@ -179,7 +179,7 @@ def test_killed_at_every_point_it_knows_all_that_was_told(tmp_path, point):
 def test_killed_before_the_first_journal_it_begins_anew(tmp_path):
     folder = tmp_path / "first"
     assert child(folder, **killed_at("rewritten")) == -signal.SIGKILL
-    found = Folder(folder)
+    found = ClientFolder(folder)
     assert found.state.id != b"me"  # nobody was ever told of that one
     found.close()
 
@@ -187,6 +187,6 @@ def test_killed_before_the_first_journal_it_begins_anew(tmp_path):
 def test_a_child_that_nobody_kills_comes_to_its_end(tmp_path):
     folder = tmp_path / "whole"
     assert child(folder) == 0
-    found = Folder(folder)
+    found = ClientFolder(folder)
     assert found.state.lasts == {"news": 30}
     found.close()

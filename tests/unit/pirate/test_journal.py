@@ -12,38 +12,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.pirate.client import client_journal
-from polybus.dialects.pirate.client.client_journal import HEADER, MAGIC, NAME, NEW, Journal, encoded
+from polybus.dialects.pirate.client.client_journal import (
+    HEADER,
+    MAGIC,
+    NAME,
+    NEW,
+    Journal,
+    encode_event,
+)
 from polybus.dialects.pirate.client.journal_state import (
-    Answered,
-    Asked,
-    Doubted,
+    EpochOpened,
     Event,
-    Forgotten,
-    Named,
-    Opened,
-    Read,
-    State,
-    Trusted,
+    IdAssigned,
+    JournalState,
+    MessageRead,
+    PositionsDoubted,
+    PositionsTrusted,
+    RequestAnswered,
+    RequestForgotten,
+    RequestRecorded,
 )
 from polybus.errors import Damaged, StoreFault, StoreFull, WrongFormat
 from tests.unit.pirate.conftest import in_memory
 
 LIFE: tuple[Event, ...] = (
-    Opened(1, 0),
-    Asked(1, "SUB", "news", b""),
-    Answered(1, 4, "", True),
-    Read("news", 5),
-    Asked(2, "PUT", "news", b"hello" * 9),
-    Opened(2, 1),
-    Answered(2, 6, "", True),
-    Asked(3, "PUT", "other", b""),
-    Answered(3, None, "NO_TOPIC", True),
-    Read("news", 6),
-    Asked(4, "UNSUB", "news", b""),
-    Opened(3, 4),
-    Forgotten(4),
-    Doubted(),
-    Trusted(),
+    EpochOpened(1, 0),
+    RequestRecorded(1, "SUB", "news", b""),
+    RequestAnswered(1, 4, "", True),
+    MessageRead("news", 5),
+    RequestRecorded(2, "PUT", "news", b"hello" * 9),
+    EpochOpened(2, 1),
+    RequestAnswered(2, 6, "", True),
+    RequestRecorded(3, "PUT", "other", b""),
+    RequestAnswered(3, None, "NO_TOPIC", True),
+    MessageRead("news", 6),
+    RequestRecorded(4, "UNSUB", "news", b""),
+    EpochOpened(3, 4),
+    RequestForgotten(4),
+    PositionsDoubted(),
+    PositionsTrusted(),
 )
 
 
@@ -53,26 +60,26 @@ def tmp_path():
         yield folder
 
 
-def lived(folder: Path, events: tuple[Event, ...] = LIFE) -> list[tuple[int, State]]:
+def lived(folder: Path, events: tuple[Event, ...] = LIFE) -> list[tuple[int, JournalState]]:
     """A journal of these events; where each ends, and what was known then."""
-    made = client_journal.created(folder, b"me")
+    made = client_journal.create_journal(folder, b"me")
     steps = [(made._end, _copy(made.state))]
     for event in events:
-        made.keep(event)
+        made.append(event)
         steps.append((made._end, _copy(made.state)))
     made.close()
     return steps
 
 
-def _copy(state: State) -> State:
-    copy = State()
-    copy.apply(state.everything())
+def _copy(state: JournalState) -> JournalState:
+    copy = JournalState()
+    copy.apply(state.snapshot())
     return copy
 
 
-def reopened(folder: Path, data: bytes) -> State:
+def reopened(folder: Path, data: bytes) -> JournalState:
     (folder / NAME).write_bytes(data)
-    found = client_journal.opened(folder)
+    found = client_journal.open_journal(folder)
     assert found is not None
     found.close()
     return found.state
@@ -80,7 +87,7 @@ def reopened(folder: Path, data: bytes) -> State:
 
 def test_a_journal_is_read_as_it_was_written(tmp_path):
     steps = lived(tmp_path)
-    found = client_journal.opened(tmp_path)
+    found = client_journal.open_journal(tmp_path)
     assert found is not None
     assert found.state == steps[-1][1]
     found.close()
@@ -109,16 +116,16 @@ def test_cut_at_every_byte_and_filled_with_zeros(tmp_path):
 
 
 def test_torn_at_a_sector_inside_the_head_of_an_event(tmp_path):
-    made = client_journal.created(tmp_path, b"me")
+    made = client_journal.create_journal(tmp_path, b"me")
     room = client_journal.SECTOR_BYTES - made._end - HEADER.size - 5  # a head that lies across
     filler = next(
         event
-        for event in (Read("n" * size, 1) for size in range(1, room))
-        if client_journal.SECTOR_BYTES - HEADER.size < made._end + len(encoded(event)) < 512
+        for event in (MessageRead("n" * size, 1) for size in range(1, room))
+        if client_journal.SECTOR_BYTES - HEADER.size < made._end + len(encode_event(event)) < 512
     )
-    made.keep(filler)
+    made.append(filler)
     start, known = made._end, _copy(made.state)
-    made.keep(Read("news", 1))
+    made.append(MessageRead("news", 1))
     made.close()
     data = (tmp_path / NAME).read_bytes()
     assert start < client_journal.SECTOR_BYTES < start + HEADER.size
@@ -151,7 +158,7 @@ def test_what_is_no_journal_is_told_from_a_damaged_one(tmp_path):
 def test_an_event_of_a_newer_version_is_not_skipped(tmp_path):
     lived(tmp_path)
     strange = b"\x91\x63"  # [99]
-    head = HEADER.pack(len(strange), client_journal._of_length(len(strange)), crc32(strange))
+    head = HEADER.pack(len(strange), client_journal._length_checksum(len(strange)), crc32(strange))
     with pytest.raises(Damaged):
         reopened(tmp_path, (tmp_path / NAME).read_bytes() + head + strange)
 
@@ -177,11 +184,11 @@ def test_any_tail_is_cut_or_told_and_never_believed(whole, tail):
 
 
 def grown(folder: Path) -> Journal:
-    made = client_journal.created(folder, b"me")
+    made = client_journal.create_journal(folder, b"me")
     last = 0
     while made._end <= client_journal.GROWTH_BYTES:
         last += 1
-        made.keep(Read("news", last))
+        made.append(MessageRead("news", last))
     return made
 
 
@@ -191,30 +198,30 @@ def test_a_journal_that_has_grown_is_written_anew(tmp_path, monkeypatch):
     last = made.state.lasts["news"]
     sizes = set()
     for more in range(1, 20):
-        made.keep(Read("news", last + more))
+        made.append(MessageRead("news", last + more))
         sizes.add((tmp_path / NAME).stat().st_size < 1000)
     assert sizes == {True, False} or sizes == {True}
     assert not (tmp_path / NEW).exists()
     made.close()
-    found = client_journal.opened(tmp_path)
+    found = client_journal.open_journal(tmp_path)
     assert found is not None
     assert found.state == made.state
     found.close()
 
 
 def test_a_large_request_is_not_written_twice_while_it_is_asked(tmp_path):
-    made = client_journal.created(tmp_path, b"me")
-    made.keep(Asked(1, "PUT", "news", bytes(3 * client_journal.GROWTH_BYTES)))
+    made = client_journal.create_journal(tmp_path, b"me")
+    made.append(RequestRecorded(1, "PUT", "news", bytes(3 * client_journal.GROWTH_BYTES)))
     assert (tmp_path / NAME).stat().st_size > 3 * client_journal.GROWTH_BYTES
-    made.keep(Answered(1, 1, "", True))
+    made.append(RequestAnswered(1, 1, "", True))
     assert (tmp_path / NAME).stat().st_size < 1000
     made.close()
 
 
 def test_one_that_never_took_its_place_is_removed(tmp_path):
     steps = lived(tmp_path)
-    (tmp_path / NEW).write_bytes(MAGIC + encoded(Named(b"you")))
-    found = client_journal.opened(tmp_path)
+    (tmp_path / NEW).write_bytes(MAGIC + encode_event(IdAssigned(b"you")))
+    found = client_journal.open_journal(tmp_path)
     assert found is not None
     assert found.state == steps[-1][1]
     assert not (tmp_path / NEW).exists()
@@ -232,23 +239,23 @@ def failing(monkeypatch, name, number=errno.ENOSPC):
 
 
 def test_no_room_changes_nothing(tmp_path, monkeypatch):
-    made = client_journal.created(tmp_path, b"me")
-    made.keep(Read("news", 1))
+    made = client_journal.create_journal(tmp_path, b"me")
+    made.append(MessageRead("news", 1))
     with monkeypatch.context() as patch:
         failing(patch, "pwrite")
         with pytest.raises(StoreFull, match=str(tmp_path)):
-            made.keep(Read("news", 2))
+            made.append(MessageRead("news", 2))
     assert made.state.lasts == {"news": 1}
-    made.keep(Read("news", 3))
+    made.append(MessageRead("news", 3))
     made.close()
-    found = client_journal.opened(tmp_path)
+    found = client_journal.open_journal(tmp_path)
     assert found is not None
     assert found.state.lasts == {"news": 3}
     found.close()
 
 
 def test_half_an_event_is_cut_back(tmp_path, monkeypatch):
-    made = client_journal.created(tmp_path, b"me")
+    made = client_journal.create_journal(tmp_path, b"me")
     honest = os.pwrite
 
     def half(descriptor, data, at):
@@ -260,20 +267,20 @@ def test_half_an_event_is_cut_back(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", half)
         with pytest.raises(StoreFull):
-            made.keep(Read("new", 2))
+            made.append(MessageRead("new", 2))
     assert (tmp_path / NAME).stat().st_size == size
     made.close()
 
 
 def test_a_disk_that_could_not_keep_it_is_not_asked_again(tmp_path, monkeypatch):
-    made = client_journal.created(tmp_path, b"me")
+    made = client_journal.create_journal(tmp_path, b"me")
     with monkeypatch.context() as patch:
         failing(patch, "fdatasync", errno.EIO)
         with pytest.raises(StoreFault):
-            made.keep(Read("news", 2))
+            made.append(MessageRead("news", 2))
     assert made.state.lasts == {}
     with pytest.raises(StoreFault, match="open the folder again"):
-        made.keep(Read("news", 2))
+        made.append(MessageRead("news", 2))
     made.close()
 
 
@@ -281,11 +288,11 @@ def rewritten_badly(folder, monkeypatch, fail):
     """A journal that is written anew with each event, on a disk with no room for it."""
     lived(folder, LIFE[:4])
     monkeypatch.setattr(client_journal, "GROWTH_BYTES", 0)
-    found = client_journal.opened(folder)
+    found = client_journal.open_journal(folder)
     assert found is not None
     with monkeypatch.context() as patch:
         fail(patch)
-        found.keep(Read("news", 8))
+        found.append(MessageRead("news", 8))
     return found
 
 
@@ -304,9 +311,9 @@ def no_rename(patch):
 def test_a_journal_that_cannot_be_written_anew_goes_on_as_it_is(tmp_path, monkeypatch, fail):
     found = rewritten_badly(tmp_path, monkeypatch, fail)
     monkeypatch.setattr(client_journal, "GROWTH_BYTES", 10**9)
-    found.keep(Read("news", 9))
+    found.append(MessageRead("news", 9))
     found.close()
-    again = client_journal.opened(tmp_path)
+    again = client_journal.open_journal(tmp_path)
     assert again is not None
     assert again.state.lasts == {"news": 9}
     again.close()
@@ -321,9 +328,9 @@ def test_a_new_journal_that_may_not_be_on_disk_is_not_written_to(tmp_path, monke
 
     found = rewritten_badly(tmp_path, monkeypatch, no_folder)
     with pytest.raises(StoreFault, match="may not be on disk"):
-        found.keep(Read("news", 9))
+        found.append(MessageRead("news", 9))
     found.close()
-    again = client_journal.opened(tmp_path)
+    again = client_journal.open_journal(tmp_path)
     assert again is not None
     assert again.state.lasts == {"news": 8}
     again.close()

@@ -9,7 +9,7 @@ import pytest
 
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client.requester import Fate
-from polybus.dialects.pirate.codec import Done
+from polybus.dialects.pirate.codec import OkReply
 from polybus.errors import Conflict, Fenced, OutcomeUnknown, Stale
 from tests.rig.pirate.model_server import ModelServer
 from tests.unit.pirate.conftest import losing
@@ -66,9 +66,9 @@ def test_a_hello_that_comes_late_fences_nobody(gate, opening, keeper, topic):
     opening("a", gate.endpoint).close()
     late = gate.requests[0]
     client = opening("a", gate.endpoint)
-    assert codec.decode(gate.again(late)) == Done(1, 0)  # the epoch that it had
+    assert codec.decode_reply(gate.again(late)) == OkReply(1, 0)  # the epoch that it had
     assert client.put(topic, b"here") == 1
-    assert codec.decode(gate.again(late)) == Done(1, 1)
+    assert codec.decode_reply(gate.again(late)) == OkReply(1, 1)
     assert client.put(topic, b"still") == 2
 
 

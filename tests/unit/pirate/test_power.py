@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.dialects.pirate.client.state_folder import Folder
+from polybus.dialects.pirate.client.state_folder import ClientFolder
 from polybus.errors import PolybusError
 from tests.rig.power import recorder
 from tests.rig.power.images import Image, images
@@ -30,12 +30,12 @@ CHILD = f"""
 import sys
 from pathlib import Path
 from polybus.dialects.pirate.client import client_journal
-from polybus.dialects.pirate.client.state_folder import Folder
+from polybus.dialects.pirate.client.state_folder import ClientFolder
 from tests.rig.power.recorder import Marks
 
 client_journal.GROWTH_BYTES = 300  # written anew often
 mark = Marks()
-folder = Folder(Path(sys.argv[1]), b"me")
+folder = ClientFolder(Path(sys.argv[1]), b"me")
 
 def note(text):
     mark(text)
@@ -82,7 +82,7 @@ def look(log: Path, images_in: Path, count: int) -> None:
 def judge(image: Image, folder: Path, which: str) -> None:
     image.write(folder)
     try:
-        found = Folder(folder / "clients" / "state")
+        found = ClientFolder(folder / "clients" / "state")
     except PolybusError as error:
         raise AssertionError(f"{which}: {error}") from None
     if image.marks or found.state.id == b"me":

@@ -6,14 +6,14 @@ import pytest
 
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client.journal_state import Outcome
-from polybus.dialects.pirate.codec import Done, Request
+from polybus.dialects.pirate.codec import OkReply, Request
 from polybus.errors import OutcomeUnknown
 from tests.unit.pirate.conftest import losing
 
 
 def requests(gate, op):
     """Those of a kind, as they came by."""
-    parsed = [codec.parse(frames) for frames in gate.requests]
+    parsed = [codec.parse_request(frames) for frames in gate.requests]
     return [one for one in parsed if isinstance(one, Request) and one.op == op]
 
 
@@ -33,7 +33,7 @@ def test_the_lost_ack_of_a_sub_is_ack_2_again(gate, opening, keeper, topic):
     assert [keeper.put(topic, body) for body in (b"mensagem3", b"mensagem4")] == [3, 4]
     assert client.resume() == Outcome(1, "SUB", topic, 2)
     assert set(sent(gate, codec.SUB, client)) == {1}
-    assert codec.done(1, 2) in gate.replies
+    assert codec.encode_ok(1, 2) in gate.replies
     assert [one.body for one in client.messages(topic, wait=False)] == [b"mensagem3", b"mensagem4"]
 
 
@@ -90,10 +90,10 @@ def test_a_copy_of_a_put_that_comes_late_changes_nothing(gate, opening, keeper, 
     client = opening("a", gate.endpoint)
     client.put(topic, b"msg")
     late = gate.requests[-1]
-    assert codec.decode(gate.again(late)) == Done(1, 1)  # the stored reply
+    assert codec.decode_reply(gate.again(late)) == OkReply(1, 1)  # the stored reply
     client.put(topic, b"more")
-    refused = codec.decode(gate.again(late))
-    assert isinstance(refused, codec.Refusal)
+    refused = codec.decode_reply(gate.again(late))
+    assert isinstance(refused, codec.ErrorReply)
     assert refused.code == codec.STALE
     assert [one.body for one in keeper.messages(topic, wait=False)] == [b"msg", b"more"]
 

@@ -9,8 +9,8 @@ import pytest
 from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
-from polybus.durable.topic_names import Binding, Reservation, creator_of
-from polybus.durable.topic_registry import Durable
+from polybus.durable.topic_names import NameReservation, TopicNames, creator_of
+from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import (
     Denied,
     DoesNotExist,
@@ -22,7 +22,7 @@ from polybus.errors import (
 )
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import QuotaLimits
-from polybus.native.port.topic_access import Access
+from polybus.native.port.topic_access import TopicAccess
 from polybus.store.engine_registry import open_store
 
 ALICE, BOB, ROOT = Identity(uid=4242), Identity(uid=4343), Identity(uid=0)
@@ -38,12 +38,14 @@ class Silent:
 class World:
     def __init__(self, quota_topics: int = 2) -> None:
         self.store = open_store("memory:")
-        self.durable = Durable(self.store)
+        self.durable = DurableTopics(self.store)
         self.policy = Policy()
         quotas = Quotas(QuotaLimits(quota_topics=quota_topics), Counters(), Silent())
         self.ephemeral: set[bytes] = set()
-        self.binding = Binding(self.durable, self.policy, quotas, self.ephemeral.__contains__)
-        self.access = Access(self.durable, self.binding, self.policy, lambda fn, *args: fn(*args))
+        self.binding = TopicNames(self.durable, self.policy, quotas, self.ephemeral.__contains__)
+        self.access = TopicAccess(
+            self.durable, self.binding, self.policy, lambda fn, *args: fn(*args)
+        )
 
 
 @pytest.fixture
@@ -55,14 +57,14 @@ def world() -> Iterator[World]:
 
 def test_a_name_is_reserved_made_and_known(world):
     found, mine = world.binding.reserve(ALICE, "t")
-    assert isinstance(found, Reservation)
+    assert isinstance(found, NameReservation)
     assert mine
     assert world.binding.is_durable(b"t")
     assert world.binding.reserve(BOB, "t") == (found, False)
     told = []
     world.binding.on_bound.append(told.append)
     topic = world.store.create("t", 1, {})
-    world.binding.fulfil(found, topic, 1)
+    world.binding.complete(found, topic, 1)
     assert found.outcome.result(0) == topic
     assert told == [topic]
     assert world.binding.reserve(BOB, "t") == (topic, False)
@@ -75,15 +77,15 @@ def test_a_name_that_cannot_be_made_is_free_again(world, monkeypatch):
     monkeypatch.setattr(world.store, "create", full)
     for _ in range(3):  # the quota of two is given back each time
         with pytest.raises(StoreFull):
-            world.access.bind(ALICE, "t", 1, {})
+            world.access.find_or_create(ALICE, "t", 1, {})
     assert not world.binding.is_durable(b"t")
 
 
 def test_the_creator_is_kept_and_survives_configuring(world):
-    topic, new = world.access.bind(ALICE, "t", 2, {"max_bytes": 5})
+    topic, new = world.access.find_or_create(ALICE, "t", 2, {"max_bytes": 5})
     assert new
     assert creator_of(topic) == world.binding.creator_of(b"t") == ALICE
-    assert world.access.bind(BOB, "t", 1, {}) == (topic, False)
+    assert world.access.find_or_create(BOB, "t", 1, {}) == (topic, False)
     changed = world.access.configure(ALICE, "t", {})
     assert creator_of(changed) == ALICE
     assert "max_bytes" not in changed.settings
@@ -91,7 +93,7 @@ def test_the_creator_is_kept_and_survives_configuring(world):
 
 
 def test_only_the_creator_and_admins_change_and_drop(world):
-    world.access.bind(ALICE, "t", 1, {})
+    world.access.find_or_create(ALICE, "t", 1, {})
     for stranger in (BOB, ANONYMOUS, Identity(key="ops")):
         with pytest.raises(Denied):
             world.access.drop(stranger, "t")
@@ -100,13 +102,13 @@ def test_only_the_creator_and_admins_change_and_drop(world):
     world.access.drop(ALICE, "t")
     with pytest.raises(DoesNotExist):
         world.durable.get("t")
-    world.access.bind(BOB, "t", 1, {})
+    world.access.find_or_create(BOB, "t", 1, {})
     world.access.drop(ROOT, "t")
     assert world.store.topics() == []
 
 
 def test_one_at_a_time_changes_a_topic(world):
-    world.access.bind(ALICE, "t", 1, {})
+    world.access.find_or_create(ALICE, "t", 1, {})
     topic = world.binding.claim(ALICE, "t")
     with pytest.raises(Unavailable):
         world.access.drop(ALICE, "t")
@@ -115,7 +117,7 @@ def test_one_at_a_time_changes_a_topic(world):
 
 
 def test_a_claim_ends_also_when_the_change_fails(world, monkeypatch):
-    world.access.bind(ALICE, "t", 1, {})
+    world.access.find_or_create(ALICE, "t", 1, {})
     with monkeypatch.context() as patched:
         patched.setattr(world.store, "drop", lambda name: 1 // 0)
         with pytest.raises(ZeroDivisionError):
@@ -125,22 +127,22 @@ def test_a_claim_ends_also_when_the_change_fails(world, monkeypatch):
 
 def test_quotas_names_and_kinds(world):
     for name in ("a", "b"):
-        world.access.bind(ALICE, name, 1, {})
+        world.access.find_or_create(ALICE, name, 1, {})
     with pytest.raises(LimitReached):
-        world.access.bind(ALICE, "c", 1, {})
+        world.access.find_or_create(ALICE, "c", 1, {})
     world.access.drop(ALICE, "a")
-    world.access.bind(ALICE, "c", 1, {})
+    world.access.find_or_create(ALICE, "c", 1, {})
     with pytest.raises(InvalidTopic):
-        world.access.bind(BOB, "_x", 1, {})
+        world.access.find_or_create(BOB, "_x", 1, {})
     world.ephemeral.add(b"e")
     with pytest.raises(WrongKind):
-        world.access.bind(BOB, "e", 1, {})
+        world.access.find_or_create(BOB, "e", 1, {})
 
 
 def test_whoever_asks_is_told_of_what_has_gone(world):
-    topic, _ = world.access.bind(ALICE, "t", 1, {})
+    topic, _ = world.access.find_or_create(ALICE, "t", 1, {})
     told = []
-    world.access.tell_gone(told.append)
+    world.access.add_drop_listener(told.append)
     world.access.drop(ALICE, "t")
     assert told == [topic]
 

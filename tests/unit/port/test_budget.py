@@ -7,47 +7,47 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from polybus.errors import StoreClosed, TooLarge
-from polybus.native.port.produce_stream import Budget
+from polybus.native.port.produce_stream import UncommittedBudget
 from tests.rig.observer import until
 
 
 def test_room_is_taken_and_given_back():
-    budget, first = Budget(10), Future()
-    assert budget.spend(7, lambda: first) is first
+    budget, first = UncommittedBudget(10), Future()
+    assert budget.submit(7, lambda: first) is first
     assert budget.used == 7
     first.set_result(None)
     assert budget.used == 0
     failed: Future[None] = Future()
-    budget.spend(10, lambda: failed)
+    budget.submit(10, lambda: failed)
     failed.set_exception(ValueError())
     assert budget.used == 0
 
 
 def test_what_fails_to_be_handed_over_takes_nothing():
-    budget = Budget(10)
+    budget = UncommittedBudget(10)
     with pytest.raises(ZeroDivisionError):
-        budget.spend(7, lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+        budget.submit(7, lambda: 1 // 0)  # type: ignore[arg-type,return-value]
     assert budget.used == 0
 
 
 def test_what_never_fits():
     with pytest.raises(TooLarge):
-        Budget(10).spend(11, Future)
+        UncommittedBudget(10).submit(11, Future)
 
 
 def test_who_came_first_is_served_first():
-    budget, held, order = Budget(10), Future(), []
-    budget.spend(8, lambda: held)
+    budget, held, order = UncommittedBudget(10), Future(), []
+    budget.submit(8, lambda: held)
 
     def hand_over(name: str) -> Future[None]:
         order.append(name)
         return Future()
 
     with ThreadPoolExecutor(2) as pool:
-        large = pool.submit(budget.spend, 9, lambda: hand_over("large"))
-        until(lambda: len(budget._turns) == 1, "it waits")
-        small = pool.submit(budget.spend, 1, lambda: hand_over("small"))
-        until(lambda: len(budget._turns) == 2, "this one, too, though there would be room")
+        large = pool.submit(budget.submit, 9, lambda: hand_over("large"))
+        until(lambda: len(budget._queue) == 1, "it waits")
+        small = pool.submit(budget.submit, 1, lambda: hand_over("small"))
+        until(lambda: len(budget._queue) == 2, "this one, too, though there would be room")
         assert order == []
         held.set_result(None)
         large.result(10)
@@ -57,11 +57,11 @@ def test_who_came_first_is_served_first():
 
 
 def test_the_end_lets_all_go():
-    budget = Budget(10)
-    budget.spend(10, Future)
+    budget = UncommittedBudget(10)
+    budget.submit(10, Future)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(budget.spend, 1, Future)
-        until(lambda: len(budget._turns) == 1, "it waits")
+        waiting = pool.submit(budget.submit, 1, Future)
+        until(lambda: len(budget._queue) == 1, "it waits")
         budget.close()
         with pytest.raises(StoreClosed):
             waiting.result(10)

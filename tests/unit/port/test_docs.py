@@ -11,8 +11,8 @@ import pytest
 from polybus import errors
 from polybus.model.arrow import PRODUCE_SCHEMA, READ_SCHEMA
 from polybus.native.port.actions import ACTIONS
-from polybus.native.port.topic_reader import TICKET
-from polybus.native.protocol.fields import KINDS, Action, Field
+from polybus.native.port.topic_reader import READ_TICKET
+from polybus.native.protocol.fields import KINDS, ActionSchema, Field
 from polybus.transports.flight.flight_status import INTERNAL
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spec" / "native.md").read_text()
@@ -37,7 +37,7 @@ def rows(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("action", [action for action, _ in ACTIONS.values()], ids=lambda a: a.name)
-def test_every_action_is_on_the_page_as_it_is(action: Action):
+def test_every_action_is_on_the_page_as_it_is(action: ActionSchema):
     text = section(f"`{action.name}`")
     assert rows(text) == [row(field) for field in action.fields]
     assert f"{action.meaning}." in text
@@ -49,7 +49,7 @@ def test_no_other_action_is_on_the_page():
 
 
 def test_the_ticket():
-    assert rows(section("Read: DoGet")) == [row(field) for field in TICKET.fields]
+    assert rows(section("Read: DoGet")) == [row(field) for field in READ_TICKET.fields]
 
 
 def test_the_kinds():

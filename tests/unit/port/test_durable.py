@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.durable.topic_registry import Durable
+from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import DoesNotExist, LimitReached
 from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
@@ -21,21 +21,25 @@ def store() -> Iterator[Store]:
 
 def test_what_the_store_has_is_known_from_the_start(store):
     topic = store.create("t", 1, {})
-    Durable(store).produce(topic, block(b"a", b"b")).result(10)
-    durable = Durable(store)
-    assert durable.get("t") == durable.find("t") == durable.numbered(topic.number) == topic
+    DurableTopics(store).produce(topic, block(b"a", b"b")).result(10)
+    durable = DurableTopics(store)
+    assert durable.get("t") == durable.find("t") == durable.find_by_number(topic.number) == topic
     assert durable.topics() == [topic]
     assert durable.next_id(topic) == 3
     durable.forget(topic)
-    assert (durable.find("t"), durable.numbered(topic.number), durable.topics()) == (None, None, [])
+    assert (durable.find("t"), durable.find_by_number(topic.number), durable.topics()) == (
+        None,
+        None,
+        [],
+    )
     with pytest.raises(DoesNotExist):
         durable.get("t")
 
 
 def test_batches_without_keys_go_round_the_shards(store):
     topic = store.create("t", 3, {})
-    durable = Durable(store)
-    durable.known(topic)
+    durable = DurableTopics(store)
+    durable.register(topic)
     spans = [durable.produce(topic, block(b"x", b"y")).result(10).spans for _ in range(6)]
     assert [[(one.shard, one.count) for one in each] for each in spans] == [
         [(0, 2)], [(1, 2)], [(2, 2)], [(0, 2)], [(1, 2)], [(2, 2)],
@@ -45,7 +49,7 @@ def test_batches_without_keys_go_round_the_shards(store):
 
 def test_a_key_stays_in_its_shard_and_a_batch_is_one_commit(store):
     topic = store.create("t", 4, {})
-    durable = Durable(store)
+    durable = DurableTopics(store)
     done = durable.produce(topic, block(b"1", b"2", b"3", keys=["a", "b", "a"])).result(10)
     assert sum(one.count for one in done.spans) == 3
     rows = store.read(topic.number, "all", 1)
@@ -57,8 +61,8 @@ def test_a_key_stays_in_its_shard_and_a_batch_is_one_commit(store):
 def test_max_bytes_counts_what_is_on_its_way(store, monkeypatch):
     size = block(b"x" * 100).size_bytes
     topic = store.create("t", 1, {"max_bytes": 3 * size})
-    durable = Durable(store)
-    durable.known(topic)
+    durable = DurableTopics(store)
+    durable.register(topic)
     for _ in range(3):
         durable.produce(topic, block(b"x" * 100)).result(10)
     with pytest.raises(LimitReached) as caught:
@@ -68,6 +72,6 @@ def test_max_bytes_counts_what_is_on_its_way(store, monkeypatch):
     monkeypatch.setattr(durable, "_on_their_way", {topic.number: 3 * size})
     with pytest.raises(LimitReached):
         durable.produce(topic, block(b"x" * 100))
-    durable._on_their_way.clear()
+    durable._in_flight_bytes.clear()
     durable.produce(topic, block(b"x" * 100)).result(10)  # what was trimmed has made room
-    assert durable._on_their_way == {}
+    assert durable._in_flight_bytes == {}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from polybus.errors import MalformedRequest
-from polybus.native.protocol.fields import KINDS, MAX_INTEGER, Action, Field
+from polybus.native.protocol.fields import KINDS, MAX_INTEGER, ActionSchema, Field
 
-ACTION = Action(
+ACTION = ActionSchema(
     "do",
     "Does",
     (Field("name", "text", "whose"), Field("count", "count", "how many", 7)),

@@ -9,16 +9,16 @@ import pytest
 
 from polybus.errors import Denied, MalformedRequest, UnknownProducer
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.native.port.producer_registry import Owners, owner_key
+from polybus.native.port.producer_registry import ProducerRegistry, owner_key
 from polybus.store.engine_registry import open_store
 
 ALICE, BOB, OPS = Identity(uid=4242), Identity(uid=4343), Identity(uid=4242, key="ops")
 
 
 @pytest.fixture
-def owners() -> Iterator[Owners]:
+def owners() -> Iterator[ProducerRegistry]:
     with open_store("memory:") as store:
-        yield Owners(store, time.monotonic, time.time_ns)
+        yield ProducerRegistry(store, time.monotonic, time.time_ns)
 
 
 def test_who_opens_it_first_owns_it(owners):
@@ -47,7 +47,7 @@ def test_what_is_remembered_goes_with_the_producer(owners):
 
 def test_another_look_finds_the_same(owners):
     owners.claim(ALICE, "p")
-    Owners(owners._store, time.monotonic, time.time_ns).check(ALICE, "p")
+    ProducerRegistry(owners._store, time.monotonic, time.time_ns).check(ALICE, "p")
 
 
 @pytest.mark.parametrize("name", ["", "p" * 256, "ä" * 128, "\ud800"])

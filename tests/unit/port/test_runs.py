@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.durable.topic_registry import Durable
+from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import Conflict, Denied, Fenced, MalformedRequest, StageGone, Stale, Unavailable
-from polybus.model.commit import Commit, Committed
+from polybus.model.commit import Commit, CommitResult
 from polybus.model.identity import Identity
-from polybus.model.stamp import Habits
+from polybus.model.stamp import ProducerOptions
 from polybus.native.port import query_runs
-from polybus.native.port.producer_registry import Owners
-from polybus.native.port.query_runs import CONTINUE, PREFIX, Publishing, publish
+from polybus.native.port.producer_registry import ProducerRegistry
+from polybus.native.port.query_runs import CONTINUE, PREFIX, RunCommit, publish
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance import kit
 
@@ -24,11 +24,11 @@ ALICE, BOB = Identity(uid=4242), Identity(uid=4343)
 class Sink:
     """One topic, and what runs publish into it."""
 
-    def __init__(self, durable: Durable) -> None:
+    def __init__(self, durable: DurableTopics) -> None:
         self.durable = durable
-        self.owners = Owners(durable.store, time.monotonic, time.time_ns)
+        self.owners = ProducerRegistry(durable.store, time.monotonic, time.time_ns)
         self.topic = durable.store.create("t", 1, {})
-        durable.known(self.topic)
+        durable.register(self.topic)
 
     def stage(self, body: bytes) -> str:
         return kit.stage(self.durable.store, kit.append(self.topic, 0, body))
@@ -41,10 +41,10 @@ class Sink:
         *,
         on_new: str = query_runs.REFUSE,
         caller: Identity = ALICE,
-    ) -> Committed:
+    ) -> CommitResult:
         stages = (self.stage(body),)
         return publish(
-            self.durable, self.owners, caller, Publishing("p", counter, run, on_new, stages)
+            self.durable, self.owners, caller, RunCommit("p", counter, run, on_new, stages)
         )
 
     @property
@@ -55,7 +55,7 @@ class Sink:
 @pytest.fixture
 def sink() -> Iterator[Sink]:
     with open_store("memory:") as store:
-        yield Sink(Durable(store))
+        yield Sink(DurableTopics(store))
 
 
 def test_a_replayed_epoch_publishes_nothing(sink):
@@ -115,7 +115,7 @@ def test_a_query_that_was_replaced_stays_so(sink):
 def test_a_publish_that_fails_uses_up_nothing(sink):
     gone = sink.stage(b"x")
     sink.durable.store.discard(gone)
-    asked = Publishing("p", 1, "q", query_runs.REFUSE, (sink.stage(b"y"), gone))
+    asked = RunCommit("p", 1, "q", query_runs.REFUSE, (sink.stage(b"y"), gone))
     for _ in range(2):
         with pytest.raises(StageGone):
             publish(sink.durable, sink.owners, ALICE, asked)
@@ -126,7 +126,7 @@ def test_a_publish_that_fails_uses_up_nothing(sink):
 
 def test_a_new_run_whose_first_epoch_fails_ends_nobody(sink):
     sink.publish("first", 1, b"a")
-    asked = Publishing("p", 1, "second", CONTINUE, ("no stage",))
+    asked = RunCommit("p", 1, "second", CONTINUE, ("no stage",))
     with pytest.raises(StageGone):
         publish(sink.durable, sink.owners, ALICE, asked)
     assert sink.publish("first", 1, b"a").duplicate  # though the producer was opened meanwhile
@@ -137,8 +137,8 @@ def test_a_new_run_whose_first_epoch_fails_ends_nobody(sink):
 def test_it_is_known_after_a_restart(sink):
     sink.publish("q", 1, b"a")
     again = Sink.__new__(Sink)
-    again.durable, again.topic = Durable(sink.durable.store), sink.topic
-    again.owners = Owners(sink.durable.store, time.monotonic, time.time_ns)
+    again.durable, again.topic = DurableTopics(sink.durable.store), sink.topic
+    again.owners = ProducerRegistry(sink.durable.store, time.monotonic, time.time_ns)
     assert again.publish("q", 1, b"b").duplicate
     with pytest.raises(Conflict):
         again.publish("other", 1, b"b")
@@ -179,7 +179,7 @@ def test_one_that_is_always_overtaken_gives_up_and_says_so(sink):
     real = sink.durable.commit
 
     def fenced(one: Commit):
-        sink.durable.store.open_producer(PREFIX + "p", Habits())
+        sink.durable.store.open_producer(PREFIX + "p", ProducerOptions())
         return real(one)
 
     sink.durable.commit = fenced
@@ -194,7 +194,7 @@ def test_a_producer_is_its_first_users(sink):
 
 
 def test_the_past_is_bounded(sink, monkeypatch):
-    monkeypatch.setattr(query_runs, "MAX_PAST", 2)
+    monkeypatch.setattr(query_runs, "MAX_ENDED_RUNS", 2)
     for name in ("a", "b", "c", "d"):
         sink.publish(name, 1, name.encode(), on_new=CONTINUE)
     with pytest.raises(Fenced):
@@ -227,10 +227,10 @@ GOOD_STAMP, GOOD_RUN = {"producer": "p", "counter": 1}, {"id": "q"}
 )
 def test_what_makes_no_sense_is_refused(stamp, run):
     with pytest.raises(MalformedRequest):
-        Publishing.parse([], stamp, run)
+        RunCommit.parse([], stamp, run)
 
 
 def test_what_makes_sense_is_read():
-    asked = Publishing.parse(["s"], GOOD_STAMP, GOOD_RUN)
-    assert asked == Publishing("p", 1, "q", query_runs.REFUSE, ("s",))
-    assert Publishing.parse([], GOOD_STAMP, GOOD_RUN | {"on_new": CONTINUE}).on_new == CONTINUE
+    asked = RunCommit.parse(["s"], GOOD_STAMP, GOOD_RUN)
+    assert asked == RunCommit("p", 1, "q", query_runs.REFUSE, ("s",))
+    assert RunCommit.parse([], GOOD_STAMP, GOOD_RUN | {"on_new": CONTINUE}).on_new == CONTINUE

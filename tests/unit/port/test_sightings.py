@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from polybus.errors import UnknownProducer
-from polybus.model.commit import Change, Commit
+from polybus.model.commit import Commit, RecordChange
 from polybus.model.identity import Identity
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.native.port import anonymous_producers
-from polybus.native.port.anonymous_producers import DAY_S, LOOK_EVERY_S, LOOKED_AT, NS, SEEN
-from polybus.native.port.producer_registry import Owners
+from polybus.native.port.anonymous_producers import DAY_S, LAST_USE, NS, SCAN_INTERVAL_S, SCAN_LIMIT
+from polybus.native.port.producer_registry import ProducerRegistry
 from polybus.store.contract import Store
 from polybus.store.memory.memory_store import MemoryStore
 
@@ -33,7 +33,9 @@ class Bus:
     def start(self) -> None:
         """Once all that was handed over is done."""
         self.store.commit(Commit()).result()
-        self.owners = Owners(self.store, lambda: self.now_s, lambda: int(self.wall_s) * NS)
+        self.owners = ProducerRegistry(
+            self.store, lambda: self.now_s, lambda: int(self.wall_s) * NS
+        )
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -42,7 +44,7 @@ class Bus:
     def open(self, name: str) -> int:
         self.owners.forget_unused()
         self.owners.claim(ALICE, name)
-        return self.store.open_producer(name, Habits()).epoch
+        return self.store.open_producer(name, ProducerOptions()).epoch
 
     def is_there(self, name: str) -> bool:
         """Also for the store itself."""
@@ -52,11 +54,11 @@ class Bus:
         except UnknownProducer:
             stamp = Stamp(name, 1, 1)
             assert isinstance(self.store.commit(Commit(stamp=stamp)).exception(), UnknownProducer)
-            assert self.store.get(SEEN + name.encode()) is None
+            assert self.store.get(LAST_USE + name.encode()) is None
             return False
 
     def look(self) -> None:
-        self.pass_time(LOOK_EVERY_S)
+        self.pass_time(SCAN_INTERVAL_S)
         self.owners.forget_unused()
 
 
@@ -70,7 +72,7 @@ def test_unused_ones_are_forgotten_after_a_week(bus: Bus) -> None:
     bus.open(FIRST)
     bus.pass_time(7 * DAY_S)
     bus.look()
-    assert bus.store.get(SEEN + FIRST.encode()) is not None
+    assert bus.store.get(LAST_USE + FIRST.encode()) is not None
     bus.pass_time(DAY_S)
     bus.look()
     assert not bus.is_there(FIRST)
@@ -82,7 +84,7 @@ def test_those_with_a_name_stay_for_ever(bus: Bus) -> None:
     bus.pass_time(1000 * DAY_S)
     bus.look()
     assert all(bus.is_there(name) for name in NAMED)
-    assert bus.store.scan(SEEN) == []
+    assert bus.store.scan(LAST_USE) == []
 
 
 def test_used_ones_stay(bus: Bus) -> None:
@@ -110,11 +112,11 @@ def test_a_use_is_remembered_over_a_restart(bus: Bus) -> None:
 
 def test_a_record_is_written_once_a_day_at_most(bus: Bus) -> None:
     bus.open(FIRST)
-    before = bus.store.get(SEEN + FIRST.encode())
+    before = bus.store.get(LAST_USE + FIRST.encode())
     for _ in range(100):
         bus.pass_time(DAY_S / 200)
         bus.owners.check(ALICE, FIRST)
-    assert bus.store.get(SEEN + FIRST.encode()) == before
+    assert bus.store.get(LAST_USE + FIRST.encode()) == before
 
 
 def test_a_wall_clock_that_is_put_forward_harms_nobody(bus: Bus) -> None:
@@ -147,22 +149,24 @@ def test_one_that_was_gone_in_the_middle_is_finished_by_the_next_look(bus: Bus) 
 def test_not_all_are_looked_at_at_once_nor_too_often(
     bus: Bus,
 ) -> None:
-    names = [f"anonymous-{n:032x}" for n in range(2 * LOOKED_AT + 10)]
+    names = [f"anonymous-{n:032x}" for n in range(2 * SCAN_LIMIT + 10)]
     for start in range(0, len(names), 500):
-        changes = tuple(Change(SEEN + name.encode(), b"0") for name in names[start : start + 500])
+        changes = tuple(
+            RecordChange(LAST_USE + name.encode(), b"0") for name in names[start : start + 500]
+        )
         bus.store.commit(Commit(changes=changes)).result()
     found = bus.owners._sightings
-    assert len(found.forgotten()) == LOOKED_AT
-    assert found.forgotten() == []
+    assert len(found.list_expired()) == SCAN_LIMIT
+    assert found.list_expired() == []
     counts = []
     for _ in range(4):
-        bus.pass_time(LOOK_EVERY_S)
-        counts.append(len(found.forgotten()))
-    assert counts == [LOOKED_AT, 10, LOOKED_AT, LOOKED_AT]
+        bus.pass_time(SCAN_INTERVAL_S)
+        counts.append(len(found.list_expired()))
+    assert counts == [SCAN_LIMIT, 10, SCAN_LIMIT, SCAN_LIMIT]
 
 
 def test_what_is_remembered_is_bounded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anonymous_producers, "MAX_REMEMBERED", 10)
     for n in range(100):
         bus.open(f"anonymous-{n:032x}")
-    assert len(bus.owners._sightings._noted_s) <= 10
+    assert len(bus.owners._sightings._recorded_s) <= 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polybus.model.topic import Bounds, ShardBounds, Topic
-from polybus.native.port.topic_statistics import COUNTS, composed
+from polybus.native.port.topic_statistics import COUNTS, compose_topic_stats
 
 TOPIC = Topic("orders", 1, (2,))
 BOUNDS = Bounds(3, 18, 5, (ShardBounds(2, 10, 400), ShardBounds(0, 7, 300)))
@@ -23,7 +23,7 @@ def group(name: str, *shards: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_topic_that_nobody_reads():
-    found = composed(TOPIC, BOUNDS, (), ())
+    found = compose_topic_stats(TOPIC, BOUNDS, (), ())
     none = {"emitted": 0, "acked": 0, "redelivered": 0, "dead_lettered": 0}
     assert found["topic"] == "orders"
     assert found["all"] == {"inserted": 17, "routed": 17, "trimmed": 2, "bytes": 700, **none}
@@ -36,7 +36,7 @@ def test_a_topic_that_nobody_reads():
 def test_counts_of_groups_are_summed_by_shard_and_for_the_topic():
     first = group("a", shard(0, acked=8, emitted=9, redelivered=1), shard(1, acked=5, emitted=5))
     second = group("b", shard(1, acked=2, emitted=4, redelivered=2, dead_lettered=1))
-    found = composed(TOPIC, BOUNDS, [first, second], ())
+    found = compose_topic_stats(TOPIC, BOUNDS, [first, second], ())
     assert [one["acked"] for one in found["shards"]] == [8, 7]
     assert [one["emitted"] for one in found["shards"]] == [9, 9]
     whole = {key: found["all"][key] for key in COUNTS[4:]}
@@ -45,12 +45,12 @@ def test_counts_of_groups_are_summed_by_shard_and_for_the_topic():
 
 def test_a_group_is_as_far_behind_as_its_shards_and_as_late_as_its_slowest():
     late = group("a", shard(0, lag=3, lag_s=0.5), shard(1, lag=4, lag_s=2.5, trimmed_unread=7))
-    (found,) = composed(TOPIC, BOUNDS, [late], ())["groups"]
+    (found,) = compose_topic_stats(TOPIC, BOUNDS, [late], ())["groups"]
     assert (found["lag"], found["lag_s"], found["trimmed_unread"]) == (7, 2.5, 7)
-    (idle,) = composed(TOPIC, BOUNDS, [group("b")], ())["groups"]
+    (idle,) = compose_topic_stats(TOPIC, BOUNDS, [group("b")], ())["groups"]
     assert (idle["lag"], idle["lag_s"], idle["acked"]) == (0, 0.0, 0)
 
 
 def test_queries_are_told_as_they_are():
     query = {"query": "q", "name": "n", "offsets": {"0": 3}, "lag": 14}
-    assert composed(TOPIC, BOUNDS, (), [query])["queries"] == [query]
+    assert compose_topic_stats(TOPIC, BOUNDS, (), [query])["queries"] == [query]

@@ -12,7 +12,7 @@ import pytest
 from polybus.errors import DoesNotExist, LimitReached, StoreClosed
 from polybus.model.commit import Append, Commit
 from polybus.native.port import shard_waits as module
-from polybus.native.port.shard_waits import Waits
+from polybus.native.port.shard_waits import ShardWaits
 from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block
@@ -28,8 +28,8 @@ def store() -> Iterator[Store]:
 
 
 @pytest.fixture
-def waits(store) -> Iterator[Waits]:
-    made = Waits(store, 2, time.monotonic)
+def waits(store) -> Iterator[ShardWaits]:
+    made = ShardWaits(store, 2, time.monotonic)
     yield made
     made.close()
 
@@ -44,7 +44,9 @@ def append(store: Store, topic: int, shard: int = 0) -> None:
     store.commit(Commit(appends=(Append(topic, shard, block(b"x")),))).result(10)
 
 
-def begin(pool, waits: Waits, wanted, timeout_s: float = LONG_S, is_gone=lambda: False) -> Future:
+def begin(
+    pool, waits: ShardWaits, wanted, timeout_s: float = LONG_S, is_gone=lambda: False
+) -> Future:
     count = waits.count
     future = pool.submit(waits.wait, wanted, timeout_s, is_gone)
     until(lambda: waits.count > count or future.done(), "it waits")
@@ -98,7 +100,7 @@ def test_shards_are_bounded_over_all(store, waits, monkeypatch):
 
 
 def test_who_has_gone_is_let_go(store, waits, pool, monkeypatch):
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "CALLER_CHECK_INTERVAL_S", 0.01)
     topic = store.create("t", 1, {}).number
     gone: list[bool] = []
     waiting = begin(pool, waits, {(topic, 0): 0}, is_gone=lambda: bool(gone))
@@ -112,7 +114,7 @@ def test_a_topic_that_is_dropped(store, waits, pool):
     topic = store.create("t", 1, {})
     waiting = begin(pool, waits, {(topic.number, 0): 0})
     store.drop("t")
-    waits.gone(topic)
+    waits.on_topic_dropped(topic)
     with pytest.raises(DoesNotExist):
         waiting.result(10)
     assert waits.count == 0

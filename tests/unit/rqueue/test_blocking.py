@@ -135,8 +135,8 @@ class TestTwins:
 
         with pytest.raises(TypeError, match="leaves out of Counter: steps, total"):
 
-            class Forgetful(blocking_facade.Blocking[Counter], of=Counter):
-                step = blocking_facade.called(Counter.step)
+            class Forgetful(blocking_facade.BlockingFacade[Counter], of=Counter):
+                step = blocking_facade.blocking_method(Counter.step)
 
     def test_any_async_class_can_have_one(self):
         class Counter:
@@ -166,12 +166,12 @@ class TestTwins:
                 """Where it is."""
                 return self.value
 
-        class BlockingCounter(blocking_facade.Blocking[Counter], of=Counter):
-            add = blocking_facade.called(Counter.add)
-            up_to = blocking_facade.iterated(Counter.up_to)
-            now = blocking_facade.read(Counter.now)
+        class BlockingCounter(blocking_facade.BlockingFacade[Counter], of=Counter):
+            add = blocking_facade.blocking_method(Counter.add)
+            up_to = blocking_facade.blocking_iterator(Counter.up_to)
+            now = blocking_facade.blocking_property(Counter.now)
 
-        count = blocking_facade.opened(Counter, BlockingCounter)
+        count = blocking_facade.blocking_connect(Counter, BlockingCounter)
         with count(start=4) as counter:
             assert counter.now == 5
             assert counter.add(more=2) == 7
@@ -181,10 +181,10 @@ class TestTwins:
 
     def test_a_blocking_call_on_the_loop_is_refused_not_hung(self):
         async def inside() -> None:
-            blocking_facade.background().run(inside())
+            blocking_facade.get_loop_thread().run(inside())
 
         with pytest.raises(UsageError, match="wait for itself"):
-            blocking_facade.background().run(inside())
+            blocking_facade.get_loop_thread().run(inside())
 
 
 class TestProcesses:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from polybus.dialects.rqueue.client.throughput_meter import Tally
+from polybus.dialects.rqueue.client.throughput_meter import ThroughputMeter
 from polybus.testing.bus_process import POLYBUS, BusProcess, rqueue, run
 
 PATIENCE_S = 50
@@ -141,7 +141,7 @@ sys.exit(f"loaded: {{heavy}}" if heavy else 0)
 class TestTally:
     def test_rates_are_since_the_start_and_since_the_last_line(self):
         now_s = 100.0
-        tally = Tally("sent", clock=lambda: now_s)
+        tally = ThroughputMeter("sent", clock=lambda: now_s)
         assert tally.interval() is None
         tally.add(10, 1000)
         now_s = 102.0
@@ -154,4 +154,8 @@ class TestTally:
         )
 
     def test_nothing_at_all(self):
-        assert Tally("sent").summary().endswith("0 messages, 0 bytes, 0.00 s: no time to measure")
+        assert (
+            ThroughputMeter("sent")
+            .summary()
+            .endswith("0 messages, 0 bytes, 0.00 s: no time to measure")
+        )

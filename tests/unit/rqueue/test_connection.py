@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from polybus import rqueue
-from polybus.dialects.rqueue.client.rqueue_reconnector import Lifeline
+from polybus.dialects.rqueue.client.rqueue_reconnector import RqueueReconnector
 from polybus.errors import AddressError, BadFrame, ConnectionLost, NotConnected
 from polybus.model.address import Address
 from polybus.model.limits import MIB
@@ -283,18 +283,18 @@ class TestReconnecting:
             writer.close()
             await writer.wait_closed()
 
-        def no_wait(line: Lifeline, attempt: int) -> float:
+        def no_wait(line: RqueueReconnector, attempt: int) -> float:
             attempts.append(attempt)
             return 0
 
-        monkeypatch.setattr(Lifeline, "_backoff_s", no_wait)
+        monkeypatch.setattr(RqueueReconnector, "_backoff_s", no_wait)
         async with listening(short) as address, rqueue.connect(address):
             await until(lambda: len(attempts) >= 5)
         assert attempts[:5] == [1, 2, 3, 4, 5]
 
     async def test_waits_double_up_to_a_bound_with_jitter(self):
         options = rqueue.ClientOptions(backoff_first_s=0.1, backoff_max_s=3)
-        line = Lifeline(Address.parse("tcp://x:1"), options, print, print, print)
+        line = RqueueReconnector(Address.parse("tcp://x:1"), options, print, print, print)
         random.seed(1)
         for attempt, longest in ((0, 0.1), (1, 0.2), (4, 1.6), (5, 3), (10_000, 3)):
             waits = [line._backoff_s(attempt) for _ in range(200)]
@@ -334,7 +334,7 @@ class TestTelling:
 
     async def test_a_subscribe_survives_the_end_of_the_link(self, address, topic):
         async with rqueue.connect(address, max_payload=8192) as client:
-            (await client._lifeline.ready()).write(b"\0\0\0\0\xff")
+            (await client._lifeline.wait_connected()).write(b"\0\0\0\0\xff")
             await client.subscribe(topic)
             assert client.reconnects == 1
             await client.publish(topic, b"x")
@@ -426,7 +426,7 @@ async def test_a_publisher_that_never_waits_lets_others_run(address, topic):
             turns += 1
 
     async with rqueue.connect(address) as client:
-        transport = (await client._lifeline.ready())._transport
+        transport = (await client._lifeline.wait_connected())._transport
         assert transport is not None
         transport.set_write_buffer_limits(high=2**30)  # never full, so it never has to wait
         task = asyncio.create_task(other())

@@ -20,8 +20,8 @@ from polybus.model.identity import Identity
 from polybus.model.limits import QuotaLimits
 from polybus.server import acl_admin as acl_module
 from polybus.server import acl_file
-from polybus.server.acl_admin import Acl
-from polybus.server.admin import Wrong
+from polybus.server.acl_admin import AclAdmin
+from polybus.server.admin import AdminError
 from polybus.server.config import load
 from tests.rig.memory_bus import RecordedLog
 
@@ -44,7 +44,7 @@ class Bench:
         # No topic has a star in its name; should one get through, it is no pattern all the same.
         self.creators = {b"hers": ALICE, b"her*": ALICE}
         path = self.path if keeps else None
-        self.acl = Acl(self.policy, self.quotas, self.creators.get, path, self.log)
+        self.acl = AclAdmin(self.policy, self.quotas, self.creators.get, path, self.log)
 
     def start(self) -> Bench:
         self.loaded = load(self.config_path)
@@ -78,7 +78,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def wrong(call: Callable[..., Any], *args: Any, **keys: Any) -> tuple[str, str]:
-    with pytest.raises(Wrong) as caught:
+    with pytest.raises(AdminError) as caught:
         call(*args, **keys)
     return caught.value.code, str(caught.value)
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_kept_is_not_put_in_force(bench, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     bench.add(PRODUCE)
-    monkeypatch.setattr(acl_file, "write", full)
+    monkeypatch.setattr(acl_file, "write_rules", full)
     for call, rule in ((bench.add, "deny user:1 call *"), (bench.rm, PRODUCE)):
         code, text = wrong(call, rule)
         assert code == "unavailable"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polybus.errors import ConfigError
 from polybus.model.access_rule import Rule
-from polybus.server.acl_file import HEADING, Kept, read, write
+from polybus.server.acl_file import HEADING, StoredRule, read_rules, write_rules
 
 RULE = Rule.parse("allow user:alice produce,subscribe orders.*")
 OTHER = Rule.parse("deny service:'/opt/My \"App\"/x' delete 'naïve \\\\ topic'")
@@ -28,26 +28,26 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_no_file_is_no_rules(path):
-    assert read(path) == ()
+    assert read_rules(path) == ()
 
 
 def test_what_is_written_is_read(path):
-    kept = (Kept(RULE), Kept(OTHER, by=1000))
-    write(path, kept)
-    assert read(path) == kept
+    kept = (StoredRule(RULE), StoredRule(OTHER, by=1000))
+    write_rules(path, kept)
+    assert read_rules(path) == kept
     assert path.read_text().startswith(HEADING)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    write(path, ())
-    assert read(path) == ()
+    write_rules(path, ())
+    assert read_rules(path) == ()
     assert list(path.parent.iterdir()) == [path]
 
 
 @given(WORD, WORD.filter(lambda word: "," not in word))
 def test_any_rule_survives(tmp_path_factory, service: str, pattern: str):
     path = tmp_path_factory.mktemp("acl") / "acl.toml"
-    kept = (Kept(Rule.of("allow", f"service:{service}", "produce", pattern)),)
-    write(path, kept)
-    assert read(path) == kept
+    kept = (StoredRule(Rule.from_words("allow", f"service:{service}", "produce", pattern)),)
+    write_rules(path, kept)
+    assert read_rules(path) == kept
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_any_rule_survives(tmp_path_factory, service: str, pattern: str):
 def test_a_broken_file_is_told_in_one_line(path, text: str, says: str):
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError) as caught:
-        read(path)
+        read_rules(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -79,25 +79,25 @@ def test_a_broken_file_is_told_in_one_line(path, text: str, says: str):
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path):
     with pytest.raises(ConfigError, match="Is a directory"):
-        read(tmp_path)
+        read_rules(tmp_path)
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename"])
 def test_a_write_that_fails_leaves_the_old_file(path, step: str, monkeypatch: pytest.MonkeyPatch):
-    write(path, (Kept(RULE),))
+    write_rules(path, (StoredRule(RULE),))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os if step == "fsync" else Path, step, full)
     with pytest.raises(OSError, match="No space"):
-        write(path, (Kept(OTHER),))
-    assert read(path) == (Kept(RULE),)
+        write_rules(path, (StoredRule(OTHER),))
+    assert read_rules(path) == (StoredRule(RULE),)
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_what_a_killed_write_left_behind_is_replaced(path):
     path.with_name("acl.toml.new").write_text("half a fi")
-    write(path, (Kept(RULE),))
-    assert read(path) == (Kept(RULE),)
+    write_rules(path, (StoredRule(RULE),))
+    assert read_rules(path) == (StoredRule(RULE),)
     assert list(path.parent.iterdir()) == [path]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.server.admin import MAX_LINE_BYTES, AdminDesk, AdminSession, Verb
+from polybus.server.admin import MAX_LINE_BYTES, AdminServer, AdminSession, AdminVerb
 from tests.rig.memory_pipe import MemoryPipe
 
 OWNER = Identity(uid=1000, gid=1000, pid=1)
@@ -31,13 +31,13 @@ class Bench:
     def __init__(self) -> None:
         self.now = 0.0
         self.log = Log()
-        self.desk = AdminDesk(
+        self.desk = AdminServer(
             {
-                "stats": Verb(lambda *_: {"n": 1}, for_everyone=True),
-                "connections": Verb(lambda *_: []),
-                "big": Verb(lambda *_: "x" * 500_000),
-                "echo": Verb(lambda request, _: request.get("text"), keys=frozenset({"text"})),
-                "broken": Verb(self._fail),
+                "stats": AdminVerb(lambda *_: {"n": 1}, for_everyone=True),
+                "connections": AdminVerb(lambda *_: []),
+                "big": AdminVerb(lambda *_: "x" * 500_000),
+                "echo": AdminVerb(lambda request, _: request.get("text"), keys=frozenset({"text"})),
+                "broken": AdminVerb(self._fail),
             },
             own_uid=1000,
             max_connections=8,
@@ -194,7 +194,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from(bench):
     pipe, _ = bench.connect(appetite=0)
     pipe.deliver(b'{"verb": "big"}\n' * 50)
     assert not pipe.reading
-    assert pipe.backlog() < 2_000_000
+    assert pipe.backlog_bytes() < 2_000_000
     for _ in range(50):
         pipe.eat(1_000_000)
     assert pipe.reading
@@ -204,7 +204,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from(bench):
 def test_input_that_ends_inside_a_line_drops_that_line(bench):
     pipe, session = bench.connect()
     pipe.deliver(b'{"verb": "stats"}\n{"verb": "stats"}')
-    assert session.half_closed() is False  # the transport closes
+    assert session.on_half_closed() is False  # the transport closes
     assert codes(pipe) == ["ok"]
 
 
@@ -233,9 +233,9 @@ class Slow:
     def __init__(self) -> None:
         self.bench = Bench()
         self.bench.desk._verbs = {
-            "wait": Verb(self._wait, for_everyone=True, keys=frozenset({"text"})),
-            "stats": Verb(lambda *_: {"n": 1}, for_everyone=True),
-            "who": Verb(lambda _, identity: identity.uid, for_everyone=True),
+            "wait": AdminVerb(self._wait, for_everyone=True, keys=frozenset({"text"})),
+            "stats": AdminVerb(lambda *_: {"n": 1}, for_everyone=True),
+            "who": AdminVerb(lambda _, identity: identity.uid, for_everyone=True),
         }
         self.asked: list[asyncio.Future[Any]] = []
 
@@ -282,7 +282,7 @@ def test_whoever_stops_sending_still_gets_the_answer():
         pipe, session = slow.bench.connect()
         pipe.deliver(WAIT)
         await slow.turn()
-        assert session.half_closed() is True
+        assert session.on_half_closed() is True
         slow.asked[0].set_result("done")
         await slow.turn()
         assert answers(pipe) == [{"ok": "done"}]
@@ -325,7 +325,7 @@ def test_waiting_for_an_answer_is_not_silence():
 
 
 def test_a_rule_can_make_an_admin(bench):
-    bench.desk._made_admin = lambda identity: identity == STRANGER
+    bench.desk._has_admin_rule = lambda identity: identity == STRANGER
     pipe, _ = bench.connect(STRANGER)
     pipe.deliver(b'{"verb": "connections"}\n')
     assert codes(pipe) == ["ok"]

@@ -11,7 +11,14 @@ import time
 import pytest
 
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.server.user_directory import FRESH_S, Account, Directory, account_of, gid_of, uid_of
+from polybus.server.user_directory import (
+    FRESH_S,
+    UserAccount,
+    UserDirectory,
+    account_of,
+    gid_of,
+    uid_of,
+)
 from tests.rig.observer import until
 
 SEVEN, EIGHT = frozenset({7}), frozenset({8})
@@ -27,12 +34,12 @@ class Database:
         self.open.set()
         self.groups = SEVEN
 
-    def look_up(self, uid: int) -> Account:
+    def look_up(self, uid: int) -> UserAccount:
         self.asked.append(uid)
         self.open.wait(20)
         if uid == 13:
             raise OSError("the server is down")
-        return Account(f"user{uid}", self.groups)
+        return UserAccount(f"user{uid}", self.groups)
 
 
 @pytest.fixture
@@ -44,7 +51,7 @@ def test_names_and_numbers_of_this_host():
     me = pwd.getpwuid(os.getuid())
     assert uid_of(me.pw_name) == os.getuid()
     assert gid_of(grp.getgrgid(me.pw_gid).gr_name) == me.pw_gid
-    assert account_of(os.getuid()) == Account(
+    assert account_of(os.getuid()) == UserAccount(
         me.pw_name, frozenset(os.getgrouplist(me.pw_name, me.pw_gid))
     )
 
@@ -57,12 +64,12 @@ def test_names_that_are_not_there(name: str):
 
 @pytest.mark.parametrize("uid", [54321, 2**32 - 2])
 def test_a_uid_without_an_entry_is_in_no_group(uid: int):
-    assert account_of(uid) == Account(None, frozenset())
+    assert account_of(uid) == UserAccount(None, frozenset())
 
 
 def test_it_is_asked_once_a_minute(database):
     now = 0.0
-    directory = Directory(lambda: now, database.look_up)
+    directory = UserDirectory(lambda: now, database.look_up)
     assert directory.groups_of(5) == SEVEN
     database.groups = EIGHT
     now = FRESH_S
@@ -73,20 +80,20 @@ def test_it_is_asked_once_a_minute(database):
 
 
 def test_a_database_that_hangs_holds_nobody_up(database):
-    directory = Directory(time.monotonic, database.look_up)
+    directory = UserDirectory(time.monotonic, database.look_up)
     database.open.clear()
     begun = time.monotonic()
     for uid in range(100, 200):
         assert directory.groups_of(uid) is None
     assert time.monotonic() - begun < 5  # a hundred waits would be more
-    database.open.set()
+    database.open.set_progress()
     until(lambda: directory.groups_of(150) == SEVEN, "the answer")
     assert len(database.asked) == len(set(database.asked))
 
 
 def test_an_old_answer_serves_while_a_new_one_is_awaited(database):
     now = 0.0
-    directory = Directory(lambda: now, database.look_up)
+    directory = UserDirectory(lambda: now, database.look_up)
     directory.groups_of(5)
     database.open.clear()
     now = 2 * FRESH_S
@@ -95,7 +102,7 @@ def test_an_old_answer_serves_while_a_new_one_is_awaited(database):
 
 
 def test_a_database_that_fails_is_asked_again(database):
-    directory = Directory(time.monotonic, database.look_up)
+    directory = UserDirectory(time.monotonic, database.look_up)
     assert directory.groups_of(13) is None
     assert directory.groups_of(13) is None
     assert database.asked == [13, 13]
@@ -103,7 +110,7 @@ def test_a_database_that_fails_is_asked_again(database):
 
 
 def test_names_for_the_log(database):
-    directory = Directory(time.monotonic, database.look_up)
+    directory = UserDirectory(time.monotonic, database.look_up)
     assert directory.describe(Identity(5)) == "user5(5)"
     assert directory.describe(Identity(13)) == "uid:13"
     assert directory.describe(ANONYMOUS) == "anonymous"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from structlog import DropEvent
 
-from polybus.server.log_rate_limit import MAX_KINDS, OTHERS, TRACEBACK_WINDOW_S, FloodGate, Kind
+from polybus.server.log_rate_limit import (
+    MAX_KINDS,
+    OVERFLOW_KIND,
+    TRACEBACK_WINDOW_S,
+    EventKind,
+    LogRateLimiter,
+)
 
 
 class Clock:
@@ -21,7 +27,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def passed(gate: FloodGate, event: str, times: int, level: str = "info", **fields: object) -> int:
+def passed(
+    gate: LogRateLimiter, event: str, times: int, level: str = "info", **fields: object
+) -> int:
     count = 0
     for _ in range(times):
         try:
@@ -33,16 +41,16 @@ def passed(gate: FloodGate, event: str, times: int, level: str = "info", **field
 
 
 def test_the_first_of_a_second_pass_and_the_rest_are_counted(clock):
-    gate = FloodGate(20, clock)
+    gate = LogRateLimiter(20, clock)
     assert passed(gate, "connection refused", 1000, "warning") == 20
     assert gate.summaries() == []  # the second is not over
     clock.now += 1
-    assert gate.summaries() == [(Kind("warning", "connection refused"), 980)]
+    assert gate.summaries() == [(EventKind("warning", "connection refused"), 980)]
     assert gate.summaries() == []
 
 
 def test_another_event_or_level_has_its_own_count(clock):
-    gate = FloodGate(2, clock)
+    gate = LogRateLimiter(2, clock)
     assert passed(gate, "a", 5) == 2
     assert passed(gate, "b", 5) == 2
     assert passed(gate, "a", 5, "error") == 2
@@ -60,7 +68,7 @@ def test_another_event_or_level_has_its_own_count(clock):
     ],
 )
 def test_no_flood_hides_another_reason_quota_or_user(clock, flood, other):
-    gate = FloodGate(2, clock)
+    gate = LogRateLimiter(2, clock)
     assert passed(gate, "refused", 1000, "warning", **flood, topic="x") == 2
     assert passed(gate, "refused", 1, "warning", **other, topic="x") == 1
     clock.now += 1
@@ -69,50 +77,50 @@ def test_no_flood_hides_another_reason_quota_or_user(clock, flood, other):
 
 
 def test_where_somebody_calls_from_makes_no_difference(clock):
-    gate = FloodGate(2, clock)
+    gate = LogRateLimiter(2, clock)
     assert sum(passed(gate, "closed", 1, peer=f"127.0.0.1:{port}") for port in range(100)) == 2
 
 
 def test_a_new_second_lets_lines_through_again(clock):
-    gate = FloodGate(2, clock)
+    gate = LogRateLimiter(2, clock)
     assert passed(gate, "a", 5) == 2
     clock.now += 1
     assert passed(gate, "a", 5) == 2
     clock.now += 1
-    assert gate.summaries() == [(Kind("info", "a"), 6)]  # nothing held back is forgotten
+    assert gate.summaries() == [(EventKind("info", "a"), 6)]  # nothing held back is forgotten
 
 
 def test_a_quiet_event_has_no_summary(clock):
-    gate = FloodGate(2, clock)
+    gate = LogRateLimiter(2, clock)
     assert passed(gate, "a", 2) == 2
     clock.now += 1
     assert gate.summaries() == []
 
 
 def test_the_summary_itself_always_passes(clock):
-    gate = FloodGate(1, clock)
+    gate = LogRateLimiter(1, clock)
     passed(gate, "a", 5)
     assert passed(gate, "a", 1, repeated=4) == 1
 
 
 def test_tracebacks_are_counted_by_the_minute(clock):
-    gate = FloodGate(2, clock)
+    gate = LogRateLimiter(2, clock)
     assert passed(gate, "unexpected error", 3, "error", exc_info=ValueError()) == 2
     clock.now += 2
     assert passed(gate, "unexpected error", 3, "error", exc_info=ValueError()) == 0
     clock.now += TRACEBACK_WINDOW_S
-    assert gate.summaries() == [(Kind("error", "unexpected error"), 4)]
+    assert gate.summaries() == [(EventKind("error", "unexpected error"), 4)]
 
 
 def test_at_the_end_all_is_told(clock):
-    gate = FloodGate(1, clock)
+    gate = LogRateLimiter(1, clock)
     passed(gate, "a", 3)
-    assert gate.summaries(final=True) == [(Kind("info", "a"), 2)]
+    assert gate.summaries(final=True) == [(EventKind("info", "a"), 2)]
 
 
 def test_events_with_changing_text_do_not_grow_the_table(clock):
-    gate = FloodGate(5, clock)
+    gate = LogRateLimiter(5, clock)
     count = sum(passed(gate, f"event {i}", 1) for i in range(MAX_KINDS + 500))
     assert count == MAX_KINDS + 5
     clock.now += 1
-    assert gate.summaries() == [(OTHERS, 495)]
+    assert gate.summaries() == [(OVERFLOW_KIND, 495)]

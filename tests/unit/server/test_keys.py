@@ -13,7 +13,7 @@ from zmq.utils import z85
 from polybus.cli.main import run
 from polybus.dialects.pirate.client_id import fingerprint
 from polybus.dialects.pirate.server import curve_key_folder
-from polybus.dialects.pirate.server.curve_key_folder import Allowed, KeyFolder
+from polybus.dialects.pirate.server.curve_key_folder import AllowedKey, CurveKeyFolder
 from polybus.errors import AlreadyExists, ConfigError, DoesNotExist, UsageError
 
 KEY = bytes(range(32))
@@ -35,22 +35,22 @@ def test_a_pair_is_two_files_and_the_secret_one_is_its_owners(tmp_path):
 
 
 def test_the_buss_own_pair_is_made_once(tmp_path):
-    folder = KeyFolder(tmp_path / "pirate")
-    own = folder.own()
+    folder = CurveKeyFolder(tmp_path / "pirate")
+    own = folder.load_own_pair()
     assert zmq.curve_public(own.secret) == own.public
-    assert folder.own() == own
+    assert folder.load_own_pair() == own
     secret = tmp_path / "pirate" / "server.key_secret"
     secret.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
-        folder.own()
+        folder.load_own_pair()
     secret.chmod(0o600)
     secret.write_text("nonsense")
     with pytest.raises(ConfigError):
-        folder.own()
+        folder.load_own_pair()
 
 
 def test_keys_are_let_in_and_revoked_by_name_fingerprint_and_key(tmp_path):
-    folder = KeyFolder(tmp_path)
+    folder = CurveKeyFolder(tmp_path)
     assert folder.allowed() == []
     others = [bytes([n]) * 32 for n in (1, 2, 3)]
     for name, key in zip("abc", others, strict=True):
@@ -67,25 +67,25 @@ def test_keys_are_let_in_and_revoked_by_name_fingerprint_and_key(tmp_path):
 
 
 def test_a_folder_shows_that_a_key_was_let_in_revoked_or_replaced(tmp_path):
-    folder = KeyFolder(tmp_path)
-    marks = [folder.mark()]
+    folder = CurveKeyFolder(tmp_path)
+    marks = [folder.read_fingerprint()]
     folder.allow(KEY, "alice")
-    marks.append(folder.mark())
-    assert folder.mark() == marks[-1]
+    marks.append(folder.read_fingerprint())
+    assert folder.read_fingerprint() == marks[-1]
     # As an editor does it, or a copy: neither the folder nor the size has changed then.
     (tmp_path / "allowed" / "alice.key").write_text(
-        curve_key_folder._text(Allowed("", bytes(32)).text.encode())
+        curve_key_folder._text(AllowedKey("", bytes(32)).text.encode())
     )
-    marks.append(folder.mark())
+    marks.append(folder.read_fingerprint())
     folder.allow(KEY, "bob")
-    marks.append(folder.mark())
+    marks.append(folder.read_fingerprint())
     assert len(set(marks)) == 4
     folder.revoke("bob")
-    assert folder.mark() == marks[2]
+    assert folder.read_fingerprint() == marks[2]
 
 
 def test_a_key_has_one_name_and_a_name_one_key(tmp_path):
-    folder = KeyFolder(tmp_path)
+    folder = CurveKeyFolder(tmp_path)
     folder.allow(KEY, "alice")
     with pytest.raises(AlreadyExists, match="alice"):
         folder.allow(KEY, "bob")
@@ -96,7 +96,7 @@ def test_a_key_has_one_name_and_a_name_one_key(tmp_path):
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "-a", "a b", "ä", "a\n", "x" * 200])
 def test_a_name_is_a_files_and_nothing_else(tmp_path, name):
     with pytest.raises(UsageError):
-        KeyFolder(tmp_path).allow(KEY, name)
+        CurveKeyFolder(tmp_path).allow(KEY, name)
     with pytest.raises(UsageError):
         curve_key_folder.make_pair(tmp_path, name)
 
@@ -108,11 +108,11 @@ def test_what_is_no_key_is_told(text):
 
 
 def test_a_key_as_people_write_it():
-    assert curve_key_folder.parse_key(Allowed("", KEY).text) == KEY
+    assert curve_key_folder.parse_key(AllowedKey("", KEY).text) == KEY
 
 
 def test_a_file_that_is_no_key_is_told(tmp_path):
-    folder = KeyFolder(tmp_path)
+    folder = CurveKeyFolder(tmp_path)
     folder.allow(KEY, "good")
     (tmp_path / "allowed" / "bad.key").write_text("hello")
     with pytest.raises(ConfigError, match=r"bad\.key"):
@@ -127,7 +127,7 @@ def test_the_commands(tmp_path, capsys):
     assert "no key is let in" in capsys.readouterr().out
     assert run(["keys", "allow", f"{own}/laptop.key", "--data", data]) == 0
     assert capsys.readouterr().out.startswith("allowed: laptop, client ")
-    text = Allowed("", KEY).text
+    text = AllowedKey("", KEY).text
     assert run(["keys", "allow", text, "--data", data]) == 2
     assert run(["keys", "allow", text, "--name", "bob", "--data", data]) == 0
     capsys.readouterr()

@@ -9,20 +9,20 @@ import pytest
 
 from polybus.errors import UsageError
 from polybus.server import listener_plan
-from polybus.server.config import Flag, Loaded, load
-from polybus.server.listener_plan import plan
-from polybus.server.program import rqueue_alone, serving
+from polybus.server.config import Flag, LoadedSettings, load
+from polybus.server.listener_plan import plan_listeners
+from polybus.server.program import plan_serve, plan_without_store
 
 RUNTIME = Path("/run/polybus")
 
 
-def loaded(*listen: str, **flags: object) -> Loaded:
+def loaded(*listen: str, **flags: object) -> LoadedSettings:
     given = {name: Flag(f"--{name}", value) for name, value in flags.items()}
     return load(None, {}, {"listen": Flag("--listen", listen or None), **given})
 
 
 def planned(*listen: str, admin: bool = True, **flags: object) -> list[str]:
-    wanted = plan(loaded(*listen, **flags), RUNTIME, admin)
+    wanted = plan_listeners(loaded(*listen, **flags), RUNTIME, admin)
     return [f"{one.dialect} {one.address}" for one in wanted]
 
 
@@ -114,7 +114,7 @@ def test_insecure_must_be_said_and_then_holds():
 def test_beyond_loopback_with_tls_is_fine():
     environ = {"POLYBUS_TLS_CERTIFICATE": "/c.pem", "POLYBUS_TLS_KEY": "/k.pem"}
     settings = load(None, environ, {"listen": Flag("--listen", ("rqueue=tls://0.0.0.0:1",))})
-    assert str(plan(settings, RUNTIME)[0].address) == "tls://0.0.0.0:1"
+    assert str(plan_listeners(settings, RUNTIME)[0].address) == "tls://0.0.0.0:1"
 
 
 def test_one_address_cannot_be_asked_for_twice_but_port_0_can():
@@ -125,33 +125,33 @@ def test_one_address_cannot_be_asked_for_twice_but_port_0_can():
 
 def test_a_runtime_folder_with_too_long_a_path_is_told():
     with pytest.raises(UsageError, match="at most 107 bytes"):
-        plan(loaded(), Path("/" + "d" * 100))
+        plan_listeners(loaded(), Path("/" + "d" * 100))
 
 
 @pytest.mark.parametrize("url", ["memory:", "lmdb:/x"])
 def test_an_engine_is_taken_as_it_is(url):
-    assert serving(loaded(engine=url), {"XDG_RUNTIME_DIR": "/run"}).engine == url
+    assert plan_serve(loaded(engine=url), {"XDG_RUNTIME_DIR": "/run"}).engine == url
 
 
 def test_the_store_is_in_the_data_folder_by_default():
-    program = serving(loaded(data=Path("/srv/bus")), {"XDG_RUNTIME_DIR": "/run"})
+    program = plan_serve(loaded(data=Path("/srv/bus")), {"XDG_RUNTIME_DIR": "/run"})
     assert (program.data, program.engine) == (Path("/srv/bus"), "lmdb:/srv/bus/store")
 
 
 def test_an_engine_that_is_still_to_come():
     with pytest.raises(UsageError, match="--engine: engine 'nats://a,b' is still to come"):
-        serving(loaded(engine="nats://a,b"), {"XDG_RUNTIME_DIR": "/run"})
+        plan_serve(loaded(engine="nats://a,b"), {"XDG_RUNTIME_DIR": "/run"})
 
 
 def test_an_unknown_engine_is_told_apart():
     with pytest.raises(UsageError, match="unknown engine 'redis:'"):
-        serving(loaded(engine="redis:"), {"XDG_RUNTIME_DIR": "/run"})
+        plan_serve(loaded(engine="redis:"), {"XDG_RUNTIME_DIR": "/run"})
 
 
 def test_rqueue_alone_has_no_data_folder():
     environ = {"XDG_RUNTIME_DIR": "/run"}
-    assert rqueue_alone(loaded(), environ, admin=False).data is None
-    assert serving(loaded(data="/d"), environ).data == Path("/d")
+    assert plan_without_store(loaded(), environ, admin=False).data is None
+    assert plan_serve(loaded(data="/d"), environ).data == Path("/d")
 
 
 def test_pirate_beyond_loopback_needs_keys():
@@ -160,6 +160,6 @@ def test_pirate_beyond_loopback_needs_keys():
     with_keys = load(
         None, {"POLYBUS_PIRATE_CURVE": "true", "POLYBUS_LISTEN": "pirate=tcp://0.0.0.0:1"}
     )
-    assert [str(one.address) for one in plan(with_keys, RUNTIME, admin=False)] == [
+    assert [str(one.address) for one in plan_listeners(with_keys, RUNTIME, admin=False)] == [
         "tcp://0.0.0.0:1"
     ]

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from polybus.server.systemd_notify import Notifier
+from polybus.server.systemd_notify import SystemdNotifier
 
 
 class Log:
@@ -24,7 +24,7 @@ def test_states_are_told(tmp_path, abstract):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0{name}" if abstract else name)
         log = Log()
-        notifier = Notifier({"NOTIFY_SOCKET": f"@{name}" if abstract else name}, log)
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": f"@{name}" if abstract else name}, log)
         notifier.ready(2)
         assert manager.recv(1000).startswith(b"READY=1\n")
         notifier.reloading()
@@ -36,13 +36,13 @@ def test_states_are_told(tmp_path, abstract):
 
 def test_nobody_asked_nobody_is_told():
     log = Log()
-    Notifier({}, log).ready(1)
-    Notifier({"NOTIFY_SOCKET": ""}, log).ready(1)
+    SystemdNotifier({}, log).ready(1)
+    SystemdNotifier({"NOTIFY_SOCKET": ""}, log).ready(1)
     assert log.events == []
 
 
 def test_a_manager_that_is_gone_is_a_line_in_the_log(tmp_path):
     log = Log()
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}, log).ready(1)
-    Notifier({"NOTIFY_SOCKET": "x" * 500}, log).ready(1)
+    SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}, log).ready(1)
+    SystemdNotifier({"NOTIFY_SOCKET": "x" * 500}, log).ready(1)
     assert log.events == ["systemd not told", "systemd not told"]

@@ -21,13 +21,13 @@ def bind(path: Path) -> socket.socket:
 
 
 def test_nothing_there(tmp_path):
-    with socket_files.claimed(tmp_path / "a.sock"):
+    with socket_files.claimed_path(tmp_path / "a.sock"):
         bind(tmp_path / "a.sock").close()
 
 
 def test_a_stale_socket_is_replaced(tmp_path):
     bind(tmp_path / "a.sock").close()  # the file stays, nobody listens
-    with socket_files.claimed(tmp_path / "a.sock"):
+    with socket_files.claimed_path(tmp_path / "a.sock"):
         assert not (tmp_path / "a.sock").exists()
 
 
@@ -36,7 +36,7 @@ def test_a_socket_somebody_answers_on_is_an_error(tmp_path):
         owner.listen()
         with (
             pytest.raises(AddressInUse, match="a running bus already listens there"),
-            socket_files.claimed(tmp_path / "a.sock"),
+            socket_files.claimed_path(tmp_path / "a.sock"),
         ):
             pass
     assert (tmp_path / "a.sock").exists()
@@ -46,7 +46,7 @@ def test_a_listener_too_busy_to_accept_counts_as_living(tmp_path):
     with bind(tmp_path / "a.sock") as owner, socket.socket(socket.AF_UNIX) as waiting:
         owner.listen(0)
         waiting.connect(str(tmp_path / "a.sock"))  # fills the backlog
-        with pytest.raises(AddressInUse), socket_files.claimed(tmp_path / "a.sock"):
+        with pytest.raises(AddressInUse), socket_files.claimed_path(tmp_path / "a.sock"):
             pass
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_is_no_socket_is_not_touched(tmp_path):
     (tmp_path / "a.sock").write_text("precious")
     with (
         pytest.raises(AddressError, match="no socket is in the way"),
-        socket_files.claimed(tmp_path / "a.sock"),
+        socket_files.claimed_path(tmp_path / "a.sock"),
     ):
         pass
     assert (tmp_path / "a.sock").read_text() == "precious"
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_socket_is_not_touched(tmp_path):
 def test_no_folder(tmp_path):
     with (
         pytest.raises(AddressError, match="No such file"),
-        socket_files.claimed(tmp_path / "gone" / "a.sock"),
+        socket_files.claimed_path(tmp_path / "gone" / "a.sock"),
     ):
         pass
 
@@ -79,7 +79,7 @@ def test_two_who_start_together_do_not_remove_each_others_socket(tmp_path):
     def start() -> None:
         barrier.wait()
         try:
-            with socket_files.claimed(path):
+            with socket_files.claimed_path(path):
                 sock = bind(path)
                 sock.listen()
                 owners.append(sock)
@@ -102,7 +102,7 @@ def test_a_folder_somebody_keeps_locked_does_not_hold_us_up_for_ever(tmp_path, m
         fcntl.flock(fd, fcntl.LOCK_EX)
         with (
             pytest.raises(AddressInUse, match="keeps its folder locked"),
-            socket_files.claimed(tmp_path / "a.sock"),
+            socket_files.claimed_path(tmp_path / "a.sock"),
         ):
             pass
     finally:

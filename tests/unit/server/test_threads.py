@@ -11,12 +11,12 @@ import pytest
 
 from polybus.errors import Denied, Unavailable
 from polybus.server import loop_threads
-from polybus.server.loop_threads import Completions, OnLoop, Readers
+from polybus.server.loop_threads import CompletionQueue, LoopCaller, WorkerPool
 
 
 def test_a_function_runs_on_the_loop_and_its_outcome_comes_back():
     async def live() -> None:
-        on_loop = OnLoop(asyncio.get_running_loop())
+        on_loop = LoopCaller(asyncio.get_running_loop())
         main = threading.get_ident()
         assert await asyncio.to_thread(on_loop, threading.get_ident) == main
         assert await asyncio.to_thread(on_loop, max, 3, 5) == 5
@@ -35,7 +35,7 @@ def test_who_gave_up_is_not_surprised_later(monkeypatch):
     loop = asyncio.new_event_loop()
     ran: list[int] = []
     with pytest.raises(Unavailable):
-        OnLoop(loop)(ran.append, 1)
+        LoopCaller(loop)(ran.append, 1)
     loop.call_soon(loop.stop)
     loop.run_forever()
     loop.close()
@@ -46,18 +46,18 @@ def test_a_loop_that_has_ended():
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(Unavailable, match="stopping"):
-        OnLoop(loop)(print)
-    Completions(loop).add(lambda: None)
+        LoopCaller(loop)(print)
+    CompletionQueue(loop).call(lambda: None)
 
 
 def test_steps_come_in_order_and_work_comes_back_on_the_loop():
     async def live() -> list[object]:
-        completions = Completions(asyncio.get_running_loop())
-        readers = Readers(completions)
+        completions = CompletionQueue(asyncio.get_running_loop())
+        readers = WorkerPool(completions)
         found: list[object] = []
         done = asyncio.Event()
         for number in range(100):
-            completions.add(partial(found.append, number))
+            completions.call(partial(found.append, number))
         readers(lambda: 1 // 0, lambda outcome: found.append(type(outcome.exception())))
         await asyncio.sleep(0)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.server.switch_interval import LONG_S, SHORT_S, Turns
+from polybus.server.switch_interval import LONG_S, SHORT_S, SwitchInterval
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def restored() -> Iterator[None]:
 
 def test_turns_are_short_while_the_loop_is_wanted_and_long_while_it_is_not() -> None:
     brought = 0
-    turns = Turns(lambda: brought)
+    turns = SwitchInterval(lambda: brought)
     found = [sys.getswitchinterval()]
     for more in (0, 3, 1, 0, 0, 1):
         brought += more
@@ -29,7 +29,7 @@ def test_turns_are_short_while_the_loop_is_wanted_and_long_while_it_is_not() -> 
 
 
 def test_who_notes_that_the_loop_is_wanted_makes_turns_short_at_once() -> None:
-    turns = Turns(lambda: 0)
+    turns = SwitchInterval(lambda: 0)
     turns.tick()
-    assert [turns.note(0), sys.getswitchinterval()] == pytest.approx([0, LONG_S])
-    assert [turns.note(1), sys.getswitchinterval()] == pytest.approx([1, SHORT_S])
+    assert [turns.note_reads(0), sys.getswitchinterval()] == pytest.approx([0, LONG_S])
+    assert [turns.note_reads(1), sys.getswitchinterval()] == pytest.approx([1, SHORT_S])

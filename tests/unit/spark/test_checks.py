@@ -9,15 +9,15 @@ from polybus.spark.pipelines import preflight
 
 
 def test_a_folder_is_made_and_must_be_writable(tmp_path):
-    assert preflight.checkpoint(str(tmp_path / "a" / "b")) == str(tmp_path / "a" / "b")
+    assert preflight.check_checkpoint(str(tmp_path / "a" / "b")) == str(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     with pytest.raises(UsageError, match="--checkpoint /proc/here cannot be written"):
-        preflight.checkpoint("/proc/here")
+        preflight.check_checkpoint("/proc/here")
     with pytest.raises(UsageError, match="--checkpoint FOLDER is missing: why"):
-        preflight.checkpoint(None, "why")
+        preflight.check_checkpoint(None, "why")
 
 
 def test_a_url_is_sparks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert preflight.checkpoint("hdfs://host/place") == "hdfs://host/place"
+    assert preflight.check_checkpoint("hdfs://host/place") == "hdfs://host/place"
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from polybus.model.arrow import READ_SCHEMA
-from polybus.spark.source.topic_columns import COLUMNS, Shape
+from polybus.spark.source.topic_columns import COLUMNS, BatchBuilder
 from polybus.spark.source.topic_schema import SCHEMA
 
 VALUES = ([1], [0], [0], [1], [1], [None], [b"x"], [None])
@@ -19,7 +19,7 @@ ROW = pa.record_batch(
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_column_is_made_of_what_it_needs_alone(name):
-    shape = Shape(StructType([SCHEMA[name]]))
-    made = shape.batch("orders", ROW.select(sorted(shape.needs | {"offset"})))
+    shape = BatchBuilder(StructType([SCHEMA[name]]))
+    made = shape.build_batch("orders", ROW.select(sorted(shape.needed_columns | {"offset"})))
     assert made.schema.names == [name]
-    assert made.to_pylist() == shape.batch("orders", ROW).to_pylist()
+    assert made.to_pylist() == shape.build_batch("orders", ROW).to_pylist()

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from polybus.errors import ConfigError, NotConnected
-from polybus.spark.spark_master import check
+from polybus.spark.spark_master import check_master
 from polybus.spark.spark_session import session
 
 
@@ -30,7 +30,7 @@ def nobody():
     "given", ["local", "local[*]", "local[2]", "local[*,4]", "yarn", "k8s://https://host:443"]
 )
 def test_what_spark_knows_is_let_through(given):
-    check(given)
+    check_master(given)
 
 
 @pytest.mark.parametrize("given", ["", "rubbish", "spark:/host:1", "spark://host", "local[a]"])
@@ -40,8 +40,8 @@ def test_what_is_no_master_is_named(given):
 
 
 def test_one_that_answers_is_enough(place, nobody):
-    check(f"spark://{place}")
-    check(f"spark://{nobody},{place}")
+    check_master(f"spark://{place}")
+    check_master(f"spark://{nobody},{place}")
 
 
 def test_nobody_answers(nobody):

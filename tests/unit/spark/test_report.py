@@ -9,15 +9,15 @@ from html.parser import HTMLParser
 import pytest
 
 from polybus.spark.pipelines.stats.report import axis_scales, bar_plot, histogram
-from polybus.spark.pipelines.stats.report.histogram import Spread
+from polybus.spark.pipelines.stats.report.histogram import Histogram
 from polybus.spark.pipelines.stats.report.line_plot import Plot, Series
 from polybus.spark.pipelines.stats.report.report_data import (
-    Group,
-    Key,
-    Shard,
-    Topic,
-    Window,
-    merged,
+    GroupSample,
+    KeyCount,
+    ShardCount,
+    TimeWindow,
+    TopicFigures,
+    merge_windows,
 )
 from polybus.spark.pipelines.stats.report.report_page import page
 from polybus.spark.pipelines.stats.report.svg import tag, text
@@ -45,7 +45,7 @@ def test_a_quantile_is_right_within_a_tenth():
     values = sorted(chance.lognormvariate(6, 2) for _ in range(5000))
     for share in (0.01, 0.5, 0.9, 0.99, 1.0):
         exact = values[math.ceil(len(values) * share) - 1]
-        found = Spread(counted(values), values[-1]).quantile(share)
+        found = Histogram(counted(values), values[-1]).quantile(share)
         assert found is not None
         assert exact <= found <= max(1.0, exact * 1.1)
 
@@ -54,15 +54,15 @@ def test_histograms_of_parts_add_up_to_that_of_the_whole():
     chance = random.Random(2)
     values = [chance.expovariate(0.001) for _ in range(1000)]
     parts = (counted(values[:1]), counted(values[1:700]), counted(values[700:]))
-    assert Spread.together(map(Spread, parts)).buckets == counted(values)
+    assert Histogram.merge(map(Histogram, parts)).buckets == counted(values)
 
 
 def test_nothing_has_no_quantile():
-    assert Spread().quantile(0.5) is None
+    assert Histogram().quantile(0.5) is None
 
 
 def test_nothing_is_said_to_be_larger_than_the_largest():
-    spread = Spread.together([Spread({57: 9}, 128), Spread({57: 1}, 100)])
+    spread = Histogram.merge([Histogram({57: 9}, 128), Histogram({57: 1}, 100)])
     assert [spread.quantile(share) for share in (0.5, 0.99, 1.0)] == [128, 128, 128]
 
 
@@ -111,14 +111,15 @@ def test_durations_are_in_the_unit_that_reads_best(us, shown):
 
 def test_windows_are_merged_and_silence_is_kept():
     windows = [
-        Window(n * 10, 10, 1, 5, Spread({3: 1}, n), Spread({7: 2})) for n in (*range(100), 900)
+        TimeWindow(n * 10, 10, 1, 5, Histogram({3: 1}, n), Histogram({7: 2}))
+        for n in (*range(100), 900)
     ]
-    points = merged(windows, most=50)
+    points = merge_windows(windows, most=50)
     assert len(points) <= 50
     assert sum(one.messages for one in points) == len(windows)
-    sizes = Spread.together(one.sizes for one in points)
+    sizes = Histogram.merge(one.sizes for one in points)
     assert sizes == ({3: len(windows)}, 900)
-    latencies = Spread.together(one.latencies for one in points)
+    latencies = Histogram.merge(one.latencies for one in points)
     assert latencies.buckets == {7: 2 * len(windows)}
     assert min(one.messages for one in points) == 0
     assert len({one.width_s for one in points}) == 1
@@ -157,19 +158,30 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-def a_topic(name: str) -> Topic:
+def a_topic(name: str) -> TopicFigures:
     windows = [
-        Window(1_790_000_000 + 10 * n, 10, n, 100 * n, Spread({50: n}), Spread({60: n}))
+        TimeWindow(1_790_000_000 + 10 * n, 10, n, 100 * n, Histogram({50: n}), Histogram({60: n}))
         for n in range(20)
     ]
     groups = [
-        Group(1_790_000_000.0 + n, NASTY, 1, n, 0.5, n, 0, 0, {"1": n, "inf": 1}) for n in (1, 2)
+        GroupSample(1_790_000_000.0 + n, NASTY, 1, n, 0.5, n, 0, 0, {"1": n, "inf": 1})
+        for n in (1, 2)
     ]
-    return Topic(name, windows, [Key(NASTY, 9, 9), Key("", 3, 3)], 2, 1, [Shard(0, 9, 9)], groups)
+    return TopicFigures(
+        name,
+        windows,
+        [KeyCount(NASTY, 9, 9), KeyCount("", 3, 3)],
+        2,
+        1,
+        [ShardCount(0, 9, 9)],
+        groups,
+    )
 
 
 def test_a_page_is_well_formed_and_stands_by_itself():
-    written = page([a_topic("orders"), a_topic(NASTY), Topic("silent", [])], "polybus://x", 1.79e9)
+    written = page(
+        [a_topic("orders"), a_topic(NASTY), TopicFigures("silent", [])], "polybus://x", 1.79e9
+    )
     reader = Reader()
     reader.feed(written)
     assert not reader.open
@@ -196,7 +208,7 @@ def test_a_line_has_gaps_where_there_is_no_value():
 
 
 def test_buckets_far_apart_are_drawn_in_whole_doublings():
-    few = bar_plot.spread("t", {9: 1, 16: 2}, str)
+    few = bar_plot.draw_histogram("t", {9: 1, 16: 2}, str)
     assert few.count("<rect") == 8
-    many = bar_plot.spread("t", {0: 1, 9: 2, 16: 4, 99: 8}, str)
+    many = bar_plot.draw_histogram("t", {0: 1, 9: 2, 16: 4, 99: 8}, str)
     assert "<title>2.0 to 4.0: 6</title>" in many

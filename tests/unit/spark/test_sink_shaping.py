@@ -23,7 +23,7 @@ from polybus.spark.source.topic_schema import SCHEMA
 
 
 def shaped(rows: pa.RecordBatch, topic: str | None = "t") -> list[tuple[str, list[bytes]]]:
-    found = list(message_batches.batches(rows, topic))
+    found = list(message_batches.build_batches(rows, topic))
     for _, batch in found:
         check_schema(batch.schema)
         block_of(batch, 0)  # what the bus makes of it
@@ -70,7 +70,7 @@ BODIES = pa.array([b"a", b"b", b"c", b"d"])
     ],
 )
 def test_what_can_be_written(columns):
-    message_batches.check(schema_of(columns), "t")
+    message_batches.check_schema(schema_of(columns), "t")
 
 
 @pytest.mark.parametrize(
@@ -89,28 +89,28 @@ def test_what_can_be_written(columns):
 )
 def test_what_cannot_be_written_says_what_to_do(columns, told):
     with pytest.raises(UsageError) as caught:
-        message_batches.check(schema_of(columns), "t")
+        message_batches.check_schema(schema_of(columns), "t")
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_rows_need_a_topic():
     with pytest.raises(UsageError, match=r"option\('topic'"):
-        message_batches.check(schema_of("body binary"), None)
-    message_batches.check(schema_of("body binary, topic string"), None)
+        message_batches.check_schema(schema_of("body binary"), None)
+    message_batches.check_schema(schema_of("body binary, topic string"), None)
 
 
 def test_what_was_read_from_a_topic_is_not_sent_back_there_by_mistake():
     with pytest.raises(UsageError, match=r"drop\('topic'\)"):
-        message_batches.check(SCHEMA, "elsewhere")
-    message_batches.check(SCHEMA, None)  # the same topics, of another bus
+        message_batches.check_schema(SCHEMA, "elsewhere")
+    message_batches.check_schema(SCHEMA, None)  # the same topics, of another bus
 
 
 # --- batches
 
 
 def test_strings_are_bytes_and_columns_that_are_absent_are_null():
-    ((name, batch),) = message_batches.batches(rows(body=pa.array(["ä", "b"])), "t")
+    ((name, batch),) = message_batches.build_batches(rows(body=pa.array(["ä", "b"])), "t")
     assert name == "t"
     assert batch.column("body").to_pylist() == ["ä".encode(), b"b"]
     assert batch.column("shard_key").null_count == 2
@@ -145,7 +145,7 @@ def test_keys_and_headers_go_with_their_rows():
         shard_key=pa.array(["1", None, "3", "4"]),
         headers=pa.array([[("h", b"1")], None, None, [("h", b"4")]], HEADERS_TYPE),
     )
-    found = {name: batch.to_pylist() for name, batch in message_batches.batches(given, None)}
+    found = {name: batch.to_pylist() for name, batch in message_batches.build_batches(given, None)}
     assert found["x"] == [
         {"shard_key": "1", "body": b"a", "headers": [("h", b"1")]},
         {"shard_key": "3", "body": b"c", "headers": None},
@@ -185,14 +185,14 @@ def test_no_rows_are_no_batches():
 )
 def test_values_that_cannot_be_written_say_what_to_do(columns, topic, told):
     with pytest.raises(UsageError) as caught:
-        list(message_batches.batches(rows(**columns), topic))
+        list(message_batches.build_batches(rows(**columns), topic))
     assert told in str(caught.value)
 
 
 def test_a_message_over_the_limit_is_told_by_its_size():
     large = b"x" * (message_batches.MAX_MESSAGE_BYTES + 1)
     with pytest.raises(TooLarge, match=f"{len(large)} bytes"):
-        list(message_batches.batches(rows(body=pa.array([b"a", large])), "t"))
+        list(message_batches.build_batches(rows(body=pa.array([b"a", large])), "t"))
     assert shaped(rows(body=pa.array([b"a", large[1:]]))) == [("t", [b"a"]), ("t", [large[1:]])]
 
 
@@ -201,12 +201,12 @@ def test_a_message_over_the_limit_is_told_by_its_size():
 
 def test_what_is_large_is_cut_in_order():
     whole = rows(body=pa.array([b"%04d" % n for n in range(1000)]))
-    found = list(message_batches.pieces(whole, 1000))
+    found = list(message_batches.split_batch(whole, 1000))
     assert len(found) >= 8
     assert all(piece.nbytes <= 1000 for piece in found)
     assert pa.Table.from_batches(found) == pa.Table.from_batches([whole])
 
 
 def test_one_large_message_stays_whole():
-    found = list(message_batches.pieces(rows(body=pa.array([b"x" * 5000, b"y"])), 1000))
+    found = list(message_batches.split_batch(rows(body=pa.array([b"x" * 5000, b"y"])), 1000))
     assert [piece.num_rows for piece in found] == [1, 1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from polybus.spark.pipelines.stats.partial_sums import MOST_FILES, SCHEMAS, Parts
+from polybus.spark.pipelines.stats.partial_sums import MOST_FILES, SCHEMAS, PartialSums
 
 
 def counted(key: str, messages: int) -> dict[str, pa.Table]:
@@ -29,17 +29,17 @@ def counted(key: str, messages: int) -> dict[str, pa.Table]:
     return {kind: pa.Table.from_pylist([row], strict[kind]) for kind, row in rows.items()}
 
 
-def keys(parts: Parts) -> dict[str, int]:
+def keys(parts: PartialSums) -> dict[str, int]:
     return {row["shard_key"]: row["messages"] for row in parts.read("keys").to_pylist()}
 
 
 def test_batches_add_up_and_one_that_is_counted_again_counts_once(tmp_path: Path):
-    parts = Parts(tmp_path)
+    parts = PartialSums(tmp_path)
     assert keys(parts) == {}
     for number, (key, messages) in enumerate([("a", 1), ("b", 2), ("a", 4)]):
         parts.write(number, counted(key, messages))
     parts.write(2, counted("a", 4))
-    assert keys(Parts(tmp_path)) == {"a": 5, "b": 2}
+    assert keys(PartialSums(tmp_path)) == {"a": 5, "b": 2}
     assert parts.read("windows").to_pylist() == [
         {
             "topic": "t",
@@ -53,11 +53,11 @@ def test_batches_add_up_and_one_that_is_counted_again_counts_once(tmp_path: Path
 
 
 def test_many_are_summed_up_all_but_the_newest(tmp_path: Path):
-    parts = Parts(tmp_path)
+    parts = PartialSums(tmp_path)
     for number in range(MOST_FILES + 1):
         parts.write(number, counted(f"k{number % 2}", 1))
     before = keys(parts)
-    parts.sum_up()
+    parts.compact()
     files = sorted(path.name for path in (tmp_path / "_parts").glob("*.keys.parquet"))
     assert files == [
         f"00000000-{MOST_FILES - 1:08}.keys.parquet",
@@ -70,13 +70,13 @@ def test_many_are_summed_up_all_but_the_newest(tmp_path: Path):
 
 def test_a_sum_that_was_cut_short_counts_nothing_twice(tmp_path: Path):
     """The sum is there, and so are those that it is of."""
-    parts = Parts(tmp_path)
+    parts = PartialSums(tmp_path)
     for number in range(3):
         parts.write(number, counted("a", 1))
     folder = tmp_path / "_parts"
     for kind in SCHEMAS:
         whole = parts.read(kind)
-        other = Parts(tmp_path / "other")
+        other = PartialSums(tmp_path / "other")
         other.write(0, {**counted("a", 2), kind: whole})
         made = tmp_path / "other" / "_parts" / f"00000000-00000000.{kind}.parquet"
         made.rename(folder / f"00000000-00000001.{kind}.parquet")
@@ -85,7 +85,7 @@ def test_a_sum_that_was_cut_short_counts_nothing_twice(tmp_path: Path):
 
 def test_a_batch_that_is_not_whole_is_not_shown(tmp_path: Path):
     """Its windows are there, its keys are not yet."""
-    parts = Parts(tmp_path)
+    parts = PartialSums(tmp_path)
     parts.write(0, counted("a", 1))
     parts.write(1, counted("a", 1))
     (tmp_path / "_parts" / "00000001-00000001.keys.parquet").unlink()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polybus.store.lmdb import background_tasks
-from polybus.store.lmdb.background_tasks import RECENT_S, SHARE, STEP_S, Chores
+from polybus.store.lmdb.background_tasks import RECENT_S, SHARE, STEP_S, BackgroundTasks
 
 GAP_S = 0.002  # between two commits
 
@@ -34,33 +34,33 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 @pytest.fixture
-def work(place: Place) -> Chores:
+def work(place: Place) -> BackgroundTasks:
     unused: Any = SimpleNamespace()
     home: Any = SimpleNamespace(used=SimpleNamespace(pages=0, clear_dead_readers=lambda: None))
     storing: Any = place
-    return Chores(unused, home, storing, unused)
+    return BackgroundTasks(unused, home, storing, unused)
 
 
 def test_while_commits_keep_coming_chores_have_their_share_of_the_time(
-    place: Place, work: Chores
+    place: Place, work: BackgroundTasks
 ) -> None:
     """Also if the writer has time between two commits."""
     began_s = place.now_s
     while place.now_s < began_s + 10.0:
-        work.do(True)
+        work.run_step(True)
         place.now_s += GAP_S / 2
-        work.do(False)
+        work.run_step(False)
         place.now_s += GAP_S / 2
     share = place.steps * STEP_S / (place.now_s - began_s)
     assert SHARE / 2 < share <= SHARE * 1.1
 
 
-def test_when_no_more_come_nothing_is_waited_for(place: Place, work: Chores) -> None:
-    work.do(True)
+def test_when_no_more_come_nothing_is_waited_for(place: Place, work: BackgroundTasks) -> None:
+    work.run_step(True)
     assert place.steps == 1
     assert work.wait_s() > 0
     place.now_s += RECENT_S + STEP_S / SHARE
     for _ in range(5):
         assert work.wait_s() == 0
-        work.do(False)
+        work.run_step(False)
     assert place.steps == 6

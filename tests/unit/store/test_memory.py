@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from polybus.errors import StageGone
-from polybus.store.contract import News
+from polybus.store.contract import ShardEnd
 from polybus.store.memory.memory_store import MemoryStore
 from polybus.testing.conformance.kit import all_bodies, append, put, stage
 
@@ -42,7 +42,7 @@ def test_leases_run_by_the_clock_that_only_goes_forward() -> None:
 
 
 def test_a_failing_listener_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(news: Sequence[News]) -> None:
+    def fail(news: Sequence[ShardEnd]) -> None:
         raise KeyError("on purpose")
 
     with MemoryStore() as store, caplog.at_level(logging.ERROR):

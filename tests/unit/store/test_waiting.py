@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from polybus.errors import DoesNotExist, StoreClosed, UsageError
-from polybus.store.contract import Listener, News, Store
+from polybus.store.contract import Listener, ShardEnd, Store
 from polybus.store.memory.memory_store import MemoryStore
 from polybus.store.waiting import wait
 from polybus.testing.conformance.kit import append, put
@@ -27,7 +27,7 @@ def test_what_is_there_is_told_at_once(store: Store) -> None:
     topic = store.create("t", 2, {})
     put(store, append(topic, 1, b"a", b"b"))
     number = topic.number
-    assert wait(store, {(number, 1): 1, (number, 0): 0}, LONG_S) == [News(number, 1, 2)]
+    assert wait(store, {(number, 1): 1, (number, 0): 0}, LONG_S) == [ShardEnd(number, 1, 2)]
 
 
 def test_nothing_within_the_time(store: Store) -> None:
@@ -59,7 +59,7 @@ def test_what_comes_while_waiting_is_told() -> None:
         put(store, append(other, 0, b"x"))
         put(store, append(topic, 0, b"not enough"))
         put(store, append(topic, 0, b"enough"))
-        assert found.result(LONG_S) == [News(topic.number, 0, 2)]
+        assert found.result(LONG_S) == [ShardEnd(topic.number, 0, 2)]
 
 
 def test_nothing_slips_between_the_look_and_the_wait() -> None:
@@ -68,7 +68,7 @@ def test_nothing_slips_between_the_look_and_the_wait() -> None:
 
     with Watched(commit) as store:
         topic = store.create("t", 1, {})
-        assert wait(store, {(topic.number, 0): 0}, LONG_S) == [News(topic.number, 0, 1)]
+        assert wait(store, {(topic.number, 0): 0}, LONG_S) == [ShardEnd(topic.number, 0, 1)]
 
 
 def test_it_does_not_listen_on(store: Store) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
 from polybus.dialects.pirate.server import subscriber_records
-from polybus.dialects.pirate.server.subscriber_records import MAX_NUMBERS, Greetings
+from polybus.dialects.pirate.server.subscriber_records import MAX_HELLO_NUMBERS, HelloHistory
 from polybus.errors import Damaged, DoesNotExist, Fenced, LimitReached, Stale
-from polybus.model.commit import Change, Commit
+from polybus.model.commit import Commit, RecordChange
 from tests.unit.subscribers.world import World
 
 
@@ -37,24 +37,24 @@ def test_numbers_are_kept_over_a_restart_and_so_is_the_counter(world):
 
 
 def test_the_last_1024_numbers_are_told_apart():
-    known = Greetings()
-    for number in range(MAX_NUMBERS + 3):
-        known = known.with_new(number)
-    assert known.newest == MAX_NUMBERS + 3
+    known = HelloHistory()
+    for number in range(MAX_HELLO_NUMBERS + 3):
+        known = known.with_number(number)
+    assert known.newest == MAX_HELLO_NUMBERS + 3
     assert known.epoch_of(2) is None
     assert known.epoch_of(3) == 4
-    assert known.epoch_of(MAX_NUMBERS + 2) == MAX_NUMBERS + 3
-    assert Greetings.decode(known.encode()) == known
+    assert known.epoch_of(MAX_HELLO_NUMBERS + 2) == MAX_HELLO_NUMBERS + 3
+    assert HelloHistory.decode(known.encode()) == known
     for raw in (b"", bytes(7), bytes(9)):
         with pytest.raises(Damaged):
-            Greetings.decode(raw)
+            HelloHistory.decode(raw)
 
 
 def test_a_hello_that_ended_half_way_gives_its_epoch_to_its_copy(world):
     hello(world, 7)
     found = world.store.get(subscriber_records.counter_key(b"c"))
-    given = Greetings.decode(found.value).with_new(8)
-    change = Change(subscriber_records.counter_key(b"c"), given.encode(), found.version)
+    given = HelloHistory.decode(found.value).with_number(8)
+    change = RecordChange(subscriber_records.counter_key(b"c"), given.encode(), found.version)
     world.store.commit(Commit(changes=(change,))).result(20)
     again = world.again()
     assert hello(again, 8) == (2, 0)
@@ -128,7 +128,7 @@ def test_a_repeat_is_answered_though_its_topic_has_gone(world):
     assert client.put("t", b"a") == 1
     put = Request(PUT, b"c", 1, client.counter, "t", (b"a",))
     world.store.drop("t")
-    world.binding.gone(world.durable.get("t"))
+    world.binding.remove(world.durable.get("t"))
     world.settle()
     assert world.ask(put) == 1
     assert world.again().ask(put) == 1
@@ -139,7 +139,7 @@ def test_copies_that_come_at_once_are_done_once(world):
     client.sub("t")
     request = Request(PUT, b"c", 1, 2, "t", (b"a",))
     came = [world.send(request) for _ in range(5)]
-    world.bus.turn_over()
+    world.bus.on_turn_end()
     world.settle()
     assert came == [[1]] * 5
     assert world.bodies("t") == [1]
@@ -155,7 +155,7 @@ def test_requests_of_one_client_take_effect_in_their_order(world):
         world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
         world.send(Request(GET, b"c", 1, 0, "t")),
     ]
-    world.bus.turn_over()
+    world.bus.on_turn_end()
     world.settle()
     answers = [one for (one,) in came]
     assert answers[:2] == [0, 1]

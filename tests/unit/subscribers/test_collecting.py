@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from polybus.groups import group_records as groups
-from polybus.groups.group_records import Progress
-from polybus.model.commit import Change, Commit
+from polybus.groups.group_records import ShardProgress
+from polybus.model.commit import Commit, RecordChange
 from tests.unit.subscribers.world import World
 
 
 def group(world: World, topic: str, name: str, lows: dict[int, int]) -> None:
     """A group that is so far in each shard."""
     number = world.durable.get(topic).number
-    changes = [Change(groups.roster_key(number, name), b"{}")]
+    changes = [RecordChange(groups.roster_key(number, name), b"{}")]
     for shard, low in lows.items():
-        value = groups.encode_progress(Progress(low=low))
-        changes.append(Change(groups.shard_key(number, name, shard), value))
+        value = groups.encode_progress(ShardProgress(low=low))
+        changes.append(RecordChange(groups.shard_key(number, name, shard), value))
     world.store.commit(Commit(changes=tuple(changes))).result(20)
 
 

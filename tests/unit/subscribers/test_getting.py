@@ -6,7 +6,7 @@ import pytest
 
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, Request
 from polybus.dialects.pirate.server import message_cache, subscriber_records
-from polybus.dialects.pirate.server.subscriber_records import Place
+from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
 from polybus.errors import DoesNotExist, Fenced, LimitReached, MalformedRequest
 from polybus.testing.conformance.sample_blocks import block
 from tests.unit.subscribers.world import World
@@ -48,11 +48,13 @@ def test_last_is_on_disk_before_the_answer(world):
         client.put("t")
     came = world.send(Request(GET, b"c", 1, 0, "t", (), 2))
     assert came == []
-    world.bus.turn_over()
+    world.bus.on_turn_end()
     world.settle()
     assert came[0].id == 3
     number = world.durable.get("t").number
-    raw = world.store.get(subscriber_records.key(subscriber_records.LASTS, Place(number, b"c")))
+    raw = world.store.get(
+        subscriber_records.record_key(subscriber_records.LASTS, SubscriptionKey(number, b"c"))
+    )
     assert subscriber_records.read_last(raw.value) == 2
     assert world.again().ask(Request(GET, b"c", 1, 0, "t", (), 0)).id == 3
 
@@ -60,7 +62,7 @@ def test_last_is_on_disk_before_the_answer(world):
 def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
     """Each may have 64 MiB, and is there until the loop has taken it."""
     client = world.client()
-    topics = [f"t{number}" for number in range(3 * message_cache.AT_ONCE)]
+    topics = [f"t{number}" for number in range(3 * message_cache.MAX_PARALLEL_READS)]
     for topic in topics:
         client.sub(topic)
         client.put(topic, topic.encode())
@@ -70,7 +72,7 @@ def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
     read = again.store.read
     monkeypatch.setattr(again.store, "read", lambda *a, **k: (begun.append(a), read(*a, **k))[1])
     came = [again.send(Request(GET, b"c", epoch, 0, topic, (), 0)) for topic in topics]
-    assert len(begun) == message_cache.AT_ONCE
+    assert len(begun) == message_cache.MAX_PARALLEL_READS
     again.settle()
     assert [one.body for (one,) in came] == [topic.encode() for topic in topics]
     assert len(begun) == len(topics)
@@ -139,7 +141,7 @@ def test_a_large_put_keeps_its_place_among_its_clients_requests(world):
         world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
         world.send(Request(PUT, b"c", 1, 4, "t", (b"b",))),
     ]
-    world.bus.turn_over()
+    world.bus.on_turn_end()
     world.settle()
     assert came == [[1], [2], [3], [3]]
     assert world.bus.stats()["uncommitted_bytes"] == 0
@@ -150,7 +152,7 @@ def test_what_is_on_its_way_to_the_disk_is_bounded():
     client = world.client()
     client.sub("t")
     came = [world.send(Request(PUT, b"c", 1, n, "t", (bytes(400),))) for n in (2, 3, 4)]
-    world.bus.turn_over()
+    world.bus.on_turn_end()
     world.settle()
     refused = [one for (one,) in came if isinstance(one, LimitReached)]
     assert refused
@@ -169,7 +171,7 @@ def test_what_waits_for_its_turn_is_bounded_as_well(size):
     came = [world.send(Request(HELLO, b"c", 0, hash(b"c") & 0xFFFF))]
     came += [world.send(Request(PUT, b"c", 1, n, "t", (bytes(size),))) for n in range(2, 12)]
     assert all(isinstance(one, LimitReached) for (one,) in came[3:])  # at once: none is kept
-    world.bus.turn_over()
+    world.bus.on_turn_end()
     world.settle()
     assert [one for (one,) in came[1:3]] == [1, 2]
     assert world.bus.stats()["uncommitted_bytes"] == 0
@@ -184,7 +186,7 @@ def test_room_for_what_waits_is_given_back_whatever_becomes_of_it():
     came = [world.send(fenced), world.send(Request(PUT, b"c", 1, 3, "t", large))]
     world.send(Request(HELLO, b"c", 0, 5))  # waits, and then there is no place for another
     came += [world.send(Request(PUT, b"c", 1, 4, "t", large))]
-    world.bus.turn_over()
+    world.bus.on_turn_end()
     world.settle()
     assert isinstance(came[0][0], Fenced)
     assert came[1] == [1]
@@ -217,7 +219,7 @@ def test_what_is_at_hand_is_bounded_and_right_whatever_was_let_go(world, monkeyp
             reader = world.client(b"r%d" % number)
             found = world.bus._shelf
             answers: list[object] = []
-            found.find(world.durable.get(topic), last, answers.append)
+            found.get(world.durable.get(topic), last, answers.append)
             world.settle()
             assert answers[0].body == b"%s-%d" % (topic.encode(), last + 1)  # type: ignore[attr-defined]
             assert found.size <= 2000

@@ -24,7 +24,7 @@ class Lazy:
         return len(self.got) >= ROOM
 
     def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
-        self.got.append(codec.decode(frames))
+        self.got.append(codec.decode_reply(frames))
 
 
 class Hops:
@@ -39,7 +39,7 @@ class Hops:
         return False
 
     def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
-        self.got.append((envelope, codec.decode(frames)))
+        self.got.append((envelope, codec.decode_reply(frames)))
 
 
 REFUSED = {
@@ -57,12 +57,12 @@ def test_refusals_have_their_word_are_counted_and_go_back_by_their_envelope(worl
     client.sub("t")
     session = PirateSession(world.bus, world.counters)
     envelope = [b"routing", b"hop", b"another"]
-    session.receive(peer, [*envelope, b"", *codec.encode(request_)])
-    session.turn_over()
+    session.receive(peer, [*envelope, b"", *codec.encode_request(request_)])
+    session.on_turn_end()
     world.settle()
     ((back, refusal),) = peer.got
     assert back == envelope
-    assert isinstance(refusal, codec.Refusal)
+    assert isinstance(refusal, codec.ErrorReply)
     assert refusal.code == word
     assert world.counters.family("refused") == {f"pirate_{word.lower()}": 1}
     assert session.unanswered == 0
@@ -74,12 +74,12 @@ def test_answers_go_back_by_their_envelope(world, op):
     client.sub("t")
     session = PirateSession(world.bus, world.counters)
     request = Request(op, b"c", 1, 0 if op == GET else 9, "t", (b"x",) if op == PUT else ())
-    session.receive(peer, [b"routing", b"hop", b"", *codec.encode(request)])
-    session.turn_over()
+    session.receive(peer, [b"routing", b"hop", b"", *codec.encode_request(request)])
+    session.on_turn_end()
     world.settle()
     ((back, reply),) = peer.got
     assert back == [b"routing", b"hop"]
-    assert isinstance(reply, codec.Nothing if op == GET else codec.Done)
+    assert isinstance(reply, codec.EmptyReply if op == GET else codec.OkReply)
 
 
 def test_what_has_no_envelope_is_dropped_and_counted(world):
@@ -95,13 +95,13 @@ def test_gets_that_were_asked_for_at_once_are_bounded_when_they_are_answered(wor
     client.sub("t")
     client.put("t", b"x")
     session = PirateSession(world.bus, world.counters)
-    get = codec.encode(Request(GET, b"c", client.epoch, 0, "t"))
+    get = codec.encode_request(Request(GET, b"c", client.epoch, 0, "t"))
     for number in range(2 * ROOM):
         session.receive(peer, [b"%d" % number, b"", *get])  # none is answered yet
-    session.turn_over()
+    session.on_turn_end()
     world.settle()
-    full = codec.Refusal(codec.BUSY, "answers sent before were not taken yet")
-    assert all(isinstance(one, codec.Message) for one in peer.got[:ROOM])
+    full = codec.ErrorReply(codec.BUSY, "answers sent before were not taken yet")
+    assert all(isinstance(one, codec.MessageReply) for one in peer.got[:ROOM])
     assert peer.got[ROOM:] == [full] * ROOM
     assert session.unanswered == 0
     assert session.totals.delivered == ROOM

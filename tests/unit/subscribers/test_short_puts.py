@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.codec import u64
 from polybus.dialects.pirate.server.session import PirateSession, fingerprint
@@ -44,7 +44,7 @@ class Side:
         self.peer = Peer()
         self.client = self.world.client(CLIENT)
         self.client.sub(TOPIC)
-        self.puts = self.world.bus._putting.short
+        self.puts = self.world.bus._putting.fast_path
         if not short:
             self.puts.max_uncommitted = OFF
         self.say([b"r", b"", *put(2)])
@@ -54,7 +54,7 @@ class Side:
         self.peer.told = []
         for message in messages:
             self.session.receive(self.peer, list(message))
-        self.session.turn_over()
+        self.session.on_turn_end()
         self.world.settle()
         return self.peer.told
 
@@ -62,7 +62,7 @@ class Side:
         before = len(self.peer.told)
         taken = self.puts.take(self.session, self.peer, message, only)
         self.session.unanswered += taken
-        self.session.turn_over()
+        self.session.on_turn_end()
         self.world.settle()
         assert len(self.peer.told) == before + taken
         return taken
@@ -143,7 +143,7 @@ def test_rules_a_topic_that_leaves_and_a_client_that_is_busy_are_the_long_ways()
     known.alone = True
     assert not side.goes_short([b"r", b"", *put(3)])
     known.alone = False
-    side.world.policy.replace([Placed(Rule.parse("deny user:1 produce x"), "test", 1)])
+    side.world.policy.replace([PlacedRule(Rule.parse("deny user:1 produce x"), "test", 1)])
     assert not side.goes_short([b"r", b"", *put(3)])
 
 

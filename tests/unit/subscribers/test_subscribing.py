@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from polybus.bus.rule_table import Placed
+from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.pirate.codec import GET, PUT, SUB, UNSUB, Request
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.durable.topic_names import CREATOR
 from polybus.errors import Denied, DoesNotExist, LimitReached, StoreFull, WrongKind
 from polybus.groups import group_records as groups
 from polybus.model.access_rule import Rule
-from polybus.model.commit import Change, Commit
+from polybus.model.commit import Commit, RecordChange
 from polybus.model.identity import Identity
 from tests.unit.subscribers.world import World
 
@@ -101,11 +101,11 @@ def test_a_topic_that_a_group_reads_stays_and_goes_after_it(world):
     client.sub("t")
     topic = world.durable.get("t")
     roster = groups.roster_key(topic.number, "g")
-    world.store.commit(Commit(changes=(Change(roster, b"{}"),))).result(20)
+    world.store.commit(Commit(changes=(RecordChange(roster, b"{}"),))).result(20)
     client.unsub("t")
     assert world.durable.find("t") is topic
     assert client.put("t") == 1
-    world.store.commit(Commit(changes=(Change(roster, None),))).result(20)
+    world.store.commit(Commit(changes=(RecordChange(roster, None),))).result(20)
     world.again()  # a start looks for them
     assert [one.name for one in world.store.topics()] in ([], ["t"])
     later = world.again()
@@ -145,7 +145,7 @@ def test_subscriptions_of_a_dropped_topic_are_gone_and_so_are_their_records(worl
     client.sub("t")
     topic = world.durable.get("t")
     world.store.drop("t")
-    world.binding.gone(topic)
+    world.binding.remove(topic)
     world.settle()
     assert isinstance(client.get("t"), DoesNotExist)
     assert (
@@ -184,7 +184,7 @@ def test_what_the_policy_denies_is_stored(world):
     client = world.client()
     client.sub("t", bob)
     rule = Rule.parse(f"deny user:{eve.uid} produce,subscribe *")
-    world.policy.replace([Placed(rule, "test", eve.uid)])
+    world.policy.replace([PlacedRule(rule, "test", eve.uid)])
     assert isinstance(client.put("t", caller=eve), Denied)
     assert isinstance(client.sub("u", eve), Denied)
     assert isinstance(client.get("t", caller=eve), Denied)
@@ -266,7 +266,7 @@ def test_what_a_subscriber_asks_for_while_it_is_dropped_waits_for_that(world):
     world.bus.drop(world.bus.subscriptions(), told.append)
     came = world.send(Request(GET, b"c", client.epoch, 0, "t", (), 1))
     again = world.send(Request(SUB, b"c", client.epoch, client.next(), "t"))
-    world.bus.turn_over()
+    world.bus.on_turn_end()
     world.settle()
     assert told == [[]]
     assert isinstance(came[0], DoesNotExist)

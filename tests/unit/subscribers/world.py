@@ -12,10 +12,10 @@ from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
-from polybus.dialects.pirate.server.durable_subscribers import Recovered, Subscribers
-from polybus.dialects.pirate.server.subscriber_context import Means
-from polybus.durable.topic_names import Binding
-from polybus.durable.topic_registry import Durable
+from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers, StoredSubscribers
+from polybus.dialects.pirate.server.subscriber_context import SubscriberContext
+from polybus.durable.topic_names import TopicNames
+from polybus.durable.topic_registry import DurableTopics
 from polybus.model.commit import Commit
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.model.limits import PirateLimits, QuotaLimits
@@ -45,10 +45,10 @@ class World:
         self.policy = Policy()
         self._steps: deque[Callable[[], None]] = deque()
         self._futures: list[Future[Any]] = []
-        durable = self.durable = Durable(self.store)
+        durable = self.durable = DurableTopics(self.store)
         quotas = Quotas(QuotaLimits(), self.counters, Quiet())
-        self.binding = Binding(durable, self.policy, quotas, self.ephemeral.__contains__)
-        self.means = Means(
+        self.binding = TopicNames(durable, self.policy, quotas, self.ephemeral.__contains__)
+        self.means = SubscriberContext(
             durable,
             self.binding,
             self.policy,
@@ -60,7 +60,7 @@ class World:
             lambda: 5_000_000,
             Quiet(),
         )
-        self.bus = Subscribers(self.means, Recovered(self.means))
+        self.bus = DurableSubscribers(self.means, StoredSubscribers(self.means))
         self.settle()
 
     def again(self, **limits: Any) -> World:
@@ -100,7 +100,7 @@ class World:
 
     def ask(self, request: Request, caller: Identity = ANONYMOUS) -> Any:
         came = self.send(request, caller)
-        self.bus.turn_over()
+        self.bus.on_turn_end()
         self.settle()
         (answer,) = came
         return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.model.commit import Append, Change, Commit
+from polybus.model.commit import Append, Commit, RecordChange
 from polybus.store.memory.memory_store import MemoryStore
 from tests.rig.store.checker import Reported, check
 from tests.rig.store.workload import PRODUCERS, RING, block_of, pieces, prepare, progress_keys, work
@@ -60,13 +60,13 @@ def test_a_doubled_message_is_seen(store, worked):
 
 
 def test_half_a_commit_is_seen(store, worked):
-    changes = tuple(Change(key, b"1000") for key in progress_keys(PRODUCERS - 1))
+    changes = tuple(RecordChange(key, b"1000") for key in progress_keys(PRODUCERS - 1))
     store.commit(Commit(changes=changes)).result()
     assert check(store, Reported.of(worked), strict=False)
 
 
 def test_records_that_disagree_are_seen(store, worked):
-    store.commit(Commit(changes=(Change(progress_keys(0)[0], b"0"),))).result()
+    store.commit(Commit(changes=(RecordChange(progress_keys(0)[0], b"0"),))).result()
     assert check(store, Reported.of(worked), strict=False)
 
 

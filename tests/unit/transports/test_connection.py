@@ -44,20 +44,20 @@ class Recorder:
         self.pipe.close()
         return len(offered)
 
-    def stalled(self) -> None:
+    def on_stalled(self) -> None:
         self.events.append("stalled")
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         self.events.append("writable")
 
-    def half_closed(self) -> bool:
+    def on_half_closed(self) -> bool:
         self.events.append("half_closed")
         self.pipe.close()
         return False
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         self.events.append("ended")
-        self.lost = self.pipe.backlog()
+        self.lost = self.pipe.backlog_bytes()
 
 
 class Desk:
@@ -236,13 +236,13 @@ def test_a_peer_that_does_not_read_stalls_the_session(
                 session.pipe.write(bytes(1 << 20))
                 written += 1 << 20
             assert session.events == ["stalled"]
-            backlog, in_host = session.pipe.backlog(), session.pipe.unconfirmed()
+            backlog, in_host = session.pipe.backlog_bytes(), session.pipe.unconfirmed_bytes()
             assert 0 < backlog <= 1 << 20
             assert in_host > 0
             await far.read(written)
             await eventually(lambda: session.events == ["stalled", "writable"], "it goes on")
-            assert session.pipe.backlog() == 0
-            await eventually(lambda: session.pipe.unconfirmed() == 0, "all of it was taken")
+            assert session.pipe.backlog_bytes() == 0
+            await eventually(lambda: session.pipe.unconfirmed_bytes() == 0, "all of it was taken")
 
     run(test)
 
@@ -254,10 +254,10 @@ def test_what_the_host_holds_shrinks_while_the_socket_stands_still():
         async with connected() as (session, far):
             while not session.events:
                 session.pipe.write(bytes(1 << 20))
-            before = session.pipe.unconfirmed() + session.pipe.backlog()
+            before = session.pipe.unconfirmed_bytes() + session.pipe.backlog_bytes()
             await far.read(1 << 20)
             await eventually(
-                lambda: session.pipe.unconfirmed() + session.pipe.backlog() < before,
+                lambda: session.pipe.unconfirmed_bytes() + session.pipe.backlog_bytes() < before,
                 "progress is visible",
             )
 
@@ -367,12 +367,12 @@ def test_nothing_breaks_between_a_failed_write_and_its_news():
                 session.pipe.write_many([b"y", b"z"])
                 session.pipe.resume_reading()
                 session.pipe.pause_reading()
-                session.pipe.backlog()
-                session.pipe.unconfirmed()
+                session.pipe.backlog_bytes()
+                session.pipe.unconfirmed_bytes()
             await eventually(lambda: "ended" in session.events, "gone")
             session.pipe.resume_reading()
             session.pipe.close()
-            assert session.pipe.unconfirmed() == 0
+            assert session.pipe.unconfirmed_bytes() == 0
             assert session.events[-1] == "ended"
 
     run(test)

@@ -15,9 +15,14 @@ import pytest
 
 from polybus.model.identity import ANONYMOUS, Identity
 from polybus.transports import peer_identity, unix_credentials
-from polybus.transports.peer_identity import describe, identify, socket_table, unsent_bytes
-from polybus.transports.proc_net_table import ProcNet, packed
-from polybus.transports.socket_table import End, SockDiag, SocketTable
+from polybus.transports.peer_identity import (
+    describe_peer,
+    identify_peer,
+    socket_table,
+    unsent_bytes,
+)
+from polybus.transports.proc_net_table import ProcNetSocketTable, packed
+from polybus.transports.socket_table import NetlinkSocketTable, SocketEnd, SocketTable
 from polybus.transports.unix_credentials import service_of, unit_of
 from tests.rig.observer import until
 
@@ -35,11 +40,11 @@ V4, V6, MAPPED = "127.0.0.1", "::1", "::ffff:127.0.0.1"
     ],
 )
 def test_a_tcp_peer_is_its_address(peername: object, name: str):
-    assert describe(peername, ANONYMOUS) == name
+    assert describe_peer(peername, ANONYMOUS) == name
 
 
 def test_a_unix_peer_is_its_process():
-    assert describe("", Identity(uid=5, gid=6, pid=7)) == "unix:pid=7,uid=5"
+    assert describe_peer("", Identity(uid=5, gid=6, pid=7)) == "unix:pid=7,uid=5"
 
 
 # --- Unix sockets
@@ -48,7 +53,7 @@ def test_a_unix_peer_is_its_process():
 def test_the_kernel_vouches_for_a_unix_peer():
     near, far = socket.socketpair()
     with near, far:
-        found = identify(near)
+        found = identify_peer(near)
     assert (found.uid, found.gid, found.pid) == (os.getuid(), os.getgid(), os.getpid())
     assert found.groups == frozenset(os.getgroups())
     assert found.service in (
@@ -84,7 +89,7 @@ def calling(path: Path, setup: str) -> Iterator[socket.socket]:
 def test_any_number_of_supplementary_groups(count: int, short_path: Path):
     setup = f"os.setgroups(range(70000, 70000 + {count})); os.setgid(4243); os.setuid({OTHER_UID})"
     with calling(short_path, setup) as link:
-        found = identify(link)
+        found = identify_peer(link)
     assert (found.uid, found.gid) == (OTHER_UID, 4243)
     assert found.groups == frozenset(range(70000, 70000 + count))
 
@@ -102,26 +107,26 @@ def test_a_process_that_has_ended_has_no_service(short_path: Path, monkeypatch: 
     """Its pid may be another's by now."""
     monkeypatch.setattr(unix_credentials, "service_of", lambda pid: "another's")
     with calling(short_path, "") as link:
-        found = identify(link)
+        found = identify_peer(link)
         assert found.service == "another's"
         assert found.pid is not None
         os.kill(found.pid, 9)
-        until(lambda: identify(link).service == "", "its service is forgotten")
-        assert identify(link).uid == os.getuid()
+        until(lambda: identify_peer(link).service == "", "its service is forgotten")
+        assert identify_peer(link).uid == os.getuid()
 
 
 def test_where_the_kernel_has_no_process_handles_the_pid_is_used(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(unix_credentials, "SO_PEERPIDFD", 9999)
     near, far = socket.socketpair()
     with near, far:
-        assert identify(near).service == service_of(os.getpid()) != ""
+        assert identify_peer(near).service == service_of(os.getpid()) != ""
 
 
 def test_where_the_kernel_tells_no_groups_nobody_knows_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(unix_credentials, "SO_PEERGROUPS", 9999)
     near, far = socket.socketpair()
     with near, far:
-        assert identify(near).groups is None
+        assert identify_peer(near).groups is None
 
 
 SYSTEM = "/system.slice/billing.service"
@@ -182,7 +187,10 @@ def connected(
             yield near, far
 
 
-TABLES = [pytest.param(SockDiag, id="sockdiag"), pytest.param(ProcNet, id="procnet")]
+TABLES = [
+    pytest.param(NetlinkSocketTable, id="sockdiag"),
+    pytest.param(ProcNetSocketTable, id="procnet"),
+]
 
 
 @pytest.fixture(params=TABLES)
@@ -191,12 +199,12 @@ def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     made = request.param()
     monkeypatch.setattr(peer_identity, "socket_table", lambda: made)
     yield made
-    if isinstance(made, SockDiag):
+    if isinstance(made, NetlinkSocketTable):
         made.close()
 
 
 def test_netlink_works_here():
-    assert isinstance(socket_table(), SockDiag)
+    assert isinstance(socket_table(), NetlinkSocketTable)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +213,7 @@ def test_netlink_works_here():
 )
 def test_the_socket_table_knows_the_uid_of_a_loopback_peer(table, host: str, far_host: str):
     with connected(host, far_host) as (near, _):
-        assert identify(near) == Identity(uid=os.getuid())
+        assert identify_peer(near) == Identity(uid=os.getuid())
 
 
 @ROOT_ONLY
@@ -213,22 +221,22 @@ def test_the_socket_table_knows_the_uid_of_a_loopback_peer(table, host: str, far
 def test_a_socket_belongs_to_whom_the_kernel_says(table, host: str, far_host: str):
     with connected(host, far_host) as (near, far):
         os.fchown(far.fileno(), OTHER_UID, -1)  # as if another user had made it
-        assert identify(near) == Identity(uid=OTHER_UID)
+        assert identify_peer(near) == Identity(uid=OTHER_UID)
         os.fchown(near.fileno(), OTHER_UID + 1, -1)  # our own end does not matter
-        assert identify(near) == Identity(uid=OTHER_UID)
+        assert identify_peer(near) == Identity(uid=OTHER_UID)
 
 
 def test_a_peer_that_has_closed_is_nobody_and_not_root(table):
     """The table says uid 0 of a socket that no process holds."""
     with connected() as (near, far):
         far.close()
-        assert identify(near) == ANONYMOUS
+        assert identify_peer(near) == ANONYMOUS
 
 
 def test_a_peer_that_only_stopped_sending_is_still_known(table):
     with connected() as (near, far):
         far.shutdown(socket.SHUT_WR)
-        assert identify(near) == Identity(uid=os.getuid())
+        assert identify_peer(near) == Identity(uid=os.getuid())
 
 
 def reset(sock: socket.socket) -> None:
@@ -275,17 +283,17 @@ def test_what_a_peer_sent_before_a_reset_is_not_its_successors(table):
         with near, second:
             assert far == place
             assert near.recv(10) == b"forged"
-            assert identify(near) == ANONYMOUS
-            assert identify(Remembering(near, far)) == ANONYMOUS
+            assert identify_peer(near) == ANONYMOUS
+            assert identify_peer(Remembering(near, far)) == ANONYMOUS
             (other, _) = server.accept()
             with other:
-                assert identify(other) == Identity(uid=os.getuid())
+                assert identify_peer(other) == Identity(uid=os.getuid())
 
 
 def test_a_listener_at_the_peers_address_is_not_the_peer(table):
     with socket.create_server((V4, 0)) as listener, connected() as (near, _):
-        far = End(packed(V4), listener.getsockname()[1])
-        assert table.owner(far, End(packed(V4), near.getsockname()[1])) is None
+        far = SocketEnd(packed(V4), listener.getsockname()[1])
+        assert table.owner(far, SocketEnd(packed(V4), near.getsockname()[1])) is None
 
 
 def test_beyond_loopback_nobody_vouches(monkeypatch: pytest.MonkeyPatch):
@@ -301,16 +309,16 @@ def test_beyond_loopback_nobody_vouches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         peer_identity, "socket_table", lambda: type("T", (), {"owner": staticmethod(never)})
     )
-    assert identify(Elsewhere()) == ANONYMOUS  # type: ignore[arg-type]
+    assert identify_peer(Elsewhere()) == ANONYMOUS  # type: ignore[arg-type]
 
 
 def test_nobody_vouches_for_what_is_not_connected():
     with socket.socket() as sock:
-        assert identify(sock) == ANONYMOUS
-    assert identify(None) == ANONYMOUS
+        assert identify_peer(sock) == ANONYMOUS
+    assert identify_peer(None) == ANONYMOUS
 
 
-def question(sequence: int, far: End, near: End) -> bytes:
+def question(sequence: int, far: SocketEnd, near: SocketEnd) -> bytes:
     """As linux/netlink.h and linux/inet_diag.h have it."""
     ends = struct.pack("!HH16s16s", far.port, near.port, far.ip, near.ip)
     any_state, any_cookie = 0xFFFFFFFF, struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
@@ -320,19 +328,19 @@ def question(sequence: int, far: End, near: End) -> bytes:
 
 
 def test_answers_to_older_questions_are_not_taken_for_this_one():
-    table = SockDiag()
+    table = NetlinkSocketTable()
     with connected() as (near, far):
-        ends = [End(packed(V4), one.getsockname()[1]) for one in (far, near)]
+        ends = [SocketEnd(packed(V4), one.getsockname()[1]) for one in (far, near)]
         for _ in range(3):  # about nobody, and the answer is not read
-            table._netlink.send(question(999, End(packed(V4), 1), ends[1]))
+            table._netlink.send(question(999, SocketEnd(packed(V4), 1), ends[1]))
         assert table.owner(*ends) == os.getuid()
     table.close()
 
 
 def test_a_closed_netlink_socket_knows_nobody():
-    table = SockDiag()
+    table = NetlinkSocketTable()
     table.close()
-    assert table.owner(End(packed(V4), 1), End(packed(V4), 2)) is None
+    assert table.owner(SocketEnd(packed(V4), 1), SocketEnd(packed(V4), 2)) is None
 
 
 def test_without_netlink_the_text_is_read(monkeypatch: pytest.MonkeyPatch):
@@ -341,22 +349,22 @@ def test_without_netlink_the_text_is_read(monkeypatch: pytest.MonkeyPatch):
             raise PermissionError
 
     class Ignorant:
-        def owner(self, far: End, near: End) -> None:
+        def owner(self, far: SocketEnd, near: SocketEnd) -> None:
             return None
 
         def close(self) -> None:
             pass
 
     for broken in (Closed, Ignorant):
-        monkeypatch.setattr(peer_identity, "SockDiag", broken)
-        assert isinstance(socket_table.__wrapped__(), ProcNet)
+        monkeypatch.setattr(peer_identity, "NetlinkSocketTable", broken)
+        assert isinstance(socket_table.__wrapped__(), ProcNetSocketTable)
 
 
 def test_a_socket_table_that_cannot_be_read_knows_nobody(tmp_path: Path):
-    ends = End(packed(V4), 1), End(packed(V4), 2)
-    assert ProcNet(tmp_path).owner(*ends) is None
+    ends = SocketEnd(packed(V4), 1), SocketEnd(packed(V4), 2)
+    assert ProcNetSocketTable(tmp_path).owner(*ends) is None
     (tmp_path / "tcp").write_text("  sl  local_address\n   0: short\n")
-    assert ProcNet(tmp_path).owner(*ends) is None
+    assert ProcNetSocketTable(tmp_path).owner(*ends) is None
 
 
 # --- how far along

@@ -22,7 +22,12 @@ from polybus.kernel.receive_buffer import SharedBuffer
 from polybus.model.address import Address
 from polybus.transports import tls_connection as tls_module
 from polybus.transports.stream_connection import StreamConnection
-from polybus.transports.stream_listener import Gate, Listener, ListenOptions, listen
+from polybus.transports.stream_listener import (
+    ConnectionLimit,
+    ListenOptions,
+    StreamListener,
+    listen,
+)
 from tests.rig.certificates import trusting, write_certificate
 from tests.rig.observer import eventually
 
@@ -46,20 +51,20 @@ class Echo:
         self.on_receive()
         return end - start
 
-    def stalled(self) -> None:
+    def on_stalled(self) -> None:
         self.events.append("stalled")
         self.pipe.pause_reading()
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         self.events.append("writable")
         self.pipe.resume_reading()
 
-    def half_closed(self) -> bool:
+    def on_half_closed(self) -> bool:
         self.events.append("half_closed")
         self.pipe.close()
         return False
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         self.events.append("ended")
 
 
@@ -73,7 +78,9 @@ class Puppet:
 
     @classmethod
     @asynccontextmanager
-    async def calling(cls, listener: Listener, context: ssl.SSLContext) -> AsyncIterator[Puppet]:
+    async def calling(
+        cls, listener: StreamListener, context: ssl.SSLContext
+    ) -> AsyncIterator[Puppet]:
         with socket.create_connection((listener.address.host, listener.address.port)) as sock:
             sock.setblocking(False)
             puppet = cls(sock, context)
@@ -128,28 +135,28 @@ class House:
 
     def __init__(self, places: int = 100, context: ssl.SSLContext | None = None) -> None:
         self.refused: list[str] = []
-        self.gate = Gate(places, self.refused.append)
+        self.gate = ConnectionLimit(places, self.refused.append)
         self.sessions: list[Echo] = []
         self.unshaken: list[str] = []  # why handshakes have failed
         self.options = ListenOptions(
             self.gate,
             SharedBuffer(),
             tls=context,
-            unshaken=lambda peer, reason: self.unshaken.append(reason),
+            on_handshake_failed=lambda peer, reason: self.unshaken.append(reason),
         )
-        self._listeners: list[Listener] = []
+        self._listeners: list[StreamListener] = []
         self._callers: list[asyncio.StreamWriter] = []
 
     def open(self, pipe: StreamConnection) -> Echo:
         self.sessions.append(Echo(pipe))
         return self.sessions[-1]
 
-    async def listen(self, address: Address = ANY_PORT) -> Listener:
+    async def listen(self, address: Address = ANY_PORT) -> StreamListener:
         self._listeners.append(await listen(address, self.open, self.options))
         return self._listeners[-1]
 
     async def call(
-        self, listener: Listener, context: ssl.SSLContext | None = None
+        self, listener: StreamListener, context: ssl.SSLContext | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address = listener.address
         reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
@@ -391,12 +398,12 @@ def test_tls_a_peer_that_does_not_read_is_seen_to_be_slow(certificate: Certifica
             while "stalled" not in session.events:
                 session.pipe.write(bytes(100_000))
                 written += 100_000
-            assert session.pipe.backlog() > 0
-            assert session.pipe.unconfirmed() > 0
+            assert session.pipe.backlog_bytes() > 0
+            assert session.pipe.unconfirmed_bytes() > 0
             reader._transport.resume_reading()  # type: ignore[attr-defined]
             await reader.readexactly(written)
             await until(lambda: session.events[-1] == "writable")
-            assert session.pipe.backlog() == 0
+            assert session.pipe.backlog_bytes() == 0
 
     run(test)
 

@@ -10,7 +10,11 @@ from contextlib import ExitStack
 import pytest
 
 from polybus.model.identity import ANONYMOUS
-from polybus.transports.zmq.router_connections import REMEMBERED_S, Connection, Connections
+from polybus.transports.zmq.router_connections import (
+    REMEMBERED_S,
+    RouterConnection,
+    RouterConnections,
+)
 
 
 class Gate:
@@ -32,7 +36,7 @@ class Monitor:
         self.told: list[list[tuple[int, bool]]] = []
         self.now_s = 0.0
         self.gate = Gate(places)
-        self.connections = Connections(
+        self.connections = RouterConnections(
             self.gate, self._changes, lambda: self.now_s, lambda connection: None
         )
         self._stack = ExitStack()
@@ -66,7 +70,7 @@ def test_the_kernel_says_who_is_there(monitor):
     ours, client = monitor.accept()
     found = monitor.connections.find(b"r", ours.fileno())
     assert found.identity.uid == os.getuid()
-    assert found.where == f"127.0.0.1:{client.getsockname()[1]}"
+    assert found.peer_text == f"127.0.0.1:{client.getsockname()[1]}"
     assert monitor.connections.find(b"r", ours.fileno()) is found
     assert monitor.connections.open() == [found]
 
@@ -74,7 +78,7 @@ def test_the_kernel_says_who_is_there(monitor):
 def test_each_has_its_own(monitor):
     ones = [monitor.accept()[0].fileno() for _ in range(3)]
     found = [monitor.connections.find(b"%d" % fd, fd) for fd in reversed(ones)]
-    assert len({one.where for one in found}) == 3
+    assert len({one.peer_text for one in found}) == 3
 
 
 def test_of_two_that_had_a_descriptor_neither_is_vouched_for(monitor):
@@ -86,9 +90,9 @@ def test_of_two_that_had_a_descriptor_neither_is_vouched_for(monitor):
 
 def test_once_all_was_read_that_came_before_it_the_new_one_is_in_no_doubt(monitor):
     fd = in_doubt(monitor)
-    (new,) = newest = monitor.connections.crowded()
-    monitor.connections.settle(newest)
-    assert monitor.connections.crowded() == []
+    (new,) = newest = monitor.connections.ambiguous()
+    monitor.connections.resolve_ambiguous(newest)
+    assert monitor.connections.ambiguous() == []
     assert monitor.connections.find(b"new", fd) is new
     assert new.identity.uid == os.getuid()
     assert monitor.connections.find(b"new", fd) is new
@@ -96,29 +100,29 @@ def test_once_all_was_read_that_came_before_it_the_new_one_is_in_no_doubt(monito
 
 def test_whoever_comes_while_all_is_read_is_still_in_doubt(monitor):
     fd = in_doubt(monitor)
-    newest = monitor.connections.crowded()
+    newest = monitor.connections.ambiguous()
     monitor.tell(fd, False)
     monitor.tell(fd, True)
-    monitor.connections.hear()
-    monitor.connections.settle(newest)
+    monitor.connections.read_events()
+    monitor.connections.resolve_ambiguous(newest)
     assert monitor.connections.find(b"one of two", fd).identity == ANONYMOUS
-    monitor.connections.settle(monitor.connections.crowded())
+    monitor.connections.resolve_ambiguous(monitor.connections.ambiguous())
     assert monitor.connections.find(b"new", fd).identity.uid == os.getuid()
 
 
 def in_doubt(monitor) -> int:
     """A descriptor that one has had without a word, and another has now."""
     ours, _ = monitor.accept()
-    monitor.connections.hear()
+    monitor.connections.read_events()
     monitor.tell(ours.fileno(), False)
     monitor.tell(ours.fileno(), True)
-    monitor.connections.hear()
+    monitor.connections.read_events()
     return ours.fileno()
 
 
 def test_one_that_ended_without_a_word_is_forgotten_after_a_while(monitor):
     ours, _ = monitor.accept()
-    monitor.connections.hear()
+    monitor.connections.read_events()
     monitor.tell(ours.fileno(), False)
     monitor.connections.tick()
     monitor.now_s += REMEMBERED_S + 1
@@ -149,7 +153,7 @@ def test_one_too_many_is_cut():
     monitor = Monitor(places=1)
     _, first = monitor.accept()
     _, second = monitor.accept()
-    monitor.connections.hear()
+    monitor.connections.read_events()
     second.settimeout(20)
     assert second.recv(1) == b"", "ended"
     first.setblocking(False)
@@ -160,25 +164,25 @@ def test_one_too_many_is_cut():
 
 def test_places_are_given_back(monitor):
     ours, _ = monitor.accept()
-    monitor.connections.hear()
-    assert monitor.gate.places == 9
+    monitor.connections.read_events()
+    assert monitor.connection_limit.places == 9
     monitor.tell(ours.fileno(), False)
     monitor.connections.hear()
-    assert monitor.gate.places == 10
+    assert monitor.connection_limit.places == 10
     monitor.accept()
     monitor.connections.hear()
     monitor.connections.close()
-    assert monitor.gate.places == 10
+    assert monitor.connection_limit.places == 10
 
 
 def test_the_kernels_counts(monitor):
     ours, client = monitor.accept()
     found = monitor.connections.find(b"r", ours.fileno())
     client.sendall(b"x" * 1000)
-    received, _ = found.counted()
+    received, _ = found.read_byte_counts()
     assert received == 1000
-    assert Connection(10_000, 0.0).counted() is None
-    assert not Connection(10_000, 0.0).cut()
+    assert RouterConnection(10_000, 0.0).read_byte_counts() is None
+    assert not RouterConnection(10_000, 0.0).cut()
 
 
 def test_of_a_unix_socket_it_is_known_whether_something_waits(monitor):
@@ -188,7 +192,7 @@ def test_of_a_unix_socket_it_is_known_whether_something_waits(monitor):
         found = monitor.connections.find(b"r", ours.fileno())
         assert found.identity.uid == os.getuid()
         found.sent_bytes = 100
-        assert found.counted() == (0, 100)
+        assert found.read_byte_counts() == (0, 100)
         theirs.sendall(b"x")
         ours.sendall(b"y")
-        assert found.counted() == (1 << 20, 0)
+        assert found.read_byte_counts() == (1 << 20, 0)

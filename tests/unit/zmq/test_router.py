@@ -160,7 +160,7 @@ def test_what_came_is_counted_as_the_kernel_does(any_pair):
 def received(fd: int) -> int:
     with socket.socket(fileno=os.dup(fd)) as one:
         info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info.TCP_INFO_BYTES)
-    return tcp_info.counts(info).received
+    return tcp_info.read_byte_counts(info).received
 
 
 def test_frames_beyond_the_bound_are_passed_over_and_the_next_message_is_whole(pair):

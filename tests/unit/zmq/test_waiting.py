@@ -13,7 +13,7 @@ MIB = 1 << 20
 LARGE = message(bytes(8 * MIB))
 STUCK_S = 0.5
 # What the system holds for a connection is less than two of them.
-MOST, MANY = router_listener.WAITING_MESSAGES + 2, router_listener.WAITING_MESSAGES + 5
+MOST, MANY = router_listener.RECEIVE_HWM + 2, router_listener.RECEIVE_HWM + 5
 
 
 def taken_unread() -> int:
@@ -36,11 +36,11 @@ def taken_unread() -> int:
         context.term()
 
 
-@pytest.mark.parametrize(("waiting", "most"), [(router_listener.WAITING_MESSAGES, MOST), (0, MANY)])
+@pytest.mark.parametrize(("waiting", "most"), [(router_listener.RECEIVE_HWM, MOST), (0, MANY)])
 def test_some_whole_messages_wait_and_a_peer_that_sends_more_is_not_read_from(
     monkeypatch, waiting, most
 ):
     """Without the bound all of them are taken."""
-    monkeypatch.setattr(router_listener, "WAITING_MESSAGES", waiting)
+    monkeypatch.setattr(router_listener, "RECEIVE_HWM", waiting)
     assert waiting <= taken_unread() <= most
     assert waiting or taken_unread() == MANY

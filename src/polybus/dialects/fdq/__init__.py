@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.lazy_exports import lazy
+from polybus.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from polybus.dialects.fdq import aio
@@ -41,7 +41,7 @@ __all__ = [
     "stats",
 ]
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "Consumer": ".client.consumer",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import row_format
-from polybus.cli.bus_connection import Bus, reach
+from polybus.cli.bus_connection import Bus, check_reachable
 from polybus.cli.flags import Count, Format, JsonLines
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from polybus.dialects.fdq.client.consumer import Consumer
 
-LOOK_EVERY_S = 0.2
+POLL_S = 0.2
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -49,43 +49,43 @@ def consume(
     as_json: JsonLines = False,
     bus: Bus = None,
 ) -> None:
-    shape = row_format.chosen(topic, form, as_objects=as_json)
+    shape = row_format.choose_formatter(topic, form, as_objects=as_json)
     from polybus.dialects.fdq.client.consumer import Consumer
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # time to leave the group
-    url, options = reach(bus)
+    url, options = check_reachable(bus)
     with Consumer(url, options=options) as consumer:
-        printer = Printer(consumer, shape, count)
+        printer = MessagePrinter(consumer, shape, count)
         consumer.consume(
             topic,
             name or f"{socket.gethostname()}-{os.getpid()}",
-            printer.one if count else printer.batch,
+            printer.print_message if count else printer.print_batch,
             group,
             start=start,
             batch=not count,
             create=create,
         )
-        while not consumer.wait(LOOK_EVERY_S):
+        while not consumer.wait(POLL_S):
             if stop and not _lag(url, topic, group):
                 break
     if printer.error is not None:
         raise printer.error
 
 
-class Printer:
+class MessagePrinter:
     """Handlers. What could not be written was not handled, and ends it all."""
 
-    def __init__(self, consumer: Consumer, shape: row_format.Shape, count: int) -> None:
+    def __init__(self, consumer: Consumer, shape: row_format.RowFormatter, count: int) -> None:
         self.error: OSError | None = None
         self._consumer = consumer
         self._shape = shape
         self._left = count
 
-    def batch(self, batch: pa.RecordBatch) -> None:
+    def print_batch(self, batch: pa.RecordBatch) -> None:
         self._write(self._shape(batch))
 
-    def one(self, envelope: Any) -> None:
-        self._write(self._shape(_row(envelope)))
+    def print_message(self, envelope: Any) -> None:
+        self._write(self._shape(_build_row(envelope)))
         self._left -= 1
         if not self._left:
             self._consumer.close()
@@ -100,7 +100,7 @@ class Printer:
             raise
 
 
-def _row(envelope: Any) -> pa.RecordBatch:
+def _build_row(envelope: Any) -> pa.RecordBatch:
     import pyarrow as pa
 
     from polybus.model.arrow import READ_SCHEMA

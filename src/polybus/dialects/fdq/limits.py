@@ -27,7 +27,7 @@ MAX_BATCH_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
+class BatchOptions:
     """What waits is sent when nothing is on its way, or one of these is reached."""
 
     linger_s: float = LINGER_S

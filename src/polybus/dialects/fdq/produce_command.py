@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polybus.cli.bus_connection import Bus, reach
+from polybus.cli.bus_connection import Bus, check_reachable
 from polybus.cli.flags import Key, KeySeparator, Messages, Quiet
-from polybus.cli.line_producer import Keys, Sending, line_batches, send_input
+from polybus.cli.line_producer import LineProducer, MessageKeys, line_batches, send_input
 from polybus.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ def produce(
     from polybus.dialects.fdq.client.producer import Producer
 
     headers = _headers(header or ())
-    sending = Sending(topic, Keys(key, separator), *((MANY,) if atomic else ()))
-    url, options = reach(bus, produce_timeout_s=PATIENCE_S)
+    sending = LineProducer(topic, MessageKeys(key, separator), *((MANY,) if atomic else ()))
+    url, options = check_reachable(bus, produce_timeout_s=PATIENCE_S)
     try:
         with (
             Producer(url, name, create=create, options=options) as producer,
-            sending.through(_Taker(producer, headers)),
+            sending.sending_to(_BatchProducer(producer, headers)),
         ):
             if atomic and not messages:
                 lines = [line for batch in line_batches() for line in batch]
@@ -72,10 +72,10 @@ def produce(
                 send_input(sending, messages, whole=False)
     finally:  # everything has its outcome
         if sending.began_s is not None and not quiet:
-            sending.summarise(time.monotonic() - sending.began_s)
+            sending.print_summary(time.monotonic() - sending.began_s)
 
 
-class _Taker:
+class _BatchProducer:
     """Lines as batches of a producer."""
 
     def __init__(self, producer: Producer, headers: dict[str, bytes]) -> None:

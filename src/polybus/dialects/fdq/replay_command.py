@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polybus.cli import row_format, start_position
-from polybus.cli.bus_connection import Bus, reach
+from polybus.cli.bus_connection import Bus, check_reachable
 from polybus.cli.flags import Count, Format, JsonLines
-from polybus.cli.sub_command import copied
+from polybus.cli.sub_command import print_batches
 
 if TYPE_CHECKING:
     from polybus.native import bus_client as buses
@@ -39,13 +39,13 @@ def replay(
     as_json: JsonLines = False,
     bus: Bus = None,
 ) -> None:
-    shape = row_format.chosen(topic, form, as_objects=as_json)
+    shape = row_format.choose_formatter(topic, form, as_objects=as_json)
     for place in (start, end):
         if place is not None:
-            start_position.parse(place)
+            start_position.parse_start(place)
     from polybus.native import bus_client as buses
 
-    url, options = reach(bus, connect_timeout_s=math.inf)
+    url, options = check_reachable(bus, connect_timeout_s=math.inf)
     reached = buses.connect(url, options)
     try:
         bounds = reached.act("bounds", topic=topic)
@@ -55,16 +55,18 @@ def replay(
             last = None
         wait_s = math.inf if follow else 0.0
         reading = reached.read(topic, start=first, end=last, max_rows=count, wait_s=wait_s)
-        copied(reading, shape, first, {**bounds, "next_id": last or bounds["next_id"]}, count)
+        print_batches(
+            reading, shape, first, {**bounds, "next_id": last or bounds["next_id"]}, count
+        )
     finally:
         reached.close()
 
 
-def _id(bus: buses.Bus, topic: str, text: str, bounds: dict[str, Any]) -> int:
-    place = start_position.parse(text)
+def _id(bus: buses.BusClient, topic: str, text: str, bounds: dict[str, Any]) -> int:
+    place = start_position.parse_start(text)
     if isinstance(place, int):
         return place
     if place.startswith("@"):
-        found = bus.act("find", topic=topic, timestamp_ns=start_position.moment_ns(text))
+        found = bus.act("find", topic=topic, timestamp_ns=start_position.parse_time_ns(text))
         return int(found["position"])
     return int(bounds["first_id"] if place == start_position.EARLIEST else bounds["next_id"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OK = 0
 NOTHING_HAPPENED = 11
 # First match wins. All else is told as for any command: no bus, a wrong flag, Ctrl-C.
-SAID: tuple[tuple[type[errors.PolybusError], int | None], ...] = (
+EXIT_CODE_BY_ERROR: tuple[tuple[type[errors.PolybusError], int | None], ...] = (
     (errors.Denied, 12),
     (errors.DoesNotExist, 13),
     (errors.MalformedRequest, 14),
@@ -55,7 +55,7 @@ Exit codes:
 BATCH = 64
 STDIN = 0
 READ_BYTES = 256 * KIB
-LONGEST = FreudLimits().max_frame_bytes
+MAX_BODY_BYTES = FreudLimits().max_frame_bytes
 TERMINATED = 128 + signal.SIGTERM
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Its name.")]
@@ -90,7 +90,7 @@ def create(topic: Topic, socket: Socket = None) -> int:
     with _Bus(socket) as bus:
         if not bus.client.create_topic(topic):
             return bus.nothing_happened(f"topic {topic!r} is there already")
-        print(f"created {_shown(topic)}")
+        print(f"created {_printable(topic)}")
     return bus.code
 
 
@@ -98,14 +98,14 @@ def delete(topic: Topic, socket: Socket = None) -> int:
     with _Bus(socket) as bus:
         if not bus.client.delete_topic(topic):
             return bus.nothing_happened(f"there is no topic {topic!r}, or it is being deleted")
-        print(f"deleted {_shown(topic)}")
+        print(f"deleted {_printable(topic)}")
     return bus.code
 
 
 def ls(as_json: Json = False, socket: Socket = None) -> int:
     with _Bus(socket) as bus:
         found = bus.client.list_topics()
-        for line in [json.dumps(found)] if as_json else map(_shown, found):
+        for line in [json.dumps(found)] if as_json else map(_printable, found):
             print(line)
     return bus.code
 
@@ -129,7 +129,7 @@ def publish(
     with _Bus(socket) as bus:
         if message is None:
             return _publish_lines(bus, topic)
-        body = _everything() if message == "-" else os.fsencode(message)
+        body = _read_stdin() if message == "-" else os.fsencode(message)
         message_id = bus.client.produce(topic, body)
         if message_id is None:
             return bus.nothing_happened(f"nobody reads {topic!r}")
@@ -148,7 +148,7 @@ def subscribe(
 ) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # time to unsubscribe
     with _Bus(socket) as bus, bus.client.subscribe(topic) as subscription:
-        _say(f"subscribed to {topic!r}")
+        _print_notice(f"subscribed to {topic!r}")
         show = _as_json if as_json else _as_text
         came = 0
         for records in _batches(subscription, count):
@@ -156,7 +156,7 @@ def subscribe(
             sys.stdout.buffer.flush()
             came += len(records)
         if subscription.notice is not None and (came < count or not count):
-            return _deleted(subscription.notice, topic, as_json, OK if not count else 13)
+            return _report_deletion(subscription.notice, topic, as_json, OK if not count else 13)
     return bus.code
 
 
@@ -184,15 +184,15 @@ class _Bus:
         self.client.close()
         if not isinstance(error, errors.PolybusError):
             return False
-        code = next(code for kind, code in SAID if isinstance(error, kind))
+        code = next(code for kind, code in EXIT_CODE_BY_ERROR if isinstance(error, kind))
         if code is None:
             return False
         self.code = code
-        _say(str(error))
+        _print_notice(str(error))
         return True
 
     def nothing_happened(self, why: str) -> int:
-        _say(f"nothing happened: {why}")
+        _print_notice(f"nothing happened: {why}")
         return NOTHING_HAPPENED
 
 
@@ -208,11 +208,11 @@ def _batches(subscription: BlockingSubscription, count: int) -> Iterator[list[Re
         yield records
 
 
-def _deleted(notice: Record, topic: str, as_json: bool, code: int) -> int:
+def _report_deletion(notice: Record, topic: str, as_json: bool, code: int) -> int:
     if as_json:
         line = {"id": notice.message_id, "timestamp_ns": notice.timestamp_ns, "deleted": topic}
         print(json.dumps(line), flush=True)
-    _say(f"topic {topic!r} was deleted")
+    _print_notice(f"topic {topic!r} was deleted")
     return code
 
 
@@ -237,7 +237,7 @@ def _lines() -> Iterator[list[bytes]]:
     rest = b""
     for data in _stdin():
         *whole, rest = (rest + data).split(b"\n")
-        if len(rest) > LONGEST:
+        if len(rest) > MAX_BODY_BYTES:
             whole.append(rest)  # it will be refused: no need to read on
         if whole:
             yield whole
@@ -245,12 +245,12 @@ def _lines() -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _everything() -> bytes:
+def _read_stdin() -> bytes:
     """All of stdin, as far as the bus could take it."""
     read = bytearray()
     for data in _stdin():
         read += data
-        if len(read) > LONGEST:
+        if len(read) > MAX_BODY_BYTES:
             break
     return bytes(read)
 
@@ -275,14 +275,14 @@ def _as_text(record: Record) -> bytes:
     """As it is into a pipe; a terminal must not get control characters from a stranger."""
     if not sys.stdout.isatty():
         return record.body + b"\n"
-    return _shown(record.body.decode("utf-8", "backslashreplace")).encode() + b"\n"
+    return _printable(record.body.decode("utf-8", "backslashreplace")).encode() + b"\n"
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     plain = (char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)
     return "".join(plain)
 
 
-def _say(text: str) -> None:
+def _print_notice(text: str) -> None:
     with contextlib.suppress(OSError):
         print("polybus:", " ".join(text.split()), file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.lazy_exports import lazy
+from polybus.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from polybus.dialects.gsb.client import gsb_blocking as blocking
@@ -36,7 +36,7 @@ __all__ = [
     "connect",
 ]
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "Broadcast": ".client.broadcast_subscription",

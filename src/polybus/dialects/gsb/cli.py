@@ -88,9 +88,9 @@ def ls(as_json: Json = False, at: Where = None) -> None:
         if as_json:
             print(json.dumps(found, indent=2))
         elif not found:
-            _say("no services")
+            _print_notice("no services")
         else:
-            _show(found)
+            _print_table(found)
 
     _with_bus(at, work)
 
@@ -123,8 +123,8 @@ def serve(
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
         await bus.register(service_id, ProgramService(command))
-        _say(f"serving {service_id!r}")
-        if await _first(stopped.wait(), bus.serve()):
+        _print_notice(f"serving {service_id!r}")
+        if await _wait_first(stopped.wait(), bus.serve()):
             raise SystemExit(TERMINATED)
 
     _with_bus(at, work)
@@ -148,7 +148,7 @@ def _with_bus(at: str | None, work: Callable[[Client], Coroutine[Any, Any, None]
         runner.run(main())
 
 
-async def _first(stopped: Awaitable[Any], serving: Awaitable[None]) -> bool:
+async def _wait_first(stopped: Awaitable[Any], serving: Awaitable[None]) -> bool:
     """Whichever comes first; was it the signal? An end by an error is raised."""
     import asyncio
 
@@ -174,7 +174,7 @@ def _value(text: str | None) -> Any:
         ) from None
 
 
-def _show(services: list[dict[str, Any]]) -> None:
+def _print_table(services: list[dict[str, Any]]) -> None:
     import datetime
 
     columns = ("id", "since", "calls", "pending")
@@ -189,6 +189,6 @@ def _show(services: list[dict[str, Any]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _say(text: str) -> None:
+def _print_notice(text: str) -> None:
     with contextlib.suppress(OSError):
         print("polybus:", text, file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ import msgpack
 from google.protobuf.message import DecodeError
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.service_address import Code as Code
+from polybus.dialects.gsb.service_address import StatusCode as StatusCode
 from polybus.errors import BadFrame
 from polybus.model.limits import MIB
 
@@ -92,4 +92,4 @@ def read_failure(data: bytes) -> Failure:
         found = unpack(data)
         return Failure(int(found["code"]), str(found["message"]), str(found["origin"]))
     except Exception:
-        return Failure(Code.FAILURE, "the service failed", Origin.SERVICE)
+        return Failure(StatusCode.FAILURE, "the service failed", Origin.SERVICE)

@@ -21,7 +21,7 @@ from polybus.errors import MalformedRequest
 MAX_SERVICE_BYTES = 255
 MAX_REQUEST_ID_BYTES = 255  # an id is a key in a table, not a message
 # What is told of an address that leads nowhere; one that leads somewhere is shorter.
-MAX_TOLD_BYTES = 512
+MAX_LOGGED_ADDRESS_BYTES = 512
 BUILT_IN = "sys"
 RESERVED = frozenset({"local", "net", BUILT_IN})
 
@@ -30,7 +30,7 @@ _SERVICE = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _NODE = re.compile(r"0x[0-9a-f]{40}")
 
 
-class Code(IntEnum):
+class StatusCode(IntEnum):
     """What became of a call, a registration or a subscription."""
 
     OK = 0
@@ -45,7 +45,7 @@ class Code(IntEnum):
     DEADLINE = 504
 
 
-class Place(NamedTuple):
+class ServiceAddress(NamedTuple):
     """What an address means: a service of this node, or of the node that is named."""
 
     service: str
@@ -56,7 +56,7 @@ def is_node_id(text: str) -> bool:
     return _NODE.fullmatch(text) is not None
 
 
-def check_service(name: str) -> None:
+def check_service_name(name: str) -> None:
     """`MalformedRequest` if nobody may register this."""
     _check_grammar(name, name)
     first = name.partition("/")[0]
@@ -66,35 +66,35 @@ def check_service(name: str) -> None:
         raise MalformedRequest(f"{name!r} begins like a node's id")
 
 
-def place_of(address: str) -> Place:
+def parse_address(address: str) -> ServiceAddress:
     """What an address means, or `MalformedRequest` if it is none."""
     if address.startswith("/local/"):
-        return Place(_checked(address, address.removeprefix("/local/")))
+        return ServiceAddress(_checked_name(address, address.removeprefix("/local/")))
     if address.startswith("/net/"):
         node, _, service = address.removeprefix("/net/").partition("/")
         if not is_node_id(node):
-            raise MalformedRequest(f"{_shown(address)}: /net/ is followed by a node's id")
-        return Place(_checked(address, service), node)
+            raise MalformedRequest(f"{_quoted(address)}: /net/ is followed by a node's id")
+        return ServiceAddress(_checked_name(address, service), node)
     first, _, rest = address.partition("/")
     if is_node_id(first):
-        return Place(_checked(address, rest), first)
-    return Place(_checked(address, address))
+        return ServiceAddress(_checked_name(address, rest), first)
+    return ServiceAddress(_checked_name(address, address))
 
 
-def _checked(address: str, service: str) -> str:
+def _checked_name(address: str, service: str) -> str:
     _check_grammar(address, service)
     return service
 
 
 def _check_grammar(whole: str, name: str) -> None:
     if len(name) > MAX_SERVICE_BYTES:
-        raise MalformedRequest(f"{_shown(whole)} is longer than {MAX_SERVICE_BYTES} bytes")
+        raise MalformedRequest(f"{_quoted(whole)} is longer than {MAX_SERVICE_BYTES} bytes")
     if not _SERVICE.fullmatch(name):
         raise MalformedRequest(
-            f"{_shown(whole)} is not segments of [A-Za-z0-9_.-], at most 64 each, joined by '/'"
+            f"{_quoted(whole)} is not segments of [A-Za-z0-9_.-], at most 64 each, joined by '/'"
         )
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     shown = repr(text)
     return shown if len(shown) <= 80 else shown[:77] + "..."

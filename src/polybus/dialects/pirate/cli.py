@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from polybus.dialects.pirate import subscriber_commands
-from polybus.dialects.pirate.client.pirate_options import SERVER, ClientOptions, Order
+from polybus.dialects.pirate.client.pirate_options import DEFAULT_SERVER, ClientOptions, Order
 
 DEFAULTS: Final = ClientOptions()
 EXIT_CODES: Final = """\b
@@ -59,7 +59,7 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 def pirate(
     context: typer.Context,
-    server: Server = SERVER,
+    server: Server = DEFAULT_SERVER,
     client_id: Id = None,
     state: StateFolder = None,
     curve: Curve = False,

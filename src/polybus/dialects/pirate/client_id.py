@@ -27,13 +27,13 @@ def fingerprint(public_key: bytes) -> bytes:
     return sha256(public_key).digest()[:RANDOM_ID_BYTES]
 
 
-def checked(client_id: bytes) -> bytes:
+def check_client_id(client_id: bytes) -> bytes:
     if not 1 <= len(client_id) <= MAX_ID_BYTES:
         raise UsageError(f"a client's id has 1 to {MAX_ID_BYTES} bytes, not {len(client_id)}")
     return client_id
 
 
-def shown(client_id: bytes) -> str:
+def format_client_id(client_id: bytes) -> str:
     """For people; `parsed` gives the bytes back."""
     try:
         text = client_id.decode("utf-8")
@@ -43,10 +43,10 @@ def shown(client_id: bytes) -> str:
     return text if plain else HEX + client_id.hex()
 
 
-def parsed(text: str) -> bytes:
+def parse_client_id(text: str) -> bytes:
     if not text.startswith(HEX):
-        return checked(text.encode("utf-8", "surrogateescape"))
+        return check_client_id(text.encode("utf-8", "surrogateescape"))
     try:
-        return checked(bytes.fromhex(text.removeprefix(HEX)))
+        return check_client_id(bytes.fromhex(text.removeprefix(HEX)))
     except ValueError:
         raise UsageError(f"{text!r} is no client's id: after {HEX} come hex digits") from None

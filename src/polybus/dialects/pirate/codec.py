@@ -60,21 +60,21 @@ class Request(NamedTuple):
     last: int = 0
 
 
-class Refusal(NamedTuple):
+class ErrorReply(NamedTuple):
     """`ERR`: one of `CODES`, and a text for people."""
 
     code: str
     text: str
 
 
-class Done(NamedTuple):
+class OkReply(NamedTuple):
     """`OK` with two numbers: of HELLO epoch and counter, else the counter and the result."""
 
     first: int
     second: int
 
 
-class Message(NamedTuple):
+class MessageReply(NamedTuple):
     """`MSG`: the answer to a GET that found something."""
 
     id: int
@@ -82,19 +82,19 @@ class Message(NamedTuple):
     body: bytes
 
 
-class Nothing(NamedTuple):
+class EmptyReply(NamedTuple):
     """`NONE`: the answer to a GET with nothing left to read."""
 
 
-_TOO_LONG = Refusal(MALFORMED, f"a topic's name has at most {topic_name.MAX_NAME_BYTES} bytes")
+_TOO_LONG = ErrorReply(MALFORMED, f"a topic's name has at most {topic_name.MAX_NAME_BYTES} bytes")
 
-Reply = Done | Message | Nothing | Refusal
+Reply = OkReply | MessageReply | EmptyReply | ErrorReply
 
 
 # --- requests
 
 
-def split(frames: Sequence[bytes]) -> int:
+def envelope_end(frames: Sequence[bytes]) -> int:
     """Where the envelope ends: the place of the first empty frame; -1 if there is none."""
     try:
         place = frames.index(b"")
@@ -105,29 +105,29 @@ def split(frames: Sequence[bytes]) -> int:
     return place
 
 
-def parse(frames: Sequence[bytes], start: int = 0) -> Request | Refusal:
+def parse_request(frames: Sequence[bytes], start: int = 0) -> Request | ErrorReply:
     """The request in the frames from `start` on, or why it is none."""
     head = frames[start : start + HEAD_FRAMES]
     problem = _problem(head)
     if problem is not None:
-        return Refusal(MALFORMED, problem)
+        return ErrorReply(MALFORMED, problem)
     _, op, client, epoch, counter, topic = head
     own = frames[start + HEAD_FRAMES :]
     if op == HELLO:
         return _hello(client, epoch, counter, topic, own)
     name = _name(topic) if len(topic) <= topic_name.MAX_NAME_BYTES else _TOO_LONG
-    if isinstance(name, Refusal):
+    if isinstance(name, ErrorReply):
         return name
     number = int.from_bytes(epoch)
     if op == GET:
         return _get(client, number, name, own)
     count = int.from_bytes(counter)
     if not count:
-        return Refusal(MALFORMED, "counters start at 1")
+        return ErrorReply(MALFORMED, "counters start at 1")
     if op == PUT:
         return _put(client, number, count, name, own)
     if own:
-        return Refusal(MALFORMED, f"{op.decode()} has no frames of its own")
+        return ErrorReply(MALFORMED, f"{op.decode()} has no frames of its own")
     return Request(op, client, number, count, name)
 
 
@@ -147,49 +147,49 @@ def _problem(head: Sequence[bytes]) -> str | None:
 
 
 @lru_cache(KNOWN_NAMES)
-def _name(topic: bytes) -> str | Refusal:
+def _name(topic: bytes) -> str | ErrorReply:
     try:
         name = topic.decode()
-        topic_name.check(name)
+        topic_name.check_topic_name(name)
     except UnicodeDecodeError:
-        return Refusal(MALFORMED, "a topic's name is UTF-8")
+        return ErrorReply(MALFORMED, "a topic's name is UTF-8")
     except InvalidTopic as error:
-        return Refusal(MALFORMED, str(error))
+        return ErrorReply(MALFORMED, str(error))
     return name
 
 
 def _hello(
     client: bytes, epoch: bytes, number: bytes, topic: bytes, own: Sequence[bytes]
-) -> Request | Refusal:
+) -> Request | ErrorReply:
     if own or topic or int.from_bytes(epoch):
-        return Refusal(MALFORMED, "HELLO has epoch 0, no topic and no frames of its own")
+        return ErrorReply(MALFORMED, "HELLO has epoch 0, no topic and no frames of its own")
     return Request(HELLO, client, 0, int.from_bytes(number))
 
 
-def _get(client: bytes, epoch: int, name: str, own: Sequence[bytes]) -> Request | Refusal:
+def _get(client: bytes, epoch: int, name: str, own: Sequence[bytes]) -> Request | ErrorReply:
     if len(own) != 1 or len(own[0]) != NUMBER_BYTES:
-        return Refusal(MALFORMED, f"GET has one frame of its own: LAST, {NUMBER_BYTES} bytes")
+        return ErrorReply(MALFORMED, f"GET has one frame of its own: LAST, {NUMBER_BYTES} bytes")
     return Request(GET, client, epoch, 0, name, (), int.from_bytes(own[0]))
 
 
 def _put(
     client: bytes, epoch: int, counter: int, name: str, own: Sequence[bytes]
-) -> Request | Refusal:
+) -> Request | ErrorReply:
     if not own:
-        return Refusal(MALFORMED, "PUT has at least one frame of its own: the body")
+        return ErrorReply(MALFORMED, "PUT has at least one frame of its own: the body")
     if len(own) > MAX_BODY_FRAMES:
-        return Refusal(TOO_LARGE, f"a body has at most {MAX_BODY_FRAMES} frames, not {len(own)}")
+        return ErrorReply(TOO_LARGE, f"a body has at most {MAX_BODY_FRAMES} frames, not {len(own)}")
     size = 0
     for frame in own:
         size += len(frame)
         if len(frame) > MAX_FRAME_BYTES:
-            return Refusal(TOO_LARGE, f"a body's frame has at most {MAX_FRAME_BYTES} bytes")
+            return ErrorReply(TOO_LARGE, f"a body's frame has at most {MAX_FRAME_BYTES} bytes")
     if size > MAX_MESSAGE_BYTES:
-        return Refusal(TOO_LARGE, f"a message has at most {MAX_MESSAGE_BYTES} bytes, not {size}")
+        return ErrorReply(TOO_LARGE, f"a message has at most {MAX_MESSAGE_BYTES} bytes, not {size}")
     return Request(PUT, client, epoch, counter, name, own)
 
 
-def encode(request: Request) -> list[bytes]:
+def encode_request(request: Request) -> list[bytes]:
     """The frames of a request, behind its envelope's empty one."""
     own = [u64(request.last)] if request.op == GET else list(request.body)
     epoch, counter = u64(request.epoch), u64(request.counter)
@@ -199,33 +199,33 @@ def encode(request: Request) -> list[bytes]:
 # --- replies
 
 
-def done(first: int, second: int) -> list[bytes]:
+def encode_ok(first: int, second: int) -> list[bytes]:
     return [OK, u64(first), u64(second)]
 
 
-def message(message_id: int, timestamp_ns: int, body: bytes | memoryview) -> list[bytes]:
-    return [MSG, u64(message_id), u64(timestamp_ns), *cut(body)]
+def encode_message(message_id: int, timestamp_ns: int, body: bytes | memoryview) -> list[bytes]:
+    return [MSG, u64(message_id), u64(timestamp_ns), *split_body(body)]
 
 
-def nothing() -> list[bytes]:
+def encode_none() -> list[bytes]:
     return [NONE]
 
 
-def error(code: str, text: str) -> list[bytes]:
+def encode_error(code: str, text: str) -> list[bytes]:
     return [ERR, code.encode(), text.encode("utf-8", "backslashreplace")]
 
 
-def decode(frames: Sequence[bytes]) -> Reply:
+def decode_reply(frames: Sequence[bytes]) -> Reply:
     """The reply in the frames behind the envelope's empty one; `BadFrame` if it is none."""
     word, own = (frames[0], frames[1:]) if frames else (b"", ())
     if word == OK and len(own) == 2:
-        return Done(_u64(own[0]), _u64(own[1]))
+        return OkReply(_u64(own[0]), _u64(own[1]))
     if word == MSG and len(own) >= 3:
-        return Message(_u64(own[0]), _u64(own[1]), b"".join(own[2:]))
+        return MessageReply(_u64(own[0]), _u64(own[1]), b"".join(own[2:]))
     if word == NONE and not own:
-        return Nothing()
+        return EmptyReply()
     if word == ERR and len(own) == 2:
-        return Refusal(own[0].decode("ascii", "replace"), own[1].decode("utf-8", "replace"))
+        return ErrorReply(own[0].decode("ascii", "replace"), own[1].decode("utf-8", "replace"))
     raise BadFrame("unknown_reply")
 
 
@@ -242,7 +242,7 @@ def _u64(frame: bytes) -> int:
     return int.from_bytes(frame)
 
 
-def cut(body: bytes | memoryview) -> list[bytes]:
+def split_body(body: bytes | memoryview) -> list[bytes]:
     """A body in frames of at most 1 MiB; an empty one is one empty frame."""
     if len(body) <= MAX_FRAME_BYTES:
         return [bytes(body)]

@@ -14,12 +14,12 @@ from typing import Annotated
 import typer
 
 from polybus.cli import flags
-from polybus.cli.text_table import show
+from polybus.cli.text_table import print_table
 from polybus.dialects.pirate.client.client_keys import keys_folder
 from polybus.dialects.pirate.server import curve_key_folder
-from polybus.dialects.pirate.server.curve_key_folder import PUBLIC, Allowed, KeyFolder
+from polybus.dialects.pirate.server.curve_key_folder import PUBLIC, AllowedKey, CurveKeyFolder
 from polybus.server.config import Flag, load
-from polybus.server.program import pirate_keys
+from polybus.server.program import locate_curve_keys
 
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="The data folder of the bus.")
@@ -42,7 +42,7 @@ def new(
     ] = None,
 ) -> None:
     public, secret = curve_key_folder.make_pair(folder or keys_folder(os.environ), name)
-    made = Allowed(name, curve_key_folder.read_public(public))
+    made = AllowedKey(name, curve_key_folder.read_public(public))
     print(f"secret key  {secret}")
     print(f"public key  {public}  {made.text}")
     print(f"client id   {made.fingerprint}")
@@ -58,7 +58,7 @@ def ls(config: flags.Config = None, data: Data = None, as_json: flags.Json = Fal
         return
     print(f"server key  {own or 'none yet: a bus with [pirate] curve = true makes it'}")
     if found:
-        show(("name", "client id", "key"), [(o.name, o.fingerprint, o.text) for o in found])
+        print_table(("name", "client id", "key"), [(o.name, o.fingerprint, o.text) for o in found])
     else:
         print("no key is let in")
 
@@ -89,6 +89,6 @@ def revoke(
     print(f"revoked: {gone.name}, client {gone.fingerprint}")
 
 
-def _folder(config: Path | None, data: Path | None) -> KeyFolder:
+def _folder(config: Path | None, data: Path | None) -> CurveKeyFolder:
     given = {"data": Flag("--data", data and str(data))}
-    return KeyFolder(pirate_keys(load(config, os.environ, given), os.environ))
+    return CurveKeyFolder(locate_curve_keys(load(config, os.environ, given), os.environ))

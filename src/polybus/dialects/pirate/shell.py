@@ -25,7 +25,7 @@ from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client.journal_state import Outcome
 from polybus.dialects.pirate.client.pirate_options import Order
 from polybus.dialects.pirate.client.requester import Fate
-from polybus.errors import Fenced, PolybusError, Refused, UsageError, from_code
+from polybus.errors import Fenced, PolybusError, Refused, UsageError, error_from_code
 
 if TYPE_CHECKING:
     from polybus.dialects.pirate.client.pirate_blocking import BlockingClient
@@ -40,9 +40,9 @@ USAGE: Final = {
     "HELP": "HELP",
     "QUIT": "QUIT",
 }
-SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 NOTHING: Final = "OK nothing waits for an answer"
-FATES: Final = {
+FATE_TEXTS: Final = {
     Fate.USED: "used: the bus has it, carried out or refused",
     Fate.NEVER: "never: it was not carried out, and will not be",
     Fate.UNKNOWN: "unknown: the bus has gone on without this state folder",
@@ -68,14 +68,14 @@ class Shell:
         if not line.strip():
             return
         try:
-            self._carry_out(line)
+            self._execute(line)
         except PolybusError as error:
             self.failed = self.failed or error
             self._show("ERROR " + printable(str(error)))
             if isinstance(error, Fenced):
                 raise
 
-    def _carry_out(self, line: str) -> None:
+    def _execute(self, line: str) -> None:
         verb, _, rest = line.removesuffix("\n").removesuffix("\r").lstrip().partition(" ")
         verb = verb.upper()
         if verb not in USAGE:
@@ -111,10 +111,10 @@ class Shell:
         ids: list[str] = []
         for path in paths:
             try:
-                ids.append(str(self._client.put(topic, _content(path))))
+                ids.append(str(self._client.put(topic, _read_file(path))))
             except PolybusError as error:
                 before = f"after {' '.join(ids)}: " if ids else ""
-                raise from_code(error.code, f"{before}{path}: {error}") from error
+                raise error_from_code(error.code, f"{before}{path}: {error}") from error
         self._show(f"OK {' '.join(ids)}")
 
     def _get(self, topic: str, more: str) -> None:
@@ -137,12 +137,12 @@ class Shell:
     def _resume(self) -> None:
         outcome = self._client.resume()
         if outcome is not None and outcome.error:
-            raise Refused(_told(outcome))
-        self._show(NOTHING if outcome is None else f"OK {_told(outcome)}")
+            raise Refused(_describe_outcome(outcome))
+        self._show(NOTHING if outcome is None else f"OK {_describe_outcome(outcome)}")
 
     def _forget(self) -> None:
         fate = self._client.forget()
-        self._show(NOTHING if fate is None else f"OK {FATES[fate]}")
+        self._show(NOTHING if fate is None else f"OK {FATE_TEXTS[fate]}")
 
     def _help(self) -> None:
         self._show("OK " + " | ".join(USAGE.values()))
@@ -172,7 +172,7 @@ def _files(data: str) -> list[Path]:
     return [Path(word.removeprefix("@")) for word in words]
 
 
-def _content(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """A file that is too large is not read to its end."""
     try:
         with path.open("rb") as file:
@@ -181,7 +181,7 @@ def _content(path: Path) -> bytes:
         raise UsageError(error.strerror or str(error)) from None
 
 
-def _told(outcome: Outcome) -> str:
+def _describe_outcome(outcome: Outcome) -> str:
     ended = outcome.error or str(outcome.value)
     return f"{outcome.op} {outcome.topic} (counter {outcome.counter}): {ended}"
 
@@ -199,4 +199,4 @@ def _escaped(char: str) -> str:
     if char.isprintable():
         return char
     raw = char.encode("utf-8", "surrogateescape")
-    return SHORT.get(char) or "".join(f"\\x{byte:02x}" for byte in raw)
+    return ESCAPES.get(char) or "".join(f"\\x{byte:02x}" for byte in raw)

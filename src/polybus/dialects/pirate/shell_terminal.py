@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from polybus.cli.exit_status import exit_code
 from polybus.dialects.pirate.client import pirate_blocking
-from polybus.dialects.pirate.client.notices import kept
+from polybus.dialects.pirate.client.notices import unknown_outcome_notice
 from polybus.dialects.pirate.client.pirate_blocking import BlockingClient
 from polybus.dialects.pirate.client.pirate_options import Order
-from polybus.dialects.pirate.client_id import shown
+from polybus.dialects.pirate.client_id import format_client_id
 from polybus.dialects.pirate.shell import Quit, Shell
 from polybus.errors import Fenced, UsageError
 
@@ -57,7 +57,9 @@ def _lines() -> Iterator[str]:
 
 
 def _on_terminal(shell: Shell, client: BlockingClient) -> int:
-    _say(f"client {shown(client.id)} at {client.server}; HELP lists the commands")
+    _print_notice(
+        f"client {format_client_id(client.id)} at {client.server}; HELP lists the commands"
+    )
     with _history(client.folder / HISTORY), contextlib.suppress(EOFError, Quit):
         while True:
             try:
@@ -65,7 +67,7 @@ def _on_terminal(shell: Shell, client: BlockingClient) -> int:
             except KeyboardInterrupt:
                 print()
                 if client.pending is not None:
-                    _note(kept(client.pending))
+                    _note(unknown_outcome_notice(client.pending))
             except Fenced as error:
                 return exit_code(error)
     return 0
@@ -95,9 +97,9 @@ def _answer(line: str) -> None:
 
 
 def _note(text: str) -> None:
-    _say(f"NOTE {text}")
+    _print_notice(f"NOTE {text}")
 
 
-def _say(text: str) -> None:
+def _print_notice(text: str) -> None:
     with contextlib.suppress(OSError):
         print("polybus:", text, file=sys.stderr, flush=True)

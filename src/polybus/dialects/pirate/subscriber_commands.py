@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from polybus.cli import flags
-from polybus.cli.admin_request import ask_bus
-from polybus.cli.text_table import show
-from polybus.dialects.pirate.client_id import parsed, shown
+from polybus.cli.admin_request import ask_admin
+from polybus.cli.text_table import print_table
+from polybus.dialects.pirate.client_id import format_client_id, parse_client_id
 
 COLUMNS = ("topic", "client", "last", "behind", "seen_s", "user")
 Topic = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
@@ -29,13 +29,13 @@ def subs(
     as_json: flags.Json = False,
     admin: flags.Admin = None,
 ) -> None:
-    found = ask_bus("pirate_subs", admin, **_which(client, topic))
+    found = ask_admin("pirate_subs", admin, **_which(client, topic))
     for one in found:
-        one["client"] = shown(bytes.fromhex(one["client"]))
+        one["client"] = format_client_id(bytes.fromhex(one["client"]))
     if as_json:
         print(json.dumps(found, indent=2))
     elif found:
-        show(COLUMNS, [[one[name] for name in COLUMNS] for one in found])
+        print_table(COLUMNS, [[one[name] for name in COLUMNS] for one in found])
     else:
         print("no subscriptions")
 
@@ -45,10 +45,10 @@ def drop(
     topic: Topic = None,
     admin: flags.Admin = None,
 ) -> None:
-    told = ask_bus("pirate_drop", admin, **_which(client, topic))
+    told = ask_admin("pirate_drop", admin, **_which(client, topic))
     print(f"dropped: {told['dropped']} subscriptions of {client}")
 
 
 def _which(client: str | None, topic: str | None) -> dict[str, Any]:
-    which: dict[str, Any] = {} if client is None else {"client": parsed(client).hex()}
+    which: dict[str, Any] = {} if client is None else {"client": parse_client_id(client).hex()}
     return which if topic is None else {**which, "topic": topic}

@@ -42,7 +42,7 @@ def sink(
 ) -> int:
     from polybus.dialects.rqueue.client import throughput_meter
 
-    place = throughput_meter.Place(host, port, topic, max_payload)
+    place = throughput_meter.MeterTarget(host, port, topic, max_payload)
     return _run(throughput_meter.sink(place, size, count))
 
 
@@ -59,7 +59,7 @@ def pusher(
 ) -> int:
     from polybus.dialects.rqueue.client import throughput_meter
 
-    place = throughput_meter.Place(host, port, topic, max_payload)
+    place = throughput_meter.MeterTarget(host, port, topic, max_payload)
     return _run(throughput_meter.pusher(place, size, count, rate))
 
 

@@ -55,7 +55,7 @@ class PartLimits:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _PartialMessage:
     count: int
     deadline: float
     chunks: dict[int, bytes] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Reassembler:
         self.lost: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self.held_bytes = 0
         # Both in the order of their last event, so the oldest is always first.
-        self._progress: dict[Key, _Progress] = {}
+        self._progress: dict[Key, _PartialMessage] = {}
         self._settled: dict[Key, bool] = {}  # True: delivered; False: lost
 
     def __len__(self) -> int:
@@ -94,15 +94,15 @@ class Reassembler:
         self.expire(now)
         key = (part.topic, part.message_id)
         if key in self._settled:
-            self._ignore(delivered=self._settled[key])
+            self._count_late_part(delivered=self._settled[key])
             return None
-        return self._place(key, part, now)
+        return self._store_part(key, part, now)
 
     def expire(self, now: float) -> int:
         """Drop what has waited too long for its next part; how many messages."""
         late = 0
         while (first := next(iter(self._progress.items()), None)) and first[1].deadline <= now:
-            self._lose(first[0], "expired", extra=0)
+            self._discard(first[0], "expired", extra=0)
             late += 1
         return late
 
@@ -111,16 +111,16 @@ class Reassembler:
         first = next(iter(self._progress.values()), None)
         return first.deadline if first else None
 
-    def _place(self, key: Key, part: Part, now: float) -> bytes | None:
+    def _store_part(self, key: Key, part: Part, now: float) -> bytes | None:
         message = self._progress.get(key)
         if message is not None and part.index in message.chunks and message.count == part.count:
             self.duplicates += 1
             return None
-        if reason := self._objection(message, part):
-            self._lose(key, reason, extra=1)
+        if reason := self._rejection_reason(message, part):
+            self._discard(key, reason, extra=1)
             return None
         if message is None:
-            message = _Progress(part.count, 0.0)
+            message = _PartialMessage(part.count, 0.0)
         else:
             del self._progress[key]  # comes back as the youngest
         message.deadline = now + self.limits.timeout_s
@@ -130,7 +130,7 @@ class Reassembler:
         self.held_bytes += len(part.chunk) + PART_OVERHEAD_BYTES
         return self._finish(key) if len(message.chunks) == message.count else None
 
-    def _objection(self, message: _Progress | None, part: Part) -> Reason | None:
+    def _rejection_reason(self, message: _PartialMessage | None, part: Part) -> Reason | None:
         if message is not None and message.count != part.count:
             return "inconsistent"
         size = (message.size if message else 0) + len(part.chunk)
@@ -143,19 +143,19 @@ class Reassembler:
         return None
 
     def _finish(self, key: Key) -> bytes:
-        message = self._forget(key)
+        message = self._remove(key)
         self.completed += 1
         self._remember(key, delivered=True)
         return b"".join([message.chunks[index] for index in range(message.count)])
 
-    def _lose(self, key: Key, reason: Reason, extra: int) -> None:
+    def _discard(self, key: Key, reason: Reason, extra: int) -> None:
         if key in self._progress:
-            self.lost_parts += len(self._forget(key).chunks)
+            self.lost_parts += len(self._remove(key).chunks)
         self.lost_parts += extra
         self.lost[reason] += 1
         self._remember(key, delivered=False)
 
-    def _forget(self, key: Key) -> _Progress:
+    def _remove(self, key: Key) -> _PartialMessage:
         message = self._progress.pop(key)
         self.held_bytes -= message.cost
         return message
@@ -165,7 +165,7 @@ class Reassembler:
         if len(self._settled) > self.limits.max_remembered:
             del self._settled[next(iter(self._settled))]
 
-    def _ignore(self, delivered: bool) -> None:
+    def _count_late_part(self, delivered: bool) -> None:
         if delivered:
             self.duplicates += 1
         else:

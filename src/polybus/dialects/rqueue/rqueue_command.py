@@ -16,7 +16,7 @@ from polybus.cli.server_launch import launch
 from polybus.errors import UsageError
 from polybus.model.address import Address
 from polybus.server.config import Flag, load
-from polybus.server.program import rqueue_alone
+from polybus.server.program import plan_without_store
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 6567  # the seed's
@@ -64,7 +64,7 @@ def server(
         raise UsageError(
             f"--threads {threads}: only 1 works yet; serving on several cores comes later"
         )
-    return launch(rqueue_alone(load(None, os.environ, given), os.environ, admin=bool(admin)))
+    return launch(plan_without_store(load(None, os.environ, given), os.environ, admin=bool(admin)))
 
 
 def _address(host: str | None, port: int | None) -> Address:

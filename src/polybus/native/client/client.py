@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from polybus.native.client.flight_connection import Connection
-from polybus.native.client.group_fetch import Answer, Told, fetch, follow
-from polybus.native.client.native_options import DEFAULT_URL, ClientOptions, settled
+from polybus.native.client.flight_connection import FlightConnection
+from polybus.native.client.group_fetch import Answer, FetchPart, fetch, follow
+from polybus.native.client.native_options import DEFAULT_URL, ClientOptions, parse_url
 from polybus.native.client.native_producer import FAILING_CLOSE_S, Producer
-from polybus.native.client.producer_set import Producers
-from polybus.native.client.range_reader import MAX_WAIT_S, NO_BOUND, Reading, Wanted
+from polybus.native.client.producer_set import ProducerSet
+from polybus.native.client.range_reader import MAX_WAIT_S, NO_BOUND, Reading, ReadRange
 from polybus.native.client.stage import Stage
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class Client:
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._connection = Connection(*settled(url, options))
+        self._connection = FlightConnection(*parse_url(url, options))
         self._now_ms = now_ms
-        self._producers: Producers[Producer] = Producers()
+        self._producers: ProducerSet[Producer] = ProducerSet()
 
     # --- producing
 
@@ -76,7 +76,9 @@ class Client:
         these and the one that says how far it has come (`offset`, or `id` of "all"), no others.
         """
         some = None if columns is None else frozenset(columns)
-        return Reading(self._connection, Wanted(topic, shard, start, end, max_rows, wait_s, some))
+        return Reading(
+            self._connection, ReadRange(topic, shard, start, end, max_rows, wait_s, some)
+        )
 
     def wait(
         self, positions: Iterable[tuple[str, int, int]], timeout_s: float
@@ -95,7 +97,7 @@ class Client:
         """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
         return fetch(self._connection, request)
 
-    def follow(self, **request: Any) -> Iterator[Told]:
+    def follow(self, **request: Any) -> Iterator[FetchPart]:
         """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
         return follow(self._connection, {**request, "follow": True})
 
@@ -146,7 +148,7 @@ class Client:
 
     def hurry(self, timeout_s: float) -> None:
         """From now on, and for what waits already: a bus that is away is waited for so long."""
-        self._connection.patience_s = min(self._connection.patience_s, timeout_s)
+        self._connection.retry_timeout_s = min(self._connection.retry_timeout_s, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Closes its producers, too, each as `Producer.close` says."""

@@ -13,40 +13,40 @@ from typing import Any, TypeVar
 import pyarrow.flight as flight
 
 from polybus.errors import ConnectionLost, NotConnected, PeerError, StoreClosed, Unavailable
-from polybus.native.client.flight_errors import translating
-from polybus.native.client.native_options import ClientOptions, location, read
+from polybus.native.client.flight_errors import translate_errors
+from polybus.native.client.native_options import ClientOptions, flight_location, read_file
 
 T = TypeVar("T")
 # What a later try may mend; everything else is the bus's answer.
-PASSING = (ConnectionLost, NotConnected, StoreClosed)
+RETRYABLE = (ConnectionLost, NotConnected, StoreClosed)
 # gRPC waits before it connects again, up to two minutes, and does so for all channels of
 # a process to one place together. Ours have their own connections, and after one failed to
 # come about the next try is another channel's.
 CHANNEL = [("grpc.use_local_subchannel_pool", 1)]
 
 
-class Connection:
+class FlightConnection:
     def __init__(self, url: str, options: ClientOptions) -> None:
         self.url = url
         self.options = options
         self.closed = Event()
-        self.patience_s = options.connect_timeout_s
-        self._location = location(url)
+        self.retry_timeout_s = options.connect_timeout_s
+        self._location = flight_location(url)
         self._lock = Lock()
         self._flight: flight.FlightClient | None = None
 
     @contextmanager
-    def using(self) -> Iterator[flight.FlightClient]:
+    def borrow_client(self) -> Iterator[flight.FlightClient]:
         """A client for some calls; what goes wrong meanwhile becomes ours."""
         client = self._client()
         try:
-            with translating(self.url):
+            with translate_errors(self.url):
                 yield client
         except NotConnected:
-            self.renew(client)
+            self.discard_client(client)
             raise
 
-    def renew(self, failed: flight.FlightClient) -> None:
+    def discard_client(self, failed: flight.FlightClient) -> None:
         """The next call is another client's. Calls that this one has under way go on."""
         with self._lock:
             if self._flight is failed:
@@ -57,7 +57,7 @@ class Connection:
             if self.closed.is_set():
                 raise ConnectionLost("this client was closed")
             if self._flight is None:
-                with translating(self.url):
+                with translate_errors(self.url):
                     self._flight = flight.connect(
                         self._location, generic_options=CHANNEL, **self._tls()
                     )
@@ -67,28 +67,28 @@ class Connection:
         token = self.options.token_file
         headers = []
         if token is not None:
-            headers.append((b"authorization", b"Bearer " + read(token, "token").strip()))
+            headers.append((b"authorization", b"Bearer " + read_file(token, "token").strip()))
         return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
     def act(self, name: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """One action, tried again while no bus answers, as long as the options say."""
-        return self.patiently(lambda: self.act_once(name, request or {}))
+        return self.retry(lambda: self.act_once(name, request or {}))
 
-    def patiently(self, step: Callable[[], T]) -> T:
+    def retry(self, step: Callable[[], T]) -> T:
         """Tries again what failed for want of a bus, for as long as there is patience."""
         began_s = time.monotonic()
-        for pause_s in self.pauses():
+        for pause_s in self.retry_delays():
             try:
                 return step()
-            except PASSING:
+            except RETRYABLE:
                 waited_s = time.monotonic() + pause_s - began_s
-                if waited_s > self.patience_s or self.closed.is_set():
+                if waited_s > self.retry_timeout_s or self.closed.is_set():
                     raise
             self.closed.wait(pause_s)
         raise Unavailable("pauses have no end")  # pragma: no cover
 
-    def pauses(self) -> Pauses:
-        return Pauses(self.options.first_backoff_s, self.options.last_backoff_s)
+    def retry_delays(self) -> RetryDelays:
+        return RetryDelays(self.options.first_backoff_s, self.options.last_backoff_s)
 
     def close(self) -> None:
         with self._lock:
@@ -113,28 +113,28 @@ class Connection:
         """The same, as they come."""
         action = flight.Action(name, json.dumps(request).encode())
         options = self.call_options(self.options.call_timeout_s)
-        with self.using() as client:
+        with self.borrow_client() as client:
             for result in client.do_action(action, options):
                 yield result.body
 
     def _tls(self) -> dict[str, Any]:
         options, found = self.options, {}
         if options.authorities is not None:
-            found["tls_root_certs"] = read(options.authorities, "authorities")
+            found["tls_root_certs"] = read_file(options.authorities, "authorities")
         if options.certificate is not None and options.key is not None:
-            found["cert_chain"] = read(options.certificate, "certificate")
-            found["private_key"] = read(options.key, "key")
+            found["cert_chain"] = read_file(options.certificate, "certificate")
+            found["private_key"] = read_file(options.key, "key")
         return found
 
 
-class Pauses:
+class RetryDelays:
     """How long to wait before each next try: doubling, and never two clients in step."""
 
     def __init__(self, first_s: float, last_s: float) -> None:
         self._next_s = first_s
         self._last_s = last_s
 
-    def __iter__(self) -> Pauses:
+    def __iter__(self) -> RetryDelays:
         return self
 
     def __next__(self) -> float:

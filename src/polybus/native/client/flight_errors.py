@@ -18,24 +18,24 @@ from polybus.errors import (
     PeerError,
     PolybusError,
     TooLarge,
-    from_code,
+    error_from_code,
 )
 
 # gRPC tells only by words whether a connection was ever there.
-NEVER_THERE = ("failed to connect", "connection refused", "connect failed", "name resolution")
+CONNECT_FAILURES = ("failed to connect", "connection refused", "connect failed", "name resolution")
 
 
-def told(error: dict[str, Any]) -> PolybusError:
+def decode_error(error: dict[str, Any]) -> PolybusError:
     """An error that the bus has answered with."""
-    return from_code(str(error.get("code", "")), str(error.get("text", "")))
+    return error_from_code(str(error.get("code", "")), str(error.get("text", "")))
 
 
-def translated(error: BaseException, url: str) -> PolybusError:
+def translate_error(error: BaseException, url: str) -> PolybusError:
     """The error behind one of Flight's."""
     info = getattr(error, "extra_info", None)
     if info:
         try:
-            return told(json.loads(info))
+            return decode_error(json.loads(info))
         except (ValueError, AttributeError):
             return PeerError(f"{url} answered what is no error of polybus: {error}")
     text = str(error)
@@ -53,14 +53,14 @@ def translated(error: BaseException, url: str) -> PolybusError:
 
 
 def _unreachable(text: str, url: str) -> PolybusError:
-    if any(words in text.lower() for words in NEVER_THERE):
+    if any(words in text.lower() for words in CONNECT_FAILURES):
         return NotConnected(f"no bus answers at {url}: start one with `polybus serve`")
     return ConnectionLost(f"the connection to {url} has ended")
 
 
 @contextmanager
-def translating(url: str) -> Iterator[None]:
+def translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (flight.FlightError, pa.ArrowException, OSError) as error:
-        raise translated(error, url) from None
+        raise translate_error(error, url) from None

@@ -18,22 +18,24 @@ from polybus.errors import PeerError
 from polybus.model.arrow import READ_SCHEMA
 
 if TYPE_CHECKING:
-    from polybus.native.client.flight_connection import Connection
+    from polybus.native.client.flight_connection import FlightConnection
 
 FETCH = "group.fetch"
 OBJECT = b"{"
 FEW_ROWS = 64  # up to here a list is quicker than a function of Arrow
 SCHEMA = READ_SCHEMA.serialize()
 Answer = dict[str, Any]
-Told = tuple[Answer | None, pa.RecordBatch | None]
+FetchPart = tuple[Answer | None, pa.RecordBatch | None]
 
 
-def fetch(connection: Connection, request: dict[str, Any]) -> tuple[Answer, list[pa.RecordBatch]]:
+def fetch(
+    connection: FlightConnection, request: dict[str, Any]
+) -> tuple[Answer, list[pa.RecordBatch]]:
     """Tried again while no bus answers: a fetch changes nothing."""
-    return connection.patiently(lambda: _first(connection, request))
+    return connection.retry(lambda: _first(connection, request))
 
 
-def follow(connection: Connection, request: dict[str, Any]) -> Iterator[Told]:
+def follow(connection: FlightConnection, request: dict[str, Any]) -> Iterator[FetchPart]:
     """What there is, as it comes. The batches refer to what was received."""
     given = {key: value for key, value in request.items() if value is not None}
     answer: Answer | None = None
@@ -43,7 +45,7 @@ def follow(connection: Connection, request: dict[str, Any]) -> Iterator[Told]:
                 answer = json.loads(raw.to_pybytes())
                 if answer["rows"]:
                     continue
-                told: Told = answer, None
+                told: FetchPart = answer, None
             else:
                 told = answer, _rows(raw)
         except (KeyError, ValueError, TypeError, StopIteration, pa.ArrowException):
@@ -59,22 +61,26 @@ def _rows(raw: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_stream(raw).read_next_batch()
 
 
-def _first(connection: Connection, request: dict[str, Any]) -> tuple[Answer, list[pa.RecordBatch]]:
+def _first(
+    connection: FlightConnection, request: dict[str, Any]
+) -> tuple[Answer, list[pa.RecordBatch]]:
     answer, rows = next(follow(connection, request), (None, None))
     if answer is None:
         raise PeerError(f"{connection.url} has given no answer to {FETCH}")
-    return answer, cut(answer, rows)
+    return answer, split_by_shard(answer, rows)
 
 
-def cut(answer: Answer, rows: pa.RecordBatch | None) -> list[pa.RecordBatch]:
+def split_by_shard(answer: Answer, rows: pa.RecordBatch | None) -> list[pa.RecordBatch]:
     """The rows of each place, in order."""
-    found = [] if rows is None else [rows.slice(start, count) for _, start, count in by_shard(rows)]
+    found = (
+        [] if rows is None else [rows.slice(start, count) for _, start, count in shard_runs(rows)]
+    )
     if len(found) != len(answer["rows"]):
         raise PeerError("the bus has given rows of another number of shards than it said")
     return found
 
 
-def by_shard(rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
+def shard_runs(rows: pa.RecordBatch) -> Iterator[tuple[int, int, int]]:
     """Shard, first row and number of rows of each: they come one shard after the other."""
     shards, start = rows.column("shard"), 0
     if len(shards) <= FEW_ROWS:

@@ -15,40 +15,40 @@ from __future__ import annotations
 from collections import deque
 
 from polybus.errors import PeerError
-from polybus.native.client.produce_queue import Batch
+from polybus.native.client.produce_queue import ProduceBatch
 
 
-class Unanswered(deque[Batch]):
+class InFlightBatches(deque[ProduceBatch]):
     def __init__(self, last_counter: int, max_in_flight: int) -> None:
         super().__init__()
         self._next = last_counter + 1
         self._max_in_flight = max_in_flight
 
-    def on_their_way(self) -> list[Batch]:
+    def sent_batches(self) -> list[ProduceBatch]:
         return [batch for batch in self if batch.counter]
 
-    def upcoming(self) -> Batch | None:
+    def first_unsent(self) -> ProduceBatch | None:
         """The first that waits for a new number."""
         return next((batch for batch in self if not batch.counter), None)
 
-    def has_place(self, upcoming: Batch | None) -> bool:
+    def can_send(self, upcoming: ProduceBatch | None) -> bool:
         """May one more be sent: this one, or None for one that is still in the queue?"""
-        on_their_way = self.on_their_way()
+        on_their_way = self.sent_batches()
         if (upcoming and upcoming.is_suspect) or any(batch.is_suspect for batch in on_their_way):
             return not on_their_way
         return len(on_their_way) < self._max_in_flight
 
-    def number(self, batch: Batch) -> None:
+    def number(self, batch: ProduceBatch) -> None:
         """Before it is sent; one that has a number keeps it."""
         if not batch.counter:
             batch.counter = self._next
             self._next += 1
 
-    def answered(self, counter: int) -> Batch:
+    def take_answered(self, counter: int) -> ProduceBatch:
         """Takes out the batch of this number. Answers come in order."""
         if not self or counter != self[0].counter:
             raise PeerError(f"an answer to {counter}, which was not asked")
         return self.popleft()
 
     def halve_first(self) -> None:
-        self.extendleft(reversed(self.popleft().halves()))
+        self.extendleft(reversed(self.popleft().split()))

@@ -54,7 +54,7 @@ def bus_url(given: str | None, environ: Mapping[str, str]) -> str:
     return given or environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
-def settled(url: str, options: ClientOptions | None) -> tuple[str, ClientOptions]:
+def parse_url(url: str, options: ClientOptions | None) -> tuple[str, ClientOptions]:
     """A URL may name files after a `?`, so that one variable says all there is to a bus:
 
     polybus+tls://bus.example:6570?authorities=/etc/ca.pem&token_file=/home/me/token
@@ -70,7 +70,7 @@ def settled(url: str, options: ClientOptions | None) -> tuple[str, ClientOptions
     return plain, replace(options or ClientOptions(), **files)  # type: ignore[arg-type]
 
 
-def location(url: str) -> str:
+def flight_location(url: str) -> str:
     """The URL as Flight wants it."""
     parts = urlsplit(url)
     scheme = SCHEMES.get(parts.scheme)
@@ -84,7 +84,7 @@ def location(url: str) -> str:
     return f"{scheme}://{host}:{port}"
 
 
-def read(path: Path, what: str) -> bytes:
+def read_file(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

@@ -8,19 +8,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.errors import PolybusError
-from polybus.native.client.produce_messages import Bodies, Rows, bodies_of, rows_of
-from polybus.native.client.produce_queue import SMALL_BYTES, Produced, Waiting
+from polybus.native.client.produce_messages import (
+    MessageList,
+    MessageRows,
+    check_bodies,
+    check_rows,
+)
+from polybus.native.client.produce_queue import SMALL_BYTES, PendingMessages, Produced
 from polybus.native.client.sender import Sender
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native.client.flight_connection import Connection
+    from polybus.native.client.flight_connection import FlightConnection
 
 __all__ = ["Produced", "Producer"]
 
 # After everything was answered only a farewell is left.
-FAREWELL_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 # A program that fails must not wait for ever for a bus that is not there.
 FAILING_CLOSE_S = 5.0
 
@@ -34,7 +39,7 @@ class Producer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: FlightConnection,
         opened: dict[str, Any],
         now_ms: Callable[[], int],
         *,
@@ -62,15 +67,15 @@ class Producer:
         Blocks while `max_waiting_bytes` wait already. A future that could be cancelled
         was never sent.
         """
-        return self._hand_over(topic, bodies_of(bodies, keys, self._now_ms()))
+        return self._enqueue(topic, check_bodies(bodies, keys, self._now_ms()))
 
     def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         """The same, of a batch in the port's schema: shard_key, body, insertion_ms, headers."""
-        one = Waiting(topic, rows_of(rows))
+        one = PendingMessages(topic, check_rows(rows))
         is_small = one.messages.size_bytes < SMALL_BYTES
         self._sender.queue.put(one, wake=not is_small)
         if is_small:
-            self._sender.send_now()
+            self._sender.send_inline()
         return one.future
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -86,9 +91,9 @@ class Producer:
         sender.queue.close()
         is_done = sender.queue.flush(timeout_s)
         if not is_done:
-            sender.give_up()
-        elif sender.join(FAREWELL_S) and not self._is_named and sender.dead is None:
-            self._forget()
+            sender.abandon()
+        elif sender.join(CLOSE_TIMEOUT_S) and not self._is_named and sender.fatal_error is None:
+            self._close_on_bus()
 
     def __enter__(self) -> Self:
         return self
@@ -101,12 +106,12 @@ class Producer:
     ) -> None:
         self.close(None if error is None else FAILING_CLOSE_S)
 
-    def _hand_over(self, topic: str, messages: Bodies | Rows) -> Future[Produced]:
-        one = Waiting(topic, messages)
+    def _enqueue(self, topic: str, messages: MessageList | MessageRows) -> Future[Produced]:
+        one = PendingMessages(topic, messages)
         self._sender.queue.put(one)
         return one.future
 
-    def _forget(self) -> None:
+    def _close_on_bus(self) -> None:
         """Nobody else knows its name, so the bus need not keep it."""
         self._is_named = True
         try:

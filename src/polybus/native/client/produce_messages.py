@@ -19,7 +19,7 @@ MAX_BYTES = 2**31 - 1  # where Arrow's offsets end
 SIMPLE_SCHEMA = pa.schema(list(PRODUCE_SCHEMA)[:3])  # without headers
 
 
-class Bodies(NamedTuple):
+class MessageList(NamedTuple):
     """Messages as lists, checked."""
 
     bodies: Sequence[bytes]
@@ -40,7 +40,7 @@ class Bodies(NamedTuple):
         return self.keys is not None
 
 
-class Rows(NamedTuple):
+class MessageRows(NamedTuple):
     """Messages as an Arrow batch, checked."""
 
     batch: pa.RecordBatch
@@ -59,9 +59,9 @@ class Rows(NamedTuple):
         return bool(self.batch.column("shard_key").null_count < self.batch.num_rows)
 
 
-def bodies_of(
+def check_bodies(
     bodies: Sequence[bytes], keys: Sequence[str | None] | None, insertion_ms: int
-) -> Bodies:
+) -> MessageList:
     """Checked at once: whoever hands them over is told, not whoever travels with them."""
     if isinstance(bodies, bytes | bytearray | memoryview | str):
         raise MalformedRequest("bodies are a list of bytes: put a single one into a list")
@@ -76,10 +76,10 @@ def bodies_of(
         size += sum(len(_as_key(key)) for key in keys)
     if size > MAX_BYTES:
         raise TooLarge("over 2 GiB in one batch: produce it in several")
-    return Bodies(bodies, keys, insertion_ms, size)
+    return MessageList(bodies, keys, insertion_ms, size)
 
 
-def rows_of(batch: pa.RecordBatch) -> Rows:
+def check_rows(batch: pa.RecordBatch) -> MessageRows:
     schema = batch.schema
     if not (schema.equals(SIMPLE_SCHEMA) or schema.equals(PRODUCE_SCHEMA)):
         check_schema(schema)
@@ -87,20 +87,20 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
         raise MalformedRequest("body: the batch has no rows")
     if batch.column("body").null_count:
         raise MalformedRequest("body: a message has none")
-    return Rows(batch, int(batch.nbytes))
+    return MessageRows(batch, int(batch.nbytes))
 
 
-def merged(parts: Sequence[Bodies | Rows]) -> pa.RecordBatch:
+def merge_messages(parts: Sequence[MessageList | MessageRows]) -> pa.RecordBatch:
     """One batch of all. The parts are of one kind and one schema."""
-    batches = [part.batch for part in parts if isinstance(part, Rows)]
+    batches = [part.batch for part in parts if isinstance(part, MessageRows)]
     if len(batches) == 1:
         return batches[0]
     if batches:
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-    return _batch_of([part for part in parts if isinstance(part, Bodies)])
+    return _batch_of([part for part in parts if isinstance(part, MessageList)])
 
 
-def _batch_of(parts: Sequence[Bodies]) -> pa.RecordBatch:
+def _batch_of(parts: Sequence[MessageList]) -> pa.RecordBatch:
     bodies: list[bytes] = []
     times: list[int] = []
     keys: list[str | None] = []

@@ -16,7 +16,7 @@ from threading import Condition
 from typing import TYPE_CHECKING, NamedTuple
 
 from polybus.errors import ConnectionLost, PolybusError
-from polybus.native.client.produce_messages import Bodies, Rows, merged
+from polybus.native.client.produce_messages import MessageList, MessageRows, merge_messages
 
 if TYPE_CHECKING:
     from threading import Lock
@@ -42,11 +42,11 @@ class Produced(NamedTuple):
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingMessages:
     """Messages that were handed over as one."""
 
     topic: str
-    messages: Bodies | Rows
+    messages: MessageList | MessageRows
     future: Future[Produced] = field(default_factory=Future)
 
     @property
@@ -55,11 +55,11 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Batch:
+class ProduceBatch:
     """What goes out together. It gets its number when it is sent for the first time."""
 
     topic: str
-    parts: list[Waiting]
+    parts: list[PendingMessages]
     counter: int = 0
     is_suspect: bool = False  # a half of one that was refused
 
@@ -68,14 +68,14 @@ class Batch:
         return self.parts[0].schema
 
     def rows(self) -> pa.RecordBatch:
-        return merged([part.messages for part in self.parts])
+        return merge_messages([part.messages for part in self.parts])
 
-    def halves(self) -> list[Batch]:
+    def split(self) -> list[ProduceBatch]:
         middle = len(self.parts) // 2
         cut = (self.parts[:middle], self.parts[middle:])
-        return [Batch(self.topic, parts, is_suspect=True) for parts in cut]
+        return [ProduceBatch(self.topic, parts, is_suspect=True) for parts in cut]
 
-    def tell(self, whole: Produced) -> None:
+    def complete(self, whole: Produced) -> None:
         at, (_, last_id, duplicate) = whole.first_id, whole
         messages = [part.messages for part in self.parts]
         count = sum(one.num_rows for one in messages)
@@ -90,7 +90,7 @@ class Batch:
             part.future.set_exception(error)
 
 
-class Queue:
+class ProduceQueue:
     """Bounded: whoever hands over too much waits until there is room.
 
     It shares the lock of its user, who holds it for `first`, `take` and `empty`, and is
@@ -103,7 +103,7 @@ class Queue:
         self._changed = changed
         self._room = Condition(lock)
         self._settled = Condition(lock)
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingMessages] = deque()
         self._bytes = 0
         self._waiting_bytes = 0  # of those, what was not handed out
         self._batches = 0  # of those, what came as rows
@@ -119,7 +119,7 @@ class Queue:
         """Is what waits not worth a journey of its own while others are on theirs?"""
         return self._waiting_bytes < SMALL_BYTES and not self._batches
 
-    def put(self, one: Waiting, *, wake: bool = True) -> None:
+    def put(self, one: PendingMessages, *, wake: bool = True) -> None:
         """Without `wake` the user is not told: who puts it sees to it himself."""
         with self._room:
             if not self._has_room(one):
@@ -129,44 +129,44 @@ class Queue:
             self._waiting.append(one)
             self._bytes += one.messages.size_bytes
             self._waiting_bytes += one.messages.size_bytes
-            self._batches += isinstance(one.messages, Rows)
+            self._batches += isinstance(one.messages, MessageRows)
             if wake and (
                 not self._taken or not self.is_small
             ):  # else it is looked at when they are settled
                 self._changed.notify()
 
-    def first(self) -> Waiting | None:
+    def peek(self) -> PendingMessages | None:
         """The next to be sent. Those that were cancelled meanwhile are never sent."""
         while self._waiting and self._waiting[0].future.cancelled():
             self._drop(self._waiting.popleft())
         return self._waiting[0] if self._waiting else None
 
-    def take(self) -> Batch | None:
+    def take(self) -> ProduceBatch | None:
         """The next batch; None if all of it was cancelled. It cannot be cancelled any more."""
         first = self._waiting[0]
-        parts: list[Waiting] = []
+        parts: list[PendingMessages] = []
         rows = size = 0
-        while self._waiting and self._joins(self._waiting[0], first, rows, size):
+        while self._waiting and self._can_merge(self._waiting[0], first, rows, size):
             part = self._waiting.popleft()
             if not part.future.set_running_or_notify_cancel():
                 self._drop(part)
                 continue
             parts.append(part)
-            self._batches -= isinstance(part.messages, Rows)
+            self._batches -= isinstance(part.messages, MessageRows)
             self._waiting_bytes -= part.messages.size_bytes
             rows += part.messages.num_rows
             size += part.messages.size_bytes
         self._taken += len(parts)
-        return Batch(first.topic, parts) if parts else None
+        return ProduceBatch(first.topic, parts) if parts else None
 
-    def settle(self, batch: Batch) -> None:
+    def settle(self, batch: ProduceBatch) -> None:
         """All of the batch's futures have their outcome."""
         with self._settled:
             self._taken -= len(batch.parts)
             self._bytes -= sum(part.messages.size_bytes for part in batch.parts)
             if self._waiting:
                 self._changed.notify()
-            self._tell()
+            self._notify_waiters()
 
     def flush(self, timeout_s: float | None) -> bool:
         """Waits until everything handed over is settled."""
@@ -180,33 +180,35 @@ class Queue:
             self._changed.notify()
             self._room.notify_all()
 
-    def empty(self) -> list[Waiting]:
+    def drain(self) -> list[PendingMessages]:
         """What was never sent and not cancelled, to be failed."""
         left = [one for one in self._waiting if one.future.set_running_or_notify_cancel()]
         self._waiting.clear()
         self._waiting_bytes = self._batches = 0
-        self._tell()
+        self._notify_waiters()
         return left
 
-    def _drop(self, one: Waiting) -> None:
+    def _drop(self, one: PendingMessages) -> None:
         self._bytes -= one.messages.size_bytes
-        self._batches -= isinstance(one.messages, Rows)
+        self._batches -= isinstance(one.messages, MessageRows)
         self._waiting_bytes -= one.messages.size_bytes
-        self._tell()
+        self._notify_waiters()
 
-    def _tell(self) -> None:
+    def _notify_waiters(self) -> None:
         """There is room, and perhaps nothing left."""
         self._room.notify_all()
         if not self._waiting and not self._taken:
             self._settled.notify_all()
 
-    def _has_room(self, one: Waiting) -> bool:
+    def _has_room(self, one: PendingMessages) -> bool:
         return (
             not self._bytes
             or self._bytes + one.messages.size_bytes <= self._options.max_waiting_bytes
         )
 
-    def _joins(self, one: Waiting, first: Waiting, rows: int, size: int) -> bool:
+    def _can_merge(
+        self, one: PendingMessages, first: PendingMessages, rows: int, size: int
+    ) -> bool:
         return one is first or (
             one.topic == first.topic
             and type(one.messages) is type(first.messages)

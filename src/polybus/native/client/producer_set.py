@@ -15,7 +15,7 @@ class Closable(Protocol):
 One = TypeVar("One", bound=Closable)
 
 
-class Producers(Generic[One]):
+class ProducerSet(Generic[One]):
     """For any number of threads. Those that were closed by themselves are forgotten."""
 
     def __init__(self) -> None:

@@ -7,23 +7,23 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import ConnectionLost, PeerError, PolybusError
-from polybus.native.client.flight_errors import told
+from polybus.native.client.flight_errors import decode_error
 from polybus.native.client.put_stream import PutStream
 
 if TYPE_CHECKING:
-    from polybus.native.client.flight_connection import Connection
-    from polybus.native.client.produce_queue import Batch
+    from polybus.native.client.flight_connection import FlightConnection
+    from polybus.native.client.produce_queue import ProduceBatch
 
 
-class Session:
+class PutSession:
     """Once `fault` is set nothing more will be answered: it is to be closed."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: FlightConnection,
         path: list[str],
-        first: Batch,
-        on_answer: Callable[[Session, dict[str, Any]], None],
+        first: ProduceBatch,
+        on_answer: Callable[[PutSession, dict[str, Any]], None],
         on_fault: Callable[[], None],
     ) -> None:
         self.fault: PolybusError | None = None
@@ -31,7 +31,7 @@ class Session:
         self._schema = first.schema
         self._on_answer = on_answer
         self._on_fault = on_fault
-        self._unsendable: PolybusError | None = None
+        self._send_error: PolybusError | None = None
         self._stream: PutStream | None = None
         self._thread: Thread | None = None
         try:
@@ -44,26 +44,26 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        broken = self.fault or self._unsendable
+        broken = self.fault or self._send_error
         return self._stream is not None and broken is None
 
-    def takes(self, topic: str, schema: Any) -> bool:
+    def accepts(self, topic: str, schema: Any) -> bool:
         return topic == self._topic and (schema is self._schema or schema.equals(self._schema))
 
-    def send(self, batch: Batch, producer: str, epoch: int) -> None:
+    def send(self, batch: ProduceBatch, producer: str, epoch: int) -> None:
         """A failure is told by the thread that reads: it knows what the bus has said."""
         assert self._stream is not None
         stamp = {"producer": producer, "epoch": epoch, "counter": batch.counter}
         try:
             self._stream.send(batch.rows(), stamp)
         except PolybusError as error:
-            self._unsendable = error
+            self._send_error = error
             self._stream.finish()
 
     def interrupt(self) -> None:
         """Nobody knows how far a batch has got: the stream ends, and its fault is told."""
         if self._stream is not None:
-            self._unsendable = ConnectionLost("whoever sent was interrupted")
+            self._send_error = ConnectionLost("whoever sent was interrupted")
             self._stream.finish()
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Session:
         try:
             self._read_answers()
         except ConnectionLost as error:
-            self._fail(self._unsendable or error)
+            self._fail(self._send_error or error)
         except PolybusError as error:
             self._fail(error)
         except Exception as error:  # whoever waits must hear of it, whatever it is
@@ -89,7 +89,7 @@ class Session:
         while True:
             answer = self._stream.answer()
             if "error" in answer:
-                raise told(answer["error"])
+                raise decode_error(answer["error"])
             self._on_answer(self, answer)
 
     def _drain(self) -> None:

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from polybus.errors import ConnectionLost, NotConnected
-from polybus.native.client.flight_errors import translating
+from polybus.native.client.flight_errors import translate_errors
 
 if TYPE_CHECKING:
-    from polybus.native.client.flight_connection import Connection
+    from polybus.native.client.flight_connection import FlightConnection
 
-OVER = (flight.FlightError, pa.ArrowException, OSError, ValueError)
+STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError, ValueError)
 
 
 class PutStream:
@@ -24,21 +24,21 @@ class PutStream:
     gRPC allows one writer at a time, and ending a stream is writing: a lock keeps them apart.
     """
 
-    def __init__(self, connection: Connection, path: list[str], schema: pa.Schema) -> None:
+    def __init__(self, connection: FlightConnection, path: list[str], schema: pa.Schema) -> None:
         self._connection = connection
         self._url = connection.url
         self.schema = schema
         self._writing = Lock()
         self._has_ended = False
         descriptor = flight.FlightDescriptor.for_path(*path)
-        with connection.using() as client:
+        with connection.borrow_client() as client:
             self._client = client
             options = connection.call_options()
             self._writer, self._reader = client.do_put(descriptor, schema, options)
 
     def send(self, rows: pa.RecordBatch, stamp: dict[str, Any] | None) -> None:
         metadata = json.dumps(stamp).encode() if stamp else b""
-        with self._writing, translating(self._url):
+        with self._writing, translate_errors(self._url):
             if self._has_ended:
                 raise ConnectionLost(f"{self._url} has ended the stream")
             self._writer.write_with_metadata(rows, metadata)
@@ -48,13 +48,13 @@ class PutStream:
         try:
             found = self._read()
         except NotConnected:
-            self._connection.renew(self._client)
+            self._connection.discard_client(self._client)
             raise
         answer: dict[str, Any] = json.loads(found.to_pybytes())
         return answer
 
     def _read(self) -> pa.Buffer:
-        with translating(self._url):
+        with translate_errors(self._url):
             found = self._reader.read()
             if found is None:
                 with self._writing:
@@ -69,7 +69,7 @@ class PutStream:
             with self._writing:
                 self._has_ended = True
                 self._writer.done_writing()
-        except OVER:  # it has ended already
+        except STREAM_ERRORS:  # it has ended already
             pass
 
     def close(self) -> None:
@@ -78,5 +78,5 @@ class PutStream:
         try:
             with self._writing:
                 self._writer.close()
-        except OVER:
+        except STREAM_ERRORS:
             pass

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.flight as flight
 
 from polybus.errors import ConnectionLost
-from polybus.native.client.flight_connection import PASSING
+from polybus.native.client.flight_connection import RETRYABLE
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native.client.flight_connection import Connection
+    from polybus.native.client.flight_connection import FlightConnection
 
 log = logging.getLogger("polybus.native")
 
@@ -32,7 +32,7 @@ WARN_AFTER_S = 5.0
 
 
 @dataclass(slots=True)
-class Wanted:
+class ReadRange:
     """What is to be read. `start` moves along with what was given."""
 
     topic: str
@@ -59,7 +59,7 @@ class Wanted:
             "wait_ms": round(min(wait_s, MAX_WAIT_S) * 1000),
         }
 
-    def took(self, batch: pa.RecordBatch) -> bool:
+    def advance(self, batch: pa.RecordBatch) -> bool:
         """Whether that was all there was to take."""
         self.start = batch.column(self.position)[-1].as_py() + 1
         if self.max_rows:
@@ -72,7 +72,7 @@ class Wanted:
 class Reading:
     """An iterator of batches, for one thread; `cancel` ends it from any other."""
 
-    def __init__(self, connection: Connection, wanted: Wanted) -> None:
+    def __init__(self, connection: FlightConnection, wanted: ReadRange) -> None:
         self._connection = connection
         self._wanted = wanted
         self._lock = Lock()
@@ -101,14 +101,14 @@ class Reading:
 
     def _read(self) -> Any:  # a generator, which mypy would not let be closed
         wanted, options = self._wanted, self._connection.options
-        pauses = self._connection.pauses()
+        pauses = self._connection.retry_delays()
         lost_s: float | None = None
         heard_s, has_warned = time.monotonic(), False
         while not self._is_cancelled():
             try:
-                for batch in self._once(wanted.wait_s - (time.monotonic() - heard_s)):
-                    pauses, lost_s, has_warned = self._connection.pauses(), None, False
-                    is_all = wanted.took(batch)
+                for batch in self._read_once(wanted.wait_s - (time.monotonic() - heard_s)):
+                    pauses, lost_s, has_warned = self._connection.retry_delays(), None, False
+                    is_all = wanted.advance(batch)
                     yield batch
                     heard_s = time.monotonic()
                     if is_all:
@@ -116,7 +116,7 @@ class Reading:
                 lost_s = None
                 if time.monotonic() - heard_s >= wanted.wait_s:
                     return
-            except PASSING as error:
+            except RETRYABLE as error:
                 if self._is_cancelled():
                     return
                 lost_s = lost_s or time.monotonic()
@@ -128,9 +128,9 @@ class Reading:
                     log.warning("reading %s waits: %s", wanted.topic, error)
                 self._connection.closed.wait(pause_s)
 
-    def _once(self, wait_s: float) -> Iterator[pa.RecordBatch]:
+    def _read_once(self, wait_s: float) -> Iterator[pa.RecordBatch]:
         ticket = flight.Ticket(json.dumps(self._wanted.ticket(max(wait_s, 0.0))).encode())
-        with self._connection.using() as client:
+        with self._connection.borrow_client() as client:
             reader = self._open(client, ticket)
             try:
                 while True:

@@ -44,10 +44,10 @@ from polybus.errors import (
     Unavailable,
     UnknownProducer,
 )
-from polybus.native.client.flight_connection import Connection
-from polybus.native.client.in_flight import Unanswered
-from polybus.native.client.produce_queue import Batch, Produced, Queue
-from polybus.native.client.put_session import Session
+from polybus.native.client.flight_connection import FlightConnection
+from polybus.native.client.in_flight import InFlightBatches
+from polybus.native.client.produce_queue import ProduceBatch, Produced, ProduceQueue
+from polybus.native.client.put_session import PutSession
 
 log = logging.getLogger("polybus.native")
 
@@ -58,7 +58,7 @@ PARTIAL = (MalformedRequest, TooLarge, LimitReached)
 # A bus that fails at the same batch again and again fails because of it.
 MAX_TRIES = 4
 WARN_AFTER_S = 5.0
-EXISTING = "existing"  # behind the topic in a path: it is not made
+EXISTING_ONLY = "existing"  # behind the topic in a path: it is not made
 
 
 class Sender:
@@ -66,7 +66,7 @@ class Sender:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: FlightConnection,
         name: str,
         epoch: int,
         last_counter: int,
@@ -75,17 +75,17 @@ class Sender:
     ) -> None:
         self.name = name
         self.epoch = epoch
-        self.dead: PolybusError | None = None
+        self.fatal_error: PolybusError | None = None
         lock = Lock()
         self.changed = Condition(lock)
-        self.queue = Queue(connection.options, self.changed, lock)
+        self.queue = ProduceQueue(connection.options, self.changed, lock)
         self._connection = connection
-        self._behind = [] if create else [EXISTING]
-        self._unanswered = Unanswered(last_counter, connection.options.max_in_flight)
-        self._session: Session | None = None
-        self._turn = Lock()  # held by who does what is due
-        self._giving_up = False
-        self._pauses = connection.pauses()
+        self._path_suffix = [] if create else [EXISTING_ONLY]
+        self._unanswered = InFlightBatches(last_counter, connection.options.max_in_flight)
+        self._session: PutSession | None = None
+        self._step_lock = Lock()  # held by who does what is due
+        self._is_abandoned = False
+        self._pauses = connection.retry_delays()
         self._tries = 0
         self._progress_s = time.monotonic()
         self._has_warned = False
@@ -97,115 +97,115 @@ class Sender:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """All that has no outcome is failed, whatever the threads are waiting for."""
         with self.changed:
-            self._giving_up = True
+            self._is_abandoned = True
             self.changed.notify_all()
-        self._fail_all(self.dead or ConnectionLost("closed before the bus had answered"))
+        self._fail_all(self.fatal_error or ConnectionLost("closed before the bus had answered"))
 
-    def send_now(self) -> None:
+    def send_inline(self) -> None:
         """Sends what waits on the caller's thread, where that is all there is to do: to wake the
         thread would take longer. Opening streams, and all that goes wrong, is for the thread."""
         try:
-            if self._turn.acquire(blocking=False):
-                self._send_in_turn()
+            if self._step_lock.acquire(blocking=False):
+                self._send_holding_lock()
         finally:
             with self.changed:
-                if self._session is None or self._duty() is not None:
+                if self._session is None or self._find_step() is not None:
                     self.changed.notify()
 
-    def _send_in_turn(self) -> None:
+    def _send_holding_lock(self) -> None:
         try:
-            with self._dying():
-                if self._is_plain() and self._due() == self._send:
+            with self._fail_on_error():
+                if self._has_open_session() and self._current_step() == self._send:
                     self._send()
         except BaseException:  # Ctrl-C, at any point: the thread sends it again
             if self._session is not None:
                 self._session.interrupt()
             raise
         finally:
-            self._turn.release()
+            self._step_lock.release()
 
-    def _is_plain(self) -> bool:
+    def _has_open_session(self) -> bool:
         session = self._session
         return session is not None and session.is_open
 
     # --- the thread
 
     def _run(self) -> None:
-        with self._dying():
-            while self._next_duty() is not None:
-                with self._turn:
-                    duty = self._due()
+        with self._fail_on_error():
+            while self._wait_for_step() is not None:
+                with self._step_lock:
+                    duty = self._current_step()
                     if duty is not None:
                         duty()
-        self._fail_all(self.dead or ConnectionLost("closed before the bus had answered"))
-        if not self._giving_up:
+        self._fail_all(self.fatal_error or ConnectionLost("closed before the bus had answered"))
+        if not self._is_abandoned:
             self._end_session()
 
-    def _next_duty(self) -> Callable[[], None] | None:
+    def _wait_for_step(self) -> Callable[[], None] | None:
         """What is to be done, once there is something; None: nothing ever again."""
         with self.changed:
-            while self.dead is None and not self._giving_up and not self._is_done():
-                duty = self._duty()
+            while self.fatal_error is None and not self._is_abandoned and not self._is_done():
+                duty = self._find_step()
                 if duty is not None:
                     return duty
                 self.changed.wait()
         return None
 
-    def _due(self) -> Callable[[], None] | None:
+    def _current_step(self) -> Callable[[], None] | None:
         """What is to be done now, by who has the turn."""
         with self.changed:
-            return None if self.dead is not None or self._giving_up else self._duty()
+            return None if self.fatal_error is not None or self._is_abandoned else self._find_step()
 
     @contextmanager
-    def _dying(self) -> Iterator[None]:
+    def _fail_on_error(self) -> Iterator[None]:
         try:
             yield
         except PolybusError as error:
-            self._die(error)
+            self._fail_producer(error)
         except Exception as error:  # a defect of ours: nobody may wait for ever for it
             log.exception("producer %s has failed", self.name)
-            self._die(PolybusError(f"the producer has failed: {error!r}"))
+            self._fail_producer(PolybusError(f"the producer has failed: {error!r}"))
 
     def _is_done(self) -> bool:
-        return self.queue.is_closed and not self._unanswered and self.queue.first() is None
+        return self.queue.is_closed and not self._unanswered and self.queue.peek() is None
 
-    def _duty(self) -> Callable[[], None] | None:
+    def _find_step(self) -> Callable[[], None] | None:
         session = self._session
         if session is not None and not session.is_open:
             return self._recover if session.fault is not None else None
-        if (upcoming := self._unanswered.upcoming()) is not None:
-            return self._send if self._unanswered.has_place(upcoming) else None
-        first = self.queue.first()
+        if (upcoming := self._unanswered.first_unsent()) is not None:
+            return self._send if self._unanswered.can_send(upcoming) else None
+        first = self.queue.peek()
         if first is None:
             return None
         if self._unanswered and self.queue.is_small:
             return None  # it waits for company
-        if session is None or session.takes(first.topic, first.schema):
-            return self._send if self._unanswered.has_place(None) else None
+        if session is None or session.accepts(first.topic, first.schema):
+            return self._send if self._unanswered.can_send(None) else None
         return None if self._unanswered else self._end_session
 
     def _send(self) -> None:
         with self.changed:
-            batch = self._unanswered.upcoming() or self._take()
+            batch = self._unanswered.first_unsent() or self._take()
         if batch is not None:
             self._transmit([batch])
 
-    def _take(self) -> Batch | None:
-        batch = self.queue.take() if self.queue.first() is not None else None
+    def _take(self) -> ProduceBatch | None:
+        batch = self.queue.take() if self.queue.peek() is not None else None
         if batch is not None:
             if not self._unanswered:
                 self._progress_s = time.monotonic()
             self._unanswered.append(batch)
         return batch
 
-    def _transmit(self, batches: list[Batch]) -> None:
+    def _transmit(self, batches: list[ProduceBatch]) -> None:
         for batch in batches:
             if self._session is None:
-                path = ["produce", batch.topic, *self._behind]
-                session = Session(self._connection, path, batch, self._answered, self._wake)
+                path = ["produce", batch.topic, *self._path_suffix]
+                session = PutSession(self._connection, path, batch, self._on_answer, self._wake)
                 with self.changed:
                     self._session = session
             if not self._session.is_open:
@@ -232,8 +232,10 @@ class Sender:
             first = self._unanswered[0] if self._unanswered else None
         self._tries += 1
         if isinstance(fault, FATAL):
-            self._die(fault)
-        elif isinstance(fault, Unavailable) or (_is_open(fault) and self._tries < MAX_TRIES):
+            self._fail_producer(fault)
+        elif isinstance(fault, Unavailable) or (
+            _is_outcome_unknown(fault) and self._tries < MAX_TRIES
+        ):
             self._pause(fault)
             self._resend()
         elif first is not None:
@@ -242,40 +244,40 @@ class Sender:
 
     def _resend(self) -> None:
         with self.changed:
-            batches = self._unanswered.on_their_way()
-            if self._giving_up or self.dead is not None:
+            batches = self._unanswered.sent_batches()
+            if self._is_abandoned or self.fatal_error is not None:
                 return
         self._transmit(batches)
 
-    def _refuse(self, first: Batch, error: PolybusError) -> None:
+    def _refuse(self, first: ProduceBatch, error: PolybusError) -> None:
         """Uses up all numbers on their way, then tells the first that it is refused."""
         overtaken = False
         with self.changed:
-            batches = self._unanswered.on_their_way()
+            batches = self._unanswered.sent_batches()
         for batch in batches:
-            spans = self._use_up(batch.counter)
+            spans = self._void_counter(batch.counter)
             if spans is None:
                 return
             batch.counter = 0
             if spans:
                 overtaken = overtaken or batch is not first
-                self._was_stored(batch, spans)
+                self._complete_stored(batch, spans)
         # With one behind it stored, the time of the first has passed: it is not tried again.
-        self._tell_refused(first, error, may_halve=not overtaken)
+        self._fail_refused(first, error, may_halve=not overtaken)
 
-    def _use_up(self, counter: int) -> list[dict[str, Any]] | None:
+    def _void_counter(self, counter: int) -> list[dict[str, Any]] | None:
         """What the number stands for: nothing from now on, or what was stored.
 
         Takes as long as it may take; None if the producer ends before.
         """
         stamp = {"producer": self.name, "epoch": self.epoch, "counter": counter}
-        while self.dead is None and not self._giving_up:
+        while self.fatal_error is None and not self._is_abandoned:
             try:
                 done = self._connection.act("stage.publish", {"stages": [], "stamp": stamp})
                 spans: list[dict[str, Any]] = done["spans"]
                 return spans
             except PolybusError as fault:
-                if not _is_open(fault):
+                if not _is_outcome_unknown(fault):
                     raise
                 self._pause(fault)
         return None
@@ -284,25 +286,25 @@ class Sender:
         silent_s = time.monotonic() - self._progress_s
         limit_s = self._connection.options.produce_timeout_s
         if self._connection.closed.is_set() or (limit_s is not None and silent_s > limit_s):
-            self._die(fault)
+            self._fail_producer(fault)
             return
         if silent_s > WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
             log.warning("producer %s waits: %s", self.name, fault)
         with self.changed:
-            self.changed.wait_for(lambda: self._giving_up, next(self._pauses))
+            self.changed.wait_for(lambda: self._is_abandoned, next(self._pauses))
 
-    def _was_stored(self, batch: Batch, spans: list[dict[str, Any]]) -> None:
+    def _complete_stored(self, batch: ProduceBatch, spans: list[dict[str, Any]]) -> None:
         first_id = min(span["first_id"] for span in spans)
         last_id = max(span["first_id"] + span["count"] - 1 for span in spans)
         with self.changed:
             if batch not in self._unanswered:
                 return
             self._unanswered.remove(batch)
-        batch.tell(Produced(first_id, last_id, True))
+        batch.complete(Produced(first_id, last_id, True))
         self.queue.settle(batch)
 
-    def _tell_refused(self, first: Batch, error: PolybusError, *, may_halve: bool) -> None:
+    def _fail_refused(self, first: ProduceBatch, error: PolybusError, *, may_halve: bool) -> None:
         with self.changed:
             if not self._unanswered or self._unanswered[0] is not first:
                 return  # it was stored after all
@@ -313,16 +315,16 @@ class Sender:
         first.fail(error)
         self.queue.settle(first)
 
-    def _die(self, error: PolybusError) -> None:
+    def _fail_producer(self, error: PolybusError) -> None:
         with self.changed:
-            self.dead = self.dead or error
+            self.fatal_error = self.fatal_error or error
             self.changed.notify_all()
         self.queue.close(error)
 
     def _fail_all(self, error: PolybusError) -> None:
         self.queue.close(error)
         with self.changed:
-            batches, never_sent = list(self._unanswered), self.queue.empty()
+            batches, never_sent = list(self._unanswered), self.queue.drain()
             self._unanswered.clear()
         for batch in batches:
             batch.fail(error)
@@ -332,28 +334,28 @@ class Sender:
 
     # --- what a session reports, on its thread
 
-    def _answered(self, session: Session, answer: dict[str, Any]) -> None:
+    def _on_answer(self, session: PutSession, answer: dict[str, Any]) -> None:
         produced = Produced(answer["first_id"], answer["last_id"], answer["duplicate"])
         with self.changed:
-            if self._giving_up or self.dead is not None:
+            if self._is_abandoned or self.fatal_error is not None:
                 return
-            batch = self._unanswered.answered(answer["counter"])
-            self._pauses = self._connection.pauses()
+            batch = self._unanswered.take_answered(answer["counter"])
+            self._pauses = self._connection.retry_delays()
             self._progress_s = time.monotonic()
             self._tries, self._has_warned = 0, False
             if self._has_more():
                 self.changed.notify()  # there is a place: nobody waits until all are told
-        batch.tell(produced)
+        batch.complete(produced)
         self.queue.settle(batch)
 
     def _has_more(self) -> bool:
-        return self.queue.is_closed or bool(self.queue.first() or self._unanswered.upcoming())
+        return self.queue.is_closed or bool(self.queue.peek() or self._unanswered.first_unsent())
 
     def _wake(self) -> None:
         with self.changed:
             self.changed.notify_all()
 
 
-def _is_open(error: PolybusError) -> bool:
+def _is_outcome_unknown(error: PolybusError) -> bool:
     """Nobody has said no: what the outcome is, another try will tell."""
     return isinstance(error, Unavailable | PeerError) or type(error) is PolybusError

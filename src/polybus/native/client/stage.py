@@ -9,9 +9,9 @@ from typing import Self
 
 import pyarrow as pa
 
-from polybus.native.client.flight_connection import Connection
-from polybus.native.client.flight_errors import told
-from polybus.native.client.produce_messages import bodies_of, merged, rows_of
+from polybus.native.client.flight_connection import FlightConnection
+from polybus.native.client.flight_errors import decode_error
+from polybus.native.client.produce_messages import check_bodies, check_rows, merge_messages
 from polybus.native.client.put_stream import PutStream
 
 # Enough that neither side waits for the other; the bus takes 64, and 32 MiB, of a stream.
@@ -27,39 +27,41 @@ class Stage:
     What was put stays until it is published (`Client.publish`) or its lease ends.
     """
 
-    def __init__(self, connection: Connection, name: str, now_ms: Callable[[], int]) -> None:
+    def __init__(self, connection: FlightConnection, name: str, now_ms: Callable[[], int]) -> None:
         self.name = name
         self._connection = connection
         self._now_ms = now_ms
         self._streams: dict[str, PutStream] = {}
         self._unanswered: deque[tuple[PutStream, int]] = deque()
-        self._on_their_way = 0  # bytes
+        self._in_flight_bytes = 0  # bytes
 
     def put(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
     ) -> None:
         """On disk when this returns."""
-        self.put_rows(topic, merged([bodies_of(bodies, keys, self._now_ms())]))
+        self.put_rows(topic, merge_messages([check_bodies(bodies, keys, self._now_ms())]))
 
     def put_rows(self, topic: str, rows: pa.RecordBatch) -> None:
         """The same, of a batch in the port's schema."""
-        self.hand_over(topic, rows)
-        self.settle()
+        self.put_rows_nowait(topic, rows)
+        self.flush()
 
-    def hand_over(self, topic: str, rows: pa.RecordBatch) -> None:
+    def put_rows_nowait(self, topic: str, rows: pa.RecordBatch) -> None:
         """The same, without waiting; what went wrong is raised by a later call, at the latest
         by `settle`. Waits only while too many are on their way."""
-        stream = self._stream(topic, rows_of(rows).schema)
+        stream = self._stream(topic, check_rows(rows).schema)
         stream.send(rows, None)
         self._unanswered.append((stream, rows.nbytes))
-        self._on_their_way += rows.nbytes
-        while len(self._unanswered) > MAX_UNANSWERED or self._on_their_way > MAX_UNANSWERED_BYTES:
-            self._answer()
+        self._in_flight_bytes += rows.nbytes
+        while (
+            len(self._unanswered) > MAX_UNANSWERED or self._in_flight_bytes > MAX_UNANSWERED_BYTES
+        ):
+            self._read_answer()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Returns once all that was handed over is on disk."""
         while self._unanswered:
-            self._answer()
+            self._read_answer()
 
     def close(self) -> None:
         """Ends its streams, and no more."""
@@ -83,18 +85,18 @@ class Stage:
         stream = self._streams.get(topic)
         if stream is None or not stream.schema.equals(schema):
             if stream is not None:
-                self.settle()
+                self.flush()
                 stream.close()
             elif len(self._streams) >= MAX_STREAMS:
-                self.settle()
+                self.flush()
                 self._streams.pop(next(iter(self._streams))).close()
             path = ["stage", self.name, topic]
             stream = self._streams[topic] = PutStream(self._connection, path, schema)
         return stream
 
-    def _answer(self) -> None:
+    def _read_answer(self) -> None:
         stream, size = self._unanswered.popleft()
-        self._on_their_way -= size
+        self._in_flight_bytes -= size
         answer = stream.answer()
         if "error" in answer:
-            raise told(answer["error"])
+            raise decode_error(answer["error"])

@@ -14,7 +14,7 @@ from threading import Thread, current_thread
 log = logging.getLogger("polybus.native.inprocess")
 
 
-class Answers:
+class CallbackThread:
     """Steps, taken in the order they came."""
 
     def __init__(self) -> None:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from polybus.bus.counters import Counters
 from polybus.bus.policy import ROOT_UID, Policy
 from polybus.bus.quotas import Quotas
-from polybus.durable.topic_names import Binding
-from polybus.durable.topic_registry import Durable
+from polybus.durable.topic_names import TopicNames
+from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import NotSupported
 from polybus.model.identity import Identity
 from polybus.model.limits import Limits, NativeLimits, QuotaLimits
-from polybus.native.inprocess.callback_thread import Answers
-from polybus.native.port.native_port import Port
-from polybus.native.port.topic_access import Access
+from polybus.native.inprocess.callback_thread import CallbackThread
+from polybus.native.port.native_port import NativePort
+from polybus.native.port.topic_access import TopicAccess
 from polybus.store.engine_registry import open_store
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Core:
+class InProcessBus:
     """Opened by the first handle, closed by the last."""
 
     def __init__(self, url: str) -> None:
         self.pid = os.getpid()
         self.limits = NativeLimits()
         self.identity = _own_identity()
-        self.answers = Answers()
+        self.answers = CallbackThread()
         self._counters = Counters()
         self._store = open_store(url)
         try:
@@ -56,24 +56,24 @@ class Core:
         finally:
             self.answers.close()
 
-    def _open_port(self, store: Store) -> Port:
+    def _open_port(self, store: Store) -> NativePort:
         quotas = Quotas(
             QuotaLimits(quota_topics=Limits().max_topics),
             self._counters,
-            Log("polybus.native.inprocess"),
+            StdlibLog("polybus.native.inprocess"),
         )
         policy = Policy((ROOT_UID, os.getuid()))
-        durable = Durable(store)
-        binding = Binding(durable, policy, quotas, is_ephemeral=lambda name: False)
-        access = Access(durable, binding, policy, Alone())
-        return Port(access, self.limits, time.monotonic, self._stats, _no_rules, time.time_ns)
+        durable = DurableTopics(store)
+        binding = TopicNames(durable, policy, quotas, is_ephemeral=lambda name: False)
+        access = TopicAccess(durable, binding, policy, LoopLock())
+        return NativePort(access, self.limits, time.monotonic, self._stats, _no_rules, time.time_ns)
 
     def _stats(self) -> dict[str, Any]:
         families = {family: self._counters.family(family) for family in ("refused", "faults")}
         return {**families, "topics": self.port.access.durable.count}
 
 
-class Alone:
+class LoopLock:
     """One at a time: what is the loop's in a server is under this lock here."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Alone:
             return function(*args)
 
 
-class Log:
+class StdlibLog:
     """The bus's words, for Python's own logging."""
 
     def __init__(self, name: str) -> None:

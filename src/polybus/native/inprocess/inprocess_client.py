@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from polybus.errors import ConnectionLost, MalformedRequest, StoreClosed
 from polybus.model.arrow import batch_of
-from polybus.native.client.group_fetch import cut
-from polybus.native.client.producer_set import Producers
-from polybus.native.client.range_reader import NO_BOUND, Wanted
+from polybus.native.client.group_fetch import split_by_shard
+from polybus.native.client.producer_set import ProducerSet
+from polybus.native.client.range_reader import NO_BOUND, ReadRange
 from polybus.native.inprocess.inprocess_producer import Producer
-from polybus.native.inprocess.inprocess_reader import Reading
-from polybus.native.inprocess.inprocess_stage import Stage
+from polybus.native.inprocess.inprocess_reader import InProcessReader
+from polybus.native.inprocess.inprocess_stage import InProcessStage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native.client.group_fetch import Told
-    from polybus.native.inprocess.inprocess_bus import Core
+    from polybus.native.client.group_fetch import FetchPart
+    from polybus.native.inprocess.inprocess_bus import InProcessBus
 
 
-class Bus:
+class InProcessClient:
     """Made by `open_bus`. Blocking, for any number of threads.
 
     Requests and answers go through JSON here, too: a program that works with a bus inside
@@ -35,18 +35,18 @@ class Bus:
 
     def __init__(
         self,
-        core: Core,
+        core: InProcessBus,
         leave: Callable[[], None],
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._core = core
-        self._leave = leave
+        self._on_close = leave
         self._now_ms = now_ms
         self._lock = Lock()
         self._closed = False
-        self._producers: Producers[Producer] = Producers()
-        self._caller = core.port.caller(core.identity, lambda: self._closed)
+        self._producers: ProducerSet[Producer] = ProducerSet()
+        self._caller = core.port.new_caller(core.identity, lambda: self._closed)
 
     # --- producing
 
@@ -61,13 +61,13 @@ class Bus:
         producer = Producer(self._core, self._caller, opened, self._now_ms, **kind)
         return self._producers.add(producer)
 
-    def stage(self, lease_s: float = 600.0) -> Stage:
+    def stage(self, lease_s: float = 600.0) -> InProcessStage:
         """A place for batches that become visible all at once, by `publish`."""
         opened = self.act("stage.new", lease_s=lease_s)
-        return Stage(self._core, self._caller, opened["stage"], self._now_ms)
+        return InProcessStage(self._core, self._caller, opened["stage"], self._now_ms)
 
     def publish(
-        self, stages: Sequence[Stage | str], stamp: Mapping[str, object] | None = None
+        self, stages: Sequence[InProcessStage | str], stamp: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
         """All that is in the stages becomes visible, at once. They are gone then."""
         names = [one if isinstance(one, str) else one.name for one in stages]
@@ -84,34 +84,34 @@ class Bus:
         *,
         max_rows: int = NO_BOUND,
         wait_s: float = 0.0,
-    ) -> Reading:
+    ) -> InProcessReader:
         """As `native.Client.read`."""
         self._check()
-        wanted = Wanted(topic, shard, start, end, max_rows, wait_s)
-        return Reading(self._core, wanted, self._check, lambda: self._closed)
+        wanted = ReadRange(topic, shard, start, end, max_rows, wait_s)
+        return InProcessReader(self._core, wanted, self._check, lambda: self._closed)
 
     def fetch(self, **request: Any) -> tuple[dict[str, Any], list[pa.RecordBatch]]:
         """`group.fetch`: what it says, and a batch for each entry of its "rows", in order."""
-        answer, rows = next(self._fetched(request))
+        answer, rows = next(self._stream_fetch(request))
         assert answer is not None  # it does not follow
-        return answer, cut(answer, rows)
+        return answer, split_by_shard(answer, rows)
 
-    def follow(self, **request: Any) -> Iterator[Told]:
+    def follow(self, **request: Any) -> Iterator[FetchPart]:
         """`group.fetch` that goes on: what it says if that is more than rows, and the rows."""
-        return self._fetched({**request, "follow": True})
+        return self._stream_fetch({**request, "follow": True})
 
-    def _fetched(self, request: dict[str, Any]) -> Iterator[Told]:
+    def _stream_fetch(self, request: dict[str, Any]) -> Iterator[FetchPart]:
         self._check()
-        for answer, rows in self._core.port.follow(self._caller, _asked(request)):
+        for answer, rows in self._core.port.stream_fetch(self._caller, _encode_request(request)):
             self._check()
-            yield answer and _carried(answer), batch_of(rows) if rows.count else None
+            yield answer and _round_trip_json(answer), batch_of(rows) if rows.count else None
 
     # --- the rest
 
     def act(self, name: str, /, **request: Any) -> dict[str, Any]:
         """Any action of the port, by its name; what is None is left out."""
         self._check()
-        return _carried(self._core.port.act(self._caller, name, _asked(request)))
+        return _round_trip_json(self._core.port.act(self._caller, name, _encode_request(request)))
 
     def hurry(self, timeout_s: float) -> None:
         """This bus is never away."""
@@ -125,8 +125,8 @@ class Bus:
             if self._closed:
                 return
             self._closed = True
-        self._core.port.waits.look()
-        self._leave()
+        self._core.port.waits.check_callers()
+        self._on_close()
 
     def __enter__(self) -> Self:
         return self
@@ -148,15 +148,15 @@ class Bus:
             raise ConnectionLost("this client was closed")
 
 
-def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
+def _encode_request(request: Mapping[str, Any]) -> dict[str, Any]:
     """What is None is left out."""
     try:
-        return _carried({key: value for key, value in request.items() if value is not None})
+        return _round_trip_json({key: value for key, value in request.items() if value is not None})
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedRequest(f"a request is JSON: {error}") from None
 
 
-def _carried(given: Mapping[str, Any]) -> dict[str, Any]:
+def _round_trip_json(given: Mapping[str, Any]) -> dict[str, Any]:
     """As it would come out at the other end of a connection."""
     found: dict[str, Any] = json.loads(json.dumps(given))
     return found

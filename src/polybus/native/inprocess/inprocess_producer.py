@@ -21,16 +21,16 @@ from polybus.errors import (
 )
 from polybus.model.arrow import block_of
 from polybus.model.stamp import KEPT_RESULTS, Stamp
-from polybus.native.client.produce_messages import bodies_of, merged, rows_of
+from polybus.native.client.produce_messages import check_bodies, check_rows, merge_messages
 from polybus.native.client.produce_queue import Produced
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.model.commit import Committed
-    from polybus.native.inprocess.inprocess_bus import Core
+    from polybus.model.commit import CommitResult
+    from polybus.native.inprocess.inprocess_bus import InProcessBus
     from polybus.native.port.native_port import Caller
-    from polybus.native.port.produce_stream import Stream
+    from polybus.native.port.produce_stream import ProduceStream
 
 MAX_IN_FLIGHT = KEPT_RESULTS  # as over the port
 # After these no number of this producer will ever be taken again.
@@ -42,7 +42,7 @@ class Producer:
 
     def __init__(
         self,
-        core: Core,
+        core: InProcessBus,
         caller: Caller,
         opened: dict[str, Any],
         now_ms: Callable[[], int],
@@ -58,14 +58,14 @@ class Producer:
         self._caller = caller
         self._now_ms = now_ms
         self._counter: int = opened["last_counter"]
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, ProduceStream] = {}
         self._changed = Condition()
         self._in_flight = 0
-        self._dead: PolybusError | None = None
+        self._closed_by: PolybusError | None = None
 
     @property
     def is_closed(self) -> bool:
-        return self._dead is not None
+        return self._closed_by is not None
 
     def produce(
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
@@ -74,11 +74,13 @@ class Producer:
 
         Blocks while `MAX_IN_FLIGHT` are on their way already.
         """
-        return self.produce_rows(topic, merged([bodies_of(bodies, keys, self._now_ms())]))
+        return self.produce_rows(
+            topic, merge_messages([check_bodies(bodies, keys, self._now_ms())])
+        )
 
     def produce_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
         """The same, of a batch in the port's schema."""
-        batch = rows_of(rows).batch
+        batch = check_rows(rows).batch
         future: Future[Produced] = Future()
         future.set_running_or_notify_cancel()
         try:
@@ -97,9 +99,12 @@ class Producer:
     def close(self, timeout_s: float | None = None) -> None:
         """Waits for what is on its way, then ends."""
         with self._changed:
-            was_closed, self._dead = self.is_closed, self._dead or ConnectionLost("it was closed")
+            was_closed, self._closed_by = (
+                self.is_closed,
+                self._closed_by or ConnectionLost("it was closed"),
+            )
         if self.flush(timeout_s) and not was_closed and not self._is_named:
-            self._forget()
+            self._close_on_bus()
 
     def _store(self, topic: str, batch: pa.RecordBatch, future: Future[Produced]) -> None:
         most = self._core.limits.max_batch_bytes
@@ -107,19 +112,19 @@ class Producer:
             raise TooLarge(f"a batch of {batch.nbytes} bytes: at most {most} are taken")
         block = block_of(batch, self._now_ms())
         with self._changed:
-            self._changed.wait_for(lambda: self._dead or self._in_flight < MAX_IN_FLIGHT)
-            if self._dead is not None:
-                raise self._dead
+            self._changed.wait_for(lambda: self._closed_by or self._in_flight < MAX_IN_FLIGHT)
+            if self._closed_by is not None:
+                raise self._closed_by
             stored = self._stream(topic).produce(block, self._next_stamp())
             self._in_flight += 1
-        tell = partial(self._tell, future)
+        tell = partial(self._on_stored, future)
         stored.add_done_callback(lambda done: self._core.answers.add(partial(tell, done)))
 
     def _next_stamp(self) -> Stamp:
         self._counter += 1
         return Stamp(self.name, self.epoch, self._counter)
 
-    def _stream(self, topic: str) -> Stream:
+    def _stream(self, topic: str) -> ProduceStream:
         stream = self._streams.get(topic)
         if stream is None:
             stream = self._streams[topic] = self._core.port.produce(
@@ -127,7 +132,7 @@ class Producer:
             )
         return stream
 
-    def _tell(self, future: Future[Produced], done: Future[Committed]) -> None:
+    def _on_stored(self, future: Future[Produced], done: Future[CommitResult]) -> None:
         try:
             spans = done.result().spans
             first_id = min(span.first_id for span in spans)
@@ -142,12 +147,12 @@ class Producer:
 
     def _fail(self, future: Future[Produced], error: Exception) -> None:
         if isinstance(error, FATAL):
-            self._dead = self._dead or error
+            self._closed_by = self._closed_by or error
         if isinstance(error, StoreClosed):
             error = ConnectionLost("the bus was closed")
         future.set_exception(error)
 
-    def _forget(self) -> None:
+    def _close_on_bus(self) -> None:
         """Nobody else knows its name, so the bus need not keep it."""
         try:
             request = {"producer": self.name, "epoch": self.epoch}

@@ -11,17 +11,17 @@ from polybus.model.arrow import batch_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native.client.range_reader import Wanted
-    from polybus.native.inprocess.inprocess_bus import Core
+    from polybus.native.client.range_reader import ReadRange
+    from polybus.native.inprocess.inprocess_bus import InProcessBus
 
 
-class Reading:
+class InProcessReader:
     """An iterator of batches, for one thread; `cancel` ends it from any other."""
 
     def __init__(
         self,
-        core: Core,
-        wanted: Wanted,
+        core: InProcessBus,
+        wanted: ReadRange,
         check: Callable[[], None],
         is_closed: Callable[[], bool],
     ) -> None:
@@ -44,21 +44,21 @@ class Reading:
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._core.port.waits.look()
+        self._core.port.waits.check_callers()
 
     def _is_over(self) -> bool:
         return self._cancelled or self._is_closed()
 
     def _read(self) -> Any:  # a generator, which mypy would not let be closed
         port, wanted = self._core.port, self._wanted
-        caller = port.caller(self._core.identity, self._is_over)
+        caller = port.new_caller(self._core.identity, self._is_over)
         heard_s = time.monotonic()
         while not self._cancelled:
             self._check()
             left_s = max(0.0, wanted.wait_s - (time.monotonic() - heard_s))
             for rows in port.read(caller, wanted.ticket(left_s)):
                 batch = batch_of(rows)
-                is_all = wanted.took(batch)
+                is_all = wanted.advance(batch)
                 yield batch
                 if is_all or self._cancelled:
                     return

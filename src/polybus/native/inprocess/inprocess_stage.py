@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from polybus.model.arrow import block_of
-from polybus.native.client.produce_messages import bodies_of, merged, rows_of
+from polybus.native.client.produce_messages import check_bodies, check_rows, merge_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.native.inprocess.inprocess_bus import Core
+    from polybus.native.inprocess.inprocess_bus import InProcessBus
     from polybus.native.port.native_port import Caller
 
 
-class Stage:
+class InProcessStage:
     """What was put stays until it is published (`Bus.publish`) or its lease ends."""
 
-    def __init__(self, core: Core, caller: Caller, name: str, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, core: InProcessBus, caller: Caller, name: str, now_ms: Callable[[], int]
+    ) -> None:
         self.name = name
         self._core = core
         self._caller = caller
@@ -28,11 +30,11 @@ class Stage:
         self, topic: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None
     ) -> None:
         """On disk when this returns."""
-        self.put_rows(topic, merged([bodies_of(bodies, keys, self._now_ms())]))
+        self.put_rows(topic, merge_messages([check_bodies(bodies, keys, self._now_ms())]))
 
     def put_rows(self, topic: str, rows: pa.RecordBatch) -> None:
         """The same, of a batch in the port's schema."""
-        block = block_of(rows_of(rows).batch, self._now_ms())
+        block = block_of(check_rows(rows).batch, self._now_ms())
         self._core.port.produce(self._caller, topic).stage(self.name, block).result()
 
     def close(self) -> None:

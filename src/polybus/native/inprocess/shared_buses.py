@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polybus.errors import AddressError, DataFolderInUse
-from polybus.native.inprocess.inprocess_bus import Core
-from polybus.native.inprocess.inprocess_client import Bus
+from polybus.native.inprocess.inprocess_bus import InProcessBus
+from polybus.native.inprocess.inprocess_client import InProcessClient
 
 LMDB, MEMORY = "lmdb:", "memory:"
 IN_DATA = "store"  # what a bus calls its store within its data folder
@@ -26,35 +26,35 @@ MARK = "CURRENT"  # the file that every store of LMDB has
 
 
 @dataclass(slots=True)
-class _Shared:
-    core: Core
+class _SharedBus:
+    core: InProcessBus
     users: int = 0
 
 
 _guard = threading.Lock()
-_shared: dict[str, _Shared] = {}
+_shared: dict[str, _SharedBus] = {}
 
 
-def open_bus(url: str) -> Bus:
+def open_bus(url: str) -> InProcessClient:
     """A handle on the bus of this URL, which is opened if nobody here has it open."""
-    place = _place(url)
+    place = _normalise_url(url)
     with _guard:
         shared = _shared.get(place)
         if shared is None:
-            shared = _shared[place] = _Shared(_open(place))
+            shared = _shared[place] = _SharedBus(_open(place))
         shared.users += 1
-        return Bus(shared.core, lambda: _leave(place, shared))
+        return InProcessClient(shared.core, lambda: _release_bus(place, shared))
 
 
-def _open(place: str) -> Core:
+def _open(place: str) -> InProcessBus:
     try:
-        return Core(place)
+        return InProcessBus(place)
     except DataFolderInUse as error:
         text = f"{error}: run `polybus serve` there, and use polybus://HOST:PORT"
         raise DataFolderInUse(text) from None
 
 
-def _leave(place: str, shared: _Shared) -> None:
+def _release_bus(place: str, shared: _SharedBus) -> None:
     """Under the lock to its end: whoever opens it again finds the folder free."""
     with _guard:
         shared.users -= 1
@@ -63,7 +63,7 @@ def _leave(place: str, shared: _Shared) -> None:
             shared.core.close()
 
 
-def _place(url: str) -> str:
+def _normalise_url(url: str) -> str:
     """The same for all ways to write one place."""
     if url.startswith(MEMORY):
         return url

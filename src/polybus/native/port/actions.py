@@ -16,22 +16,22 @@ from polybus.native.port import (
     topic_actions,
     topic_statistics,
 )
-from polybus.native.protocol.fields import Action, Answer, Arguments, Field, is_count
+from polybus.native.protocol.fields import ActionSchema, Answer, Arguments, Field, is_count
 
 if TYPE_CHECKING:
-    from polybus.native.port.native_port import Caller, Port
+    from polybus.native.port.native_port import Caller, NativePort
 
-Perform = Callable[["Port", "Caller", Arguments], Answer]
-MAX_PLACES = 16_384  # of one wait: four topics with as many shards as there can be
+Perform = Callable[["NativePort", "Caller", Arguments], Answer]
+MAX_WAIT_POSITIONS = 16_384  # of one wait: four topics with as many shards as there can be
 
 
-def _wait(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _wait(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     places = given["positions"]
     port.waits.check_room()
-    if not 1 <= len(places) <= MAX_PLACES:
-        raise LimitReached("max_places", f"a wait is for 1 to {MAX_PLACES} shards")
+    if not 1 <= len(places) <= MAX_WAIT_POSITIONS:
+        raise LimitReached("max_places", f"a wait is for 1 to {MAX_WAIT_POSITIONS} shards")
     wanted: dict[tuple[int, int], int] = {}
-    topics_by_name = port.access.topics(caller.identity, SUBSCRIBE, _names(places))
+    topics_by_name = port.access.get_topics(caller.identity, SUBSCRIBE, _check_positions(places))
     for place in places:
         topic = topics_by_name[place["topic"]]
         if place["shard"] not in topic.shards:
@@ -47,7 +47,7 @@ def _wait(port: Port, caller: Caller, given: Arguments) -> Answer:
     return {"news": news}
 
 
-def _names(places: list[dict[str, object]]) -> set[str]:
+def _check_positions(places: list[dict[str, object]]) -> set[str]:
     for place in places:
         whole = set(place) == {"topic", "shard", "offset"}
         if not whole or not isinstance(place["topic"], str):
@@ -58,11 +58,11 @@ def _names(places: list[dict[str, object]]) -> set[str]:
     return {str(place["topic"]) for place in places}
 
 
-def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _stats(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     return port.stats()
 
 
-ACTIONS: dict[str, tuple[Action, Perform]] = {
+ACTIONS: dict[str, tuple[ActionSchema, Perform]] = {
     action.name: (action, perform)
     for table in (
         producer_registry.ACTIONS,
@@ -76,7 +76,7 @@ ACTIONS: dict[str, tuple[Action, Perform]] = {
     for action, perform in table.items()
 }
 ACTIONS["wait"] = (
-    Action(
+    ActionSchema(
         "wait",
         "Waits until a shard reaches beyond an offset, or time is up",
         (
@@ -87,10 +87,13 @@ ACTIONS["wait"] = (
     ),
     _wait,
 )
-ACTIONS["stats"] = (Action("stats", "The bus's counters", (), "as polybus stats --json"), _stats)
+ACTIONS["stats"] = (
+    ActionSchema("stats", "The bus's counters", (), "as polybus stats --json"),
+    _stats,
+)
 
 
-def find(name: str) -> tuple[Action, Perform]:
+def find_action(name: str) -> tuple[ActionSchema, Perform]:
     found = ACTIONS.get(name)
     if found is None:
         raise MalformedRequest(f"unknown action {name[:64]!r}: {', '.join(sorted(ACTIONS))}")

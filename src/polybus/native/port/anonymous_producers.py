@@ -17,23 +17,23 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from polybus.model.commit import Change, Commit
+from polybus.model.commit import Commit, RecordChange
 
 if TYPE_CHECKING:
-    from polybus.model.commit import Record
+    from polybus.model.commit import StoredRecord
     from polybus.store.contract import Store
 
-SEEN: Final = b"seen/"  # + the producer's name: when, nanoseconds since 1970
+LAST_USE: Final = b"seen/"  # + the producer's name: when, nanoseconds since 1970
 ANONYMOUS: Final = re.compile(r"anonymous-[0-9a-f]{32}")
 DAY_S: Final = 86_400
 NS: Final = 1_000_000_000
-KEPT_S: Final = 8 * DAY_S  # of its record: so it was used for the last time a week ago, or longer
-LOOK_EVERY_S: Final = 60
-LOOKED_AT: Final = 1000  # records at once: some milliseconds
+EXPIRY_S: Final = 8 * DAY_S  # of its record: so it was used for the last time a week ago, or longer
+SCAN_INTERVAL_S: Final = 60
+SCAN_LIMIT: Final = 1000  # records at once: some milliseconds
 MAX_REMEMBERED: Final = 65_536  # producers; some 200 bytes each
 
 
-class Sightings:
+class AnonymousProducers:
     """For all threads."""
 
     def __init__(
@@ -42,53 +42,57 @@ class Sightings:
         self._store = store
         self._clock = clock
         self._wall_ns = wall_ns
-        self._noted_s: dict[str, float] = {}  # when its record was written last, by the clock
-        self._looked_s: float | None = None
+        self._recorded_s: dict[str, float] = {}  # when its record was written last, by the clock
+        self._scanned_s: float | None = None
         self._after = b""
         self._lock = Lock()
 
-    def change(self, producer: str) -> tuple[Change, ...]:
+    def use_change(self, producer: str) -> tuple[RecordChange, ...]:
         """Seen now: for the commit that makes it somebody's."""
         if not ANONYMOUS.fullmatch(producer):
             return ()
         self._remember(producer)
-        return (Change(SEEN + producer.encode(), b"%d" % self._wall_ns()),)
+        return (RecordChange(LAST_USE + producer.encode(), b"%d" % self._wall_ns()),)
 
-    def note(self, producer: str) -> None:
+    def record_use(self, producer: str) -> None:
         """It was used. Nobody waits for the record."""
-        noted_s = self._noted_s.get(producer)
+        noted_s = self._recorded_s.get(producer)
         if noted_s is not None and self._clock() - noted_s < DAY_S:
             return
-        if changes := self.change(producer):
+        if changes := self.use_change(producer):
             self._store.commit(Commit(changes=changes))
 
-    def end(self, producer: str) -> tuple[Change, ...]:
+    def delete_change(self, producer: str) -> tuple[RecordChange, ...]:
         """It is gone: for the commit that makes it nobody's."""
-        self._noted_s.pop(producer, None)
-        return (Change(SEEN + producer.encode(), None),) if ANONYMOUS.fullmatch(producer) else ()
+        self._recorded_s.pop(producer, None)
+        return (
+            (RecordChange(LAST_USE + producer.encode(), None),)
+            if ANONYMOUS.fullmatch(producer)
+            else ()
+        )
 
-    def forgotten(self) -> list[str]:
+    def list_expired(self) -> list[str]:
         """Some that nobody has used for so long, if it is time to look."""
         with self._lock:
             now_s = self._clock()
-            if self._looked_s is not None and now_s - self._looked_s < LOOK_EVERY_S:
+            if self._scanned_s is not None and now_s - self._scanned_s < SCAN_INTERVAL_S:
                 return []
-            self._looked_s = now_s
-            records = self._store.scan(SEEN, self._after, LOOKED_AT)
-            self._after = records[-1].key if len(records) == LOOKED_AT else b""
+            self._scanned_s = now_s
+            records = self._store.scan(LAST_USE, self._after, SCAN_LIMIT)
+            self._after = records[-1].key if len(records) == SCAN_LIMIT else b""
         return [_name(one) for one in records if self._is_old(one)]
 
-    def _is_old(self, record: Record) -> bool:
-        noted_s = self._noted_s.get(_name(record))
-        if noted_s is not None and self._clock() - noted_s < KEPT_S:
+    def _is_old(self, record: StoredRecord) -> bool:
+        noted_s = self._recorded_s.get(_name(record))
+        if noted_s is not None and self._clock() - noted_s < EXPIRY_S:
             return False
-        return self._wall_ns() - int(record.value) > KEPT_S * NS
+        return self._wall_ns() - int(record.value) > EXPIRY_S * NS
 
     def _remember(self, producer: str) -> None:
-        if len(self._noted_s) >= MAX_REMEMBERED:
-            self._noted_s.clear()
-        self._noted_s[producer] = self._clock()
+        if len(self._recorded_s) >= MAX_REMEMBERED:
+            self._recorded_s.clear()
+        self._recorded_s[producer] = self._clock()
 
 
-def _name(record: Record) -> str:
-    return record.key[len(SEEN) :].decode()
+def _name(record: StoredRecord) -> str:
+    return record.key[len(LAST_USE) :].decode()

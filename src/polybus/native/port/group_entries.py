@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from polybus.errors import LimitReached, MalformedRequest
-from polybus.groups.member_fetch import Held
-from polybus.groups.message_block import Message
-from polybus.groups.shard_progress import Entry, Failed
+from polybus.groups.member_fetch import HeldPosition
+from polybus.groups.message_block import OutputMessage
+from polybus.groups.shard_progress import FailureReport, ShardReport
 from polybus.native.protocol.fields import is_count, is_text
 
 # Shards of one ack: with their dead letters they fit into one commit.
 MAX_ENTRIES: Final = 256
 # Messages that one consumer runs of a shard at once: each is one of its executors.
 MAX_RUNNING: Final = 1024
-REASON_MUST_FIT: Final = 65_536  # characters; of these the first are kept
+MAX_REASON_CHARACTERS: Final = 65_536  # characters; of these the first are kept
 
 Checks = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
@@ -46,10 +46,10 @@ ENTRY: Checks = {
 }
 FAILED: Checks = {
     "offset": COUNT,
-    "reason": ("a short text", lambda v: isinstance(v, str) and len(v) <= REASON_MUST_FIT),
+    "reason": ("a short text", lambda v: isinstance(v, str) and len(v) <= MAX_REASON_CHARACTERS),
     "attempt": COUNT,
 }
-USUAL = {"shard": int, "epoch": int, "next": int, "paused": bool, "releasing": bool}
+COMMON_HELD_TYPES = {"shard": int, "epoch": int, "next": int, "paused": bool, "releasing": bool}
 HELD: Checks = {"shard": COUNT, "epoch": COUNT, "next": COUNT, "paused": FLAG, "releasing": FLAG}
 MESSAGE: Checks = {
     "topic": TEXT,
@@ -63,21 +63,22 @@ MESSAGE: Checks = {
 }
 
 
-def read_entries(given: list[dict[str, Any]]) -> list[Entry]:
+def read_entries(given: list[dict[str, Any]]) -> list[ShardReport]:
     if len(given) > MAX_ENTRIES:
         raise LimitReached("max_entries", f"at most {MAX_ENTRIES} shards are acked at once")
-    return [_entry(checked("shards", one, ENTRY, "shard", "epoch")) for one in given]
+    return [_entry(check_entry("shards", one, ENTRY, "shard", "epoch")) for one in given]
 
 
-def _entry(one: dict[str, Any]) -> Entry:
-    failed = [checked("failed", each, FAILED, "offset") for each in one.get("failed", ())]
+def _entry(one: dict[str, Any]) -> ShardReport:
+    failed = [check_entry("failed", each, FAILED, "offset") for each in one.get("failed", ())]
     running = one.get("running")
-    return Entry(
+    return ShardReport(
         one["shard"],
         one["epoch"],
         tuple((start, end) for start, end in one.get("acked", ())),
         tuple(
-            Failed(each["offset"], each.get("reason", ""), each.get("attempt")) for each in failed
+            FailureReport(each["offset"], each.get("reason", ""), each.get("attempt"))
+            for each in failed
         ),
         None if running is None else bounded_running(running),
         one.get("emitted", 0),
@@ -86,19 +87,25 @@ def _entry(one: dict[str, Any]) -> Entry:
     )
 
 
-def read_held(given: list[dict[str, Any]]) -> dict[int, Held]:
+def read_held(given: list[dict[str, Any]]) -> dict[int, HeldPosition]:
     """All that a member has come with each of its fetches: what is as usual is seen at once."""
     found = {}
     for each in given:
-        one = each if _is_usual(each) else checked("held", each, HELD, "shard", "epoch", "next")
+        one = (
+            each
+            if _has_common_types(each)
+            else check_entry("held", each, HELD, "shard", "epoch", "next")
+        )
         flags = one.get("paused", False), one.get("releasing", False)
-        found[one["shard"]] = Held(one["epoch"], one["next"], *flags)
+        found[one["shard"]] = HeldPosition(one["epoch"], one["next"], *flags)
     return found
 
 
-def _is_usual(held: dict[str, Any]) -> bool:
+def _has_common_types(held: dict[str, Any]) -> bool:
     kinds = {key: type(value) for key, value in held.items()}
-    return kinds == USUAL and all(map(is_count, (held["shard"], held["epoch"], held["next"])))
+    return kinds == COMMON_HELD_TYPES and all(
+        map(is_count, (held["shard"], held["epoch"], held["next"]))
+    )
 
 
 def read_by_shard(field: str, given: Mapping[str, Any]) -> dict[int, Any]:
@@ -117,12 +124,12 @@ def read_running(given: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
     return {shard: bounded_running(offsets) for shard, offsets in found.items()}
 
 
-def read_messages(given: list[dict[str, Any]], now_ms: int) -> dict[str, list[Message]]:
+def read_messages(given: list[dict[str, Any]], now_ms: int) -> dict[str, list[OutputMessage]]:
     """By topic, each in their order."""
-    found: dict[str, list[Message]] = {}
+    found: dict[str, list[OutputMessage]] = {}
     for each in given:
-        one = checked("messages", each, MESSAGE, "topic", "body")
-        message = Message(
+        one = check_entry("messages", each, MESSAGE, "topic", "body")
+        message = OutputMessage(
             one.get("shard_key"),
             _bytes("body", one["body"]),
             _headers(one.get("headers")),
@@ -139,7 +146,9 @@ def bounded_running(offsets: list[int]) -> tuple[int, ...]:
     return tuple(offsets)
 
 
-def checked(field: str, given: dict[str, Any], checks: Checks, *required: str) -> dict[str, Any]:
+def check_entry(
+    field: str, given: dict[str, Any], checks: Checks, *required: str
+) -> dict[str, Any]:
     """Without what is null; `MalformedRequest` names what is wrong."""
     if not given.keys() <= checks.keys():
         unknown = min(given.keys() - checks.keys())

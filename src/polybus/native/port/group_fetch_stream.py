@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from polybus.groups.member_fetch import NOTHING
-from polybus.native.port.group_actions import ANY_GROUP_OF, topic_of
+from polybus.groups.member_fetch import EMPTY_FETCH
+from polybus.native.port.group_actions import GROUP_CHANGES, get_group_topic
 from polybus.native.port.group_entries import read_held
 
 if TYPE_CHECKING:
-    from polybus.groups.member_fetch import Fetched
+    from polybus.groups.member_fetch import FetchResult
     from polybus.model.rows import Rows
-    from polybus.native.port.native_port import Caller, Port
+    from polybus.native.port.native_port import Caller, NativePort
     from polybus.native.protocol.fields import Answer, Arguments
 
-Told = tuple["Answer | None", "Rows"]  # without an answer there is nothing but rows
+FetchPart = tuple["Answer | None", "Rows"]  # without an answer there is nothing but rows
 
 
-def follow(port: Port, caller: Caller, given: Arguments) -> Iterator[Told]:
+def stream_fetch(port: NativePort, caller: Caller, given: Arguments) -> Iterator[FetchPart]:
     """One answer with its rows, or as many as there are to be followed."""
-    topic = topic_of(port, caller, given)
+    topic = get_group_topic(port, caller, given)
     held = read_held(given["held"] or [])
     limits = port.limits
     most = (
@@ -35,27 +35,27 @@ def follow(port: Port, caller: Caller, given: Arguments) -> Iterator[Told]:
     )
     member = given["consumer"], given["epoch"]
     wait_s = min(given["wait_ms"] / 1000, limits.max_wait_s)
-    fetching = port.groups.fetching(topic, given["group"], member, held, most, not wait_s)
-    found = fetching.look()
+    fetching = port.groups.open_fetch(topic, given["group"], member, held, most, not wait_s)
+    found = fetching.poll()
     if found or not wait_s:
-        yield _told(port, found, given)
-        if found.is_change or not (given["follow"] and fetching.go_on(found)):
+        yield _fetch_part(port, found, given)
+        if found.is_change or not (given["follow"] and fetching.advance(found)):
             return
     wanted = [shard for shard, one in held.items() if not one.paused]
-    places = [(topic.number, shard) for shard in (ANY_GROUP_OF, *wanted)]
-    with port.waits.waiting(places, wait_s, caller.is_gone) as waiting:
-        found = fetching.look()
+    places = [(topic.number, shard) for shard in (GROUP_CHANGES, *wanted)]
+    with port.waits.open_wait(places, wait_s, caller.is_gone) as waiting:
+        found = fetching.poll()
         while True:
             while not found and waiting.sleep():
-                found = fetching.look()
-            topic_of(port, caller, given)  # the rules may be others by now
-            yield _told(port, found, given)
-            if found.is_change or not (found and given["follow"] and fetching.go_on(found)):
+                found = fetching.poll()
+            get_group_topic(port, caller, given)  # the rules may be others by now
+            yield _fetch_part(port, found, given)
+            if found.is_change or not (found and given["follow"] and fetching.advance(found)):
                 return
-            found = NOTHING  # until there are news: those since the last look wake at once
+            found = EMPTY_FETCH  # until there are news: those since the last look wake at once
 
 
-def _told(port: Port, found: Fetched, given: Arguments) -> Told:
+def _fetch_part(port: NativePort, found: FetchResult, given: Arguments) -> FetchPart:
     rows = found.rows
     if rows.count:
         port.access.durable.traffic.deliver(rows.count, rows.size_bytes)

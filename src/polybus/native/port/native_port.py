@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import DoesNotExist
-from polybus.groups.coordinator_timer import Ticking
-from polybus.groups.shard_ends import Ends
+from polybus.groups.coordinator_timer import CoordinatorTimer
+from polybus.groups.shard_ends import ShardEnds
 from polybus.native.port import actions, group_actions, group_fetch_stream
-from polybus.native.port.produce_stream import Budget, Stream
-from polybus.native.port.producer_registry import Owners
-from polybus.native.port.shard_waits import Waits
-from polybus.native.port.topic_access import Access
-from polybus.native.port.topic_reader import Reading
-from polybus.native.protocol.fields import Action, Answer
+from polybus.native.port.produce_stream import ProduceStream, UncommittedBudget
+from polybus.native.port.producer_registry import ProducerRegistry
+from polybus.native.port.shard_waits import ShardWaits
+from polybus.native.port.topic_access import TopicAccess
+from polybus.native.port.topic_reader import TopicReader
+from polybus.native.protocol.fields import ActionSchema, Answer
 
 if TYPE_CHECKING:
     from polybus.model.identity import Identity
@@ -32,10 +32,10 @@ class Caller:
     is_gone: Callable[[], bool]
 
 
-class Port:
+class NativePort:
     def __init__(
         self,
-        access: Access,
+        access: TopicAccess,
         limits: NativeLimits,
         clock: Callable[[], float],
         stats: Callable[[], Answer],
@@ -46,51 +46,53 @@ class Port:
         self.access = access
         self.store = access.durable.store
         self.limits = limits
-        ends = Ends(self.store)
-        self.waits = Waits(self.store, limits.max_waits, clock, ends.hear)
-        self.owners = Owners(self.store, clock, wall_ns)
+        ends = ShardEnds(self.store)
+        self.waits = ShardWaits(self.store, limits.max_waits, clock, ends.on_news)
+        self.owners = ProducerRegistry(self.store, clock, wall_ns)
         self.rules = rules
         self.wall_ns = wall_ns
-        self.budget = Budget(limits.max_uncommitted_bytes)
+        self.budget = UncommittedBudget(limits.max_uncommitted_bytes)
         self._stats = stats
         self.groups = group_actions.open_coordinator(
             access, ends, self.waits, limits, clock, wall_ns
         )
-        self._ticking = Ticking(self.groups, clock)
-        access.tell_gone(self.waits.gone)
-        access.tell_gone(self.groups.drop)
-        self._ticking.start()
+        self._expiry_thread = CoordinatorTimer(self.groups, clock)
+        access.add_drop_listener(self.waits.on_topic_dropped)
+        access.add_drop_listener(self.groups.drop)
+        self._expiry_thread.start()
 
-    def caller(self, identity: Identity, is_gone: Callable[[], bool]) -> Caller:
+    def new_caller(self, identity: Identity, is_gone: Callable[[], bool]) -> Caller:
         return Caller(identity, is_gone)
 
-    def produce(self, caller: Caller, topic: str, *, create: bool = True) -> Stream:
+    def produce(self, caller: Caller, topic: str, *, create: bool = True) -> ProduceStream:
         """A stream of batches to a topic, which is made if need be; `Denied` at once if not.
 
         Without `create` a topic that is not there is `DoesNotExist`, now or later.
         """
         shards = self.limits.default_shards if create else None
-        stream = Stream(self.access, self.owners, self.budget, caller.identity, topic, shards)
+        stream = ProduceStream(
+            self.access, self.owners, self.budget, caller.identity, topic, shards
+        )
         stream.open()
         return stream
 
-    def read(self, caller: Caller, ticket: Mapping[str, object]) -> Reading:
-        return Reading(self, caller, dict(ticket))
+    def read(self, caller: Caller, ticket: Mapping[str, object]) -> TopicReader:
+        return TopicReader(self, caller, dict(ticket))
 
     def act(self, caller: Caller, name: str, request: Mapping[str, object]) -> Answer:
-        action, perform = actions.find(name)
+        action, perform = actions.find_action(name)
         return perform(self, caller, action.read(request))
 
-    def follow(
+    def stream_fetch(
         self, caller: Caller, request: Mapping[str, object]
     ) -> Iterator[tuple[Answer | None, Rows]]:
         """`group.fetch`: what it says, if that is more than rows, and the rows."""
-        return group_fetch_stream.follow(self, caller, group_actions.FETCH.read(request))
+        return group_fetch_stream.stream_fetch(self, caller, group_actions.FETCH.read(request))
 
-    def actions(self) -> list[Action]:
+    def actions(self) -> list[ActionSchema]:
         return [action for action, _ in actions.ACTIONS.values()]
 
-    def seen(self, caller: Caller, name: str) -> Topic:
+    def find_visible_topic(self, caller: Caller, name: str) -> Topic:
         """A topic that the caller may know of."""
         topic = self.access.durable.get(name)
         if not self.access.is_visible(caller.identity, topic):
@@ -102,6 +104,6 @@ class Port:
 
     def close(self) -> None:
         """Lets go of all that wait: the bus stops."""
-        self._ticking.stop()
+        self._expiry_thread.stop()
         self.waits.close()
         self.budget.close()

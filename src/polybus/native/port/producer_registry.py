@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from polybus.dialects.pirate.server.subscriber_records import PRODUCERS as PIRATES
 from polybus.errors import Conflict, Denied, MalformedRequest, UnknownProducer
-from polybus.model.commit import Change, Commit
-from polybus.model.stamp import KEPT_RESULTS, MAX_KEPT_RESULTS, MAX_PRODUCER_BYTES, Habits
+from polybus.model.commit import Commit, RecordChange
+from polybus.model.stamp import KEPT_RESULTS, MAX_KEPT_RESULTS, MAX_PRODUCER_BYTES, ProducerOptions
 from polybus.native.port import query_runs
-from polybus.native.port.anonymous_producers import Sightings
-from polybus.native.protocol.fields import Action, Answer, Arguments, Field
+from polybus.native.port.anonymous_producers import AnonymousProducers
+from polybus.native.protocol.fields import ActionSchema, Answer, Arguments, Field
 
 if TYPE_CHECKING:
     from polybus.model.identity import Identity
-    from polybus.native.port.native_port import Caller, Port
+    from polybus.native.port.native_port import Caller, NativePort
     from polybus.store.contract import Store
 
 OWNER = b"owner/"  # + the producer's name: who may use it
@@ -33,14 +33,14 @@ ANONYMOUS_PREFIX = "anonymous-"
 MAX_REMEMBERED = 65_536  # owners; some 200 bytes each
 
 
-class Owners:
+class ProducerRegistry:
     """Whose a producer is. For all threads."""
 
     def __init__(
         self, store: Store, clock: Callable[[], float], wall_ns: Callable[[], int]
     ) -> None:
         self._store = store
-        self._sightings = Sightings(store, clock, wall_ns)
+        self._sightings = AnonymousProducers(store, clock, wall_ns)
         self._known: dict[str, bytes] = {}
         self._closed = 0  # how often one was forgotten
         self._lock = Lock()
@@ -51,13 +51,13 @@ class Owners:
         if owner != caller.name.encode():
             raise Denied(f"producer {producer!r} is {owner.decode()}'s, not {caller.name}'s")
         if producer.startswith(ANONYMOUS_PREFIX):
-            self._sightings.note(producer)
+            self._sightings.record_use(producer)
 
     def claim(self, caller: Identity, producer: str) -> None:
         """The caller's from now on, unless it is another's: then `Denied`."""
-        change = Change(owner_key(producer), caller.name.encode(), expected=0)
+        change = RecordChange(owner_key(producer), caller.name.encode(), expected=0)
         try:
-            changes = (change, *self._sightings.change(producer))
+            changes = (change, *self._sightings.use_change(producer))
             self._store.commit(Commit(changes=changes)).result()
         except Conflict:
             self.check(caller, producer)
@@ -65,7 +65,10 @@ class Owners:
     def release(self, producer: str) -> None:
         """Nobody's from now on."""
         try:
-            changes = (Change(owner_key(producer), None), *self._sightings.end(producer))
+            changes = (
+                RecordChange(owner_key(producer), None),
+                *self._sightings.delete_change(producer),
+            )
             self._store.commit(Commit(changes=changes)).result()
         finally:
             with self._lock:
@@ -78,8 +81,8 @@ class Owners:
         Opening one fences whoever should come back just now. Its records go last: if this
         ends in between, it is done again.
         """
-        for producer in self._sightings.forgotten():
-            opened = self._store.open_producer(producer, Habits())
+        for producer in self._sightings.list_expired():
+            opened = self._store.open_producer(producer, ProducerOptions())
             self._store.close_producer(producer, opened.epoch)
             self.release(producer)
 
@@ -106,7 +109,7 @@ def owner_key(producer: str) -> bytes:
     return OWNER + raw
 
 
-def _open(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _open(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     name = given["producer"] or ANONYMOUS_PREFIX + secrets.token_hex(16)
     if name.startswith(query_runs.PREFIX):
         raise MalformedRequest(f"producers named {query_runs.PREFIX}… are those of stage.publish")
@@ -116,11 +119,11 @@ def _open(port: Port, caller: Caller, given: Arguments) -> Answer:
         raise MalformedRequest(f"kept_results is from 1 to {MAX_KEPT_RESULTS}")
     port.owners.forget_unused()
     port.owners.claim(caller.identity, name)
-    opened = port.store.open_producer(name, Habits(given["dense"], given["kept_results"]))
+    opened = port.store.open_producer(name, ProducerOptions(given["dense"], given["kept_results"]))
     return {"producer": name, "epoch": opened.epoch, "last_counter": opened.last_counter}
 
 
-def _close(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _close(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     name = given["producer"]
     port.owners.check(caller.identity, name)
     port.store.close_producer(name, given["epoch"])
@@ -129,7 +132,7 @@ def _close(port: Port, caller: Caller, given: Arguments) -> Answer:
 
 
 ACTIONS = {
-    Action(
+    ActionSchema(
         "producer.open",
         "Opens a producer, new or known; stamps of its earlier epochs are refused from now on",
         (
@@ -139,7 +142,7 @@ ACTIONS = {
         ),
         "producer, epoch, last_counter (0 if none)",
     ): _open,
-    Action(
+    ActionSchema(
         "producer.close",
         "Forgets a producer for good",
         (

@@ -26,26 +26,26 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import Conflict, Fenced, MalformedRequest, Unavailable, UnknownProducer
-from polybus.model.commit import Change, Commit, Committed
-from polybus.model.stamp import MAX_PRODUCER_BYTES, Habits, Stamp
+from polybus.model.commit import Commit, CommitResult, RecordChange
+from polybus.model.stamp import MAX_PRODUCER_BYTES, ProducerOptions, Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from polybus.durable.topic_registry import Durable
+    from polybus.durable.topic_registry import DurableTopics
     from polybus.model.identity import Identity
-    from polybus.native.port.producer_registry import Owners
+    from polybus.native.port.producer_registry import ProducerRegistry
 
 PREFIX = "run/"  # of the producer's name in the store, and of the record's key
-HABITS = Habits(dense=False)
+HABITS = ProducerOptions(dense=False)
 REFUSE, CONTINUE = "refuse", "continue"
 MAX_ID_BYTES = 255
-MAX_PAST = 256  # ended runs that are remembered: some 10 kB
+MAX_ENDED_RUNS = 256  # ended runs that are remembered: some 10 kB
 MAX_TRIES = 16  # each is lost to another run that began meanwhile
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class QueryRun:
     """As it is stored."""
 
     id: str
@@ -55,7 +55,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Publishing:
+class RunCommit:
     """What is asked for: an epoch of a run, by the counter that the caller gives it."""
 
     producer: str
@@ -67,7 +67,7 @@ class Publishing:
     @classmethod
     def parse(
         cls, stages: list[str], stamp: Mapping[str, Any] | None, run: Mapping[str, Any]
-    ) -> Publishing:
+    ) -> RunCommit:
         """`MalformedRequest` says what is wrong with the stamp or the run."""
         if not run.keys() <= {"id", "on_new"} or not _is_name(run.get("id"), MAX_ID_BYTES):
             raise MalformedRequest(f"a run has an id of 1 to {MAX_ID_BYTES} bytes, and on_new")
@@ -88,7 +88,9 @@ class Publishing:
         return PREFIX + self.producer
 
 
-def publish(durable: Durable, owners: Owners, caller: Identity, asked: Publishing) -> Committed:
+def publish(
+    durable: DurableTopics, owners: ProducerRegistry, caller: Identity, asked: RunCommit
+) -> CommitResult:
     """The stages become visible at once, unless this epoch of the run was published before."""
     try:
         owners.check(caller, asked.name)  # remembered: no step of the store
@@ -96,8 +98,8 @@ def publish(durable: Durable, owners: Owners, caller: Identity, asked: Publishin
         owners.claim(caller, asked.name)
     was_fenced = False
     for _ in range(MAX_TRIES):
-        version, run, change = _settle(durable, asked, was_fenced)
-        changes = (Change(asked.name.encode(), _encode(run), version),) if change else ()
+        version, run, change = _resolve_run(durable, asked, was_fenced)
+        changes = (RecordChange(asked.name.encode(), _encode(run), version),) if change else ()
         stamp = Stamp(asked.name, run.epoch, run.base + asked.counter)
         try:
             return durable.commit(Commit((), asked.stages, changes, stamp)).result()
@@ -108,7 +110,9 @@ def publish(durable: Durable, owners: Owners, caller: Identity, asked: Publishin
     raise Unavailable(f"producer {asked.producer!r} is fought over by several runs: try again")
 
 
-def _settle(durable: Durable, asked: Publishing, was_fenced: bool) -> tuple[int, Run, bool]:
+def _resolve_run(
+    durable: DurableTopics, asked: RunCommit, was_fenced: bool
+) -> tuple[int, QueryRun, bool]:
     """The record's version, the run that shall be, and whether that must be written."""
     found = durable.store.get(asked.name.encode())
     version = found.version if found else 0
@@ -117,13 +121,13 @@ def _settle(durable: Durable, asked: Publishing, was_fenced: bool) -> tuple[int,
         if not was_fenced:
             return version, run, False
         epoch = durable.store.open_producer(asked.name, HABITS).epoch
-        return version, Run(run.id, run.base, epoch, run.past), True
-    past = _allowed(asked, run) if run else ()
+        return version, QueryRun(run.id, run.base, epoch, run.past), True
+    past = _check_takeover(asked, run) if run else ()
     opened = durable.store.open_producer(asked.name, HABITS)
-    return version, Run(asked.run, opened.last_counter, opened.epoch, past), True
+    return version, QueryRun(asked.run, opened.last_counter, opened.epoch, past), True
 
 
-def _allowed(asked: Publishing, run: Run) -> tuple[str, ...]:
+def _check_takeover(asked: RunCommit, run: QueryRun) -> tuple[str, ...]:
     """The runs before this one, if it may take over."""
     if asked.run in run.past:
         raise Fenced(
@@ -136,16 +140,16 @@ def _allowed(asked: Publishing, run: Run) -> tuple[str, ...]:
             f"{asked.producer!r}, which was query {run.id}'s: with a fresh checkpoint it may "
             "publish again what is there, and its epochs are no replays"
         )
-    return (run.id, *run.past)[:MAX_PAST]
+    return (run.id, *run.past)[:MAX_ENDED_RUNS]
 
 
-def _encode(run: Run) -> bytes:
+def _encode(run: QueryRun) -> bytes:
     return json.dumps(asdict(run)).encode()
 
 
-def _decode(raw: bytes) -> Run:
+def _decode(raw: bytes) -> QueryRun:
     found = json.loads(raw)
-    return Run(found["id"], found["base"], found["epoch"], tuple(found["past"]))
+    return QueryRun(found["id"], found["base"], found["epoch"], tuple(found["past"]))
 
 
 def _is_name(value: object, max_bytes: int) -> bool:

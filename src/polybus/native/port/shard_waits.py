@@ -17,31 +17,31 @@ from polybus.errors import LimitReached, StoreClosed
 
 if TYPE_CHECKING:
     from polybus.model.topic import Topic
-    from polybus.store.contract import Listener, News, Store
+    from polybus.store.contract import Listener, ShardEnd, Store
 
 T = TypeVar("T")
 Place = tuple[int, int]  # topic number, shard
 # How often it is looked whether clients are still there.
-LOOK_S = 1.0
+CALLER_CHECK_INTERVAL_S = 1.0
 # Of all waits together: some 200 bytes each, so they take about 200 MB at most.
 MAX_PLACES = 1 << 20
 
 
-class Waiter:
+class ShardWaiter:
     """One who waits: woken by news, or because there is nothing to wait for any more."""
 
     def __init__(self, is_gone: Callable[[], bool]) -> None:
         self.event = Event()
         self.is_gone = is_gone
-        self.gone = False
+        self.is_abandoned = False
 
 
-class Waiting:
+class ShardWait:
     """News of some places, and how long it is waited for them."""
 
     def __init__(
         self,
-        waits: Waits,
+        waits: ShardWaits,
         places: Collection[Place],
         timeout_s: float,
         is_gone: Callable[[], bool],
@@ -49,7 +49,7 @@ class Waiting:
         self._waits = waits
         self._places = places
         self._timeout_s = timeout_s
-        self._waiter = Waiter(is_gone)
+        self._waiter = ShardWaiter(is_gone)
 
     def __enter__(self) -> Self:
         self._waits.enter(self._places, self._waiter)
@@ -62,14 +62,14 @@ class Waiting:
     def sleep(self) -> bool:
         """Until there are news since the last sleep; False if there is nothing to wait for."""
         left_s = self._deadline_s - self._waits.clock()
-        if self._waits.is_closed or self._waiter.gone or left_s <= 0:
+        if self._waits.is_closed or self._waiter.is_abandoned or left_s <= 0:
             return False
         self._waiter.event.wait(left_s)
         self._waiter.event.clear()
         return True
 
 
-class Waits:
+class ShardWaits:
     def __init__(
         self,
         store: Store,
@@ -81,14 +81,14 @@ class Waits:
         self._store = store
         self._max_waits = max_waits
         self.clock = clock
-        self._hear = hear
+        self._on_commit = hear
         self._lock = Lock()
-        self._waiting: dict[Place, set[Waiter]] = {}
-        self._waiters: set[Waiter] = set()
+        self._waiting: dict[Place, set[ShardWaiter]] = {}
+        self._waiters: set[ShardWaiter] = set()
         self._places = 0
         self._closed = Event()
-        self._looking: Thread | None = None
-        self._end_watch = store.watch(self._news)
+        self._checker: Thread | None = None
+        self._end_watch = store.watch(self._on_news)
 
     @property
     def count(self) -> int:
@@ -111,9 +111,11 @@ class Waits:
         is_gone: Callable[[], bool] = lambda: False,
     ) -> dict[Place, int]:
         """The ends of those shards that reach beyond the offset given; none if time is up."""
-        return self.until(wanted, lambda: self._moved(wanted), timeout_s, is_gone) or {}
+        return (
+            self.wait_until(wanted, lambda: self._find_advanced(wanted), timeout_s, is_gone) or {}
+        )
 
-    def until(
+    def wait_until(
         self,
         places: Collection[Place],
         look: Callable[[], T | None],
@@ -124,26 +126,26 @@ class Waits:
 
         None, or the last that it found, if time is up.
         """
-        with self.waiting(places, timeout_s, is_gone) as waiting:
+        with self.open_wait(places, timeout_s, is_gone) as waiting:
             while not (found := look()) and waiting.sleep():
                 pass
             return found
 
-    def waiting(
+    def open_wait(
         self,
         places: Collection[Place],
         timeout_s: float,
         is_gone: Callable[[], bool] = lambda: False,
-    ) -> Waiting:
+    ) -> ShardWait:
         """For one who looks again and again, for the length of a `with`."""
-        return Waiting(self, places, timeout_s, is_gone)
+        return ShardWait(self, places, timeout_s, is_gone)
 
     def wake(self, topic: int, shard: int) -> None:
         """Whoever waits for the place looks again. It need be none that the store knows."""
         with self._lock:
             self._wake((topic, shard))
 
-    def gone(self, topic: Topic) -> None:
+    def on_topic_dropped(self, topic: Topic) -> None:
         """The topic was dropped: whoever waits for it looks again, and learns of it."""
         with self._lock:
             for shard in topic.shards:
@@ -156,7 +158,7 @@ class Waits:
             for waiter in self._waiters:
                 waiter.event.set()
 
-    def enter(self, wanted: Collection[Place], waiter: Waiter) -> None:
+    def enter(self, wanted: Collection[Place], waiter: ShardWaiter) -> None:
         with self._lock:
             if self._closed.is_set():
                 raise StoreClosed("the bus is stopping")
@@ -168,11 +170,13 @@ class Waits:
             self._places += len(wanted)
             for place in wanted:
                 self._waiting.setdefault(place, set()).add(waiter)
-            if self._looking is None:
-                self._looking = Thread(target=self._keep_looking, name="polybus-waits", daemon=True)
-                self._looking.start()
+            if self._checker is None:
+                self._checker = Thread(
+                    target=self._run_caller_checks, name="polybus-waits", daemon=True
+                )
+                self._checker.start()
 
-    def leave(self, wanted: Collection[Place], waiter: Waiter) -> None:
+    def leave(self, wanted: Collection[Place], waiter: ShardWaiter) -> None:
         with self._lock:
             self._waiters.remove(waiter)
             self._places -= len(wanted)
@@ -182,23 +186,23 @@ class Waits:
                 if not waiters:
                     del self._waiting[place]
 
-    def look(self) -> None:
+    def check_callers(self) -> None:
         """Lets those go whose clients have gone."""
         with self._lock:
             waiters = list(self._waiters)
         for waiter in waiters:
-            self._look_at(waiter)
+            self._check_caller(waiter)
 
-    def _keep_looking(self) -> None:
+    def _run_caller_checks(self) -> None:
         """On a thread of its own."""
-        while not self._closed.wait(LOOK_S):
-            self.look()
+        while not self._closed.wait(CALLER_CHECK_INTERVAL_S):
+            self.check_callers()
 
-    def _look_at(self, waiter: Waiter) -> None:
+    def _check_caller(self, waiter: ShardWaiter) -> None:
         """Under the lock, for a call that has ended must not be asked any more."""
         with self._lock:
             if waiter in self._waiters and waiter.is_gone():
-                waiter.gone = True
+                waiter.is_abandoned = True
                 waiter.event.set()
 
     def _wake(self, place: Place) -> None:
@@ -206,14 +210,14 @@ class Waits:
             if not waiter.event.is_set():
                 waiter.event.set()
 
-    def _moved(self, wanted: Mapping[Place, int]) -> dict[Place, int]:
+    def _find_advanced(self, wanted: Mapping[Place, int]) -> dict[Place, int]:
         numbers = {topic for topic, _ in wanted}
         bounds = {number: self._store.bounds(number) for number in numbers}
         ends = {place: bounds[place[0]].shards[place[1]].end for place in wanted}
         return {place: end for place, end in ends.items() if end > wanted[place]}
 
-    def _news(self, news: Sequence[News]) -> None:
-        self._hear(news)
+    def _on_news(self, news: Sequence[ShardEnd]) -> None:
+        self._on_commit(news)
         with self._lock:
             for one in news:
                 self._wake((one.topic, one.shard))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polybus.errors import MalformedRequest
-from polybus.model.commit import Commit, Committed
+from polybus.model.commit import Commit, CommitResult
 from polybus.model.stamp import Stamp
 from polybus.native.port import query_runs
-from polybus.native.protocol.fields import Action, Answer, Arguments, Field
+from polybus.native.protocol.fields import ActionSchema, Answer, Arguments, Field
 from polybus.store.contract import LEASE_S
 
 if TYPE_CHECKING:
-    from polybus.native.port.native_port import Caller, Port
+    from polybus.native.port.native_port import Caller, NativePort
 
 MAX_LEASE_S = 7 * 86_400.0
 STAGE = Field("stage", "text", "what stage.new answered")
@@ -26,18 +26,20 @@ def _lease(given: Arguments) -> float:
     return lease_s
 
 
-def _new(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _new(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     return {"stage": port.store.open_stage(_lease(given))}
 
 
-def _renew(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _renew(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     port.store.renew(given["stage"], _lease(given))
     return {}
 
 
-def _publish(port: Port, caller: Caller, given: Arguments) -> Answer:
-    done = _of_a_run(port, caller, given) if given["run"] else _by_itself(port, caller, given)
-    names = {one.topic: port.access.durable.numbered(one.topic) for one in done.spans}
+def _publish(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+    done = (
+        _publish_run(port, caller, given) if given["run"] else _publish_stages(port, caller, given)
+    )
+    names = {one.topic: port.access.durable.find_by_number(one.topic) for one in done.spans}
     topics = {number: topic.name if topic else None for number, topic in names.items()}
     spans = [
         {
@@ -52,15 +54,15 @@ def _publish(port: Port, caller: Caller, given: Arguments) -> Answer:
     return {"spans": spans, "timestamp_ns": done.timestamp_ns, "duplicate": done.duplicate}
 
 
-def _by_itself(port: Port, caller: Caller, given: Arguments) -> Committed:
+def _publish_stages(port: NativePort, caller: Caller, given: Arguments) -> CommitResult:
     stamp = Stamp.parse(given["stamp"]) if given["stamp"] else None
     if stamp is not None:
         port.owners.check(caller.identity, stamp.producer)
     return port.access.durable.commit(Commit(stages=tuple(given["stages"]), stamp=stamp)).result()
 
 
-def _of_a_run(port: Port, caller: Caller, given: Arguments) -> Committed:
-    asked = query_runs.Publishing.parse(given["stages"], given["stamp"], given["run"])
+def _publish_run(port: NativePort, caller: Caller, given: Arguments) -> CommitResult:
+    asked = query_runs.RunCommit.parse(given["stages"], given["stamp"], given["run"])
     done = query_runs.publish(port.access.durable, port.owners, caller.identity, asked)
     if done.duplicate:
         for stage in asked.stages:  # a replay's: nobody will publish them
@@ -68,17 +70,17 @@ def _of_a_run(port: Port, caller: Caller, given: Arguments) -> Committed:
     return done
 
 
-def _discard(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _discard(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     port.store.discard(given["stage"])
     return {}
 
 
 ACTIONS = {
-    Action(
+    ActionSchema(
         "stage.new", "A new, empty stage; whoever knows its name may use it", (LEASE,), "stage"
     ): _new,
-    Action("stage.renew", "Its lease runs from now on", (STAGE, LEASE), "nothing"): _renew,
-    Action(
+    ActionSchema("stage.renew", "Its lease runs from now on", (STAGE, LEASE), "nothing"): _renew,
+    ActionSchema(
         "stage.publish",
         "Makes all that is staged visible, over all its topics, at once",
         (
@@ -88,5 +90,7 @@ ACTIONS = {
         ),
         "spans: topic, shard, first_offset, first_id, count each; timestamp_ns, duplicate",
     ): _publish,
-    Action("stage.discard", "Removes a stage, if it is still there", (STAGE,), "nothing"): _discard,
+    ActionSchema(
+        "stage.discard", "Removes a stage, if it is still there", (STAGE,), "nothing"
+    ): _discard,
 }

@@ -11,23 +11,23 @@ from polybus.errors import AlreadyExists, MalformedRequest, NotSupported
 from polybus.model.access_rule import DELETE, SUBSCRIBE
 from polybus.model.name_pattern import Pattern
 from polybus.model.topic import MAX_SHARDS
-from polybus.native.protocol.fields import Action, Answer, Arguments, Field, is_count
+from polybus.native.protocol.fields import ActionSchema, Answer, Arguments, Field, is_count
 
 if TYPE_CHECKING:
     from polybus.model.topic import Bounds, Topic
-    from polybus.native.port.native_port import Caller, Port
+    from polybus.native.port.native_port import Caller, NativePort
 
-KEEPS = (KEEP_ALL, KEEP_READ)
-HIDDEN = (CREATOR, WITH_SUBSCRIBERS)  # settings of the bus's own
+KEEP_VALUES = (KEEP_ALL, KEEP_READ)
+INTERNAL_SETTINGS = (CREATOR, WITH_SUBSCRIBERS)  # settings of the bus's own
 TOPIC = Field("topic", "text", "its name")
 SETTINGS = Field(
     "settings", "object", "keep (all, read) and max_bytes (0: no bound), each optional", None
 )
 
 
-def told(topic: Topic) -> Answer:
+def describe_topic(topic: Topic) -> Answer:
     """A topic for people and programs."""
-    settings = {key: value for key, value in topic.settings.items() if key not in HIDDEN}
+    settings = {key: value for key, value in topic.settings.items() if key not in INTERNAL_SETTINGS}
     return {
         "topic": topic.name,
         "number": topic.number,
@@ -38,7 +38,7 @@ def told(topic: Topic) -> Answer:
     }
 
 
-def told_bounds(bounds: Bounds) -> Answer:
+def describe_bounds(bounds: Bounds) -> Answer:
     return {
         "first_id": bounds.first_id,
         "next_id": bounds.next_id,
@@ -55,57 +55,59 @@ def _settings(given: Arguments) -> dict[str, object]:
     unknown = sorted(settings.keys() - {KEEP, MAX_BYTES})
     if unknown:
         raise MalformedRequest(f"a topic has no setting {unknown[0][:64]!r}")
-    if settings.get(KEEP, KEEP_ALL) not in KEEPS:
-        raise MalformedRequest(f"keep is one of {', '.join(KEEPS)}")
+    if settings.get(KEEP, KEEP_ALL) not in KEEP_VALUES:
+        raise MalformedRequest(f"keep is one of {', '.join(KEEP_VALUES)}")
     if not is_count(settings.get(MAX_BYTES, 0)):
         raise MalformedRequest("max_bytes is an integer from 0 on")
     return settings
 
 
-def _create(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _create(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     shards = given["shards"] or port.limits.default_shards
     if not 1 <= shards <= MAX_SHARDS:
         raise MalformedRequest(f"a topic has 1 to {MAX_SHARDS} shards")
-    topic, new = port.access.bind(caller.identity, given["topic"], shards, _settings(given))
+    topic, new = port.access.find_or_create(
+        caller.identity, given["topic"], shards, _settings(given)
+    )
     if not new:
         raise AlreadyExists(f"topic {topic.name} exists already")
-    return told(topic)
+    return describe_topic(topic)
 
 
-def _configure(port: Port, caller: Caller, given: Arguments) -> Answer:
-    return told(port.access.configure(caller.identity, given["topic"], _settings(given)))
+def _configure(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+    return describe_topic(port.access.configure(caller.identity, given["topic"], _settings(given)))
 
 
-def _info(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = port.seen(caller, given["topic"])
+def _info(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+    topic = port.find_visible_topic(caller, given["topic"])
     return {
-        **told(topic),
-        **told_bounds(port.store.bounds(topic.number)),
+        **describe_topic(topic),
+        **describe_bounds(port.store.bounds(topic.number)),
         "shards": len(topic.open_shards),
     }
 
 
-def _list(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _list(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     pattern = Pattern(given["pattern"])
-    topics = port.access.visible(caller.identity)
-    return {"topics": [told(one) for one in topics if pattern.matches(one.name.encode())]}
+    topics = port.access.list_visible(caller.identity)
+    return {"topics": [describe_topic(one) for one in topics if pattern.matches(one.name.encode())]}
 
 
-def _drop(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _drop(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     topic = port.access.durable.find(given["topic"])
     port.access.drop(caller.identity, given["topic"])
     if topic is not None:
-        query_progress.forget(port.store, topic.number)
+        query_progress.delete_query_progress(port.store, topic.number)
     return {}
 
 
-def _trim(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = port.access.topic(caller.identity, DELETE, given["topic"])
+def _trim(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+    topic = port.access.get_topic(caller.identity, DELETE, given["topic"])
     before = {_shard_number(text): offset for text, offset in given["before"].items()}
     if not all(is_count(offset) for offset in before.values()):
         raise MalformedRequest('before is {"SHARD": OFFSET, …}')
     port.store.trim(topic.number, before)
-    return told_bounds(port.store.bounds(topic.number))
+    return describe_bounds(port.store.bounds(topic.number))
 
 
 def _shard_number(text: str) -> int:
@@ -114,67 +116,67 @@ def _shard_number(text: str) -> int:
     return int(text)
 
 
-def _reshard(port: Port, caller: Caller, given: Arguments) -> Answer:
+def _reshard(port: NativePort, caller: Caller, given: Arguments) -> Answer:
     raise NotSupported("this bus cannot change the number of a topic's shards yet")
 
 
-def _bounds(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = port.access.topic(caller.identity, SUBSCRIBE, given["topic"])
-    return told_bounds(port.store.bounds(topic.number))
+def _bounds(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+    topic = port.access.get_topic(caller.identity, SUBSCRIBE, given["topic"])
+    return describe_bounds(port.store.bounds(topic.number))
 
 
-def _find(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = port.access.topic(caller.identity, SUBSCRIBE, given["topic"])
+def _find(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+    topic = port.access.get_topic(caller.identity, SUBSCRIBE, given["topic"])
     return {"position": port.store.find(topic.number, given["shard"], given["timestamp_ns"])}
 
 
 ACTIONS = {
-    Action(
+    ActionSchema(
         "topic.create",
         "Makes a topic",
         (TOPIC, Field("shards", "count", "how many; 0: the bus's default", 0), SETTINGS),
         "topic, number, shards, generations, creator, settings",
     ): _create,
-    Action(
+    ActionSchema(
         "topic.configure",
         "Replaces a topic's settings (its creator, admins)",
         (TOPIC, SETTINGS),
         "as topic.create",
     ): _configure,
-    Action(
+    ActionSchema(
         "topic.info",
         "A topic, and where it begins and ends",
         (TOPIC,),
         "as topic.create, first_id, next_id, timestamp_ns",
     ): _info,
-    Action(
+    ActionSchema(
         "topic.list",
         "The topics that the caller may know of",
         (Field("pattern", "text", "only those it matches; * is any run of characters", "*"),),
         "topics: a list, each as topic.create",
     ): _list,
-    Action(
+    ActionSchema(
         "topic.drop", "Removes a topic and its messages (its creator, admins)", (TOPIC,), "nothing"
     ): _drop,
-    Action(
+    ActionSchema(
         "topic.trim",
         "Removes a topic's oldest messages (its creator, admins)",
         (TOPIC, Field("before", "object", 'the first offset that stays, by shard: {"0": 17}')),
         "as bounds",
     ): _trim,
-    Action(
+    ActionSchema(
         "topic.reshard",
         "Changes the number of shards; not_supported in this version",
         (TOPIC, Field("shards", "count", "how many from then on")),
         "as topic.create",
     ): _reshard,
-    Action(
+    ActionSchema(
         "bounds",
         "Where a topic and its shards begin and end",
         (TOPIC,),
         "first_id, next_id, timestamp_ns, shards: shard, start, end, bytes each",
     ): _bounds,
-    Action(
+    ActionSchema(
         "find",
         "The first position that came at a time or later; the end if none did",
         (

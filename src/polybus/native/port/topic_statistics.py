@@ -16,23 +16,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polybus.dialects.pirate.server.subscriber_lags import subscribers_of
-from polybus.durable.query_progress import queries_of
+from polybus.dialects.pirate.server.subscriber_lags import read_subscriber_lags
+from polybus.durable.query_progress import list_query_progress
 from polybus.errors import DoesNotExist
-from polybus.native.protocol.fields import Action, Answer, Arguments, Field
+from polybus.native.protocol.fields import ActionSchema, Answer, Arguments, Field
 
 if TYPE_CHECKING:
     from polybus.groups.coordinator import Coordinator
     from polybus.model.topic import Bounds, ShardBounds, Topic
-    from polybus.native.port.native_port import Caller, Port
+    from polybus.native.port.native_port import Caller, NativePort
 
-STORED = ("inserted", "routed", "trimmed", "bytes")
-BY_GROUPS = ("emitted", "acked", "redelivered", "dead_lettered")
-COUNTS = (*STORED, *BY_GROUPS)
-OF_A_GROUP = (*BY_GROUPS, "lag", "trimmed_unread")
+SHARD_COUNTS = ("inserted", "routed", "trimmed", "bytes")
+SUMMED_GROUP_COUNTS = ("emitted", "acked", "redelivered", "dead_lettered")
+COUNTS = (*SHARD_COUNTS, *SUMMED_GROUP_COUNTS)
+GROUP_COUNTS = (*SUMMED_GROUP_COUNTS, "lag", "trimmed_unread")
 
 
-def composed(
+def compose_topic_stats(
     topic: Topic,
     bounds: Bounds,
     groups: Sequence[Mapping[str, Any]],
@@ -40,38 +40,38 @@ def composed(
     subscribers: Sequence[Mapping[str, Any]] = (),
 ) -> Answer:
     """All that `topic.stats` answers, of what the store tells of the topic and its readers."""
-    shards = [{"shard": number, **_stored(one)} for number, one in enumerate(bounds.shards)]
+    shards = [{"shard": number, **_count_shard(one)} for number, one in enumerate(bounds.shards)]
     for group in groups:
         for one in group["shards"]:
             shard = shards[one["shard"]]
-            for key in BY_GROUPS:
+            for key in SUMMED_GROUP_COUNTS:
                 shard[key] += one[key]
     return {
         "topic": topic.name,
-        "all": _summed(shards, COUNTS),
+        "all": _sum_counts(shards, COUNTS),
         "shards": shards,
-        "groups": [with_sums(one) for one in groups],
+        "groups": [add_group_totals(one) for one in groups],
         "queries": list(queries),
         "subscribers": list(subscribers),
     }
 
 
-def _stored(bounds: ShardBounds) -> dict[str, int]:
+def _count_shard(bounds: ShardBounds) -> dict[str, int]:
     stored = (bounds.end, bounds.end, bounds.start, bounds.size_bytes)
-    return dict(zip(STORED, stored, strict=True)) | dict.fromkeys(BY_GROUPS, 0)
+    return dict(zip(SHARD_COUNTS, stored, strict=True)) | dict.fromkeys(SUMMED_GROUP_COUNTS, 0)
 
 
-def with_sums(group: Mapping[str, Any]) -> Answer:
+def add_group_totals(group: Mapping[str, Any]) -> Answer:
     """A group, and what its shards come to together."""
     slowest_s = max((one["lag_s"] for one in group["shards"]), default=0.0)
-    return {**group, **_summed(group["shards"], OF_A_GROUP), "lag_s": slowest_s}
+    return {**group, **_sum_counts(group["shards"], GROUP_COUNTS), "lag_s": slowest_s}
 
 
-def _summed(shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, int]:
+def _sum_counts(shards: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, int]:
     return {key: sum(shard[key] for shard in shards) for key in keys}
 
 
-def groups_of(groups: Coordinator, topic: Topic) -> list[Answer]:
+def list_group_infos(groups: Coordinator, topic: Topic) -> list[Answer]:
     """All that there are, as `group.info` tells each."""
     found = []
     for name in groups.names(topic):
@@ -82,16 +82,18 @@ def groups_of(groups: Coordinator, topic: Topic) -> list[Answer]:
     return found
 
 
-def _stats(port: Port, caller: Caller, given: Arguments) -> Answer:
-    topic = port.seen(caller, given["topic"])
-    groups = groups_of(port.groups, topic)
+def _stats(port: NativePort, caller: Caller, given: Arguments) -> Answer:
+    topic = port.find_visible_topic(caller, given["topic"])
+    groups = list_group_infos(port.groups, topic)
     bounds = port.store.bounds(topic.number)  # after them: what is acked is inserted
-    queries = queries_of(port.store, topic, bounds)
-    return composed(topic, bounds, groups, queries, subscribers_of(port.store, topic, bounds))
+    queries = list_query_progress(port.store, topic, bounds)
+    return compose_topic_stats(
+        topic, bounds, groups, queries, read_subscriber_lags(port.store, topic, bounds)
+    )
 
 
 ACTIONS = {
-    Action(
+    ActionSchema(
         "topic.stats",
         "Counts of messages, for the whole topic and by shard; its groups, Spark's queries and "
         "pirate's subscribers, and how far they are behind",

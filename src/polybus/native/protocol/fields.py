@@ -32,7 +32,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ActionSchema:
     """`answers` says in words what comes back."""
 
     name: str

@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING
 
 from polybus.errors import Conflict, Damaged
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import writable
-from polybus.spark.archive.archive_lock import Locks
+from polybus.spark.archive.archive_folder import explain_write_errors
+from polybus.spark.archive.archive_lock import TopicLocks
 
 if TYPE_CHECKING:
-    from polybus.spark.archive.archive_folder import Folder
-    from polybus.spark.archive.manifest import Last, Manifest
-    from polybus.spark.archive.parquet_files import Written
-    from polybus.spark.source.log_access import Access
+    from polybus.spark.archive.archive_folder import ArchiveFolder
+    from polybus.spark.archive.manifest import LastRow, Manifest
+    from polybus.spark.archive.parquet_files import WrittenFile
+    from polybus.spark.source.log_access import LogAccess
 
 # How long a file stays that no manifest names: somebody may read it by an older one.
 KEEP_S = 86_400
 TIDY_EVERY_S = 3600  # for a run that goes on for months
 
 
-class Adding:
+class ArchiveCommitter:
     """One run that adds to an archive. `gaps`: what the log has lost is passed over."""
 
-    def __init__(self, folder: Folder, *, gaps: bool = False) -> None:
+    def __init__(self, folder: ArchiveFolder, *, gaps: bool = False) -> None:
         self._folder = folder
         self._gaps = gaps
-        self._locks = Locks(folder)
+        self._locks = TopicLocks(folder)
         self._tidied_s: dict[str, float] = {}
         self.rows = self.size_bytes = 0
 
-    def begin(self, topic: str, access: Access) -> None:
+    def begin(self, topic: str, access: LogAccess) -> None:
         """Nobody else adds to this topic from now on; what is left of earlier runs goes."""
         self._locks.take(topic)
-        check_same(access, manifest_versions.newest(self._folder, topic))
+        check_same_log(access, manifest_versions.read_newest(self._folder, topic))
         self._tidy(topic)
 
-    def add(self, written: Iterable[Written]) -> list[str]:
+    def add(self, written: Iterable[WrittenFile]) -> list[str]:
         """The topics that have grown."""
-        by_topic: dict[str, list[Written]] = defaultdict(list)
+        by_topic: dict[str, list[WrittenFile]] = defaultdict(list)
         for one in written:
             by_topic[one.topic].append(one)
         for topic, files in sorted(by_topic.items()):
@@ -57,18 +57,20 @@ class Adding:
     def end(self) -> None:
         self._locks.release()
 
-    def _add(self, topic: str, written: list[Written]) -> None:
+    def _add(self, topic: str, written: list[WrittenFile]) -> None:
         self._locks.take(topic)
         for one in written:
             _check_there(self._folder, one)
-        lasts: dict[int, Last] = {}
+        lasts: dict[int, LastRow] = {}
         for one in sorted(written, key=lambda one: one.file.last_ns):
             for shard, last in one.lasts.items():
                 lasts[shard] = max(last, lasts.get(shard, last))
         files = [one.file for one in written]
-        with writable(self._folder.path):
-            manifest = manifest_versions.newest(self._folder, topic)
-            manifest_versions.commit(self._folder, manifest.added(files, lasts, gaps=self._gaps))
+        with explain_write_errors(self._folder.path):
+            manifest = manifest_versions.read_newest(self._folder, topic)
+            manifest_versions.commit_manifest(
+                self._folder, manifest.added(files, lasts, gaps=self._gaps)
+            )
         self.rows += sum(one.rows for one in files)
         self.size_bytes += sum(one.size_bytes for one in files)
 
@@ -76,11 +78,11 @@ class Adding:
         now_s = time.time()
         if now_s - self._tidied_s.get(topic, 0.0) >= TIDY_EVERY_S:
             self._tidied_s[topic] = now_s
-            with writable(self._folder.path):
-                tidy(self._folder, topic, now_s)
+            with explain_write_errors(self._folder.path):
+                remove_unlisted(self._folder, topic, now_s)
 
 
-def check_same(access: Access, manifest: Manifest) -> None:
+def check_same_log(access: LogAccess, manifest: Manifest) -> None:
     """`Conflict` if a log is not the one that was archived: offsets of another mean other rows."""
     if not manifest.shards:
         return
@@ -88,23 +90,27 @@ def check_same(access: Access, manifest: Manifest) -> None:
     for shard, span in manifest.shards.items():
         log = there.get(shard)
         if log is not None and log.end < span.end:
-            _another(manifest.topic, f"shard {shard} ends at {log.end}, archived up to {span.end}")
+            _raise_other_log(
+                manifest.topic, f"shard {shard} ends at {log.end}, archived up to {span.end}"
+            )
         if log is None or span.end <= log.start:
             continue
         for rows in access.read(manifest.topic, shard, span.end - 1, span.end):
             last = rows.column("id")[0].as_py(), rows.column("timestamp_ns")[0].as_py()
             if last != manifest.lasts[shard]:
-                _another(manifest.topic, f"shard {shard} has another message at {span.end - 1}")
+                _raise_other_log(
+                    manifest.topic, f"shard {shard} has another message at {span.end - 1}"
+                )
 
 
-def _another(topic: str, why: str) -> None:
+def _raise_other_log(topic: str, why: str) -> None:
     raise Conflict(
         f"topic {topic!r} of this bus is not the one that is in the archive ({why}): "
         "give another folder, or the right bus"
     )
 
 
-def _check_there(folder: Folder, written: Written) -> None:
+def _check_there(folder: ArchiveFolder, written: WrittenFile) -> None:
     path = folder.path / written.file.path
     if not path.is_file() or path.stat().st_size != written.file.size_bytes:
         raise Damaged(
@@ -113,9 +119,9 @@ def _check_there(folder: Folder, written: Written) -> None:
         )
 
 
-def tidy(folder: Folder, topic: str, now_s: float) -> None:
+def remove_unlisted(folder: ArchiveFolder, topic: str, now_s: float) -> None:
     """Removes files that do not count, and that nobody can be reading any more."""
-    manifest = manifest_versions.newest(folder, topic)
+    manifest = manifest_versions.read_newest(folder, topic)
     counts = {one.path for one in manifest.files}
     kept = {one.path for one in manifest.replaced if one.since_s > now_s - KEEP_S}
     for path in folder.data(topic).glob("date=*/*.parquet"):
@@ -124,4 +130,4 @@ def tidy(folder: Folder, topic: str, now_s: float) -> None:
         if name not in counts and name not in kept and is_old:
             path.unlink()
     if len(kept) < len(manifest.replaced):
-        manifest_versions.commit(folder, manifest.without_replaced(kept))
+        manifest_versions.commit_manifest(folder, manifest.without_replaced(kept))

@@ -22,7 +22,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Folder:
+class ArchiveFolder:
     """Pickled, and sent to tasks: it must be the same folder wherever they run."""
 
     def __init__(self, path: str | Path) -> None:
@@ -49,7 +49,7 @@ class Folder:
 
     def prepare(self) -> None:
         """Makes it an archive, if it is empty or not there."""
-        with writable(self.path):
+        with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / MARK).exists():
                 if any(self.path.iterdir()):
@@ -64,16 +64,16 @@ class Folder:
             probe.unlink()
 
     def manifests(self, topic: str) -> Path:
-        return self.path / OWN / TOPICS / quoted(topic)
+        return self.path / OWN / TOPICS / quote_name(topic)
 
     def data(self, topic: str) -> Path:
-        return self.path / f"topic={quoted(topic)}"
+        return self.path / f"topic={quote_name(topic)}"
 
     def checkpoint(self, topics: str) -> Path:
-        return self.path / OWN / CHECKPOINTS / quoted(topics)
+        return self.path / OWN / CHECKPOINTS / quote_name(topics)
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """As the name of a file; one that is too long for that is cut, and told apart by its hash."""
     text = quote(name, safe="")
     text = "%2E" + text[1:] if text.startswith(".") else text
@@ -83,7 +83,7 @@ def quoted(name: str) -> str:
 
 
 @contextmanager
-def writable(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """What the disk refuses is told as what it is, and what to do."""
     try:
         yield
@@ -111,10 +111,10 @@ def write_durably(path: Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-    sync(path.parent)
+    sync_folder(path.parent)
 
 
-def sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """The names in a folder are on disk, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -12,20 +12,20 @@ import socket
 from typing import TYPE_CHECKING
 
 from polybus.errors import DataFolderInUse
-from polybus.spark.archive.archive_folder import writable
+from polybus.spark.archive.archive_folder import explain_write_errors
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
 
-    from polybus.spark.archive.archive_folder import Folder
+    from polybus.spark.archive.archive_folder import ArchiveFolder
 
 NAME = "lock"
 
 
-class Locks:
+class TopicLocks:
     """Of one run, over all its topics."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: ArchiveFolder) -> None:
         self._folder = folder
         self._held: dict[str, TextIOWrapper] = {}
 
@@ -33,7 +33,7 @@ class Locks:
         """`DataFolderInUse` if another one has it."""
         if topic in self._held:
             return
-        with writable(self._folder.path):
+        with explain_write_errors(self._folder.path):
             self._held[topic] = self._locked(topic)
 
     @property

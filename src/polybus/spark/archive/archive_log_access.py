@@ -19,51 +19,53 @@ from polybus.errors import Damaged, DoesNotExist, Trimmed
 from polybus.model.arrow import HEADERS_TYPE, READ_SCHEMA
 from polybus.model.name_pattern import Pattern
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import Folder
-from polybus.spark.source.log_access import CHUNK_ROWS, NO_BOUND, Access, Shard
-from polybus.spark.source.read_bounds import trimmed
+from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.source.log_access import CHUNK_ROWS, NO_BOUND, LogAccess, ShardOffsets
+from polybus.spark.source.read_bounds import trimmed_error
 
 if TYPE_CHECKING:
-    from polybus.spark.archive.manifest import File, Manifest
+    from polybus.spark.archive.manifest import ArchivedFile, Manifest
 
 US_PER_MS = 1000
 PLACE = ["shard", "offset"]
 STORED = ["id", "shard", "offset", "timestamp_ns", "insertion_time", "shard_key", "body", "headers"]
 
 
-class WithArchive:
-    def __init__(self, log: Access, archive: str) -> None:
+class ArchiveLogAccess:
+    def __init__(self, log: LogAccess, archive: str) -> None:
         self._log = log
-        self._folder = Folder(archive)
+        self._folder = ArchiveFolder(archive)
         self._folder.check()
 
-    def names(self, pattern: str) -> list[str]:
+    def list_topics(self, pattern: str) -> list[str]:
         wanted = Pattern(pattern)
         archived = [
-            one for one in manifest_versions.topics(self._folder) if wanted.matches(one.encode())
+            one
+            for one in manifest_versions.list_topics(self._folder)
+            if wanted.matches(one.encode())
         ]
-        return sorted({*self._log.names(pattern), *archived})
+        return sorted({*self._log.list_topics(pattern), *archived})
 
-    def shards(self, topic: str) -> dict[int, Shard]:
+    def shards(self, topic: str) -> dict[int, ShardOffsets]:
         """The log is looked at first: what it loses after that, the manifest has by then."""
         try:
             found = dict(self._log.shards(topic))
         except DoesNotExist:
             found = {}
-        archived = manifest_versions.newest(self._folder, topic).shards
+        archived = manifest_versions.read_newest(self._folder, topic).shards
         if not (found or archived):
             return self._log.shards(topic)  # which says why
         for shard, span in archived.items():
             log = found.get(shard, span)
-            found[shard] = Shard(min(span.start, log.start), max(span.end, log.end))
+            found[shard] = ShardOffsets(min(span.start, log.start), max(span.end, log.end))
         return dict(sorted(found.items()))
 
-    def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
+    def find_time(self, topic: str, shard: int, timestamp_ns: int) -> int:
         found = self._first(topic, shard, "timestamp_ns", timestamp_ns)
         if found is not None:
             return found
         try:
-            return self._log.find(topic, shard, timestamp_ns)
+            return self._log.find_time(topic, shard, timestamp_ns)
         except DoesNotExist:
             return self.shards(topic)[shard].end
 
@@ -87,7 +89,7 @@ class WithArchive:
     ) -> Iterator[pa.RecordBatch]:
         end = min(end, start + max_rows) if max_rows else end
         while start < end:
-            manifest = manifest_versions.newest(self._folder, topic)
+            manifest = manifest_versions.read_newest(self._folder, topic)
             if start < (manifest.end(shard) or 0):
                 batches = self._from_files(manifest, shard, start, end)
             else:
@@ -99,8 +101,10 @@ class WithArchive:
             if start == before and not self._is_archived(topic, shard, start):
                 return
 
-    def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
-        self._log.tell(query, name, topic, offsets)
+    def report_progress(
+        self, query: str, name: str, topic: str, offsets: Mapping[int, int]
+    ) -> None:
+        self._log.report_progress(query, name, topic, offsets)
 
     def _from_log(
         self, topic: str, shard: int, start: int, end: int, columns: Collection[str] | None
@@ -110,27 +114,32 @@ class WithArchive:
             yield from self._log.read(topic, shard, start, end, columns=columns)
         except Trimmed:
             if not self._is_archived(topic, shard, start):
-                raise trimmed(topic, shard, start, self._log.shards(topic)[shard].start) from None
+                raise trimmed_error(
+                    topic, shard, start, self._log.shards(topic)[shard].start
+                ) from None
 
     def _from_files(
         self, manifest: Manifest, shard: int, start: int, end: int
     ) -> Iterator[pa.RecordBatch]:
         """Ends where a file is gone, if a newer manifest no longer needs it."""
-        for file in manifest.holding(shard, start, end):
+        for file in manifest.find_files(shard, start, end):
             first, last = file.shards[shard]
             if first > start:
-                raise trimmed(manifest.topic, shard, start, first)
+                raise trimmed_error(manifest.topic, shard, start, first)
             try:
                 yield from rows(self._folder, file, shard, start, min(last, end))
             except FileNotFoundError:
-                if manifest_versions.newest(self._folder, manifest.topic).number == manifest.number:
+                if (
+                    manifest_versions.read_newest(self._folder, manifest.topic).number
+                    == manifest.number
+                ):
                     raise Damaged(f"{file.path} is missing from {self._folder.path}") from None
                 return
             start = last
 
     def _first(self, topic: str, shard: int, column: str, least: int) -> int | None:
         """In the archive; None if nothing there is as late."""
-        for file in manifest_versions.newest(self._folder, topic).files:
+        for file in manifest_versions.read_newest(self._folder, topic).files:
             if shard in file.shards:
                 found = _first_from(self._folder, file, shard, column, least)
                 if found is not None:
@@ -138,10 +147,12 @@ class WithArchive:
         return None
 
     def _is_archived(self, topic: str, shard: int, offset: int) -> bool:
-        return offset < (manifest_versions.newest(self._folder, topic).end(shard) or 0)
+        return offset < (manifest_versions.read_newest(self._folder, topic).end(shard) or 0)
 
 
-def rows(folder: Folder, file: File, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+def rows(
+    folder: ArchiveFolder, file: ArchivedFile, shard: int, start: int, end: int
+) -> Iterator[pa.RecordBatch]:
     """These rows of a file, as the log has them."""
     for group in _groups(folder, file, shard, start, end, STORED):
         place = group.column("shard"), group.column("offset")
@@ -160,7 +171,9 @@ def _as_read(stored: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=READ_SCHEMA)
 
 
-def _first_from(folder: Folder, file: File, shard: int, column: str, least: int) -> int | None:
+def _first_from(
+    folder: ArchiveFolder, file: ArchivedFile, shard: int, column: str, least: int
+) -> int | None:
     """The first offset of a shard where a column that rises has at least this."""
     start, end = file.shards[shard]
     for group in _groups(folder, file, shard, start, end, [*PLACE, column], (column, least)):
@@ -174,8 +187,8 @@ def _first_from(folder: Folder, file: File, shard: int, column: str, least: int)
 
 
 def _groups(
-    folder: Folder,
-    file: File,
+    folder: ArchiveFolder,
+    file: ArchivedFile,
     shard: int,
     start: int,
     end: int,
@@ -194,7 +207,7 @@ def _groups(
 
 
 @contextmanager
-def _readable(folder: Folder, file: File) -> Iterator[None]:
+def _readable(folder: ArchiveFolder, file: ArchivedFile) -> Iterator[None]:
     """Arrow tells of bytes that are no Parquet in several ways."""
     try:
         yield

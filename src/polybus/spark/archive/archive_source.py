@@ -18,14 +18,14 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from polybus.errors import Conflict
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import Folder
-from polybus.spark.archive.parquet_files import Writing, Written
-from polybus.spark.source.partitions import Partition, Range
-from polybus.spark.source.query_position import Position
+from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.parquet_files import TopicFileWriter, WrittenFile
+from polybus.spark.source.partitions import OffsetRange, Partition
+from polybus.spark.source.query_position import QueryPosition
 from polybus.spark.source.stream_reader import StreamReader
 from polybus.spark.source.topic_schema import SCHEMA
-from polybus.spark.spark_options import SOURCE_OPTIONS, Options
-from polybus.spark.worker_errors import told_plainly
+from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
+from polybus.spark.worker_errors import hide_traceback
 
 FORMAT = "polybus_archive"
 FILES = StructType([StructField("written", StringType(), nullable=False)])
@@ -45,35 +45,35 @@ class ArchiveSource(DataSource):
         return FILES
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        with told_plainly():
-            return ArchiveReader(Options(self.options, OPTIONS))
+        with hide_traceback():
+            return ArchiveStreamReader(SparkOptions(self.options, OPTIONS))
 
 
-class ArchiveReader(StreamReader):
-    def __init__(self, options: Options) -> None:
+class ArchiveStreamReader(StreamReader):
+    def __init__(self, options: SparkOptions) -> None:
         super().__init__(options, SCHEMA)
-        self._folder = Folder(options.required("folder", "/archive"))
+        self._folder = ArchiveFolder(options.required("folder", "/archive"))
         self._tasks = options.count("tasks") or 1
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where the archive ends, whatever became of the checkpoint."""
-        first = Position.parse(super().initialOffset())
+        first = QueryPosition.parse(super().initialOffset())
         ends = {topic: self._archived(topic, shards) for topic, shards in first.offsets.items()}
-        self._initial = Position(ends, first.query, is_initial=True)
+        self._initial = QueryPosition(ends, first.query, is_initial=True)
         return self._initial.as_json()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
-        with told_plainly():
+        with hide_traceback():
             for written in self._write(partition):
                 yield pa.RecordBatch.from_pydict({"written": [written.as_text()]}, ARROW_FILES)
 
     def _archived(self, topic: str, shards: dict[int, int]) -> dict[int, int]:
         """How far each of these is archived; where it begins if nothing of it is."""
-        manifest = manifest_versions.newest(self._folder, topic)
+        manifest = manifest_versions.read_newest(self._folder, topic)
         return {shard: manifest.end(shard) or start for shard, start in shards.items()}
 
-    def _to_read(self, ranges: list[Range]) -> list[Range]:
+    def _readable_ranges(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """What is not in the archive yet: a log may have been trimmed up to there."""
         topics = {one.topic for one in ranges}
         starts = {topic: self._starts(topic) for topic in topics}
@@ -83,12 +83,12 @@ class ArchiveReader(StreamReader):
         left = [
             one._replace(start=max(one.start, ends[one.topic].get(one.shard, 0))) for one in ranges
         ]
-        return super()._to_read([one for one in left if one.rows > 0])
+        return super()._readable_ranges([one for one in left if one.rows > 0])
 
     def _starts(self, topic: str) -> dict[int, int]:
         return {n: one.start for n, one in self._ahead.shards(topic).items()}
 
-    def _check_follows(self, wanted: Range, end: int) -> None:
+    def _check_follows(self, wanted: OffsetRange, end: int) -> None:
         if wanted.start > end and self._task.strict:
             raise Conflict(
                 f"this checkpoint is of another archive: it goes on with {wanted.start} in shard "
@@ -96,13 +96,13 @@ class ArchiveReader(StreamReader):
                 "use another --checkpoint"
             )
 
-    def _cut(self, ranges: list[Range]) -> list[Partition]:
-        return few(ranges, self._tasks)
+    def _cut(self, ranges: list[OffsetRange]) -> list[Partition]:
+        return plan_tasks(ranges, self._tasks)
 
-    def _write(self, partition: Partition) -> Iterator[Written]:
+    def _write(self, partition: Partition) -> Iterator[WrittenFile]:
         parts = self._task.ranges(partition)
         for topic, ranges in groupby(parts, key=lambda one: one[0].topic):
-            writing = Writing(self._folder, topic)
+            writing = TopicFileWriter(self._folder, topic)
             try:
                 for one, batches in ranges:
                     yield from writing.add(one, batches)
@@ -112,11 +112,11 @@ class ArchiveReader(StreamReader):
                 raise
 
 
-def few(ranges: list[Range], tasks: int) -> list[Partition]:
+def plan_tasks(ranges: list[OffsetRange], tasks: int) -> list[Partition]:
     """As many partitions as there are tasks at a time, of the same size: few, large files."""
     total = sum(one.rows for one in ranges)
     parts = max(-(-total // MOST_ROWS), min(tasks, -(-total // FEW_ROWS)), 1)
-    partitions: list[list[Range]] = [[] for _ in range(parts)]
+    partitions: list[list[OffsetRange]] = [[] for _ in range(parts)]
     seen = 0
     for one in sorted(ranges):
         while one.rows > 0:

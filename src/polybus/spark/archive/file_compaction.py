@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import Folder, writable
-from polybus.spark.archive.manifest import File, Manifest, Span
+from polybus.spark.archive.archive_folder import ArchiveFolder, explain_write_errors
+from polybus.spark.archive.manifest import ArchivedFile, Manifest, OffsetSpan
 from polybus.spark.archive.parquet_files import (
     ARROW,
     FILE_BYTES,
@@ -37,62 +37,66 @@ SMALL_BYTES, MANY = 32 << 20, 8
 TINY_BYTES, FEW = 8 << 20, 2
 
 
-class Merge(NamedTuple):
+class FileMerge(NamedTuple):
     """Files that follow one another in each of their shards, of one date."""
 
     topic: str
-    files: tuple[File, ...]
+    files: tuple[ArchivedFile, ...]
 
 
 def compact(
     spark: SparkSession,
-    folder: Folder,
+    folder: ArchiveFolder,
     topics: Sequence[str],
     least: int = MANY,
     small_bytes: int = SMALL_BYTES,
 ) -> None:
     """Where a date has so many small files."""
-    manifests = [manifest_versions.newest(folder, topic) for topic in topics]
-    merges = [one for manifest in manifests for one in chosen(manifest, least, small_bytes)]
+    manifests = [manifest_versions.read_newest(folder, topic) for topic in topics]
+    merges = [one for manifest in manifests for one in choose_merges(manifest, least, small_bytes)]
     if not merges:
         return
     work = spark.sparkContext.parallelize(merges, len(merges))
     for merge, file in zip(
-        merges, work.map(lambda one: merged(folder, one)).collect(), strict=True
+        merges, work.map(lambda one: write_merged(folder, one)).collect(), strict=True
     ):
-        with writable(folder.path):
-            newest = manifest_versions.newest(folder, merge.topic)
-            manifest_versions.commit(folder, newest.compacted(merge.files, file, time.time()))
+        with explain_write_errors(folder.path):
+            newest = manifest_versions.read_newest(folder, merge.topic)
+            manifest_versions.commit_manifest(
+                folder, newest.compacted(merge.files, file, time.time())
+            )
 
 
-def chosen(manifest: Manifest, least: int, small_bytes: int = SMALL_BYTES) -> list[Merge]:
+def choose_merges(
+    manifest: Manifest, least: int, small_bytes: int = SMALL_BYTES
+) -> list[FileMerge]:
     """Runs of small neighbours of a date, none larger than a file should be."""
-    found: list[Merge] = []
+    found: list[FileMerge] = []
     for _, files in groupby(sorted(manifest.files, key=lambda one: one.date), lambda one: one.date):
-        run: list[File] = []
+        run: list[ArchivedFile] = []
         for file in files:
             is_small = file.size_bytes < small_bytes
             total = sum(one.size_bytes for one in run) + file.size_bytes
-            if run and not (is_small and total <= FILE_BYTES and goes_on(run, file)):
-                found.append(Merge(manifest.topic, tuple(run)))
+            if run and not (is_small and total <= FILE_BYTES and is_contiguous(run, file)):
+                found.append(FileMerge(manifest.topic, tuple(run)))
                 run = []
             if is_small:
                 run.append(file)
-        found.append(Merge(manifest.topic, tuple(run)))
+        found.append(FileMerge(manifest.topic, tuple(run)))
     return [one for one in found if len(one.files) >= least]
 
 
-def goes_on(run: Sequence[File], file: File) -> bool:
+def is_contiguous(run: Sequence[ArchivedFile], file: ArchivedFile) -> bool:
     """Whether nothing is missing between them: a file has no gaps."""
     ends = {shard: span.end for one in run for shard, span in one.shards.items()}
     return all(ends.get(shard, span.start) == span.start for shard, span in file.shards.items())
 
 
-def merged(folder: Folder, merge: Merge) -> File:
+def write_merged(folder: ArchiveFolder, merge: FileMerge) -> ArchivedFile:
     """In a task: the rows of all, in their order, with a row group of memory."""
     first = merge.files[0]
     path = (folder.path / first.path).with_name(f"{uuid.uuid4().hex}.zstd.parquet")
-    with writable(path):
+    with explain_write_errors(path):
         try:
             with pa.OSFile(str(path), "wb") as sink:
                 _copy(folder, merge.files, sink)
@@ -110,7 +114,7 @@ def merged(folder: Folder, merge: Merge) -> File:
     )
 
 
-def _copy(folder: Folder, files: Sequence[File], sink: pa.NativeFile) -> None:
+def _copy(folder: ArchiveFolder, files: Sequence[ArchivedFile], sink: pa.NativeFile) -> None:
     with parquet_writer(sink) as writer:
         waiting: list[pa.Table] = []
         for file in files:
@@ -131,10 +135,10 @@ def _as_written(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).cast(ARROW)
 
 
-def _joined(files: Sequence[File]) -> dict[int, Span]:
-    shards: dict[int, Span] = {}
+def _joined(files: Sequence[ArchivedFile]) -> dict[int, OffsetSpan]:
+    shards: dict[int, OffsetSpan] = {}
     for file in files:
         for shard, span in file.shards.items():
             known = shards.get(shard, span)
-            shards[shard] = Span(min(known.start, span.start), max(known.end, span.end))
+            shards[shard] = OffsetSpan(min(known.start, span.start), max(known.end, span.end))
     return shards

@@ -15,7 +15,7 @@ from polybus.errors import Conflict, Damaged
 from polybus.spark.archive.archive_folder import VERSION
 
 
-class Span(NamedTuple):
+class OffsetSpan(NamedTuple):
     """Offsets `start` to `end` (exclusive) of a shard."""
 
     start: int
@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class File:
+class ArchivedFile:
     """`path` is relative to the archive. Times are the bus's, of its first and last row."""
 
     path: str
@@ -35,7 +35,7 @@ class File:
     size_bytes: int
     first_ns: int
     last_ns: int
-    shards: Mapping[int, Span]
+    shards: Mapping[int, OffsetSpan]
 
     @property
     def rows(self) -> int:
@@ -46,28 +46,30 @@ class File:
         return {**vars(self), "shards": shards}
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> File:
-        shards = {int(shard): Span(*map(int, span)) for shard, span in given["shards"].items()}
+    def parse(cls, given: Mapping[str, Any]) -> ArchivedFile:
+        shards = {
+            int(shard): OffsetSpan(*map(int, span)) for shard, span in given["shards"].items()
+        }
         known = {one.name: given[one.name] for one in fields(cls)}
         return cls(**{**known, "shards": shards})
 
 
-class Gap(NamedTuple):
+class OffsetGap(NamedTuple):
     """Of a shard, between two files."""
 
     shard: int
-    lost: Span
-    between: tuple[File, File]
+    lost: OffsetSpan
+    between: tuple[ArchivedFile, ArchivedFile]
 
 
-class Last(NamedTuple):
+class LastRow(NamedTuple):
     """The last row of a shard: whether a log is the one that was archived shows there."""
 
     id: int
     timestamp_ns: int
 
 
-class Replaced(NamedTuple):
+class ReplacedFile(NamedTuple):
     """A file that compaction has made needless; who reads it by an older manifest still may."""
 
     path: str
@@ -78,10 +80,10 @@ class Replaced(NamedTuple):
 class Manifest:
     topic: str
     number: int = 0
-    files: tuple[File, ...] = ()
-    shards: Mapping[int, Span] = field(default_factory=dict)
-    lasts: Mapping[int, Last] = field(default_factory=dict)
-    replaced: tuple[Replaced, ...] = ()
+    files: tuple[ArchivedFile, ...] = ()
+    shards: Mapping[int, OffsetSpan] = field(default_factory=dict)
+    lasts: Mapping[int, LastRow] = field(default_factory=dict)
+    replaced: tuple[ReplacedFile, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -92,7 +94,7 @@ class Manifest:
         found = self.shards.get(shard)
         return None if found is None else found.end
 
-    def holding(self, shard: int, start: int, end: int) -> list[File]:
+    def find_files(self, shard: int, start: int, end: int) -> list[ArchivedFile]:
         """The files that have some of these rows, in their order."""
         return [
             one
@@ -102,30 +104,32 @@ class Manifest:
             and start < one.shards[shard].end
         ]
 
-    def gaps(self) -> Iterator[Gap]:
+    def gaps(self) -> Iterator[OffsetGap]:
         """What was lost before it was archived."""
-        last: dict[int, File] = {}
+        last: dict[int, ArchivedFile] = {}
         for file in self.files:
             for shard, span in file.shards.items():
                 before = last.get(shard, file)
                 if before.shards[shard].end < span.start:
-                    yield Gap(shard, Span(before.shards[shard].end, span.start), (before, file))
+                    yield OffsetGap(
+                        shard, OffsetSpan(before.shards[shard].end, span.start), (before, file)
+                    )
                 last[shard] = file
 
     def paths(self, shard: int, start: int, end: int) -> list[str]:
-        return [one.path for one in self.holding(shard, start, end)]
+        return [one.path for one in self.find_files(shard, start, end)]
 
     def added(
-        self, files: Iterable[File], lasts: Mapping[int, Last], *, gaps: bool = False
+        self, files: Iterable[ArchivedFile], lasts: Mapping[int, LastRow], *, gaps: bool = False
     ) -> Manifest:
         """The next, with these files. `Conflict` if they do not follow what is there."""
         new = sorted(files, key=_place)
         shards = dict(self.shards)
         for file in new:
             for shard, span in file.shards.items():
-                known = shards.setdefault(shard, Span(span.start, span.start))
+                known = shards.setdefault(shard, OffsetSpan(span.start, span.start))
                 self._check_follows(shard, known.end, span.start, gaps=gaps)
-                shards[shard] = Span(known.start, max(known.end, span.end))
+                shards[shard] = OffsetSpan(known.start, max(known.end, span.end))
         return replace(
             self,
             number=self.number + 1,
@@ -134,11 +138,11 @@ class Manifest:
             lasts={**self.lasts, **lasts},
         )
 
-    def compacted(self, old: Sequence[File], new: File, now_s: float) -> Manifest:
+    def compacted(self, old: Sequence[ArchivedFile], new: ArchivedFile, now_s: float) -> Manifest:
         """The next, with one file in place of several of its date that follow one another."""
         paths = {one.path for one in old}
         files = [new if one == old[0] else one for one in self.files]
-        gone = tuple(Replaced(one.path, int(now_s)) for one in old)
+        gone = tuple(ReplacedFile(one.path, int(now_s)) for one in old)
         return replace(
             self,
             number=self.number + 1,
@@ -179,16 +183,16 @@ class Manifest:
             return cls(
                 given["topic"],
                 given["number"],
-                tuple(map(File.parse, given["files"])),
-                {n: Span(one["start"], one["end"]) for n, one in shards.items()},
-                {n: Last(one["id"], one["timestamp_ns"]) for n, one in shards.items()},
-                tuple(Replaced(one["path"], one["since_s"]) for one in given["replaced"]),
+                tuple(map(ArchivedFile.parse, given["files"])),
+                {n: OffsetSpan(one["start"], one["end"]) for n, one in shards.items()},
+                {n: LastRow(one["id"], one["timestamp_ns"]) for n, one in shards.items()},
+                tuple(ReplacedFile(one["path"], one["since_s"]) for one in given["replaced"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Damaged(f"a manifest of the archive is not one: {error!r}") from None
 
 
-def _place(file: File) -> tuple[str, tuple[int, int]]:
+def _place(file: ArchivedFile) -> tuple[str, tuple[int, int]]:
     """By day before all else: a shard's times never go back, but a file of today may have an
     earlier shard than the file of yesterday that its task wrote beside it."""
     return file.date, min((shard, span.start) for shard, span in file.shards.items())

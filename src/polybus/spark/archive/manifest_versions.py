@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polybus.errors import Conflict, Damaged
-from polybus.spark.archive.archive_folder import OWN, TOPICS, sync
+from polybus.spark.archive.archive_folder import OWN, TOPICS, sync_folder
 from polybus.spark.archive.manifest import Manifest
 
 if TYPE_CHECKING:
-    from polybus.spark.archive.archive_folder import Folder
+    from polybus.spark.archive.archive_folder import ArchiveFolder
 
 DIGITS = 20
 KEPT = 8  # old ones, for whoever wants to know what was before
 
 
-def topics(folder: Folder) -> list[str]:
+def list_topics(folder: ArchiveFolder) -> list[str]:
     """Those that something was archived of."""
     places = (folder.path / OWN / TOPICS).glob("*/")
     return sorted(one.topic for place in places if (one := _newest(place)) is not None)
 
 
-def newest(folder: Folder, topic: str) -> Manifest:
+def read_newest(folder: ArchiveFolder, topic: str) -> Manifest:
     """An empty one if nothing was archived yet."""
     return _newest(folder.manifests(topic)) or Manifest(topic)
 
@@ -47,7 +47,7 @@ def _newest(place: Path) -> Manifest | None:
             raise Damaged(f"{path} is no manifest: {error}") from None
 
 
-def commit(folder: Folder, manifest: Manifest) -> None:
+def commit_manifest(folder: ArchiveFolder, manifest: Manifest) -> None:
     """From now on it is the newest. `Conflict` if another one has its number."""
     place = folder.manifests(manifest.topic)
     place.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def commit(folder: Folder, manifest: Manifest) -> None:
         ) from None
     finally:
         draft.unlink(missing_ok=True)
-    sync(place)
+    sync_folder(place)
     for number in _numbers(place)[:-KEPT]:
         _path(place, number).unlink(missing_ok=True)
 

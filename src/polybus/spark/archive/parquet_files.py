@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from polybus.spark.archive.archive_folder import Folder, sync, writable
-from polybus.spark.archive.manifest import File, Last, Span
+from polybus.spark.archive.archive_folder import ArchiveFolder, explain_write_errors, sync_folder
+from polybus.spark.archive.manifest import ArchivedFile, LastRow, OffsetSpan
 from polybus.spark.source.read_bounds import MAX_TIME_NS
-from polybus.spark.source.topic_columns import COLUMNS, Shape
+from polybus.spark.source.topic_columns import COLUMNS, BatchBuilder
 from polybus.spark.source.topic_schema import SCHEMA
 
 if TYPE_CHECKING:
-    from polybus.spark.source.partitions import Range
+    from polybus.spark.source.partitions import OffsetRange
 
 # The rows of a row group are in memory until it is full: enough for long runs of a column,
 # few enough for several tasks on a machine.
@@ -45,12 +45,12 @@ ROWS = StructType([one for one in SCHEMA.fields if one.name != "topic"])
 ARROW = pa.schema(pa.field(one.name, COLUMNS[one.name][0], one.nullable) for one in ROWS.fields)
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """A file, and the last row of each of its shards."""
 
     topic: str
-    file: File
-    lasts: dict[int, Last]
+    file: ArchivedFile
+    lasts: dict[int, LastRow]
 
     def as_text(self) -> str:
         """As a row of Spark."""
@@ -58,33 +58,33 @@ class Written(NamedTuple):
         return json.dumps({"topic": self.topic, "file": self.file.as_json(), "lasts": lasts})
 
     @classmethod
-    def parse(cls, text: str) -> Written:
+    def parse(cls, text: str) -> WrittenFile:
         given = json.loads(text)
-        lasts = {int(shard): Last(*last) for shard, last in given["lasts"].items()}
-        return cls(given["topic"], File.parse(given["file"]), lasts)
+        lasts = {int(shard): LastRow(*last) for shard, last in given["lasts"].items()}
+        return cls(given["topic"], ArchivedFile.parse(given["file"]), lasts)
 
 
-class Writing:
+class TopicFileWriter:
     """One task's files of one topic."""
 
-    def __init__(self, folder: Folder, topic: str) -> None:
+    def __init__(self, folder: ArchiveFolder, topic: str) -> None:
         self._folder = folder
         self._topic = topic
-        self._open: dict[str, Draft] = {}
-        self._shape = Shape(ROWS)
+        self._open: dict[str, ParquetFileWriter] = {}
+        self._shape = BatchBuilder(ROWS)
 
-    def add(self, wanted: Range, batches: Iterator[pa.RecordBatch]) -> Iterator[Written]:
+    def add(self, wanted: OffsetRange, batches: Iterator[pa.RecordBatch]) -> Iterator[WrittenFile]:
         """Files that are full meanwhile. `batches` are the rows of a range, in their order."""
         for batch in batches:
             for date, piece in by_date(batch):
-                if date in self._open and not self._open[date].goes_on(wanted.shard, piece):
+                if date in self._open and not self._open[date].is_contiguous(wanted.shard, piece):
                     yield self._open.pop(date).close()
                 draft = self._draft(date)
-                draft.add(wanted.shard, piece, self._shape.batch(self._topic, piece))
+                draft.add(wanted.shard, piece, self._shape.build_batch(self._topic, piece))
                 if draft.is_full:
                     yield self._open.pop(date).close()
 
-    def finish(self) -> Iterator[Written]:
+    def finish(self) -> Iterator[WrittenFile]:
         while self._open:
             yield self._open.pop(next(iter(self._open))).close()
 
@@ -92,26 +92,26 @@ class Writing:
         for draft in self._open.values():
             draft.discard()
 
-    def _draft(self, date: str) -> Draft:
+    def _draft(self, date: str) -> ParquetFileWriter:
         if date not in self._open:
-            self._open[date] = Draft(self._folder, self._topic, date)
+            self._open[date] = ParquetFileWriter(self._folder, self._topic, date)
         return self._open[date]
 
 
-class Draft:
+class ParquetFileWriter:
     """A file that is being written."""
 
-    def __init__(self, folder: Folder, topic: str, date: str) -> None:
+    def __init__(self, folder: ArchiveFolder, topic: str, date: str) -> None:
         self._topic, self._date = topic, date
         place = folder.data(topic) / f"date={date}"
         self._path = place / f"{uuid.uuid4().hex}.zstd.parquet"
         self._relative = str(self._path.relative_to(folder.path))
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = self._rows = 0
-        self._shards: dict[int, Span] = {}
-        self._lasts: dict[int, Last] = {}
+        self._shards: dict[int, OffsetSpan] = {}
+        self._lasts: dict[int, LastRow] = {}
         self._first_ns, self._last_ns = MAX_TIME_NS, 0
-        with writable(self._path):
+        with explain_write_errors(self._path):
             place.mkdir(parents=True, exist_ok=True)
             self._sink = pa.OSFile(str(self._path), "wb")
             self._writer = parquet_writer(self._sink)
@@ -120,7 +120,7 @@ class Draft:
     def is_full(self) -> bool:
         return bool(self._sink.tell() >= FILE_BYTES)
 
-    def goes_on(self, shard: int, rows: pa.RecordBatch) -> bool:
+    def is_contiguous(self, shard: int, rows: pa.RecordBatch) -> bool:
         """Whether they follow what it has: where something was lost, another file begins."""
         known = self._shards.get(shard)
         return known is None or known.end == rows.column("offset")[0].as_py()
@@ -128,9 +128,9 @@ class Draft:
     def add(self, shard: int, rows: pa.RecordBatch, shaped: pa.RecordBatch) -> None:
         """Rows of the log, and the same as they are written."""
         first, last = rows.column("offset")[0].as_py(), rows.column("offset")[-1].as_py()
-        known = self._shards.get(shard, Span(first, first))
-        self._shards[shard] = Span(known.start, last + 1)
-        self._lasts[shard] = Last(
+        known = self._shards.get(shard, OffsetSpan(first, first))
+        self._shards[shard] = OffsetSpan(known.start, last + 1)
+        self._lasts[shard] = LastRow(
             rows.column("id")[-1].as_py(), rows.column("timestamp_ns")[-1].as_py()
         )
         times = rows.column("timestamp_ns")
@@ -142,13 +142,13 @@ class Draft:
         if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
             self._flush()
 
-    def close(self) -> Written:
-        with writable(self._path):
+    def close(self) -> WrittenFile:
+        with explain_write_errors(self._path):
             self._flush()
             self._writer.close()
             self._sink.close()
             make_durable(self._path)
-        file = File(
+        file = ArchivedFile(
             self._relative,
             self._date,
             self._path.stat().st_size,
@@ -156,7 +156,7 @@ class Draft:
             self._last_ns,
             self._shards,
         )
-        return Written(self._topic, file, self._lasts)
+        return WrittenFile(self._topic, file, self._lasts)
 
     def discard(self) -> None:
         self._sink.close()
@@ -165,7 +165,7 @@ class Draft:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        with writable(self._path):
+        with explain_write_errors(self._path):
             self._writer.write_table(pa.Table.from_batches(self._waiting), GROUP_ROWS)
         self._waiting, self._bytes, self._rows = [], 0, 0
 
@@ -186,7 +186,7 @@ def parquet_writer(sink: pa.NativeFile) -> pq.ParquetWriter:
 def make_durable(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    sync(path.parent)
+    sync_folder(path.parent)
 
 
 def by_date(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from polybus.spark.archive.manifest import Span
+from polybus.spark.archive.manifest import OffsetSpan
 from polybus.spark.source.id_search import first_with_id
 
 if TYPE_CHECKING:
     from polybus.spark.archive.manifest import Manifest
-    from polybus.spark.source.log_access import Access, Shard
+    from polybus.spark.source.log_access import LogAccess, ShardOffsets
 
 
-class Hold(NamedTuple):
+class TrimHold(NamedTuple):
     """Who keeps a shard from being trimmed any further."""
 
     offset: int
@@ -28,35 +28,38 @@ class Hold(NamedTuple):
 ARCHIVE = "the archive"
 
 
-def needless(
-    access: Access,
+def find_trimmable(
+    access: LogAccess,
     manifest: Manifest,
-    log: Mapping[int, Shard],
+    log: Mapping[int, ShardOffsets],
     stats: Mapping[str, Any],
-    further: Mapping[int, Hold] | None = None,
-) -> dict[int, tuple[Span, str]]:
+    further: Mapping[int, TrimHold] | None = None,
+) -> dict[int, tuple[OffsetSpan, str]]:
     """Of each shard what may go, from where it begins, and who keeps the rest."""
     found = {}
     for shard, there in log.items():
-        holds = [Hold(manifest.end(shard) or 0, ARCHIVE)]
+        holds = [TrimHold(manifest.end(shard) or 0, ARCHIVE)]
         holds += [further[shard]] if further and shard in further else []
         holds += _groups(stats, shard)
         holds += _subscribers(access, manifest.topic, shard, there, stats)
         least = min(holds)
-        found[shard] = Span(there.start, max(there.start, min(least.offset, there.end))), least.by
+        found[shard] = (
+            OffsetSpan(there.start, max(there.start, min(least.offset, there.end))),
+            least.by,
+        )
     return found
 
 
-def _groups(stats: Mapping[str, Any], shard: int) -> Iterator[Hold]:
+def _groups(stats: Mapping[str, Any], shard: int) -> Iterator[TrimHold]:
     """One that has no position in a shard yet will begin with it."""
     for group in stats["groups"]:
         lows = {one["shard"]: one["low"] for one in group["shards"]}
-        yield Hold(lows.get(shard, 0), f"group {group['group']}")
+        yield TrimHold(lows.get(shard, 0), f"group {group['group']}")
 
 
 def _subscribers(
-    access: Access, topic: str, shard: int, there: Shard, stats: Mapping[str, Any]
-) -> Iterator[Hold]:
+    access: LogAccess, topic: str, shard: int, there: ShardOffsets, stats: Mapping[str, Any]
+) -> Iterator[TrimHold]:
     for one in stats.get("subscribers", ()):
         offset = first_with_id(access, topic, shard, there, one["last"] + 1)
-        yield Hold(offset, f"subscriber {one['id']}")
+        yield TrimHold(offset, f"subscriber {one['id']}")

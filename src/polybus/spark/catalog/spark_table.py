@@ -16,17 +16,23 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.archive_folder import ArchiveFolder
 from polybus.spark.archive.parquet_files import ROWS
-from polybus.spark.source.log_access import opened
-from polybus.spark.source.read_bounds import EARLIEST, LATEST, Bound, Wanted, trimmed
+from polybus.spark.source.log_access import open_log_access
+from polybus.spark.source.read_bounds import (
+    EARLIEST,
+    LATEST,
+    ReadBound,
+    TopicSelection,
+    trimmed_error,
+)
 from polybus.spark.source.topic_schema import SCHEMA
-from polybus.spark.spark_options import SOURCE_OPTIONS, Options
+from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-    from polybus.spark.archive.manifest import File, Manifest
+    from polybus.spark.archive.manifest import ArchivedFile, Manifest
     from polybus.spark.source.read_bounds import Offsets
 
 FORMAT = "polybus"
@@ -40,16 +46,16 @@ def table(spark: SparkSession, topic: str, **options: object) -> DataFrame:
     something between them was lost before it was archived, unless `failOnDataLoss` is false.
     """
     given = {name: _text(value) for name, value in {"topic": topic, **options}.items()}
-    asked = Options(given, SOURCE_OPTIONS)
+    asked = SparkOptions(given, SOURCE_OPTIONS)
     if asked.archive is None:
         return spark.read.format(FORMAT).options(**given).load()
-    start = Bound.parse(asked, "starting", EARLIEST)
-    end = Bound.parse(asked, "ending", LATEST)
-    folder = Folder(asked.archive)
+    start = ReadBound.parse(asked, "starting", EARLIEST)
+    end = ReadBound.parse(asked, "ending", LATEST)
+    folder = ArchiveFolder(asked.archive)
     folder.check()
-    wanted = Wanted(asked.required("topic", "orders"))
-    topics = wanted.find(opened(asked.bus, asked.archive))
-    manifests = [manifest_versions.newest(folder, name) for name in topics]
+    wanted = TopicSelection(asked.required("topic", "orders"))
+    topics = wanted.find_topics(open_log_access(asked.bus, asked.archive))
+    manifests = [manifest_versions.read_newest(folder, name) for name in topics]
     strict = asked.flag("failOnDataLoss", default=True)
     parts = [
         _archived(spark, folder, one, start, end, strict=strict) for one in manifests if one.files
@@ -59,10 +65,10 @@ def table(spark: SparkSession, topic: str, **options: object) -> DataFrame:
 
 def _archived(
     spark: SparkSession,
-    folder: Folder,
+    folder: ArchiveFolder,
     manifest: Manifest,
-    start: Bound,
-    end: Bound,
+    start: ReadBound,
+    end: ReadBound,
     *,
     strict: bool,
 ) -> DataFrame:
@@ -79,7 +85,7 @@ def _archived(
     return rows.select(*SCHEMA.names)
 
 
-def _check_whole(manifest: Manifest, start: Bound, end: Bound) -> None:
+def _check_whole(manifest: Manifest, start: ReadBound, end: ReadBound) -> None:
     """Between two points of a shard; by times, between two files that have some of them."""
     topic = manifest.topic
     first, last = start.offsets.get(topic, {}), end.offsets.get(topic, {})
@@ -88,10 +94,10 @@ def _check_whole(manifest: Manifest, start: Bound, end: Bound) -> None:
         if by_time and not all(_may_have(one, topic, start, end) for one in between):
             continue
         if lost.end > first.get(shard, 0) and lost.start < last.get(shard, lost.end):
-            raise trimmed(topic, shard, *lost)
+            raise trimmed_error(topic, shard, *lost)
 
 
-def _may_have(file: File, topic: str, start: Bound, end: Bound) -> bool:
+def _may_have(file: ArchivedFile, topic: str, start: ReadBound, end: ReadBound) -> bool:
     """By its times and offsets, whether it is worth opening."""
     if start.timestamp_ns is not None and file.last_ns < start.timestamp_ns:
         return False
@@ -104,7 +110,7 @@ def _may_have(file: File, topic: str, start: Bound, end: Bound) -> bool:
     )
 
 
-def _bounded(bound: Bound, topic: str) -> list[Column]:
+def _bounded(bound: ReadBound, topic: str) -> list[Column]:
     """Conditions that rows must meet."""
     is_start = bound.edge == "starting"
     if bound.timestamp_ns is not None:
@@ -118,7 +124,7 @@ def _bounded(bound: Bound, topic: str) -> list[Column]:
 
 
 def _rest(
-    spark: SparkSession, given: dict[str, str], manifests: list[Manifest], start: Bound
+    spark: SparkSession, given: dict[str, str], manifests: list[Manifest], start: ReadBound
 ) -> DataFrame:
     """The log, from where the archive ends."""
     own = {"startingoffsets", "startingtimestamp"}
@@ -133,7 +139,7 @@ def _rest(
     return rows
 
 
-def _starts(manifests: list[Manifest], start: Bound) -> Offsets:
+def _starts(manifests: list[Manifest], start: ReadBound) -> Offsets:
     found = {one.topic: {n: span.end for n, span in one.shards.items()} for one in manifests}
     for topic, shards in start.offsets.items():
         ends = found.setdefault(topic, {})

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def _found() -> dict[str, Callable[..., Summary]]:
+def _find_pipelines() -> dict[str, Callable[..., Summary]]:
     functions: dict[str, Any] = {}
     for one in iter_modules(__path__):
         inner = f".{one.name}_pipeline" if one.ispkg else ""
@@ -50,5 +50,5 @@ def _found() -> dict[str, Callable[..., Summary]]:
 
 # Name of the function → the function. Files are loaded before their functions take the same
 # names here, so that `pipelines.archive` is the function, whoever imports the file later.
-PIPELINES = _found()
+PIPELINES = _find_pipelines()
 globals().update(PIPELINES)

@@ -16,17 +16,17 @@ import typer
 from pyspark.sql import DataFrame, SparkSession
 
 from polybus.spark.archive import file_compaction, manifest_versions
-from polybus.spark.archive.archive_committer import Adding
-from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.archive_committer import ArchiveCommitter
+from polybus.spark.archive.archive_folder import ArchiveFolder
 from polybus.spark.archive.archive_source import FORMAT, ArchiveSource
-from polybus.spark.archive.parquet_files import Written
+from polybus.spark.archive.parquet_files import WrittenFile
 from polybus.spark.pipelines import pipeline_arguments, preflight
-from polybus.spark.pipelines.query_run import Summary, Tell, follow, silent
-from polybus.spark.source.log_access import opened
-from polybus.spark.source.read_bounds import Wanted
+from polybus.spark.pipelines.query_run import OnProgress, Summary, ignore_progress, run_query
+from polybus.spark.source.log_access import open_log_access
+from polybus.spark.source.read_bounds import TopicSelection
 
 if TYPE_CHECKING:
-    from polybus.spark.source.log_access import Access
+    from polybus.spark.source.log_access import LogAccess
 
 ROWS_PER_BATCH = 8_000_000  # so that something is archived now and then
 EVERY_S = 10.0  # more often would make many small files
@@ -47,15 +47,15 @@ def archive(
     checkpoint: pipeline_arguments.Checkpoint = None,
     rows_per_batch: pipeline_arguments.RowsPerBatch = ROWS_PER_BATCH,
     accept_loss: pipeline_arguments.AcceptLoss = False,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Summary:
     """Archive topics as Parquet: by topic and date, compacted, each message once."""
-    source, wanted, place = preflight.bus_of(bus), Wanted(topic), Folder(folder)
+    source, wanted, place = preflight.check_bus(bus), TopicSelection(topic), ArchiveFolder(folder)
     for name in wanted.names:
-        preflight.there(source, name)
+        preflight.check_topic(source, name)
     place.prepare()
-    kept = preflight.checkpoint(checkpoint or str(place.checkpoint(wanted.text)))
-    work = Work(spark, place, gaps=accept_loss)
+    kept = preflight.check_checkpoint(checkpoint or str(place.checkpoint(wanted.text)))
+    work = ArchiveRun(spark, place, gaps=accept_loss)
     spark.dataSource.register(ArchiveSource)
     query = (
         spark.readStream.format(FORMAT)
@@ -67,24 +67,24 @@ def archive(
         .option("checkpointLocation", kept)
         .queryName(f"archive {wanted.text}")
     )
-    with work.begun(wanted.find(opened(source)), opened(source)):
-        summary = follow(query, once=once, every_s=every, tell=tell, rows=lambda: work.rows)
+    with work.hold_topics(wanted.find_topics(open_log_access(source)), open_log_access(source)):
+        summary = run_query(query, once=once, every_s=every, tell=tell, rows=lambda: work.rows)
         if once and summary.stopped_by is None:
             work.compact_all()
     summary.facts = {"bytes": work.size_bytes, "files in all": work.files_of(wanted)}
     return summary
 
 
-class Work:
+class ArchiveRun:
     """What the driver does with each batch, and what has come of it."""
 
-    def __init__(self, spark: SparkSession, folder: Folder, *, gaps: bool) -> None:
+    def __init__(self, spark: SparkSession, folder: ArchiveFolder, *, gaps: bool) -> None:
         self._spark, self._folder = spark, folder
-        self._adding = Adding(folder, gaps=gaps)
+        self._adding = ArchiveCommitter(folder, gaps=gaps)
         self._busy = Lock()
 
     @contextmanager
-    def begun(self, topics: list[str], access: Access) -> Iterator[None]:
+    def hold_topics(self, topics: list[str], access: LogAccess) -> Iterator[None]:
         """Meanwhile nobody else adds to these. A batch that is stopped is waited for."""
         try:
             for topic in topics:
@@ -97,7 +97,7 @@ class Work:
     def add(self, batch: DataFrame, number: int) -> None:
         """Called by Spark, in a thread of its own."""
         with self._busy:
-            written = [Written.parse(row.written) for row in batch.collect()]
+            written = [WrittenFile.parse(row.written) for row in batch.collect()]
             grown = self._adding.add(written)
             file_compaction.compact(self._spark, self._folder, grown)
 
@@ -107,10 +107,10 @@ class Work:
         few = file_compaction.FEW, file_compaction.TINY_BYTES
         file_compaction.compact(self._spark, self._folder, self._adding.topics, *few)
 
-    def files_of(self, wanted: Wanted) -> int:
+    def files_of(self, wanted: TopicSelection) -> int:
         """Of all runs: those of earlier ones are merged with those of this one."""
-        topics = (one for one in manifest_versions.topics(self._folder) if wanted.covers(one))
-        return sum(len(manifest_versions.newest(self._folder, one).files) for one in topics)
+        topics = (one for one in manifest_versions.list_topics(self._folder) if wanted.covers(one))
+        return sum(len(manifest_versions.read_newest(self._folder, one).files) for one in topics)
 
     @property
     def rows(self) -> int:

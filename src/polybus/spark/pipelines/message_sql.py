@@ -17,14 +17,14 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql.types import StructType
 
 from polybus.errors import UsageError
-from polybus.spark.pipelines.spark_errors import hushed
+from polybus.spark.pipelines.spark_errors import mute_query_loggers
 from polybus.spark.sink import message_batches
 from polybus.spark.source.topic_schema import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from polybus.spark.source.read_bounds import Wanted
+    from polybus.spark.source.read_bounds import TopicSelection
 
 WRITTEN = "body, shard_key, headers"  # of a message, without its topic
 MANY_AT_ONCE = re.compile(r"^[ +:*()\d-]*(Aggregate|Window|Distinct|Sort)\b", re.MULTILINE)
@@ -38,7 +38,7 @@ LOOP = (
 _views = count(1)
 
 
-def empty(spark: SparkSession) -> DataFrame:
+def empty_topic(spark: SparkSession) -> DataFrame:
     """The columns of a topic, and no row."""
     columns = [
         f"cast(null as {one.dataType.simpleString()}) as `{one.name}`" for one in SCHEMA.fields
@@ -46,54 +46,54 @@ def empty(spark: SparkSession) -> DataFrame:
     return spark.range(0).selectExpr(*columns)
 
 
-def filtered(rows: DataFrame, where: str | None) -> DataFrame:
+def apply_where(rows: DataFrame, where: str | None) -> DataFrame:
     if where is None:
         return rows
-    with _told("--where", where):
+    with _explain_sql_errors("--where", where):
         return rows.where(where)
 
 
-def selected(rows: DataFrame, select: str, *further: str) -> DataFrame:
+def apply_select(rows: DataFrame, select: str, *further: str) -> DataFrame:
     """`further` columns are selected as well, by their names."""
     view = f"polybus_messages_{next(_views)}"
     rows.createOrReplaceTempView(view)
     try:
-        with _told("--select", select):
+        with _explain_sql_errors("--select", select):
             behind = "".join(f", {name}" for name in further)
             return rows.sparkSession.sql(f"SELECT {select}\n{behind} FROM {view}")
     finally:
         rows.sparkSession.catalog.dropTempView(view)
 
 
-def shaped(
+def apply_sql(
     rows: DataFrame, where: str | None, select: str | None, *further: str, default: str = WRITTEN
 ) -> DataFrame:
-    return selected(filtered(rows, where), select or default, *further)
+    return apply_select(apply_where(rows, where), select or default, *further)
 
 
 def check(spark: SparkSession, where: str | None, select: str | None, into: str | None) -> None:
     """`UsageError` says what is wrong with a filter, a projection, or where rows would go."""
     if select is not None and not select.strip():
         raise UsageError("--select is empty: name columns, or leave it out")
-    found = shaped(empty(spark), where, select)
+    found = apply_sql(empty_topic(spark), where, select)
     names = found.schema.names
     if into is None and "topic" not in names:
         raise UsageError("say where to: --into TOPIC, or a column topic in --select")
-    if into is not None and {*message_batches.PASSED_OVER, "topic"} <= set(names):
+    if into is not None and {*message_batches.IGNORED_COLUMNS, "topic"} <= set(names):
         raise UsageError(
             f"name the columns in --select: with * each row keeps its own topic, and none "
             f"would go to {into}"
         )
     _check_one_by_one(found, select)
-    message_batches.check(found.schema, into)
+    message_batches.check_schema(found.schema, into)
 
 
-def looked_at(spark: SparkSession, where: str | None, select: str | None) -> StructType:
+def needed_columns(spark: SparkSession, where: str | None, select: str | None) -> StructType:
     """The columns of a topic that they need, and `shard`. Spark asks a source in Python for all
     that its schema has, and makes rows of it, whatever a query looks at."""
-    topic = empty(spark)
+    topic = empty_topic(spark)
     names = {one.exprId().id(): one.name() for one in _all(_analyzed(topic).output())}
-    plans, ids = [_analyzed(shaped(topic, where, select))], set()
+    plans, ids = [_analyzed(apply_sql(topic, where, select))], set()
     while plans:
         plan = plans.pop()
         ids |= {one.exprId().id() for one in _all(plan.references().toSeq())}
@@ -121,17 +121,17 @@ def _check_one_by_one(found: DataFrame, select: str | None) -> None:
 
 
 @contextmanager
-def _told(option: str, given: str) -> Iterator[None]:
+def _explain_sql_errors(option: str, given: str) -> Iterator[None]:
     try:
-        with hushed():
+        with mute_query_loggers():
             yield
     except ParseException as error:
-        raise UsageError(f"{option} {given!r} does not parse: {said(error)}") from None
+        raise UsageError(f"{option} {given!r} does not parse: {error_text(error)}") from None
     except AnalysisException as error:
-        raise UsageError(f"{option} {given!r} cannot be: {said(error)}") from None
+        raise UsageError(f"{option} {given!r} cannot be: {error_text(error)}") from None
 
 
-def said(error: AnalysisException) -> str:
+def error_text(error: AnalysisException) -> str:
     """What Spark's error says, without its class and what comes behind."""
     return CLASS.sub("", TAIL.sub("", str(error).strip())).strip().rstrip(".")
 
@@ -142,17 +142,17 @@ def literal(text: str) -> str:
     return f"'{escaped}'"
 
 
-def one_of(column: str, values: Sequence[str]) -> str:
+def in_condition(column: str, values: Sequence[str]) -> str:
     return f"{column} IN ({', '.join(map(literal, values))})"
 
 
-def like(pattern: str) -> str:
+def like_pattern(pattern: str) -> str:
     """A pattern with * for anything, as SQL's LIKE writes it."""
     escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return escaped.replace("*", "%")
 
 
-def check_steady(rows: DataFrame) -> None:
+def check_deterministic(rows: DataFrame) -> None:
     """What is asked twice must be answered in the same way."""
     if not _analyzed(rows).deterministic():
         raise UsageError(
@@ -160,12 +160,12 @@ def check_steady(rows: DataFrame) -> None:
         )
 
 
-def without_loop(rows: DataFrame, wanted: Wanted) -> DataFrame:
+def reject_loops(rows: DataFrame, wanted: TopicSelection) -> DataFrame:
     """Where SQL says where a row goes, that is known when it goes there."""
     if "topic" not in rows.columns:
         return rows
     reads = [f"topic = {literal(name)}" for name in wanted.names]
-    reads += [f"topic LIKE {literal(like(one))}" for one in wanted.patterns]
+    reads += [f"topic LIKE {literal(like_pattern(one))}" for one in wanted.patterns]
     checked = f"CASE WHEN {' OR '.join(reads)} THEN raise_error(concat({literal(LOOP)}, topic))"
     return rows.selectExpr(
         *(f"`{name}`" for name in rows.columns if name != "topic"),

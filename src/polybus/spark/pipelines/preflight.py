@@ -11,58 +11,58 @@ from pathlib import Path
 
 from polybus.errors import DoesNotExist, UsageError
 from polybus.native import Client, ClientOptions
-from polybus.spark.source.log_access import opened
-from polybus.spark.source.read_bounds import Wanted
-from polybus.spark.spark_options import FILES, SOURCE_OPTIONS, Options
+from polybus.spark.source.log_access import open_log_access
+from polybus.spark.source.read_bounds import TopicSelection
+from polybus.spark.spark_options import SOURCE_OPTIONS, STORE_SCHEME, SparkOptions
 
 
-def bus_of(given: str | None) -> str:
+def check_bus(given: str | None) -> str:
     """The URL of a bus that answers now, or of the files of one."""
-    url = Options({"bus": given} if given else {}, SOURCE_OPTIONS).bus
-    if not url.startswith(FILES):
+    url = SparkOptions({"bus": given} if given else {}, SOURCE_OPTIONS).bus
+    if not url.startswith(STORE_SCHEME):
         with Client(url, ClientOptions(connect_timeout_s=0.0)) as client:
             client.topics("")
     return url
 
 
-def writable_bus(given: str | None, source: str) -> str:
+def check_target_bus(given: str | None, source: str) -> str:
     """Where to write: another bus, if one is named, else the one that is read."""
-    url = bus_of(given) if given else source
-    if url.startswith(FILES):
+    url = check_bus(given) if given else source
+    if url.startswith(STORE_SCHEME):
         raise UsageError(
             f"write through the running bus: {url} can only be read (--into-bus polybus://…)"
         )
     return url
 
 
-def topics_of(bus: str, text: str) -> list[str]:
+def find_topics(bus: str, text: str) -> list[str]:
     """Those that are there now; each that is named must be."""
-    wanted = Wanted(text)
-    found = wanted.find(opened(bus))
+    wanted = TopicSelection(text)
+    found = wanted.find_topics(open_log_access(bus))
     if not found:
         raise DoesNotExist(f"no durable topic matches {wanted.text!r}: polybus topic ls lists them")
     for name in wanted.names:
-        there(bus, name)
+        check_topic(bus, name)
     return found
 
 
-def there(bus: str, topic: str) -> None:
+def check_topic(bus: str, topic: str) -> None:
     try:
-        opened(bus).shards(topic)
+        open_log_access(bus).shards(topic)
     except DoesNotExist:
         raise DoesNotExist(
             f"there is no durable topic {topic!r}: polybus topic ls lists those that are there"
         ) from None
 
 
-def checkpoint(given: str | None, what_for: str = "") -> str:
+def check_checkpoint(given: str | None, what_for: str = "") -> str:
     """As Spark takes it: a folder that can be written, or a URL, which is Spark's to look at."""
     if given is not None and "://" in given:
         return given
-    return str(folder(given, "--checkpoint", what_for))
+    return str(check_folder(given, "--checkpoint", what_for))
 
 
-def folder(given: str | os.PathLike[str] | None, option: str, what_for: str) -> Path:
+def check_folder(given: str | os.PathLike[str] | None, option: str, what_for: str) -> Path:
     """A folder that can be written, made if it is not there."""
     if given is None or not str(given).strip():
         raise UsageError(f"{option} FOLDER is missing: {what_for}")

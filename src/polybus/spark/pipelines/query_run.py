@@ -18,32 +18,32 @@ from typing import TYPE_CHECKING, NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from polybus.spark.pipelines.query_watch import Progress, Tell, Watch, silent
-from polybus.spark.pipelines.spark_errors import plainly
+from polybus.spark.pipelines.query_watch import OnProgress, Progress, QueryWatch, ignore_progress
+from polybus.spark.pipelines.spark_errors import raise_own_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = [
+    "OnProgress",
     "Progress",
     "Summary",
-    "Table",
-    "Tell",
-    "activate",
-    "follow",
-    "plainly",
-    "silent",
-    "stoppable",
+    "SummaryTable",
+    "activate_session",
+    "ignore_progress",
+    "raise_own_errors",
+    "run_query",
+    "stop_on_signals",
 ]
 
 DEFAULT_EVERY_S = 1.0
 # A worker that is slow to start on a busy machine is no fault of the query's: once more.
 SLOW_WORKER, TRIES = "Python worker failed to connect back", 4
-OF_SPARK = (PySparkException, Py4JError, ConnectionError)
+SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 
 
-class Table(NamedTuple):
+class SummaryTable(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
 
@@ -56,10 +56,10 @@ class Summary:
     seconds: float
     facts: dict[str, object] = field(default_factory=dict)
     stopped_by: signal.Signals | None = None
-    table: Table | None = None
+    table: SummaryTable | None = None
 
 
-class Stop:
+class StopSignal:
     """Whether to go on. Set by a signal, and by nobody else."""
 
     def __init__(self) -> None:
@@ -82,21 +82,21 @@ class Stop:
 
 
 @contextmanager
-def stoppable() -> Iterator[Stop]:
+def stop_on_signals() -> Iterator[StopSignal]:
     """Meanwhile SIGTERM and Ctrl-C only ask for an end. Signals are the main thread's: a
     pipeline that runs in another is ended by whoever ends its session.
 
     Who signals a whole group of processes ends Spark's Java, too: what Spark has to say then
     is no error.
     """
-    stop = Stop()
+    stop = StopSignal()
     if current_thread() is not main_thread():
         yield stop
         return
     before = {one: signal.signal(one, stop.ask) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
-    except OF_SPARK:
+    except SPARK_ERRORS:
         if not stop:
             raise
     finally:
@@ -104,18 +104,18 @@ def stoppable() -> Iterator[Stop]:
             signal.signal(one, handler)
 
 
-def activate(spark: SparkSession) -> None:
+def activate_session(spark: SparkSession) -> None:
     """Spark finds formats by the session that is active in a thread; a new thread has none."""
     sessions = spark._get_j_spark_session_class(spark._jvm)
     sessions.setActiveSession(spark._jsparkSession)
 
 
-def follow(
+def run_query(
     writer: DataStreamWriter,
     *,
     once: bool,
     every_s: float = DEFAULT_EVERY_S,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
     rows: Callable[[], int] | None = None,
 ) -> Summary:
     """Starts a query and stays with it to its end.
@@ -127,11 +127,11 @@ def follow(
     else:
         writer = writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds")
     began_s, done = time.monotonic(), 0
-    with stoppable() as stop, plainly():
+    with stop_on_signals() as stop, raise_own_errors():
         for tries_left in reversed(range(TRIES)):
-            watch = Watch(writer.start(), tell, rows, done)
+            watch = QueryWatch(writer.start(), tell, rows, done)
             try:
-                watch.stay(stop)
+                watch.run_until_stopped(stop)
                 break
             except StreamingQueryException as error:
                 if not tries_left or SLOW_WORKER not in str(error):

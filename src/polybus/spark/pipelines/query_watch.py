@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.errors import UsageError
-from polybus.spark.source.query_position import Position
+from polybus.spark.source.query_position import QueryPosition
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from polybus.spark.pipelines.query_run import Stop
+    from polybus.spark.pipelines.query_run import StopSignal
 
 LOOK_EVERY_S = 0.25
 SMOOTH = 0.3  # how much the last look counts in the rate
@@ -27,14 +27,14 @@ class Progress(NamedTuple):
     lag: int | None
 
 
-Tell = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 
-def silent(progress: Progress) -> None:
+def ignore_progress(progress: Progress) -> None:
     pass
 
 
-class Watch:
+class QueryWatch:
     """Looks at a query now and then. Rows are told by offsets: Spark counts a batch that it
     does again once more, and keeps the counts of the last batches only. `before` were done
     by the query before it was started again."""
@@ -42,7 +42,7 @@ class Watch:
     def __init__(
         self,
         query: StreamingQuery,
-        tell: Tell,
+        tell: OnProgress,
         rows: Callable[[], int] | None,
         before: int = 0,
     ) -> None:
@@ -50,28 +50,28 @@ class Watch:
         self._before = before
         self._tell = tell
         self._count = rows
-        self._read: list[Reading] = []
+        self._read: list[SourceProgress] = []
         self._looked_s = time.monotonic()
         self._rate = 0.0
         self.rows = before
 
-    def stay(self, stop: Stop) -> None:
+    def run_until_stopped(self, stop: StopSignal) -> None:
         """Until the query has ended, or is to; then it has."""
         try:
             while not (self._query.awaitTermination(LOOK_EVERY_S) or stop):  # type: ignore[arg-type]  # parts of seconds will do
-                self.look()
-            self.look()
+                self.poll()
+            self.poll()
         finally:
             self._query.stop()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         last = self._last()
         if last is None:
             return
         sources = last["sources"]
         if not self._read:
             first = self._query.recentProgress[0]["sources"]
-            self._read = [Reading(one["startOffset"], one["endOffset"]) for one in first]
+            self._read = [SourceProgress(one["startOffset"], one["endOffset"]) for one in first]
         for reading, source in zip(self._read, sources, strict=True):
             reading.note(source["endOffset"], source.get("latestOffset"))
         rows = self._count() if self._count else self._before + sum(one.rows for one in self._read)
@@ -88,14 +88,14 @@ class Watch:
         return None if found is None else json.loads(found.json())
 
 
-class Reading:
+class SourceProgress:
     """How far one source of a query was read since this run began, and how far it could be."""
 
     def __init__(self, start: Any, end: Any) -> None:
         self.lag: int | None = None
         self.rows = 0
         first, last = _position(start), _position(end)
-        self._starts = {} if last is None else (first or Position({})).starts(last)
+        self._starts = {} if last is None else (first or QueryPosition({})).starts(last)
 
     def note(self, end: Any, latest: Any) -> None:
         reached, there = _position(end), _position(latest)
@@ -112,10 +112,10 @@ class Reading:
         self.lag = None if there is None else lag
 
 
-def _position(told: Any) -> Position | None:
+def _position(told: Any) -> QueryPosition | None:
     """Of a polybus source; None of any other."""
     try:
         given = json.loads(told) if isinstance(told, str) else told
-        return Position.parse(given) if isinstance(given, dict) else None
+        return QueryPosition.parse(given) if isinstance(given, dict) else None
     except (ValueError, UsageError):
         return None

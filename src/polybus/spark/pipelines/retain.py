@@ -21,19 +21,26 @@ from pyspark.sql import functions as f
 from polybus.errors import Damaged, UsageError
 from polybus.native import Client
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_committer import check_same
-from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.archive_committer import check_same_log
+from polybus.spark.archive.archive_folder import ArchiveFolder
 from polybus.spark.archive.parquet_files import ROWS
-from polybus.spark.archive.trim_bounds import needless
+from polybus.spark.archive.trim_bounds import find_trimmable
 from polybus.spark.pipelines import pipeline_arguments, preflight
 from polybus.spark.pipelines.dead_letters import requeue_markers
-from polybus.spark.pipelines.query_run import Progress, Summary, Tell, plainly, silent, stoppable
-from polybus.spark.source.log_access import PATIENCE, ThroughBus
-from polybus.spark.source.read_bounds import Wanted
-from polybus.spark.spark_options import FILES
+from polybus.spark.pipelines.query_run import (
+    OnProgress,
+    Progress,
+    Summary,
+    ignore_progress,
+    raise_own_errors,
+    stop_on_signals,
+)
+from polybus.spark.source.log_access import RECONNECT_OPTIONS, BusLogAccess
+from polybus.spark.source.read_bounds import TopicSelection
+from polybus.spark.spark_options import STORE_SCHEME
 
 if TYPE_CHECKING:
-    from polybus.spark.archive.manifest import Manifest, Span
+    from polybus.spark.archive.manifest import Manifest, OffsetSpan
 
 EVERY_S = 60.0
 
@@ -56,55 +63,57 @@ def retain(
     once: pipeline_arguments.Once = False,
     every: pipeline_arguments.Every = EVERY_S,
     checkpoint: Unused = None,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Summary:
     """Trim topics up to what is archived, acked by every group and read by every subscriber."""
-    place, wanted = Folder(folder), Wanted(topic)
+    place, wanted = ArchiveFolder(folder), TopicSelection(topic)
     place.check()
-    url = preflight.bus_of(bus)
-    if url.startswith(FILES):
+    url = preflight.check_bus(bus)
+    if url.startswith(STORE_SCHEME):
         raise UsageError(f"{url}: only a running bus can trim its topics; give polybus://…")
-    began_s, trimming = time.monotonic(), Trimming(spark, place, url)
-    with stoppable() as stop, plainly():
+    began_s, trimming = time.monotonic(), LogTrimmer(spark, place, url)
+    with stop_on_signals() as stop, raise_own_errors():
         while not stop:
-            trimming.go_over(wanted, tell)
+            trimming.trim_topics(wanted, tell)
             if once or stop.wait(every):
                 break
-    facts = {"topics": len(trimming.topics), "held back by": trimming.held()}
+    facts = {"topics": len(trimming.topics), "held back by": trimming.list_holders()}
     return Summary(trimming.rows, time.monotonic() - began_s, facts, stop.by)
 
 
-class Trimming:
-    def __init__(self, spark: SparkSession, folder: Folder, bus: str) -> None:
+class LogTrimmer:
+    def __init__(self, spark: SparkSession, folder: ArchiveFolder, bus: str) -> None:
         self._spark, self._folder = spark, folder
-        self._client = Client(bus, PATIENCE)
-        self._log = ThroughBus(bus)
+        self._client = Client(bus, RECONNECT_OPTIONS)
+        self._log = BusLogAccess(bus)
         self._holders: dict[str, set[str]] = {}
         self._kept: dict[str, int] = {}  # rows that are archived, and not trimmed
         self.topics: set[str] = set()
         self.rows = 0
 
-    def go_over(self, wanted: Wanted, tell: Tell) -> None:
+    def trim_topics(self, wanted: TopicSelection, tell: OnProgress) -> None:
         """All topics that are in the archive, once."""
         began_s, before = time.monotonic(), self.rows
-        there = set(self._log.names("*"))
-        for topic in (one for one in manifest_versions.topics(self._folder) if wanted.covers(one)):
+        there = set(self._log.list_topics("*"))
+        for topic in (
+            one for one in manifest_versions.list_topics(self._folder) if wanted.covers(one)
+        ):
             if topic in there:
-                self._trim(manifest_versions.newest(self._folder, topic))
+                self._trim(manifest_versions.read_newest(self._folder, topic))
                 rate = (self.rows - before) / max(time.monotonic() - began_s, 1e-3)
                 tell(Progress(self.rows, rate, sum(self._kept.values())))
 
-    def held(self) -> list[str]:
+    def list_holders(self) -> list[str]:
         """Who keeps messages that are archived."""
         return sorted(set().union(*self._holders.values())) or ["nobody"]
 
     def _trim(self, manifest: Manifest) -> None:
         topic = manifest.topic
-        check_same(self._log, manifest)
+        check_same_log(self._log, manifest)
         stats = self._client.topic_stats(topic)
         log = self._log.shards(topic)
-        further = requeue_markers.holds(self._log, topic, log)
-        found = needless(self._log, manifest, log, stats, further)
+        further = requeue_markers.find_holds(self._log, topic, log)
+        found = find_trimmable(self._log, manifest, log, stats, further)
         kept = [((manifest.end(n) or 0) - span.end, by) for n, (span, by) in found.items()]
         self._holders[topic] = {by for rows, by in kept if rows > 0}
         self._kept[topic] = sum(max(0, rows) for rows, _ in kept)
@@ -116,7 +125,7 @@ class Trimming:
         self.topics.add(topic)
         self.rows += sum(span.rows for span in spans.values())
 
-    def _check(self, manifest: Manifest, spans: dict[int, Span]) -> None:
+    def _check(self, manifest: Manifest, spans: dict[int, OffsetSpan]) -> None:
         """`Damaged` unless the files have each of these rows, once."""
         files = {one for n, span in spans.items() for one in manifest.paths(n, *span)}
         missing = [one for one in sorted(files) if not (self._folder.path / one).is_file()]
@@ -131,7 +140,7 @@ class Trimming:
                 )
 
     def _counted(
-        self, files: Iterable[str], spans: dict[int, Span]
+        self, files: Iterable[str], spans: dict[int, OffsetSpan]
     ) -> dict[int, tuple[int, int, int, int]]:
         """What the files have of these offsets: how many, the first, the last, their sum."""
         rows = self._spark.read.schema(ROWS).parquet(
@@ -146,5 +155,5 @@ class Trimming:
         return {row[0]: (row[1], row[2], row[3], row[4]) for row in found}
 
 
-def _sum(span: Span) -> int:
+def _sum(span: OffsetSpan) -> int:
     return (span.start + span.end - 1) * span.rows // 2

@@ -16,13 +16,13 @@ from polybus.errors import UsageError
 from polybus.spark.pipelines import message_sql, pipeline_arguments, preflight
 from polybus.spark.pipelines.query_run import (
     DEFAULT_EVERY_S,
+    OnProgress,
     Summary,
-    Tell,
-    activate,
-    follow,
-    silent,
+    activate_session,
+    ignore_progress,
+    run_query,
 )
-from polybus.spark.source.read_bounds import EARLIEST, LATEST, Wanted
+from polybus.spark.source.read_bounds import EARLIEST, LATEST, TopicSelection
 
 WHY = "it is where route keeps how far it has come"
 
@@ -45,33 +45,33 @@ def route(
     rows_per_batch: pipeline_arguments.UncutRows = pipeline_arguments.MOST_UNCUT,
     every: pipeline_arguments.Every = DEFAULT_EVERY_S,
     once: pipeline_arguments.Once = False,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Summary:
     """Copy topics into topics, filtered and reshaped by SQL, exactly once."""
-    activate(spark)
+    activate_session(spark)
     if start not in (EARLIEST, LATEST):
         raise UsageError(f"--from is {EARLIEST} or {LATEST}, not {start!r}: replay begins anywhere")
     message_sql.check(spark, where, select, into)
-    place = preflight.checkpoint(checkpoint, WHY)
-    source = preflight.bus_of(bus)
-    target = preflight.writable_bus(into_bus, source)
+    place = preflight.check_checkpoint(checkpoint, WHY)
+    source = preflight.check_bus(bus)
+    target = preflight.check_target_bus(into_bus, source)
     if "*" not in topic:
-        preflight.topics_of(source, topic)
-    wanted = Wanted(topic)
+        preflight.find_topics(source, topic)
+    wanted = TopicSelection(topic)
     if into is not None and wanted.covers(into) and source == target:
         raise UsageError(f"--into {into} is read here, too: it would go round for ever")
     rows = (
         spark.readStream.format("polybus")
-        .schema(message_sql.looked_at(spark, where, select))
+        .schema(message_sql.needed_columns(spark, where, select))
         .options(bus=source, topic=topic, startingOffsets=start)
         .options(failOnDataLoss=not accept_loss)
         .options(maxRowsPerBatch=min(rows_per_batch, pipeline_arguments.MOST_UNCUT))
         .options(rowsPerPartition=pipeline_arguments.MOST_UNCUT)
         .load()
     )
-    routed = message_sql.shaped(rows, where, select)
+    routed = message_sql.apply_sql(rows, where, select)
     if source == target:
-        routed = message_sql.without_loop(routed, wanted)
+        routed = message_sql.reject_loops(routed, wanted)
     writer = (
         routed.writeStream.format("polybus")
         .queryName(f"route {topic}")
@@ -79,4 +79,4 @@ def route(
     )
     if into is not None:
         writer = writer.option("topic", into)
-    return follow(writer, once=once, every_s=every, tell=tell)
+    return run_query(writer, once=once, every_s=every, tell=tell)

@@ -25,7 +25,7 @@ OF_SQL = re.compile(rf"\[[A-Z_.\d]+\] (?!Query \[)([^\n]+?)\.? SQLSTATE: {STATES
 FULL = re.compile("No space left on device|Disk quota exceeded")
 UNREAD = re.compile(r"\[FAILED_READ_FILE[.\w]*\] [^\n]*? reading file (?:file://)?(\S+?)\.? ")
 # What the source's option is called on a command line.
-AS_ASKED = {
+FLAG_NAMES = {
     "set failOnDataLoss=false to go on": "--accept-loss goes on",
     "set failOnDataLoss=false": "give --accept-loss",
     "checkpointLocation": "--checkpoint",
@@ -34,23 +34,23 @@ LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def raise_own_errors() -> Iterator[None]:
     """An error of ours that comes as text inside one of Spark's is raised as what it is."""
     try:
-        with hushed():
+        with mute_query_loggers():
             yield
     except (PySparkException, Py4JError) as error:
-        found = as_ours(str(error))
+        found = parse_own_error(str(error))
         if found is None:
             raise
         raise found from None
 
 
-def as_ours(text: str) -> errors.PolybusError | None:
+def parse_own_error(text: str) -> errors.PolybusError | None:
     found = FAULT.search(text)
     kind = getattr(errors, found[1], None) if found else None
     if found is not None and isinstance(kind, type) and issubclass(kind, errors.PolybusError):
-        return errors.from_code(kind.code, _as_asked(found[2].strip()))
+        return errors.error_from_code(kind.code, _as_asked(found[2].strip()))
     failed = OF_SQL.search(text)
     if failed is not None:
         return errors.UsageError(f"correct the SQL, it fails for a message: {failed[1]}")
@@ -66,13 +66,13 @@ def as_ours(text: str) -> errors.PolybusError | None:
 
 
 def _as_asked(text: str) -> str:
-    for option, asked in AS_ASKED.items():
+    for option, asked in FLAG_NAMES.items():
         text = text.replace(option, asked)
     return text
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def mute_query_loggers() -> Iterator[None]:
     """Of Spark's own class: one that was made by another name's first user takes no fields."""
     logs = [PySparkLogger.getLogger(name) for name in LOGS]
     before = [one.disabled for one in logs]

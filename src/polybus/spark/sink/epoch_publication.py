@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import PolybusError, StageGone, Stale, TooLarge, UsageError
-from polybus.spark.sink.task_stage import Staged
+from polybus.spark.sink.task_stage import StagedRows
 
 if TYPE_CHECKING:
     from polybus.native import Client
@@ -26,7 +26,7 @@ TRANSACTION = "transaction/"
 
 
 def publish_epoch(
-    client: Client, staged: Sequence[Staged], batch_id: int, producer: str | None, on_new: str
+    client: Client, staged: Sequence[StagedRows], batch_id: int, producer: str | None, on_new: str
 ) -> None:
     """An epoch without rows needs no publish, nor a stamp: counters may leave gaps."""
     stages = stages_of(staged)
@@ -41,7 +41,7 @@ def publish_epoch(
 
 
 def publish_batch(
-    client: Client, staged: Sequence[Staged], transaction: str | None, number: int = 1
+    client: Client, staged: Sequence[StagedRows], transaction: str | None, number: int = 1
 ) -> None:
     """`transaction` names what is to be done once; None: this is done once more each time.
 
@@ -58,7 +58,7 @@ def publish_batch(
         client.act("producer.close", producer=opened["producer"], epoch=opened["epoch"])
 
 
-def discard(client: Client, staged: Sequence[Staged | None]) -> None:
+def discard(client: Client, staged: Sequence[StagedRows | None]) -> None:
     """What the tasks of a failed job have staged. A bus that is not there collects it by itself."""
     for one in staged:
         if one is not None and one.stage is not None:
@@ -68,7 +68,7 @@ def discard(client: Client, staged: Sequence[Staged | None]) -> None:
                 return
 
 
-def stages_of(staged: Sequence[Staged]) -> list[str]:
+def stages_of(staged: Sequence[StagedRows]) -> list[str]:
     stages = [one.stage for one in staged if one.stage is not None]
     if len(stages) > MAX_STAGES:
         raise TooLarge(

@@ -30,7 +30,7 @@ ALLOWED = {
     "topic": ("string",),
     "headers": ("map<string,binary>",),
 }
-PASSED_OVER = ("shard", "offset", "id", "timestamp", "timestamp_ns", "insertion_time")
+IGNORED_COLUMNS = ("shard", "offset", "id", "timestamp", "timestamp_ns", "insertion_time")
 # What every bus takes, however it is set up; FDQ's limit, too.
 MAX_MESSAGE_BYTES = 64 << 20
 # One message travels in one batch; more are cut, so that blocks are neither tiny nor huge.
@@ -40,10 +40,10 @@ MAX_PIECE_BYTES = 4 << 20
 # --- before anything is written
 
 
-def check(schema: StructType, topic: str | None) -> None:
+def check_schema(schema: StructType, topic: str | None) -> None:
     """`UsageError` says which column is wrong, and what to do about it."""
     for field in schema.fields:
-        if field.name in PASSED_OVER:
+        if field.name in IGNORED_COLUMNS:
             continue
         if field.name not in ALLOWED:
             raise UsageError(
@@ -74,7 +74,7 @@ def _check_target(schema: StructType, topic: str | None) -> None:
         if topic is None:
             raise UsageError("say where to write: .option('topic', NAME), or a column topic")
         return
-    is_the_sources = not schema["topic"].nullable and set(PASSED_OVER) <= set(schema.names)
+    is_the_sources = not schema["topic"].nullable and set(IGNORED_COLUMNS) <= set(schema.names)
     if topic is not None and is_the_sources:
         raise UsageError(
             f"drop the source's column topic, which would win over option topic ({topic}) and "
@@ -85,7 +85,7 @@ def _check_target(schema: StructType, topic: str | None) -> None:
 # --- what a task writes
 
 
-def batches(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+def build_batches(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Topics and their messages, in the order of the rows; each fits into one put."""
     if rows.num_rows == 0:
         return
@@ -98,7 +98,7 @@ def batches(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.R
     else:
         parts = _by_topic(whole, _filled(targets, topic))
     for name, part in parts:
-        yield from ((name, piece) for piece in pieces(part))
+        yield from ((name, piece) for piece in split_batch(part))
 
 
 def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
@@ -172,11 +172,11 @@ def _by_topic(whole: pa.RecordBatch, targets: pa.Array) -> Iterator[tuple[str, p
         start += counts[index]
 
 
-def pieces(rows: pa.RecordBatch, max_bytes: int = MAX_PIECE_BYTES) -> Iterator[pa.RecordBatch]:
+def split_batch(rows: pa.RecordBatch, max_bytes: int = MAX_PIECE_BYTES) -> Iterator[pa.RecordBatch]:
     """The rows in order, in halves of halves until each is small enough or one message."""
     count: Any = rows.num_rows
     if count <= 1 or rows.nbytes <= max_bytes:
         yield rows
         return
-    yield from pieces(rows.slice(0, count // 2), max_bytes)
-    yield from pieces(rows.slice(count // 2), max_bytes)
+    yield from split_batch(rows.slice(0, count // 2), max_bytes)
+    yield from split_batch(rows.slice(count // 2), max_bytes)

@@ -27,7 +27,7 @@ QUERY_ID = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True, slots=True)
-class Staged(WriterCommitMessage):
+class StagedRows(WriterCommitMessage):
     """What a task tells the driver. Without rows there is no stage.
 
     The query's id travels here, since the driver's own commit is not told it. `fault` is the
@@ -46,25 +46,25 @@ def query_id() -> str | None:
     return context.getLocalProperty(QUERY_ID) if context else None
 
 
-class Staging:
+class TaskStage:
     """One task's stage, made when there is something to put."""
 
     def __init__(self, client: Client, *, lease_s: float = LEASE_S) -> None:
         self._client = client
         self._lease_s = lease_s
         self._stage: Stage | None = None
-        self._renewing: Renewing | None = None
+        self._renewing: LeaseRenewer | None = None
         self.rows = 0
 
     def put(self, topic: str, rows: pa.RecordBatch) -> None:
-        self._open().hand_over(topic, rows)
+        self._open().put_rows_nowait(topic, rows)
         self.rows += rows.num_rows
 
     def finish(self) -> str | None:
         """All of it is on disk, and waits; its name."""
         if self._stage is None:
             return None
-        self._stage.settle()
+        self._stage.flush()
         self._end()
         self._stage.close()
         return self._stage.name
@@ -85,7 +85,7 @@ class Staging:
         if self._stage is None:
             self._stage = self._client.stage(self._lease_s)
             name = self._stage.name
-            self._renewing = Renewing(
+            self._renewing = LeaseRenewer(
                 lambda: self._client.act("stage.renew", stage=name, lease_s=self._lease_s),
                 self._lease_s / 3,
             )
@@ -96,7 +96,7 @@ class Staging:
             self._renewing.end()
 
 
-class Renewing:
+class LeaseRenewer:
     """Renews a lease now and then on a thread of its own. One that fails is not mourned:
     the next may do better, and if the stage is lost, putting or publishing will say so."""
 

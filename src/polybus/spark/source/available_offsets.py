@@ -6,58 +6,58 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from polybus.errors import DoesNotExist, PolybusError, TopicDeleted, UsageError
-from polybus.spark.source.log_access import Access, Shard, opened
-from polybus.spark.source.partitions import Range, admit, admit_bytes, ranges_between
-from polybus.spark.source.read_bounds import Bound, Offsets, Wanted, settle
+from polybus.spark.source.log_access import LogAccess, ShardOffsets, open_log_access
+from polybus.spark.source.partitions import OffsetRange, limit_bytes, limit_rows, ranges_between
+from polybus.spark.source.read_bounds import Offsets, ReadBound, TopicSelection, clamp_offset
 
 if TYPE_CHECKING:
-    from polybus.spark.source.query_position import Position
+    from polybus.spark.source.query_position import QueryPosition
 
-Shards = dict[str, dict[int, Shard]]
+Shards = dict[str, dict[int, ShardOffsets]]
 
 # Messages that are weighed for maxBytesPerBatch, at each place.
 SAMPLE_ROWS = 4
 
 
-class Ahead:
+class AvailableOffsets:
     """Pickled with its reader: it keeps no connection."""
 
     def __init__(
-        self, bus: str, wanted: Wanted, *, strict: bool, archive: str | None = None
+        self, bus: str, wanted: TopicSelection, *, strict: bool, archive: str | None = None
     ) -> None:
         self._bus = bus
         self._archive = archive
         self._wanted = wanted
         self._strict = strict  # failOnDataLoss
         self._target: Offsets | None = None
-        self.seen: Offsets | None = None  # where topics ended at the last look
+        self.last_ends: Offsets | None = None  # where topics ended at the last look
 
     @property
-    def access(self) -> Access:
-        return opened(self._bus, self._archive)
+    def access(self) -> LogAccess:
+        return open_log_access(self._bus, self._archive)
 
-    def first(self, bound: Bound) -> Offsets:
+    def initial_offsets(self, bound: ReadBound) -> Offsets:
         """Where a new query begins."""
         found: Offsets = {}
         topics = self._wanted.shards(self.access)
         bound.check(topics)
         for topic, shards in topics.items():
-            wished = bound.of(self.access, topic, shards)
+            wished = bound.resolve_offsets(self.access, topic, shards)
             found[topic] = {
-                shard: settle(topic, shard, wished[shard], there, strict=self._strict)
+                shard: clamp_offset(topic, shard, wished[shard], there, strict=self._strict)
                 for shard, there in shards.items()
             }
         return found
 
-    def end_here(self) -> None:
+    def fix_end(self) -> None:
         """What comes from now on is for another run of the query. Of a topic that is not there
         nothing is read; `look` says so, where that is an error."""
         self._target = {}
-        for topic in self._wanted.find(self.access):
+        for topic in self._wanted.find_topics(self.access):
             with suppress(DoesNotExist):
                 self._target[topic] = _ends(self.access.shards(topic))
 
-    def look(self, position: Position) -> tuple[Offsets, Offsets]:
+    def find_available(self, position: QueryPosition) -> tuple[Offsets, Offsets]:
         """From where to where each shard of its topics can be read.
 
         A shard or topic that is new begins where it begins.
@@ -77,7 +77,7 @@ class Ahead:
             }
         return starts, ends
 
-    def check(self, position: Position) -> None:
+    def check(self, position: QueryPosition) -> None:
         """A checkpoint of another query is refused, before anything is read by it."""
         foreign = [topic for topic in position.offsets if not self._wanted.covers(topic)]
         if foreign and self._strict:
@@ -86,19 +86,19 @@ class Ahead:
                 f"{self._wanted.text!r}: use another checkpointLocation"
             )
 
-    def shards(self, topic: str) -> dict[int, Shard]:
+    def shards(self, topic: str) -> dict[int, ShardOffsets]:
         """Of a topic that the query has read before."""
         return self._shards(topic, known=True)
 
-    def still_there(self, ranges: list[Range]) -> list[Range]:
+    def drop_lost(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """What of it can be read: if something is lost, that is said before tasks start."""
         there = {topic: self.shards(topic) for topic in {one.topic for one in ranges}}
         found = []
         for one in ranges:
             shard = there[one.topic].get(one.shard)
             if shard is not None:
-                start = settle(one.topic, one.shard, one.start, shard, strict=self._strict)
-                settle(one.topic, one.shard, one.end, shard, strict=self._strict)
+                start = clamp_offset(one.topic, one.shard, one.start, shard, strict=self._strict)
+                clamp_offset(one.topic, one.shard, one.end, shard, strict=self._strict)
                 found.append(one._replace(start=min(start, one.end)))
         return [one for one in found if one.rows]
 
@@ -108,41 +108,41 @@ class Ahead:
         ends: Offsets,
         max_rows: int | None,
         max_bytes: int | None,
-    ) -> list[Range]:
+    ) -> list[OffsetRange]:
         """As much of what lies ahead as one batch may have."""
         ranges = ranges_between(starts, ends)
         if max_bytes is not None:
-            ranges = admit_bytes(ranges, max_bytes, self._weigh)
-        return ranges if max_rows is None else admit(ranges, max_rows)
+            ranges = limit_bytes(ranges, max_bytes, self._weigh)
+        return ranges if max_rows is None else limit_rows(ranges, max_rows)
 
-    def _topics(self, position: Position) -> Shards:
-        names = {*self._wanted.find(self.access), *position.offsets}
+    def _topics(self, position: QueryPosition) -> Shards:
+        names = {*self._wanted.find_topics(self.access), *position.offsets}
         wanted = sorted(name for name in names if self._wanted.covers(name))
         found: Shards = {}
         for name in wanted:
             shards = self._shards(name, known=name in position.offsets)
             if shards or name in position.offsets:
                 found[name] = shards
-        self.seen = {topic: _ends(shards) for topic, shards in found.items()}
+        self.last_ends = {topic: _ends(shards) for topic, shards in found.items()}
         return found
 
-    def _shards(self, topic: str, *, known: bool) -> dict[int, Shard]:
+    def _shards(self, topic: str, *, known: bool) -> dict[int, ShardOffsets]:
         """Of a topic that was dropped there are none, where that may be."""
         try:
             return self.access.shards(topic)
         except DoesNotExist:
             if self._strict if known else topic in self._wanted.names:
-                raise _gone(topic, known=known) from None
+                raise _dropped_error(topic, known=known) from None
             return {}
 
-    def _end(self, topic: str, shard: int, start: int, there: dict[int, Shard]) -> int:
+    def _end(self, topic: str, shard: int, start: int, there: dict[int, ShardOffsets]) -> int:
         if shard not in there:
             return start
-        end = settle(topic, shard, start, there[shard]._replace(start=0), strict=self._strict)
+        end = clamp_offset(topic, shard, start, there[shard]._replace(start=0), strict=self._strict)
         end = max(end, there[shard].end)
         return end if self._target is None else min(end, self._target.get(topic, {}).get(shard, 0))
 
-    def _weigh(self, wanted: Range, offset: int) -> float:
+    def _weigh(self, wanted: OffsetRange, offset: int) -> float:
         """Bytes of a message, on average of a few."""
         end = min(wanted.end, offset + SAMPLE_ROWS)
         try:
@@ -153,11 +153,11 @@ class Ahead:
         return sum(int(batch.nbytes) for batch in sample) / max(1, rows)
 
 
-def _ends(shards: dict[int, Shard]) -> dict[int, int]:
+def _ends(shards: dict[int, ShardOffsets]) -> dict[int, int]:
     return {number: shard.end for number, shard in shards.items()}
 
 
-def _gone(topic: str, *, known: bool) -> PolybusError:
+def _dropped_error(topic: str, *, known: bool) -> PolybusError:
     if not known:
         return DoesNotExist(f"there is no durable topic {topic!r}: correct option topic")
     return TopicDeleted(

@@ -8,34 +8,41 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from polybus.spark.source import topic_columns
-from polybus.spark.source.partition_reader import Task
-from polybus.spark.source.partitions import Partition, plan, ranges_between
-from polybus.spark.source.read_bounds import EARLIEST, LATEST, Bound, Offsets, Wanted, settle
-from polybus.spark.worker_errors import told_plainly
+from polybus.spark.source.partition_reader import PartitionReader
+from polybus.spark.source.partitions import Partition, plan_partitions, ranges_between
+from polybus.spark.source.read_bounds import (
+    EARLIEST,
+    LATEST,
+    Offsets,
+    ReadBound,
+    TopicSelection,
+    clamp_offset,
+)
+from polybus.spark.worker_errors import hide_traceback
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from polybus.spark.spark_options import Options
+    from polybus.spark.spark_options import SparkOptions
 
 
 class BatchReader(DataSourceReader):
     """Spark plans once for each `load()`: the same DataFrame always has the same rows."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        topic_columns.check(schema)
-        self._wanted = Wanted(options.required("topic", "orders"))
-        self._start = Bound.parse(options, "starting", EARLIEST)
-        self._end = Bound.parse(options, "ending", LATEST)
+    def __init__(self, options: SparkOptions, schema: StructType) -> None:
+        topic_columns.check_schema(schema)
+        self._wanted = TopicSelection(options.required("topic", "orders"))
+        self._start = ReadBound.parse(options, "starting", EARLIEST)
+        self._end = ReadBound.parse(options, "ending", LATEST)
         self._rows_per_partition = options.count("rowsPerPartition")
         strict = options.flag("failOnDataLoss", default=True)
-        self._task = Task(options.bus, schema, strict, options.archive)
+        self._task = PartitionReader(options.bus, schema, strict, options.archive)
 
     def partitions(self) -> list[Partition]:
-        with told_plainly():
+        with hide_traceback():
             starts, ends = self._between()
-            return plan(ranges_between(starts, ends), self._rows_per_partition)
+            return plan_partitions(ranges_between(starts, ends), self._rows_per_partition)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
@@ -45,21 +52,23 @@ class BatchReader(DataSourceReader):
         access, strict = self._task.access, self._task.strict
         topics = self._wanted.shards(access)
         if not topics:
-            raise self._wanted.nothing()
+            raise self._wanted.no_match_error()
         starts: Offsets = {}
         ends: Offsets = {}
         for bound in (self._start, self._end):
             bound.check(topics)
         for topic, shards in topics.items():
-            first, last = (one.of(access, topic, shards) for one in (self._start, self._end))
+            first, last = (
+                one.resolve_offsets(access, topic, shards) for one in (self._start, self._end)
+            )
             # Nothing was trimmed away of a range that is empty.
             fails = {shard: strict and first[shard] != last[shard] for shard in shards}
             starts[topic] = {
-                shard: settle(topic, shard, first[shard], there, strict=fails[shard])
+                shard: clamp_offset(topic, shard, first[shard], there, strict=fails[shard])
                 for shard, there in shards.items()
             }
             ends[topic] = {
-                shard: settle(
+                shard: clamp_offset(
                     topic, shard, max(last[shard], there.start), there, strict=fails[shard]
                 )
                 for shard, there in shards.items()

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from polybus.errors import Trimmed
 
 if TYPE_CHECKING:
-    from polybus.spark.source.log_access import Access, Shard
+    from polybus.spark.source.log_access import LogAccess, ShardOffsets
 
 
-def first_with_id(access: Access, topic: str, shard: int, there: Shard, wanted: int) -> int:
+def first_with_id(
+    access: LogAccess, topic: str, shard: int, there: ShardOffsets, wanted: int
+) -> int:
     """The first offset whose id is this one or a later one; the end if there is none."""
     low, high = there.start, there.end
     while low < high:
@@ -23,7 +25,7 @@ def first_with_id(access: Access, topic: str, shard: int, there: Shard, wanted: 
     return low
 
 
-def _id_at(access: Access, topic: str, shard: int, offset: int) -> int:
+def _id_at(access: LogAccess, topic: str, shard: int, offset: int) -> int:
     for batch in access.read(topic, shard, offset, offset + 1):
         return int(batch.column("id")[0].as_py())
     raise Trimmed(f"topic {topic!r}, shard {shard}: nothing is at {offset}", offset)

@@ -17,7 +17,7 @@ from polybus.model.arrow import batch_of
 from polybus.model.name_pattern import Pattern
 from polybus.native import Client, ClientOptions
 from polybus.spark.source.id_search import first_with_id
-from polybus.spark.spark_options import FILES
+from polybus.spark.spark_options import STORE_SCHEME
 from polybus.store.engine_registry import open_store
 
 if TYPE_CHECKING:
@@ -33,27 +33,27 @@ Answer = TypeVar("Answer")
 CHUNK_ROWS = 16_384
 CHUNK_BYTES = 4 << 20
 # A bus that is started again is waited for.
-PATIENCE = ClientOptions(connect_timeout_s=20.0)
+RECONNECT_OPTIONS = ClientOptions(connect_timeout_s=20.0)
 NO_BOUND = 0
 STORE = "store"  # what a bus calls its store within its data folder
 MARK = "CURRENT"  # the file that every store has
 
 
-class Shard(NamedTuple):
+class ShardOffsets(NamedTuple):
     """Offsets `start` to `end` (exclusive) are there."""
 
     start: int
     end: int
 
 
-class Access(Protocol):
-    def names(self, pattern: str) -> list[str]:
+class LogAccess(Protocol):
+    def list_topics(self, pattern: str) -> list[str]:
         """The durable topics that a pattern matches."""
 
-    def shards(self, topic: str) -> dict[int, Shard]:
+    def shards(self, topic: str) -> dict[int, ShardOffsets]:
         """`DoesNotExist` if there is no such topic, `WrongKind` if it is ephemeral."""
 
-    def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
+    def find_time(self, topic: str, shard: int, timestamp_ns: int) -> int:
         """The first offset that came at this time or later; the end if none did."""
 
     def find_id(self, topic: str, shard: int, wanted: int) -> int:
@@ -72,22 +72,24 @@ class Access(Protocol):
         and `offset`. `Trimmed` if the start has gone.
         """
 
-    def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
+    def report_progress(
+        self, query: str, name: str, topic: str, offsets: Mapping[int, int]
+    ) -> None:
         """How far a query has come, for those who look at the topic."""
 
 
-class ThroughBus:
+class BusLogAccess:
     def __init__(self, url: str) -> None:
-        self._client = Client(url, PATIENCE)
+        self._client = Client(url, RECONNECT_OPTIONS)
 
-    def names(self, pattern: str) -> list[str]:
+    def list_topics(self, pattern: str) -> list[str]:
         return [found["topic"] for found in self._client.topics(pattern)]
 
-    def shards(self, topic: str) -> dict[int, Shard]:
+    def shards(self, topic: str) -> dict[int, ShardOffsets]:
         found = self._client.bounds(topic)["shards"]
-        return {one["shard"]: Shard(one["start"], one["end"]) for one in found}
+        return {one["shard"]: ShardOffsets(one["start"], one["end"]) for one in found}
 
-    def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
+    def find_time(self, topic: str, shard: int, timestamp_ns: int) -> int:
         return self._client.find(topic, timestamp_ns, shard)
 
     def find_id(self, topic: str, shard: int, wanted: int) -> int:
@@ -108,29 +110,31 @@ class ThroughBus:
         finally:
             reading.close()
 
-    def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
+    def report_progress(
+        self, query: str, name: str, topic: str, offsets: Mapping[int, int]
+    ) -> None:
         told = {str(shard): offset for shard, offset in offsets.items()}
         self._client.act("query.progress", query=query, name=name, topic=topic, offsets=told)
 
 
-class FromFiles:
+class StoreLogAccess:
     """Read-only: the bus may run or not. Nobody is told of the query's progress."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._store: Store = open_store(f"{FILES}{_folder_of(url)}", read_only=True)
+        self._store: Store = open_store(f"{STORE_SCHEME}{_folder_of(url)}", read_only=True)
         self._numbers: dict[str, int] = {}
 
-    def names(self, pattern: str) -> list[str]:
+    def list_topics(self, pattern: str) -> list[str]:
         wanted = Pattern(pattern)
         self._numbers = {topic.name: topic.number for topic in self._store.topics()}
         return [name for name in self._numbers if wanted.matches(name.encode())]
 
-    def shards(self, topic: str) -> dict[int, Shard]:
+    def shards(self, topic: str) -> dict[int, ShardOffsets]:
         found = self._of(topic, self._store.bounds)
-        return {number: Shard(one.start, one.end) for number, one in enumerate(found.shards)}
+        return {number: ShardOffsets(one.start, one.end) for number, one in enumerate(found.shards)}
 
-    def find(self, topic: str, shard: int, timestamp_ns: int) -> int:
+    def find_time(self, topic: str, shard: int, timestamp_ns: int) -> int:
         return self._of(topic, lambda number: self._store.find(number, shard, timestamp_ns))
 
     def find_id(self, topic: str, shard: int, wanted: int) -> int:
@@ -155,7 +159,9 @@ class FromFiles:
             left -= rows.count
             yield batch
 
-    def tell(self, query: str, name: str, topic: str, offsets: Mapping[int, int]) -> None:
+    def report_progress(
+        self, query: str, name: str, topic: str, offsets: Mapping[int, int]
+    ) -> None:
         pass
 
     def _chunk(self, shard: int, start: int, end: int, rows: int) -> Callable[[int], Rows]:
@@ -173,7 +179,7 @@ class FromFiles:
 
     def _number(self, topic: str) -> int:
         if topic not in self._numbers:
-            self.names("*")
+            self.list_topics("*")
         if topic not in self._numbers:
             raise DoesNotExist(
                 f"there is no topic {topic!r} in {self._url}: it was never made, or it is "
@@ -184,26 +190,26 @@ class FromFiles:
 
 def _folder_of(url: str) -> Path:
     """A bus has its store in a folder of its data folder; either may be given."""
-    folder = Path(url.removeprefix(FILES))
+    folder = Path(url.removeprefix(STORE_SCHEME))
     for place in (folder, folder / STORE):
         if (place / MARK).is_file():
             return place
     raise UsageError(f"{url}: there is no store here; give the data folder of a bus: lmdb:PATH")
 
 
-_open: dict[tuple[int, str], Access] = {}
+_open: dict[tuple[int, str], LogAccess] = {}
 _lock = Lock()
 
 
-def opened(url: str, archive: str | None = None) -> Access:
+def open_log_access(url: str, archive: str | None = None) -> LogAccess:
     """This process's way to a bus, and to the archive of its topics if there is one."""
     key = os.getpid(), url
     with _lock:
         if key not in _open:
-            _open[key] = FromFiles(url) if url.startswith(FILES) else ThroughBus(url)
+            _open[key] = StoreLogAccess(url) if url.startswith(STORE_SCHEME) else BusLogAccess(url)
         found = _open[key]
     if archive is None:
         return found
-    from polybus.spark.archive.archive_log_access import WithArchive  # which knows this module
+    from polybus.spark.archive.archive_log_access import ArchiveLogAccess  # which knows this module
 
-    return WithArchive(found, archive)
+    return ArchiveLogAccess(found, archive)

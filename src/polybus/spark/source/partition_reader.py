@@ -12,15 +12,15 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, Trimmed
 from polybus.spark import python_worker
-from polybus.spark.source.log_access import Access, opened
-from polybus.spark.source.read_bounds import trimmed
-from polybus.spark.source.topic_columns import Shape
-from polybus.spark.worker_errors import told_plainly
+from polybus.spark.source.log_access import LogAccess, open_log_access
+from polybus.spark.source.read_bounds import trimmed_error
+from polybus.spark.source.topic_columns import BatchBuilder
+from polybus.spark.worker_errors import hide_traceback
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.spark.source.partitions import Partition, Range
+    from polybus.spark.source.partitions import OffsetRange, Partition
 
 QUERY_ID = "sql.streaming.queryId"
 DESCRIPTION = "spark.job.description"  # begins with the query's name, if it has one
@@ -28,7 +28,7 @@ NAME = re.compile(r"^(?!id = )([^\n<]+?)\s*(?:\n|<br/>)\s*id = ")
 
 
 @dataclass(frozen=True)
-class Task:
+class PartitionReader:
     """Pickled, and sent to where it runs."""
 
     bus: str
@@ -37,28 +37,28 @@ class Task:
     archive: str | None = None
 
     @property
-    def access(self) -> Access:
-        return opened(self.bus, self.archive)
+    def access(self) -> LogAccess:
+        return open_log_access(self.bus, self.archive)
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
-        python_worker.asked()
-        shape = Shape(self.schema)
-        with told_plainly():
-            for one, batches in self.ranges(partition, shape.needs):
+        python_worker.note_request()
+        shape = BatchBuilder(self.schema)
+        with hide_traceback():
+            for one, batches in self.ranges(partition, shape.needed_columns):
                 for batch in batches:
-                    yield shape.batch(one.topic, batch)
+                    yield shape.build_batch(one.topic, batch)
 
     def ranges(
         self, partition: Partition, columns: Collection[str] | None = None
-    ) -> Iterator[tuple[Range, Iterator[pa.RecordBatch]]]:
+    ) -> Iterator[tuple[OffsetRange, Iterator[pa.RecordBatch]]]:
         """Each with its rows, of which none is missing; of their columns at least these."""
         access = self.access
-        _introduce(access, partition)
+        _announce_query(access, partition)
         for one in partition.ranges:
             yield one, self._rows(access, one, columns)
 
     def _rows(
-        self, access: Access, wanted: Range, columns: Collection[str] | None
+        self, access: LogAccess, wanted: OffsetRange, columns: Collection[str] | None
     ) -> Iterator[pa.RecordBatch]:
         at = wanted.start
         while at < wanted.end:
@@ -66,33 +66,33 @@ class Task:
                 for batch in access.read(
                     wanted.topic, wanted.shard, at, wanted.end, columns=columns
                 ):
-                    at = self._follows(wanted, at, batch)
+                    at = self._check_contiguous(wanted, at, batch)
                     yield batch
                 if at < wanted.end:
-                    self._lose(wanted, at, wanted.end)
+                    self._check_loss(wanted, at, wanted.end)
                     return
             except Trimmed as error:
                 start = max(error.start, _start_of(access, wanted))
-                self._lose(wanted, at, start)
+                self._check_loss(wanted, at, start)
                 at = max(at + 1, start)
             except DoesNotExist:
-                self._lose(wanted, at, wanted.end)
+                self._check_loss(wanted, at, wanted.end)
                 return
 
-    def _follows(self, wanted: Range, at: int, batch: pa.RecordBatch) -> int:
+    def _check_contiguous(self, wanted: OffsetRange, at: int, batch: pa.RecordBatch) -> int:
         """Where the batch ends; there must be nothing missing before it, nor in it."""
         offsets = batch.column("offset")
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         if first != at or last - first + 1 != batch.num_rows:
-            self._lose(wanted, at, last)
+            self._check_loss(wanted, at, last)
         return int(last) + 1
 
-    def _lose(self, wanted: Range, start: int, end: int) -> None:
+    def _check_loss(self, wanted: OffsetRange, start: int, end: int) -> None:
         if self.strict:
-            raise trimmed(wanted.topic, wanted.shard, start, end)
+            raise trimmed_error(wanted.topic, wanted.shard, start, end)
 
 
-def _start_of(access: Access, wanted: Range) -> int:
+def _start_of(access: LogAccess, wanted: OffsetRange) -> int:
     """Where its shard begins now; behind it, if there is none any more."""
     try:
         return access.shards(wanted.topic)[wanted.shard].start
@@ -100,16 +100,16 @@ def _start_of(access: Access, wanted: Range) -> int:
         return wanted.end
 
 
-def _introduce(access: Access, partition: Partition) -> None:
+def _announce_query(access: LogAccess, partition: Partition) -> None:
     """Tells the bus Spark's name for the query: tasks know it, the driver's side does not."""
     context = TaskContext.get()
-    if not partition.introduces or context is None:
+    if not partition.announced_topics or context is None:
         return
     name = _query_name(context.getLocalProperty(DESCRIPTION) or "")
     name = name or context.getLocalProperty(QUERY_ID) or ""
-    for topic in partition.introduces:
+    for topic in partition.announced_topics:
         try:
-            access.tell(partition.query, name, topic, {})
+            access.report_progress(partition.query, name, topic, {})
         except PolybusError:
             return  # a bus that cannot be told; reading goes on
 

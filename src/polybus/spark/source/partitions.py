@@ -23,7 +23,7 @@ FEW_ROWS = 50_000
 FIRST_STRETCH = 64
 
 
-class Range(NamedTuple):
+class OffsetRange(NamedTuple):
     """Offsets `start` to `end` (exclusive) of a shard."""
 
     topic: str
@@ -37,41 +37,43 @@ class Range(NamedTuple):
 
 
 # How large messages are at an offset of a range.
-Weigh = Callable[[Range, int], float]
+MeanBytesAt = Callable[[OffsetRange, int], float]
 
 
 @dataclass
 class Partition(InputPartition):
     """`introduces` are topics whose bus is to be told which query this is."""
 
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[OffsetRange, ...] = ()
     query: str = ""
-    introduces: tuple[str, ...] = ()
+    announced_topics: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
         return sum(one.rows for one in self.ranges)
 
 
-def ranges_between(starts: Offsets, ends: Offsets) -> list[Range]:
+def ranges_between(starts: Offsets, ends: Offsets) -> list[OffsetRange]:
     return [
-        Range(topic, shard, starts[topic][shard], end)
+        OffsetRange(topic, shard, starts[topic][shard], end)
         for topic, shards in ends.items()
         for shard, end in shards.items()
         if starts[topic][shard] < end
     ]
 
 
-def plan(ranges: Sequence[Range], rows_per_partition: int | None) -> list[Partition]:
+def plan_partitions(
+    ranges: Sequence[OffsetRange], rows_per_partition: int | None
+) -> list[Partition]:
     """One partition or more: Spark would make one of its own if there were none."""
     most = rows_per_partition or MOST_ROWS
     cut = [piece for one in ranges for piece in _cut(one, most)]
     if most < FEW_ROWS:
         return [Partition((piece,)) for piece in cut] or [Partition()]
-    return list(_together(cut)) or [Partition()]
+    return list(_group_ranges(cut)) or [Partition()]
 
 
-def _cut(whole: Range, rows: int) -> Iterator[Range]:
+def _cut(whole: OffsetRange, rows: int) -> Iterator[OffsetRange]:
     """Pieces of about the same size, none with more than `rows`."""
     pieces = -(-whole.rows // rows)
     for piece in range(pieces):
@@ -80,8 +82,8 @@ def _cut(whole: Range, rows: int) -> Iterator[Range]:
         yield whole._replace(start=start, end=end)
 
 
-def _together(ranges: Iterable[Range]) -> Iterator[Partition]:
-    waiting: list[Range] = []
+def _group_ranges(ranges: Iterable[OffsetRange]) -> Iterator[Partition]:
+    waiting: list[OffsetRange] = []
     for one in ranges:
         if waiting and one.rows + sum(each.rows for each in waiting) > FEW_ROWS:
             yield Partition(tuple(waiting))
@@ -91,7 +93,7 @@ def _together(ranges: Iterable[Range]) -> Iterator[Partition]:
         yield Partition(tuple(waiting))
 
 
-def admit(ranges: Sequence[Range], max_rows: int) -> list[Range]:
+def limit_rows(ranges: Sequence[OffsetRange], max_rows: int) -> list[OffsetRange]:
     """The first of each range, `max_rows` in all: each a share by its length, none nothing."""
     total = sum(one.rows for one in ranges)
     if total <= max_rows:
@@ -107,7 +109,9 @@ def admit(ranges: Sequence[Range], max_rows: int) -> list[Range]:
     return admitted
 
 
-def admit_bytes(ranges: Sequence[Range], max_bytes: int, weigh: Weigh) -> list[Range]:
+def limit_bytes(
+    ranges: Sequence[OffsetRange], max_bytes: int, weigh: MeanBytesAt
+) -> list[OffsetRange]:
     """The same for about so many bytes, and for one message at least."""
     total = sum(one.rows for one in ranges)
     admitted = [
@@ -119,7 +123,7 @@ def admit_bytes(ranges: Sequence[Range], max_bytes: int, weigh: Weigh) -> list[R
     return admitted
 
 
-def _rows_within(one: Range, max_bytes: float, weigh: Weigh) -> int:
+def _rows_within(one: OffsetRange, max_bytes: float, weigh: MeanBytesAt) -> int:
     """How many of the first messages weigh no more than that, by weighing a few.
 
     They are weighed at both ends of stretches that double, and the heavier end counts: where

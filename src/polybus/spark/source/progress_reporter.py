@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from polybus.errors import PolybusError
 
 if TYPE_CHECKING:
-    from polybus.spark.source.log_access import Access
-    from polybus.spark.source.query_position import Position
+    from polybus.spark.source.log_access import LogAccess
+    from polybus.spark.source.query_position import QueryPosition
 
 log = logging.getLogger("polybus.spark")
 
@@ -18,17 +18,17 @@ log = logging.getLogger("polybus.spark")
 TELL_EVERY_S = 1.0
 
 
-class Progress:
+class ProgressReporter:
     def __init__(self) -> None:
-        self._noted: Position | None = None
-        self._untold: Position | None = None
+        self._noted: QueryPosition | None = None
+        self._untold: QueryPosition | None = None
         self._told_s = float("-inf")
 
-    def note(self, position: Position) -> None:
+    def note(self, position: QueryPosition) -> None:
         if position != self._noted:
             self._noted = self._untold = position
 
-    def pass_on(self, access: Access, *, now: bool = False) -> None:
+    def report(self, access: LogAccess, *, now: bool = False) -> None:
         """Tells the newest, if the last time is long enough ago."""
         position = self._untold
         if position is None or not (now or time.monotonic() - self._told_s >= TELL_EVERY_S):
@@ -36,6 +36,6 @@ class Progress:
         self._untold, self._told_s = None, time.monotonic()
         for topic, offsets in position.offsets.items():
             try:
-                access.tell(position.query, "", topic, offsets)
+                access.report_progress(position.query, "", topic, offsets)
             except PolybusError as error:  # who looks at the lag sees an old one; reading goes on
                 log.warning("the bus was not told how far %s was read: %s", topic, error)

@@ -26,7 +26,7 @@ QUERY, INITIAL, SINCE = "_query", "_initial", "_since"
 
 
 @dataclass(frozen=True)
-class Position:
+class QueryPosition:
     offsets: Offsets
     query: str = ""
     is_initial: bool = False
@@ -41,7 +41,7 @@ class Position:
         return {**_written(self.offsets), **marks}
 
     @classmethod
-    def parse(cls, given: dict[str, Any]) -> Position:
+    def parse(cls, given: dict[str, Any]) -> QueryPosition:
         try:
             return cls(
                 _read({name: one for name, one in given.items() if not name.startswith("_")}),
@@ -55,7 +55,7 @@ class Position:
                 "checkpointLocation"
             ) from None
 
-    def starts(self, end: Position) -> Offsets:
+    def starts(self, end: QueryPosition) -> Offsets:
         """Where each shard of a batch that goes on from here to `end` begins."""
         begins_anew = self.is_initial and end.since
         known: Offsets = {} if begins_anew else self.offsets
@@ -67,7 +67,7 @@ class Position:
             for topic, shards in end.offsets.items()
         }
 
-    def advanced(self, ends: Offsets, starts: Offsets) -> Position:
+    def advanced(self, ends: Offsets, starts: Offsets) -> QueryPosition:
         """The next position; `starts` has where each shard of `ends` begins."""
         known: Offsets = {} if self.is_initial else self.offsets
         since = {
@@ -75,7 +75,7 @@ class Position:
             for topic, shards in starts.items()
             if (new := {n: at for n, at in shards.items() if n not in known.get(topic, {})})
         }
-        return Position(ends, self.query, since=since)
+        return QueryPosition(ends, self.query, since=since)
 
 
 def _written(offsets: Offsets) -> dict[str, dict[str, int]]:

@@ -17,8 +17,8 @@ from polybus.model import topic_name
 from polybus.model.name_pattern import STAR, Pattern
 
 if TYPE_CHECKING:
-    from polybus.spark.source.log_access import Access, Shard
-    from polybus.spark.spark_options import Options
+    from polybus.spark.source.log_access import LogAccess, ShardOffsets
+    from polybus.spark.spark_options import SparkOptions
 
 Offsets = dict[str, dict[int, int]]  # topic → shard → offset
 
@@ -27,7 +27,7 @@ NS_PER_MS = 1_000_000
 MAX_TIME_NS = 2**63 - 1  # 2262: whoever names a later time means the end
 
 
-class Wanted:
+class TopicSelection:
     """The topics of option `topic`: names, and patterns that may come to match more."""
 
     def __init__(self, text: str) -> None:
@@ -39,19 +39,19 @@ class Wanted:
         self.patterns = tuple(part for part in parts if STAR in part)
         for name in self.names:
             try:
-                topic_name.check(name)
+                topic_name.check_topic_name(name)
             except InvalidTopic as error:
                 raise UsageError(f"option topic: {error}") from None
 
-    def find(self, access: Access) -> list[str]:
+    def find_topics(self, access: LogAccess) -> list[str]:
         """Those that are there, and those that are named, in the order of their names."""
-        found = {name for pattern in self.patterns for name in access.names(pattern)}
+        found = {name for pattern in self.patterns for name in access.list_topics(pattern)}
         return sorted(found.union(self.names))
 
-    def shards(self, access: Access) -> dict[str, dict[int, Shard]]:
+    def shards(self, access: LogAccess) -> dict[str, dict[int, ShardOffsets]]:
         """The same with their shards; what a pattern has found may be gone by then."""
         found = {}
-        for topic in self.find(access):
+        for topic in self.find_topics(access):
             try:
                 found[topic] = access.shards(topic)
             except DoesNotExist:
@@ -63,12 +63,12 @@ class Wanted:
         patterns = (Pattern(pattern) for pattern in self.patterns)
         return name in self.names or any(one.matches(name.encode()) for one in patterns)
 
-    def nothing(self) -> DoesNotExist:
+    def no_match_error(self) -> DoesNotExist:
         return DoesNotExist(f"no durable topic matches {self.text!r}: correct option topic")
 
 
 @dataclass(frozen=True)
-class Bound:
+class ReadBound:
     """Where reading begins, or where it ends."""
 
     edge: Literal["starting", "ending"]
@@ -77,7 +77,9 @@ class Bound:
     timestamp_ns: int | None = None
 
     @classmethod
-    def parse(cls, options: Options, edge: Literal["starting", "ending"], default: str) -> Bound:
+    def parse(
+        cls, options: SparkOptions, edge: Literal["starting", "ending"], default: str
+    ) -> ReadBound:
         offsets, timestamp = options.text(f"{edge}Offsets"), options.text(f"{edge}Timestamp")
         if offsets is not None and timestamp is not None:
             raise UsageError(f"give {edge}Offsets or {edge}Timestamp, not both")
@@ -96,10 +98,12 @@ class Bound:
                 f"{self.edge}Offsets names topic {unknown[0]!r}, which option topic does not"
             )
 
-    def of(self, access: Access, topic: str, shards: dict[int, Shard]) -> dict[int, int]:
+    def resolve_offsets(
+        self, access: LogAccess, topic: str, shards: dict[int, ShardOffsets]
+    ) -> dict[int, int]:
         """The offset of each shard."""
         if self.timestamp_ns is not None:
-            return {shard: access.find(topic, shard, self.timestamp_ns) for shard in shards}
+            return {shard: access.find_time(topic, shard, self.timestamp_ns) for shard in shards}
         wished = self.offsets.get(topic, {})
         unknown = sorted(wished.keys() - shards.keys())
         if unknown:
@@ -111,10 +115,10 @@ class Bound:
         return {**whole, **wished}
 
 
-def settle(topic: str, shard: int, offset: int, there: Shard, *, strict: bool) -> int:
+def clamp_offset(topic: str, shard: int, offset: int, there: ShardOffsets, *, strict: bool) -> int:
     """An offset that is there; if it is not, an error, or the nearest that is."""
     if strict and offset < there.start:
-        raise trimmed(topic, shard, offset, there.start)
+        raise trimmed_error(topic, shard, offset, there.start)
     if strict and offset > there.end:
         raise DoesNotExist(
             f"topic {topic!r}, shard {shard} ends at {there.end}, and was to be read up to "
@@ -124,7 +128,7 @@ def settle(topic: str, shard: int, offset: int, there: Shard, *, strict: bool) -
     return min(max(offset, there.start), there.end)
 
 
-def trimmed(topic: str, shard: int, offset: int, start: int) -> Trimmed:
+def trimmed_error(topic: str, shard: int, offset: int, start: int) -> Trimmed:
     return Trimmed(
         f"topic {topic!r}, shard {shard}: offsets {offset} to {start - 1} were trimmed away "
         "before they were read; set failOnDataLoss=false to go on with what is left",

@@ -60,7 +60,7 @@ COLUMNS: dict[str, tuple[pa.DataType, Column | None]] = {
 }
 
 
-def check(schema: StructType) -> None:
+def check_schema(schema: StructType) -> None:
     """A schema that a user gave names some of the columns, each with its type."""
     known = {field.name: field.dataType for field in SCHEMA.fields}
     for field in schema.fields:
@@ -76,7 +76,7 @@ def check(schema: StructType) -> None:
             )
 
 
-class Shape:
+class BatchBuilder:
     """Makes the batches of one schema."""
 
     def __init__(self, schema: StructType) -> None:
@@ -85,9 +85,9 @@ class Shape:
             pa.field(field.name, COLUMNS[field.name][0], field.nullable) for field in schema.fields
         )
         self._names: dict[str, pa.Array] = {}
-        self.needs = {MADE_OF.get(name, name) for name in schema.names if name != "topic"}
+        self.needed_columns = {MADE_OF.get(name, name) for name in schema.names if name != "topic"}
 
-    def batch(self, topic: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def build_batch(self, topic: str, rows: pa.RecordBatch) -> pa.RecordBatch:
         columns = [
             self._name(topic, rows.num_rows) if make is None else make(rows)
             for make in self._makers

@@ -29,7 +29,7 @@ def installed_first(path: list[str]) -> list[str]:
     return rest
 
 
-def _make_way() -> None:
+def _import_shadowed_module() -> None:
     """There may be another module of this name, which Python would have found."""
     sys.path[:] = installed_first(sys.path)
     this = sys.modules.pop(__name__)
@@ -38,7 +38,7 @@ def _make_way() -> None:
     sys.modules.setdefault(__name__, this)
 
 
-def _end_quietly() -> None:
+def _mute_hangups() -> None:
     """Of Spark's daemon, not of whoever else prints what went wrong."""
     print_exc = traceback.print_exc
 
@@ -52,5 +52,5 @@ def _end_quietly() -> None:
 
 
 if __name__ == "sitecustomize":
-    _make_way()
-    _end_quietly()
+    _import_shadowed_module()
+    _mute_hangups()

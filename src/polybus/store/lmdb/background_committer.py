@@ -16,44 +16,44 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from polybus.store.lmdb.write_batch import Batch
-    from polybus.store.lmdb.writer import Answer
+    from polybus.store.lmdb.write_batch import WriteBatch
+    from polybus.store.lmdb.writer import WriteFuture
 
 
-class Work(NamedTuple):
+class CommitWork(NamedTuple):
     """A batch, the answers that wait for it, and the group that it was made of."""
 
-    batch: Batch
-    begun: list[Answer]
-    group: list[Answer]
+    batch: WriteBatch
+    begun: list[WriteFuture]
+    group: list[WriteFuture]
 
 
-class Lost(NamedTuple):
+class FailedCommit(NamedTuple):
     """A group whose batch was not written, and why."""
 
-    group: list[Answer]
+    group: list[WriteFuture]
     error: BaseException
 
 
-class Beside:
+class BackgroundCommitter:
     def __init__(
         self,
-        write: Callable[[Batch], None],
-        answer: Callable[[list[Answer]], None],
+        write: Callable[[WriteBatch], None],
+        answer: Callable[[list[WriteFuture]], None],
         on_failure: Callable[[], None],
     ) -> None:
         """All three are called on the thread; the last so that the owner comes to `wait`."""
         self._write = write
         self._answer = answer
         self._on_failure = on_failure
-        self._work: Work | None = None
-        self._lost: Lost | None = None
+        self._work: CommitWork | None = None
+        self._lost: FailedCommit | None = None
         self._idle = Lock()  # held while a batch is under way
-        self._given = Lock()  # held while there is nothing to do
-        self._given.acquire()
+        self._work_ready = Lock()  # held while there is nothing to do
+        self._work_ready.acquire()
         self._thread: Thread | None = None  # most stores never need it
 
-    def is_there(self) -> bool:
+    def ensure_started(self) -> bool:
         """The thread is started when first asked for; False if the process can have no more."""
         if self._thread is None:
             thread = Thread(target=self._run, name="polybus-disk", daemon=True)
@@ -64,13 +64,13 @@ class Beside:
             self._thread = thread
         return True
 
-    def hand_over(self, work: Work) -> None:
+    def submit_work(self, work: CommitWork) -> None:
         """If it `is_there`, after a `wait` that found nothing lost."""
         self._idle.acquire()
         self._work = work
-        self._given.release()
+        self._work_ready.release()
 
-    def wait(self) -> Lost | None:
+    def wait(self) -> FailedCommit | None:
         """Until no batch is under way; the one that was lost, which is told once."""
         if self._thread is None:
             return None
@@ -81,23 +81,23 @@ class Beside:
     def close(self) -> None:
         """After the last `wait`."""
         if self._thread is not None:
-            self._given.release()
+            self._work_ready.release()
             self._thread.join()
 
     def _run(self) -> None:
         while True:
-            self._given.acquire()
+            self._work_ready.acquire()
             work, self._work = self._work, None
             if work is None:
                 return
-            self._do(work)
+            self._commit_work(work)
             del work  # its memory is not kept for longer
 
-    def _do(self, work: Work) -> None:
+    def _commit_work(self, work: CommitWork) -> None:
         try:
             self._write(work.batch)
         except BaseException as error:
-            self._lost = Lost(work.group, error)
+            self._lost = FailedCommit(work.group, error)
             self._idle.release()
             self._on_failure()
         else:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from polybus.store.lmdb import staged_blocks
-from polybus.store.lmdb.store_files import Home
-from polybus.store.lmdb.write_txn import Storing
-from polybus.store.lmdb.writer_state import Books
+from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.write_txn import TransactionWriter
+from polybus.store.lmdb.writer_state import WriterState
 
 if TYPE_CHECKING:
     from polybus.store.lmdb.reblocker import Reblocker
-    from polybus.store.lmdb.write_batch import Batch
+    from polybus.store.lmdb.write_batch import WriteBatch
 
 STEP_S: Final = 0.003
 SHARE: Final = 0.05
@@ -34,46 +34,48 @@ READERS_S: Final = 10.0
 GROWN_PAGES: Final = 2048
 
 
-class Chores:
-    def __init__(self, books: Books, home: Home, storing: Storing, reblocker: Reblocker) -> None:
+class BackgroundTasks:
+    def __init__(
+        self, books: WriterState, home: StoreFiles, storing: TransactionWriter, reblocker: Reblocker
+    ) -> None:
         self._books = books
         self._home = home
         self._storing = storing
         self._reblocker = reblocker
         self._readers_s = time.monotonic() + READERS_S
-        self._pages = home.used.pages
+        self._pages = home.current.pages
         self._not_before_s = 0.0
         self._busy_s = -math.inf  # when there was a commit last
         self._pause_s = PAUSE_S
 
-    def note(self, batch: Batch) -> None:
+    def note_batch(self, batch: WriteBatch) -> None:
         """What the batch brings for the re-blocker to do; before its blocks are encoded."""
-        self._reblocker.note(batch.small_bytes())
+        self._reblocker.add_small_bytes(batch.small_bytes())
 
     def wait_s(self) -> float:
         """How long the writer may sleep: 0 if there is something to be done."""
         now = time.monotonic()
         if self._pending():
             return max(0.0, self._not_before_s - now)
-        lease_s = self._books.leases.wait_s()
+        lease_s = self._books.leases.next_expiry_s()
         readers_s = max(0.0, self._readers_s - now)
         if lease_s is None:
             return readers_s
         return min(max(lease_s, self._not_before_s - now), readers_s)
 
-    def expired(self) -> Callable[[Books, None, int], None] | None:
+    def expiry_task(self) -> Callable[[WriterState, None, int], None] | None:
         """A task that collects the stages whose leases ran out, if there are any."""
         stages = self._books.leases.expired()
         if not stages or time.monotonic() < self._not_before_s:
             return None
 
-        def collect(books: Books, _subject: None, _now_ns: int) -> None:
+        def collect(books: WriterState, _subject: None, _now_ns: int) -> None:
             for stage in stages:
                 staged_blocks.collect(books, stage)
 
         return collect
 
-    def do(self, busy: bool, settle: Callable[[], None] = lambda: None) -> None:
+    def run_step(self, busy: bool, settle: Callable[[], None] = lambda: None) -> None:
         """One step, if there is something to do and it is the time for it.
 
         `busy`: there was a commit just now. `settle` is called before the store is changed.
@@ -81,13 +83,13 @@ class Chores:
         now = time.monotonic()
         if busy:
             self._busy_s = now
-        self._look_at_readers(now)
+        self._clear_dead_readers(now)
         if not self._pending() or now < self._not_before_s:
             return
         settle()
         now = time.monotonic()
-        if self._storing.removing:
-            self._storing.remove(STEP_S)
+        if self._storing.has_removals:
+            self._storing.remove_some(STEP_S)
         else:
             self._reblocker.step()
         self._pause_s = PAUSE_S
@@ -99,11 +101,11 @@ class Chores:
         self._not_before_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
-    def _look_at_readers(self, now: float) -> None:
-        pages = self._home.used.pages
+    def _clear_dead_readers(self, now: float) -> None:
+        pages = self._home.current.pages
         if now >= self._readers_s or pages > self._pages + GROWN_PAGES:
             self._readers_s, self._pages = now + READERS_S, pages
-            self._home.used.clear_dead_readers()
+            self._home.current.clear_dead_readers()
 
     def _pending(self) -> bool:
-        return self._storing.removing or self._reblocker.due()
+        return self._storing.has_removals or self._reblocker.is_due()

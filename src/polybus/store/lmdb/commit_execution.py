@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from polybus.errors import Conflict
 from polybus.model.block import Block
-from polybus.model.commit import Append, Change, Commit, Committed, Span
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange, Span
 from polybus.store import request_checks
 from polybus.store.lmdb import producer_stamps, staged_blocks, store_keys, stored_values
-from polybus.store.lmdb.log_entry import Part
-from polybus.store.lmdb.state_cache import Shard, Stage, TopicState
-from polybus.store.lmdb.writer_state import Books
+from polybus.store.lmdb.log_entry import StagePart
+from polybus.store.lmdb.state_cache import ShardState, StageState, TopicState
+from polybus.store.lmdb.writer_state import WriterState
 
 
-class Share:
+class ShardAppend:
     """What a commit has for one shard."""
 
     __slots__ = ("blocks", "count", "parts", "state")
@@ -26,33 +26,33 @@ class Share:
         self.state = state
         self.count = 0
         self.blocks: list[Block] = []
-        self.parts: list[Part] = []
+        self.parts: list[StagePart] = []
 
 
-Shares = dict[tuple[int, int], Share]
+Shares = dict[tuple[int, int], ShardAppend]
 
 
-def commit(books: Books, commit: Commit, now_ns: int) -> Committed:
+def commit(books: WriterState, commit: Commit, now_ns: int) -> CommitResult:
     appends, stages, changes, stamp, note = commit
     producer = None
     if stamp is not None:
-        producer = producer_stamps.owner(books, stamp)
-        repeated = producer_stamps.judge(producer, stamp)
+        producer = producer_stamps.find_producer(books, stamp)
+        repeated = producer_stamps.check_stamp(producer, stamp)
         if repeated is not None:
             return repeated
     if len(appends) == 1 and not (stages or changes):
-        committed = _one_block(books, appends[0], note, now_ns)
+        committed = _commit_one_block(books, appends[0], note, now_ns)
     else:
-        committed = _all_of_it(books, commit, now_ns)
+        committed = _commit_all_parts(books, commit, now_ns)
     if producer is not None and stamp is not None:
-        producer_stamps.use(books, producer, stamp, committed)
+        producer_stamps.record_result(books, producer, stamp, committed)
     return committed
 
 
-def _one_block(books: Books, append: Append, note: bytes, now_ns: int) -> Committed:
+def _commit_one_block(books: WriterState, append: Append, note: bytes, now_ns: int) -> CommitResult:
     """What nearly all commits are, by the shortest way."""
     topic, number, block = append
-    known, batch = books.known, books.batch
+    known, batch = books.cache, books.batch
     state = known.topics.get(topic) or known.topic(topic)
     if number not in state.open:
         request_checks.open_shard(state.topic, number)
@@ -65,13 +65,13 @@ def _one_block(books: Books, append: Append, note: bytes, now_ns: int) -> Commit
     shard.end = offset + count
     shard.added += len(data)
     state.next_id = first_id + count
-    _mark(books, target, state, shard, time_ns)
-    return Committed((Span(topic, number, offset, first_id, count),), time_ns, (), note)
+    _mark_changed(books, target, state, shard, time_ns)
+    return CommitResult((Span(topic, number, offset, first_id, count),), time_ns, (), note)
 
 
-def _all_of_it(books: Books, commit: Commit, now_ns: int) -> Committed:
+def _commit_all_parts(books: WriterState, commit: Commit, now_ns: int) -> CommitResult:
     if commit.changes:
-        _ = books.known.counters  # whatever must be looked up is, before anything is changed
+        _ = books.cache.counters  # whatever must be looked up is, before anything is changed
         _check_versions(books, commit.changes)
     stages = _stages(books, commit.stages) if commit.stages else {}
     shares = _shares(books, commit, stages)
@@ -84,24 +84,26 @@ def _all_of_it(books: Books, commit: Commit, now_ns: int) -> Committed:
     targets = sorted(shares) if len(shares) > 1 else shares
     spans = tuple([_append(books, target, shares[target], time_ns) for target in targets])
     versions = tuple([_change(books, change) for change in commit.changes])
-    return Committed(spans, time_ns, versions, commit.note)
+    return CommitResult(spans, time_ns, versions, commit.note)
 
 
-def _stages(books: Books, names: tuple[str, ...]) -> dict[int, Stage]:
-    numbers = {staged_blocks.number_of(name): name for name in names}
-    return {number: staged_blocks.find(books, number, name) for number, name in numbers.items()}
+def _stages(books: WriterState, names: tuple[str, ...]) -> dict[int, StageState]:
+    numbers = {staged_blocks.stage_number(name): name for name in names}
+    return {
+        number: staged_blocks.find_stage(books, number, name) for number, name in numbers.items()
+    }
 
 
-def _check_versions(books: Books, changes: tuple[Change, ...]) -> None:
+def _check_versions(books: WriterState, changes: tuple[RecordChange, ...]) -> None:
     for change in changes:
-        if change.expected is not None and change.expected != books.known.version(change.key):
+        if change.expected is not None and change.expected != books.cache.version(change.key):
             raise Conflict(
-                f"record {change.key!r} has version {books.known.version(change.key)}, "
+                f"record {change.key!r} has version {books.cache.version(change.key)}, "
                 f"not {change.expected}"
             )
 
 
-def _shares(books: Books, commit: Commit, stages: dict[int, Stage]) -> Shares:
+def _shares(books: WriterState, commit: Commit, stages: dict[int, StageState]) -> Shares:
     shares: Shares = {}
     for topic, shard, block in commit.appends:
         share = _share(books, shares, topic, shard)
@@ -116,21 +118,21 @@ def _shares(books: Books, commit: Commit, stages: dict[int, Stage]) -> Shares:
     return shares
 
 
-def _share(books: Books, shares: Shares, topic: int, shard: int) -> Share:
+def _share(books: WriterState, shares: Shares, topic: int, shard: int) -> ShardAppend:
     share = shares.get((topic, shard))
     if share is None:
-        state = books.known.topic(topic)
+        state = books.cache.topic(topic)
         if shard not in state.open:
             request_checks.open_shard(state.topic, shard)
-        books.known.shard(state, shard)
-        share = shares[topic, shard] = Share(state)
+        books.cache.shard(state, shard)
+        share = shares[topic, shard] = ShardAppend(state)
     return share
 
 
-def _append(books: Books, target: tuple[int, int], share: Share, time_ns: int) -> Span:
+def _append(books: WriterState, target: tuple[int, int], share: ShardAppend, time_ns: int) -> Span:
     topic, number = target
     state = share.state
-    shard = books.known.shard(state, number)
+    shard = books.cache.shard(state, number)
     span = Span(topic, number, shard.end, state.next_id, share.count)
     for block in share.blocks:
         _add(books, target, state, shard, block, time_ns)
@@ -140,15 +142,15 @@ def _append(books: Books, target: tuple[int, int], share: Share, time_ns: int) -
         shard.end += count
         state.next_id += count
         shard.added += sum(part.charged for part in share.parts)
-    _mark(books, target, state, shard, time_ns)
+    _mark_changed(books, target, state, shard, time_ns)
     return span
 
 
 def _add(
-    books: Books,
+    books: WriterState,
     target: tuple[int, int],
     state: TopicState,
-    shard: Shard,
+    shard: ShardState,
     block: Block,
     time_ns: int,
 ) -> None:
@@ -158,27 +160,27 @@ def _add(
     shard.added += block.size_bytes
 
 
-def _mark(
-    books: Books, target: tuple[int, int], state: TopicState, shard: Shard, time_ns: int
+def _mark_changed(
+    books: WriterState, target: tuple[int, int], state: TopicState, shard: ShardState, time_ns: int
 ) -> None:
     """The shard got messages: its state will be written, once a batch."""
     state.time_ns = time_ns
     ends = books.batch.ends
     if target not in ends:
-        books.touch(state)
-        books.touch_shard(*target, shard)
+        books.mark_topic(state)
+        books.mark_shard(*target, shard)
     ends[target] = shard.end
 
 
-def _change(books: Books, change: Change) -> int:
+def _change(books: WriterState, change: RecordChange) -> int:
     key, value, _ = change
-    books.batch.records = True
+    books.batch.has_record_changes = True
     if value is None:
-        books.known.versions[key] = 0
+        books.cache.versions[key] = 0
         books.batch.delete(store_keys.record(key))
         return 0
-    version = books.number("version")
-    books.known.versions[key] = version
-    books.batch.put(store_keys.record(key), stored_values.record(value, version))
+    version = books.next_number("version")
+    books.cache.versions[key] = version
+    books.batch.put(store_keys.record(key), stored_values.encode_record(value, version))
     books.batch.size += len(value)
     return version

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from polybus.errors import PolybusError
-from polybus.store.contract import Listener, News
+from polybus.store.contract import Listener, ShardEnd
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.state_cache import prefixed
-from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.state_cache import scan_prefix
+from polybus.store.lmdb.store_files import StoreFiles
 
 LOOK_S: Final = 0.02
 _SHARD_KEY_BYTES: Final = 9
@@ -23,7 +23,7 @@ _SHARD_KEY_BYTES: Final = 9
 _log = logging.getLogger("polybus.store")
 
 
-class Listeners:
+class CommitListeners:
     def __init__(self) -> None:
         self._listeners: dict[object, Listener] = {}
 
@@ -35,7 +35,7 @@ class Listeners:
         self._listeners[token] = listener
         return lambda: (self._listeners.pop(token, None), None)[1]
 
-    def tell(self, news: Sequence[News]) -> None:
+    def notify(self, news: Sequence[ShardEnd]) -> None:
         for listener in list(self._listeners.values()):
             try:
                 listener(news)
@@ -46,14 +46,14 @@ class Listeners:
         self._listeners.clear()
 
 
-class Lookout:
+class CommitPoller:
     """Tells listeners what another process has written."""
 
-    def __init__(self, home: Home, listeners: Listeners) -> None:
+    def __init__(self, home: StoreFiles, listeners: CommitListeners) -> None:
         self._home = home
         self._listeners = listeners
         self._over = threading.Event()
-        self._ends = self._look()
+        self._ends = self._read_ends()
         self._thread = threading.Thread(target=self._run, name="polybus-lookout", daemon=True)
         self._thread.start()
 
@@ -66,29 +66,29 @@ class Lookout:
         last = -1
         while not self._over.wait(LOOK_S):
             try:
-                last = self._once(last)
+                last = self._poll(last)
             except PolybusError:
                 _log.exception("looking for news failed, and will be tried again")
 
-    def _once(self, last: int) -> int:
-        with self._home.reading() as transaction:
+    def _poll(self, last: int) -> int:
+        with self._home.snapshot() as transaction:
             number: int = transaction.id()
         if number != last:
-            ends = self._look()
+            ends = self._read_ends()
             news = [
-                News(*target, end)
+                ShardEnd(*target, end)
                 for target, end in ends.items()
                 if end > self._ends.get(target, 0)
             ]
             self._ends = ends
             if news:
-                self._listeners.tell(news)
+                self._listeners.notify(news)
         return number
 
-    def _look(self) -> dict[tuple[int, int], int]:
-        with self._home.reading() as transaction:
+    def _read_ends(self) -> dict[tuple[int, int], int]:
+        with self._home.snapshot() as transaction:
             return {
                 store_keys.shard_of_state(key): stored_values.SHARD_STATE.unpack(raw)[1]
-                for key, raw in prefixed(transaction, store_keys.STATE)
+                for key, raw in scan_prefix(transaction, store_keys.STATE)
                 if len(key) == _SHARD_KEY_BYTES
             }

@@ -18,11 +18,11 @@ from polybus.model import run_table
 from polybus.model.block import open_layout
 from polybus.store.lmdb import log_entry, store_keys
 from polybus.store.lmdb.environment import Transaction
-from polybus.store.lmdb.lmdb_errors import translate
-from polybus.store.lmdb.log_entry import Entry
+from polybus.store.lmdb.lmdb_errors import translate_error
+from polybus.store.lmdb.log_entry import LogEntry
 
 
-class Walk:
+class EntryCursor:
     """A place in the log of one shard, within one transaction."""
 
     def __init__(
@@ -36,25 +36,27 @@ class Walk:
         self.topic = topic
         self.shard = shard
         self._name = name
-        self.entry: Entry | None = None  # None: behind the last one
+        self.entry: LogEntry | None = None  # None: behind the last one
         self._value = memoryview(b"")
 
-    def seek(self, offset: int) -> Entry | None:
+    def seek(self, offset: int) -> LogEntry | None:
         """To the entry that holds the offset, or the first one behind it."""
         try:
             return self._seek(offset)
         except (StoreFault, lmdb.Error) as error:
-            raise self._named(error, offset) from error
+            raise self._locate_error(error, offset) from error
 
-    def next(self) -> Entry | None:
+    def next(self) -> LogEntry | None:
         offset = self.entry.end if self.entry else 0
         try:
             self._cursor.next()
-            return self._here()
+            return self._read_entry()
         except (StoreFault, lmdb.Error) as error:
-            raise self._named(error, offset) from error
+            raise self._locate_error(error, offset) from error
 
-    def seek_last(self, start: int, end: int, before: Callable[[int, int], bool]) -> Entry | None:
+    def seek_last(
+        self, start: int, end: int, before: Callable[[int, int], bool]
+    ) -> LogEntry | None:
         """To the last entry in a range of offsets whose first id and time are `before`.
 
         To the range's first entry if none is.
@@ -65,14 +67,14 @@ class Walk:
             entry = self.seek(middle)
             if entry is None or entry.first >= high:
                 high = middle  # nothing stands between
-            elif before(*run_table.entries(entry.runs[:24])[0][:2]):
+            elif before(*run_table.read_runs(entry.runs[:24])[0][:2]):
                 best, low = entry.first, entry.end
             else:
                 high = entry.first
             middle = (low + high) // 2
         return self.seek(max(best, start))
 
-    def first_behind(self, offset: int) -> int | None:
+    def first_after(self, offset: int) -> int | None:
         """Where the next entry begins, whatever is in it."""
         found = self._cursor.set_range(store_keys.log(self.topic, self.shard, offset + 1))
         if not found or self._cursor.key()[: len(self._prefix)] != self._prefix:
@@ -96,20 +98,20 @@ class Walk:
                 yield layout, table, first
                 offset = first + layout.count
         except (StoreFault, lmdb.Error) as error:
-            raise self._named(error, offset) from error
+            raise self._locate_error(error, offset) from error
 
-    def _seek(self, offset: int) -> Entry | None:
+    def _seek(self, offset: int) -> LogEntry | None:
         key = store_keys.log(self.topic, self.shard, offset)
         found = self._cursor.set_range(key)
         if not (found and self._cursor.key() == key):
             moved = self._cursor.prev() if found else self._cursor.last()
-            before = self._here() if moved else None
+            before = self._read_entry() if moved else None
             if before is not None and before.end > offset:
                 return before
             self._cursor.set_range(key)
-        return self._here()
+        return self._read_entry()
 
-    def _extent(self, entry: Entry, start: int) -> Iterator[tuple[Layout, bytes, int]]:
+    def _extent(self, entry: LogEntry, start: int) -> Iterator[tuple[Layout, bytes, int]]:
         place = 0  # of the part's first message in the extent
         for part in entry.parts:
             if place + part.count > start:
@@ -125,7 +127,7 @@ class Walk:
                     raise Damaged("a staged block is missing")
             place += part.count
 
-    def _staged(self, stage: int, start: int) -> Iterator[tuple[Entry, memoryview]]:
+    def _staged(self, stage: int, start: int) -> Iterator[tuple[LogEntry, memoryview]]:
         prefix = store_keys.staged_of_shard(stage, self.topic, self.shard)
         key = store_keys.staged(stage, self.topic, self.shard, start)
         with self._transaction.cursor() as cursor:
@@ -138,7 +140,7 @@ class Walk:
                 yield staged, value
                 found = cursor.next()
 
-    def _here(self) -> Entry | None:
+    def _read_entry(self) -> LogEntry | None:
         self.entry = None
         key, self._value = self._cursor.item()
         if not bytes(key).startswith(self._prefix):
@@ -148,7 +150,7 @@ class Walk:
             if entry[1:4] != store_keys.place_in_log(key):
                 raise Damaged("an entry of the log stands at another's place")
         except Damaged as error:
-            raise self._named(error, store_keys.place_in_log(key)[2]) from error
+            raise self._locate_error(error, store_keys.place_in_log(key)[2]) from error
         self.entry = entry
         return entry
 
@@ -158,9 +160,9 @@ class Walk:
             raise Damaged(f"a block has {layout.count} messages, its entry says {count}")
         return layout
 
-    def _named(self, error: StoreFault | lmdb.Error, offset: int) -> PolybusError:
+    def _locate_error(self, error: StoreFault | lmdb.Error, offset: int) -> PolybusError:
         """The fault, with where it was found; once."""
-        fault = error if isinstance(error, StoreFault) else translate(error)
+        fault = error if isinstance(error, StoreFault) else translate_error(error)
         if fault.__cause__ is not None and isinstance(fault.__cause__, StoreFault):
             return fault
         where = f"topic {self._name!r}, shard {self.shard}, offset {offset}"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from polybus.errors import Damaged
 from polybus.store.lmdb import log_entry, store_keys, stored_values
-from polybus.store.lmdb.log_entry import Entry
+from polybus.store.lmdb.log_entry import LogEntry
 
 if TYPE_CHECKING:
     from polybus.store.lmdb.environment import Cursor, Transaction
 
 
-class Step:
+class RemovalStep:
     """One step within a transaction: goes on until its time is over, but does something."""
 
     def __init__(self, transaction: Transaction, time_s: float) -> None:
@@ -32,7 +32,10 @@ class Step:
     def run(self) -> bool:
         """Whether something is left to be removed."""
         with self._transaction.cursor() as cursor:
-            while cursor.set_range(store_keys.TODO) and bytes(cursor.key()[:1]) == store_keys.TODO:
+            while (
+                cursor.set_range(store_keys.REMOVALS)
+                and bytes(cursor.key()[:1]) == store_keys.REMOVALS
+            ):
                 todo = bytes(cursor.key())
                 if not self._remove(todo):
                     return True
@@ -40,12 +43,12 @@ class Step:
         return False
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return time.monotonic() >= self._end_s
 
     def _remove(self, todo: bytes) -> bool:
         """Whether all of it is gone."""
-        numbers = store_keys.number_of_todo(todo)
+        numbers = store_keys.removal_target(todo)
         if todo.startswith(store_keys.TRIMMED):
             return self._trimmed(*numbers)
         if todo.startswith(store_keys.DROPPED):
@@ -89,11 +92,11 @@ class Step:
                 cursor.set_range(store_keys.log(entry.topic, entry.shard, entry.first))
                 cursor.delete()
                 self._freed += entry.charged if entry.kind == log_entry.BLOCK else 0
-                if self._over:
+                if self._is_over:
                     return False
         return True
 
-    def _parts(self, entry: Entry, upto: int) -> bool:
+    def _parts(self, entry: LogEntry, upto: int) -> bool:
         """The staged blocks of an extent that lie before a place in it."""
         for part in entry.parts:
             prefix = store_keys.staged_of_shard(part.stage, entry.topic, entry.shard)
@@ -113,7 +116,7 @@ class Step:
                     return True
                 cursor.delete()
                 self._freed += entry.charged
-                if self._over:
+                if self._is_over:
                     return False
                 found = cursor.set_range(prefix)
         return True
@@ -122,17 +125,17 @@ class Step:
         with self._transaction.cursor() as cursor:
             while cursor.set_range(prefix) and bytes(cursor.key()[: len(prefix)]) == prefix:
                 cursor.delete()
-                if self._over:
+                if self._is_over:
                     return False
         return True
 
 
-def _entry(cursor: Cursor) -> Entry:
+def _entry(cursor: Cursor) -> LogEntry:
     """What stands here. Of a damaged one nothing can be read any more: it may go."""
     key, value = cursor.item()
     try:
         return log_entry.decode(value)
     except Damaged:
         if bytes(key[:1]) == store_keys.LOG:
-            return Entry(log_entry.BLOCK, *store_keys.place_in_log(key), 1, 0)
-        return Entry(log_entry.STAGED, 0, 0, 0, 0, 0)
+            return LogEntry(log_entry.BLOCK, *store_keys.place_in_log(key), 1, 0)
+        return LogEntry(log_entry.STAGED, 0, 0, 0, 0, 0)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import lmdb
 
 from polybus.errors import DataFolderInUse
-from polybus.store.lmdb.lmdb_errors import translate, translated
+from polybus.store.lmdb.lmdb_errors import translate_error, translated_errors
 
 # Address space, not disk: more than any store will fill. It costs nothing.
 MAP_BYTES: Final = 1 << 40
@@ -41,13 +41,13 @@ class Environment:
         self.pid = os.getpid()
         self.read_only = read_only
         self.users = 0  # stores that have it open
-        self.inside = 0  # looks that are under way
-        self.renewing = False
+        self.open_reads = 0  # looks that are under way
+        self.is_reopening = False
         self.closed = False
         self.open()
 
     def open(self) -> None:
-        with translated():
+        with translated_errors():
             self.lmdb = lmdb.open(
                 str(self.path),
                 map_size=MAP_BYTES,
@@ -64,9 +64,9 @@ class Environment:
     def enter(self) -> bool:
         """One more look, which ends with `leave`; False if it is closed already."""
         with _guard:
-            if self.renewing:
-                _guard.wait_for(lambda: not self.renewing)
-            self.inside += not self.closed
+            if self.is_reopening:
+                _guard.wait_for(lambda: not self.is_reopening)
+            self.open_reads += not self.closed
             return not self.closed
 
     @property
@@ -80,7 +80,7 @@ class Environment:
         self.lmdb.reader_check()
 
     @contextmanager
-    def look(self) -> Iterator[Transaction]:
+    def read_transaction(self) -> Iterator[Transaction]:
         """A transaction for a short look, by one who has entered."""
         transaction = self.begin()
         try:
@@ -92,7 +92,7 @@ class Environment:
         try:
             return self.lmdb.begin(buffers=True)
         except lmdb.Error as error:
-            raise translate(error) from error
+            raise translate_error(error) from error
 
     def end(self, transaction: Transaction) -> None:
         transaction.abort()
@@ -121,18 +121,18 @@ def release(environment: Environment) -> None:
 def leave(environment: Environment) -> None:
     """A look has ended."""
     with _guard:
-        environment.inside -= 1
+        environment.open_reads -= 1
         _close_if_unused(environment)
-        if environment.renewing:
+        if environment.is_reopening:
             _guard.notify_all()
 
 
-def renew(environment: Environment) -> None:
+def reopen(environment: Environment) -> None:
     """Opens it anew, for all who have it open; waits until every look has ended."""
     with _guard:
-        environment.renewing = True
+        environment.is_reopening = True
         try:
-            _guard.wait_for(lambda: environment.inside == 0)
+            _guard.wait_for(lambda: environment.open_reads == 0)
             environment.lmdb.close()
             environment.open()
         except BaseException:
@@ -140,12 +140,12 @@ def renew(environment: Environment) -> None:
             environment.closed = True
             raise
         finally:
-            environment.renewing = False
+            environment.is_reopening = False
             _guard.notify_all()
 
 
 def _close_if_unused(environment: Environment) -> None:
-    if environment.users == environment.inside == 0 and environment.pid == os.getpid():
+    if environment.users == environment.open_reads == 0 and environment.pid == os.getpid():
         _shared.pop((environment.pid, environment.resolved), None)
         environment.closed = True
         environment.lmdb.close()

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from polybus.store.lmdb import folder_ownership, stored_values
 from polybus.store.lmdb.store_copy import file_bytes, used_bytes
-from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.store_files import StoreFiles
 
 
-class Info(NamedTuple):
+class StoreFileInfo(NamedTuple):
     """`used_bytes` hold something; `free_bytes` of the file will be used before it grows."""
 
     format: int
@@ -22,17 +22,17 @@ class Info(NamedTuple):
     owner_pid: int | None
 
 
-def inspect(path: Path) -> Info:
-    home = Home(path, read_only=True)
+def read_file_info(path: Path) -> StoreFileInfo:
+    home = StoreFiles(path, read_only=True)
     try:
-        used, file = used_bytes(home.used), file_bytes(home.used)
-        return Info(
+        used, file = used_bytes(home.current), file_bytes(home.current)
+        return StoreFileInfo(
             stored_values.FORMAT_VERSION,
-            home.used.path.name,
+            home.current.path.name,
             file,
             used,
             max(0, file - used),
-            _readers(home.used.lmdb.readers()),
+            _readers(home.current.lmdb.readers()),
             folder_ownership.owner(path),
         )
     finally:

@@ -22,9 +22,9 @@ from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
 from polybus.kernel import task_future
-from polybus.store.lmdb.write_batch import Batch
-from polybus.store.lmdb.writer import Answer, Task, Writer, fail
-from polybus.store.lmdb.writer_queue import refuse
+from polybus.store.lmdb.write_batch import WriteBatch
+from polybus.store.lmdb.writer import StoreWriter, Task, WriteFuture, fail_group
+from polybus.store.lmdb.writer_queue import check_limits
 
 EARLY_BYTES: Final = 16 << 20  # so much is written without waiting for the interval's end
 MAX_BYTES: Final = 64 << 20
@@ -33,23 +33,23 @@ LAST_TRIES: Final = 20  # on closing, before what was answered is given up
 _log = logging.getLogger("polybus.store")
 
 
-class IntervalWriter(Writer):
+class IntervalWriter(StoreWriter):
     def __init__(self, *args: Any, interval_s: float) -> None:
         super().__init__(*args)
         self._interval_s = interval_s
         self._changed = threading.Condition(threading.RLock())
-        self._writing: Batch | None = None  # on its way to the disk, or failed so far
+        self._writing: WriteBatch | None = None  # on its way to the disk, or failed so far
         self._failure: PolybusError | None = None
         self._due_s: float | None = None
-        self._backlog: deque[Answer] = deque()
+        self._backlog: deque[WriteFuture] = deque()
         self._backlog_bytes = 0
         self._gathered_bytes = 0
         self._writing_bytes = 0
 
     def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
-        answer = Answer(task, subject, size)
+        answer = WriteFuture(task, subject, size)
         with self._changed:
-            begun = self._enter(answer)
+            begun = self._submit_locked(answer)
         task_future.tell(begun)
         return answer
 
@@ -58,16 +58,16 @@ class IntervalWriter(Writer):
     ) -> list[Future[Any]]:
         return [self.submit(task, *one) for one in zip(subjects, sizes, strict=True)]
 
-    def settle(self, concerns: Callable[[Batch], bool]) -> bool:
+    def settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
         with self._changed:
-            if concerns(self.books.batch):
-                page = self.pages + (2 if self._writing else 1)
+            if concerns(self.state.batch):
+                page = self.flush_count + (2 if self._writing else 1)
             elif self._writing is not None and concerns(self._writing):
-                page = self.pages + 1
+                page = self.flush_count + 1
             else:
                 return False
-            self._hurry()
-            self._changed.wait_for(lambda: self.pages >= page or self._failure is not None)
+            self._flush_soon()
+            self._changed.wait_for(lambda: self.flush_count >= page or self._failure is not None)
         return True
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class IntervalWriter(Writer):
 
     # --- under the lock
 
-    def _enter(self, answer: Answer) -> list[Answer]:
+    def _submit_locked(self, answer: WriteFuture) -> list[WriteFuture]:
         """Does a task now, if there is room; else it waits for some."""
         refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
         if refusal is not None:
@@ -89,37 +89,37 @@ class IntervalWriter(Writer):
             return []
         return self._gather(answer)
 
-    def _wait_for_room(self, answer: Answer) -> None:
+    def _wait_for_room(self, answer: WriteFuture) -> None:
         try:
-            refuse(len(self._backlog) + 1, self._backlog_bytes + answer.size)
+            check_limits(len(self._backlog) + 1, self._backlog_bytes + answer.size)
         except PolybusError as error:
             answer.set_exception(error)
             return
         self._backlog.append(answer)
         self._backlog_bytes += answer.size
-        self._hurry()
+        self._flush_soon()
 
-    def _gather(self, answer: Answer) -> list[Answer]:
+    def _gather(self, answer: WriteFuture) -> list[WriteFuture]:
         try:
-            begun = task_future.carry_out([answer], self.books, self._wall_ns(), PolybusError)
+            begun = task_future.carry_out([answer], self.state, self._wall_ns(), PolybusError)
         except Exception as error:
-            fail([answer], error)
+            fail_group([answer], error)
             return []
         self._gathered_bytes += answer.size
         if self._gathered_bytes >= EARLY_BYTES:
-            self._hurry()
+            self._flush_soon()
         elif self._due_s is None:
             self._due_s = time.monotonic() + self._interval_s
-            self._nudge()
+            self._wake()
         return begun
 
-    def _hurry(self) -> None:
+    def _flush_soon(self) -> None:
         self._due_s = 0.0
-        self._nudge()
+        self._wake()
 
-    def _admit(self) -> list[Answer]:
+    def _admit(self) -> list[WriteFuture]:
         """Those who waited for room, as far as there is some."""
-        begun: list[Answer] = []
+        begun: list[WriteFuture] = []
         while self._backlog and self._gathered_bytes < MAX_BYTES:
             answer = self._backlog.popleft()
             self._backlog_bytes -= answer.size
@@ -138,23 +138,23 @@ class IntervalWriter(Writer):
     def _settle_all(self) -> None:
         """Nothing is written beside this thread."""
 
-    def _serve(self, group: list[Answer], *, alone: bool = False) -> None:
+    def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
         """Nudges, which do nothing, and chores."""
         with self._changed:
-            begun = task_future.carry_out(group, self.books, self._wall_ns(), PolybusError)
-            if self._due_s is None and self.books.batch:
+            begun = task_future.carry_out(group, self.state, self._wall_ns(), PolybusError)
+            if self._due_s is None and self.state.batch:
                 self._due_s = time.monotonic() + self._interval_s
         task_future.tell(begun)
 
-    def _serve_alone(self, answer: Answer) -> None:
+    def _process_alone(self, answer: WriteFuture) -> None:
         self._flush()
-        super()._serve_alone(answer)
+        super()._process_alone(answer)
 
-    def _do_chores(self, busy: bool) -> None:
+    def _run_background_tasks(self, busy: bool) -> None:
         if self._due_s is not None and time.monotonic() >= self._due_s:
             self._flush()
         if self._failure is None:
-            super()._do_chores(busy)
+            super()._run_background_tasks(busy)
 
     def _finish(self) -> None:
         tries = 0
@@ -167,50 +167,50 @@ class IntervalWriter(Writer):
 
     def _unwritten(self) -> bool:
         with self._changed:
-            return bool(self._writing or self.books.batch or self._backlog)
+            return bool(self._writing or self.state.batch or self._backlog)
 
     def _flush(self) -> bool:
         """Writes what has gathered by now, and not what comes meanwhile; whether that worked."""
         for _ in range(1 if self._writing is None else 2):
-            batch = self._turn()
+            batch = self._take_batch()
             if batch is None:
                 break
             try:
-                self._chores.note(batch)
+                self._chores.note_batch(batch)
                 self._storing.write(batch)
             except Exception as error:
-                self._failed(error)
+                self._on_failure(error)
                 return False
-            task_future.tell(self._written(batch))
+            task_future.tell(self._on_written(batch))
         return True
 
-    def _turn(self) -> Batch | None:
+    def _take_batch(self) -> WriteBatch | None:
         """The batch to be written next."""
         with self._changed:
             self._due_s = None
             if self._writing is None:
-                self._writing = self.books.turn_page() or None
+                self._writing = self.state.take_batch() or None
                 self._writing_bytes, self._gathered_bytes = self._gathered_bytes, 0
             if self._writing is None:
                 self._writing_bytes = 0
-                self.pages += 1
+                self.flush_count += 1
                 self._changed.notify_all()
             return self._writing
 
-    def _written(self, batch: Batch) -> list[Answer]:
+    def _on_written(self, batch: WriteBatch) -> list[WriteFuture]:
         with self._changed:
             self._writing, self._failure, self._writing_bytes = None, None, 0
-            self.pages += 1
-            self.books.leases.keep()
-            if not self.books.batch:
-                self.books.known.shrink()
+            self.flush_count += 1
+            self.state.leases.confirm()
+            if not self.state.batch:
+                self.state.cache.shrink()
             begun = self._admit()
             self._changed.notify_all()
         if batch.ends or batch.altered:
             self._tell(batch)
         return begun
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         if not isinstance(error, PolybusError):
             _log.error("a transaction failed", exc_info=error)
             error = StoreFault(f"the store failed: {error!r}")
@@ -221,4 +221,4 @@ class IntervalWriter(Writer):
             self._backlog.clear()
             self._backlog_bytes = 0
             self._changed.notify_all()
-        fail(refused, error)
+        fail_group(refused, error)

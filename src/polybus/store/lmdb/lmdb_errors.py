@@ -26,7 +26,7 @@ _DAMAGED: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
 _FOREIGN: Final = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.IncompatibleError)
 
 
-def translate(error: lmdb.Error | OSError) -> PolybusError:
+def translate_error(error: lmdb.Error | OSError) -> PolybusError:
     code = error.errno if isinstance(error, OSError) else _code(error)
     if isinstance(error, lmdb.MapFullError) or code in _FULL:
         return StoreFull(f"the store has no room: {error}")
@@ -44,11 +44,11 @@ def translate(error: lmdb.Error | OSError) -> PolybusError:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     try:
         yield
     except (lmdb.Error, OSError) as error:
-        raise translate(error) from error
+        raise translate_error(error) from error
 
 
 def _code(error: lmdb.Error) -> int:

@@ -14,12 +14,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, UsageError
-from polybus.model.commit import Append, Commit, Committed, Record
+from polybus.model.commit import Append, Commit, CommitResult, StoredRecord
 from polybus.model.rows import Rows
-from polybus.model.stamp import Habits, Opened
+from polybus.model.stamp import ProducerEpoch, ProducerOptions
 from polybus.model.topic import All, Bounds, Topic
 from polybus.store import request_checks
-from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Part, Store
+from polybus.store.contract import (
+    LEASE_S,
+    MAX_READ_BYTES,
+    MAX_ROWS,
+    Listener,
+    ShardEnd,
+    ShardRange,
+    Store,
+)
 from polybus.store.lmdb import commit_execution as commits
 from polybus.store.lmdb import (
     producer_stamps,
@@ -28,19 +36,19 @@ from polybus.store.lmdb import (
     stored_values,
     topic_catalog,
 )
-from polybus.store.lmdb.background_tasks import Chores
-from polybus.store.lmdb.commit_listeners import Listeners, Lookout
+from polybus.store.lmdb.background_tasks import BackgroundTasks
+from polybus.store.lmdb.commit_listeners import CommitListeners, CommitPoller
 from polybus.store.lmdb.interval_writer import IntervalWriter
-from polybus.store.lmdb.read_txn import Reader
+from polybus.store.lmdb.read_txn import StoreReader
 from polybus.store.lmdb.reblocker import Reblocker
-from polybus.store.lmdb.recent_entries import Recent
-from polybus.store.lmdb.state_cache import prefixed
-from polybus.store.lmdb.store_copy import Progress, back_up, compact_home, no_progress
-from polybus.store.lmdb.store_files import Home
-from polybus.store.lmdb.write_batch import Batch
-from polybus.store.lmdb.write_txn import Storing
-from polybus.store.lmdb.writer import Writer
-from polybus.store.lmdb.writer_state import Books
+from polybus.store.lmdb.recent_entries import RecentEntries
+from polybus.store.lmdb.state_cache import scan_prefix
+from polybus.store.lmdb.store_copy import Progress, backup_environment, compact_files, no_progress
+from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.write_batch import WriteBatch
+from polybus.store.lmdb.write_txn import TransactionWriter
+from polybus.store.lmdb.writer import StoreWriter
+from polybus.store.lmdb.writer_state import WriterState
 
 _commit: Final = commits.commit
 
@@ -65,12 +73,12 @@ class LmdbStore(Store):
         self.read_only = read_only
         self._pid = os.getpid()
         self._closed = False
-        self._home = Home(self.path, read_only=read_only)
-        self._reader = Reader(self._home)
-        self._listeners = Listeners()
-        self._recent = Recent()
-        self._lookout: Lookout | None = None
-        self._writer: Writer | None = None
+        self._home = StoreFiles(self.path, read_only=read_only)
+        self._reader = StoreReader(self._home)
+        self._listeners = CommitListeners()
+        self._recent = RecentEntries()
+        self._lookout: CommitPoller | None = None
+        self._writer: StoreWriter | None = None
         if not read_only:
             self._writer = self._open_writer(durability, commit_interval_ms, wall_ns, clock_s)
 
@@ -80,17 +88,17 @@ class LmdbStore(Store):
         interval_ms: int,
         wall_ns: Callable[[], int],
         clock_s: Callable[[], float],
-    ) -> Writer:
-        books = Books(self._home.reading, clock_s)
-        self._storing = Storing(self._home)
+    ) -> StoreWriter:
+        books = WriterState(self._home.snapshot, clock_s)
+        self._storing = TransactionWriter(self._home)
         self._reblocker = Reblocker(self._home, self._storing)
         try:
             self._start_leases(books)
             self._reblocker.load()
-            chores = Chores(books, self._home, self._storing, self._reblocker)
-            parts = books, self._storing, chores, wall_ns, self._tell
+            chores = BackgroundTasks(books, self._home, self._storing, self._reblocker)
+            parts = books, self._storing, chores, wall_ns, self._on_written
             writer = (
-                Writer(*parts)
+                StoreWriter(*parts)
                 if durability == "fsync"
                 else IntervalWriter(*parts, interval_s=interval_ms / 1000)
             )
@@ -100,9 +108,9 @@ class LmdbStore(Store):
             raise
         return writer
 
-    def _start_leases(self, books: Books) -> None:
-        with self._home.reading() as transaction:
-            for key, raw in prefixed(transaction, store_keys.STAGES):
+    def _start_leases(self, books: WriterState) -> None:
+        with self._home.snapshot() as transaction:
+            for key, raw in scan_prefix(transaction, store_keys.STAGES):
                 if len(key) == len(store_keys.stage(0)):
                     stage = int.from_bytes(key[1:], "big")
                     books.leases.start(stage, *stored_values.STAGE.unpack(raw))
@@ -111,7 +119,9 @@ class LmdbStore(Store):
 
     def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
         name, shards, settings = request_checks.new_topic(name, shards, settings)
-        topic: Topic = self._do(lambda books: topic_catalog.create(books, name, shards, settings))
+        topic: Topic = self._execute(
+            lambda books: topic_catalog.create(books, name, shards, settings)
+        )
         return topic
 
     def configure(self, name: str, settings: Mapping[str, object], *, add_shards: int = 0) -> Topic:
@@ -119,7 +129,9 @@ class LmdbStore(Store):
             request_checks.topic_settings(settings),
             request_checks.new_shards(add_shards),
         )
-        topic: Topic = self._do(lambda books: topic_catalog.configure(books, name, settings, added))
+        topic: Topic = self._execute(
+            lambda books: topic_catalog.configure(books, name, settings, added)
+        )
         return topic
 
     def topics(self) -> list[Topic]:
@@ -127,11 +139,11 @@ class LmdbStore(Store):
         return self._reader.topics()
 
     def drop(self, name: str) -> None:
-        self._do(lambda books: topic_catalog.drop(books, name))
+        self._execute(lambda books: topic_catalog.drop(books, name))
 
     # --- writing
 
-    def commit(self, commit: Commit) -> Future[Committed]:
+    def commit(self, commit: Commit) -> Future[CommitResult]:
         try:
             request_checks.commit(commit)
             size = 0
@@ -139,9 +151,9 @@ class LmdbStore(Store):
                 size += len(append.block.data)
             return self._writing().submit(_commit, commit, size)
         except PolybusError as error:
-            return _failed(error)
+            return _failed_future(error)
 
-    def commit_all(self, commits: Sequence[Commit]) -> list[Future[Committed]]:
+    def commit_all(self, commits: Sequence[Commit]) -> list[Future[CommitResult]]:
         try:
             sizes = []
             for commit in commits:
@@ -151,49 +163,53 @@ class LmdbStore(Store):
         except PolybusError:  # each is told what is wrong with it
             return super().commit_all(commits)
 
-    def open_producer(self, name: str, habits: Habits) -> Opened:
+    def open_producer(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
         request_checks.producer(name)
-        habits = request_checks.habits(habits)
-        opened: Opened = self._do(lambda books: producer_stamps.open_producer(books, name, habits))
+        habits = request_checks.producer_options(habits)
+        opened: ProducerEpoch = self._execute(
+            lambda books: producer_stamps.open_producer(books, name, habits)
+        )
         return opened
 
-    def look_up_producer(self, name: str) -> Opened | None:
+    def look_up_producer(self, name: str) -> ProducerEpoch | None:
         request_checks.producer(name)
-        opened: Opened | None = self._do(lambda books: producer_stamps.look_up(books, name))
+        opened: ProducerEpoch | None = self._execute(
+            lambda books: producer_stamps.look_up(books, name)
+        )
         return opened
 
     def close_producer(self, name: str, epoch: int) -> None:
         request_checks.producer(name)
-        self._do(lambda books: producer_stamps.close_producer(books, name, epoch))
+        self._execute(lambda books: producer_stamps.close_producer(books, name, epoch))
 
     def open_stage(self, lease_s: float = LEASE_S) -> str:
         request_checks.lease(lease_s)
-        stage: str = self._do(lambda books: staged_blocks.open_stage(books, lease_s))
+        stage: str = self._execute(lambda books: staged_blocks.open_stage(books, lease_s))
         return stage
 
     def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
         try:
             request_checks.appends(appends)
             size = sum([append.block.size_bytes for append in appends])
-            return self._submit(lambda books: staged_blocks.stage(books, stage, appends), size)
+            return self._submit(lambda books: staged_blocks.add_blocks(books, stage, appends), size)
         except PolybusError as error:
-            return _failed(error)
+            return _failed_future(error)
 
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
         request_checks.lease(lease_s)
-        self._do(lambda books: staged_blocks.renew(books, stage, lease_s))
+        self._execute(lambda books: staged_blocks.renew(books, stage, lease_s))
 
     def discard(self, stage: str) -> None:
-        self._do(lambda books: staged_blocks.discard(books, stage))
+        self._execute(lambda books: staged_blocks.discard(books, stage))
 
     def trim(self, topic: int, before: Mapping[int, int]) -> None:
         before = dict(before)
-        self._do(lambda books: topic_catalog.trim(books, topic, before))
+        self._execute(lambda books: topic_catalog.trim(books, topic, before))
 
     # --- reading
 
     def bounds(self, topic: int) -> Bounds:
-        self._settle(lambda batch: batch.concerns(topic))
+        self._settle(lambda batch: batch.changes_topic(topic))
         return self._reader.bounds(topic)
 
     def read(
@@ -207,45 +223,45 @@ class LmdbStore(Store):
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
         asked = request_checks.read(start, end, max_rows, max_bytes)
-        return self._looked(topic, lambda: self._reader.read(topic, shard, *asked))
+        return self._read_settled(topic, lambda: self._reader.read(topic, shard, *asked))
 
     def read_parts(
         self,
         topic: int,
-        parts: Sequence[Part],
+        parts: Sequence[ShardRange],
         *,
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_READ_BYTES,
     ) -> Rows:
         asked = request_checks.parts(parts, max_rows, max_bytes)
-        self._settle(lambda batch: batch.alters(topic))
+        self._settle(lambda batch: batch.alters_topic(topic))
         rows = self._recent.read(topic, *asked)
         if rows.count:
             return rows
-        return self._looked(topic, lambda: self._reader.read_parts(topic, *asked))
+        return self._read_settled(topic, lambda: self._reader.read_parts(topic, *asked))
 
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
         request_checks.time_ns(timestamp_ns)
-        self._settle(lambda batch: batch.concerns(topic))
+        self._settle(lambda batch: batch.changes_topic(topic))
         return self._reader.find(topic, shard, timestamp_ns)
 
-    def get(self, key: bytes) -> Record | None:
+    def get(self, key: bytes) -> StoredRecord | None:
         request_checks.key(key)
-        self._settle(Batch.changes_records)
-        with self._home.reading() as transaction:
+        self._settle(WriteBatch.changes_records)
+        with self._home.snapshot() as transaction:
             raw = transaction.get(store_keys.record(key))
-            return None if raw is None else Record(key, *stored_values.read_record(raw))
+            return None if raw is None else StoredRecord(key, *stored_values.read_record(raw))
 
-    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
+    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[StoredRecord]:
         request_checks.scan(prefix, after, limit)
-        self._settle(Batch.changes_records)
-        found: list[Record] = []
-        with self._home.reading() as transaction, transaction.cursor() as cursor:
+        self._settle(WriteBatch.changes_records)
+        found: list[StoredRecord] = []
+        with self._home.snapshot() as transaction, transaction.cursor() as cursor:
             more = cursor.set_range(store_keys.record(max(prefix, after)))
             while more and len(found) < limit and cursor.key()[: len(prefix) + 1] == b"r" + prefix:
                 key = bytes(cursor.key()[1:])
                 if key != after:
-                    found.append(Record(key, *stored_values.read_record(cursor.value())))
+                    found.append(StoredRecord(key, *stored_values.read_record(cursor.value())))
                 more = cursor.next()
         return found
 
@@ -253,7 +269,7 @@ class LmdbStore(Store):
         self._check()
         unwatch = self._listeners.add(listener)
         if self.read_only and self._lookout is None:
-            self._lookout = Lookout(self._home, self._listeners)
+            self._lookout = CommitPoller(self._home, self._listeners)
         return unwatch
 
     # --- the end
@@ -273,33 +289,33 @@ class LmdbStore(Store):
 
     # --- more than the contract asks for
 
-    def give_way(self, others: Callable[[], int]) -> None:
+    def yield_to(self, others: Callable[[], int]) -> None:
         """`others` counts up while somebody waits for other threads of this process.
 
         Then transactions are small: a large one would keep them waiting.
         """
-        self._writing().give_way(others)
+        self._writing().yield_to(others)
 
     def reblock(self) -> int:
         """Removes all that is to be removed, merges all small blocks that can be merged.
 
         How many steps that took. It is done in the background as well, a step at a time.
         """
-        return int(self._alone(lambda: self._storing.remove_all() + self._reblocker.all()))
+        return int(self._run_alone(lambda: self._storing.remove_all() + self._reblocker.run_all()))
 
     def compact(self, progress: Progress = no_progress) -> tuple[int, int]:
         """Gives the room of what was removed back; nobody can write meanwhile.
 
         Bytes of the file before and after.
         """
-        sizes: tuple[int, int] = self._alone(lambda: compact_home(self._home, progress))
+        sizes: tuple[int, int] = self._run_alone(lambda: compact_files(self._home, progress))
         return sizes
 
     def backup(self, target: Path, progress: Progress = no_progress) -> int:
         """A copy of the store as it is now, in a new folder, while others go on; its bytes."""
         self._settle(bool)
-        with self._home.using() as used:
-            return back_up(used, target, progress)
+        with self._home.hold_environment() as used:
+            return backup_environment(used, target, progress)
 
     # --- what they share
 
@@ -309,51 +325,53 @@ class LmdbStore(Store):
         if self._closed:
             raise StoreClosed("the store was closed")
 
-    def _writing(self) -> Writer:
+    def _writing(self) -> StoreWriter:
         self._check()
         if self._writer is None:
             raise UsageError(f"{self.path} was opened to be read only")
         return self._writer
 
-    def _submit(self, change: Callable[[Books], Any], size: int = 0) -> Future[Any]:
-        return self._writing().submit(_change, change, size)
+    def _submit(self, change: Callable[[WriterState], Any], size: int = 0) -> Future[Any]:
+        return self._writing().submit(_run_change, change, size)
 
-    def _do(self, change: Callable[[Books], Any]) -> Any:
+    def _execute(self, change: Callable[[WriterState], Any]) -> Any:
         return self._submit(change).result()
 
-    def _alone(self, work: Callable[[], Any]) -> Any:
+    def _run_alone(self, work: Callable[[], Any]) -> Any:
         return self._writing().run_alone(lambda _books, _subject, _now_ns: work())
 
-    def _pages(self) -> int:
-        return 0 if self._writer is None else self._writer.pages
+    def _flush_count(self) -> int:
+        return 0 if self._writer is None else self._writer.flush_count
 
-    def _looked(self, topic: int, look: Callable[[], Rows]) -> Rows:
-        self._settle(lambda batch: batch.alters(topic))
-        pages = self._pages()
+    def _read_settled(self, topic: int, look: Callable[[], Rows]) -> Rows:
+        self._settle(lambda batch: batch.alters_topic(topic))
+        pages = self._flush_count()
         rows = look()
         if not rows.count:
-            waited = self._settle(lambda batch: batch.concerns(topic))
-            if waited or self._pages() != pages:  # it may have been written just after the look
+            waited = self._settle(lambda batch: batch.changes_topic(topic))
+            if (
+                waited or self._flush_count() != pages
+            ):  # it may have been written just after the look
                 rows = look()
         return rows
 
-    def _settle(self, concerns: Callable[[Batch], bool]) -> bool:
+    def _settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
         """Whether something had to be waited for."""
         self._check()
         return self._writer is not None and self._writer.settle(concerns)
 
-    def _tell(self, batch: Batch) -> None:
-        self._recent.note(batch)
+    def _on_written(self, batch: WriteBatch) -> None:
+        self._recent.add_batch(batch)
         if self._listeners and batch.ends:
-            self._listeners.tell([News(*target, end) for target, end in batch.ends.items()])
+            self._listeners.notify([ShardEnd(*target, end) for target, end in batch.ends.items()])
 
 
-def _change(books: Books, change: Callable[[Books], Any], _now_ns: int) -> Any:
+def _run_change(books: WriterState, change: Callable[[WriterState], Any], _now_ns: int) -> Any:
     """A task of the writer's that does not ask for the time."""
     return change(books)
 
 
-def _failed(error: PolybusError) -> Future[Any]:
+def _failed_future(error: PolybusError) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_exception(error)
     return future

@@ -39,7 +39,7 @@ _PART = Struct("<Qqq")
 _RUN_BYTES: Final = 24
 
 
-class Part(NamedTuple):
+class StagePart(NamedTuple):
     """All messages that a stage holds for one shard."""
 
     stage: int
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     charged: int
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     kind: int
     topic: int
     shard: int
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
     charged: int
     runs: bytes = b""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[StagePart, ...] = ()
     block_at: int = 0  # where in the value the block begins
     block_bytes: int = 0
 
@@ -68,11 +68,11 @@ class Entry(NamedTuple):
         return value[self.block_at : self.block_at + self.block_bytes]
 
 
-def encode(entry: Entry, block: Buffer | Roomy = b"") -> bytes:
+def encode(entry: LogEntry, block: Buffer | Roomy = b"") -> bytes:
     return b"".join((encode_head(entry, len(block)), block))
 
 
-def encode_head(entry: Entry, block_bytes: int) -> bytes:
+def encode_head(entry: LogEntry, block_bytes: int) -> bytes:
     """All that stands before the block, of which the size will do."""
     tables = entry.runs + b"".join([_PART.pack(*part) for part in entry.parts])
     sizes = block_bytes, len(entry.runs) // _RUN_BYTES, len(entry.parts)
@@ -80,13 +80,13 @@ def encode_head(entry: Entry, block_bytes: int) -> bytes:
     return b"".join((head, _CHECKSUM.pack(xxh64(head + tables)), tables))
 
 
-def decode(value: Buffer) -> Entry:
+def decode(value: Buffer) -> LogEntry:
     """What a value says of itself; `Damaged` if it is not what was written."""
     try:
         head = read_head(value, MAGIC, True)
     except BadEntry as error:
         raise Damaged(str(error)) from None
     if head[7]:
-        parts = tuple([Part._make(part) for part in _PART.iter_unpack(head[7])])
-        return Entry(*head[:7], parts, *head[8:])
-    return Entry._make(head)
+        parts = tuple([StagePart._make(part) for part in _PART.iter_unpack(head[7])])
+        return LogEntry(*head[:7], parts, *head[8:])
+    return LogEntry._make(head)

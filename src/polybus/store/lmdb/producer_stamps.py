@@ -8,48 +8,50 @@ ring, or what the producer's record says if that is higher.
 from __future__ import annotations
 
 from polybus.errors import Fenced, OutOfSequence, Stale, UnknownProducer
-from polybus.model.commit import Committed
-from polybus.model.stamp import Habits, Opened, Stamp
+from polybus.model.commit import CommitResult
+from polybus.model.stamp import ProducerEpoch, ProducerOptions, Stamp
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.state_cache import Producer
-from polybus.store.lmdb.writer_state import Books
+from polybus.store.lmdb.state_cache import ProducerState
+from polybus.store.lmdb.writer_state import WriterState
 
 
-def open_producer(books: Books, name: str, habits: Habits) -> Opened:
-    producer = books.known.producer(name)
+def open_producer(books: WriterState, name: str, habits: ProducerOptions) -> ProducerEpoch:
+    producer = books.cache.producer(name)
     if producer is None:
-        producer = Producer(books.number("producer"), 0, 0, habits.dense, habits.kept_results)
+        producer = ProducerState(
+            books.next_number("producer"), 0, 0, habits.dense, habits.kept_results
+        )
     elif producer.kept != habits.kept_results:
         _resize(books, producer, habits.kept_results)
     producer.epoch += 1
     producer.dense = habits.dense
-    books.known.producers[name] = producer
+    books.cache.producers[name] = producer
     _store(books, name, producer)
-    return Opened(producer.epoch, producer.counter)
+    return ProducerEpoch(producer.epoch, producer.counter)
 
 
-def look_up(books: Books, name: str) -> Opened | None:
-    producer = books.known.producer(name)
-    return Opened(producer.epoch, producer.counter) if producer else None
+def look_up(books: WriterState, name: str) -> ProducerEpoch | None:
+    producer = books.cache.producer(name)
+    return ProducerEpoch(producer.epoch, producer.counter) if producer else None
 
 
-def close_producer(books: Books, name: str, epoch: int) -> None:
+def close_producer(books: WriterState, name: str, epoch: int) -> None:
     producer = _of_epoch(books, name, epoch)
-    books.known.producers[name] = None
+    books.cache.producers[name] = None
     books.batch.delete(store_keys.producer(name.encode()))
     for slot in range(min(producer.slots, producer.kept)):
         books.batch.delete(store_keys.result(producer.number, slot))
 
 
-def owner(books: Books, stamp: Stamp) -> Producer:
+def find_producer(books: WriterState, stamp: Stamp) -> ProducerState:
     """The producer whose stamp it is; `Fenced` if it has another epoch by now."""
-    producer = books.known.producers.get(stamp.producer)
+    producer = books.cache.producers.get(stamp.producer)
     if producer is not None and producer.epoch == stamp.epoch:
         return producer
     return _of_epoch(books, stamp.producer, stamp.epoch)
 
 
-def judge(producer: Producer, stamp: Stamp) -> Committed | None:
+def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
     """The first result, if the stamp was used before; None if it may be used now."""
     if stamp.counter == producer.counter + 1:
         return None
@@ -62,11 +64,13 @@ def judge(producer: Producer, stamp: Stamp) -> Committed | None:
     return None
 
 
-def use(books: Books, producer: Producer, stamp: Stamp, committed: Committed) -> None:
+def record_result(
+    books: WriterState, producer: ProducerState, stamp: Stamp, committed: CommitResult
+) -> None:
     """The stamp is used up, and this is its result; `judge` has allowed it."""
     _, _, counter, digest = stamp
     slot = producer.slots % producer.kept
-    raw = stored_values.result(counter, digest, committed)
+    raw = stored_values.encode_result(counter, digest, committed)
     books.batch.put(store_keys.result(producer.number, slot), raw)
     producer.slots += 1
     if counter > producer.counter:
@@ -74,8 +78,8 @@ def use(books: Books, producer: Producer, stamp: Stamp, committed: Committed) ->
     producer.results[slot] = raw
 
 
-def _of_epoch(books: Books, name: str, epoch: int) -> Producer:
-    producer = books.known.producer(name)
+def _of_epoch(books: WriterState, name: str, epoch: int) -> ProducerState:
+    producer = books.cache.producer(name)
     if producer is None:
         raise UnknownProducer(f"nobody has opened a producer {name!r}")
     if epoch != producer.epoch:
@@ -83,17 +87,17 @@ def _of_epoch(books: Books, name: str, epoch: int) -> Producer:
     return producer
 
 
-def _first_result(producer: Producer, stamp: Stamp) -> Committed:
+def _first_result(producer: ProducerState, stamp: Stamp) -> CommitResult:
     for raw in producer.results.values():
         if stored_values.counter_of(raw) == stamp.counter:
             counter, digest, committed = stored_values.read_result(raw)
             if digest != stamp.digest:
                 raise Stale(f"{stamp.producer!r} used {counter} for another request")
-            return Committed(committed.spans, committed.timestamp_ns, (), committed.note, True)
+            return CommitResult(committed.spans, committed.timestamp_ns, (), committed.note, True)
     raise Stale(f"the result of {stamp.producer!r} {stamp.counter} is not kept any more")
 
 
-def _resize(books: Books, producer: Producer, kept: int) -> None:
+def _resize(books: WriterState, producer: ProducerState, kept: int) -> None:
     """Lays the ring out anew, with as many of the newest results as it will hold."""
     for slot in range(min(producer.slots, producer.kept)):
         books.batch.delete(store_keys.result(producer.number, slot))
@@ -104,7 +108,7 @@ def _resize(books: Books, producer: Producer, kept: int) -> None:
     producer.kept, producer.slots = kept, len(newest)
 
 
-def _store(books: Books, name: str, producer: Producer) -> None:
+def _store(books: WriterState, name: str, producer: ProducerState) -> None:
     raw = stored_values.PRODUCER.pack(
         producer.number, producer.epoch, producer.counter, producer.dense, producer.kept
     )

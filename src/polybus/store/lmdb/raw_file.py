@@ -18,16 +18,16 @@ from polybus.model.block import open_layout
 from polybus.model.topic import Topic
 from polybus.store.lmdb import log_entry as entries
 from polybus.store.lmdb import stored_values
-from polybus.store.lmdb.log_entry import Entry
+from polybus.store.lmdb.log_entry import LogEntry
 from polybus.store.lmdb.store_copy import Progress
 
 STEP_BYTES: Final = 16 << 20
 
 
-class Found(NamedTuple):
+class RawEntry(NamedTuple):
     """An entry whose tables are whole, and where its value begins."""
 
-    entry: Entry
+    entry: LogEntry
     at: int
 
 
@@ -40,10 +40,10 @@ class RawFile:
     def __len__(self) -> int:
         return len(self._map)
 
-    def entries(self, progress: Progress) -> Iterator[Found]:
+    def entries(self, progress: Progress) -> Iterator[RawEntry]:
         for at in self._places(entries.MAGIC, progress):
             try:
-                yield Found(entries.decode(self._view[at:]), at)
+                yield RawEntry(entries.decode(self._view[at:]), at)
             except Damaged:
                 continue
 
@@ -55,7 +55,7 @@ class RawFile:
             except Damaged:
                 continue
 
-    def layout(self, found: Found) -> Layout | None:
+    def layout(self, found: RawEntry) -> Layout | None:
         """The block of an entry; None if it is damaged."""
         try:
             layout = open_layout(found.entry.block(self._view[found.at :]))

@@ -16,22 +16,22 @@ from typing import Protocol
 
 from polybus.errors import Damaged, DoesNotExist, StoreFault, Trimmed
 from polybus.model import run_table
-from polybus.model.block import Layout, Piece, gather
+from polybus.model.block import BlockSlice, Layout, gather
 from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Bounds, ShardBounds, Topic
 from polybus.store import request_checks
-from polybus.store.contract import Part
+from polybus.store.contract import ShardRange
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.entry_cursor import Walk
+from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
-from polybus.store.lmdb.state_cache import MAX_KNOWN, prefixed
-from polybus.store.lmdb.store_files import Home, Reading
+from polybus.store.lmdb.state_cache import MAX_CACHED, scan_prefix
+from polybus.store.lmdb.store_files import ReadSnapshot, StoreFiles
 
 Before = Callable[[int, int], bool]  # of an entry's first id and time
 PlaceOf = Callable[[bytes], int]  # in a run table
 
 
-class Span(Protocol):
+class EntrySpan(Protocol):
     """Of offsets: from the first to the end (exclusive)."""
 
     @property
@@ -40,17 +40,17 @@ class Span(Protocol):
     def end(self) -> int: ...
 
 
-class Place(Protocol):
+class EntryPosition(Protocol):
     """Where an entry stands, and what is in it: a walk, or what was written just now."""
 
     @property
     def shard(self) -> int: ...
     @property
-    def entry(self) -> Span | None: ...
+    def entry(self) -> EntrySpan | None: ...
     def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]: ...
 
 
-class Harvest:
+class RowCollector:
     """Pieces for one read: collected until there are enough, then copied out."""
 
     def __init__(self, max_rows: int, max_bytes: int, *, by_piece: bool = False) -> None:
@@ -59,29 +59,29 @@ class Harvest:
         self._by_piece = by_piece
         self._rows = 0
         self._bytes = 0
-        self._pieces: list[Piece] = []
+        self._pieces: list[BlockSlice] = []
         self._counted_at = 0
 
     @property
-    def enough(self) -> bool:
+    def has_enough(self) -> bool:
         return self._rows >= self._enough_rows or self._bytes >= self._enough_bytes
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self._rows >= self._max_rows or self._bytes >= self._max_bytes
 
-    def share(self, max_rows: int, parts: int) -> None:
+    def begin_part(self, max_rows: int, parts: int) -> None:
         """The next one may have so many rows, and of the bytes that are left an equal share."""
         self._enough_rows = self._rows + max_rows
         self._enough_bytes = self._bytes + (self._max_bytes - self._bytes) // parts
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._pieces
 
-    def reaches(self, below_id: int) -> bool:
+    def has_enough_below(self, below_id: int) -> bool:
         """Whether there is enough before this id; may say no a few pieces too long."""
-        if not self.enough or len(self._pieces) < self._counted_at:
+        if not self.has_enough or len(self._pieces) < self._counted_at:
             return False
         rows = size = 0
         for layout, table, _, _, start, end in self._pieces:
@@ -93,7 +93,7 @@ class Harvest:
         self._counted_at = len(self._pieces) * 3 // 2
         return rows >= self._max_rows or size >= self._max_bytes
 
-    def take(self, walk: Place, start: int, end: int) -> int:
+    def collect(self, walk: EntryPosition, start: int, end: int) -> int:
         """The messages of the walk's entry between two offsets, as far as they are wanted.
 
         How far they were taken.
@@ -106,13 +106,13 @@ class Harvest:
             if self._by_piece:
                 high = min(high, low + self._enough_rows - self._rows)
             if low < high:
-                self._pieces.append(Piece(layout, table, first, walk.shard, low, high))
+                self._pieces.append(BlockSlice(layout, table, first, walk.shard, low, high))
                 self._rows += high - low
                 self._bytes += layout.size_bytes * (high - low) // layout.count
             else:
                 layout.close()
             reached = min(first + layout.count, end)
-            if self.enough or reached == end:
+            if self.has_enough or reached == end:
                 break
         return reached
 
@@ -138,21 +138,21 @@ class Harvest:
             piece.layout.close()
 
 
-class Reader:
-    def __init__(self, home: Home) -> None:
+class StoreReader:
+    def __init__(self, home: StoreFiles) -> None:
         self._home = home
         self._topics: dict[int, tuple[bytes, Topic]] = {}
 
     def topics(self) -> list[Topic]:
-        with self._home.reading() as transaction:
+        with self._home.snapshot() as transaction:
             found = [
                 stored_values.read_topic(raw)[0]
-                for _, raw in prefixed(transaction, store_keys.TOPICS)
+                for _, raw in scan_prefix(transaction, store_keys.TOPICS)
             ]
         return sorted(found, key=lambda topic: topic.name)
 
     def bounds(self, number: int) -> Bounds:
-        with self._look(number) as look:
+        with self._begin(number) as look:
             shards = look.bounds()
             firsts = [
                 look.first_id(shard, at.start)
@@ -164,20 +164,22 @@ class Reader:
     def read(
         self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
     ) -> Rows:
-        with self._look(number) as look:
+        with self._begin(number) as look:
             request_checks.shard_of(look.topic, shard)
             if end <= start:
                 return EMPTY
             try:
-                with closing(Harvest(max_rows, max_bytes)) as harvest:
+                with closing(RowCollector(max_rows, max_bytes)) as harvest:
                     return look.read(harvest, shard, start, end, later=True)
             except Damaged:
                 # Now block by block: what stands before the damage is given.
-                with closing(Harvest(max_rows, max_bytes)) as harvest:
+                with closing(RowCollector(max_rows, max_bytes)) as harvest:
                     return look.read(harvest, shard, start, end, later=False)
 
-    def read_parts(self, number: int, parts: Sequence[Part], max_rows: int, max_bytes: int) -> Rows:
-        with self._look(number) as look:
+    def read_parts(
+        self, number: int, parts: Sequence[ShardRange], max_rows: int, max_bytes: int
+    ) -> Rows:
+        with self._begin(number) as look:
             for part in parts:
                 request_checks.shard_of(look.topic, part.shard)
             try:
@@ -186,46 +188,46 @@ class Reader:
                 return look.read_parts(parts, max_rows, max_bytes, later=False)
 
     def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
-        with self._look(number) as look:
+        with self._begin(number) as look:
             request_checks.shard_of(look.topic, shard)
             if shard == ALL:
                 ids = [look.find_time(shard, timestamp_ns)[1] for shard in look.topic.shards]
                 return min(ids)
             return look.find_time(shard, timestamp_ns)[0]
 
-    def _look(self, number: int) -> Looking:
-        return Looking(self._home.reading(), number, self.topic)
+    def _begin(self, number: int) -> ReadTxnContext:
+        return ReadTxnContext(self._home.snapshot(), number, self.topic)
 
     def topic(self, number: int, raw: bytes) -> Topic:
         """Decoded once, as long as it stays the same."""
         known = self._topics.get(number)
         if known is None or known[0] != raw:
-            if len(self._topics) >= MAX_KNOWN:
+            if len(self._topics) >= MAX_CACHED:
                 self._topics.clear()
             known = self._topics[number] = raw, stored_values.read_topic(raw)[0]
         return known[1]
 
 
-class Looking:
+class ReadTxnContext:
     """A topic within a transaction, for the length of a `with`."""
 
     __slots__ = ("_decode", "_look", "_number", "_reading")
 
     def __init__(
-        self, reading: Reading, number: int, decode: Callable[[int, bytes], Topic]
+        self, reading: ReadSnapshot, number: int, decode: Callable[[int, bytes], Topic]
     ) -> None:
         self._reading = reading
         self._number = number
         self._decode = decode
 
-    def __enter__(self) -> Look:
+    def __enter__(self) -> ReadTxn:
         transaction = self._reading.__enter__()
         try:
             raw = transaction.get(store_keys.topic(self._number))
             state = transaction.get(store_keys.state(self._number))
             if raw is None or state is None:
                 raise DoesNotExist(f"there is no topic number {self._number}")
-            self._look = Look(transaction, self._decode(self._number, bytes(raw)), state)
+            self._look = ReadTxn(transaction, self._decode(self._number, bytes(raw)), state)
         except BaseException as error:
             self._reading.__exit__(type(error), error, error.__traceback__)
             raise
@@ -236,24 +238,24 @@ class Looking:
         self._reading.__exit__(kind, error, trace)
 
 
-class Look:
+class ReadTxn:
     """One topic, within one transaction."""
 
     def __init__(self, transaction: Transaction, topic: Topic, state: memoryview) -> None:
         self._transaction = transaction
-        self._walks: list[Walk] = []
+        self._walks: list[EntryCursor] = []
         self._later = False
         self.topic = topic
         self.next_id, self.time_ns = stored_values.TOPIC_STATE.unpack(state)
 
-    def range(self, shard: int) -> tuple[int, int]:
+    def shard_range(self, shard: int) -> tuple[int, int]:
         raw = self._transaction.get(store_keys.shard_state(self.topic.number, shard))
         start, end, _ = stored_values.SHARD_STATE.unpack(raw) if raw else (0, 0, 0)
         return start, end
 
-    def walk(self, shard: int) -> Walk:
+    def open_cursor(self, shard: int) -> EntryCursor:
         number, name = self.topic.number, self.topic.name
-        walk = Walk(self._transaction, number, shard, name, later=self._later)
+        walk = EntryCursor(self._transaction, number, shard, name, later=self._later)
         self._walks.append(walk)
         return walk
 
@@ -261,7 +263,7 @@ class Look:
         number = self.topic.number
         removed = {
             store_keys.shard_of_state(key)[1]: stored_values.SHARD_UPKEEP.unpack(raw)[0]
-            for key, raw in prefixed(self._transaction, store_keys.upkeep_of_topic(number))
+            for key, raw in scan_prefix(self._transaction, store_keys.upkeep_of_topic(number))
         }
         found = []
         for shard in self.topic.shards:
@@ -272,13 +274,13 @@ class Look:
         return tuple(found)
 
     def first_id(self, shard: int, start: int) -> int:
-        entry = self.walk(shard).seek(start)
+        entry = self.open_cursor(shard).seek(start)
         if entry is None:
             return int(self.next_id)
         return run_table.id_at(entry.runs, max(0, start - entry.first))
 
     def read(
-        self, harvest: Harvest, shard: int | All, start: int, end: int, *, later: bool
+        self, harvest: RowCollector, shard: int | All, start: int, end: int, *, later: bool
     ) -> Rows:
         """`later`: checksums are compared while messages are copied, which reads memory once."""
         self._later = later
@@ -286,50 +288,50 @@ class Look:
             return self.read_all(harvest, start, end)
         return self.read_shard(harvest, shard, start, end)
 
-    def read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> Rows:
+    def read_shard(self, harvest: RowCollector, shard: int, start: int, end: int) -> Rows:
         end = self._checked_end(shard, start, end)
         try:
             self._read_shard(harvest, shard, start, end)
         except StoreFault:
             # What stands before the damage is given; whoever then comes to it hears of it.
-            if harvest.empty:
+            if harvest.is_empty:
                 raise
         return harvest.rows(self.topic.name)
 
     def read_parts(
-        self, parts: Sequence[Part], max_rows: int, max_bytes: int, *, later: bool
+        self, parts: Sequence[ShardRange], max_rows: int, max_bytes: int, *, later: bool
     ) -> Rows:
         """Each part has an equal share of the bytes; what one leaves is for those behind it."""
         self._later = later
-        with closing(Harvest(max_rows, max_bytes, by_piece=True)) as harvest:
+        with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as harvest:
             try:
                 for at, (shard, start, end, most) in enumerate(parts):
-                    if start < end and not harvest.full:
+                    if start < end and not harvest.is_full:
                         end = self._checked_end(shard, start, end)
-                        harvest.share(most, len(parts) - at)
+                        harvest.begin_part(most, len(parts) - at)
                         self._read_shard(harvest, shard, start, end)
             except StoreFault:
-                if harvest.empty:
+                if harvest.is_empty:
                     raise
             return harvest.rows(self.topic.name)
 
     def _checked_end(self, shard: int, start: int, end: int) -> int:
-        first, last = self.range(shard)
+        first, last = self.shard_range(shard)
         if start < first:
             text = f"shard {shard} of {self.topic.name!r} starts at {first}, not at {start}"
             raise Trimmed(text, first)
         return min(end, last)
 
-    def _read_shard(self, harvest: Harvest, shard: int, start: int, end: int) -> None:
-        walk = self.walk(shard)
+    def _read_shard(self, harvest: RowCollector, shard: int, start: int, end: int) -> None:
+        walk = self.open_cursor(shard)
         entry = walk.seek(start) if start < end else None
         while entry is not None and entry.first < end:
-            harvest.take(walk, start, end)
-            if harvest.enough or entry.end >= end:
+            harvest.collect(walk, start, end)
+            if harvest.has_enough or entry.end >= end:
                 break
             entry = walk.next()
 
-    def read_all(self, harvest: Harvest, from_id: int, below_id: int) -> Rows:
+    def read_all(self, harvest: RowCollector, from_id: int, below_id: int) -> Rows:
         if from_id >= self.next_id:
             return EMPTY  # who follows a topic asks this most often, and every shard takes time
         streams = [
@@ -341,12 +343,12 @@ class Look:
         # By their first id, which no two have.
         heapq.heapify(streams)
         fault: StoreFault | None = None
-        while streams and streams[0][0] < below_id and not harvest.reaches(streams[0][0]):
+        while streams and streams[0][0] < below_id and not harvest.has_enough_below(streams[0][0]):
             first_id, offset, walk = heapq.heappop(streams)
             entry = walk.entry
             assert entry is not None
             try:
-                offset = harvest.take(walk, offset, entry.end)
+                offset = harvest.collect(walk, offset, entry.end)
                 first_id = run_table.id_at(entry.runs, offset - 1 - entry.first) + 1
                 if offset == entry.end:
                     entry = walk.next()
@@ -383,8 +385,8 @@ class Look:
         )
 
     def _find(self, shard: int, before: Before, place_of: PlaceOf) -> tuple[int, int]:
-        start, end = self.range(shard)
-        walk = self.walk(shard)
+        start, end = self.shard_range(shard)
+        walk = self.open_cursor(shard)
         entry = walk.seek_last(start, end, before) if start < end else None
         while entry is not None:
             place = max(place_of(entry.runs), start - entry.first)

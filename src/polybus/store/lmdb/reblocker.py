@@ -17,13 +17,13 @@ from polybus.kernel.blocks import Layout
 from polybus.model import run_table
 from polybus.model.block import concat_layouts
 from polybus.store.lmdb import log_entry, store_keys, stored_values
-from polybus.store.lmdb.entry_cursor import Walk
+from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
-from polybus.store.lmdb.log_entry import Entry
-from polybus.store.lmdb.state_cache import prefixed
-from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.log_entry import LogEntry
+from polybus.store.lmdb.state_cache import scan_prefix
+from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_batch import SMALL_BYTES
-from polybus.store.lmdb.write_txn import Storing
+from polybus.store.lmdb.write_txn import TransactionWriter
 
 TARGET_BYTES: Final = 256 << 10
 MAX_BYTES: Final = 1 << 20
@@ -34,7 +34,7 @@ Target = tuple[int, int]
 
 
 class Reblocker:
-    def __init__(self, home: Home, storing: Storing) -> None:
+    def __init__(self, home: StoreFiles, storing: TransactionWriter) -> None:
         self._home = home
         self._storing = storing
         self._small: dict[Target, int] = {}  # bytes in small entries not yet looked at
@@ -42,21 +42,21 @@ class Reblocker:
 
     def load(self) -> None:
         """After opening: which shards have something behind what is done."""
-        with self._home.reading() as transaction:
-            for key, raw in prefixed(transaction, store_keys.STATE):
+        with self._home.snapshot() as transaction:
+            for key, raw in scan_prefix(transaction, store_keys.STATE):
                 if len(key) > len(store_keys.state(0)):
                     target = store_keys.shard_of_state(key)
                     if _done(transaction, target) < stored_values.SHARD_STATE.unpack(raw)[1]:
                         self._due[target] = None
 
-    def note(self, small: dict[Target, int]) -> None:
+    def add_small_bytes(self, small: dict[Target, int]) -> None:
         for target, size in small.items():
             size += self._small.get(target, 0)
             self._small[target] = size
             if size >= TARGET_BYTES:
                 self._due[target] = None
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         return bool(self._due)
 
     def step(self, *, whole: bool = False) -> None:
@@ -64,18 +64,18 @@ class Reblocker:
         target = next(iter(self._due))
         try:
             with self._storing.transaction() as transaction:
-                done = _Step(transaction, target, whole).run()
+                done = _ReblockStep(transaction, target, whole).run()
         except Damaged:
             # Readers will hear of it; nothing is built on what is damaged.
             with self._storing.transaction() as transaction:
-                done = _Step(transaction, target, whole).pass_over()
+                done = _ReblockStep(transaction, target, whole).skip_shard()
         del self._due[target]
         if done:
             self._small.pop(target, None)
         else:
             self._due[target] = None
 
-    def all(self) -> int:
+    def run_all(self) -> int:
         """Everything that can be merged now is; how many steps it took."""
         self.load()
         steps = 0
@@ -85,14 +85,14 @@ class Reblocker:
         return steps
 
 
-class _Step:
+class _ReblockStep:
     """Merges the first entries of a shard that are worth it, within a transaction."""
 
     def __init__(self, transaction: Transaction, target: Target, whole: bool) -> None:
         self._transaction = transaction
         self._target = target
         self._whole = whole
-        self._group: list[Entry] = []
+        self._group: list[LogEntry] = []
         self._size = 0
 
     def run(self) -> bool:
@@ -100,21 +100,23 @@ class _Step:
         if self._transaction.get(store_keys.shard_state(*self._target)) is None:
             return True  # dropped meanwhile
         done = _done(self._transaction, self._target)
-        with closing(Walk(self._transaction, *self._target, f"number {self._target[0]}")) as walk:
+        with closing(
+            EntryCursor(self._transaction, *self._target, f"number {self._target[0]}")
+        ) as walk:
             more = self._collect(walk, self._first(walk, done))
             if len(self._group) > 1 and (more or self._whole or self._size >= SMALL_BYTES):
                 self._merge(walk)
             elif not more and not self._whole:
                 return True
-            self._keep(self._group[-1].end if self._group else done)
+            self._store_upkeep(self._group[-1].end if self._group else done)
         return not more
 
-    def pass_over(self) -> bool:
+    def skip_shard(self) -> bool:
         """Leaves the shard as it is, up to where it ends now."""
-        self._keep(_range(self._transaction, self._target)[1])
+        self._store_upkeep(_range(self._transaction, self._target)[1])
         return True
 
-    def _first(self, walk: Walk, done: int) -> Entry | None:
+    def _first(self, walk: EntryCursor, done: int) -> LogEntry | None:
         """The first entry to be looked at; not one that is trimmed, be it in part."""
         start, _ = _range(self._transaction, self._target)
         entry = walk.seek(max(done, start))
@@ -122,10 +124,10 @@ class _Step:
             entry = walk.next()
         return entry
 
-    def _collect(self, walk: Walk, entry: Entry | None) -> bool:
+    def _collect(self, walk: EntryCursor, entry: LogEntry | None) -> bool:
         """Fills the group; whether there are entries behind it."""
         looked = 0
-        while entry is not None and self._takes(entry):
+        while entry is not None and self._can_merge(entry):
             self._group.append(entry)
             self._size += entry.charged
             looked += 1
@@ -137,12 +139,12 @@ class _Step:
             return walk.next() is not None
         return entry is not None
 
-    def _takes(self, entry: Entry) -> bool:
+    def _can_merge(self, entry: LogEntry) -> bool:
         small = entry.charged < SMALL_BYTES or bool(self._group and self._size < SMALL_BYTES)
         fits = self._size + entry.charged <= MAX_BYTES
         return small and fits and len(entry.parts) <= MAX_STAGED
 
-    def _merge(self, walk: Walk) -> None:
+    def _merge(self, walk: EntryCursor) -> None:
         layouts: list[Layout] = []
         first = self._group[0]
         try:
@@ -153,8 +155,8 @@ class _Step:
         finally:
             for layout in layouts:
                 layout.close()
-        table = run_table.join(*[entry.runs for entry in self._group])
-        merged = Entry(
+        table = run_table.join_tables(*[entry.runs for entry in self._group])
+        merged = LogEntry(
             log_entry.BLOCK, *self._target, first.first, block.count, block.size_bytes, table
         )
         for entry in self._group:
@@ -167,14 +169,14 @@ class _Step:
 
     _freed = 0
 
-    def _free_parts(self, entry: Entry) -> None:
+    def _free_parts(self, entry: LogEntry) -> None:
         for part in entry.parts:
             prefix = store_keys.staged_of_shard(part.stage, *self._target)
             with self._transaction.cursor() as cursor:
                 while cursor.set_range(prefix) and cursor.key()[: len(prefix)] == prefix:
                     cursor.delete()
 
-    def _keep(self, done: int) -> None:
+    def _store_upkeep(self, done: int) -> None:
         key = store_keys.upkeep(*self._target)
         raw = self._transaction.get(key)
         removed = stored_values.SHARD_UPKEEP.unpack(raw)[0] if raw else 0

@@ -19,18 +19,18 @@ from polybus.kernel.blocks import Layout
 from polybus.model.block import open_layout
 from polybus.model.rows import EMPTY, Rows
 from polybus.store.lmdb import log_entry
-from polybus.store.lmdb.read_txn import Harvest
+from polybus.store.lmdb.read_txn import RowCollector
 
 if TYPE_CHECKING:
-    from polybus.store.contract import Part
-    from polybus.store.lmdb.write_batch import Batch, Target
+    from polybus.store.contract import ShardRange
+    from polybus.store.lmdb.write_batch import Target, WriteBatch
 
 MAX_ENTRIES: Final = 8  # of a shard: who is further behind than some commits reads more at once
 MAX_ENTRY_BYTES: Final = 16 << 10
 MAX_BYTES: Final = 16 << 20  # of all shards; then it begins anew
 
 
-class Written(NamedTuple):
+class RecentEntry(NamedTuple):
     """An entry of the log, with its place: a place in a shard that can be harvested."""
 
     shard: int
@@ -39,7 +39,7 @@ class Written(NamedTuple):
     value: bytes
 
     @property
-    def entry(self) -> Written:
+    def entry(self) -> RecentEntry:
         return self
 
     def blocks(self, start: int) -> Iterator[tuple[Layout, bytes, int]]:
@@ -49,12 +49,12 @@ class Written(NamedTuple):
         yield open_layout(block, checksum=False), entry.runs, self.first
 
 
-class Recent:
+class RecentEntries:
     def __init__(self) -> None:
-        self._shards: dict[Target, tuple[Written, ...]] = {}
+        self._shards: dict[Target, tuple[RecentEntry, ...]] = {}
         self._bytes = 0
 
-    def note(self, batch: Batch) -> None:
+    def add_batch(self, batch: WriteBatch) -> None:
         """It is written, and nobody has been told yet."""
         for topic in batch.altered:
             self._forget(topic)
@@ -70,10 +70,10 @@ class Recent:
             before = self._shards.get(target, ())
             if before and before[-1].end != first:
                 before = ()
-            one = Written(target[1], first, first + count, value)
+            one = RecentEntry(target[1], first, first + count, value)
             self._shards[target] = (*before[1 - MAX_ENTRIES :], one)
 
-    def read(self, topic: int, parts: Sequence[Part], max_rows: int, max_bytes: int) -> Rows:
+    def read(self, topic: int, parts: Sequence[ShardRange], max_rows: int, max_bytes: int) -> Rows:
         """As the store reads parts; nothing if one of them begins outside of what is kept."""
         found = []
         for part in parts:
@@ -81,10 +81,10 @@ class Recent:
             if kept is None or not kept[0].first <= part.start < kept[-1].end:
                 return EMPTY
             found.append((part, kept))
-        with closing(Harvest(max_rows, max_bytes, by_piece=True)) as harvest:
+        with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as harvest:
             for at, (part, kept) in enumerate(found):
-                if not harvest.full:
-                    harvest.share(part.max_rows, len(parts) - at)
+                if not harvest.is_full:
+                    harvest.begin_part(part.max_rows, len(parts) - at)
                     _take(harvest, part, kept)
             return harvest.rows("")
 
@@ -93,9 +93,9 @@ class Recent:
             del self._shards[target]
 
 
-def _take(harvest: Harvest, part: Part, kept: Sequence[Written]) -> None:
+def _take(harvest: RowCollector, part: ShardRange, kept: Sequence[RecentEntry]) -> None:
     for one in kept:
         if one.end > part.start and one.first < part.end:
-            harvest.take(one, part.start, part.end)
-            if harvest.enough:
+            harvest.collect(one, part.start, part.end)
+            if harvest.has_enough:
                 return

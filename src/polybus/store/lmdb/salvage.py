@@ -26,14 +26,14 @@ from polybus.model import run_table
 from polybus.model.block import cut_layout
 from polybus.model.topic import Topic
 from polybus.store.lmdb import folder_ownership, log_entry, store_folder, store_keys, stored_values
-from polybus.store.lmdb.log_entry import Entry
-from polybus.store.lmdb.raw_file import Found, RawFile
-from polybus.store.lmdb.salvage_choice import Piece, choose
+from polybus.store.lmdb.log_entry import LogEntry
+from polybus.store.lmdb.raw_file import RawEntry, RawFile
+from polybus.store.lmdb.salvage_choice import SalvagePiece, choose_pieces
 from polybus.store.lmdb.store_copy import Progress, no_progress
-from polybus.store.lmdb.store_files import Home
-from polybus.store.lmdb.stored_values import Counters, Name
-from polybus.store.lmdb.write_batch import Batch
-from polybus.store.lmdb.write_txn import Storing
+from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.stored_values import NameRecord, StoreCounters
+from polybus.store.lmdb.write_batch import WriteBatch
+from polybus.store.lmdb.write_txn import TransactionWriter
 
 GROUP_BYTES: Final = 32 << 20
 MAX_LISTED: Final = 1000
@@ -41,7 +41,7 @@ MAX_LISTED: Final = 1000
 Target = tuple[int, int]
 
 
-class Salvaged(NamedTuple):
+class SalvageReport(NamedTuple):
     """What was saved, and what is known to be lost: one line each, at most `MAX_LISTED`."""
 
     topics: int
@@ -51,7 +51,7 @@ class Salvaged(NamedTuple):
     lost: tuple[str, ...]
 
 
-def salvage(source: Path, target: Path, progress: Progress = no_progress) -> Salvaged:
+def salvage(source: Path, target: Path, progress: Progress = no_progress) -> SalvageReport:
     """`DataFolderInUse` while somebody owns the source; `UsageError` if the target is not empty."""
     owner = folder_ownership.owner(source) if source.is_dir() else None
     if owner is not None:
@@ -61,7 +61,7 @@ def salvage(source: Path, target: Path, progress: Progress = no_progress) -> Sal
     existed = target.is_dir()
     try:
         with closing(RawFile(_data(source))) as raw:
-            return _Salvage(raw, target, progress).run()
+            return _Salvager(raw, target, progress).run()
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         if existed:
@@ -72,7 +72,7 @@ def salvage(source: Path, target: Path, progress: Progress = no_progress) -> Sal
 def _data(source: Path) -> Path:
     """The data file: what CURRENT names or, if that is gone as well, the newest."""
     try:
-        path = store_folder.generation(source) / store_folder.DATA
+        path = store_folder.current_generation(source) / store_folder.DATA
     except PolybusError:
         path = max(source.glob(f"[0-9]*/{store_folder.DATA}"), default=source / store_folder.DATA)
     if not path.is_file() or not path.stat().st_size:
@@ -81,22 +81,22 @@ def _data(source: Path) -> Path:
 
 
 @dataclass
-class _Salvage:
+class _Salvager:
     raw: RawFile
     target: Path
     progress: Progress
-    pieces: dict[Target, list[Piece]] = field(default_factory=dict)
+    pieces: dict[Target, list[SalvagePiece]] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     blocks: int = 0
     messages: int = 0
     size: int = 0
 
-    def run(self) -> Salvaged:
+    def run(self) -> SalvageReport:
         self._search()
         topics = self._topics()
-        home = Home(self.target, read_only=False)
+        home = StoreFiles(self.target, read_only=False)
         try:
-            self._storing = Storing(home)
+            self._storing = TransactionWriter(home)
             for topic in topics:
                 self._store(topic)
             self._finish(topics)
@@ -104,13 +104,13 @@ class _Salvage:
             home.close()
         self.progress(len(self.raw), len(self.raw))
         lost = tuple(self.lost[:MAX_LISTED])
-        return Salvaged(len(topics), self.blocks, self.messages, self.size, lost)
+        return SalvageReport(len(topics), self.blocks, self.messages, self.size, lost)
 
     # --- what is there
 
     def _search(self) -> None:
-        staged: dict[tuple[int, int, int], dict[int, Found]] = {}
-        extents: list[Entry] = []
+        staged: dict[tuple[int, int, int], dict[int, RawEntry]] = {}
+        extents: list[LogEntry] = []
         for found in self.raw.entries(self.progress):
             entry = found.entry
             if entry.kind == log_entry.EXTENT:
@@ -121,11 +121,13 @@ class _Salvage:
                 stage = entry.parts[0].stage
                 staged.setdefault((stage, entry.topic, entry.shard), {})[entry.first] = found
             else:
-                self._add(entry, Piece(entry.first, entry.end, entry.runs, found))
+                self._add(entry, SalvagePiece(entry.first, entry.end, entry.runs, found))
         for extent in extents:
             self._extent(extent, staged)
 
-    def _extent(self, extent: Entry, staged: dict[tuple[int, int, int], dict[int, Found]]) -> None:
+    def _extent(
+        self, extent: LogEntry, staged: dict[tuple[int, int, int], dict[int, RawEntry]]
+    ) -> None:
         place = 0
         for part in extent.parts:
             held = staged.get((part.stage, extent.topic, extent.shard), {})
@@ -135,16 +137,16 @@ class _Salvage:
                 if end <= extent.count:
                     table = run_table.cut_runs(extent.runs, start, end)
                     at = extent.first
-                    self._add(extent, Piece(at + start, at + end, table, found))
+                    self._add(extent, SalvagePiece(at + start, at + end, table, found))
             place += part.count
 
-    def _whole(self, found: Found) -> bool:
+    def _whole(self, found: RawEntry) -> bool:
         layout = self.raw.layout(found)
         if layout is not None:
             layout.close()
         return layout is not None
 
-    def _add(self, entry: Entry, piece: Piece) -> None:
+    def _add(self, entry: LogEntry, piece: SalvagePiece) -> None:
         self.pieces.setdefault((entry.topic, entry.shard), []).append(piece)
 
     def _topics(self) -> list[Topic]:
@@ -160,39 +162,39 @@ class _Salvage:
     # --- into the new store
 
     def _store(self, topic: Topic) -> None:
-        batch = Batch()
+        batch = WriteBatch()
         next_id, time_ns = 1, 0
         for shard in topic.shards:
             start, end, size = None, 0, 0
             for piece in self._chosen(topic, shard):
                 start = piece.first if start is None else start
-                last = run_table.entries(piece.runs)[-1]
+                last = run_table.read_runs(piece.runs)[-1]
                 next_id = max(next_id, last.first_id + last.count)
                 time_ns = max(time_ns, last.timestamp_ns)
                 size += self._put(batch, topic.number, shard, piece)
                 end = piece.end
                 if batch.size >= GROUP_BYTES:
                     self._storing.write(batch)
-                    batch = Batch()
+                    batch = WriteBatch()
             raw = stored_values.SHARD_STATE.pack(end if start is None else start, end, size)
             batch.put(store_keys.shard_state(topic.number, shard), raw)
         batch.put(store_keys.state(topic.number), stored_values.TOPIC_STATE.pack(next_id, time_ns))
-        batch.put(store_keys.topic(topic.number), stored_values.topic(topic, topic.number))
-        name = Name(topic.number, True, next_id, ())
-        batch.put(store_keys.name(topic.name.encode()), stored_values.name(name))
+        batch.put(store_keys.topic(topic.number), stored_values.encode_topic(topic, topic.number))
+        name = NameRecord(topic.number, True, next_id, ())
+        batch.put(store_keys.name(topic.name.encode()), stored_values.encode_name(name))
         self._storing.write(batch)
 
     def _finish(self, topics: list[Topic]) -> None:
         numbers = [topic.number for topic in topics]
         highest = max(numbers, default=0) + 1
-        batch = Batch()
-        batch.put(store_keys.COUNTERS, Counters(topic=highest, version=highest).encode())
+        batch = WriteBatch()
+        batch.put(store_keys.COUNTERS, StoreCounters(topic=highest, version=highest).encode())
         self._storing.write(batch)
 
-    def _chosen(self, topic: Topic, shard: int) -> Iterator[Piece]:
+    def _chosen(self, topic: Topic, shard: int) -> Iterator[SalvagePiece]:
         """For each offset the piece that is right; gaps are noted as lost."""
         at: int | None = None
-        for piece in choose(self.pieces.get((topic.number, shard), [])):
+        for piece in choose_pieces(self.pieces.get((topic.number, shard), [])):
             if at is not None and piece.first > at:
                 self.lost.append(
                     f"topic {topic.name!r}, shard {shard}: offsets {at} to {piece.first - 1}"
@@ -200,7 +202,7 @@ class _Salvage:
             at = piece.end
             yield piece
 
-    def _put(self, batch: Batch, topic: int, shard: int, piece: Piece) -> int:
+    def _put(self, batch: WriteBatch, topic: int, shard: int, piece: SalvagePiece) -> int:
         """A piece as an entry of the log; its bytes."""
         layout = self.raw.layout(piece.found)
         assert layout is not None
@@ -208,7 +210,7 @@ class _Salvage:
         with layout:
             block = cut_layout(layout, piece.place, piece.place + count)
         size = block.size_bytes
-        entry = Entry(log_entry.BLOCK, topic, shard, piece.first, count, size, piece.runs)
+        entry = LogEntry(log_entry.BLOCK, topic, shard, piece.first, count, size, piece.runs)
         batch.put(store_keys.log(topic, shard, piece.first), log_entry.encode(entry, block.data))
         batch.size += size
         self.blocks += 1

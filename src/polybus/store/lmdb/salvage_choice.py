@@ -11,33 +11,33 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from polybus.model import run_table as runs
-from polybus.store.lmdb.raw_file import Found
+from polybus.store.lmdb.raw_file import RawEntry
 
 
-class Piece(NamedTuple):
+class SalvagePiece(NamedTuple):
     """Messages of a shard, offsets `first` to `end`: those from `place` on in a block."""
 
     first: int
     end: int
     runs: bytes  # of these messages
-    found: Found
+    found: RawEntry
     place: int = 0
 
     def time_at(self, offset: int) -> int:
         return runs.time_at(self.runs, offset - self.first)
 
-    def cut(self, start: int, end: int) -> Piece:
+    def cut(self, start: int, end: int) -> SalvagePiece:
         if (start, end) == (self.first, self.end):
             return self
         by = start - self.first
         table = runs.cut_runs(self.runs, by, end - self.first)
-        return Piece(start, end, table, self.found, self.place + by)
+        return SalvagePiece(start, end, table, self.found, self.place + by)
 
 
-def choose(pieces: list[Piece]) -> Iterator[Piece]:
+def choose_pieces(pieces: list[SalvagePiece]) -> Iterator[SalvagePiece]:
     """Pieces in order that do not overlap: for each offset the right one."""
     pieces = sorted(pieces, key=lambda piece: piece.first)
-    covering: list[Piece] = []
+    covering: list[SalvagePiece] = []
     at = following = 0
     while covering or following < len(pieces):
         at = at if covering else max(at, pieces[following].first)
@@ -47,12 +47,12 @@ def choose(pieces: list[Piece]) -> Iterator[Piece]:
         covering = [piece for piece in covering if piece.end > at]
         if covering:
             best = max(covering, key=lambda piece: (piece.time_at(at), piece.end))
-            end = _good_until(best, pieces, following)
+            end = _valid_until(best, pieces, following)
             yield best.cut(at, end)
             at = end
 
 
-def _good_until(best: Piece, pieces: list[Piece], following: int) -> int:
+def _valid_until(best: SalvagePiece, pieces: list[SalvagePiece], following: int) -> int:
     """Up to where no later piece knows better."""
     while following < len(pieces) and pieces[following].first < best.end:
         piece = pieces[following]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 
-class Leases:
+class StageLeases:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends: dict[int, float] = {}
@@ -25,21 +25,21 @@ class Leases:
         if end is not None:
             self._ended[stage] = end
 
-    def leave(self) -> None:
+    def mark_in_flight(self) -> None:
         """What was gathered is on its way to the disk."""
         self._leaving |= self._ended
         self._ended = {}
 
-    def keep(self) -> None:
+    def confirm(self) -> None:
         """What was on its way is on disk."""
         self._leaving = {}
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         """What ended leases was not written: they go on as before."""
         self._ends = self._leaving | self._ended | self._ends
         self._leaving, self._ended = {}, {}
 
-    def holds(self, stage: int) -> bool:
+    def is_active(self, stage: int) -> bool:
         end = self._ends.get(stage)
         return end is not None and self._clock() < end
 
@@ -47,7 +47,7 @@ class Leases:
         now = self._clock()
         return [stage for stage, end in list(self._ends.items()) if end <= now]
 
-    def wait_s(self) -> float | None:
+    def next_expiry_s(self) -> float | None:
         """Until the next one runs out; None if there is none."""
         ends = list(self._ends.values())
         return max(0.0, min(ends) - self._clock()) if ends else None

@@ -14,74 +14,74 @@ from polybus.errors import StageGone
 from polybus.model.commit import Append
 from polybus.store import request_checks
 from polybus.store.lmdb import log_entry, store_keys, stored_values
-from polybus.store.lmdb.log_entry import Entry, Part
-from polybus.store.lmdb.state_cache import Stage
-from polybus.store.lmdb.writer_state import Books
+from polybus.store.lmdb.log_entry import LogEntry, StagePart
+from polybus.store.lmdb.state_cache import StageState
+from polybus.store.lmdb.writer_state import WriterState
 
 
-def open_stage(books: Books, lease_s: float) -> str:
-    number = books.number("stage") << 32 | secrets.randbits(32)
-    books.known.stages[number] = Stage(lease_s)
+def open_stage(books: WriterState, lease_s: float) -> str:
+    number = books.next_number("stage") << 32 | secrets.randbits(32)
+    books.cache.stages[number] = StageState(lease_s)
     books.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
     books.leases.start(number, lease_s)
     return f"{number:016x}"
 
 
-def stage(books: Books, name: str, appends: Sequence[Append]) -> None:
-    number = number_of(name)
-    stage = find(books, number, name)
+def add_blocks(books: WriterState, name: str, appends: Sequence[Append]) -> None:
+    number = stage_number(name)
+    stage = find_stage(books, number, name)
     for append in appends:
-        request_checks.open_shard(books.known.topic(append.topic).topic, append.shard)
+        request_checks.open_shard(books.cache.topic(append.topic).topic, append.shard)
     for append in appends:
         _add(books, number, stage, append)
 
 
-def renew(books: Books, name: str, lease_s: float) -> None:
-    number = number_of(name)
-    stage = find(books, number, name)
+def renew(books: WriterState, name: str, lease_s: float) -> None:
+    number = stage_number(name)
+    stage = find_stage(books, number, name)
     if stage.lease_s != lease_s:
         stage.lease_s = lease_s
         books.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
     books.leases.start(number, lease_s)
 
 
-def discard(books: Books, name: str) -> None:
+def discard(books: WriterState, name: str) -> None:
     try:
-        number = number_of(name)
+        number = stage_number(name)
     except StageGone:
         return
     collect(books, number)
 
 
-def collect(books: Books, number: int) -> None:
+def collect(books: WriterState, number: int) -> None:
     """Removes a stage, whether its lease holds or not; its blocks go later."""
-    stage = books.known.stage(number)
+    stage = books.cache.stage(number)
     books.leases.end(number)
     if stage is not None:
         _forget(books, number, stage)
         books.batch.put(store_keys.unstaged(number), b"")
-        books.batch.cleaning = True
+        books.batch.has_removals = True
 
 
-def find(books: Books, number: int, name: str) -> Stage:
-    stage = books.known.stage(number) if books.leases.holds(number) else None
+def find_stage(books: WriterState, number: int, name: str) -> StageState:
+    stage = books.cache.stage(number) if books.leases.is_active(number) else None
     if stage is None:
         raise StageGone(f"stage {name} was published, discarded or collected")
     return stage
 
 
-def publish(books: Books, number: int, stage: Stage) -> None:
+def publish(books: WriterState, number: int, stage: StageState) -> None:
     """The stage's blocks belong to extents now."""
     books.leases.end(number)
     _forget(books, number, stage)
 
 
-def parts(number: int, stage: Stage) -> dict[tuple[int, int], Part]:
+def parts(number: int, stage: StageState) -> dict[tuple[int, int], StagePart]:
     """What a stage holds, by topic and shard."""
-    return {target: Part(number, *held) for target, held in stage.holds.items()}
+    return {target: StagePart(number, *held) for target, held in stage.holds.items()}
 
 
-def number_of(name: str) -> int:
+def stage_number(name: str) -> int:
     try:
         number = int(name, 16)
     except (ValueError, TypeError):
@@ -91,11 +91,11 @@ def number_of(name: str) -> int:
     return number
 
 
-def _add(books: Books, number: int, stage: Stage, append: Append) -> None:
+def _add(books: WriterState, number: int, stage: StageState, append: Append) -> None:
     topic, shard, block = append
     count, charged = stage.holds.get((topic, shard), (0, 0))
-    part = Part(number, block.count, block.size_bytes)
-    entry = Entry(
+    part = StagePart(number, block.count, block.size_bytes)
+    entry = LogEntry(
         log_entry.STAGED, topic, shard, count, block.count, block.size_bytes, b"", (part,)
     )
     value = log_entry.encode(entry, block.data)
@@ -107,8 +107,8 @@ def _add(books: Books, number: int, stage: Stage, append: Append) -> None:
     books.batch.put(store_keys.stage_shard(number, topic, shard), raw)
 
 
-def _forget(books: Books, number: int, stage: Stage) -> None:
-    books.known.stages[number] = None
+def _forget(books: WriterState, number: int, stage: StageState) -> None:
+    books.cache.stages[number] = None
     books.batch.delete(store_keys.stage(number))
     for topic, shard in stage.holds:
         books.batch.delete(store_keys.stage_shard(number, topic, shard))

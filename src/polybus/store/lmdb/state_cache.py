@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Final
 
 from polybus.errors import DoesNotExist
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.stored_values import Counters
+from polybus.store.lmdb.stored_values import StoreCounters
 
 if TYPE_CHECKING:
     from polybus.model.topic import Topic
     from polybus.store.lmdb.environment import Transaction
 
-MAX_KNOWN: Final = 20_000  # producers, records, topics: some ten megabytes
+MAX_CACHED: Final = 20_000  # producers, records, topics: some ten megabytes
 
 
 @dataclass(slots=True)
-class Shard:
+class ShardState:
     start: int
     end: int
     added: int  # bytes it ever got
@@ -37,11 +37,11 @@ class TopicState:
     next_id: int
     time_ns: int
     open: range
-    shards: dict[int, Shard] = field(default_factory=dict)
+    shards: dict[int, ShardState] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Producer:
+class ProducerState:
     number: int
     epoch: int
     counter: int
@@ -52,12 +52,12 @@ class Producer:
 
 
 @dataclass(slots=True)
-class Stage:
+class StageState:
     lease_s: float
     holds: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
 
-def prefixed(transaction: Transaction, prefix: bytes) -> Iterator[tuple[memoryview, memoryview]]:
+def scan_prefix(transaction: Transaction, prefix: bytes) -> Iterator[tuple[memoryview, memoryview]]:
     """Keys and values whose keys begin so, in order; views, valid until the next one."""
     with transaction.cursor() as cursor:
         found = cursor.set_range(prefix)
@@ -66,42 +66,42 @@ def prefixed(transaction: Transaction, prefix: bytes) -> Iterator[tuple[memoryvi
             found = cursor.next()
 
 
-Reading = Callable[[], AbstractContextManager["Transaction"]]
+OpenSnapshot = Callable[[], AbstractContextManager["Transaction"]]
 
 
-class Known:
-    def __init__(self, reading: Reading) -> None:
+class StateCache:
+    def __init__(self, reading: OpenSnapshot) -> None:
         self._reading = reading
-        self._counters: Counters | None = None
+        self._counters: StoreCounters | None = None
         self.topics: dict[int, TopicState | None] = {}  # None: dropped, be it not written yet
-        self.producers: dict[str, Producer | None] = {}
+        self.producers: dict[str, ProducerState | None] = {}
         self.versions: dict[bytes, int] = {}
-        self.stages: dict[int, Stage | None] = {}
-        self.names: dict[bytes, stored_values.Name | None] = {}
+        self.stages: dict[int, StageState | None] = {}
+        self.names: dict[bytes, stored_values.NameRecord | None] = {}
 
     def tables(self) -> Iterable[dict[bytes, object] | dict[int, object] | dict[str, object]]:
         return self.topics, self.producers, self.versions, self.stages, self.names  # type: ignore[return-value]
 
     @property
     def is_large(self) -> bool:
-        return any(len(table) > MAX_KNOWN for table in self.tables())
+        return any(len(table) > MAX_CACHED for table in self.tables())
 
     def shrink(self) -> None:
         """Only while nothing is on its way to the disk."""
         for table in self.tables():
-            if len(table) > MAX_KNOWN:
+            if len(table) > MAX_CACHED:
                 table.clear()
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> StoreCounters:
         if self._counters is None:
-            raw = self._look(store_keys.COUNTERS)
-            self._counters = Counters.decode(raw) if raw else Counters()
+            raw = self._get(store_keys.COUNTERS)
+            self._counters = StoreCounters.decode(raw) if raw else StoreCounters()
         return self._counters
 
-    def name(self, raw: bytes) -> stored_values.Name | None:
+    def name(self, raw: bytes) -> stored_values.NameRecord | None:
         if raw not in self.names:
-            found = self._look(store_keys.name(raw))
+            found = self._get(store_keys.name(raw))
             self.names[raw] = stored_values.read_name(found) if found else None
         return self.names[raw]
 
@@ -113,15 +113,17 @@ class Known:
             found = self.topics[number] = self._load_topic(number)
         return found
 
-    def shard(self, state: TopicState, number: int) -> Shard:
+    def shard(self, state: TopicState, number: int) -> ShardState:
         found = state.shards.get(number)
         if found is None:
-            raw = self._look(store_keys.shard_state(state.topic.number, number))
-            found = Shard(*stored_values.SHARD_STATE.unpack(raw)) if raw else Shard(0, 0, 0)
+            raw = self._get(store_keys.shard_state(state.topic.number, number))
+            found = (
+                ShardState(*stored_values.SHARD_STATE.unpack(raw)) if raw else ShardState(0, 0, 0)
+            )
             state.shards[number] = found
         return found
 
-    def producer(self, name: str) -> Producer | None:
+    def producer(self, name: str) -> ProducerState | None:
         found = self.producers.get(name)
         if found is None and name not in self.producers:
             found = self.producers[name] = self._load_producer(name.encode())
@@ -131,16 +133,16 @@ class Known:
         """0 if there is no such record."""
         found = self.versions.get(key)
         if found is None:
-            raw = self._look(store_keys.record(key))
+            raw = self._get(store_keys.record(key))
             found = self.versions[key] = stored_values.read_number(raw) if raw else 0
         return found
 
-    def stage(self, number: int) -> Stage | None:
+    def stage(self, number: int) -> StageState | None:
         if number not in self.stages:
             self.stages[number] = self._load_stage(number)
         return self.stages[number]
 
-    def _look(self, key: bytes) -> bytes | None:
+    def _get(self, key: bytes) -> bytes | None:
         with self._reading() as transaction:
             found = transaction.get(key)
             return None if found is None else bytes(found)
@@ -157,13 +159,13 @@ class Known:
             next_id, time_ns = stored_values.TOPIC_STATE.unpack(state)
             return TopicState(topic, next_id, time_ns, topic.open_shards)
 
-    def _load_producer(self, raw: bytes) -> Producer | None:
+    def _load_producer(self, raw: bytes) -> ProducerState | None:
         with self._reading() as transaction:
             found = transaction.get(store_keys.producer(raw))
             if found is None:
                 return None
             number, epoch, counter, dense, kept = stored_values.PRODUCER.unpack(found)
-            producer = Producer(number, epoch, counter, bool(dense), kept)
+            producer = ProducerState(number, epoch, counter, bool(dense), kept)
             found = [transaction.get(store_keys.result(number, slot)) for slot in range(kept)]
             listed = [
                 (stored_values.counter_of(value), slot, bytes(value))
@@ -178,13 +180,13 @@ class Known:
             producer.slots += kept
         return producer
 
-    def _load_stage(self, number: int) -> Stage | None:
+    def _load_stage(self, number: int) -> StageState | None:
         with self._reading() as transaction:
             found = transaction.get(store_keys.stage(number))
             if found is None:
                 return None
-            stage = Stage(*stored_values.STAGE.unpack(found))
-            for key, value in prefixed(transaction, store_keys.stage(number)):
+            stage = StageState(*stored_values.STAGE.unpack(found))
+            for key, value in scan_prefix(transaction, store_keys.stage(number)):
                 if len(key) > len(store_keys.stage(number)):
                     stage.holds[store_keys.target_of_stage(key)] = stored_values.STAGE_SHARD.unpack(
                         value

@@ -19,8 +19,8 @@ from typing import Final
 from polybus.errors import UsageError
 from polybus.store.lmdb import store_folder
 from polybus.store.lmdb.environment import Environment
-from polybus.store.lmdb.lmdb_errors import translated
-from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.lmdb_errors import translated_errors
+from polybus.store.lmdb.store_files import StoreFiles
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all, about
 
@@ -36,10 +36,10 @@ def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
 
     `UsageError` if the target is there and not empty. Leaves nothing behind if it fails.
     """
-    home = Home(source, read_only=True)
+    home = StoreFiles(source, read_only=True)
     try:
-        with home.using() as used:
-            return back_up(used, target, progress)
+        with home.hold_environment() as used:
+            return backup_environment(used, target, progress)
     finally:
         home.close()
 
@@ -51,37 +51,37 @@ def restore(source: Path, target: Path, progress: Progress = no_progress) -> int
 
 def compact(path: Path, progress: Progress = no_progress) -> tuple[int, int]:
     """Compacts a store that nobody owns; bytes of its file before and after."""
-    store_folder.generation(path)  # it must be there
-    home = Home(path, read_only=False)
+    store_folder.current_generation(path)  # it must be there
+    home = StoreFiles(path, read_only=False)
     try:
-        return compact_home(home, progress)
+        return compact_files(home, progress)
     finally:
         home.close()
 
 
-def back_up(environment: Environment, target: Path, progress: Progress) -> int:
+def backup_environment(environment: Environment, target: Path, progress: Progress) -> int:
     """An environment becomes a new store in a folder that is missing or empty."""
-    with translated(), _new_folder(target):
+    with translated_errors(), _filling_target(target):
         # By its name only once it is whole: an owner takes a lone generation for the store.
         fresh = target / "0001.new"
         fresh.mkdir()
         written = copy(environment, fresh, progress)
-        store_folder.switch(target, fresh.rename(target / "0001"))
-        store_folder.sync(target.absolute().parent)
+        store_folder.switch_generation(target, fresh.rename(target / "0001"))
+        store_folder.sync_folder(target.absolute().parent)
         return written
 
 
-def compact_home(home: Home, progress: Progress) -> tuple[int, int]:
+def compact_files(home: StoreFiles, progress: Progress) -> tuple[int, int]:
     """By the owner, while nothing else is written; bytes of the file before and after."""
-    before = home.used
+    before = home.current
     size = file_bytes(before)
-    with translated():
-        fresh = store_folder.following(before.path)
+    with translated_errors():
+        fresh = store_folder.next_generation(before.path)
         try:
             written = copy(before, fresh, progress)
-            home.move(fresh)
+            home.move_to(fresh)
         except BaseException:
-            if home.used is before:
+            if home.current is before:
                 shutil.rmtree(fresh, ignore_errors=True)
             raise
     return size, written
@@ -92,13 +92,13 @@ def copy(environment: Environment, generation: Path, progress: Progress) -> int:
     path = generation / store_folder.DATA
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with _watched(path, used_bytes(environment), progress):
+        with _reporting_growth(path, used_bytes(environment), progress):
             environment.lmdb.copyfd(descriptor, compact=True)
         os.fsync(descriptor)
         size = os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-    store_folder.sync(generation)
+    store_folder.sync_folder(generation)
     progress(size, size)
     return size
 
@@ -115,7 +115,7 @@ def used_bytes(environment: Environment) -> int:
 
 
 @contextmanager
-def _watched(path: Path, total: int, progress: Progress) -> Iterator[None]:
+def _reporting_growth(path: Path, total: int, progress: Progress) -> Iterator[None]:
     """Tells how far the file has grown, from a thread of its own."""
     over = threading.Event()
 
@@ -133,12 +133,12 @@ def _watched(path: Path, total: int, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _new_folder(target: Path) -> Iterator[None]:
+def _filling_target(target: Path) -> Iterator[None]:
     """What was put into it goes again if something fails."""
     existed = target.is_dir()
     if existed and any(target.iterdir()):
         raise UsageError(f"{target} is not empty")
-    store_folder.make(target)
+    store_folder.make_folder(target)
     try:
         yield
     except BaseException:

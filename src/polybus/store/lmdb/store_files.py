@@ -23,10 +23,10 @@ from polybus.store.lmdb import (
     stored_values,
 )
 from polybus.store.lmdb.environment import Environment, Transaction
-from polybus.store.lmdb.lmdb_errors import translate, translated
+from polybus.store.lmdb.lmdb_errors import translate_error, translated_errors
 
 
-class Home:
+class StoreFiles:
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self.path = path
         self.read_only = read_only
@@ -34,21 +34,21 @@ class Home:
         self._closed = False
         self._used: Environment
         if read_only:
-            store_folder.generation(path)
+            store_folder.current_generation(path)
             self._open_current()
         else:
-            self._own()
+            self._take_ownership()
 
     @property
-    def used(self) -> Environment:
+    def current(self) -> Environment:
         return self._used
 
-    def reading(self) -> Reading:
+    def snapshot(self) -> ReadSnapshot:
         """A short look: views of what is stored must not outlive it."""
-        return Reading(self)
+        return ReadSnapshot(self)
 
     @contextmanager
-    def using(self) -> Iterator[Environment]:
+    def hold_environment(self) -> Iterator[Environment]:
         """The environment in use, which stays open for the time."""
         used = self.enter()
         try:
@@ -60,20 +60,20 @@ class Home:
         """The environment in use, which stays open until `environment.leave`."""
         if self.read_only:
             self._follow()
-        return self._entered()
+        return self._enter_current()
 
-    def move(self, generation: Path) -> None:
+    def move_to(self, generation: Path) -> None:
         """A new generation, complete on disk, is the one in use from now on.
 
         It is opened first: what is written after CURRENT names it must go nowhere else.
         """
         with self._lock:
-            before, named = self._used, store_folder.seen(self.path)
+            before, named = self._used, store_folder.current_version(self.path)
             self._open(generation)
             try:
-                store_folder.switch(self.path, generation)
+                store_folder.switch_generation(self.path, generation)
             except BaseException:
-                named_before = store_folder.seen(self.path) == named
+                named_before = store_folder.current_version(self.path) == named
                 environment.release(self._used if named_before else before)
                 self._used = before if named_before else self._used
                 raise
@@ -82,7 +82,7 @@ class Home:
 
     def reopen(self) -> None:
         """The same environment anew; waits for those who read in it."""
-        environment.renew(self._used)
+        environment.reopen(self._used)
 
     def close(self) -> None:
         with self._lock:
@@ -91,20 +91,20 @@ class Home:
         if not self.read_only:
             folder_ownership.release(self.path)
 
-    def _entered(self) -> Environment:
+    def _enter_current(self) -> Environment:
         while not (used := self._used).enter():
             with self._lock:  # it is being changed
                 if used is self._used:
                     raise StoreClosed(f"{self.path} was closed")
         return used
 
-    def _own(self) -> None:
-        with translated():
-            store_folder.make(self.path)
+    def _take_ownership(self) -> None:
+        with translated_errors():
+            store_folder.make_folder(self.path)
             folder_ownership.take(self.path)
         try:
-            with translated():
-                used = store_folder.prepare(self.path, _fill)
+            with translated_errors():
+                used = store_folder.prepare(self.path, _create_environment)
             self._open(used)
             self._used.clear_dead_readers()
         except BaseException:
@@ -122,21 +122,21 @@ class Home:
 
     def _open_current(self) -> None:
         """What CURRENT names; if that changes meanwhile, what it names then."""
-        with translated():
+        with translated_errors():
             while True:
-                seen = store_folder.seen(self.path)
-                generation = store_folder.generation(self.path)
+                seen = store_folder.current_version(self.path)
+                generation = store_folder.current_generation(self.path)
                 try:
                     self._open(generation)
                 except PolybusError:
-                    if store_folder.seen(self.path) == seen:
+                    if store_folder.current_version(self.path) == seen:
                         raise
                 else:
                     self._seen = seen
                     return
 
     def _check_format(self, opened: Environment) -> None:
-        with translated(), opened.look() as transaction:
+        with translated_errors(), opened.read_transaction() as transaction:
             found = transaction.get(store_keys.FORMAT)
             version = None if found is None else stored_values.read_number(found)
         if version != stored_values.FORMAT_VERSION:
@@ -146,7 +146,7 @@ class Home:
 
     def _follow(self) -> None:
         try:
-            same = store_folder.seen(self.path) == self._seen
+            same = store_folder.current_version(self.path) == self._seen
         except FileNotFoundError:
             return
         if not same:
@@ -158,7 +158,7 @@ class Home:
             environment.release(before)
 
 
-class Reading:
+class ReadSnapshot:
     """A transaction to read in, for the length of a `with`.
 
     A class, since every read begins here: generators in each other took as long as the rest.
@@ -166,7 +166,7 @@ class Reading:
 
     __slots__ = ("_home", "_transaction", "_used")
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: StoreFiles) -> None:
         self._home = home
 
     def __enter__(self) -> Transaction:
@@ -184,14 +184,16 @@ class Reading:
         finally:
             environment.leave(self._used)
         if isinstance(error, lmdb.Error | OSError):
-            raise translate(error) from error
+            raise translate_error(error) from error
 
 
-def _fill(path: Path) -> None:
+def _create_environment(path: Path) -> None:
     """A new environment, with its format written and on disk."""
     opened = environment.acquire(path, read_only=False)
     try:
-        with translated(), opened.lmdb.begin(write=True) as transaction:
-            transaction.put(store_keys.FORMAT, stored_values.number(stored_values.FORMAT_VERSION))
+        with translated_errors(), opened.lmdb.begin(write=True) as transaction:
+            transaction.put(
+                store_keys.FORMAT, stored_values.encode_number(stored_values.FORMAT_VERSION)
+            )
     finally:
         environment.release(opened)

@@ -30,10 +30,10 @@ DATA: Final = "data.mdb"
 _TITLE: Final = "polybus store"
 _GENERATION = re.compile(r"\d{4,}")
 
-Seen = tuple[int, int]  # tells one CURRENT from another
+CurrentVersion = tuple[int, int]  # tells one CURRENT from another
 
 
-def generation(path: Path) -> Path:
+def current_generation(path: Path) -> Path:
     """The sub-folder in use. `DoesNotExist` if there is no store, `WrongFormat` if not ours."""
     try:
         text = (path / CURRENT).read_text()
@@ -50,7 +50,7 @@ def generation(path: Path) -> Path:
     return path / name
 
 
-def seen(path: Path) -> Seen:
+def current_version(path: Path) -> CurrentVersion:
     """Changes whenever another generation comes into use."""
     found = os.stat(path / CURRENT)  # noqa: PTH116 -- before each read, and twice as quick
     return found.st_ino, found.st_mtime_ns
@@ -66,17 +66,17 @@ def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
         found = _generations(path)
         if len(found) > 1:
             raise Damaged(f"{path / CURRENT} is missing, and there are {len(found)} generations")
-        switch(path, found[0] if found else _first(path, fill))
-    used = generation(path)
+        switch_generation(path, found[0] if found else _create_first(path, fill))
+    used = current_generation(path)
     for other in _generations(path):
         if other != used:
             shutil.rmtree(other, ignore_errors=True)
-    sync(used)
-    sync(path)
+    sync_folder(used)
+    sync_folder(path)
     return used
 
 
-def _first(path: Path, fill: Callable[[Path], None]) -> Path:
+def _create_first(path: Path, fill: Callable[[Path], None]) -> Path:
     """The first generation: whole on disk before it goes by its name.
 
     LMDB writes a new file's first pages without a sync, and never syncs its folder: a cut
@@ -86,11 +86,11 @@ def _first(path: Path, fill: Callable[[Path], None]) -> Path:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     fill(fresh)
-    sync(fresh)
+    sync_folder(fresh)
     return fresh.rename(first)
 
 
-def following(used: Path) -> Path:
+def next_generation(used: Path) -> Path:
     """An empty sub-folder for the generation after this one."""
     path = used.with_name(f"{int(used.name) + 1:04d}")
     shutil.rmtree(path, ignore_errors=True)
@@ -98,9 +98,9 @@ def following(used: Path) -> Path:
     return path
 
 
-def switch(path: Path, used: Path) -> None:
+def switch_generation(path: Path, used: Path) -> None:
     """Makes a sub-folder, whose files are on disk already, the one in use."""
-    sync(used)
+    sync_folder(used)
     fresh = path / (CURRENT + ".new")
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -115,7 +115,7 @@ def switch(path: Path, used: Path) -> None:
         os.close(directory)
 
 
-def sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """The names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -124,12 +124,12 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """The folder itself, its name on disk as well."""
     missing = [one for one in (path, *path.parents) if not one.is_dir()]
     path.mkdir(parents=True, mode=0o700, exist_ok=True)
     for one in reversed(missing):
-        sync(one.parent)
+        sync_folder(one.parent)
 
 
 def _generations(path: Path) -> list[Path]:

@@ -42,7 +42,7 @@ TOPICS: Final = b"t"
 UPKEEP: Final = b"u"
 STAGED: Final = b"v"
 STAGES: Final = b"w"
-TODO: Final = b"x"
+REMOVALS: Final = b"x"
 
 # Kinds of things to be removed.
 DROPPED: Final = b"xd"
@@ -165,7 +165,7 @@ def unstaged(stage: int) -> bytes:
     return _TODO_STAGE.pack(UNSTAGED, stage)
 
 
-def number_of_todo(key: bytes | memoryview) -> tuple[int, ...]:
+def removal_target(key: bytes | memoryview) -> tuple[int, ...]:
     """What a key of things to be removed names: a topic; a topic and a shard; a stage."""
     form = {DROPPED: _TODO_TOPIC, TRIMMED: _TODO_SHARD, UNSTAGED: _TODO_STAGE}[bytes(key[:2])]
     return tuple(form.unpack(key)[1:])

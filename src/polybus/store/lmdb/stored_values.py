@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from polybus.errors import Damaged
 from polybus.kernel.blocks import xxh64
-from polybus.model.commit import Committed, Span
+from polybus.model.commit import CommitResult, Span
 from polybus.model.topic import Topic
 
 FORMAT_VERSION: Final = 2
@@ -24,7 +24,7 @@ Buffer = bytes | memoryview
 _NUMBER = Struct("<Q")
 
 
-def number(value: int) -> bytes:
+def encode_number(value: int) -> bytes:
     return _NUMBER.pack(value)
 
 
@@ -36,7 +36,7 @@ def read_number(raw: Buffer) -> int:
 
 
 @dataclass(slots=True)
-class Counters:
+class StoreCounters:
     """The next number of each kind; none is ever given twice."""
 
     topic: int = 1
@@ -50,7 +50,7 @@ class Counters:
         return self.FORM.pack(self.topic, self.producer, self.stage, self.version)
 
     @classmethod
-    def decode(cls, raw: Buffer) -> Counters:
+    def decode(cls, raw: Buffer) -> StoreCounters:
         return cls(*cls.FORM.unpack(raw))
 
 
@@ -60,7 +60,7 @@ TOPIC_MAGIC: Final = b"PBt1"
 TOPIC_FORM: Final = Struct("<4sIQ")  # magic, length of the text, its checksum
 
 
-def topic(topic: Topic, revision: int) -> bytes:
+def encode_topic(topic: Topic, revision: int) -> bytes:
     """`revision` tells salvage which of two records of one topic is the newer."""
     fields = {
         "name": topic.name,
@@ -88,23 +88,23 @@ def read_topic(raw: Buffer) -> tuple[Topic, int]:
         raise Damaged(f"the record of a topic cannot be read: {error}") from None
 
 
-class Name(NamedTuple):
+class NameRecord(NamedTuple):
     """What is known of a topic's name. `ends` are the highest offsets shards of it ever had
     before the topic that lives now, `next_id` where ids go on once it is created again."""
 
     number: int
-    live: bool
+    is_live: bool
     next_id: int
     ends: tuple[int, ...]
 
 
-def name(name: Name) -> bytes:
+def encode_name(name: NameRecord) -> bytes:
     return json.dumps(name).encode()
 
 
-def read_name(raw: Buffer) -> Name:
+def read_name(raw: Buffer) -> NameRecord:
     number, live, next_id, ends = json.loads(bytes(raw))
-    return Name(number, live, next_id, tuple(ends))
+    return NameRecord(number, live, next_id, tuple(ends))
 
 
 # --- state of topics and shards
@@ -123,7 +123,7 @@ _SPAN = Struct("<IIqqq")
 _RESULT_OF_ONE = Struct("<QqHHHIIqqq")  # and its span: what nearly all are
 
 
-def result(counter: int, digest: bytes, committed: Committed) -> bytes:
+def encode_result(counter: int, digest: bytes, committed: CommitResult) -> bytes:
     spans, time_ns, _, note, _ = committed
     head = counter, time_ns, len(spans), len(digest), len(note)
     if len(spans) == 1:
@@ -138,12 +138,12 @@ def counter_of(raw: Buffer) -> int:
     return int.from_bytes(raw[:8], "little")
 
 
-def read_result(raw: Buffer) -> tuple[int, bytes, Committed]:
+def read_result(raw: Buffer) -> tuple[int, bytes, CommitResult]:
     counter, time_ns, spans, digest, note = _RESULT.unpack_from(raw)
     digest_at = _RESULT.size + spans * _SPAN.size
     note_at = digest_at + digest
     listed = tuple(map(Span._make, _SPAN.iter_unpack(raw[_RESULT.size : digest_at])))
-    committed = Committed(listed, time_ns, (), bytes(raw[note_at : note_at + note]))
+    committed = CommitResult(listed, time_ns, (), bytes(raw[note_at : note_at + note]))
     return counter, bytes(raw[digest_at:note_at]), committed
 
 
@@ -153,7 +153,7 @@ STAGE: Final = Struct("<d")  # its lease in seconds
 STAGE_SHARD: Final = Struct("<qq")  # messages and bytes that a stage holds for a shard
 
 
-def record(value: bytes, version: int) -> bytes:
+def encode_record(value: bytes, version: int) -> bytes:
     return _NUMBER.pack(version) + value
 
 

@@ -14,60 +14,62 @@ from polybus.errors import AlreadyExists, DoesNotExist
 from polybus.model.topic import Topic
 from polybus.store import request_checks
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.state_cache import Shard, TopicState
-from polybus.store.lmdb.stored_values import Name
-from polybus.store.lmdb.writer_state import Books
+from polybus.store.lmdb.state_cache import ShardState, TopicState
+from polybus.store.lmdb.stored_values import NameRecord
+from polybus.store.lmdb.writer_state import WriterState
 
 
-def create(books: Books, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
+def create(books: WriterState, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
     raw = name.encode()
-    before = books.known.name(raw)
-    if before is not None and before.live:
+    before = books.cache.name(raw)
+    if before is not None and before.is_live:
         raise AlreadyExists(f"there is a topic {name!r}")
-    topic = Topic(name, books.number("topic"), (shards,), settings)
+    topic = Topic(name, books.next_number("topic"), (shards,), settings)
     ends = before.ends if before else ()
     state = TopicState(topic, before.next_id if before else 1, 0, topic.open_shards)
-    _remember(books, raw, Name(topic.number, True, state.next_id, ends))
+    _put_name(books, raw, NameRecord(topic.number, True, state.next_id, ends))
     _open_shards(books, state, ends)
     return topic
 
 
-def configure(books: Books, name: str, settings: Mapping[str, object], add_shards: int) -> Topic:
+def configure(
+    books: WriterState, name: str, settings: Mapping[str, object], add_shards: int
+) -> Topic:
     raw = name.encode()
-    state = _live(books, name)
+    state = _find_live(books, name)
     old = state.topic
     generations = (*old.generations, add_shards) if add_shards else old.generations
     state.topic = Topic(name, old.number, generations, settings)
     state.open = state.topic.open_shards
     if add_shards:
-        found = books.known.name(raw)
+        found = books.cache.name(raw)
         _open_shards(books, state, found.ends if found else ())
     else:
         _store(books, state)
     return state.topic
 
 
-def drop(books: Books, name: str) -> None:
-    state = _live(books, name)
+def drop(books: WriterState, name: str) -> None:
+    state = _find_live(books, name)
     raw, number = name.encode(), state.topic.number
-    before = books.known.name(raw)
-    ends = [books.known.shard(state, shard).end for shard in state.topic.shards]
+    before = books.cache.name(raw)
+    ends = [books.cache.shard(state, shard).end for shard in state.topic.shards]
     floors = before.ends if before else ()
     highest = tuple(max(pair) for pair in zip_longest(ends, floors, fillvalue=0))
-    _remember(books, raw, Name(number, False, state.next_id, highest))
+    _put_name(books, raw, NameRecord(number, False, state.next_id, highest))
     books.forget_topic(number)
     books.batch.altered.add(number)
     for target in [target for target in books.batch.ends if target[0] == number]:
         del books.batch.ends[target]
     books.batch.delete(store_keys.topic(number))
     books.batch.delete(store_keys.state(number))
-    _remove_later(books, store_keys.dropped(number))
+    _schedule_removal(books, store_keys.dropped(number))
 
 
-def trim(books: Books, topic: int, before: Mapping[int, int]) -> None:
-    state = books.known.topic(topic)
+def trim(books: WriterState, topic: int, before: Mapping[int, int]) -> None:
+    state = books.cache.topic(topic)
     shards = {
-        number: books.known.shard(state, number)
+        number: books.cache.shard(state, number)
         for number in request_checks.trims(state.topic, before)
     }
     for number, offset in before.items():
@@ -75,43 +77,43 @@ def trim(books: Books, topic: int, before: Mapping[int, int]) -> None:
         start = min(offset, shard.end)
         if start > shard.start:
             shard.start = start
-            books.touch_shard(topic, number, shard)
+            books.mark_shard(topic, number, shard)
             books.batch.altered.add(topic)
-            _remove_later(books, store_keys.trimmed(topic, number))
+            _schedule_removal(books, store_keys.trimmed(topic, number))
 
 
-def _live(books: Books, name: str) -> TopicState:
-    found = books.known.name(name.encode())
-    if found is None or not found.live:
+def _find_live(books: WriterState, name: str) -> TopicState:
+    found = books.cache.name(name.encode())
+    if found is None or not found.is_live:
         raise DoesNotExist(f"there is no topic {name!r}")
-    return books.known.topic(found.number)
+    return books.cache.topic(found.number)
 
 
-def _open_shards(books: Books, state: TopicState, ends: tuple[int, ...]) -> None:
+def _open_shards(books: WriterState, state: TopicState, ends: tuple[int, ...]) -> None:
     """The newest generation's shards begin, each where one of its number ended before."""
     number = state.topic.number
     for shard in state.open:
         first = ends[shard] if shard < len(ends) else 0
-        state.shards[shard] = Shard(first, first, 0)
-        books.touch_shard(number, shard, state.shards[shard])
-    books.known.topics[number] = state
-    books.touch(state)
+        state.shards[shard] = ShardState(first, first, 0)
+        books.mark_shard(number, shard, state.shards[shard])
+    books.cache.topics[number] = state
+    books.mark_topic(state)
     _store(books, state)
 
 
-def _store(books: Books, state: TopicState) -> None:
+def _store(books: WriterState, state: TopicState) -> None:
     books.batch.altered.add(state.topic.number)
-    revision = books.number("version")
+    revision = books.next_number("version")
     books.batch.put(
-        store_keys.topic(state.topic.number), stored_values.topic(state.topic, revision)
+        store_keys.topic(state.topic.number), stored_values.encode_topic(state.topic, revision)
     )
 
 
-def _remember(books: Books, raw: bytes, name: Name) -> None:
-    books.known.names[raw] = name
-    books.batch.put(store_keys.name(raw), stored_values.name(name))
+def _put_name(books: WriterState, raw: bytes, name: NameRecord) -> None:
+    books.cache.names[raw] = name
+    books.batch.put(store_keys.name(raw), stored_values.encode_name(name))
 
 
-def _remove_later(books: Books, key: bytes) -> None:
+def _schedule_removal(books: WriterState, key: bytes) -> None:
     books.batch.put(key, b"")
-    books.batch.cleaning = True
+    books.batch.has_removals = True

@@ -24,7 +24,7 @@ MAX_LISTED: Final = 1000
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """What was looked at, and what is wrong: one line each, at most `MAX_LISTED` of them."""
 
     topics: int = 0
@@ -41,11 +41,11 @@ class Report:
             self.faults = (*self.faults, fault)
 
 
-def verify(path: Path, progress: Progress = no_progress) -> Report:
+def verify(path: Path, progress: Progress = no_progress) -> VerifyReport:
     """Walks through a store: `DoesNotExist` or `WrongFormat`, or what is damaged in the report."""
-    store_folder.generation(path)  # it must be there, and of our format
+    store_folder.current_generation(path)  # it must be there, and of our format
     command = [sys.executable, "-m", __name__, str(path)]
-    report, where = Report(), "the beginning"
+    report, where = VerifyReport(), "the beginning"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -60,56 +60,56 @@ def verify(path: Path, progress: Progress = no_progress) -> Report:
         last_words = child.stderr.read().decode(errors="replace").strip()
         code = child.wait()
     if code:
-        report.add(_death(code, where, last_words))
+        report.add(_describe_exit(code, where, last_words))
     return report
 
 
-def _count(report: Report, told: dict[str, int]) -> None:
+def _count(report: VerifyReport, told: dict[str, int]) -> None:
     for name, value in told.items():
         setattr(report, name, value)
 
 
-def _death(code: int, where: str, last_words: str) -> str:
+def _describe_exit(code: int, where: str, last_words: str) -> str:
     how = signal.Signals(-code).name if code < 0 else last_words[-300:]
     return f"pages of the store are damaged: reading them ended with {how}, behind {where}"
 
 
-class Telling:
+class VerifyReporter:
     """The child's side: counts, and tells every few megabytes."""
 
     STEP_BYTES: Final = 16 << 20
 
     def __init__(self, total: int) -> None:
-        self.report = Report()
+        self.report = VerifyReport()
         self._total = total
         self._next = 0
         self._done = 0
 
     def fault(self, text: str) -> None:
-        self._say({"fault": text})
+        self._write_line({"fault": text})
 
-    def at(self, where: str, size: int = 0) -> None:
+    def advance(self, where: str, size: int = 0) -> None:
         """A place that was reached, so many bytes further."""
         self._done += size
         if self._done >= self._next:
-            self.tell(where)
+            self.report_progress(where)
             self._next = self._done + self.STEP_BYTES
 
-    def tell(self, where: str) -> None:
+    def report_progress(self, where: str) -> None:
         counted = asdict(self.report)
         del counted["faults"], counted["fault_count"]
-        self._say({"where": where, "done": self._done, "total": self._total, **counted})
+        self._write_line({"where": where, "done": self._done, "total": self._total, **counted})
 
-    def _say(self, what: dict[str, Any]) -> None:
+    def _write_line(self, what: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
 
 
 def main(path: Path) -> int:
-    from polybus.store.lmdb.verification_walk import Inspection
+    from polybus.store.lmdb.verification_walk import StoreVerifier
 
     try:
-        Inspection(path).run()
+        StoreVerifier(path).run()
     except PolybusError as error:
         sys.stderr.write(str(error))
         return 1

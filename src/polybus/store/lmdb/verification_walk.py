@@ -19,18 +19,18 @@ import lmdb
 from polybus.errors import PolybusError, StoreFault
 from polybus.model import run_table
 from polybus.store.lmdb import folder_ownership, log_entry, store_keys, stored_values
-from polybus.store.lmdb.entry_cursor import Walk
-from polybus.store.lmdb.log_entry import Entry
-from polybus.store.lmdb.state_cache import prefixed
+from polybus.store.lmdb.entry_cursor import EntryCursor
+from polybus.store.lmdb.log_entry import LogEntry
+from polybus.store.lmdb.state_cache import scan_prefix
 from polybus.store.lmdb.store_copy import used_bytes
-from polybus.store.lmdb.store_files import Home
-from polybus.store.lmdb.verification import Telling
+from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.verification import VerifyReporter
 
 STEP: Final = 256  # entries and other values that are looked at in one transaction
 STEP_BYTES: Final = 32 << 20
 
 DECODERS: Final[dict[bytes, Callable[[memoryview], Any]]] = {
-    store_keys.COUNTERS: stored_values.Counters.decode,
+    store_keys.COUNTERS: stored_values.StoreCounters.decode,
     store_keys.NAMES: stored_values.read_name,
     store_keys.PRODUCERS: stored_values.PRODUCER.unpack,
     store_keys.RESULTS: stored_values.read_result,
@@ -41,27 +41,27 @@ DECODERS: Final[dict[bytes, Callable[[memoryview], Any]]] = {
 }
 
 
-class Inspection:
+class StoreVerifier:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._home = Home(path, read_only=True)
-        self._tell = Telling(used_bytes(self._home.used))
+        self._home = StoreFiles(path, read_only=True)
+        self._tell = VerifyReporter(used_bytes(self._home.current))
         self._report = self._tell.report
 
     def run(self) -> None:
         with closing(self._home):
             self._pages()
-            with self._noting("values"):
+            with self._reporting_faults("values"):
                 self._values()
             for raw in self._topics():
-                with self._noting("a topic"):
+                with self._reporting_faults("a topic"):
                     self._topic(stored_values.read_topic(raw)[0].number)
-            self._tell.tell("the end")
+            self._tell.report_progress("the end")
 
     def _topics(self) -> list[bytes]:
         found: list[bytes] = []
-        with self._noting("topics"), self._home.reading() as transaction:
-            found += [bytes(raw) for _, raw in prefixed(transaction, store_keys.TOPICS)]
+        with self._reporting_faults("topics"), self._home.snapshot() as transaction:
+            found += [bytes(raw) for _, raw in scan_prefix(transaction, store_keys.TOPICS)]
         return found
 
     def _pages(self) -> None:
@@ -71,7 +71,7 @@ class Inspection:
         except ImportError:
             return
         if folder_ownership.owner(self._path) is None:
-            for fault in look(str(self._home.used.path)):
+            for fault in look(str(self._home.current.path)):
                 self._tell.fault(f"pages of the store are damaged: {fault}")
 
     def _values(self) -> None:
@@ -82,7 +82,7 @@ class Inspection:
 
     def _some_values(self, after: bytes) -> bytes | None:
         """A few values behind a key; the last one's key, None at the end."""
-        with self._home.reading() as transaction, transaction.cursor() as cursor:
+        with self._home.snapshot() as transaction, transaction.cursor() as cursor:
             found = cursor.set_range(after) if after else cursor.first()
             for _ in range(STEP):
                 if not found:
@@ -95,13 +95,13 @@ class Inspection:
             return bytes(cursor.key()) if found else None
 
     def _value(self, key: bytes, value: memoryview) -> None:
-        with self._noting(f"the value of key {key!r}"):
+        with self._reporting_faults(f"the value of key {key!r}"):
             DECODERS.get(key[:1], bytes)(value)
-        self._tell.at(f"key {key!r}", 0 if key[:1] == store_keys.STAGED else len(value))
+        self._tell.advance(f"key {key!r}", 0 if key[:1] == store_keys.STAGED else len(value))
 
     def _topic(self, number: int) -> None:
         self._report.topics += 1
-        with self._home.reading() as transaction:
+        with self._home.snapshot() as transaction:
             raw = transaction.get(store_keys.topic(number))
             if raw is None:
                 return  # dropped meanwhile
@@ -109,11 +109,11 @@ class Inspection:
         for shard in topic.shards:
             self._report.shards += 1
             where = f"topic {topic.name!r}, shard {shard}"
-            with self._noting(where):
-                Shard(self._home, self._tell, number, shard, where, topic.name).run()
+            with self._reporting_faults(where):
+                ShardVerifier(self._home, self._tell, number, shard, where, topic.name).run()
 
     @contextmanager
-    def _noting(self, where: str) -> Iterator[None]:
+    def _reporting_faults(self, where: str) -> Iterator[None]:
         try:
             yield
         except StoreFault as error:
@@ -124,11 +124,11 @@ class Inspection:
             self._tell.fault(f"{where}: {error!r}")
 
 
-class Shard:
+class ShardVerifier:
     """The log of one shard, walked in steps: between them its owner may have changed it."""
 
     def __init__(
-        self, home: Home, tell: Telling, topic: int, shard: int, where: str, name: str
+        self, home: StoreFiles, tell: VerifyReporter, topic: int, shard: int, where: str, name: str
     ) -> None:
         self._home = home
         self._tell = tell
@@ -145,7 +145,7 @@ class Shard:
     def _step(self, at: int) -> int | None:
         """Looks at some entries from an offset on; where to go on, None at the end."""
         topic, shard = self._target
-        with self._home.reading() as transaction:
+        with self._home.snapshot() as transaction:
             raw = transaction.get(store_keys.shard_state(topic, shard))
             state = transaction.get(store_keys.state(topic))
             if raw is None or state is None:
@@ -154,7 +154,7 @@ class Shard:
             next_id, _ = stored_values.TOPIC_STATE.unpack(state)
             at = max(at, start)
             size = 0
-            with closing(Walk(transaction, topic, shard, self._name)) as walk:
+            with closing(EntryCursor(transaction, topic, shard, self._name)) as walk:
                 for _ in range(STEP):
                     if at >= end or size > STEP_BYTES:
                         break
@@ -164,13 +164,13 @@ class Shard:
 
     _passed = 0
 
-    def _entry(self, walk: Walk, at: int, next_id: int) -> int:
+    def _entry(self, walk: EntryCursor, at: int, next_id: int) -> int:
         """The entry that holds an offset; its bytes."""
         try:
             entry = walk.seek(at)
         except StoreFault as error:
             self._tell.fault(str(error))
-            self._passed = _behind(walk, at)
+            self._passed = _next_readable(walk, at)
             return 0
         if entry is None or entry.first > at:
             upto = entry.first if entry else "the end"
@@ -181,18 +181,18 @@ class Shard:
         self._runs(entry, next_id)
         return self._blocks(walk, entry, at)
 
-    def _runs(self, entry: Entry, next_id: int) -> None:
+    def _runs(self, entry: LogEntry, next_id: int) -> None:
         where = f"{self._where}, offset {entry.first}"
-        if run_table.count(entry.runs) != entry.count:
+        if run_table.count_messages(entry.runs) != entry.count:
             self._tell.fault(f"{where}: the run table has another number of messages")
-        for first_id, time_ns, count in run_table.entries(entry.runs):
+        for first_id, time_ns, count in run_table.read_runs(entry.runs):
             if first_id <= self._last[0] or time_ns < self._last[1]:
                 self._tell.fault(f"{where}: ids or times go back")
             if first_id + count > next_id:
                 self._tell.fault(f"{where}: ids go beyond the topic's next")
             self._last = first_id + count - 1, time_ns
 
-    def _blocks(self, walk: Walk, entry: Entry, at: int) -> int:
+    def _blocks(self, walk: EntryCursor, entry: LogEntry, at: int) -> int:
         size, place = 0, at - entry.first
         report = self._tell.report
         try:
@@ -210,11 +210,11 @@ class Shard:
         else:
             if place != entry.count:
                 self._tell.fault(f"{self._where}, offset {entry.first}: blocks are missing")
-        self._tell.at(f"{self._where}, offset {entry.first}", size)
+        self._tell.advance(f"{self._where}, offset {entry.first}", size)
         return size
 
 
-def _behind(walk: Walk, at: int) -> int:
+def _next_readable(walk: EntryCursor, at: int) -> int:
     """The next offset at which something readable may stand, behind a damaged entry."""
-    found = walk.first_behind(at)
+    found = walk.first_after(at)
     return 1 << 62 if found is None else found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from polybus.kernel.blocks import Merging, Roomy, behind
 from polybus.model.block import Block
 from polybus.store.lmdb import log_entry, store_keys
-from polybus.store.lmdb.log_entry import Entry, Part
+from polybus.store.lmdb.log_entry import LogEntry, StagePart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ Written = tuple[Target, int, int, bytes | memoryview]  # first offset, count, an
 Item = tuple[bytes, bytes | memoryview]
 
 
-class Tail:
+class EntryBuilder:
     """Blocks for the end of a shard that will be one entry."""
 
     __slots__ = ("blocks", "count", "first", "is_closed", "runs", "size")
@@ -71,7 +71,7 @@ class Tail:
 
     def encode(self, target: Target) -> bytes | memoryview:
         runs = b"".join([_RUN.pack(*run) for run in self.runs])
-        entry = Entry(log_entry.BLOCK, *target, self.first, self.count, self.size, runs)
+        entry = LogEntry(log_entry.BLOCK, *target, self.first, self.count, self.size, runs)
         first = self.blocks[0]
         if isinstance(first, Roomy) and len(self.blocks) == 1:
             whole = behind(log_entry.encode_head(entry, len(first)), first)
@@ -81,7 +81,7 @@ class Tail:
         return merged.write(log_entry.encode_head(entry, merged.size_bytes))
 
 
-class Batch:
+class WriteBatch:
     def __init__(self) -> None:
         self.puts: dict[bytes, bytes | memoryview] = {}
         self.deletes: set[bytes] = set()
@@ -90,24 +90,24 @@ class Batch:
         self.ends: dict[Target, int] = {}  # of shards that got messages
         self.topics: set[int] = set()  # that it changes
         self.altered: set[int] = set()  # of these, topics that get or lose more than messages
-        self.records = False  # whether it changes any
-        self.cleaning = False  # there is something new to be removed
-        self._tails: dict[Target, Tail] = {}
-        self._full: list[tuple[Target, Tail]] = []
+        self.has_record_changes = False  # whether it changes any
+        self.has_removals = False  # there is something new to be removed
+        self._tails: dict[Target, EntryBuilder] = {}
+        self._full: list[tuple[Target, EntryBuilder]] = []
 
     def __bool__(self) -> bool:
         return bool(self.puts or self.deletes or self._tails or self._full)
 
-    def concerns(self, topic: int) -> bool:
+    def changes_topic(self, topic: int) -> bool:
         """Whether it changes what can be read of a topic."""
         return topic in self.topics
 
-    def alters(self, topic: int) -> bool:
+    def alters_topic(self, topic: int) -> bool:
         """Whether it changes more of a topic than that messages are added."""
         return topic in self.altered
 
     def changes_records(self) -> bool:
-        return self.records
+        return self.has_record_changes
 
     def put(self, key: bytes, value: bytes) -> None:
         if self.deletes:
@@ -126,18 +126,20 @@ class Batch:
         if tail is None or not tail.add(block, first_id, time_ns):
             if tail is not None:
                 self._full.append((target, tail))
-            tail = self._tails[target] = Tail(offset)
+            tail = self._tails[target] = EntryBuilder(offset)
             tail.add(block, first_id, time_ns)
         self.size += len(block.data)
 
-    def publish(self, target: Target, offset: int, parts: list[Part], run: tuple[int, int]) -> None:
+    def publish(
+        self, target: Target, offset: int, parts: list[StagePart], run: tuple[int, int]
+    ) -> None:
         """An extent for a shard's end: what the parts' stages hold for it."""
         if target in self._tails:
             self._full.append((target, self._tails.pop(target)))
         count = sum(part.count for part in parts)
         charged = sum(part.charged for part in parts)
         runs = _RUN.pack(*run, count)
-        entry = Entry(log_entry.EXTENT, *target, offset, count, charged, runs, tuple(parts))
+        entry = LogEntry(log_entry.EXTENT, *target, offset, count, charged, runs, tuple(parts))
         self.put(store_keys.log(*target, offset), log_entry.encode(entry))
 
     def encode_blocks(self) -> None:

@@ -15,10 +15,10 @@ import lmdb
 from polybus.errors import Damaged, StoreFull
 from polybus.store.lmdb import entry_removal
 from polybus.store.lmdb.environment import Transaction
-from polybus.store.lmdb.lmdb_errors import translate
-from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.lmdb_errors import translate_error
+from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.store_folder import DATA
-from polybus.store.lmdb.write_batch import Batch
+from polybus.store.lmdb.write_batch import WriteBatch
 
 # So long may a commit take to remove what it has trimmed; the rest is done later.
 REMOVAL_S = 0.005
@@ -27,49 +27,49 @@ REMOVAL_S = 0.005
 SHORT_OF_ROOM_BYTES = 512 << 20
 
 
-class Storing:
-    def __init__(self, home: Home) -> None:
+class TransactionWriter:
+    def __init__(self, home: StoreFiles) -> None:
         self._home = home
-        self.removing = True  # something may have been left by the last owner
+        self.has_removals = True  # something may have been left by the last owner
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: WriteBatch) -> None:
         batch.encode_blocks()
         with self.transaction() as transaction:
             batch.write(transaction)
             left = (
-                entry_removal.Step(transaction, REMOVAL_S).run()
-                if batch.cleaning
-                else self.removing
+                entry_removal.RemovalStep(transaction, REMOVAL_S).run()
+                if batch.has_removals
+                else self.has_removals
             )
-        self.removing = left  # now that it is on disk
+        self.has_removals = left  # now that it is on disk
 
-    def remove(self, time_s: float) -> None:
+    def remove_some(self, time_s: float) -> None:
         """One step of what is left to be removed."""
         with self.transaction() as transaction:
-            left = entry_removal.Step(transaction, time_s).run()
-        self.removing = left
+            left = entry_removal.RemovalStep(transaction, time_s).run()
+        self.has_removals = left
 
     def remove_all(self) -> int:
         """All that is left to be removed; how many steps that took."""
         steps = 0
-        while self.removing:
-            self.remove(REMOVAL_S)
+        while self.has_removals:
+            self.remove_some(REMOVAL_S)
             steps += 1
         return steps
 
-    def transaction(self) -> Writing:
-        return Writing(self._home)
+    def transaction(self) -> WriteTxn:
+        return WriteTxn(self._home)
 
 
-class Writing:
+class WriteTxn:
     """A write transaction: committed when the block ends well, else nothing is changed."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: StoreFiles) -> None:
         self._home = home
 
     def __enter__(self) -> Transaction:
         try:
-            self._transaction = self._home.used.lmdb.begin(write=True, buffers=True)
+            self._transaction = self._home.current.lmdb.begin(write=True, buffers=True)
         except lmdb.Error as error:
             raise self._failed(error) from error
         return self._transaction
@@ -91,11 +91,11 @@ class Writing:
             return Damaged(f"LMDB gave up, and was opened anew: {error}")
         if os.strerror(errno.EIO) in str(error) and self._room_bytes() < SHORT_OF_ROOM_BYTES:
             return StoreFull(f"the store has no room, or its disk failed: {error}")
-        return translate(error)
+        return translate_error(error)
 
     def _room_bytes(self) -> int:
         """How far the file can grow: what the disk has, and the process may use."""
-        path = self._home.used.path
+        path = self._home.current.path
         disk, size = os.statvfs(path), (path / DATA).stat().st_size
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         free = disk.f_bavail * disk.f_frsize

@@ -31,12 +31,12 @@ from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
 from polybus.kernel import task_future as answers
-from polybus.store.lmdb.background_committer import Beside, Work
-from polybus.store.lmdb.background_tasks import Chores
-from polybus.store.lmdb.write_batch import Batch
-from polybus.store.lmdb.write_txn import Storing
-from polybus.store.lmdb.writer_queue import Queue
-from polybus.store.lmdb.writer_state import Books
+from polybus.store.lmdb.background_committer import BackgroundCommitter, CommitWork
+from polybus.store.lmdb.background_tasks import BackgroundTasks
+from polybus.store.lmdb.write_batch import WriteBatch
+from polybus.store.lmdb.write_txn import TransactionWriter
+from polybus.store.lmdb.writer_queue import WriterQueue
+from polybus.store.lmdb.writer_state import WriterState
 
 # One transaction takes so much, so that the first who wait are not kept by the last.
 GROUP_OPERATIONS: Final = 4096
@@ -44,65 +44,67 @@ GROUP_BYTES: Final = 32 << 20
 # While there are others to give way to: little at a time, and rests behind it, of so many times
 # the work. rqueue's p99 beside a full load is 0.4 to 0.6 ms so, and 1 ms with four times as much
 # and rests as long as the work; what is stored meanwhile is less than half.
-GENTLE_BYTES: Final = 128 << 10
-TIRING_BYTES: Final = GENTLE_BYTES // 2  # what is smaller needs no rest
-REST: Final = 2.5
+SMALL_GROUP_BYTES: Final = 128 << 10
+REST_AFTER_BYTES: Final = SMALL_GROUP_BYTES // 2  # what is smaller needs no rest
+REST_FACTOR: Final = 2.5
 # What is smaller is written at once: to wake another thread would take as long.
 LARGE_BYTES: Final = 256 << 10
 
-Task = Callable[[Books, Any, int], Any]
+Task = Callable[[WriterState, Any, int], Any]
 
 _log = logging.getLogger("polybus.store")
 
 
-class Answer(answers.Answer, Future[Any]):
+class WriteFuture(answers.Answer, Future[Any]):
     """What a caller waits for: a task of the writer's, its subject, its size in bytes, about.
 
     `alone` is what is done between transactions, and not as part of one.
     """
 
 
-class Writer:
+class StoreWriter:
     def __init__(
         self,
-        books: Books,
-        storing: Storing,
-        chores: Chores,
+        books: WriterState,
+        storing: TransactionWriter,
+        chores: BackgroundTasks,
         wall_ns: Callable[[], int],
-        tell: Callable[[Batch], None],
+        tell: Callable[[WriteBatch], None],
     ) -> None:
-        self.books = books
+        self.state = books
         self._storing = storing
         self._chores = chores
         self._wall_ns = wall_ns
         self._tell = tell
-        self._queue: Queue[Answer] = Queue()
-        self._end = Answer()  # what is handed over last
-        self._apart: Answer | None = None  # taken, and no part of a group: to be done behind it
+        self._queue: WriterQueue[WriteFuture] = WriterQueue()
+        self._end = WriteFuture()  # what is handed over last
+        self._exclusive: WriteFuture | None = (
+            None  # taken, and no part of a group: to be done behind it
+        )
         self._max_bytes = GROUP_BYTES
-        self._beside = Beside(self._store, self._tell_all, self._nudge)
+        self._committer = BackgroundCommitter(self._write_batch, self._resolve_all, self._wake)
         self._under_way = False  # something was handed over, and not waited for yet
-        self._others: Callable[[], int] = int
+        self._foreground_count: Callable[[], int] = int
         self._others_seen = 0
-        self.pages = 0  # written after they were answered: of interval durability alone
+        self.flush_count = 0  # written after they were answered: of interval durability alone
         self._thread = threading.Thread(target=self._run, name="polybus-store", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def give_way(self, others: Callable[[], int]) -> None:
+    def yield_to(self, others: Callable[[], int]) -> None:
         """`others` counts up while somebody waits for other threads than this one."""
-        self._others = others
+        self._foreground_count = others
 
     def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
-        return self._hand_over(Answer(task, subject, size))
+        return self._enqueue(WriteFuture(task, subject, size))
 
     def submit_all(
         self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
     ) -> list[Future[Any]]:
         """The same for many, handed over in one step: the thread finds all of them."""
         answers: list[Future[Any]] = []
-        answers += map(Answer, repeat(task), subjects, sizes)
+        answers += map(WriteFuture, repeat(task), subjects, sizes)
         try:
             self._queue.put_all(answers, sum(sizes))  # type: ignore[arg-type]
         except PolybusError:  # closed, or too many at once: some may find room
@@ -111,9 +113,9 @@ class Writer:
 
     def run_alone(self, task: Task) -> Any:
         """Between two transactions, with nothing on its way; waits for the answer."""
-        return self._hand_over(Answer(task, None, 0, True)).result()
+        return self._enqueue(WriteFuture(task, None, 0, True)).result()
 
-    def settle(self, concerns: Callable[[Batch], bool]) -> bool:
+    def settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
         """What was answered can be read; whether that had to be waited for. Here it never has."""
         return False
 
@@ -122,7 +124,7 @@ class Writer:
         if self._queue.put_last(self._end):
             self._thread.join()
 
-    def _hand_over(self, answer: Answer) -> Answer:
+    def _enqueue(self, answer: WriteFuture) -> WriteFuture:
         try:
             self._queue.put(answer, answer.size, urgent=answer.alone)
         except PolybusError as error:  # closed, or full
@@ -134,163 +136,163 @@ class Writer:
     def _run(self) -> None:
         while True:
             self._queue.wait(self._wait_s())
-            self._max_bytes = self._most()
-            group: list[Answer] = []
-            self._take(group)
+            self._max_bytes = self._group_limit()
+            group: list[WriteFuture] = []
+            self._take_group(group)
             if group:
-                self._serve(group)
-            apart, self._apart = self._apart, None
+                self._process_group(group)
+            apart, self._exclusive = self._exclusive, None
             if apart is self._end:
                 self._settle_all()
-                self._beside.close()
+                self._committer.close()
                 self._finish()
                 return
             if apart is not None:
                 self._settle_all()
-                self._serve_alone(apart)
-            self._do_chores(bool(group))
+                self._process_alone(apart)
+            self._run_background_tasks(bool(group))
 
-    def _take(self, group: list[Answer]) -> None:
+    def _take_group(self, group: list[WriteFuture]) -> None:
         """Adds what waits to a group, as much as a transaction takes."""
         size = added = sum([answer.size for answer in group])
-        while self._apart is None and size < self._max_bytes and len(group) < GROUP_OPERATIONS:
+        while self._exclusive is None and size < self._max_bytes and len(group) < GROUP_OPERATIONS:
             first = self._queue.pop()
             if first is None:
                 break
             if first.alone or first is self._end:
-                self._apart = first
+                self._exclusive = first
                 break
             group.append(first)
             size += first.size
-        self._queue.taken(size - added)
+        self._queue.release_bytes(size - added)
 
-    def _most(self) -> int:
-        seen, self._others_seen = self._others_seen, self._others()
-        return GROUP_BYTES if seen == self._others_seen else GENTLE_BYTES
+    def _group_limit(self) -> int:
+        seen, self._others_seen = self._others_seen, self._foreground_count()
+        return GROUP_BYTES if seen == self._others_seen else SMALL_GROUP_BYTES
 
     def _wait_s(self) -> float | None:
         return self._chores.wait_s()
 
-    def _serve(self, group: list[Answer], *, alone: bool = False) -> None:
+    def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
         try:
-            begun = self._carry_out(group)
+            begun = self._execute_group(group)
             while not self._settled():  # then the books know nothing of it any more
-                begun = self._carry_out(group)
+                begun = self._execute_group(group)
             if not alone:
-                begun += self._carry_out_more(group)
-            batch = self.books.turn_page()
-            self._chores.note(batch)
-            if self._is_for_another(batch) and self._beside.is_there():
+                begun += self._execute_late(group)
+            batch = self.state.take_batch()
+            self._chores.note_batch(batch)
+            if self._is_background_commit(batch) and self._committer.ensure_started():
                 batch.encode_blocks()
                 self._under_way = True
-                self._beside.hand_over(Work(batch, begun, group))
+                self._committer.submit_work(CommitWork(batch, begun, group))
                 return
             began_s = time.thread_time()
-            self._store(batch)
+            self._write_batch(batch)
         except BaseException as error:
             self._settle_all()
-            self._lose(group, error)
+            self._on_group_failed(group, error)
             return
-        self._kept()
-        self._tell_all(begun)
-        if self._is_gentle and batch.size >= TIRING_BYTES:
-            time.sleep(REST * (time.thread_time() - began_s))
+        self._on_committed()
+        self._resolve_all(begun)
+        if self._is_gentle and batch.size >= REST_AFTER_BYTES:
+            time.sleep(REST_FACTOR * (time.thread_time() - began_s))
 
     @property
     def _is_gentle(self) -> bool:
-        return self._max_bytes == GENTLE_BYTES
+        return self._max_bytes == SMALL_GROUP_BYTES
 
-    def _is_for_another(self, batch: Batch) -> bool:
+    def _is_background_commit(self, batch: WriteBatch) -> bool:
         """Not while others are given way to: two threads would be more in their way than one.
 
         Nor if it leaves something to be removed: the writer goes on with that, at once.
         """
-        return batch.size >= LARGE_BYTES and not self._is_gentle and not batch.cleaning
+        return batch.size >= LARGE_BYTES and not self._is_gentle and not batch.has_removals
 
-    def _carry_out(self, group: list[Answer]) -> list[Answer]:
-        return answers.carry_out(group, self.books, self._wall_ns(), PolybusError)
+    def _execute_group(self, group: list[WriteFuture]) -> list[WriteFuture]:
+        return answers.carry_out(group, self.state, self._wall_ns(), PolybusError)
 
-    def _carry_out_more(self, group: list[Answer]) -> list[Answer]:
+    def _execute_late(self, group: list[WriteFuture]) -> list[WriteFuture]:
         """What came while the batch before was written."""
         known = len(group)
-        self._take(group)
-        return self._carry_out(group[known:]) if len(group) > known else []
+        self._take_group(group)
+        return self._execute_group(group[known:]) if len(group) > known else []
 
     def _settled(self) -> bool:
         """Waits for what is written beside this thread; False if that was lost."""
-        lost = self._beside.wait()
+        lost = self._committer.wait()
         under_way, self._under_way = self._under_way, False
         if lost is None:
             if under_way:  # else what has left may be what failed just now
-                self._kept()
+                self._on_committed()
             return True
-        self._lose(*lost)
+        self._on_group_failed(*lost)
         return False
 
     def _settle_all(self) -> None:
         while not self._settled():
             pass
 
-    def _lose(self, group: list[Answer], error: BaseException) -> None:
+    def _on_group_failed(self, group: list[WriteFuture], error: BaseException) -> None:
         """A group could not be done; nothing else is under way."""
-        self.books.burn()
+        self.state.rollback()
         if isinstance(error, PolybusError) or len(group) == 1:
-            fail(group, error)
+            fail_group(group, error)
         else:
-            self._serve_each(group)
+            self._process_each(group)
 
-    def _serve_each(self, group: list[Answer]) -> None:
+    def _process_each(self, group: list[WriteFuture]) -> None:
         """One of them cannot be done, for a reason nobody thought of: the others need not pay."""
         for answer in group:
             if not answer.done():
-                self._serve([answer], alone=True)
+                self._process_group([answer], alone=True)
 
-    def _kept(self) -> None:
+    def _on_committed(self) -> None:
         """What was under way is on disk."""
-        self.books.leases.keep()
-        if not self.books.batch:
-            self.books.known.shrink()
+        self.state.leases.confirm()
+        if not self.state.batch:
+            self.state.cache.shrink()
 
     # --- on this thread, or on the one beside it
 
-    def _store(self, batch: Batch) -> None:
+    def _write_batch(self, batch: WriteBatch) -> None:
         if batch:
             self._storing.write(batch)
             if batch.ends or batch.altered:
                 self._tell(batch)
 
-    def _tell_all(self, begun: list[Answer]) -> None:
-        self._queue.answered(len(begun))
+    def _resolve_all(self, begun: list[WriteFuture]) -> None:
+        self._queue.expect(len(begun))
         answers.tell(begun)
 
-    def _nudge(self) -> None:
+    def _wake(self) -> None:
         """The thread is awake then."""
         with suppress(StoreClosed):  # it is about to do all there is
-            self._queue.put(Answer(_nothing), urgent=True)
+            self._queue.put(WriteFuture(_nothing), urgent=True)
 
     # --- on the thread
 
-    def _serve_alone(self, answer: Answer) -> None:
+    def _process_alone(self, answer: WriteFuture) -> None:
         try:
-            begun = answers.carry_out([answer], self.books, self._wall_ns(), PolybusError)
+            begun = answers.carry_out([answer], self.state, self._wall_ns(), PolybusError)
         except Exception as error:
-            fail([answer], error)
+            fail_group([answer], error)
         else:
             answers.tell(begun)
 
     def _finish(self) -> None:
         """The end: nothing is left to be done."""
 
-    def _do_chores(self, busy: bool) -> None:
+    def _run_background_tasks(self, busy: bool) -> None:
         try:
-            expired = self._chores.expired()
+            expired = self._chores.expiry_task()
             if expired:
-                collected = Answer(expired)
-                self._serve([collected], alone=True)
+                collected = WriteFuture(expired)
+                self._process_group([collected], alone=True)
                 collected.result()
-            if self.books.known.is_large:
+            if self.state.cache.is_large:
                 self._settle_all()
-            self._chores.do(busy, self._settle_all)
+            self._chores.run_step(busy, self._settle_all)
         except PolybusError as error:
             self._chores.pause()
             _log.warning("upkeep of the store failed, and will be tried again: %s", error)
@@ -299,7 +301,7 @@ class Writer:
             _log.exception("upkeep of the store failed, and will be tried again")
 
 
-def fail(group: list[Answer], error: BaseException) -> None:
+def fail_group(group: list[WriteFuture], error: BaseException) -> None:
     """What became of a group that could not be done."""
     if not isinstance(error, PolybusError):
         _log.error("a transaction failed", exc_info=error)
@@ -309,5 +311,5 @@ def fail(group: list[Answer], error: BaseException) -> None:
             answer.set_exception(error)
 
 
-def _nothing(_books: Books, _subject: None, _now_ns: int) -> None:
+def _nothing(_books: WriterState, _subject: None, _now_ns: int) -> None:
     """What a nudge asks for."""

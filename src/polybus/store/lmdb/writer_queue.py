@@ -38,7 +38,7 @@ LOOKS: Final = 10
 ENOUGH_BYTES: Final = 1 << 20
 
 
-class Queue(Generic[T]):
+class WriterQueue(Generic[T]):
     def __init__(self) -> None:
         self._items: deque[T] = deque()
         self._bytes = 0
@@ -46,8 +46,8 @@ class Queue(Generic[T]):
         self._enough = 1
         self._expected = 1
         self._lock = Lock()
-        self._bell = Lock()  # held while nobody has rung
-        self._bell.acquire()
+        self._wakeup = Lock()  # held while nobody has rung
+        self._wakeup.acquire()
 
     def put(self, item: T, size: int = 0, *, urgent: bool = False) -> None:
         """`StoreClosed` behind the last one, `LimitReached` while too much waits."""
@@ -57,12 +57,12 @@ class Queue(Generic[T]):
             waiting = len(self._items) + 1
             size += self._bytes
             if (waiting > MAX_WAITING or size > MAX_WAITING_BYTES) and not urgent:
-                refuse(waiting, size)
+                check_limits(waiting, size)
             self._items.append(item)
             self._bytes = size
             is_enough = urgent or waiting >= self._enough or size >= ENOUGH_BYTES
-            if is_enough and self._bell.locked():
-                self._bell.release()
+            if is_enough and self._wakeup.locked():
+                self._wakeup.release()
 
     def put_all(self, items: Sequence[T], size: int) -> None:
         """Many at once, or none: as `put`."""
@@ -72,12 +72,12 @@ class Queue(Generic[T]):
             waiting = len(self._items) + len(items)
             size += self._bytes
             if waiting > MAX_WAITING or size > MAX_WAITING_BYTES:
-                refuse(waiting, size)
+                check_limits(waiting, size)
             self._items.extend(items)
             self._bytes = size
             is_enough = waiting >= self._enough or size >= ENOUGH_BYTES
-            if is_enough and self._bell.locked():
-                self._bell.release()
+            if is_enough and self._wakeup.locked():
+                self._wakeup.release()
 
     def put_last(self, item: T) -> bool:
         """Nothing can be handed over behind it. False if there was a last one already."""
@@ -86,29 +86,29 @@ class Queue(Generic[T]):
                 return False
             self._closed = True
             self._items.append(item)
-            if self._bell.locked():
-                self._bell.release()
+            if self._wakeup.locked():
+                self._wakeup.release()
             return True
 
     @property
     def closed(self) -> bool:
         return self._closed
 
-    def answered(self, count: int) -> None:
+    def expect(self, count: int) -> None:
         """So many were answered, and may come again; those who wait already are not among them."""
         with self._lock:
             self._expected = count + len(self._items)
 
     def wait(self, timeout_s: float | None) -> None:
         """Until there is something, and then until most of those expected are here."""
-        if not self._hear(1, timeout_s) or self._expected <= 1:
+        if not self._wait_for(1, timeout_s) or self._expected <= 1:
             return
         seen = 0
         for _ in range(LOOKS):
             if len(self._items) <= seen:
                 return
             seen = len(self._items)
-            if self._hear(self._expected, LOOK_S):
+            if self._wait_for(self._expected, LOOK_S):
                 return
 
     def pop(self) -> T | None:
@@ -118,25 +118,25 @@ class Queue(Generic[T]):
         except IndexError:
             return None
 
-    def taken(self, size: int) -> None:
+    def release_bytes(self, size: int) -> None:
         with self._lock:
             self._bytes -= size
 
-    def _hear(self, enough: int, timeout_s: float | None) -> bool:
+    def _wait_for(self, enough: int, timeout_s: float | None) -> bool:
         """Waits until so many are here; whether they are."""
         with self._lock:
             if self._has(enough):
                 return True
             self._enough = enough
-            self._bell.acquire(blocking=False)  # an old ring says nothing
-        heard = self._bell.acquire(timeout=-1 if timeout_s is None else timeout_s)
+            self._wakeup.acquire(blocking=False)  # an old ring says nothing
+        heard = self._wakeup.acquire(timeout=-1 if timeout_s is None else timeout_s)
         return heard or self._has(enough)
 
     def _has(self, enough: int) -> bool:
         return len(self._items) >= enough or self._bytes >= ENOUGH_BYTES
 
 
-def refuse(waiting: int, size: int) -> None:
+def check_limits(waiting: int, size: int) -> None:
     """`LimitReached` if so many, with so many bytes in all, are too many."""
     if waiting > MAX_WAITING:
         raise LimitReached("MAX_WAITING", f"{MAX_WAITING} commits wait for the disk already")

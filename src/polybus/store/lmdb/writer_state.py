@@ -10,48 +10,48 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.stage_leases import Leases
-from polybus.store.lmdb.state_cache import Known, Reading, Shard, TopicState
-from polybus.store.lmdb.write_batch import Batch
+from polybus.store.lmdb.stage_leases import StageLeases
+from polybus.store.lmdb.state_cache import OpenSnapshot, ShardState, StateCache, TopicState
+from polybus.store.lmdb.write_batch import WriteBatch
 
 Clock = Callable[[], float]
 
 
-class Books:
-    def __init__(self, reading: Reading, clock_s: Clock) -> None:
+class WriterState:
+    def __init__(self, reading: OpenSnapshot, clock_s: Clock) -> None:
         self._reading = reading
-        self.leases = Leases(clock_s)
-        self.known = Known(reading)
-        self.batch = Batch()
+        self.leases = StageLeases(clock_s)
+        self.cache = StateCache(reading)
+        self.batch = WriteBatch()
         self._topics: dict[int, TopicState] = {}
-        self._shards: dict[tuple[int, int], Shard] = {}
+        self._shards: dict[tuple[int, int], ShardState] = {}
         self._counted = False
 
-    def number(self, kind: str) -> int:
+    def next_number(self, kind: str) -> int:
         """The next number of a kind, which is never given again."""
-        counters = self.known.counters
+        counters = self.cache.counters
         number: int = getattr(counters, kind)
         setattr(counters, kind, number + 1)
         self._counted = True
         return number
 
-    def touch(self, state: TopicState) -> None:
+    def mark_topic(self, state: TopicState) -> None:
         self._topics[state.topic.number] = state
         self.batch.topics.add(state.topic.number)
 
-    def touch_shard(self, topic: int, number: int, shard: Shard) -> None:
+    def mark_shard(self, topic: int, number: int, shard: ShardState) -> None:
         self._shards[topic, number] = shard
         self.batch.topics.add(topic)
 
     def forget_topic(self, number: int) -> None:
         """A dropped topic's state must not be written again."""
         self.batch.topics.add(number)
-        self.known.topics[number] = None  # the disk may still have it
+        self.cache.topics[number] = None  # the disk may still have it
         self._topics.pop(number, None)
         for target in [target for target in self._shards if target[0] == number]:
             del self._shards[target]
 
-    def turn_page(self) -> Batch:
+    def take_batch(self) -> WriteBatch:
         """The batch as it stands, complete; the next changes go to a new one."""
         batch = self.batch
         for number, state in self._topics.items():
@@ -63,17 +63,17 @@ class Books:
             raw = stored_values.SHARD_STATE.pack(shard.start, shard.end, shard.added)
             batch.put(store_keys.shard_state(*target), raw)
         if self._counted:
-            batch.put(store_keys.COUNTERS, self.known.counters.encode())
-        self.batch = Batch()
-        self.leases.leave()
+            batch.put(store_keys.COUNTERS, self.cache.counters.encode())
+        self.batch = WriteBatch()
+        self.leases.mark_in_flight()
         self._clear()
         return batch
 
-    def burn(self) -> None:
+    def rollback(self) -> None:
         """What was not written is forgotten, with all that was built on it."""
-        self.batch = Batch()
-        self.known = Known(self._reading)
-        self.leases.undo()
+        self.batch = WriteBatch()
+        self.cache = StateCache(self._reading)
+        self.leases.rollback()
         self._clear()
 
     def _clear(self) -> None:

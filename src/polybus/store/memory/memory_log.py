@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from polybus.kernel.blocks import Layout
 from polybus.model import run_table
-from polybus.model.block import Block, Piece
+from polybus.model.block import Block, BlockSlice
 from polybus.model.topic import Bounds, ShardBounds, Topic
 
 
-class Entry(NamedTuple):
+class MemoryEntry(NamedTuple):
     """A block whose first message stands at `first_offset`."""
 
     first_offset: int
@@ -26,29 +26,29 @@ class Entry(NamedTuple):
     table: bytes
 
 
-def _end(entry: Entry) -> int:
+def _end(entry: MemoryEntry) -> int:
     return entry.first_offset + entry.layout.count
 
 
-def _last_time(entry: Entry) -> int:
+def _last_time(entry: MemoryEntry) -> int:
     return run_table.time_at(entry.table, entry.layout.count - 1)
 
 
-def _last_id(entry: Entry) -> int:
+def _last_id(entry: MemoryEntry) -> int:
     return run_table.id_at(entry.table, entry.layout.count - 1)
 
 
 @dataclass(slots=True)
-class Shard:
+class MemoryShard:
     number: int
     start: int
     end: int
     size_bytes: int = 0
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[MemoryEntry] = field(default_factory=list)
 
     def append(self, block: Block, first_id: int, timestamp_ns: int) -> None:
-        table = run_table.table(first_id, timestamp_ns, block.count)
-        self.entries.append(Entry(self.end, block.layout(), table))
+        table = run_table.make_table(first_id, timestamp_ns, block.count)
+        self.entries.append(MemoryEntry(self.end, block.layout(), table))
         self.end += block.count
         self.size_bytes += block.size_bytes
 
@@ -81,7 +81,7 @@ class Shard:
             return run_table.id_at(entry.table, offset - entry.first_offset)
         return None
 
-    def pieces(self, start: int, end: int, max_rows: int) -> Iterator[Piece]:
+    def pieces(self, start: int, end: int, max_rows: int) -> Iterator[BlockSlice]:
         """The blocks with offsets from `start` to `end`, until there are enough rows."""
         end = min(end, self.end, start + max_rows)
         for entry in self._entries_from(start):
@@ -89,21 +89,21 @@ class Shard:
             if first >= end:
                 return
             places = max(start, first) - first, min(end, _end(entry)) - first
-            yield Piece(entry.layout, entry.table, first, self.number, *places)
+            yield BlockSlice(entry.layout, entry.table, first, self.number, *places)
 
     def bounds(self) -> ShardBounds:
         return ShardBounds(self.start, self.end, self.size_bytes)
 
-    def _entries_from(self, offset: int) -> Iterator[Entry]:
+    def _entries_from(self, offset: int) -> Iterator[MemoryEntry]:
         at = bisect_right(self.entries, offset, key=_end)
         for index in range(at, len(self.entries)):
             yield self.entries[index]
 
 
 @dataclass(slots=True)
-class Log:
+class MemoryLog:
     topic: Topic
-    shards: list[Shard]
+    shards: list[MemoryShard]
     next_id: int = 1
     timestamp_ns: int = 0
 

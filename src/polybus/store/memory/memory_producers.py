@@ -5,43 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polybus.errors import Fenced, OutOfSequence, Stale, UnknownProducer
-from polybus.model.commit import Committed
-from polybus.model.stamp import Habits, Opened, Stamp
+from polybus.model.commit import CommitResult
+from polybus.model.stamp import ProducerEpoch, ProducerOptions, Stamp
 
 
 @dataclass(slots=True)
-class Producer:
-    habits: Habits
+class MemoryProducer:
+    habits: ProducerOptions
     epoch: int = 0
     last_counter: int = 0
     # Counter → digest and result of the last commits, the oldest first.
-    results: dict[int, tuple[bytes, Committed]] = field(default_factory=dict)
+    results: dict[int, tuple[bytes, CommitResult]] = field(default_factory=dict)
 
     def forget_old_results(self) -> None:
         while len(self.results) > self.habits.kept_results:
             del self.results[next(iter(self.results))]
 
 
-class Producers:
+class MemoryProducers:
     def __init__(self) -> None:
-        self._producers: dict[str, Producer] = {}
+        self._producers: dict[str, MemoryProducer] = {}
 
-    def open(self, name: str, habits: Habits) -> Opened:
-        producer = self._producers.setdefault(name, Producer(habits))
+    def open(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
+        producer = self._producers.setdefault(name, MemoryProducer(habits))
         producer.habits = habits
         producer.epoch += 1
         producer.forget_old_results()
-        return Opened(producer.epoch, producer.last_counter)
+        return ProducerEpoch(producer.epoch, producer.last_counter)
 
-    def look_up(self, name: str) -> Opened | None:
+    def look_up(self, name: str) -> ProducerEpoch | None:
         producer = self._producers.get(name)
-        return Opened(producer.epoch, producer.last_counter) if producer else None
+        return ProducerEpoch(producer.epoch, producer.last_counter) if producer else None
 
     def close(self, name: str, epoch: int) -> None:
         self._of_epoch(name, epoch)
         del self._producers[name]
 
-    def judge(self, stamp: Stamp) -> Committed | None:
+    def check_stamp(self, stamp: Stamp) -> CommitResult | None:
         """None if the stamp may be used; the first result if it was; else an error."""
         producer = self._of_epoch(stamp.producer, stamp.epoch)
         if stamp.counter <= producer.last_counter:
@@ -51,14 +51,14 @@ class Producers:
             raise OutOfSequence(f"counter of producer {text} leaves a gap")
         return None
 
-    def use(self, stamp: Stamp, result: Committed) -> None:
+    def record_result(self, stamp: Stamp, result: CommitResult) -> None:
         """Remembers what became of a stamp that may be used."""
         producer = self._producers[stamp.producer]
         producer.last_counter = stamp.counter
         producer.results[stamp.counter] = stamp.digest, result
         producer.forget_old_results()
 
-    def _of_epoch(self, name: str, epoch: int) -> Producer:
+    def _of_epoch(self, name: str, epoch: int) -> MemoryProducer:
         producer = self._producers.get(name)
         if producer is None:
             raise UnknownProducer(f"nobody has opened producer {name!r}")
@@ -67,7 +67,7 @@ class Producers:
         return producer
 
     @staticmethod
-    def _first_result(producer: Producer, stamp: Stamp) -> Committed:
+    def _first_result(producer: MemoryProducer, stamp: Stamp) -> CommitResult:
         digest, result = producer.results.get(stamp.counter, (None, None))
         if result is None or digest != stamp.digest:
             raise Stale(f"counter {stamp.counter} of producer {stamp.producer!r} was used")

@@ -19,12 +19,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from polybus.errors import PolybusError, StoreClosed
-from polybus.model.commit import Append, Commit, Committed, Record
+from polybus.model.commit import Append, Commit, CommitResult, StoredRecord
 from polybus.model.rows import Rows
-from polybus.model.stamp import Habits, Opened
+from polybus.model.stamp import ProducerEpoch, ProducerOptions
 from polybus.model.topic import All, Bounds, Topic
 from polybus.store import request_checks
-from polybus.store.contract import LEASE_S, MAX_READ_BYTES, MAX_ROWS, Listener, News, Part, Store
+from polybus.store.contract import (
+    LEASE_S,
+    MAX_READ_BYTES,
+    MAX_ROWS,
+    Listener,
+    ShardEnd,
+    ShardRange,
+    Store,
+)
 from polybus.store.memory.namespace import Namespace
 
 P = ParamSpec("P")
@@ -33,7 +41,7 @@ T = TypeVar("T")
 _log = logging.getLogger("polybus.store")
 
 
-class Space:
+class SharedNamespace:
     """A namespace with its thread and lock, and those who want to hear of its commits."""
 
     def __init__(self, wall_ns: Callable[[], int], clock_s: Callable[[], float]) -> None:
@@ -63,13 +71,15 @@ class Space:
         with self.lock:
             return work(*args, **kwargs)
 
-    def commit(self, commit: Commit) -> Committed:
+    def commit(self, commit: Commit) -> CommitResult:
         done = self.locked(self.namespace.commit, commit)
         if done.spans and not done.duplicate:
-            self._tell([News(at.topic, at.shard, at.first_offset + at.count) for at in done.spans])
+            self._notify(
+                [ShardEnd(at.topic, at.shard, at.first_offset + at.count) for at in done.spans]
+            )
         return done
 
-    def _tell(self, news: Sequence[News]) -> None:
+    def _notify(self, news: Sequence[ShardEnd]) -> None:
         for listener in list(self.listeners.values()):
             try:
                 listener(news)
@@ -83,13 +93,13 @@ class MemoryStore(Store):
         *,
         wall_ns: Callable[[], int] = time.time_ns,
         clock_s: Callable[[], float] = time.monotonic,
-        space: Space | None = None,
+        space: SharedNamespace | None = None,
     ) -> None:
-        self._space = space or Space(wall_ns, clock_s)
+        self._space = space or SharedNamespace(wall_ns, clock_s)
         if not self._space.join():
             raise StoreClosed("the store was closed")
         self._names = self._space.namespace
-        self._gate = threading.Lock()  # nothing is handed over behind a close
+        self._submit_lock = threading.Lock()  # nothing is handed over behind a close
         self._closed = False
         self._pid = os.getpid()
         self._watching: list[object] = []
@@ -111,17 +121,19 @@ class MemoryStore(Store):
 
     # --- writing
 
-    def commit(self, commit: Commit) -> Future[Committed]:
+    def commit(self, commit: Commit) -> Future[CommitResult]:
         try:
-            return self._hand_over(self._space.commit, request_checks.commit(commit))
+            return self._submit(self._space.commit, request_checks.commit(commit))
         except PolybusError as error:
-            return _failed(error)
+            return _failed_future(error)
 
-    def open_producer(self, name: str, habits: Habits) -> Opened:
+    def open_producer(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
         request_checks.producer(name)
-        return self._write(self._names.producers.open, name, request_checks.habits(habits))
+        return self._write(
+            self._names.producers.open, name, request_checks.producer_options(habits)
+        )
 
-    def look_up_producer(self, name: str) -> Opened | None:
+    def look_up_producer(self, name: str) -> ProducerEpoch | None:
         request_checks.producer(name)
         return self._write(self._names.producers.look_up, name)
 
@@ -134,11 +146,11 @@ class MemoryStore(Store):
     def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
         try:
             work = self._names.stage
-            return self._hand_over(
+            return self._submit(
                 self._space.locked, work, stage, request_checks.appends(tuple(appends))
             )
         except PolybusError as error:
-            return _failed(error)
+            return _failed_future(error)
 
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
         self._write(self._names.renew, stage, request_checks.lease(lease_s))
@@ -170,7 +182,7 @@ class MemoryStore(Store):
     def read_parts(
         self,
         topic: int,
-        parts: Sequence[Part],
+        parts: Sequence[ShardRange],
         *,
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_READ_BYTES,
@@ -181,10 +193,10 @@ class MemoryStore(Store):
     def find(self, topic: int, shard: int | All, timestamp_ns: int) -> int:
         return self._read(self._names.find, topic, shard, request_checks.time_ns(timestamp_ns))
 
-    def get(self, key: bytes) -> Record | None:
+    def get(self, key: bytes) -> StoredRecord | None:
         return self._read(self._names.get, request_checks.key(key))
 
-    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[Record]:
+    def scan(self, prefix: bytes, after: bytes = b"", limit: int = 1000) -> list[StoredRecord]:
         request_checks.scan(prefix, after, limit)
         return self._read(self._names.scan, prefix, after, limit)
 
@@ -202,7 +214,7 @@ class MemoryStore(Store):
     # --- the end
 
     def close(self) -> None:
-        with self._gate:
+        with self._submit_lock:
             if self._closed or self._pid != os.getpid():
                 return
             self._closed = True
@@ -218,8 +230,8 @@ class MemoryStore(Store):
         if self._closed:
             raise StoreClosed("the store was closed")
 
-    def _hand_over(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        with self._gate:
+    def _submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        with self._submit_lock:
             self._check_open()
             try:
                 return self._space.writer.submit(work, *args, **kwargs)
@@ -227,14 +239,14 @@ class MemoryStore(Store):
                 raise StoreClosed("the program is ending") from None
 
     def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._hand_over(lambda: self._space.locked(work, *args, **kwargs)).result()
+        return self._submit(lambda: self._space.locked(work, *args, **kwargs)).result()
 
     def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self._check_open()
         return self._space.locked(work, *args, **kwargs)
 
 
-def _failed(error: PolybusError) -> Future[T]:
+def _failed_future(error: PolybusError) -> Future[T]:
     future: Future[T] = Future()
     future.set_exception(error)
     return future

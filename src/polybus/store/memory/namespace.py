@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polybus.errors import AlreadyExists, Conflict, DoesNotExist, StageGone, Trimmed
-from polybus.model.block import Piece, gather
-from polybus.model.commit import Append, Change, Commit, Committed, Record, Span
+from polybus.model.block import BlockSlice, gather
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange, Span, StoredRecord
 from polybus.model.rows import EMPTY, Rows
 from polybus.model.topic import ALL, All, Topic
 from polybus.store import request_checks
-from polybus.store.contract import Part
-from polybus.store.memory.memory_log import Log, Shard
-from polybus.store.memory.memory_producers import Producers
+from polybus.store.contract import ShardRange
+from polybus.store.memory.memory_log import MemoryLog, MemoryShard
+from polybus.store.memory.memory_producers import MemoryProducers
 
 
 @dataclass(slots=True)
-class Stage:
+class MemoryStage:
     deadline_s: float
     appends: list[Append] = field(default_factory=list)
 
@@ -40,14 +40,14 @@ class Tombstone:
 
 class Namespace:
     def __init__(self, wall_ns: Callable[[], int], clock_s: Callable[[], float]) -> None:
-        self.producers = Producers()
+        self.producers = MemoryProducers()
         self._wall_ns = wall_ns
         self._clock_s = clock_s
-        self._names: dict[str, Log] = {}
-        self._logs: dict[int, Log] = {}
+        self._names: dict[str, MemoryLog] = {}
+        self._logs: dict[int, MemoryLog] = {}
         self._tombstones: dict[str, Tombstone] = {}
-        self._stages: dict[str, Stage] = {}
-        self._records: dict[bytes, Record] = {}
+        self._stages: dict[str, MemoryStage] = {}
+        self._records: dict[bytes, StoredRecord] = {}
         self._last_number = 0
         self._last_version = 0
 
@@ -59,13 +59,13 @@ class Namespace:
         self._last_number += 1
         topic = Topic(name, self._last_number, (shards,), settings)
         grave = self._tombstones.get(name, Tombstone())
-        log = Log(topic, [], grave.next_id)
+        log = MemoryLog(topic, [], grave.next_id)
         self._open_shards(log)
         self._names[name] = self._logs[topic.number] = log
         return topic
 
     def configure(self, name: str, settings: dict[str, object], add_shards: int) -> Topic:
-        log = self._named(name)
+        log = self._log_by_name(name)
         generations = log.topic.generations + ((add_shards,) if add_shards else ())
         log.topic = replace(log.topic, settings=settings, generations=generations)
         self._open_shards(log)
@@ -75,48 +75,48 @@ class Namespace:
         return [self._names[name].topic for name in sorted(self._names)]
 
     def drop(self, name: str) -> None:
-        log = self._named(name)
+        log = self._log_by_name(name)
         ends = [shard.end for shard in log.shards]
         before = self._tombstones.get(name, Tombstone())
         ends += before.ends[len(ends) :]
         self._tombstones[name] = Tombstone(log.next_id, ends)
         del self._names[name], self._logs[log.topic.number]
 
-    def log(self, number: int) -> Log:
+    def log(self, number: int) -> MemoryLog:
         log = self._logs.get(number)
         if log is None:
             raise DoesNotExist(f"there is no topic number {number}")
         return log
 
-    def _named(self, name: str) -> Log:
+    def _log_by_name(self, name: str) -> MemoryLog:
         log = self._names.get(name)
         if log is None:
             raise DoesNotExist(f"there is no topic {name!r}")
         return log
 
-    def _open_shards(self, log: Log) -> None:
+    def _open_shards(self, log: MemoryLog) -> None:
         grave = self._tombstones.get(log.topic.name, Tombstone())
         for number in log.topic.shards[len(log.shards) :]:
-            log.shards.append(Shard(number, grave.end_of(number), grave.end_of(number)))
+            log.shards.append(MemoryShard(number, grave.end_of(number), grave.end_of(number)))
 
     # --- writing
 
-    def commit(self, commit: Commit) -> Committed:
-        first = self.producers.judge(commit.stamp) if commit.stamp else None
+    def commit(self, commit: Commit) -> CommitResult:
+        first = self.producers.check_stamp(commit.stamp) if commit.stamp else None
         if first is not None:
             return first
-        appends = self._judge_appends(commit)
-        self._judge_changes(commit.changes)
+        appends = self._check_appends(commit)
+        self._check_changes(commit.changes)
         spans, timestamp_ns = self._append(appends)
         for stage in commit.stages:
             del self._stages[stage]
         versions = tuple(self._change(change) for change in commit.changes)
-        done = Committed(spans, timestamp_ns, versions, commit.note)
+        done = CommitResult(spans, timestamp_ns, versions, commit.note)
         if commit.stamp:
-            self.producers.use(commit.stamp, done)
+            self.producers.record_result(commit.stamp, done)
         return done
 
-    def _judge_appends(self, commit: Commit) -> list[Append]:
+    def _check_appends(self, commit: Commit) -> list[Append]:
         """All that is to be appended, by topic and shard, in the order of the commit."""
         stages = [self._stage(stage) for stage in commit.stages]
         appends = [*commit.appends, *(append for stage in stages for append in stage.appends)]
@@ -125,7 +125,7 @@ class Namespace:
         request_checks.spans(len({(append.topic, append.shard) for append in appends}))
         return sorted(appends, key=lambda append: (append.topic, append.shard))
 
-    def _judge_changes(self, changes: Sequence[Change]) -> None:
+    def _check_changes(self, changes: Sequence[RecordChange]) -> None:
         for change in changes:
             record = self._records.get(change.key)
             version = record.version if record else 0
@@ -143,12 +143,12 @@ class Namespace:
             log.append(shard, block, timestamp_ns)
         return tuple(spans.values()), timestamp_ns
 
-    def _change(self, change: Change) -> int:
+    def _change(self, change: RecordChange) -> int:
         if change.value is None:
             self._records.pop(change.key, None)
             return 0
         self._last_version += 1
-        self._records[change.key] = Record(change.key, change.value, self._last_version)
+        self._records[change.key] = StoredRecord(change.key, change.value, self._last_version)
         return self._last_version
 
     def trim(self, number: int, before: Mapping[int, int]) -> None:
@@ -161,7 +161,7 @@ class Namespace:
     def open_stage(self, lease_s: float) -> str:
         self._collect()
         name = secrets.token_hex(16)
-        self._stages[name] = Stage(self._clock_s() + lease_s)
+        self._stages[name] = MemoryStage(self._clock_s() + lease_s)
         return name
 
     def stage(self, name: str, appends: Sequence[Append]) -> None:
@@ -176,7 +176,7 @@ class Namespace:
     def discard(self, name: str) -> None:
         self._stages.pop(name, None)
 
-    def _stage(self, name: str) -> Stage:
+    def _stage(self, name: str) -> MemoryStage:
         self._collect()
         stage = self._stages.get(name)
         if stage is None:
@@ -207,9 +207,11 @@ class Namespace:
         ]
         return gather(pieces, from_id=start, below_id=end, max_rows=max_rows, max_bytes=max_bytes)
 
-    def read_parts(self, number: int, parts: Sequence[Part], max_rows: int, max_bytes: int) -> Rows:
+    def read_parts(
+        self, number: int, parts: Sequence[ShardRange], max_rows: int, max_bytes: int
+    ) -> Rows:
         log = self.log(number)
-        pieces: list[Piece] = []
+        pieces: list[BlockSlice] = []
         for shard, start, end, most in parts:
             request_checks.shard_of(log.topic, shard)
             if start < end:
@@ -223,15 +225,15 @@ class Namespace:
             return log.id_of_time(timestamp_ns)
         return log.shards[shard].offset_of_time(timestamp_ns)
 
-    def get(self, key: bytes) -> Record | None:
+    def get(self, key: bytes) -> StoredRecord | None:
         return self._records.get(key)
 
-    def scan(self, prefix: bytes, after: bytes, limit: int) -> list[Record]:
+    def scan(self, prefix: bytes, after: bytes, limit: int) -> list[StoredRecord]:
         keys = sorted(key for key in self._records if key.startswith(prefix) and key > after)
         return [self._records[key] for key in keys[:limit]]
 
 
-def _pieces(source: Shard, start: int, end: int, max_rows: int) -> list[Piece]:
+def _pieces(source: MemoryShard, start: int, end: int, max_rows: int) -> list[BlockSlice]:
     if start < source.start:
         raise Trimmed(f"shard {source.number} begins at {source.start}", source.start)
     return list(source.pieces(start, end, max_rows))

@@ -7,9 +7,9 @@ import time
 from weakref import WeakValueDictionary
 
 from polybus.errors import StoreClosed
-from polybus.store.memory.memory_store import MemoryStore, Space
+from polybus.store.memory.memory_store import MemoryStore, SharedNamespace
 
-_spaces: WeakValueDictionary[str, Space] = WeakValueDictionary()
+_spaces: WeakValueDictionary[str, SharedNamespace] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -23,6 +23,6 @@ def open_named(name: str) -> MemoryStore:
             return MemoryStore(space=_new(name))
 
 
-def _new(name: str) -> Space:
-    space = _spaces[name] = Space(time.time_ns, time.monotonic)
+def _new(name: str) -> SharedNamespace:
+    space = _spaces[name] = SharedNamespace(time.time_ns, time.monotonic)
     return space

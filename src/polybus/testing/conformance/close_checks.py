@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from polybus.errors import StoreClosed
 from polybus.model.commit import Commit
-from polybus.model.stamp import Habits
+from polybus.model.stamp import ProducerOptions
 from polybus.model.topic import Topic
 from polybus.store.contract import Store
 from polybus.testing.conformance.kit import TIMEOUT_S, Engine, append, bodies, put, refused
@@ -22,7 +22,7 @@ def _calls(store: Store, topic: Topic, stage: str) -> list[Callable[[], object]]
         store.topics,
         lambda: store.drop("t"),
         lambda: put(store),
-        lambda: store.open_producer("p", Habits()),
+        lambda: store.open_producer("p", ProducerOptions()),
         lambda: store.look_up_producer("p"),
         lambda: store.close_producer("p", 1),
         store.open_stage,
@@ -42,7 +42,7 @@ def _calls(store: Store, topic: Topic, stage: str) -> list[Callable[[], object]]
 def check_calls_after_the_end_are_refused(engine: Engine) -> None:
     store = engine.fresh()
     topic, stage = store.create("t", 1, {}), store.open_stage()
-    store.open_producer("p", Habits())
+    store.open_producer("p", ProducerOptions())
     store.close()
     for call in _calls(store, topic, stage):
         with refused(StoreClosed):

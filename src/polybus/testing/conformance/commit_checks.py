@@ -8,12 +8,12 @@ from polybus.errors import Conflict, DoesNotExist, StageGone, TooLarge, UnknownP
 from polybus.model.block import Block
 from polybus.model.commit import (
     MAX_APPENDS,
+    MAX_COMMIT_KEYS,
     MAX_NOTE_BYTES,
-    MAX_PLACES,
     Append,
-    Change,
     Commit,
-    Committed,
+    CommitResult,
+    RecordChange,
 )
 from polybus.model.stamp import Stamp
 from polybus.model.topic import MAX_SHARDS, Topic
@@ -106,7 +106,7 @@ def check_a_commit_over_topics_and_shards(engine: Engine) -> None:
 def check_an_empty_commit_is_done(engine: Engine) -> None:
     clock = Clock(77)
     with engine.open(clock) as store:
-        assert put(store, note=b"n") == Committed((), 77, (), b"n")
+        assert put(store, note=b"n") == CommitResult((), 77, (), b"n")
 
 
 def check_faults_undo_everything(engine: Engine) -> None:
@@ -115,7 +115,7 @@ def check_faults_undo_everything(engine: Engine) -> None:
         gone = topic.number + 1
         kept = stage(store, append(topic, 0, b"staged"))
         good = [append(topic, 0, b"a"), append(topic, 1, b"b")]
-        change = Change(b"k", b"v")
+        change = RecordChange(b"k", b"v")
         with refused(DoesNotExist, store):
             put(store, *good, Append(gone, 0, block(b"x")), stages=[kept], changes=[change])
         for shard in (2, -1):
@@ -124,7 +124,7 @@ def check_faults_undo_everything(engine: Engine) -> None:
         with refused(StageGone, store):
             put(store, *good, stages=[kept, "none"], changes=[change])
         with refused(Conflict, store):
-            put(store, *good, stages=[kept], changes=[change, Change(b"l", b"", 5)])
+            put(store, *good, stages=[kept], changes=[change, RecordChange(b"l", b"", 5)])
         with refused(UnknownProducer, store):
             put(store, *good, stages=[kept], changes=[change], stamp=Stamp("nobody", 1, 1))
         assert put(store, *good, stages=[kept], changes=[change]).spans[0].first_id == 1
@@ -157,8 +157,8 @@ def check_a_commit_touches_a_bounded_number_of_places(engine: Engine) -> None:
     with engine.fresh() as store:
         topics = [store.create(name, MAX_SHARDS, {}) for name in ("a", "b")]
         wide = [append(topics[0], shard, b"x") for shard in range(MAX_SHARDS)]
-        rest = MAX_PLACES - MAX_SHARDS - 1
-        changes = [Change(b"%d" % n, b"") for n in range(rest)]
+        rest = MAX_COMMIT_KEYS - MAX_SHARDS - 1
+        changes = [RecordChange(b"%d" % n, b"") for n in range(rest)]
         with refused(TooLarge, store):
             put(store, *wide, append(topics[1], 0, b"y"), changes=changes)
         assert len(put(store, *wide, changes=changes).spans) == MAX_SHARDS
@@ -220,7 +220,7 @@ def check_many_threads_commit_at_once(engine: Engine) -> None:
 
 
 def _produce(store: Store, topic: Topic, number: int) -> None:
-    futures: list[Future[Committed]] = []
+    futures: list[Future[CommitResult]] = []
     for counter in range(COMMITS_OF_A_THREAD):
         body = b"%d:%03d" % (number, counter)
         futures.append(store.commit(Commit((append(topic, counter % 3, body),))))
@@ -243,7 +243,7 @@ def check_a_refused_commit_leaves_its_neighbours_alone(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
         bad, good = Commit((append(topic, 9, b"x"),)), Commit((append(topic, 0, b"y"),))
-        stale = Commit((append(topic, 0, b"x"),), changes=(Change(b"k", b"", 9),))
+        stale = Commit((append(topic, 0, b"x"),), changes=(RecordChange(b"k", b"", 9),))
         futures = [store.commit(each) for _ in range(20) for each in (good, bad, stale)]
         errors = [type(future.exception(TIMEOUT_S)) for future in futures]
         assert errors == [type(None), UsageError, Conflict] * 20

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from polybus.errors import PolybusError, UsageError
-from polybus.model.commit import Append, Change, Commit, Committed, Record
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange, StoredRecord
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.model.topic import ALL, Bounds, Topic
 from polybus.store.contract import Store
 from polybus.testing.conformance.sample_blocks import Message, block, messages
@@ -62,10 +62,10 @@ def put(
     store: Store,
     *appends: Append,
     stages: Sequence[str] = (),
-    changes: Sequence[Change] = (),
+    changes: Sequence[RecordChange] = (),
     stamp: Stamp | None = None,
     note: bytes = b"",
-) -> Committed:
+) -> CommitResult:
     commit = Commit(tuple(appends), tuple(stages), tuple(changes), stamp, note)
     return store.commit(commit).result(TIMEOUT_S)
 
@@ -79,7 +79,7 @@ def stage(store: Store, *appends: Append) -> str:
 
 def producer(store: Store, dense: bool = True, kept_results: int = 16) -> Callable[..., Stamp]:
     """Opens producer "p"; gives stamps of the new epoch by their counter."""
-    epoch = store.open_producer("p", Habits(dense, kept_results)).epoch
+    epoch = store.open_producer("p", ProducerOptions(dense, kept_results)).epoch
 
     def stamp(counter: int, digest: bytes = b"") -> Stamp:
         return Stamp("p", epoch, counter, digest)
@@ -123,7 +123,7 @@ class Contents:
     topics: list[Topic]
     bounds: list[Bounds]
     messages: list[list[Message]]
-    records: list[Record]
+    records: list[StoredRecord]
 
 
 def contents(store: Store) -> Contents:

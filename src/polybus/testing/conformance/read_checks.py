@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polybus.errors import DoesNotExist, Trimmed, UsageError
 from polybus.model.topic import ALL, All, Topic
-from polybus.store.contract import Part, Store
+from polybus.store.contract import ShardRange, Store
 from polybus.testing.conformance.kit import Engine, all_messages, append, put, refused
 from polybus.testing.conformance.sample_blocks import messages
 
@@ -49,7 +49,8 @@ def check_parts_of_several_shards(engine: Engine) -> None:
         found: dict[int, list[int]] = {0: [], 1: []}
         while True:
             parts = [
-                Part(shard, at[0] + len(found[shard]), *at[1:]) for shard, at in wanted.items()
+                ShardRange(shard, at[0] + len(found[shard]), *at[1:])
+                for shard, at in wanted.items()
             ]
             rows = messages(store.read_parts(topic.number, parts))
             if not rows:
@@ -64,19 +65,27 @@ def check_parts_of_several_shards(engine: Engine) -> None:
 def check_bounds_of_parts(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = _filled(store)
-        parts = [Part(1, 0, 6, 6), Part(0, 0, 6, 6)]
+        parts = [ShardRange(1, 0, 6, 6), ShardRange(0, 0, 6, 6)]
         assert 1 <= store.read_parts(topic.number, parts, max_rows=4).count <= 4
         assert store.read_parts(topic.number, parts, max_bytes=1).count == 1
         assert store.read_parts(topic.number, []).count == 0
-        assert store.read_parts(topic.number, [Part(0, 4, 4, 1), Part(1, 9, 99, 1)]).count == 0
-        for wrong in (Part(2, 0, 1, 1), Part(0, -1, 1, 1), Part(0, 0, -1, 1), Part(0, 0, 1, 0)):
+        assert (
+            store.read_parts(topic.number, [ShardRange(0, 4, 4, 1), ShardRange(1, 9, 99, 1)]).count
+            == 0
+        )
+        for wrong in (
+            ShardRange(2, 0, 1, 1),
+            ShardRange(0, -1, 1, 1),
+            ShardRange(0, 0, -1, 1),
+            ShardRange(0, 0, 1, 0),
+        ):
             with refused(UsageError, store):
                 store.read_parts(topic.number, [wrong])
         with refused(DoesNotExist):
-            store.read_parts(topic.number + 1, [Part(0, 0, 1, 1)])
+            store.read_parts(topic.number + 1, [ShardRange(0, 0, 1, 1)])
         store.trim(topic.number, {0: 2})
         with refused(Trimmed):
-            store.read_parts(topic.number, [Part(1, 0, 6, 6), Part(0, 1, 6, 6)])
+            store.read_parts(topic.number, [ShardRange(1, 0, 6, 6), ShardRange(0, 1, 6, 6)])
 
 
 def check_every_part_of_a_topic(engine: Engine) -> None:

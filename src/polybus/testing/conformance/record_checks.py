@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polybus.errors import Conflict, UsageError
-from polybus.model.commit import MAX_KEY_BYTES, MAX_RECORD_BYTES, MAX_RECORD_CHANGES, Change
+from polybus.model.commit import MAX_KEY_BYTES, MAX_RECORD_BYTES, MAX_RECORD_CHANGES, RecordChange
 from polybus.store.contract import Store
 from polybus.testing.conformance.kit import Engine, append, put, refused
 
@@ -15,7 +15,7 @@ def _keys(store: Store, prefix: bytes, after: bytes = b"", limit: int = 1000) ->
 def check_a_record_is_set_and_got(engine: Engine) -> None:
     with engine.fresh() as store:
         assert store.get(b"k") is None
-        done = put(store, changes=[Change(b"k", b"v"), Change(b"\0\xff", b"")])
+        done = put(store, changes=[RecordChange(b"k", b"v"), RecordChange(b"\0\xff", b"")])
         assert store.get(b"k") == (b"k", b"v", done.versions[0])
         assert store.get(b"\0\xff") == (b"\0\xff", b"", done.versions[1])
         assert 0 not in done.versions
@@ -23,7 +23,7 @@ def check_a_record_is_set_and_got(engine: Engine) -> None:
 
 def check_each_change_has_a_new_version(engine: Engine) -> None:
     with engine.fresh() as store:
-        versions = [put(store, changes=[Change(b"k", b"same")]).versions[0] for _ in range(3)]
+        versions = [put(store, changes=[RecordChange(b"k", b"same")]).versions[0] for _ in range(3)]
         assert len(set(versions)) == 3
 
 
@@ -31,63 +31,67 @@ def check_a_record_made_again_has_a_new_version(engine: Engine) -> None:
     with engine.fresh() as store:
         versions = set()
         for value in (b"a", b"b", None, b"c", None, b"d"):
-            versions.add(put(store, changes=[Change(b"k", value)]).versions[0])
+            versions.add(put(store, changes=[RecordChange(b"k", value)]).versions[0])
         assert len(versions - {0}) == 4
 
 
 def check_expected_versions_are_demanded(engine: Engine) -> None:
     with engine.fresh() as store:
-        first = put(store, changes=[Change(b"k", b"1", 0)]).versions[0]
+        first = put(store, changes=[RecordChange(b"k", b"1", 0)]).versions[0]
         for wrong in (0, first + 1000):
             with refused(Conflict, store):
-                put(store, changes=[Change(b"k", b"x", wrong)])
+                put(store, changes=[RecordChange(b"k", b"x", wrong)])
             with refused(Conflict, store):
-                put(store, changes=[Change(b"k", None, wrong)])
-        second = put(store, changes=[Change(b"k", b"2", first)]).versions[0]
+                put(store, changes=[RecordChange(b"k", None, wrong)])
+        second = put(store, changes=[RecordChange(b"k", b"2", first)]).versions[0]
         with refused(Conflict, store):
-            put(store, changes=[Change(b"k", b"x", first)])
-        put(store, changes=[Change(b"k", b"3", None)])
+            put(store, changes=[RecordChange(b"k", b"x", first)])
+        put(store, changes=[RecordChange(b"k", b"3", None)])
         with refused(Conflict, store):
-            put(store, changes=[Change(b"k", b"x", second)])
+            put(store, changes=[RecordChange(b"k", b"x", second)])
 
 
 def check_a_record_that_is_not_there_has_version_0(engine: Engine) -> None:
     with engine.fresh() as store:
         with refused(Conflict, store):
-            put(store, changes=[Change(b"k", b"x", 1)])
-        version = put(store, changes=[Change(b"k", b"v", 0)]).versions[0]
-        assert put(store, changes=[Change(b"k", None, version)]).versions == (0,)
+            put(store, changes=[RecordChange(b"k", b"x", 1)])
+        version = put(store, changes=[RecordChange(b"k", b"v", 0)]).versions[0]
+        assert put(store, changes=[RecordChange(b"k", None, version)]).versions == (0,)
         assert store.get(b"k") is None
         with refused(Conflict, store):
-            put(store, changes=[Change(b"k", b"x", version)])
-        put(store, changes=[Change(b"k", b"w", 0)])
+            put(store, changes=[RecordChange(b"k", b"x", version)])
+        put(store, changes=[RecordChange(b"k", b"w", 0)])
 
 
 def check_removing_what_is_not_there(engine: Engine) -> None:
     with engine.fresh() as store:
-        done = put(store, changes=[Change(b"k", None), Change(b"l", None, 0)])
+        done = put(store, changes=[RecordChange(b"k", None), RecordChange(b"l", None, 0)])
         assert done.versions == (0, 0)
         with refused(Conflict, store):
-            put(store, changes=[Change(b"k", None, 7)])
+            put(store, changes=[RecordChange(b"k", None, 7)])
         assert store.scan(b"") == []
 
 
 def check_changes_are_all_or_nothing(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
-        put(store, changes=[Change(b"a", b"1"), Change(b"b", b"1")])
+        put(store, changes=[RecordChange(b"a", b"1"), RecordChange(b"b", b"1")])
         with refused(Conflict, store):
             put(
                 store,
                 append(topic, 0, b"x"),
-                changes=[Change(b"a", b"2"), Change(b"c", b"2"), Change(b"b", None, 999)],
+                changes=[
+                    RecordChange(b"a", b"2"),
+                    RecordChange(b"c", b"2"),
+                    RecordChange(b"b", None, 999),
+                ],
             )
 
 
 def check_versions_come_in_the_order_of_the_changes(engine: Engine) -> None:
     with engine.fresh() as store:
-        put(store, changes=[Change(b"gone", b"x")])
-        changes = [Change(b"z", b"1"), Change(b"gone", None), Change(b"a", b"2")]
+        put(store, changes=[RecordChange(b"gone", b"x")])
+        changes = [RecordChange(b"z", b"1"), RecordChange(b"gone", None), RecordChange(b"a", b"2")]
         versions = put(store, changes=changes).versions
         found = [store.get(change.key) for change in changes]
         assert versions == tuple(record.version if record else 0 for record in found)
@@ -97,16 +101,16 @@ def check_a_commit_changes_a_record_once(engine: Engine) -> None:
     with engine.fresh() as store:
         for second in (b"w", None):
             with refused(UsageError, store):
-                put(store, changes=[Change(b"k", b"v"), Change(b"k", second)])
+                put(store, changes=[RecordChange(b"k", b"v"), RecordChange(b"k", second)])
 
 
 def check_two_who_expect_the_same_cannot_both_win(engine: Engine) -> None:
     with engine.fresh() as store:
-        version = put(store, changes=[Change(b"k", b"0")]).versions[0]
+        version = put(store, changes=[RecordChange(b"k", b"0")]).versions[0]
         wins = 0
         for value in (b"1", b"2", b"3"):
             try:
-                put(store, changes=[Change(b"k", value, version)])
+                put(store, changes=[RecordChange(b"k", value, version)])
                 wins += 1
             except Conflict:
                 pass
@@ -118,7 +122,7 @@ def check_two_who_expect_the_same_cannot_both_win(engine: Engine) -> None:
 def check_scan_goes_in_order(engine: Engine) -> None:
     with engine.fresh() as store:
         keys = [b"b", b"a\xff", b"a", b"ab", b"a\0", b"\xff\xff", b"\xff", b"aa"]
-        put(store, changes=[Change(key, b"v" + key) for key in keys])
+        put(store, changes=[RecordChange(key, b"v" + key) for key in keys])
         assert _keys(store, b"") == sorted(keys)
         assert _keys(store, b"a") == [b"a", b"a\0", b"aa", b"ab", b"a\xff"]
         assert _keys(store, b"\xff") == [b"\xff", b"\xff\xff"]
@@ -128,8 +132,8 @@ def check_scan_goes_in_order(engine: Engine) -> None:
 
 def check_scan_goes_on_behind_a_key(engine: Engine) -> None:
     with engine.fresh() as store:
-        put(store, changes=[Change(b"p%d" % number, b"") for number in range(5)])
-        put(store, changes=[Change(b"o", b""), Change(b"q", b"")])
+        put(store, changes=[RecordChange(b"p%d" % number, b"") for number in range(5)])
+        put(store, changes=[RecordChange(b"o", b""), RecordChange(b"q", b"")])
         assert _keys(store, b"p", b"p1") == [b"p2", b"p3", b"p4"]
         assert _keys(store, b"p", b"p1x") == [b"p2", b"p3", b"p4"]
         assert _keys(store, b"p", b"a", limit=2) == [b"p0", b"p1"]
@@ -141,18 +145,24 @@ def check_scan_goes_on_behind_a_key(engine: Engine) -> None:
 def check_records_have_limits(engine: Engine) -> None:
     with engine.fresh() as store:
         key, value = b"k" * MAX_KEY_BYTES, b"v" * MAX_RECORD_BYTES
-        put(store, changes=[Change(key, value)])
+        put(store, changes=[RecordChange(key, value)])
         record = store.get(key)
         assert record is not None
         assert record.value == value
         assert _keys(store, key[:-1]) == [key]
-        bad = (Change(b"", b""), Change(key + b"k", b""), Change(b"v", value + b"v"))
-        text = Change(b"k", "text")  # type: ignore[arg-type]
-        for change in (*bad, Change(b"k", b"", -1), text):
+        bad = (
+            RecordChange(b"", b""),
+            RecordChange(key + b"k", b""),
+            RecordChange(b"v", value + b"v"),
+        )
+        text = RecordChange(b"k", "text")  # type: ignore[arg-type]
+        for change in (*bad, RecordChange(b"k", b"", -1), text):
             with refused(UsageError, store):
                 put(store, changes=[change])
         with refused(UsageError, store):
-            put(store, changes=[Change(b"%d" % n, b"") for n in range(MAX_RECORD_CHANGES + 1)])
+            put(
+                store, changes=[RecordChange(b"%d" % n, b"") for n in range(MAX_RECORD_CHANGES + 1)]
+            )
 
 
 def check_questions_about_records_have_limits(engine: Engine) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from polybus.errors import DoesNotExist, Fenced, OutOfSequence, StageGone, Stale
-from polybus.model.commit import Change, Commit
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.commit import Commit, RecordChange
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.store.contract import Store
 from polybus.testing.conformance.kit import (
     Clock,
@@ -30,7 +30,7 @@ def check_everything_is_there_again(engine: Engine) -> None:
     topic, other = store.create("t", 3, {"a": [1]}), store.create("ä", 1, {})
     for number in range(10):
         put(store, append(topic, number % 3, b"%d" % number), append(other, 0, b"x", b"y"))
-    put(store, changes=[Change(b"k", b"v"), Change(b"\xff", b"")])
+    put(store, changes=[RecordChange(b"k", b"v"), RecordChange(b"\xff", b"")])
     topic = store.configure("t", {"b": 2}, add_shards=2)
     put(store, append(topic, 4, b"z"))
     store.trim(topic.number, {0: 2})
@@ -73,20 +73,20 @@ def check_stamps_are_there_again(engine: Engine) -> None:
         with refused(OutOfSequence, store):
             put(store, append(topic, 0, b"x"), stamp=stamp(5))
         put(store, append(topic, 0, b"y"), stamp=stamp(4))
-        assert store.open_producer("p", Habits()) == (2, 4)
+        assert store.open_producer("p", ProducerOptions()) == (2, 4)
 
 
 def check_fences_are_there_again(engine: Engine) -> None:
     store = engine.fresh()
     producer(store)
     producer(store)
-    store.open_producer("closed", Habits())
+    store.open_producer("closed", ProducerOptions())
     store.close_producer("closed", 1)
     with _again(engine, store) as store:
         with refused(Fenced):
             put(store, stamp=Stamp("p", 1, 1))
-        assert store.open_producer("p", Habits()) == (3, 0)
-        assert store.open_producer("closed", Habits()) == (1, 0)
+        assert store.open_producer("p", ProducerOptions()) == (3, 0)
+        assert store.open_producer("closed", ProducerOptions()) == (1, 0)
 
 
 def check_stages_are_there_again(engine: Engine) -> None:
@@ -124,10 +124,10 @@ def check_dropped_names_go_on(engine: Engine) -> None:
 
 def check_versions_do_not_repeat(engine: Engine) -> None:
     store = engine.fresh()
-    old = put(store, changes=[Change(b"k", b"v")]).versions[0]
-    put(store, changes=[Change(b"k", None)])
+    old = put(store, changes=[RecordChange(b"k", b"v")]).versions[0]
+    put(store, changes=[RecordChange(b"k", None)])
     with _again(engine, store) as store:
-        assert put(store, changes=[Change(b"k", b"w")]).versions[0] != old
+        assert put(store, changes=[RecordChange(b"k", b"w")]).versions[0] != old
 
 
 def check_time_does_not_go_back(engine: Engine) -> None:

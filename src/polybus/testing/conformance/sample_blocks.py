@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from polybus.model.block import Block, Headers, Keys, gather
 from polybus.model.rows import Column, Rows
-from polybus.model.run_table import table
+from polybus.model.run_table import make_table
 
 MapOrPairs = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
 
@@ -64,7 +64,7 @@ def messages(rows: Rows) -> list[Message]:
 
 def contents(block: Block) -> list[tuple[int, str | None, bytes, object]]:
     """A block's messages, which have no position yet: (insertion_ms, key, body, headers)."""
-    piece = (block.layout(), table(1, 0, block.count), 0, 0, 0, block.count)
+    piece = (block.layout(), make_table(1, 0, block.count), 0, 0, 0, block.count)
     rows = gather([piece], max_rows=block.count, max_bytes=block.size_bytes)
     return [(one.insertion_ms, one.key, one.body, one.headers) for one in messages(rows)]
 

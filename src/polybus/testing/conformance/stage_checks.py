@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from polybus.errors import Conflict, DoesNotExist, ShardSealed, StageGone, UsageError
-from polybus.model.commit import MAX_APPENDS, Append, Change
+from polybus.model.commit import MAX_APPENDS, Append, RecordChange
 from polybus.store.contract import Store
 from polybus.testing.conformance.kit import (
     TIMEOUT_S,
@@ -174,7 +174,7 @@ def check_a_refused_commit_keeps_its_stages(engine: Engine) -> None:
         topic = store.create("t", 1, {})
         name = stage(store, append(topic, 0, b"a"))
         with refused(Conflict, store):
-            put(store, stages=[name], changes=[Change(b"k", b"", 3)])
+            put(store, stages=[name], changes=[RecordChange(b"k", b"", 3)])
         store.renew(name)
         store.stage(name, [append(topic, 0, b"b")]).result(TIMEOUT_S)
         put(store, stages=[name])

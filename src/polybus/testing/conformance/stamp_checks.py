@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from polybus.errors import Conflict, Fenced, OutOfSequence, Stale, UnknownProducer, UsageError
-from polybus.model.commit import Change, Commit
+from polybus.model.commit import Commit, RecordChange
 from polybus.model.stamp import (
     MAX_DIGEST_BYTES,
     MAX_KEPT_RESULTS,
     MAX_PRODUCER_BYTES,
-    Habits,
+    ProducerOptions,
     Stamp,
 )
 from polybus.testing.conformance.kit import (
@@ -26,16 +26,16 @@ from polybus.testing.conformance.kit import (
 
 def check_epochs_rise_with_each_opening(engine: Engine) -> None:
     with engine.fresh() as store:
-        assert store.open_producer("p", Habits()) == (1, 0)
+        assert store.open_producer("p", ProducerOptions()) == (1, 0)
         put(store, stamp=Stamp("p", 1, 1))
-        assert store.open_producer("p", Habits()) == (2, 1)
-        assert store.open_producer("q", Habits()) == (1, 0)
+        assert store.open_producer("p", ProducerOptions()) == (2, 1)
+        assert store.open_producer("q", ProducerOptions()) == (1, 0)
 
 
 def check_a_producer_can_be_looked_up(engine: Engine) -> None:
     with engine.fresh() as store:
         assert store.look_up_producer("p") is None
-        assert store.open_producer("p", Habits(dense=False, kept_results=1)) == (1, 0)
+        assert store.open_producer("p", ProducerOptions(dense=False, kept_results=1)) == (1, 0)
         assert store.look_up_producer("p") == (1, 0)
         put(store, stamp=Stamp("p", 1, 7))
         assert store.look_up_producer("p") == (1, 7)
@@ -51,7 +51,7 @@ def check_a_repeat_gives_the_first_result(engine: Engine) -> None:
     with engine.open(clock) as store:
         topic = store.create("t", 2, {})
         stamp = producer(store)(1, b"d")
-        changes = [Change(b"k", b"v")]
+        changes = [RecordChange(b"k", b"v")]
         first = put(store, append(topic, 1, b"a"), changes=changes, stamp=stamp, note=b"n")
         assert (first.duplicate, first.note, len(first.versions)) == (False, b"n", 1)
         clock.ns = 900
@@ -82,7 +82,7 @@ def check_a_repeat_is_known_when_all_has_changed(engine: Engine) -> None:
         topic = store.create("t", 1, {})
         staged = stage(store, append(topic, 0, b"a"))
         stamp = producer(store)(1)
-        changes = [Change(b"k", b"v", 0)]
+        changes = [RecordChange(b"k", b"v", 0)]
         commit = Commit((append(topic, 0, b"b"),), (staged,), tuple(changes), stamp)
         first = store.commit(commit).result(TIMEOUT_S)
         store.drop("t")
@@ -125,7 +125,7 @@ def check_other_counters_may_leave_gaps(engine: Engine) -> None:
             with refused(Stale, store):
                 put(store, append(topic, 0, b"x"), stamp=stamp(counter))
         assert put(store, stamp=stamp(5)).duplicate
-        assert store.open_producer("p", Habits()).last_counter == (1 << 64) - 1
+        assert store.open_producer("p", ProducerOptions()).last_counter == (1 << 64) - 1
 
 
 def check_only_the_last_results_are_kept(engine: Engine) -> None:
@@ -192,7 +192,7 @@ def check_closed_producers_are_forgotten(engine: Engine) -> None:
         store.close_producer("p", 2)
         with refused(UnknownProducer):
             put(store, stamp=Stamp("p", 2, 2))
-        assert store.open_producer("p", Habits()) == (1, 0)
+        assert store.open_producer("p", ProducerOptions()) == (1, 0)
         assert not put(store, stamp=Stamp("p", 1, 1)).duplicate
 
 
@@ -201,7 +201,7 @@ def check_a_refused_commit_uses_no_stamp(engine: Engine) -> None:
         topic = store.create("t", 1, {})
         stamp = producer(store)(1)
         with refused(Conflict, store):
-            put(store, append(topic, 0, b"a"), changes=[Change(b"k", b"", 9)], stamp=stamp)
+            put(store, append(topic, 0, b"a"), changes=[RecordChange(b"k", b"", 9)], stamp=stamp)
         with refused(UsageError, store):
             put(store, append(topic, 7, b"a"), stamp=stamp)
         done = put(store, append(topic, 0, b"b"), stamp=stamp)
@@ -222,7 +222,7 @@ def check_an_empty_commit_uses_its_stamp_up(engine: Engine) -> None:
 def check_producers_do_not_mind_each_other(engine: Engine) -> None:
     with engine.fresh() as store:
         for name in ("p", "pp", "P", "ä"):
-            assert store.open_producer(name, Habits()) == (1, 0)
+            assert store.open_producer(name, ProducerOptions()) == (1, 0)
             assert not put(store, stamp=Stamp(name, 1, 1)).duplicate
 
 
@@ -240,14 +240,14 @@ def check_stamps_outlive_topics(engine: Engine) -> None:
 def check_stamps_have_limits(engine: Engine) -> None:
     with engine.fresh() as store:
         longest = "n" * MAX_PRODUCER_BYTES
-        assert store.open_producer(longest, Habits(True, MAX_KEPT_RESULTS)).epoch == 1
+        assert store.open_producer(longest, ProducerOptions(True, MAX_KEPT_RESULTS)).epoch == 1
         put(store, stamp=Stamp(longest, 1, 1, b"d" * MAX_DIGEST_BYTES))
         for name in ("", longest + "n", "\udc80"):
             with refused(UsageError):
-                store.open_producer(name, Habits())
+                store.open_producer(name, ProducerOptions())
         for kept in (0, -1, MAX_KEPT_RESULTS + 1):
             with refused(UsageError):
-                store.open_producer("p", Habits(True, kept))
+                store.open_producer("p", ProducerOptions(True, kept))
         for epoch, counter, digest in ((0, 2, b""), (1, 0, b""), (1, -1, b""), (1, 1 << 64, b"")):
             with refused(UsageError):
                 put(store, stamp=Stamp(longest, epoch, counter, digest))

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from polybus.errors import Conflict
-from polybus.model.commit import Change, Commit, Committed
-from polybus.store.contract import News, Store
+from polybus.model.commit import Commit, CommitResult, RecordChange
+from polybus.store.contract import ShardEnd, Store
 from polybus.testing.conformance.kit import (
     TIMEOUT_S,
     Engine,
@@ -27,12 +27,12 @@ class _Heard:
     """What a listener was told, in turn."""
 
     def __init__(self, store: Store) -> None:
-        self._news: queue.SimpleQueue[Sequence[News]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Sequence[ShardEnd]] = queue.SimpleQueue()
         self.stop = store.watch(self._news.put)
 
-    def until(self, last: News) -> list[News]:
+    def until(self, last: ShardEnd) -> list[ShardEnd]:
         """All news up to this, which must come."""
-        found = list[News]()
+        found = list[ShardEnd]()
         while last not in found:
             found += self._news.get(timeout=TIMEOUT_S)
         return found
@@ -44,7 +44,7 @@ def check_news_of_appends(engine: Engine) -> None:
         heard = _Heard(store)
         put(store, append(one, 1, b"a", b"b"), append(other, 0, b"c"))
         put(store, append(one, 1, b"d"))
-        news = heard.until(News(one.number, 1, 3))
+        news = heard.until(ShardEnd(one.number, 1, 3))
         # Two commits may become visible at once: then the end of the first is not told.
         of_one = [piece for piece in news if piece.topic == one.number]
         assert of_one in ([(one.number, 1, 2), (one.number, 1, 3)], [(one.number, 1, 3)])
@@ -58,7 +58,7 @@ def check_news_of_published_stages(engine: Engine) -> None:
         name = stage(store, append(topic, 0, b"a"))
         put(store, append(topic, 0, b"b"))
         put(store, stages=[name])
-        news = heard.until(News(topic.number, 0, 2))
+        news = heard.until(ShardEnd(topic.number, 0, 2))
         assert news in ([(topic.number, 0, 1), (topic.number, 0, 2)], [(topic.number, 0, 2)])
 
 
@@ -69,12 +69,12 @@ def check_no_news_without_messages(engine: Engine) -> None:
         put(store, append(topic, 0, b"a"), stamp=stamp)
         heard = _Heard(store)
         put(store)
-        put(store, changes=[Change(b"k", b"v")])
+        put(store, changes=[RecordChange(b"k", b"v")])
         put(store, append(topic, 0, b"a"), stamp=stamp)
         with refused(Conflict):
-            put(store, append(topic, 0, b"x"), changes=[Change(b"k", b"v", 0)])
+            put(store, append(topic, 0, b"x"), changes=[RecordChange(b"k", b"v", 0)])
         put(store, append(topic, 0, b"b"))
-        assert heard.until(News(topic.number, 0, 2)) == [(topic.number, 0, 2)]
+        assert heard.until(ShardEnd(topic.number, 0, 2)) == [(topic.number, 0, 2)]
 
 
 def check_messages_can_be_read_when_news_come(engine: Engine) -> None:
@@ -91,12 +91,12 @@ def check_news_until_stopped(engine: Engine) -> None:
         topic = store.create("t", 1, {})
         stopped, heard = _Heard(store), _Heard(store)
         put(store, append(topic, 0, b"a"))
-        stopped.until(News(topic.number, 0, 1))
-        heard.until(News(topic.number, 0, 1))
+        stopped.until(ShardEnd(topic.number, 0, 1))
+        heard.until(ShardEnd(topic.number, 0, 1))
         stopped.stop()
         stopped.stop()
         put(store, append(topic, 0, b"b"))
-        heard.until(News(topic.number, 0, 2))
+        heard.until(ShardEnd(topic.number, 0, 2))
         put(store)  # whatever the engine still had to tell has been told by now
         assert stopped._news.empty()
 
@@ -104,7 +104,7 @@ def check_news_until_stopped(engine: Engine) -> None:
 def check_one_listener_may_watch_twice(engine: Engine) -> None:
     with engine.fresh() as store:
         topic = store.create("t", 1, {})
-        told: queue.SimpleQueue[Sequence[News]] = queue.SimpleQueue()
+        told: queue.SimpleQueue[Sequence[ShardEnd]] = queue.SimpleQueue()
         stop = store.watch(told.put)
         store.watch(told.put)
         stop()
@@ -115,7 +115,7 @@ def check_one_listener_may_watch_twice(engine: Engine) -> None:
 
 
 def check_a_listener_that_fails_harms_nobody(engine: Engine) -> None:
-    def fail(news: Sequence[News]) -> None:
+    def fail(news: Sequence[ShardEnd]) -> None:
         calls.put(None)
         raise _OnPurposeError
 
@@ -126,12 +126,12 @@ def check_a_listener_that_fails_harms_nobody(engine: Engine) -> None:
         heard = _Heard(store)
         for end in (1, 2):
             put(store, append(topic, 0, b"x"))
-            heard.until(News(topic.number, 0, end))
+            heard.until(ShardEnd(topic.number, 0, end))
             calls.get(timeout=TIMEOUT_S)
 
 
 def check_a_callback_that_fails_harms_nobody(engine: Engine) -> None:
-    def fail(future: Future[Committed]) -> None:
+    def fail(future: Future[CommitResult]) -> None:
         calls.put(future.result().spans[0].first_id)
         raise _OnPurposeError
 

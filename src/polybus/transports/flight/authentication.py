@@ -24,7 +24,7 @@ from polybus.model.identity import ANONYMOUS, Identity
 from polybus.transports.flight.flight_status import Unauthenticated
 from polybus.transports.peer_identity import is_loopback, open_socket_table
 from polybus.transports.proc_net_table import packed
-from polybus.transports.socket_table import End
+from polybus.transports.socket_table import SocketEnd
 
 if TYPE_CHECKING:
     from polybus.kernel.flight_port import Call
@@ -41,7 +41,7 @@ class Token:
     expires_s: float | None
 
 
-class Tokens:
+class TokenFile:
     """The tokens of a file; none without one."""
 
     def __init__(self, path: Path | None, wall_s: Callable[[], float]) -> None:
@@ -55,7 +55,7 @@ class Tokens:
         if self._path is not None:
             self._tokens = _read(self._path)
 
-    def name_of(self, header: str) -> str:
+    def find_name(self, header: str) -> str:
         """The name that goes with an `authorization` header, or an error for its sender."""
         if not header.startswith(BEARER):
             raise Unauthenticated("authorization is 'Bearer TOKEN'")
@@ -88,7 +88,7 @@ def _token(path: Path, number: int, line: str) -> Token:
     words = line.split()
     try:
         name, secret, expires = [*words, ""] if len(words) == 2 else words
-        expires_s = _moment(expires) if expires else None
+        expires_s = _parse_time(expires) if expires else None
     except ValueError:
         words_wanted = "NAME TOKEN [EXPIRES, as in 2027-01-31T12:00:00Z]"
         raise ConfigError(f"tokens {path}, line {number}: write {words_wanted}") from None
@@ -98,15 +98,15 @@ def _token(path: Path, number: int, line: str) -> Token:
     return Token(name, secret.encode(), expires_s)
 
 
-def _moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     moment = datetime.fromisoformat(text)
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
 
 
-class Identifier:
+class CallIdentifier:
     """Finds out who is behind a call to a listener at `host`:`port`."""
 
-    def __init__(self, host: str, tokens: Tokens) -> None:
+    def __init__(self, host: str, tokens: TokenFile) -> None:
         self._host = host
         self._tokens = tokens
         self._table = open_socket_table()
@@ -114,7 +114,7 @@ class Identifier:
 
     def identify(self, call: Call, port: int) -> Identity:
         if call.authorization is not None:
-            return Identity(key=self._tokens.name_of(call.authorization))
+            return Identity(key=self._tokens.find_name(call.authorization))
         if call.identity:
             return Identity(key=call.identity.decode("utf-8", "replace"))
         uid = self._uid(call.peer, port)
@@ -123,13 +123,13 @@ class Identifier:
         return Identity(uid=uid)
 
     def _uid(self, peer: str, port: int) -> int | None:
-        far = peer_end(peer)
+        far = parse_peer(peer)
         if far is None or not is_loopback(far):
             return None
-        near = [End(far.ip, port)]
+        near = [SocketEnd(far.ip, port)]
         if len(far.ip) == 4 and self._host not in ("0.0.0.0", "::"):
             near.insert(
-                0, End(packed("127.0.0.1" if self._host == "localhost" else self._host), port)
+                0, SocketEnd(packed("127.0.0.1" if self._host == "localhost" else self._host), port)
             )
         with self._lock:
             for end in near:
@@ -140,10 +140,10 @@ class Identifier:
 
 
 @lru_cache(4096)
-def peer_end(peer: str) -> End | None:
+def parse_peer(peer: str) -> SocketEnd | None:
     """The address in gRPC's words: ipv4:127.0.0.1:5000, ipv6:[::1]:5000 (maybe escaped)."""
     kind, _, rest = unquote(peer).partition(":")
     host, _, port = rest.rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdigit():
         return None
-    return End(packed(host.strip("[]").removeprefix("::ffff:")), int(port))
+    return SocketEnd(packed(host.strip("[]").removeprefix("::ffff:")), int(port))

@@ -14,10 +14,10 @@ from threading import Condition
 from polybus.errors import StoreClosed
 
 
-class Calls:
+class CallTracker:
     def __init__(self) -> None:
         self._count = 0
-        self._owed = 0
+        self._unanswered = 0
         self._changed = Condition()
         self._stopping = False
 
@@ -26,28 +26,28 @@ class Calls:
         return self._count
 
     @contextmanager
-    def entering(self, *, owed: bool = False) -> Iterator[None]:
+    def begin_call(self, *, owed: bool = False) -> Iterator[None]:
         """A call begins; it goes on until `leave`, unless this ends with an error."""
         self._enter(owed)
         try:
             yield
         except BaseException:
-            self.leave(owed=owed)
+            self.end_call(owed=owed)
             raise
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def track_call(self) -> Iterator[None]:
         """A call that is owed something, for as long as it lasts."""
         self._enter(owed=True)
         try:
             yield
         finally:
-            self.leave(owed=True)
+            self.end_call(owed=True)
 
-    def leave(self, *, owed: bool = False) -> None:
+    def end_call(self, *, owed: bool = False) -> None:
         with self._changed:
             self._count -= 1
-            self._owed -= owed
+            self._unanswered -= owed
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -57,15 +57,15 @@ class Calls:
     def wait_settled(self, timeout_s: float) -> bool:
         """Until nobody is owed anything; False if that takes too long."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._owed == 0, timeout_s)
+            return self._changed.wait_for(lambda: self._unanswered == 0, timeout_s)
 
-    def check(self) -> None:
+    def check_open(self) -> None:
         """`StoreClosed` once the port stops."""
         if self._stopping:
             raise StoreClosed("the bus is stopping")
 
     def _enter(self, owed: bool) -> None:
         with self._changed:
-            self.check()
+            self.check_open()
             self._count += 1
-            self._owed += owed
+            self._unanswered += owed

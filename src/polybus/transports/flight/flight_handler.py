@@ -17,16 +17,16 @@ import pyarrow as pa
 from polybus.errors import Denied, LimitReached, MalformedRequest
 from polybus.kernel.flight_port import Port
 from polybus.model import arrow
-from polybus.transports.flight.flight_status import Unauthenticated, as_refusal
-from polybus.transports.flight.put_intake import Putting, read_json
+from polybus.transports.flight.flight_status import Unauthenticated, to_flight_status
+from polybus.transports.flight.put_intake import PutTarget, read_json
 
 if TYPE_CHECKING:
     from polybus.kernel.flight_port import Call, Desk
     from polybus.model.identity import Identity
     from polybus.model.limits import NativeLimits
     from polybus.model.rows import Rows
-    from polybus.transports.flight.call_tracker import Calls
-    from polybus.transports.flight.port_interface import Caller, Stream, Verbs
+    from polybus.transports.flight.call_tracker import CallTracker
+    from polybus.transports.flight.port_interface import PortCaller, PortInterface, PortStream
 
 PRODUCE, STAGE = "produce", "stage"
 EXISTING = "existing"  # behind the topic: it is not made
@@ -40,13 +40,13 @@ MAX_TICKET_BYTES = 64 * 1024
 NULL = "null"  # JSON's
 
 
-class Service:
+class FlightHandler:
     def __init__(
         self,
         location: str,
-        verbs: Verbs,
+        verbs: PortInterface,
         limits: NativeLimits,
-        calls: Calls,
+        calls: CallTracker,
         desk: Desk,
         identify: Callable[[Call, int], Identity],
         on_error: Callable[[Exception], None],
@@ -73,31 +73,31 @@ class Service:
 
     # --- what the port calls
 
-    def open_put(self, call: Call, path: list[bytes], schema: pa.Schema) -> Putting:
-        with self._calls.entering():
+    def open_put(self, call: Call, path: list[bytes], schema: pa.Schema) -> PutTarget:
+        with self._calls.begin_call():
             arrow.check_schema(schema)
             caller = self._caller(call)
-            verb, *names = _path(path)
+            verb, *names = _decode_path(path)
             if verb == PRODUCE and (len(names) == 1 or names[1:] == [EXISTING]):
                 stream = self._verbs.produce(caller, names[0], create=len(names) == 1)
-                return Putting(stream.produce, _told_ids, stream.is_ready)
+                return PutTarget(stream.produce, _encode_produced, stream.is_ready)
             if verb == STAGE and len(names) == 2:
                 stream = self._verbs.produce(caller, names[1])
                 staging = partial(_stage, stream, names[0])
-                return Putting(staging, _told_nothing, stream.is_ready)
+                return PutTarget(staging, _encode_staged, stream.is_ready)
             forms = '["produce", TOPIC], ["produce", TOPIC, "existing"] or ["stage", STAGE, TOPIC]'
             raise MalformedRequest(f"the path of a put is {forms}")
 
-    def close_put(self, putting: Putting) -> None:
-        self._calls.leave()
+    def close_put(self, putting: PutTarget) -> None:
+        self._calls.end_call()
 
     def act(self, call: Call, name: str, body: bytes) -> Iterable[bytes | pa.Buffer]:
-        with self._calls.entering(owed=True):
+        with self._calls.begin_call(owed=True):
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
             return self._results(self._caller(call), name, request)
 
     def end_act(self) -> None:
-        self._calls.leave(owed=True)
+        self._calls.end_call(owed=True)
 
     def rows(self, call: Call, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         request = read_json(ticket, MAX_TICKET_BYTES, "the ticket")
@@ -119,28 +119,28 @@ class Service:
         if isinstance(error, Exception):
             unproven = isinstance(error, Unauthenticated)
             self._on_error(Denied(str(error)) if unproven else error)
-        return as_refusal(error)
+        return to_flight_status(error)
 
     # --- inside
 
-    def _caller(self, call: Call) -> Caller:
-        return self._verbs.caller(self._identify(call, self.port), call.is_cancelled)
+    def _caller(self, call: Call) -> PortCaller:
+        return self._verbs.new_caller(self._identify(call, self.port), call.is_cancelled)
 
-    def _results(self, caller: Caller, name: str, request: Any) -> Iterable[bytes | pa.Buffer]:
+    def _results(self, caller: PortCaller, name: str, request: Any) -> Iterable[bytes | pa.Buffer]:
         """One in JSON; of a fetch those in JSON, and rows, as they come."""
         if name != FETCH:
             return [json.dumps(self._verbs.act(caller, name, request)).encode()]
-        return _fetched(self._verbs.follow(caller, request))
+        return _encode_fetch(self._verbs.stream_fetch(caller, request))
 
     def _batches(self, rows: Iterator[Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with self._calls.one():
+        with self._calls.track_call():
             for one in rows:
-                self._calls.check()
+                self._calls.check_open()
                 batch = arrow.batch_of(one)
                 yield batch if schema is arrow.READ_SCHEMA else batch.select(schema.names)
 
 
-def _fetched(
+def _encode_fetch(
     found: Iterator[tuple[dict[str, Any] | None, Rows]],
 ) -> Iterator[bytes | pa.Buffer]:
     for answer, rows in found:
@@ -165,13 +165,13 @@ def _as_stream(batch: pa.RecordBatch, size_bytes: int) -> bytes | pa.Buffer:
     return buffer.slice(0, sink.tell())
 
 
-def _stage(stream: Stream, stage: str, block: Any, stamp: Any) -> Any:
+def _stage(stream: PortStream, stage: str, block: Any, stamp: Any) -> Any:
     if stamp is not None:
         raise MalformedRequest("what is staged has no stamp: stage.publish takes it")
     return stream.stage(stage, block)
 
 
-def _told_ids(counter: int | None, done: Any) -> bytes:
+def _encode_produced(counter: int | None, done: Any) -> bytes:
     """No ids if a stamp is repeated that was used up by publishing nothing.
 
     Written by hand: it is done for every batch, and json.dumps takes three times as long.
@@ -186,11 +186,11 @@ def _told_ids(counter: int | None, done: Any) -> bytes:
     return f'{{"counter": {number}, {ids}, "duplicate": {duplicate}}}'.encode()
 
 
-def _told_nothing(counter: int | None, done: Any) -> bytes:
+def _encode_staged(counter: int | None, done: Any) -> bytes:
     return json.dumps({"counter": counter}).encode()
 
 
-def _path(path: list[bytes]) -> list[str]:
+def _decode_path(path: list[bytes]) -> list[str]:
     try:
         return [part.decode("utf-8") for part in path] or [""]
     except UnicodeDecodeError:

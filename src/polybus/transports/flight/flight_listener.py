@@ -24,16 +24,16 @@ from polybus.errors import AddressError, AddressInUse, ConfigError, StoreClosed
 from polybus.kernel.flight_port import Desk
 from polybus.model.address import Address
 from polybus.transports.flight import grpc_sockets
-from polybus.transports.flight.authentication import Identifier, Tokens, peer_end
-from polybus.transports.flight.call_tracker import Calls
-from polybus.transports.flight.flight_handler import Service
-from polybus.transports.flight.flight_status import as_refusal
-from polybus.transports.flight.put_intake import Intake
-from polybus.transports.flight.slow_consumers import Pace
+from polybus.transports.flight.authentication import CallIdentifier, TokenFile, parse_peer
+from polybus.transports.flight.call_tracker import CallTracker
+from polybus.transports.flight.flight_handler import FlightHandler
+from polybus.transports.flight.flight_status import to_flight_status
+from polybus.transports.flight.put_intake import PutIntake
+from polybus.transports.flight.slow_consumers import SlowConsumerMonitor
 
 if TYPE_CHECKING:
     from polybus.model.limits import NativeLimits
-    from polybus.transports.flight.port_interface import Verbs
+    from polybus.transports.flight.port_interface import PortInterface
 
 STOP_TIMEOUT_S = 2.0  # once its connections are cut, gRPC stops in milliseconds
 # What was handed to gRPC is not yet on its way. Nobody can ask it when that is so.
@@ -44,17 +44,17 @@ TICKS_A_COUNT = 4  # connections are counted so often
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class SecurityOptions:
     """The certificate of the port, whose clients' certificates it trusts, and its tokens."""
 
-    tokens: Tokens
+    tokens: TokenFile
     certificate: Path | None = None
     key: Path | None = None
     client_authorities: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowConsumerLimits:
     """A client that takes less than the rate over this long is cut."""
 
     timeout_s: float
@@ -65,10 +65,10 @@ class FlightListener:
     def __init__(
         self,
         address: Address,
-        verbs: Verbs,
+        verbs: PortInterface,
         limits: NativeLimits,
-        security: Security,
-        slow: Slow,
+        security: SecurityOptions,
+        slow: SlowConsumerLimits,
         clock: Callable[[], float],
         now_ms: Callable[[], int],
         log: Any,
@@ -79,32 +79,32 @@ class FlightListener:
         self._on_cut = on_cut
         self._on_error = on_error
         self._desk = Desk(limits.max_uncommitted_bytes, limits.max_calls)
-        self._pace = Pace(
+        self._pace = SlowConsumerMonitor(
             slow.timeout_s,
             slow.min_bytes_per_s,
             clock,
             self._desk.under_way,
-            self._taken,
+            self._confirmed_bytes,
             self._cut,
         )
         self._security = security
-        self._calls = Calls()
+        self._calls = CallTracker()
         self._max_connections = limits.max_connections
         self._tls = _tls(address, security)
         self._open = partial(
-            Service,
+            FlightHandler,
             verbs=verbs,
             limits=limits,
             calls=self._calls,
             desk=self._desk,
-            identify=Identifier(address.host, security.tokens).identify,
+            identify=CallIdentifier(address.host, security.tokens).identify,
             on_error=on_error,
         )
-        _check_free(address)
+        _check_address_free(address)
         self._serving = Lock()  # held by who opens or replaces the service
-        self._service: Service | None = self._serve(address, self._tls)
+        self._service: FlightHandler | None = self._serve(address, self._tls)
         self.address = address.with_port(self._service.port)
-        self._intake = Intake(self._desk, limits.max_batch_bytes, now_ms, on_error)
+        self._intake = PutIntake(self._desk, limits.max_batch_bytes, now_ms, on_error)
         self._closed = Event()
         self._closing = Event()
         self._stopping: list[Thread] = []
@@ -117,7 +117,7 @@ class FlightListener:
         if not self._closing.is_set():
             self._closing.set()
             self._calls.stop()
-            code, text, extra = as_refusal(StoreClosed("the bus is stopping"))
+            code, text, extra = to_flight_status(StoreClosed("the bus is stopping"))
             self._desk.stop(code, text.encode(), extra)
             self._retire()
 
@@ -141,7 +141,7 @@ class FlightListener:
         """If nobody could listen when it was tried."""
         with self._serving:
             if self._service is None and not self._closing.is_set():
-                _check_free(self.address)
+                _check_address_free(self.address)
                 self._service = self._serve(self.address, self._tls)
                 self._log.info("listening again", dialect="native", address=str(self.address))
                 self._close_late()
@@ -150,18 +150,18 @@ class FlightListener:
         if self._closing.is_set():  # since we looked
             self._retire()
 
-    def _serve_again(self, tls: dict[str, Any], until_s: float) -> Service:
+    def _serve_again(self, tls: dict[str, Any], until_s: float) -> FlightHandler:
         """As soon as the port is free."""
         while True:
             try:
-                _check_free(self.address)
+                _check_address_free(self.address)
                 return self._serve(self.address, tls)
             except (AddressError, AddressInUse) as error:
                 if time.monotonic() > until_s:
                     raise ConfigError(str(error)) from None
             time.sleep(RETRY_S)
 
-    def _serve(self, address: Address, tls: dict[str, Any]) -> Service:
+    def _serve(self, address: Address, tls: dict[str, Any]) -> FlightHandler:
         try:
             return self._open(_location(address), **tls)
         except OSError as error:
@@ -188,7 +188,7 @@ class FlightListener:
         self._await_stopped()
         end_s = time.monotonic() + STOP_TIMEOUT_S
         while any(one.is_alive() for one in self._stopping) and time.monotonic() < end_s:
-            grpc_sockets.end_all(self.address.port)
+            grpc_sockets.close_all(self.address.port)
             self._await_stopped()
         self._closed.set()
         self._desk.close()
@@ -215,7 +215,7 @@ class FlightListener:
                 self._on_error(error)
 
     def _end_surplus(self) -> None:
-        ended = grpc_sockets.end_surplus(self.address.port, self._max_connections)
+        ended = grpc_sockets.close_surplus(self.address.port, self._max_connections)
         for _ in range(ended):
             self._on_cut("max_connections")
         if ended:
@@ -223,13 +223,13 @@ class FlightListener:
                 "connections ended", dialect="native", count=ended, reason="max_connections"
             )
 
-    def _taken(self, peer: str) -> int | None:
-        far = peer_end(peer)
+    def _confirmed_bytes(self, peer: str) -> int | None:
+        far = parse_peer(peer)
         return None if far is None else grpc_sockets.confirmed_bytes(self.address.port, far.port)
 
     def _cut(self, peer: str) -> None:
-        far = peer_end(peer)
-        if far is not None and grpc_sockets.end_one(self.address.port, far.port):
+        far = parse_peer(peer)
+        if far is not None and grpc_sockets.close_one(self.address.port, far.port):
             self._on_cut("slow_consumer")
             self._log.warning("connection cut", dialect="native", peer=peer, reason="slow_consumer")
 
@@ -240,7 +240,7 @@ def _location(address: Address) -> str:
     return f"{scheme}://{host}:{address.port}"
 
 
-def _tls(address: Address, security: Security) -> dict[str, Any]:
+def _tls(address: Address, security: SecurityOptions) -> dict[str, Any]:
     if not address.is_encrypted:
         return {}
     try:
@@ -263,7 +263,7 @@ def _tls(address: Address, security: Security) -> dict[str, Any]:
     return options
 
 
-def _check_free(address: Address) -> None:
+def _check_address_free(address: Address) -> None:
     """gRPC does not say why it cannot listen, and logs lines of its own: a trial does better."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:

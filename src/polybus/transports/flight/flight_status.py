@@ -17,7 +17,7 @@ class Unauthenticated(Exception):
     """Somebody shows who they are, and it does not hold: `Denied`, with a status of its own."""
 
 
-def as_json(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, Any]:
     """What a client is told. A fault of ours says so, and the log says what it was."""
     if isinstance(error, Unauthenticated):
         return {"code": Denied.code, "text": str(error)}
@@ -26,14 +26,14 @@ def as_json(error: BaseException) -> dict[str, Any]:
     return {"code": INTERNAL, "text": "the bus failed to answer; its log says why"}
 
 
-def as_refusal(error: BaseException) -> tuple[int, str, bytes]:
+def to_flight_status(error: BaseException) -> tuple[int, str, bytes]:
     """The kind of status, its text, and its extra info."""
-    told = as_json(error)
-    told["text"] = _clipped(told["text"])
+    told = describe_error(error)
+    told["text"] = _truncate(told["text"])
     return _kind(error), told["text"], json.dumps(told).encode()
 
 
-def _clipped(text: str) -> str:
+def _truncate(text: str) -> str:
     raw = text.encode("utf-8", "replace")
     if len(raw) <= MAX_TEXT_BYTES:
         return raw.decode()

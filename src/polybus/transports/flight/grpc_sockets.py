@@ -18,11 +18,11 @@ from pathlib import Path
 DESCRIPTORS = Path("/proc/self/fd")
 # Of Linux's struct tcp_info: where tcpi_last_data_recv (milliseconds, 32 bits) begins, and
 # where tcpi_bytes_acked (64 bits) begins and ends.
-SILENT_FOR = 52
+LAST_DATA_RECV = 52
 BYTES_ACKED, TCP_INFO_BYTES = 120, 128
 
 
-def end_all(port: int) -> int:
+def close_all(port: int) -> int:
     """Ends every connection to a port of ours; how many there were."""
     ended = 0
     for sock in _connected(port):
@@ -30,7 +30,7 @@ def end_all(port: int) -> int:
     return ended
 
 
-def end_one(port: int, peer_port: int) -> bool:
+def close_one(port: int, peer_port: int) -> bool:
     """Ends the connection that comes from a port of the peer's."""
     found = False
     for sock in _connected(port):
@@ -39,7 +39,7 @@ def end_one(port: int, peer_port: int) -> bool:
     return found
 
 
-def end_surplus(port: int, most: int) -> int:
+def close_surplus(port: int, most: int) -> int:
     """Ends connections over so many, those first that were silent for longest; how many."""
     if sum(1 for _ in DESCRIPTORS.iterdir()) <= most:  # far quicker than to look at each
         return 0
@@ -51,7 +51,7 @@ def end_surplus(port: int, most: int) -> int:
 
 def _silent_ms(sock: socket.socket) -> int:
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    return int.from_bytes(info[SILENT_FOR : SILENT_FOR + 4], sys.byteorder)
+    return int.from_bytes(info[LAST_DATA_RECV : LAST_DATA_RECV + 4], sys.byteorder)
 
 
 def confirmed_bytes(port: int, peer_port: int) -> int | None:

@@ -21,8 +21,8 @@ from polybus.kernel.flight_port import fill
 from polybus.model import arrow
 from polybus.model.block import Block, Keys
 from polybus.model.stamp import Stamp
-from polybus.transports.flight.flight_status import as_json
-from polybus.transports.flight.put_slow_path import Aside
+from polybus.transports.flight.flight_status import describe_error
+from polybus.transports.flight.put_slow_path import PutSlowPath
 
 if TYPE_CHECKING:
     from polybus.kernel.flight_port import Desk, Slot
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 MAX_METADATA_BYTES = 4096
 
 
-class Putting(NamedTuple):
+class PutTarget(NamedTuple):
     """What becomes of the batches of one stream, and how an outcome is told.
 
     Unless it `is_ready`, handing over may have to wait for others.
     """
 
-    hand_over: Callable[[Block, Stamp | None], Future[Any]]
-    tell: Callable[[int | None, Any], bytes]
+    submit: Callable[[Block, Stamp | None], Future[Any]]
+    encode_answer: Callable[[int | None, Any], bytes]
     is_ready: Callable[[], bool]
 
 
-Arrival = tuple[Putting, "Slot", bytes, int]  # with its metadata, and its size
-Told = list[tuple["Slot", bytes]]
+Arrival = tuple[PutTarget, "Slot", bytes, int]  # with its metadata, and its size
+EncodedAnswers = list[tuple["Slot", bytes]]
 
 
-class Awaited(NamedTuple):
-    putting: Putting
+class PendingAnswer(NamedTuple):
+    putting: PutTarget
     slot: Slot
     counter: int | None
 
 
-class Intake:
+class PutIntake:
     def __init__(
         self,
         desk: Desk,
@@ -64,25 +64,25 @@ class Intake:
         self._max_batch_bytes = max_batch_bytes
         self._now_ms = now_ms
         self._on_error = on_error
-        self._done: deque[tuple[Awaited, Future[Any]]] = deque()
+        self._done: deque[tuple[PendingAnswer, Future[Any]]] = deque()
         self._noting = Lock()
-        self._aside: Aside[Arrival] = Aside(self._take_aside)
+        self._slow_path: PutSlowPath[Arrival] = PutSlowPath(self._take_aside)
         self._thread = Thread(target=self._run, name="polybus-intake", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
         """Once the desk is closed; False if that takes too long."""
-        self._aside.close(timeout_s)
+        self._slow_path.close(timeout_s)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (arrivals := self._desk.take()) is not None:
-            told: Told = []
+            told: EncodedAnswers = []
             for arrival in arrivals:
                 putting = arrival[0]
-                if self._aside.has(id(putting)) or not putting.is_ready():
-                    self._aside.add(id(putting), arrival)
+                if self._slow_path.has_batches(id(putting)) or not putting.is_ready():
+                    self._slow_path.add(id(putting), arrival)
                 else:
                     self._take(arrival, told)
             while self._done:
@@ -91,21 +91,21 @@ class Intake:
                 fill(told)
 
     def _take_aside(self, arrival: Arrival) -> None:
-        told: Told = []
+        told: EncodedAnswers = []
         self._take(arrival, told)
         fill(told)
 
-    def _take(self, arrival: Arrival, told: Told) -> None:
+    def _take(self, arrival: Arrival, told: EncodedAnswers) -> None:
         putting, slot, metadata, size = arrival
         counter = None
         try:
             stamp = read_stamp(metadata)
             counter = stamp.counter if stamp else None
-            outcome = putting.hand_over(self._block(slot, size), stamp)
+            outcome = putting.submit(self._block(slot, size), stamp)
         except Exception as error:
             self._refuse(slot, counter, error, told)
         else:
-            outcome.add_done_callback(partial(self._note, Awaited(putting, slot, counter)))
+            outcome.add_done_callback(partial(self._on_done, PendingAnswer(putting, slot, counter)))
 
     def _block(self, slot: Slot, size: int) -> Block:
         if size > self._max_batch_bytes:
@@ -113,26 +113,26 @@ class Intake:
             raise TooLarge(f"a batch of {size} bytes: at most {most} are taken")
         columns = slot.columns() if size >= 0 else None
         try:
-            return self._simple(*columns) if columns else self._any(slot)
+            return self._plain_block(*columns) if columns else self._arrow_block(slot)
         finally:
             columns = None
             slot.let_go()
 
-    def _simple(
+    def _plain_block(
         self, bodies: Column, offsets: Column, keys: Any, key_offsets: Any, times: Any
     ) -> Block:
         given = None if keys is None else Keys(keys, key_offsets)
-        with arrow.Refused():
+        with arrow.BatchErrorTranslator():
             moment = self._now_ms() if times is None else times
             return Block.from_columns(bodies, offsets, insertion_ms=moment, keys=given)
 
-    def _any(self, slot: Slot) -> Block:
+    def _arrow_block(self, slot: Slot) -> Block:
         batch = slot.batch()
         if batch is None:
             raise MalformedRequest("metadata without a batch")
         return arrow.block_of(batch, self._now_ms())
 
-    def _note(self, awaited: Awaited, outcome: Future[Any]) -> None:
+    def _on_done(self, awaited: PendingAnswer, outcome: Future[Any]) -> None:
         """On the store's thread, which has more to do: the first of many wakes ours.
 
         Of what went aside it may be that thread: each could take the other for the first.
@@ -143,18 +143,20 @@ class Intake:
         if is_first:
             self._desk.nudge()
 
-    def _answer(self, awaited: Awaited, outcome: Future[Any], told: Told) -> None:
+    def _answer(self, awaited: PendingAnswer, outcome: Future[Any], told: EncodedAnswers) -> None:
         putting, slot, counter = awaited
         try:
-            answer = putting.tell(counter, outcome.result())
+            answer = putting.encode_answer(counter, outcome.result())
         except Exception as error:
             self._refuse(slot, counter, error, told)
         else:
             told.append((slot, answer))
 
-    def _refuse(self, slot: Slot, counter: int | None, error: Exception, told: Told) -> None:
+    def _refuse(
+        self, slot: Slot, counter: int | None, error: Exception, told: EncodedAnswers
+    ) -> None:
         self._on_error(error)
-        refusal = {"counter": counter, "error": as_json(error)}
+        refusal = {"counter": counter, "error": describe_error(error)}
         told.append((slot, json.dumps(refusal).encode()))
 
 

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Aside(Generic[T]):
+class PutSlowPath(Generic[T]):
     def __init__(self, take: Callable[[T], None]) -> None:
         """`take` is called on the thread, with one after the other."""
         self._take = take
@@ -27,7 +27,7 @@ class Aside(Generic[T]):
         self._lock = Lock()
         self._thread: Thread | None = None  # most ports never need it
 
-    def has(self, stream: int) -> bool:
+    def has_batches(self, stream: int) -> bool:
         """Whether batches of a stream are here, or on their way from here."""
         return bool(self._held) and stream in self._held
 
@@ -51,9 +51,9 @@ class Aside(Generic[T]):
             try:
                 self._take(one)
             finally:
-                self._leave(stream)
+                self._finish(stream)
 
-    def _leave(self, stream: int) -> None:
+    def _finish(self, stream: int) -> None:
         with self._lock:
             left = self._held[stream] - 1
             if left:

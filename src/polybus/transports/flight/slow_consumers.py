@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Waited:
+class PendingSend:
     """How long one handing over is looked at, and what its peer had taken when noted."""
 
     peer: str
@@ -23,7 +23,7 @@ class Waited:
     is_cut: bool = False
 
 
-class Pace:
+class SlowConsumerMonitor:
     def __init__(
         self,
         timeout_s: float,
@@ -40,22 +40,22 @@ class Pace:
         self._timeout_s = timeout_s
         self._min_bytes_per_s = min_bytes_per_s
         self._clock = clock
-        self._under_way = under_way
+        self._list_pending_sends = under_way
         self._taken = taken
         self._cut = cut
-        self._known: dict[tuple[int, float], Waited] = {}
+        self._known: dict[tuple[int, float], PendingSend] = {}
 
     def tick(self) -> None:
         """To be called a few times a second, by one thread."""
         now_s = self._clock()
         before, self._known = self._known, {}
-        for number, peer, since_s in self._under_way():
+        for number, peer, since_s in self._list_pending_sends():
             key = number, since_s
-            waited = self._known[key] = before.get(key) or Waited(peer, since_s)
+            waited = self._known[key] = before.get(key) or PendingSend(peer, since_s)
             if not waited.is_cut:
-                self._judge(waited, now_s)
+                self._check_pending(waited, now_s)
 
-    def _judge(self, waited: Waited, now_s: float) -> None:
+    def _check_pending(self, waited: PendingSend, now_s: float) -> None:
         waited_s = now_s - waited.since_s
         if waited.taken is None:
             if waited_s >= self._timeout_s / 2:
@@ -67,6 +67,6 @@ class Pace:
                 waited.is_cut = True
                 self._cut(waited.peer)
 
-    def _is_moving(self, waited: Waited, now_s: float) -> bool:
+    def _is_moving(self, waited: PendingSend, now_s: float) -> bool:
         moved = (self._taken(waited.peer) or 0) - (waited.taken or 0)
         return moved > 0 and moved >= self._min_bytes_per_s * (now_s - waited.noted_s)

@@ -31,20 +31,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from polybus.transports.zmq.router_connections import Connection
+from polybus.transports.zmq.router_connections import RouterConnection
 
-LOOK_S: Final = 0.05
-BUSY_LOOK_S: Final = 0.005  # while much is on its way
-SHARE: Final = 20  # between looks passes so many times what a look takes
+CHECK_INTERVAL_S: Final = 0.05
+BUSY_CHECK_INTERVAL_S: Final = 0.005  # while much is on its way
+CHECK_COST_RATIO: Final = 20  # between looks passes so many times what a look takes
 MINOR_BYTES: Final = 1 << 20  # less than this is a message on its way, and no trouble
-LEFT_BYTES: Final = 4096  # behind a whole message: no more than a handshake takes
+HANDSHAKE_BYTES: Final = 4096  # behind a whole message: no more than a handshake takes
 HEARTBEAT_BYTES_PER_S: Final = 64
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STATM: Final = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class MemoryBounds:
     """Bytes of one connection and of all; and how slow is too slow for how long."""
 
     max_unfinished: int
@@ -53,56 +53,58 @@ class Bounds:
     slow_bytes_per_s: int
 
 
-class Watch:
+class MemoryWatch:
     """`has_waiting` says whether whole messages wait to be read; `cut` is told who was ended."""
 
     def __init__(
         self,
-        open_now: Callable[[], list[Connection]],
-        bounds: Bounds,
+        open_now: Callable[[], list[RouterConnection]],
+        bounds: MemoryBounds,
         clock: Callable[[], float],
         has_waiting: Callable[[], bool],
-        cut: Callable[[Connection, str], Any],
+        cut: Callable[[RouterConnection, str], Any],
     ) -> None:
         self._open = open_now
         self._bounds = bounds
         self._clock = clock
         self._has_waiting = has_waiting
         self._cut = cut
-        self._calm_bytes = process_bytes()
+        self._baseline_bytes = process_bytes()
         self._untaken = 0  # of all connections: at the last look, and what was sent since
 
-    def look(self) -> float:
+    def check(self) -> float:
         """Measures all, cuts who is over; the seconds until it should be done again."""
         began_s = self._clock()
         unfinished = untaken = 0
-        most: Connection | None = None
+        most: RouterConnection | None = None
         for one in self._open():
             self._measure(one, began_s)
-            self._judge(one, began_s)
+            self._check_connection(one, began_s)
             unfinished += one.unfinished
-            untaken += one.untaken
+            untaken += one.unacknowledged_bytes
             if most is None or one.unfinished > most.unfinished:
                 most = one
         self._untaken = untaken
-        self._judge_all(unfinished, most)
-        soon_s = LOOK_S if max(unfinished, untaken) < MINOR_BYTES else BUSY_LOOK_S
-        return max(soon_s, SHARE * (self._clock() - began_s))
+        self._check_total(unfinished, most)
+        soon_s = (
+            CHECK_INTERVAL_S if max(unfinished, untaken) < MINOR_BYTES else BUSY_CHECK_INTERVAL_S
+        )
+        return max(soon_s, CHECK_COST_RATIO * (self._clock() - began_s))
 
-    def sent(self, size: int) -> None:
+    def add_sent(self, size: int) -> None:
         """To one of them: it has not taken it before the next look tells."""
         self._untaken += size
 
-    def is_full(self, one: Connection) -> bool:
+    def is_full(self, one: RouterConnection) -> bool:
         """Has it, or have all together, left too much of what they were sent?"""
         bound = self._bounds.max_unfinished  # the largest message has room, and not two
-        if one.untaken <= bound // 2 and self._untaken <= self._bounds.max_unread:
+        if one.unacknowledged_bytes <= bound // 2 and self._untaken <= self._bounds.max_unread:
             return False
         self._measure(one, self._clock())
-        return one.untaken > bound or self._untaken > self._bounds.max_unread
+        return one.unacknowledged_bytes > bound or self._untaken > self._bounds.max_unread
 
-    def _measure(self, one: Connection, now_s: float) -> None:
-        counted = one.counted()
+    def _measure(self, one: RouterConnection, now_s: float) -> None:
+        counted = one.read_byte_counts()
         if counted is None:
             return
         came, one.acked = counted
@@ -113,38 +115,38 @@ class Watch:
             one.unfinished = came - one.baseline
             return
         held = came - one.received_bytes - one.baseline
-        if held < 0 or (is_new and held <= LEFT_BYTES):
+        if held < 0 or (is_new and held <= HANDSHAKE_BYTES):
             one.baseline += held
-            one.calm_s, held = now_s, 0
-        one.unfinished = max(0, held - round(HEARTBEAT_BYTES_PER_S * (now_s - one.calm_s)))
+            one.baseline_s, held = now_s, 0
+        one.unfinished = max(0, held - round(HEARTBEAT_BYTES_PER_S * (now_s - one.baseline_s)))
 
-    def _judge(self, one: Connection, now_s: float) -> None:
+    def _check_connection(self, one: RouterConnection, now_s: float) -> None:
         if self._is_too_much(one.unfinished):
-            self._end(one, "max_unfinished_bytes")
-        elif one.untaken <= MINOR_BYTES:
+            self._cut_connection(one, "max_unfinished_bytes")
+        elif one.unacknowledged_bytes <= MINOR_BYTES:
             one.slow_since_s = None
         elif one.slow_since_s is None:
             one.slow_since_s, one.slow_acked = now_s, one.acked
         elif (passed_s := now_s - one.slow_since_s) > self._bounds.slow_timeout_s:
             if one.acked - one.slow_acked < self._bounds.slow_bytes_per_s * passed_s:
-                self._end(one, "slow_consumer")
+                self._cut_connection(one, "slow_consumer")
             one.slow_since_s = None
 
     def _is_too_much(self, unfinished: int) -> bool:
         """While messages wait for us to take them, it may be whole ones that are so much."""
         return unfinished > self._bounds.max_unfinished and not self._has_waiting()
 
-    def _judge_all(self, unfinished: int, most: Connection | None) -> None:
+    def _check_total(self, unfinished: int, most: RouterConnection | None) -> None:
         now = process_bytes()
         if most is None or most.unfinished < MINOR_BYTES:
-            self._calm_bytes = now
+            self._baseline_bytes = now
             return
-        grown = now - self._calm_bytes
+        grown = now - self._baseline_bytes
         if max(unfinished, grown) > self._bounds.max_unread:
-            self._end(most, "max_unread_bytes")
-            self._calm_bytes += max(0, grown)
+            self._cut_connection(most, "max_unread_bytes")
+            self._baseline_bytes += max(0, grown)
 
-    def _end(self, one: Connection, reason: str) -> None:
+    def _cut_connection(self, one: RouterConnection, reason: str) -> None:
         if one.cut():
             one.unfinished = 0
             self._cut(one, reason)

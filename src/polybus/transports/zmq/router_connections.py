@@ -24,18 +24,18 @@ from typing import Any, Final, Protocol
 
 from polybus.model import tcp_info
 from polybus.model.identity import ANONYMOUS
-from polybus.transports.peer_identity import describe, identify, unsent_bytes
+from polybus.transports.peer_identity import describe_peer, identify_peer, unsent_bytes
 
 REMEMBERED_S: Final = 1.0  # how long an ended connection may still have messages to be read
 GUESSED_BYTES: Final = 1 << 20
 
 
-class Gate(Protocol):
+class ConnectionGate(Protocol):
     def enter(self, peer: str) -> bool: ...
     def leave(self) -> None: ...
 
 
-class Connection:
+class RouterConnection:
     """One accepted connection; `routing` is what its messages are answered by."""
 
     def __init__(self, fd: int, since_s: float, number: int = 0) -> None:
@@ -44,7 +44,7 @@ class Connection:
         self.since_s = since_s
         self.identity = ANONYMOUS
         self.key: bytes | None = None
-        self.where = "gone"
+        self.peer_text = "gone"
         self.address: object = None
         self.routing: bytes | None = None
         self.ended_s: float | None = None
@@ -56,7 +56,7 @@ class Connection:
         # was it taken, and what the peer has confirmed.
         self.whole = -1
         self.baseline = 0
-        self.calm_s = since_s  # when that was reckoned last
+        self.baseline_s = since_s  # when that was reckoned last
         self.unfinished = 0
         self.acked = 0
         self.slow_since_s: float | None = None
@@ -66,21 +66,21 @@ class Connection:
         self.send: Callable[[list[bytes], list[bytes]], None]
 
     @property
-    def untaken(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         """What was sent and not confirmed, as far as is known."""
         return max(0, self.sent_bytes - self.acked)
 
-    def look(self) -> None:
+    def identify_peer(self) -> None:
         """Asks the kernel who is at the other end. Nothing here waits."""
-        with self.opened() as sock:
+        with self.duplicate_socket() as sock:
             if sock is not None:
-                self.identity = identify(sock)
+                self.identity = identify_peer(sock)
                 self.address = _address(sock)
-                self.where = describe(self.address, self.identity)
+                self.peer_text = describe_peer(self.address, self.identity)
 
     def cut(self) -> bool:
         """Ends it; libzmq takes that for the peer's end, and forgets what was not whole."""
-        with self.opened() as sock:
+        with self.duplicate_socket() as sock:
             if sock is None or (self.address is not None and _address(sock) != self.address):
                 return False
             try:
@@ -89,24 +89,24 @@ class Connection:
                 return False
             return True
 
-    def counted(self) -> tuple[int, int] | None:
+    def read_byte_counts(self) -> tuple[int, int] | None:
         """Bytes that the kernel has received and that the peer has confirmed.
 
         Of a Unix socket the kernel counts neither: it is known whether something waits to be
         read, on either side. What comes all the time counts as a megabyte a look.
         """
-        with self.opened() as sock:
+        with self.duplicate_socket() as sock:
             if sock is None or _address(sock) != self.address:
                 return None
             try:
                 if sock.family == socket.AF_UNIX:
-                    return self._guessed(sock)
+                    return self._estimate_counts(sock)
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info.TCP_INFO_BYTES)
             except OSError:
                 return None
-        return tcp_info.counts(info)
+        return tcp_info.read_byte_counts(info)
 
-    def _guessed(self, sock: socket.socket) -> tuple[int, int]:
+    def _estimate_counts(self, sock: socket.socket) -> tuple[int, int]:
         self.is_guessed = True
         waiting = fcntl.ioctl(sock, termios.FIONREAD, bytes(4))
         if any(waiting):
@@ -114,7 +114,7 @@ class Connection:
         return self._guess, self.acked if unsent_bytes(sock) else self.sent_bytes
 
     @contextmanager
-    def opened(self) -> Iterator[socket.socket | None]:
+    def duplicate_socket(self) -> Iterator[socket.socket | None]:
         """The connection's socket by a descriptor of our own; None if it has ended."""
         try:
             sock = socket.socket(fileno=os.dup(self.fd))
@@ -132,7 +132,7 @@ def _address(sock: socket.socket) -> Any:
         return None
 
 
-class Connections:
+class RouterConnections:
     """`changes` takes what the monitor has to tell: (descriptor, has it begun?), in order.
 
     `attach` gives a connection its ways out.
@@ -140,55 +140,55 @@ class Connections:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: ConnectionGate,
         changes: Callable[[], list[tuple[int, bool]]],
         clock: Callable[[], float],
-        attach: Callable[[Connection], None],
+        attach: Callable[[RouterConnection], None],
     ) -> None:
         self._gate = gate
         self._changes = changes
         self._clock = clock
         self._attach = attach
-        self._by_routing: dict[bytes, Connection] = {}
-        self._open: dict[int, Connection] = {}
-        self._unclaimed: dict[int, list[Connection]] = {}
-        self._crowded: dict[int, Connection] = {}  # the newest of several unclaimed
-        self._ended: list[Connection] = []
+        self._by_routing: dict[bytes, RouterConnection] = {}
+        self._open: dict[int, RouterConnection] = {}
+        self._unclaimed: dict[int, list[RouterConnection]] = {}
+        self._ambiguous: dict[int, RouterConnection] = {}  # the newest of several unclaimed
+        self._ended: list[RouterConnection] = []
         self.accepted = 0
 
-    def find(self, routing: bytes, fd: int) -> Connection:
+    def find(self, routing: bytes, fd: int) -> RouterConnection:
         """The connection by which a message has come."""
         found = self._by_routing.get(routing)
         if found is not None and found.fd == fd:
             return found
-        self.hear()
+        self.read_events()
         waiting = self._unclaimed.get(fd, ())
         if len(waiting) == 1:
             (found,) = self._unclaimed.pop(fd)
         else:  # nobody's, or one of several's: none of them vouches for it
-            found = Connection(fd, self._clock())
+            found = RouterConnection(fd, self._clock())
         found.routing = routing
         self._attach(found)
         if found.ended_s is None and self._open.get(fd) is found:
             self._by_routing[routing] = found
         return found
 
-    def crowded(self) -> list[Connection]:
+    def ambiguous(self) -> list[RouterConnection]:
         """The newest of each descriptor that others had before, if it is in doubt."""
-        return list(self._crowded.values()) if self._crowded else []
+        return list(self._ambiguous.values()) if self._ambiguous else []
 
-    def settle(self, newest: list[Connection]) -> None:
+    def resolve_ambiguous(self, newest: list[RouterConnection]) -> None:
         """Since these were told of, all was read: nothing is left of those before them."""
         for one in newest:
             waiting = self._unclaimed.get(one.fd, [])
             if one in waiting:
                 del waiting[: waiting.index(one)]
-            if self._crowded.get(one.fd) is one:
-                del self._crowded[one.fd]
+            if self._ambiguous.get(one.fd) is one:
+                del self._ambiguous[one.fd]
 
-    def hear(self) -> None:
+    def read_events(self) -> None:
         """Takes in what the monitor tells."""
-        new: list[Connection] = []
+        new: list[RouterConnection] = []
         while told := self._changes():
             for fd, begun in told:
                 self._end(fd)
@@ -198,7 +198,7 @@ class Connections:
             # ended just before, and another may have had its descriptor by then.
             for one in new:
                 if one.ended_s is None and one.address is None:
-                    one.look()
+                    one.identify_peer()
         for one in new:
             if one.ended_s is not None:
                 one.identity = ANONYMOUS
@@ -207,7 +207,7 @@ class Connections:
 
     def tick(self) -> None:
         """Forgets those that have ended a while ago."""
-        self.hear()
+        self.read_events()
         before_s = self._clock() - REMEMBERED_S
         ended, self._ended = self._ended, []
         for one in ended:
@@ -222,24 +222,24 @@ class Connections:
                 if not waiting:
                     del self._unclaimed[one.fd]
 
-    def open(self) -> list[Connection]:
+    def open(self) -> list[RouterConnection]:
         return list(self._open.values())
 
     def close(self) -> None:
         for fd in list(self._open):
             self._end(fd)
 
-    def _begin(self, fd: int) -> Connection:
+    def _begin(self, fd: int) -> RouterConnection:
         self.accepted += 1
-        found = self._open[fd] = Connection(fd, self._clock(), self.accepted)
+        found = self._open[fd] = RouterConnection(fd, self._clock(), self.accepted)
         waiting = self._unclaimed.setdefault(fd, [])
         waiting.append(found)
         if len(waiting) > 1:
-            self._crowded[fd] = found
+            self._ambiguous[fd] = found
         return found
 
-    def _admit(self, new: Connection) -> bool:
-        new.admitted = self._gate.enter(new.where)
+    def _admit(self, new: RouterConnection) -> bool:
+        new.admitted = self._gate.enter(new.peer_text)
         return new.admitted
 
     def _end(self, fd: int) -> None:

@@ -19,7 +19,7 @@ CURVE: Final = b"CURVE"
 HEAD_FRAMES: Final = 6  # version, request, domain, address, routing id, mechanism
 
 
-class Zap:
+class ZapHandler:
     """`may(key)` says whether whoever holds a key may connect; `refused` is told who may not."""
 
     def __init__(
@@ -28,8 +28,8 @@ class Zap:
         may: Callable[[bytes], bool],
         refused: Callable[[bytes, str], None],
     ) -> None:
-        self._may = may
-        self._refused = refused
+        self._is_allowed = may
+        self._on_refused = refused
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -53,7 +53,7 @@ class Zap:
         if len(asked) != HEAD_FRAMES + 1 or asked[0] != VERSION or asked[5] != CURVE:
             return [VERSION, request, b"400", b"only CURVE is spoken here", b"", b""]
         key = asked[HEAD_FRAMES]
-        if not self._may(key):
-            self._refused(key, asked[3].decode("utf-8", "replace"))
+        if not self._is_allowed(key):
+            self._on_refused(key, asked[3].decode("utf-8", "replace"))
             return [VERSION, request, b"400", b"unknown key", b"", b""]
         return [VERSION, request, b"200", b"OK", key.hex().encode(), b""]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from polybus.durable.topic_registry import Durable
+from polybus.durable.topic_registry import DurableTopics
 from polybus.groups.coordinator import Coordinator
 from polybus.groups.group_records import Member
-from polybus.groups.group_state import Means
-from polybus.groups.member_fetch import Fetched, Held
-from polybus.groups.message_block import Message, block_of, messages_of
-from polybus.groups.shard_ends import Ends
-from polybus.groups.shard_progress import Entry, Failed
+from polybus.groups.group_state import GroupContext
+from polybus.groups.member_fetch import FetchResult, HeldPosition
+from polybus.groups.message_block import OutputMessage, block_of, messages_of
+from polybus.groups.shard_ends import ShardEnds
+from polybus.groups.shard_progress import FailureReport, ShardReport
 from polybus.model.topic import Topic
 from polybus.store.contract import Store
 
@@ -37,10 +37,10 @@ class Desk:
 
     def open(self) -> None:
         """A bus that starts again on the same store."""
-        self.durable = Durable(self.store)
-        means = Means(
+        self.durable = DurableTopics(self.store)
+        means = GroupContext(
             self.durable,
-            Ends(self.store),
+            ShardEnds(self.store),
             lambda: self.now,
             lambda: self.wall_ns(),
             self.woken.append,
@@ -52,7 +52,7 @@ class Desk:
         found = self.durable.find(name)
         if found is None:
             found = self.store.create(name, shards, {})
-            self.durable.known(found)
+            self.durable.register(found)
         return found
 
     def produce(self, count: int, shard: int = 0, topic: str = "t", key: str | None = None) -> None:
@@ -60,7 +60,7 @@ class Desk:
 
         number = self.topic(topic).number
         start = self.store.bounds(number).shards[shard].end
-        messages = [Message(key, b"%d" % (start + n), [("h", b"1")], 7) for n in range(count)]
+        messages = [OutputMessage(key, b"%d" % (start + n), [("h", b"1")], 7) for n in range(count)]
         block = block_of(messages)
         self.store.commit(Commit(appends=(Append(number, shard, block),))).result()
 
@@ -77,7 +77,7 @@ class Desk:
         found: dict[str, Any] = self.info(group)["shards"][number]
         return found
 
-    def letters(self, topic: str = "t.dlq") -> list[Message]:
+    def letters(self, topic: str = "t.dlq") -> list[OutputMessage]:
         found = self.durable.find(topic)
         if found is None:
             return []
@@ -92,26 +92,26 @@ class Seat:
 
     def __init__(self, desk: Desk, group: str, consumer: str, epoch: int) -> None:
         self.desk, self.group, self.consumer, self.epoch = desk, group, consumer, epoch
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, HeldPosition] = {}
         self.rows: dict[int, list[int]] = {}  # offsets, by shard, as they came
 
     @property
     def who(self) -> tuple[Topic, str, str, int]:
         return self.desk.topic(), self.group, self.consumer, self.epoch
 
-    def look(self, bounds: tuple[int, int] = MANY) -> Fetched:
+    def look(self, bounds: tuple[int, int] = MANY) -> FetchResult:
         member = self.consumer, self.epoch
         topic = self.desk.topic()
-        return self.desk.groups.fetching(topic, self.group, member, self.held, bounds).look()
+        return self.desk.groups.open_fetch(topic, self.group, member, self.held, bounds).poll()
 
-    def fetch(self, bounds: tuple[int, int] = MANY) -> Fetched:
+    def fetch(self, bounds: tuple[int, int] = MANY) -> FetchResult:
         """Looks, and takes note of what is told."""
         found = self.look(bounds)
         for number in found.lost:
             del self.held[number]
             self.rows.pop(number, None)
         for one in found.assigned:
-            self.held[one["shard"]] = Held(one["epoch"], one["low"])
+            self.held[one["shard"]] = HeldPosition(one["epoch"], one["low"])
             self.rows[one["shard"]] = []
         offsets = memoryview(found.rows.offsets).cast("B").cast("q").tolist()
         for place in found.places:
@@ -127,22 +127,22 @@ class Seat:
         (told,) = self.ack_all(self.entry(shard, *acked, **more))
         return told
 
-    def entry(self, shard: int, *acked: tuple[int, int], **more: Any) -> Entry:
+    def entry(self, shard: int, *acked: tuple[int, int], **more: Any) -> ShardReport:
         epoch = more.pop("epoch", None)
         if epoch is None:
             epoch = self.held[shard].epoch if shard in self.held else 0
-        return Entry(shard, epoch, acked, **more)
+        return ShardReport(shard, epoch, acked, **more)
 
-    def ack_all(self, *entries: Entry) -> list[dict[str, Any]]:
+    def ack_all(self, *entries: ShardReport) -> list[dict[str, Any]]:
         return self.desk.groups.ack(*self.who, entries)
 
     def fail(self, shard: int, offset: int, attempt: int | None = None) -> dict[str, Any]:
-        return self.ack(shard, failed=(Failed(offset, "no good", attempt),))
+        return self.ack(shard, failed=(FailureReport(offset, "no good", attempt),))
 
     def beat(self, running: dict[int, tuple[int, ...]] | None = None) -> tuple[list[int], ...]:
         return self.desk.groups.heartbeat(*self.who, running or {})
 
-    def leave(self, *entries: Entry) -> None:
+    def leave(self, *entries: ShardReport) -> None:
         self.desk.groups.leave(*self.who, entries)
 
     def release_all(self) -> None:

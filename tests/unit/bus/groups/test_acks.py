@@ -10,8 +10,8 @@ from hypothesis import given
 
 from polybus.errors import LimitReached, MalformedRequest
 from polybus.groups import acked_ranges, shard_progress
-from polybus.groups.group_records import Progress
-from polybus.groups.shard_progress import Entry, Failed
+from polybus.groups.group_records import ShardProgress
+from polybus.groups.shard_progress import FailureReport, ShardReport
 
 RANGE = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda one: (one[0], sum(one)))
 END = 100
@@ -23,13 +23,13 @@ def offsets(low: int, above: acked_ranges.Ranges) -> set[int]:
 
 @given(st.integers(0, 20), st.lists(st.lists(RANGE, max_size=5), max_size=8))
 def test_ranges_are_a_set_of_offsets(start, calls):
-    progress = Progress(start=start, low=start)
+    progress = ShardProgress(start=start, low=start)
     model = set(range(start))
     for acked in calls:
         for one in acked:
-            fresh = acked_ranges.fresh(progress.low, progress.ranges, [one])
+            fresh = acked_ranges.unacked_parts(progress.low, progress.ranges, [one])
             assert [n for a, b in fresh for n in range(a, b)] == sorted({*range(*one)} - model)
-        progress = shard_progress.ack(progress, acked)
+        progress = shard_progress.ack_ranges(progress, acked)
         model |= {n for a, b in acked for n in range(a, b)}
         assert offsets(progress.low, progress.ranges) == model
         assert progress.acked == len(model) - start
@@ -37,7 +37,7 @@ def test_ranges_are_a_set_of_offsets(start, calls):
         edges = [progress.low, *(edge for one in progress.ranges for edge in one)]
         assert all(a < b for a, b in itertools.pairwise(edges))
         for before in (0, start, 30, END):
-            missing = acked_ranges.missing(progress.low, progress.ranges, before)
+            missing = acked_ranges.count_unacked(progress.low, progress.ranges, before)
             assert missing == len(set(range(before)) - model)
         for offset in range(END):
             contained = acked_ranges.contains(progress.low, progress.ranges, offset)
@@ -46,67 +46,74 @@ def test_ranges_are_a_set_of_offsets(start, calls):
 
 @given(st.lists(RANGE, max_size=6), st.lists(RANGE, max_size=6), st.integers(0, END))
 def test_trimming_counts_what_nobody_had_read(acked, later, start):
-    progress = shard_progress.ack(Progress(), acked)
-    unread = acked_ranges.missing(progress.low, progress.ranges, start)
-    trimmed = shard_progress.trim(progress, start)
+    progress = shard_progress.ack_ranges(ShardProgress(), acked)
+    unread = acked_ranges.count_unacked(progress.low, progress.ranges, start)
+    trimmed = shard_progress.skip_trimmed(progress, start)
     assert trimmed.trimmed_unread == unread
     assert trimmed.low >= start
     assert trimmed.acked == progress.acked
-    again = shard_progress.ack(trimmed, later)
+    again = shard_progress.ack_ranges(trimmed, later)
     assert offsets(again.low, again.ranges) >= set(range(start))
 
 
 def test_an_ack_ends_attempts_and_suspicion():
-    progress = Progress(attempts={3: 1, 7: 2}, suspect_to=5)
-    progress = shard_progress.ack(progress, [(0, 4)])
+    progress = ShardProgress(attempts={3: 1, 7: 2}, suspect_to=5)
+    progress = shard_progress.ack_ranges(progress, [(0, 4)])
     assert progress.attempts == {7: 2}
     assert progress.suspect_to == 5
-    assert shard_progress.ack(progress, [(4, 6)]).suspect_to == 0
+    assert shard_progress.ack_ranges(progress, [(4, 6)]).suspect_to == 0
 
 
 def test_failed_runs_are_counted_once_each():
-    progress = Progress()
+    progress = ShardProgress()
     for attempt in (0, 0, 1, 1, 0):  # told twice each, and one very late
-        entry = Entry(0, 1, failed=(Failed(5, "", attempt),))
-        progress = shard_progress.judge(progress, entry, END, 10).progress
+        entry = ShardReport(0, 1, failed=(FailureReport(5, "", attempt),))
+        progress = shard_progress.apply_report(progress, entry, END, 10).progress
     assert progress.attempts == {5: 2}
-    entry = Entry(0, 1, failed=(Failed(5),))
-    judged = shard_progress.judge(progress, entry, END, 3)
+    entry = ShardReport(0, 1, failed=(FailureReport(5),))
+    judged = shard_progress.apply_report(progress, entry, END, 3)
     assert judged.attempts == {5: 3}
     assert [(one.offset, one.deliveries) for one in judged.failures] == [(5, 3)]
 
 
 def test_a_run_of_what_is_acked_has_not_failed():
-    entry = Entry(0, 1, ((0, 2), (5, 6)), (Failed(1), Failed(5), Failed(2)))
-    judged = shard_progress.judge(Progress(), entry, END, 1)
+    entry = ShardReport(
+        0, 1, ((0, 2), (5, 6)), (FailureReport(1), FailureReport(5), FailureReport(2))
+    )
+    judged = shard_progress.apply_report(ShardProgress(), entry, END, 1)
     assert judged.attempts == {2: 1}
     assert [one.offset for one in judged.failures] == [2]
 
 
 def test_nobody_can_have_seen_what_is_not_there():
-    for entry in (Entry(0, 1, ((0, END + 1),)), Entry(0, 1, failed=(Failed(END),))):
+    for entry in (
+        ShardReport(0, 1, ((0, END + 1),)),
+        ShardReport(0, 1, failed=(FailureReport(END),)),
+    ):
         with pytest.raises(MalformedRequest):
-            shard_progress.judge(Progress(), entry, END, 5)
+            shard_progress.apply_report(ShardProgress(), entry, END, 5)
 
 
 def test_no_more_ranges_than_may_be():
     many = [(2 * n + 1, 2 * n + 2) for n in range(shard_progress.MAX_RANGES)]
-    full = shard_progress.ack(Progress(), many)
+    full = shard_progress.ack_ranges(ShardProgress(), many)
     assert len(full.ranges) == shard_progress.MAX_RANGES
     beyond = 2 * shard_progress.MAX_RANGES + 5
     with pytest.raises(LimitReached) as caught:
-        shard_progress.ack(full, [(beyond, beyond + 1)])
+        shard_progress.ack_ranges(full, [(beyond, beyond + 1)])
     assert caught.value.limit == "max_ranges"
-    assert shard_progress.ack(full, [(2, 3)]).low == 0  # joins two
-    assert shard_progress.ack(full, [(0, 1)]).low == 2
+    assert shard_progress.ack_ranges(full, [(2, 3)]).low == 0  # joins two
+    assert shard_progress.ack_ranges(full, [(0, 1)]).low == 2
     last = full.ranges[-1][1]
-    assert len(shard_progress.ack(full, [(last, last + 9)]).ranges) == shard_progress.MAX_RANGES
+    assert (
+        len(shard_progress.ack_ranges(full, [(last, last + 9)]).ranges) == shard_progress.MAX_RANGES
+    )
 
 
 def test_no_more_attempts_than_may_be():
-    full = Progress(attempts=dict.fromkeys(range(shard_progress.MAX_ATTEMPTS), 1))
+    full = ShardProgress(attempts=dict.fromkeys(range(shard_progress.MAX_ATTEMPTS), 1))
     beyond = shard_progress.MAX_ATTEMPTS
     with pytest.raises(LimitReached) as caught:
-        shard_progress.fail(full, 0, [Failed(beyond)], 5)
+        shard_progress.record_failures(full, 0, [FailureReport(beyond)], 5)
     assert caught.value.limit == "max_attempts"
-    assert shard_progress.fail(full, 0, [Failed(0)], 5).attempts == {0: 2}
+    assert shard_progress.record_failures(full, 0, [FailureReport(0)], 5).attempts == {0: 2}

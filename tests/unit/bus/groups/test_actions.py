@@ -12,9 +12,9 @@ import pytest
 from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
-from polybus.bus.rule_table import Placed
-from polybus.durable.topic_names import Binding
-from polybus.durable.topic_registry import Durable
+from polybus.bus.rule_table import PlacedRule
+from polybus.durable.topic_names import TopicNames
+from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import (
     Denied,
     DoesNotExist,
@@ -29,9 +29,9 @@ from polybus.model.identity import Identity
 from polybus.model.limits import NativeLimits, QuotaLimits
 from polybus.model.rows import Rows
 from polybus.native.port.group_entries import MAX_ENTRIES, MAX_RUNNING
-from polybus.native.port.group_fetch_stream import Told
-from polybus.native.port.native_port import Caller, Port
-from polybus.native.port.topic_access import Access
+from polybus.native.port.group_fetch_stream import FetchPart
+from polybus.native.port.native_port import Caller, NativePort
+from polybus.native.port.topic_access import TopicAccess
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
@@ -54,14 +54,14 @@ class World:
     def __init__(self, limits: NativeLimits) -> None:
         self.store = open_store("memory:")
         self.policy = Policy()
-        durable = Durable(self.store)
+        durable = DurableTopics(self.store)
         quotas = Quotas(QuotaLimits(), Counters(), Silent())
-        binding = Binding(durable, self.policy, quotas, lambda name: False)
-        access = Access(durable, binding, self.policy, lambda fn, *args: fn(*args))
-        self.port = Port(access, limits, time.monotonic, dict, _no_rules, time.time_ns)
+        binding = TopicNames(durable, self.policy, quotas, lambda name: False)
+        access = TopicAccess(durable, binding, self.policy, lambda fn, *args: fn(*args))
+        self.port = NativePort(access, limits, time.monotonic, dict, _no_rules, time.time_ns)
         self.gone = False
-        self.alice = self.port.caller(ALICE, lambda: self.gone)
-        self.bob = self.port.caller(BOB, lambda: False)
+        self.alice = self.port.new_caller(ALICE, lambda: self.gone)
+        self.bob = self.port.new_caller(BOB, lambda: False)
         self.act("topic.create", topic="t", shards=2)
 
     def act(self, name: str, **request: Any) -> dict[str, Any]:
@@ -71,13 +71,13 @@ class World:
         return self.fetch_as(self.alice, **request)
 
     def fetch_as(self, caller: Caller, **request: Any) -> tuple[dict[str, Any], Rows]:
-        answer, rows = next(self.port.follow(caller, request))
+        answer, rows = next(self.port.stream_fetch(caller, request))
         assert answer is not None
         return answer, rows
 
     def rules(self, *lines: str) -> None:
         rules = [Rule.parse(line) for line in lines]
-        self.policy.replace([Placed(rule, "test", rule.who.number) for rule in rules])
+        self.policy.replace([PlacedRule(rule, "test", rule.who.number) for rule in rules])
 
     def produce(self, count: int = 1, topic: str = "t") -> None:
         self.port.produce(self.alice, topic).produce(block(*[b"x"] * count), None).result(10)
@@ -440,7 +440,7 @@ def test_who_is_a_member_no_more_does_not_wait(world, me, waiting, end, error):
 
 def test_a_client_that_has_gone_does_not_wait(world, waiting):
     world.gone = True
-    world.port.waits.look()
+    world.port.waits.check_callers()
     assert waiting.result(10)[1].count == 0
 
 
@@ -465,11 +465,11 @@ def test_no_more_wait_than_may(world, pool, me, waiting):
 
 
 @pytest.fixture
-def following(world, me) -> Iterator[Told]:
+def following(world, me) -> Iterator[FetchPart]:
     """A member that knows its shards, and follows for five rows in all."""
     answer, _ = world.fetch(**me)
     asked = {**me, "held": held(answer), "wait_ms": LONG_MS, "follow": True}
-    return world.port.follow(world.alice, asked)
+    return world.port.stream_fetch(world.alice, asked)
 
 
 def test_who_follows_is_told_of_rows_alone_until_it_has_all_it_wanted(world, following):
@@ -510,10 +510,10 @@ def test_what_has_changed_is_the_last_that_is_told(world, following):
 def test_following_ends_with_the_time_and_with_the_right(world, me):
     answer, _ = world.fetch(**me)
     asked = {**me, "held": held(answer), "wait_ms": 1, "follow": True}
-    ((answer, rows),) = world.port.follow(world.alice, asked)
+    ((answer, rows),) = world.port.stream_fetch(world.alice, asked)
     assert (answer["rows"], rows.count) == ([], 0)
     world.produce(1)
-    following = world.port.follow(world.alice, {**asked, "wait_ms": LONG_MS})
+    following = world.port.stream_fetch(world.alice, {**asked, "wait_ms": LONG_MS})
     assert next(following)[1].count == 1
     world.rules("deny user:4242 subscribe t")
     world.produce(1)

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from polybus.groups.assignment import spread
+from polybus.groups.assignment import assign_shards
 from polybus.store.engine_registry import open_store
 from tests.unit.bus.groups.desk import Desk, Seat
 
@@ -22,7 +22,7 @@ def counts(target: dict[int, str], members: set[str]) -> list[int]:
 @given(MEMBERS, OWNERS, OWNERS)
 def test_even_and_whole(members, before, holders):
     shards = dict(enumerate(before))
-    target = spread(members, shards, dict(enumerate(holders)))
+    target = assign_shards(members, shards, dict(enumerate(holders)))
     if not members:
         assert target == {}
         return
@@ -36,7 +36,7 @@ def test_even_and_whole(members, before, holders):
 def test_no_shard_moves_that_need_not(members, before):
     """As few as can be: the least over all ways to say who gets one more."""
     shards = dict(enumerate(before))
-    target = spread(members, shards, shards)
+    target = assign_shards(members, shards, shards)
     stayed = sum(1 for shard, owner in shards.items() if target[shard] == owner)
     least, over = divmod(len(shards), len(members))
     held = sorted((before.count(name) for name in members), reverse=True)
@@ -46,16 +46,16 @@ def test_no_shard_moves_that_need_not(members, before):
 
 @given(MEMBERS.filter(bool), OWNERS)
 def test_what_is_even_stays_as_it_is(members, before):
-    target = spread(members, dict(enumerate(before)), {})
-    assert spread(members, target, {}) == target
-    assert spread(members, target, dict(enumerate(before))) == target
+    target = assign_shards(members, dict(enumerate(before)), {})
+    assert assign_shards(members, target, {}) == target
+    assert assign_shards(members, target, dict(enumerate(before))) == target
 
 
 def test_a_shard_is_left_with_who_has_it_if_that_is_even():
     # b was to get 2 of c and 3 of a, and has died before it got them.
     before = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
     holders = {**before, 2: "c", 3: "a"}
-    target = spread({"a", "c"}, before, holders)
+    target = assign_shards({"a", "c"}, before, holders)
     assert target == {0: "a", 1: "a", 2: "c", 3: "a", 4: "c", 5: "c"}
 
 

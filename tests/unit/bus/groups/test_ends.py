@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from polybus.errors import DoesNotExist
-from polybus.groups.shard_ends import Ends
+from polybus.groups.shard_ends import ShardEnds
 from polybus.model.commit import Append, Commit
-from polybus.store.contract import News, Store
+from polybus.store.contract import ShardEnd, Store
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block
 
@@ -27,17 +27,17 @@ def append(store: Store, topic: int, shard: int = 0) -> None:
 def test_what_was_there_before_and_what_came_since(store):
     topic = store.create("t", 2, {}).number
     append(store, topic)
-    ends = Ends(store)
-    store.watch(ends.hear)
-    assert list(ends.of(topic)) == [1, 0]
+    ends = ShardEnds(store)
+    store.watch(ends.on_news)
+    assert list(ends.get_ends(topic)) == [1, 0]
     append(store, topic, 1)
-    assert list(ends.of(topic)) == [1, 1]
+    assert list(ends.get_ends(topic)) == [1, 1]
 
 
 def test_news_that_come_while_it_looks_are_not_lost(store, monkeypatch):
     topic = store.create("t", 1, {}).number
-    ends = Ends(store)
-    store.watch(ends.hear)
+    ends = ShardEnds(store)
+    store.watch(ends.on_news)
     real, looks = store.bounds, []
 
     def bounds(number):
@@ -48,33 +48,33 @@ def test_news_that_come_while_it_looks_are_not_lost(store, monkeypatch):
         return found
 
     monkeypatch.setattr(store, "bounds", bounds)
-    assert list(ends.of(topic)) == [1]
+    assert list(ends.get_ends(topic)) == [1]
 
 
 def test_old_news_and_news_of_others_change_nothing(store):
     topic = store.create("t", 1, {}).number
-    ends = Ends(store)
+    ends = ShardEnds(store)
     append(store, topic)
     append(store, topic)
-    assert list(ends.of(topic)) == [2]
-    ends.hear([News(topic, 0, 1), News(topic, 5, 9), News(topic + 1, 0, 9)])
-    assert list(ends.of(topic)) == [2]
+    assert list(ends.get_ends(topic)) == [2]
+    ends.on_news([ShardEnd(topic, 0, 1), ShardEnd(topic, 5, 9), ShardEnd(topic + 1, 0, 9)])
+    assert list(ends.get_ends(topic)) == [2]
 
 
 def test_shards_that_are_added(store):
     topic = store.create("t", 1, {}).number
-    ends = Ends(store)
-    assert list(ends.of(topic)) == [0]
+    ends = ShardEnds(store)
+    assert list(ends.get_ends(topic)) == [0]
     store.configure("t", {}, add_shards=2)
     append(store, topic, 2)
-    assert list(ends.look(topic)) == [0, 0, 1]
+    assert list(ends.refresh_ends(topic)) == [0, 0, 1]
 
 
 def test_a_topic_that_has_gone(store):
     topic = store.create("t", 1, {}).number
-    ends = Ends(store)
-    ends.of(topic)
+    ends = ShardEnds(store)
+    ends.get_ends(topic)
     store.drop("t")
-    ends.forget(topic)
+    ends.remove_topic(topic)
     with pytest.raises(DoesNotExist):
-        ends.of(topic)
+        ends.get_ends(topic)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import Expired, Fenced
-from polybus.groups.ack_latency import NAMES, Sightings, bucket
-from polybus.groups.member_fetch import PASSED_OVER, WORTH_ROWS
+from polybus.groups.ack_latency import BUCKET_NAMES, CommitTimes, bucket_name
+from polybus.groups.member_fetch import MIN_SHARE_ROWS, MIN_SKIP_ROWS
 from polybus.model.commit import Append, Commit
 from polybus.model.rows import Rows
 from tests.unit.bus.groups.desk import MANY, SECOND_NS
@@ -42,10 +42,10 @@ def counts(found) -> dict[int, int]:
 
 def test_the_bounds_are_shared_by_the_shards(desk):
     for shard in range(4):
-        desk.produce(3 * WORTH_ROWS, shard=shard)
+        desk.produce(3 * MIN_SHARE_ROWS, shard=shard)
     one = desk.join("a")
-    found = one.fetch((8 * WORTH_ROWS, 1 << 30))
-    assert counts(found) == dict.fromkeys(range(4), 2 * WORTH_ROWS)
+    found = one.fetch((8 * MIN_SHARE_ROWS, 1 << 30))
+    assert counts(found) == dict.fromkeys(range(4), 2 * MIN_SHARE_ROWS)
     assert not one.look((0, 1 << 20)).places
     assert not one.look((1, 0)).places
 
@@ -112,17 +112,17 @@ def test_who_comes_next_goes_on_from_what_was_acked(desk):
 
 
 def test_long_runs_of_acks_are_passed_over(desk):
-    desk.produce(2 * PASSED_OVER + 10)
+    desk.produce(2 * MIN_SKIP_ROWS + 10)
     one = desk.join("a")
     one.fetch()
-    one.ack(0, (5, 5 + PASSED_OVER))
+    one.ack(0, (5, 5 + MIN_SKIP_ROWS))
     one.leave()
     two = desk.join("b")
     two.fetch()
     assert two.rows[0] == [0, 1, 2, 3, 4]
     found = two.fetch()
-    assert found.places[0]["from"] == 5 + PASSED_OVER
-    assert two.rows[0][-1] == 2 * PASSED_OVER + 9
+    assert found.places[0]["from"] == 5 + MIN_SKIP_ROWS
+    assert two.rows[0][-1] == 2 * MIN_SKIP_ROWS + 9
 
 
 def test_what_was_trimmed_unread_is_counted_and_passed_over(desk):
@@ -147,7 +147,7 @@ def test_a_member_that_is_none_is_told_so(desk):
     with pytest.raises(Expired):
         one.look()
     with pytest.raises(Expired):
-        desk.groups.fetching(desk.topic(), "none", ("a", 1), {}, (1, 1))
+        desk.groups.open_fetch(desk.topic(), "none", ("a", 1), {}, (1, 1))
 
 
 def test_lag_in_messages_and_seconds(desk):
@@ -161,7 +161,7 @@ def test_lag_in_messages_and_seconds(desk):
     assert (desk.shard(0)["lag"], desk.shard(0)["lag_s"]) == (2, 3.0)
     one.ack(0, (1, 4))
     assert (desk.shard(0)["lag"], desk.shard(0)["lag_s"]) == (0, 0.0)
-    assert desk.groups.in_short(desk.topic(), "g") == {
+    assert desk.groups.summarize(desk.topic(), "g") == {
         "topic": "t",
         "group": "g",
         "members": 1,
@@ -184,7 +184,7 @@ def test_the_time_from_commit_to_ack(desk):
     one.ack(0, (50, 100))  # in part again: counted once
     one.ack(0, (0, 100))
     latency = desk.info()["ack_latency"]
-    assert latency == {**dict.fromkeys(NAMES, 0), "5": 60, "5000": 40}
+    assert latency == {**dict.fromkeys(BUCKET_NAMES, 0), "5": 60, "5000": 40}
 
 
 def test_what_was_handed_out_before_a_restart_has_its_time_too(desk):
@@ -200,11 +200,11 @@ def test_what_was_handed_out_before_a_restart_has_its_time_too(desk):
     one.fetch()
     one.ack(0, (10, 20), (30, 101))
     latency = desk.info()["ack_latency"]
-    assert latency == {**dict.fromkeys(NAMES, 0), "5000": 101}
+    assert latency == {**dict.fromkeys(BUCKET_NAMES, 0), "5000": 101}
 
 
 def test_buckets():
-    assert [bucket(n) for n in (-5, 0, 10**6, 10**6 + 1, 59 * 10**9, 61 * 10**9)] == [
+    assert [bucket_name(n) for n in (-5, 0, 10**6, 10**6 + 1, 59 * 10**9, 61 * 10**9)] == [
         "1",
         "1",
         "1",
@@ -227,17 +227,17 @@ def test_sightings_are_bounded_and_count_exactly(desk):
         pass
 
     number = desk.topic().number
-    seen = Sightings()
+    seen = CommitTimes()
     for _ in range(100):
         desk.produce(50)
     for start in range(0, 5000, 50):
-        seen.note(*columns(desk.store.read(number, 0, start, start + 50)))
-    assert sum(seen.add({}, [(4000, 5000)], SECOND_NS, unknown).values()) == 1000
-    seen.forget(4990)
-    assert sum(seen.add({}, [(4990, 5000)], SECOND_NS, unknown).values()) == 10
-    assert seen.add({"1": 7}, [(0, 10)], SECOND_NS, unknown) == {"1": 7}  # nothing known
-    seen.note(*columns(desk.store.read(number, 0, 0, 50)))  # from the start again
-    assert sum(seen.add({}, [(0, 50)], SECOND_NS, unknown).values()) == 50
+        seen.add_samples(*columns(desk.store.read(number, 0, start, start + 50)))
+    assert sum(seen.count_acked({}, [(4000, 5000)], SECOND_NS, unknown).values()) == 1000
+    seen.discard_below(4990)
+    assert sum(seen.count_acked({}, [(4990, 5000)], SECOND_NS, unknown).values()) == 10
+    assert seen.count_acked({"1": 7}, [(0, 10)], SECOND_NS, unknown) == {"1": 7}  # nothing known
+    seen.add_samples(*columns(desk.store.read(number, 0, 0, 50)))  # from the start again
+    assert sum(seen.count_acked({}, [(0, 50)], SECOND_NS, unknown).values()) == 50
 
 
 def test_a_commit_over_two_shards_is_seen_whole(desk):
@@ -253,11 +253,11 @@ def test_a_commit_over_two_shards_is_seen_whole(desk):
 
 def following(seat):
     """One fetch that goes on, when there was nothing to tell."""
-    fetching = seat.desk.groups.fetching(
+    fetching = seat.desk.groups.open_fetch(
         seat.desk.topic(), seat.group, (seat.consumer, seat.epoch), seat.held, MANY
     )
-    assert not fetching.look()
-    assert not fetching.look()
+    assert not fetching.poll()
+    assert not fetching.poll()
     return fetching
 
 
@@ -268,13 +268,13 @@ def test_who_follows_gets_each_row_once_whatever_is_acked_meanwhile(desk):
     for turn in range(3):
         desk.produce(2, shard=turn)
         desk.produce(1, shard=3)
-        found = fetching.look()
+        found = fetching.poll()
         told = [(place["shard"], place["from"], place["to"]) for place in found.places]
         assert told == [(turn, 0, 2), (3, turn, turn + 1)]
         assert not found.is_change
-        assert fetching.go_on(found)
+        assert fetching.advance(found)
         one.ack(turn, (0, 2))
-        assert not fetching.look()
+        assert not fetching.poll()
 
 
 def test_who_follows_is_told_to_release_what_another_is_to_have(desk):
@@ -282,7 +282,7 @@ def test_who_follows_is_told_to_release_what_another_is_to_have(desk):
     one.fetch()
     fetching = following(one)
     desk.join("b")
-    found = fetching.look()
+    found = fetching.poll()
     assert found.is_change
     assert len(found.release) == 2
 
@@ -293,7 +293,7 @@ def test_who_follows_is_told_when_its_shards_are_given_anew(desk):
     one.fetch()
     fetching = following(one)
     desk.groups.reset(desk.topic(), "g", "earliest", force=True)
-    found = fetching.look()
+    found = fetching.poll()
     assert found.is_change
     assert found.lost == [told["shard"] for told in found.assigned] == [0, 1, 2, 3]
 
@@ -304,7 +304,7 @@ def test_who_follows_is_fenced_by_another_of_its_name(desk):
     fetching = following(one)
     desk.join("a")
     with pytest.raises(Fenced):
-        fetching.look()
+        fetching.poll()
 
 
 def test_who_follows_gets_nothing_of_what_it_has_paused(desk):
@@ -313,6 +313,6 @@ def test_who_follows_gets_nothing_of_what_it_has_paused(desk):
     one.held[1] = one.held[1]._replace(paused=True)
     fetching = following(one)
     desk.produce(2, shard=1)
-    assert not fetching.look()
+    assert not fetching.poll()
     desk.produce(2, shard=2)
-    assert [place["shard"] for place in fetching.look().places] == [2]
+    assert [place["shard"] for place in fetching.poll().places] == [2]

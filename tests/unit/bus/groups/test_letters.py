@@ -6,7 +6,7 @@ import pytest
 
 from polybus.errors import Denied, Unavailable
 from polybus.groups import dead_letter_queue
-from polybus.groups.shard_progress import Failed
+from polybus.groups.shard_progress import FailureReport
 from polybus.model.commit import Commit
 
 
@@ -46,7 +46,7 @@ def test_letter_and_ack_are_one_commit(desk, seat, monkeypatch):
     commits: list[Commit] = []
     real = desk.store.commit
     monkeypatch.setattr(desk.store, "commit", lambda one: commits.append(one) or real(one))
-    told = seat.ack(1, (0, 4), failed=tuple(Failed(4, "x") for _ in range(3)))
+    told = seat.ack(1, (0, 4), failed=tuple(FailureReport(4, "x") for _ in range(3)))
     assert told["dead"] == [4]
     (commit,) = commits
     assert len(commit.appends) == len(commit.changes) == 1
@@ -59,7 +59,7 @@ def test_a_dead_letter_topic_has_none_of_its_own(desk):
     member = desk.join("a")
     desk.groups.leave(*member.who, [])
     joined = desk.groups.join(desk.topic("t.dlq"), "g", "a", member_of())
-    entry = member.entry(0, epoch=1, failed=tuple(Failed(0) for _ in range(5)))
+    entry = member.entry(0, epoch=1, failed=tuple(FailureReport(0) for _ in range(5)))
     (told,) = desk.groups.ack(desk.topic("t.dlq"), "g", "a", joined.epoch, [entry])
     assert (told["attempts"], told["dead"]) == ({"0": 5}, [])
     assert desk.durable.find("t.dlq.dlq") is None
@@ -78,7 +78,7 @@ def test_what_cannot_be_given_up_comes_again(desk, seat, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(desk, "_dead_letters", denied)
         desk.open()
-        told = seat.ack(1, (0, 2), failed=tuple(Failed(4) for _ in range(3)))
+        told = seat.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
     assert told == {"shard": 1, "low": 2, "attempts": {"4": 3}, "dead": [], "error": None}
     desk.open()
     assert seat.fail(1, 4, 3)["dead"] == [4]
@@ -91,15 +91,15 @@ def test_trouble_that_passes_refuses_the_call(desk, seat, monkeypatch):
     monkeypatch.setattr(desk, "_dead_letters", slow)
     desk.open()
     with pytest.raises(Unavailable):
-        seat.ack(1, (0, 2), failed=tuple(Failed(4) for _ in range(3)))
+        seat.ack(1, (0, 2), failed=tuple(FailureReport(4) for _ in range(3)))
     assert desk.shard(1)["low"] == 0
 
 
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_trimmed_message_is_neither_given_up_nor_tried_again(desk, seat, runs):
-    seat.ack(1, (0, 2), failed=(Failed(4),))
+    seat.ack(1, (0, 2), failed=(FailureReport(4),))
     desk.store.trim(desk.topic().number, {1: 6})
-    told = seat.ack(1, failed=tuple(Failed(4) for _ in range(runs)))
+    told = seat.ack(1, failed=tuple(FailureReport(4) for _ in range(runs)))
     assert told == {"shard": 1, "low": 6, "attempts": {}, "dead": [], "error": None}
     assert desk.letters() == []
     desk.open()
@@ -108,23 +108,23 @@ def test_a_trimmed_message_is_neither_given_up_nor_tried_again(desk, seat, runs)
 
 
 def test_no_more_letters_in_a_commit_than_may_be(desk, seat, monkeypatch):
-    monkeypatch.setattr(dead_letter_queue, "MAX_LETTERS", 2)
-    failed = tuple(Failed(offset) for offset in (1, 2, 3) for _ in range(3))
+    monkeypatch.setattr(dead_letter_queue, "MAX_DEAD_LETTERS", 2)
+    failed = tuple(FailureReport(offset) for offset in (1, 2, 3) for _ in range(3))
     told = seat.ack(1, failed=failed)
     assert told["dead"] == [1, 2]
     assert told["attempts"] == {"3": 3}
     assert seat.fail(1, 3)["dead"] == [3]
     monkeypatch.setattr(dead_letter_queue, "MAX_BYTES", 1)
-    told = seat.ack(1, failed=tuple(Failed(offset) for offset in (5, 6) for _ in range(3)))
+    told = seat.ack(1, failed=tuple(FailureReport(offset) for offset in (5, 6) for _ in range(3)))
     assert told["dead"] == [5]
 
 
 def test_headers_of_ours_are_not_doubled_and_reasons_are_cut(desk, seat):
-    from polybus.groups.dead_letter_queue import Failure, _headers
-    from polybus.groups.message_block import Message
+    from polybus.groups.dead_letter_queue import ExhaustedMessage, _headers
+    from polybus.groups.message_block import OutputMessage
 
-    message = Message(None, b"", [("polybus.topic", b"old"), ("x", b"1")], 0)
-    failure = Failure(0, 1, 3, "ä" * 2000 + "\ud800")
+    message = OutputMessage(None, b"", [("polybus.topic", b"old"), ("x", b"1")], 0)
+    failure = ExhaustedMessage(0, 1, 3, "ä" * 2000 + "\ud800")
     found = _headers(message, desk.topic(), "g", failure, 9)
     assert [name for name, _ in found].count("polybus.topic") == 1
     assert dict(found)["polybus.topic"] == b"t"

@@ -170,7 +170,7 @@ def test_a_dropped_member_joins_again_with_a_new_epoch(desk):
 def test_time_that_the_bus_stood_still_counts_for_nobody(desk):
     one = desk.join("a")
     desk.now += 40
-    desk.groups.forgive(40)
+    desk.groups.extend_deadlines(40)
     desk.groups.tick()
     one.beat()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from polybus.errors import Damaged, MalformedRequest
 from polybus.groups import group_records
-from polybus.groups.group_records import Member, Progress, Roster
+from polybus.groups.group_records import Member, Roster, ShardProgress
 
 COUNT = st.integers(0, 2**62)
 NAME = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=32)
@@ -16,7 +16,7 @@ NAME = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_s
 
 @given(
     st.builds(
-        Progress,
+        ShardProgress,
         epoch=COUNT,
         owner=st.none() | NAME,
         member=COUNT,
@@ -86,7 +86,9 @@ def test_the_largest_records_fit():
     high = 2**62
     ranges = tuple((high + 2 * n, high + 2 * n + 1) for n in range(MAX_RANGES + MAX_ATTEMPTS))
     attempts = {high + n: 1_000_000 for n in range(MAX_ATTEMPTS)}
-    progress = Progress(owner="\\" * group_records.MAX_NAME_BYTES, ranges=ranges, attempts=attempts)
+    progress = ShardProgress(
+        owner="\\" * group_records.MAX_NAME_BYTES, ranges=ranges, attempts=attempts
+    )
     assert len(group_records.encode_progress(progress)) <= MAX_RECORD_BYTES
     most = NativeLimits().max_members
     names = [f"{n:04}".ljust(group_records.MAX_NAME_BYTES, '"') for n in range(most)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.errors import Conflict, DoesNotExist, Expired, Fenced, MalformedRequest
-from polybus.groups.shard_progress import Failed
+from polybus.groups.shard_progress import FailureReport
 
 
 def lows(desk) -> list[int]:
@@ -17,7 +17,7 @@ def used(desk):
         desk.produce(10, shard=shard)
     one = desk.join("a")
     one.fetch()
-    one.ack(0, (0, 5), (7, 8), failed=(Failed(6),), emitted=6)
+    one.ack(0, (0, 5), (7, 8), failed=(FailureReport(6),), emitted=6)
     return one
 
 
@@ -101,7 +101,7 @@ def test_a_group_is_removed_with_its_records(desk):
     for call in (desk.info, lambda: desk.groups.remove(desk.topic(), "g")):
         with pytest.raises(DoesNotExist):
             call()
-    assert desk.groups.in_short(desk.topic(), "g") is None
+    assert desk.groups.summarize(desk.topic(), "g") is None
     again = desk.join("a")
     again.fetch()
     assert again.rows[0] == list(range(10))

@@ -6,7 +6,7 @@ import pytest
 
 from polybus.errors import Damaged, Expired, Fenced, StoreFull
 from polybus.groups import shard_progress
-from polybus.model.commit import Change, Commit
+from polybus.model.commit import Commit, RecordChange
 from polybus.store.engine_registry import open_store
 from tests.unit.bus.groups.desk import Desk
 
@@ -63,7 +63,7 @@ def test_what_a_dead_member_was_handed_before_is_unknown_so_all_is_suspect(desk)
 
 
 def test_but_no_more_than_a_member_fetches_ahead(desk, monkeypatch):
-    monkeypatch.setattr(shard_progress, "MAX_UNKNOWN", 3)
+    monkeypatch.setattr(shard_progress, "MAX_SUSPECT_ROWS", 3)
     desk.produce(10)
     one = desk.join("a")
     one.fetch((4, 1 << 20))
@@ -155,7 +155,7 @@ def test_a_damaged_record_is_its_groups_trouble_alone(desk, prefix):
     desk.join("a", group="bad")
     good = desk.join("a", group="good")
     record = desk.store.scan(prefix)[0]
-    desk.store.commit(Commit(changes=(Change(record.key, b"{"),))).result()
+    desk.store.commit(Commit(changes=(RecordChange(record.key, b"{"),))).result()
     desk.open()
     desk.groups.tick()
     good.beat()
@@ -170,7 +170,7 @@ def test_a_removal_that_ended_half_way_uses_no_epoch_again(desk, monkeypatch):
     zombie = desk.join("a")
     zombie.fetch()
     zombie.leave()
-    monkeypatch.setattr(group_registry, "AT_ONCE", 2)  # the mark, and one of four shards
+    monkeypatch.setattr(group_registry, "MAX_RECORDS_PER_COMMIT", 2)  # the mark, and one of four shards
     real, left = desk.store.commit, [1]
 
     def commit(asked):

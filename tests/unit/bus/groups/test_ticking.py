@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from polybus.errors import StoreFull
-from polybus.groups.coordinator_timer import LATE_S, TICK_S, Ticking
+from polybus.groups.coordinator_timer import LATE_S, TICK_S, CoordinatorTimer
 from tests.rig.observer import until
 
 
 @pytest.fixture
-def ticking(desk) -> Iterator[Ticking]:
-    made = Ticking(desk.groups, lambda: desk.now)
+def ticking(desk) -> Iterator[CoordinatorTimer]:
+    made = CoordinatorTimer(desk.groups, lambda: desk.now)
     yield made
     made.stop()
 
@@ -32,7 +32,7 @@ def test_a_bus_that_stood_still_blames_nobody(desk, ticking):
     ticking.start()
     desk.now += 60
     until(lambda: seen(desk) > before, "the time is forgiven")
-    until(lambda: not desk.groups._table.get(desk.topic(), "g").unsettled, "a tick has passed")
+    until(lambda: not desk.groups._table.get(desk.topic(), "g").needs_rebalance, "a tick has passed")
     assert members(desk) == ["a"]
 
 
@@ -61,7 +61,7 @@ def test_trouble_passes(desk, ticking, monkeypatch):
 
 
 def test_it_ends_when_it_is_told_to_and_with_the_store(desk, ticking):
-    other = Ticking(desk.groups, lambda: desk.now)
+    other = CoordinatorTimer(desk.groups, lambda: desk.now)
     for one in (ticking, other):
         one.start()
     other.stop()

@@ -13,7 +13,7 @@ from polybus.errors import (
     StageGone,
     Stale,
 )
-from polybus.groups.message_block import Message, block_of
+from polybus.groups.message_block import OutputMessage, block_of
 from polybus.model.commit import Append
 from polybus.store.contract import LEASE_S
 
@@ -29,7 +29,9 @@ def seat(desk):
 def commit(seat, offset: int, *bodies: bytes, attempt: int = 0, epoch: int | None = None, **more):
     desk = seat.desk
     out = desk.topic("out", 1)
-    appends = [Append(out.number, 0, block_of([Message(None, body, None, 1)])) for body in bodies]
+    appends = [
+        Append(out.number, 0, block_of([OutputMessage(None, body, None, 1)])) for body in bodies
+    ]
     shard_epoch = seat.held[0].epoch if epoch is None else epoch
     place = 0, shard_epoch, offset, attempt
     member = seat.consumer, seat.epoch
@@ -94,7 +96,7 @@ def test_what_is_not_there_cannot_be_acked(desk, seat):
 def test_stages_are_published_with_it(desk, seat):
     out = desk.topic("out", 1)
     stage = desk.store.open_stage(LEASE_S)
-    block = block_of([Message("k", b"staged", None, 1)])
+    block = block_of([OutputMessage("k", b"staged", None, 1)])
     desk.store.stage(stage, [Append(out.number, 0, block)]).result()
     assert commit(seat, 0, b"first", stages=(stage,))
     assert [letter.body for letter in desk.letters("out")] == [b"first", b"staged"]
@@ -107,7 +109,7 @@ def test_stages_are_published_with_it(desk, seat):
 def test_all_or_nothing(desk, seat):
     gone = desk.topic("gone", 1)
     desk.store.drop("gone")
-    append = Append(gone.number, 0, block_of([Message(None, b"x", None, 1)]))
+    append = Append(gone.number, 0, block_of([OutputMessage(None, b"x", None, 1)]))
     place = 0, seat.held[0].epoch, 0, 0
     with pytest.raises(DoesNotExist):
         desk.groups.commit(desk.topic(), "g", ("a", seat.epoch), place, [append])
@@ -118,7 +120,7 @@ def test_all_or_nothing(desk, seat):
 def test_no_more_ranges_than_may_be(desk, seat, monkeypatch):
     from polybus.groups import shard_progress
 
-    monkeypatch.setattr(shard_progress.ack, "__defaults__", (2,))
+    monkeypatch.setattr(shard_progress.ack_ranges, "__defaults__", (2,))
     commit(seat, 2, b"x")
     commit(seat, 4, b"x")
     with pytest.raises(LimitReached):

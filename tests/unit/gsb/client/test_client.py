@@ -459,10 +459,10 @@ class TestEndings:
             assert await asyncio.gather(*calls[:2]) == [0, 1]
 
     async def test_a_cancel_by_the_bus_is_an_error_of_its_own(self, address):
-        from polybus.dialects.gsb.call_errors import error_of
+        from polybus.dialects.gsb.call_errors import error_from_reply
         from polybus.dialects.gsb.codec import pack_failure
 
-        found = error_of(pack_failure(499, "gone", "bus"), "x")
+        found = error_from_reply(pack_failure(499, "gone", "bus"), "x")
         assert isinstance(found, CallCancelled)
 
 

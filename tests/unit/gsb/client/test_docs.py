@@ -10,7 +10,7 @@ import pytest
 
 from polybus import errors, gsb
 from polybus.dialects.gsb import cli
-from polybus.dialects.gsb.call_errors import SAID_BY_THE_BUS
+from polybus.dialects.gsb.call_errors import BUS_ERRORS
 from polybus.dialects.gsb.client.client import Client
 from polybus.dialects.gsb.client.gsb_options import ClientOptions
 
@@ -28,7 +28,7 @@ def test_every_method_is_on_the_page():
 
 
 def test_every_failure_of_the_bus_has_its_row():
-    for code, kind in SAID_BY_THE_BUS.items():
+    for code, kind in BUS_ERRORS.items():
         if kind is not errors.CallCancelled:  # whoever cancels is told nothing else
             assert re.search(rf"^\| `{kind.__name__}` \| {int(code)}:", GUIDE, re.MULTILINE), code
 

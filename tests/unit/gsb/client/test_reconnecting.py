@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from polybus import gsb
-from polybus.dialects.gsb.client.gsb_connection import Link
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection
 from polybus.dialects.gsb.client.gsb_stream import dial
 from polybus.errors import Conflict, ConnectionLost, Denied, DoesNotExist, NotConnected
 from tests.rig.gsb_peer import connect as plain
 from tests.rig.observer import eventually
 
 
-def break_off(client: gsb.Client) -> Link:
+def break_off(client: gsb.Client) -> GsbConnection:
     """Ends its connection as if the network had done it."""
     link = client._lifeline.link
     assert link is not None

@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from polybus.model.commit import Append, Commit, Committed
+from polybus.model.commit import Append, Commit, CommitResult
 from polybus.model.topic import Topic
 from polybus.store.lmdb import store_keys
 from polybus.store.lmdb.lmdb_store import LmdbStore
-from polybus.store.lmdb.state_cache import prefixed
-from polybus.store.lmdb.store_files import Home
+from polybus.store.lmdb.state_cache import scan_prefix
+from polybus.store.lmdb.store_files import StoreFiles
 from polybus.testing.conformance.sample_blocks import block
 
 TIMEOUT_S = 60.0
 
 
-def put(store: LmdbStore, topic: Topic, shard: int, *bodies: bytes) -> Committed:
+def put(store: LmdbStore, topic: Topic, shard: int, *bodies: bytes) -> CommitResult:
     commit = Commit((Append(topic.number, shard, block(*bodies)),))
     return store.commit(commit).result(TIMEOUT_S)
 
@@ -34,10 +34,10 @@ def stage(store: LmdbStore, topic: Topic, *blocks: tuple[bytes, ...]) -> str:
 
 def count(path: Path, prefix: bytes) -> int:
     """Keys of a store that begin so, as a reader of the file sees them."""
-    home = Home(path, read_only=True)
+    home = StoreFiles(path, read_only=True)
     try:
-        with home.reading() as transaction:
-            return sum(1 for _ in prefixed(transaction, prefix))
+        with home.snapshot() as transaction:
+            return sum(1 for _ in scan_prefix(transaction, prefix))
     finally:
         home.close()
 

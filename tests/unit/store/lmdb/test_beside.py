@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from polybus.errors import Conflict, OutOfSequence, StoreClosed, StoreFault, StoreFull
-from polybus.model.commit import Append, Change, Commit, Committed
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.commit import Append, Commit, CommitResult, RecordChange
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.model.topic import Topic
 from polybus.store.lmdb import state_cache
 from polybus.store.lmdb.lmdb_store import LmdbStore
-from polybus.store.lmdb.write_batch import Batch
-from polybus.store.lmdb.writer import LARGE_BYTES, Answer
+from polybus.store.lmdb.write_batch import WriteBatch
+from polybus.store.lmdb.writer import LARGE_BYTES, WriteFuture
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, stage
@@ -32,10 +32,10 @@ class Held:
         self.stands, self.go_on = Event(), Event()
         self.error: Exception | None = None
         self.threads: set[int] = set()
-        self._real: Callable[[Batch], None] = store._storing.write
+        self._real: Callable[[WriteBatch], None] = store._storing.write
         monkeypatch.setattr(store._storing, "write", self._write)
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         if batch.ends and not self.stands.is_set():
             self.threads.add(get_ident())
             self.stands.set()
@@ -56,7 +56,7 @@ def large(topic: Topic, **options: Any) -> Commit:
     return Commit((Append(topic.number, 0, block(BODY)),), **options)
 
 
-def under_way(store: LmdbStore, topic: Topic, held: Held, **options: Any) -> Future[Committed]:
+def under_way(store: LmdbStore, topic: Topic, held: Held, **options: Any) -> Future[CommitResult]:
     future = store.commit(large(topic, **options))
     assert held.stands.wait(TIMEOUT_S)
     return future
@@ -70,7 +70,7 @@ def carried_out(store: LmdbStore) -> bool:
     return seen.wait(TIMEOUT_S)
 
 
-def first_id(future: Future[Committed]) -> int:
+def first_id(future: Future[CommitResult]) -> int:
     return future.result(TIMEOUT_S).spans[0].first_id
 
 
@@ -80,7 +80,7 @@ def test_the_next_is_carried_out_while_one_is_written_and_answered_after_it(stor
     assert carried_out(store)
     assert not first.done()
     assert not second.done()
-    held.go_on.set()
+    held.advance.set_progress()
     assert (first_id(first), first_id(second)) == (1, 2)
     assert store.read(topic.number, 0, 0).count == 2
 
@@ -88,37 +88,37 @@ def test_the_next_is_carried_out_while_one_is_written_and_answered_after_it(stor
 def test_what_is_small_is_written_by_the_writer_itself(store, topic, held):
     future = store.commit(Commit((Append(topic.number, 0, block(b"small")),)))
     assert held.stands.wait(TIMEOUT_S)
-    held.go_on.set()
+    held.advance.set_progress()
     assert first_id(future) == 1
     assert held.threads == {store._writer._thread.ident}
 
 
 def test_nor_is_another_thread_busy_while_others_are_given_way_to(store, topic, held):
-    store.give_way(count(1).__next__)
+    store.yield_to(count(1).__next__)
     future = under_way(store, topic, held)
-    held.go_on.set()
+    held.advance.set_progress()
     assert first_id(future) == 1
     assert held.threads == {store._writer._thread.ident}
 
 
 def test_a_refusal_is_not_told_before_what_it_rests_on_is_written(store, topic, held):
-    first = under_way(store, topic, held, changes=(Change(b"k", b"v"),))
-    refused = store.commit(Commit(changes=(Change(b"k", b"w", expected=0),)))
+    first = under_way(store, topic, held, changes=(RecordChange(b"k", b"v"),))
+    refused = store.commit(Commit(changes=(RecordChange(b"k", b"w", expected=0),)))
     assert carried_out(store)
     assert not refused.done()
-    held.go_on.set()
+    held.advance.set_progress()
     assert first_id(first) == 1
     with pytest.raises(Conflict):
         refused.result(TIMEOUT_S)
 
 
 def test_what_rests_on_a_lost_batch_is_done_anew_without_it(store, topic, held):
-    first = under_way(store, topic, held, changes=(Change(b"k", b"v"),))
+    first = under_way(store, topic, held, changes=(RecordChange(b"k", b"v"),))
     second = store.commit(large(topic))
-    third = store.commit(Commit(changes=(Change(b"k", b"w", expected=0),)))
+    third = store.commit(Commit(changes=(RecordChange(b"k", b"w", expected=0),)))
     assert carried_out(store)
     held.error = StoreFull("no room")
-    held.go_on.set()
+    held.advance.set_progress()
     with pytest.raises(StoreFull):
         first.result(TIMEOUT_S)
     assert first_id(second) == 1
@@ -128,12 +128,12 @@ def test_what_rests_on_a_lost_batch_is_done_anew_without_it(store, topic, held):
 
 
 def test_a_stamp_behind_a_lost_one_is_refused(store, topic, held):
-    epoch = store.open_producer("p", Habits()).epoch
+    epoch = store.open_producer("p", ProducerOptions()).epoch
     first = under_way(store, topic, held, stamp=Stamp("p", epoch, 1))
     second = store.commit(large(topic, stamp=Stamp("p", epoch, 2)))
     assert carried_out(store)
     held.error = StoreFull("no room")
-    held.go_on.set()
+    held.advance.set_progress()
     with pytest.raises(StoreFull):
         first.result(TIMEOUT_S)
     with pytest.raises(OutOfSequence):
@@ -145,7 +145,7 @@ def test_a_stamp_behind_a_lost_one_is_refused(store, topic, held):
 def test_a_lost_batch_is_told_though_nobody_else_comes(store, topic, held):
     first = under_way(store, topic, held)
     held.error = StoreFull("no room")
-    held.go_on.set()
+    held.advance.set_progress()
     with pytest.raises(StoreFull):
         first.result(TIMEOUT_S)
 
@@ -159,7 +159,7 @@ def test_of_a_batch_lost_for_a_reason_nobody_thought_of_each_is_tried_alone(stor
     later = store.commit(large(topic))
     assert carried_out(store)
     held.error = ValueError("a fault of the engine itself")
-    held.go_on.set()
+    held.advance.set_progress()
     assert [first_id(future) for future in (*futures, later)] == [1, 2, 3, 4]
 
 
@@ -170,7 +170,7 @@ def test_one_that_fails_for_a_reason_nobody_thought_of_fails_alone(store, topic,
         raise ValueError("a fault of the engine itself")
 
     bad, good = store._writer.submit(fail), store.commit(large(topic))
-    held.go_on.set()
+    held.advance.set_progress()
     assert first_id(first) == 1
     with pytest.raises(StoreFault):
         bad.result(TIMEOUT_S)
@@ -182,7 +182,7 @@ def test_a_stage_in_a_lost_batch_keeps_its_lease(store, topic, held):
     first = under_way(store, topic, held, stages=(staged,))
     assert carried_out(store)
     held.error = StoreFull("no room")
-    held.go_on.set()
+    held.advance.set_progress()
     with pytest.raises(StoreFull):
         first.result(TIMEOUT_S)
     assert store.commit(Commit(stages=(staged,))).result(TIMEOUT_S).spans[0].count == 1
@@ -197,7 +197,7 @@ def test_a_stage_published_by_a_batch_has_none_though_the_next_is_lost(store, to
     held.go_on.set()
     with pytest.raises(StoreFull):
         lost.result(TIMEOUT_S)
-    assert store._writer.books.leases.wait_s() is None
+    assert store._writer.state.leases.next_expiry_s() is None
 
 
 def test_closing_finishes_what_is_under_way(store, topic, held):
@@ -205,29 +205,29 @@ def test_closing_finishes_what_is_under_way(store, topic, held):
     second = store.commit(large(topic))
     closing = Thread(target=store.close)
     closing.start()
-    held.go_on.set()
+    held.advance.set_progress()
     assert (first_id(first), first_id(second)) == (1, 2)
     closing.join(TIMEOUT_S)
     assert not closing.is_alive()
-    assert not store._writer._beside._thread.is_alive()
+    assert not store._writer._committer._thread.is_alive()
     with pytest.raises(StoreClosed):
         store.commit(large(topic)).result(TIMEOUT_S)
 
 
 def test_what_is_done_alone_waits_for_what_is_under_way(store, topic, held):
     first = under_way(store, topic, held)
-    alone = Answer(lambda *_: held.go_on.is_set(), None, 0, True)
-    store._writer._hand_over(alone)
+    alone = WriteFuture(lambda *_: held.advance.is_set(), None, 0, True)
+    store._writer._enqueue(alone)
     until(lambda: not store._writer._queue._items, "it is taken")
-    held.go_on.set()
+    held.advance.set_progress()
     assert alone.result(TIMEOUT_S)
     assert first_id(first) == 1
 
 
 def test_what_is_known_stays_small_though_large_batches_never_end(store, topic, monkeypatch):
-    monkeypatch.setattr(state_cache, "MAX_KNOWN", 10)
-    changes = [Change(b"%d" % number, b"v") for number in range(40)]
+    monkeypatch.setattr(state_cache, "MAX_CACHED", 10)
+    changes = [RecordChange(b"%d" % number, b"v") for number in range(40)]
     futures = [store.commit(large(topic, changes=(one,))) for one in changes]
     for future in futures:
         future.result(TIMEOUT_S)
-    until(lambda: len(store._writer.books.known.versions) <= 10, "it is small", deadline_s=5)
+    until(lambda: len(store._writer.state.cache.versions) <= 10, "it is small", deadline_s=5)

@@ -6,14 +6,14 @@ import pytest
 
 from polybus.model import run_table
 from polybus.store.lmdb import log_entry
-from polybus.store.lmdb.log_entry import Entry
-from polybus.store.lmdb.raw_file import Found
-from polybus.store.lmdb.salvage_choice import Piece, choose
+from polybus.store.lmdb.log_entry import LogEntry
+from polybus.store.lmdb.raw_file import RawEntry
+from polybus.store.lmdb.salvage_choice import SalvagePiece, choose_pieces
 
 
-def piece(first: int, end: int, time: int) -> Piece:
-    found = Found(Entry(log_entry.BLOCK, 1, 0, first, end - first, 0), at=0)
-    return Piece(first, end, run_table.table(100 + first, time, end - first), found)
+def piece(first: int, end: int, time: int) -> SalvagePiece:
+    found = RawEntry(LogEntry(log_entry.BLOCK, 1, 0, first, end - first, 0), at=0)
+    return SalvagePiece(first, end, run_table.make_table(100 + first, time, end - first), found)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def piece(first: int, end: int, time: int) -> Piece:
 def test_pieces(pieces, chosen):
     found = [
         (one.first, one.end, one.time_at(one.first))
-        for one in choose([piece(*fields) for fields in pieces])
+        for one in choose_pieces([piece(*fields) for fields in pieces])
     ]
     assert found == chosen
 
@@ -44,4 +44,4 @@ def test_pieces(pieces, chosen):
 def test_a_cut_piece_knows_its_place_in_the_block():
     cut = piece(10, 20, 1).cut(13, 15)
     assert (cut.first, cut.end, cut.place) == (13, 15, 3)
-    assert run_table.entries(cut.runs) == [(113, 1, 2)]
+    assert run_table.read_runs(cut.runs) == [(113, 1, 2)]

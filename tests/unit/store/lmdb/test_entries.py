@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from polybus.errors import Damaged
 from polybus.store.lmdb import log_entry
-from polybus.store.lmdb.log_entry import Entry, Part
+from polybus.store.lmdb.log_entry import LogEntry, StagePart
 
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 SMALL = st.integers(0, 2**32 - 1)
-PARTS = st.lists(st.builds(Part, st.integers(0, 2**64 - 1), NUMBER, NUMBER), max_size=60)
+PARTS = st.lists(st.builds(StagePart, st.integers(0, 2**64 - 1), NUMBER, NUMBER), max_size=60)
 ENTRIES = st.builds(
-    lambda kind, topic, shard, first, count, charged, runs, parts: Entry(
+    lambda kind, topic, shard, first, count, charged, runs, parts: LogEntry(
         kind, topic, shard, first, count, charged, runs * 24, tuple(parts)
     ),
     st.integers(0, 255), SMALL, SMALL, NUMBER, NUMBER, NUMBER,
@@ -23,15 +23,15 @@ ENTRIES = st.builds(
 
 
 @given(ENTRIES, st.binary(max_size=50), st.binary(max_size=10))
-def test_what_was_encoded_is_decoded(entry: Entry, block: bytes, more: bytes) -> None:
+def test_what_was_encoded_is_decoded(entry: LogEntry, block: bytes, more: bytes) -> None:
     found = log_entry.decode(memoryview(log_entry.encode(entry, block) + more))
     assert found[:8] == entry[:8]
-    assert all(isinstance(part, Part) for part in found.parts)
+    assert all(isinstance(part, StagePart) for part in found.parts)
     assert found.block(memoryview(log_entry.encode(entry, block))) == block
 
 
 @given(ENTRIES, st.data())
-def test_a_changed_bit_of_the_head_is_damage(entry: Entry, data: st.DataObject) -> None:
+def test_a_changed_bit_of_the_head_is_damage(entry: LogEntry, data: st.DataObject) -> None:
     raw = bytearray(log_entry.encode(entry))
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[bit // 8] ^= 1 << bit % 8
@@ -40,7 +40,7 @@ def test_a_changed_bit_of_the_head_is_damage(entry: Entry, data: st.DataObject) 
 
 
 @given(ENTRIES, st.data())
-def test_what_is_cut_off_is_damage(entry: Entry, data: st.DataObject) -> None:
+def test_what_is_cut_off_is_damage(entry: LogEntry, data: st.DataObject) -> None:
     raw = log_entry.encode(entry, b"block")
     with pytest.raises(Damaged):
         log_entry.decode(raw[: data.draw(st.integers(0, len(raw) - 1))])

@@ -55,7 +55,7 @@ def test_the_version_inside_counts_as_well(tmp_path, version):
     with lmdb.open(str(tmp_path / "0001")) as opened, opened.begin(write=True) as transaction:
         transaction.delete(store_keys.FORMAT)
         if version:
-            transaction.put(store_keys.FORMAT, stored_values.number(version))
+            transaction.put(store_keys.FORMAT, stored_values.encode_number(version))
     with pytest.raises(WrongFormat, match=f"format {version}"):
         LmdbStore(tmp_path)
 
@@ -101,5 +101,5 @@ def test_a_creation_that_was_cut_short_starts_anew(tmp_path):
     (tmp_path / "0001.new").mkdir()
     (tmp_path / "0001.new" / "data.mdb").write_bytes(b"half")
     assert filled(tmp_path).number == 1
-    assert store_folder.generation(tmp_path) == tmp_path / "0001"
+    assert store_folder.current_generation(tmp_path) == tmp_path / "0001"
     assert not (tmp_path / "0001.new").exists()

@@ -54,13 +54,13 @@ def test_with_nobody_else_all_go_together(tmp_path: Path, monkeypatch):
 
 def test_others_are_given_way(tmp_path: Path, monkeypatch):
     with LmdbStore(tmp_path) as store:
-        store.give_way(count(1).__next__)
+        store.yield_to(count(1).__next__)
         assert written_in(store, monkeypatch) == [2] * 6
 
 
 def test_others_who_have_gone_are_not(tmp_path: Path, monkeypatch):
     with LmdbStore(tmp_path) as store:
-        store.give_way(lambda: 5)
+        store.yield_to(lambda: 5)
         store.create("before", 1, {})  # since then nobody has come
         assert written_in(store, monkeypatch) == [COMMITS]
 
@@ -72,8 +72,8 @@ def test_after_a_large_one_it_rests_by_the_work_it_was(tmp_path: Path, monkeypat
     clock = SimpleNamespace(thread_time=worked_s.__next__, sleep=rests.append)
     monkeypatch.setattr(writer, "time", clock)
     with LmdbStore(tmp_path) as store:
-        store.give_way(count(1).__next__ if gentle else int)
+        store.yield_to(count(1).__next__ if gentle else int)
         topic = store.create("t", 1, {}).number
-        for body in (b"small", bytes(writer.TIRING_BYTES)):
+        for body in (b"small", bytes(writer.REST_AFTER_BYTES)):
             store.commit(Commit((Append(topic, 0, block(body)),))).result(TIMEOUT_S)
-    assert rests == ([0.25 * writer.REST] if gentle else [])
+    assert rests == ([0.25 * writer.REST_FACTOR] if gentle else [])

@@ -13,8 +13,8 @@ import lmdb
 import pytest
 
 from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed, StoreFault, Unavailable
-from polybus.model.commit import Append, Change, Commit
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.commit import Append, Commit, RecordChange
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.model.topic import ALL
 from polybus.store.lmdb import (
     commit_execution,
@@ -25,7 +25,7 @@ from polybus.store.lmdb import (
     store_keys,
 )
 from polybus.store.lmdb.lmdb_store import LmdbStore
-from polybus.store.lmdb.state_cache import Known
+from polybus.store.lmdb.state_cache import StateCache
 from polybus.store.lmdb.store_copy import backup
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
@@ -153,19 +153,19 @@ def test_a_commit_that_cannot_be_done_fails_alone(store, monkeypatch):
 
 def test_a_commit_that_finds_its_second_shard_unreadable_does_nothing(store, monkeypatch):
     topic = store.create("t", 2, {})
-    store._writer.books.known.topics.clear()
+    store._writer.state.cache.topics.clear()
     put(store, topic, 0, b"one")
-    look = Known._look
+    look = StateCache._get
 
-    def fail(known: Known, key: bytes) -> bytes | None:
+    def fail(known: StateCache, key: bytes) -> bytes | None:
         if key == store_keys.shard_state(topic.number, 1):
             raise Unavailable("no place for one more reader")
         return look(known, key)
 
-    monkeypatch.setattr(Known, "_look", fail)
+    monkeypatch.setattr(StateCache, "_look", fail)
     both = tuple(Append(topic.number, shard, block(b"both")) for shard in (0, 1))
     with pytest.raises(Unavailable):
-        store.commit(Commit(both, changes=(Change(b"k", b"v"),))).result(TIMEOUT_S)
+        store.commit(Commit(both, changes=(RecordChange(b"k", b"v"),))).result(TIMEOUT_S)
     with pytest.raises(Unavailable):
         store.trim(topic.number, {0: 1, 1: 1})
     monkeypatch.undo()
@@ -293,11 +293,11 @@ def test_with_intervals_upkeep_is_not_put_off_while_commits_keep_coming(tmp_path
 
 def test_a_ring_of_results_that_has_gone_round_is_known_as_such_after_opening(tmp_path):
     with LmdbStore(tmp_path / "s") as store:
-        epoch = store.open_producer("p", Habits(kept_results=16)).epoch
+        epoch = store.open_producer("p", ProducerOptions(kept_results=16)).epoch
         for counter in range(1, 21):
             store.commit(Commit(stamp=Stamp("p", epoch, counter))).result(TIMEOUT_S)
     with LmdbStore(tmp_path / "s") as store:
-        epoch = store.open_producer("p", Habits(kept_results=4)).epoch
+        epoch = store.open_producer("p", ProducerOptions(kept_results=4)).epoch
         assert count(store.path, store_keys.RESULTS) == 4
     with LmdbStore(tmp_path / "s") as store:
         store.close_producer("p", epoch)

@@ -13,7 +13,7 @@ from polybus.model.commit import Append, Commit
 from polybus.model.topic import Topic
 from polybus.store.lmdb import background_committer, store_keys, topic_catalog, write_txn
 from polybus.store.lmdb.lmdb_store import LmdbStore
-from polybus.store.lmdb.write_batch import Batch
+from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.writer import LARGE_BYTES
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
@@ -26,10 +26,10 @@ def large(topic: Topic) -> Commit:
 
 def test_a_stage_in_a_small_batch_that_was_lost_keeps_its_lease(store, topic, monkeypatch):
     staged = stage(store, topic, (b"staged",))
-    write: Callable[[Batch], None] = store._storing.write
+    write: Callable[[WriteBatch], None] = store._storing.write
     full = [StoreFull("no room")]
 
-    def fail_once(batch: Batch) -> None:
+    def fail_once(batch: WriteBatch) -> None:
         if batch.ends and full:
             raise full.pop()
         write(batch)
@@ -64,17 +64,17 @@ def test_what_a_large_batch_leaves_to_be_removed_goes_soon(store, topic, monkeyp
     future = store.commit(large(topic))
     go.set()
     future.result(TIMEOUT_S)
-    until(lambda: not store._storing.removing, "all of it is gone", deadline_s=5)
+    until(lambda: not store._storing.has_removals, "all of it is gone", deadline_s=5)
 
 
 def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
     monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
     for _ in range(5):
         put(store, topic, 0, bytes(100 << 10))
-    until(lambda: not store._storing.removing, "what the last owner left is gone")
+    until(lambda: not store._storing.has_removals, "what the last owner left is gone")
     writer: Any = store._writer
     writer._chores._pause_s = 0.01
-    leave, remove, removing = write_txn.Writing.__exit__, store._storing.remove, Lock()
+    leave, remove, removing = write_txn.WriteTxn.__exit__, store._storing.remove_some, Lock()
 
     def last_step(_time_s: float) -> None:
         with removing:
@@ -89,7 +89,7 @@ def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
         leave(self, *error)
 
     with monkeypatch.context() as patched:
-        patched.setattr(write_txn.Writing, "__exit__", fail_once)
+        patched.setattr(write_txn.WriteTxn, "__exit__", fail_once)
         patched.setattr(store._storing, "remove", last_step)
         store.trim(topic.number, {0: 4})
         until(lambda: not full, "the last step has failed")

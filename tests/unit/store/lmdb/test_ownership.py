@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from polybus.errors import DataFolderInUse, DoesNotExist, StoreClosed, UsageError
-from polybus.model.commit import Change, Commit
-from polybus.model.stamp import Habits
-from polybus.store.contract import News
+from polybus.model.commit import Commit, RecordChange
+from polybus.model.stamp import ProducerOptions
+from polybus.store.contract import ShardEnd
 from polybus.store.lmdb import folder_ownership
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import bodies
@@ -80,8 +80,8 @@ def test_a_reader_may_not_write(tmp_path):
             lambda: reader.create("u", 1, {}),
             lambda: reader.configure("t", {}),
             lambda: reader.drop("t"),
-            lambda: reader.commit(Commit(changes=(Change(b"k", b"v"),))).result(),
-            lambda: reader.open_producer("p", Habits()),
+            lambda: reader.commit(Commit(changes=(RecordChange(b"k", b"v"),))).result(),
+            lambda: reader.open_producer("p", ProducerOptions()),
             lambda: reader.close_producer("p", 1),
             lambda: reader.open_stage(),
             lambda: reader.stage("0" * 16, []).result(),
@@ -122,14 +122,14 @@ def test_a_folder_that_is_read_here_cannot_be_owned_here(tmp_path):
 
 
 def test_a_reader_hears_of_what_others_write(tmp_path):
-    heard: list[News] = []
+    heard: list[ShardEnd] = []
     with LmdbStore(tmp_path) as store:
         topic = store.create("t", 2, {})
         put(store, topic, 0, b"a")
         with LmdbStore(tmp_path, read_only=True) as reader:
             told = threading.Event()
 
-            def listener(news: Sequence[News]) -> None:
+            def listener(news: Sequence[ShardEnd]) -> None:
                 heard.extend(news)
                 told.set()
 

@@ -11,7 +11,7 @@ import pytest
 from polybus.errors import DoesNotExist, Trimmed
 from polybus.model.commit import Commit
 from polybus.model.rows import Rows
-from polybus.store.contract import Part
+from polybus.store.contract import ShardRange
 from polybus.store.lmdb import recent_entries
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import append, put
@@ -41,7 +41,7 @@ def looks(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def read(store: LmdbStore, number: int, *starts: tuple[int, int]) -> list[bytes]:
-    parts = [Part(shard, start, MANY, MANY) for shard, start in starts]
+    parts = [ShardRange(shard, start, MANY, MANY) for shard, start in starts]
     return [one.body for one in messages(store.read_parts(number, parts))]
 
 
@@ -65,7 +65,7 @@ def test_parts_have_their_bounds(store, looks):
     topic = store.create("t", 1, {})
     for at in range(4):
         put(store, append(topic, 0, b"%d" % at, b"+%d" % at))
-    wanted = [Part(0, 1, 7, 4)]
+    wanted = [ShardRange(0, 1, 7, 4)]
     assert [one.body for one in messages(store.read_parts(topic.number, wanted))] == [
         b"+0",
         b"1",

@@ -9,11 +9,11 @@ import pytest
 from polybus.model.commit import Commit
 from polybus.model.topic import Topic
 from polybus.store.lmdb import staged_blocks, store_keys, topic_catalog, write_txn
-from polybus.store.lmdb.entry_cursor import Walk
+from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.lmdb_store import LmdbStore
-from polybus.store.lmdb.store_files import Home
-from polybus.store.lmdb.write_txn import Storing
-from polybus.store.lmdb.writer_state import Books
+from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.write_txn import TransactionWriter
+from polybus.store.lmdb.writer_state import WriterState
 from polybus.testing.conformance.kit import all_bodies
 from tests.unit.store.lmdb.made import TIMEOUT_S, count, entries, put, stage
 
@@ -35,10 +35,10 @@ def cut_short(monkeypatch):
     monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
 
     def act(path, change) -> None:
-        home = Home(path, read_only=False)
-        books = Books(home.reading, lambda: 0.0)
+        home = StoreFiles(path, read_only=False)
+        books = WriterState(home.snapshot, lambda: 0.0)
         change(books)
-        Storing(home).write(books.turn_page())
+        TransactionWriter(home).write(books.take_batch())
         home.close()
 
     return act
@@ -48,14 +48,14 @@ def test_a_trim_that_was_cut_short_goes_on(tmp_path, cut_short):
     store, topic = filled(tmp_path, extents=3)
     store.close()
     cut_short(tmp_path, lambda books: topic_catalog.trim(books, topic.number, {0: 50}))
-    assert count(tmp_path, store_keys.TODO) == 1
+    assert count(tmp_path, store_keys.REMOVALS) == 1
     assert count(tmp_path, store_keys.LOG) > 30
     with LmdbStore(tmp_path, read_only=True) as reader:
         assert reader.bounds(topic.number).shards[0].start == 50
         assert all_bodies(reader, topic) == [b"2", b"s"] * 2
     with LmdbStore(tmp_path) as store:
         store.reblock()
-        assert count(tmp_path, store_keys.TODO) == 0
+        assert count(tmp_path, store_keys.REMOVALS) == 0
         assert all_bodies(store, topic) == [b"2", b"s"] * 2
         store.trim(topic.number, {0: 54})
         store.reblock()
@@ -74,7 +74,7 @@ def test_a_drop_that_was_cut_short_goes_on(tmp_path, cut_short):
         again = store.create("t", 1, {})
         store.reblock()
         for prefix in (
-            store_keys.TODO,
+            store_keys.REMOVALS,
             store_keys.STAGED,
             store_keys.log_of_topic(topic.number),
             store_keys.state(topic.number),
@@ -89,7 +89,9 @@ def test_a_discarded_stage_goes_on_leaving(tmp_path, cut_short):
     store, topic = filled(tmp_path)
     name = stage(store, topic, *[(b"x",)] * 20)
     store.close()
-    cut_short(tmp_path, lambda books: staged_blocks.collect(books, staged_blocks.number_of(name)))
+    cut_short(
+        tmp_path, lambda books: staged_blocks.collect(books, staged_blocks.stage_number(name))
+    )
     assert 0 < count(tmp_path, store_keys.STAGED) < 20
     with LmdbStore(tmp_path) as store:
         store.reblock()
@@ -136,8 +138,8 @@ def test_sizes_come_back_to_nothing(tmp_path):
 
 def entry_size(store: LmdbStore, topic: Topic) -> int:
     """Of the entry at the shard's start."""
-    with store._home.reading() as transaction:
-        entry = Walk(transaction, topic.number, 0, "t").seek(46)
+    with store._home.snapshot() as transaction:
+        entry = EntryCursor(transaction, topic.number, 0, "t").seek(46)
         assert entry is not None
         return entry.charged
 
@@ -151,7 +153,7 @@ def test_expired_stages_are_collected(tmp_path, durability):
         kept = store.open_stage(1e6)
         now_s[0] = 1000.0
         put(store, topic, 0, b"b")  # the writer looks after each group
-        store._alone(lambda: None)
+        store._run_alone(lambda: None)
         store.reblock()
         assert count(tmp_path, store_keys.STAGED) == 0
         assert count(tmp_path, store_keys.STAGES) == 1

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from polybus.errors import DataFolderInUse, DoesNotExist, UsageError
-from polybus.model.commit import Change, Commit
+from polybus.model.commit import Commit, RecordChange
 from polybus.store.lmdb import file_info, salvage, store_copy, verification
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import all_bodies, bodies, contents
@@ -32,7 +32,7 @@ def store(tmp_path):
         for number in range(40):
             put(store, topic, number % 2, b"%d" % number * 500)
         name = stage(store, topic, *[(b"s%d" % number * 500,) for number in range(8)])
-        store.commit(Commit(stages=(name,), changes=(Change(b"k", b"v"),))).result(TIMEOUT_S)
+        store.commit(Commit(stages=(name,), changes=(RecordChange(b"k", b"v"),))).result(TIMEOUT_S)
         yield store
 
 
@@ -68,7 +68,7 @@ def test_compaction_gives_room_back_and_readers_follow(store, tmp_path):
         assert contents(reader) == before
         old, new = store.compact()
         assert new < old
-        info = file_info.inspect(store.path)
+        info = file_info.read_file_info(store.path)
         assert (info.generation, info.file_bytes) == ("0002", new)
         assert not (store.path / "0001").exists()
         assert contents(reader) == contents(store) == before
@@ -79,7 +79,7 @@ def test_compaction_gives_room_back_and_readers_follow(store, tmp_path):
     assert elsewhere(COMPACT, store.path)[1] <= new + 8192
     with LmdbStore(store.path) as again:
         assert bodies(again, topic, 1)[-1] == b"later"
-        stamps = again.commit(Commit(changes=(Change(b"k", b"w"),))).result(TIMEOUT_S)
+        stamps = again.commit(Commit(changes=(RecordChange(b"k", b"w"),))).result(TIMEOUT_S)
         assert stamps.versions[0] > before.records[0].version
 
 

@@ -21,7 +21,7 @@ from polybus.dialects.fdq.client.aio_producer import has_failed
 from polybus.dialects.fdq.client.executor import IN_HANDLER
 from polybus.errors import UsageError
 
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
 
 
 class Consumer:
@@ -46,8 +46,8 @@ class Consumer:
         **settings: Any,
     ) -> None:
         """As `fdq.Consumer.consume`. A coroutine that takes too long is cancelled, too."""
-        consumer = await self._opened()
-        bridge = Bridge(handler, asyncio.get_running_loop(), handler_timeout_s, consumer)
+        consumer = await self._open()
+        bridge = LoopHandler(handler, asyncio.get_running_loop(), handler_timeout_s, consumer)
         await asyncio.to_thread(
             consumer.consume,
             topic,
@@ -62,12 +62,12 @@ class Consumer:
         """As `fdq.Consumer.wait`; cancelling it leaves the consumer as it is."""
         if self._made is None:
             return True
-        consumer = await self._opened()
+        consumer = await self._open()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not consumer.wait(0):
             if end_s is not None and time.monotonic() >= end_s:
                 return False
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
         return True
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -78,7 +78,7 @@ class Consumer:
             await asyncio.to_thread(consumer.close, timeout_s)
 
     async def __aenter__(self) -> Self:
-        await self._opened()
+        await self._open()
         return self
 
     async def __aexit__(
@@ -89,7 +89,7 @@ class Consumer:
     ) -> None:
         await self.close()
 
-    async def _opened(self) -> blocking.Consumer:
+    async def _open(self) -> blocking.Consumer:
         """Opening a store takes its time, so it is done on a thread."""
         if self._made is None or has_failed(self._made):
             if self._is_closed:
@@ -98,7 +98,7 @@ class Consumer:
         return await asyncio.shield(self._made)
 
 
-class Bridge:
+class LoopHandler:
     """A handler for the executors' threads."""
 
     def __init__(

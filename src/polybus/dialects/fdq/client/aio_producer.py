@@ -72,10 +72,10 @@ class Producer:
         wait: bool = True,
     ) -> Produced | asyncio.Future[Produced]:
         """On disk when this returns; with `wait=False`, when the future that it gives is done."""
-        producer = await self._opened()
-        if not producer.knows(topic):
-            await asyncio.to_thread(producer.learn, topic)
-        receipt, is_full = producer.add(topic, shard_key, message, headers)
+        producer = await self._open()
+        if not producer.is_known_topic(topic):
+            await asyncio.to_thread(producer.check_topic, topic)
+        receipt, is_full = producer.append(topic, shard_key, message, headers)
         if is_full:
             await asyncio.to_thread(producer.send_waiting)
         future = asyncio.wrap_future(receipt)
@@ -116,13 +116,13 @@ class Producer:
         wait: bool = True,
     ) -> Produced | asyncio.Future[Produced]:
         """All of them or none, over all shards."""
-        producer = await self._opened()
+        producer = await self._open()
         future = asyncio.wrap_future(await asyncio.to_thread(producer.send_batch, topic, messages))
         return await future if wait else future
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Waits for the outcome of all that was produced; False if time is up."""
-        return await asyncio.to_thread((await self._opened()).flush, timeout_s)
+        return await asyncio.to_thread((await self._open()).flush, timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """As `fdq.Producer.close`."""
@@ -132,7 +132,7 @@ class Producer:
             await asyncio.to_thread(producer.close, timeout_s)
 
     async def __aenter__(self) -> Self:
-        await self._opened()
+        await self._open()
         return self
 
     async def __aexit__(
@@ -143,7 +143,7 @@ class Producer:
     ) -> None:
         await self.close(None if error is None else blocking.FAILING_CLOSE_S)
 
-    async def _opened(self) -> blocking.Producer:
+    async def _open(self) -> blocking.Producer:
         """The first who asks opens it; all wait for that, and none can cancel it."""
         if self._is_closed:
             raise ConnectionLost("this producer was closed")

@@ -18,18 +18,23 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polybus.dialects.fdq.client.offset_ranges import Range, Ranges, merged, ranges_of
+from polybus.dialects.fdq.client.offset_ranges import (
+    OffsetRanges,
+    Range,
+    merge_ranges,
+    ranges_from_offsets,
+)
 
 if TYPE_CHECKING:
-    from polybus.dialects.fdq.client.handler_run import MessageRun, Run
-    from polybus.dialects.fdq.client.transaction import Output
+    from polybus.dialects.fdq.client.handler_run import HandlerRun, MessageRun
+    from polybus.dialects.fdq.client.transaction import TransactionOutput
 
 MAX_RANGES = 1024
 MAX_EXECUTORS = 128  # each may add a range, and another one after the last gathering
-GATHER_EVERY = 64  # runs that ended, at the latest
+COLLECT_EVERY = 64  # runs that ended, at the latest
 # Keys (or messages without one) that have failed and are to be tried again. If all fail,
 # as when something that the handler needs is away, a shard must not run through its log.
-MAX_HOLDS = 512
+MAX_BLOCKED_KEYS = 512
 # Messages that wait behind a failed one of their key, behind a slow one, or because the shard
 # is full; then no more are fetched.
 MAX_WAITING = 8192
@@ -39,15 +44,15 @@ MAX_WAITING_BYTES = 64 << 20
 class Committer(Protocol):
     """What a transaction needs beside its message."""
 
-    def commit(self, run: MessageRun, outputs: list[Output]) -> dict[str, Any]: ...
+    def commit(self, run: MessageRun, outputs: list[TransactionOutput]) -> dict[str, Any]: ...
 
 
-class Failure:
+class RunFailure:
     """A run that ended badly, as the bus will be told of it."""
 
     __slots__ = ("reason", "run")
 
-    def __init__(self, run: Run, reason: str) -> None:
+    def __init__(self, run: HandlerRun, reason: str) -> None:
         self.run = run
         self.reason = reason
 
@@ -59,7 +64,7 @@ class Failure:
         ]
 
 
-class Shard:
+class AssignedShard:
     """A shard from one assignment to its end; the next one of the same shard is another."""
 
     def __init__(
@@ -68,7 +73,7 @@ class Shard:
         self.number = int(given["shard"])
         self.epoch = int(given["epoch"])
         self.index = int(given.get("index", self.number))
-        self.done = Ranges(int(given["low"]), given.get("ranges") or ())
+        self.done = OffsetRanges(int(given["low"]), given.get("ranges") or ())
         self.next = self.done.low  # how far it was fetched
         self.suspect_to = int(given.get("suspect_to") or 0)
         self.attempts = {int(at): int(n) for at, n in (given.get("attempts") or {}).items()}
@@ -78,8 +83,8 @@ class Shard:
         self.is_held = True  # until it was released or lost
         self.finished: deque[int] = deque()
         self.finished_ranges: deque[Range] = deque()
-        self.settled: deque[int] = deque()
-        self.failures: deque[Failure] = deque()
+        self.committed: deque[int] = deque()
+        self.failures: deque[RunFailure] = deque()
         self.emitted = 0
         self.redelivered = 0
         self._holds = 0
@@ -88,8 +93,8 @@ class Shard:
         self.version = 0  # of the books
         self._told = (0, 0)  # emitted and redelivered, as the bus knows them
         self._unsent: list[Range] = []
-        self._fullness = max_ranges - GATHER_EVERY - 2 * executors
-        self.is_full = len(self.done) >= self._fullness
+        self._full_at = max_ranges - COLLECT_EVERY - 2 * executors
+        self.is_full = len(self.done) >= self._full_at
         self._lock = Lock()
 
     # --- what executors ask
@@ -99,9 +104,9 @@ class Shard:
         with self._lock:
             if offset == self.done.low:
                 return True
-            if is_new and self._holds >= MAX_HOLDS:
+            if is_new and self._holds >= MAX_BLOCKED_KEYS:
                 return False
-            return len(self.done) < self._fullness or self.done.touches(offset)
+            return len(self.done) < self._full_at or self.done.touches(offset)
 
     def is_done(self, offset: int, end: int | None = None) -> bool:
         """Is it, or any up to `end`?"""
@@ -119,14 +124,14 @@ class Shard:
 
     # --- the books
 
-    def gather(self) -> bool:
+    def collect_finished(self) -> bool:
         """Books what has ended; was there anything?"""
-        if not (self.finished or self.finished_ranges or self.settled):
+        if not (self.finished or self.finished_ranges or self.committed):
             return False
         with self._lock:
-            ended = ranges_of(_taken(self.finished))
-            whole = _taken(self.finished_ranges)
-            settled = _taken(self.settled)
+            ended = ranges_from_offsets(_drain(self.finished))
+            whole = _drain(self.finished_ranges)
+            settled = _drain(self.committed)
             if not (ended or whole or settled):
                 return False
             for start, end in (*ended, *whole):
@@ -135,21 +140,21 @@ class Shard:
             for offset in settled:
                 self.done.add(offset, offset + 1)
             self.emitted += len(settled)
-            self._unsent = merged([*self._unsent, *ended, *whole])
+            self._unsent = merge_ranges([*self._unsent, *ended, *whole])
             self._changed()
             return True
 
-    def take_unsent(self) -> list[Range]:
+    def take_unsent_acks(self) -> list[Range]:
         """What the bus is to be told is acked; `put_back` if it could not be told."""
         with self._lock:
             unsent, self._unsent = self._unsent, []
             return unsent
 
-    def put_back(self, ranges: list[Range]) -> None:
+    def restore_unsent_acks(self, ranges: list[Range]) -> None:
         with self._lock:
-            self._unsent = merged([*self._unsent, *ranges])
+            self._unsent = merge_ranges([*self._unsent, *ranges])
 
-    def settle(self, offsets: Iterable[int], low: int = 0) -> None:
+    def mark_done(self, offsets: Iterable[int], low: int = 0) -> None:
         """Dead letters, and whatever else is done without us."""
         with self._lock:
             for offset in offsets:
@@ -157,26 +162,26 @@ class Shard:
             self.done.raise_low(low)
             self._changed()
 
-    def hold(self, keys: int) -> None:
+    def add_blocked_keys(self, keys: int) -> None:
         """More keys have failed; or less, if they are done."""
         with self._lock:
             self._holds += keys
             self._changed()
 
-    def wait(self, messages: int, size_bytes: int) -> None:
+    def add_waiting(self, messages: int, size_bytes: int) -> None:
         """More wait for others of the shard or of their lane; less if it is negative."""
         with self._lock:
             self.waiting += messages
             self.waiting_bytes += size_bytes
 
-    def count(self, *, failed: int = 0, again: int = 0) -> None:
+    def add_counts(self, *, failed: int = 0, again: int = 0) -> None:
         """Runs that ended badly, and those that were not the first of their message."""
         with self._lock:
             self.emitted += failed
             self.redelivered += again
 
     def _changed(self) -> None:
-        self.is_full = len(self.done) >= self._fullness or self._holds >= MAX_HOLDS
+        self.is_full = len(self.done) >= self._full_at or self._holds >= MAX_BLOCKED_KEYS
         self.version += 1
 
     # --- what the bus is told
@@ -186,16 +191,16 @@ class Shard:
         return self.emitted, self.redelivered
 
     @property
-    def has_news(self) -> bool:
-        return bool(self._unsent or self.failures) or not self.is_told(self.counts)
+    def has_unreported(self) -> bool:
+        return bool(self._unsent or self.failures) or not self.is_reported(self.counts)
 
-    def is_told(self, counts: tuple[int, int]) -> bool:
+    def is_reported(self, counts: tuple[int, int]) -> bool:
         return counts == self._told
 
-    def told(self, counts: tuple[int, int]) -> None:
+    def mark_reported(self, counts: tuple[int, int]) -> None:
         self._told = counts
 
 
-def _taken(queue: deque[Any]) -> list[Any]:
+def _drain(queue: deque[Any]) -> list[Any]:
     """What is in it now; what is appended meanwhile stays."""
     return [queue.popleft() for _ in range(len(queue))]

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from polybus.dialects.fdq.client.assigned_shard import Failure
+from polybus.dialects.fdq.client.assigned_shard import RunFailure
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.client.assigned_shard import Shard
-    from polybus.dialects.fdq.client.handler_run import Run
-    from polybus.dialects.fdq.client.key_queue import Hold
+    from polybus.dialects.fdq.client.assigned_shard import AssignedShard
+    from polybus.dialects.fdq.client.handler_run import HandlerRun
+    from polybus.dialects.fdq.client.key_queue import BlockedKey
     from polybus.dialects.fdq.client.offset_ranges import Range
 
 MAX_ROWS = 4096  # of a batch: a failed one is an entry in the group's record for each
-CAREFUL_ROWS = 256  # where each is told to the bus before it is run
+MAX_SUSPECT_BATCH_ROWS = 256  # where each is told to the bus before it is run
 ALL_KEYS = ""  # one key for all that a shard has
 
 
@@ -33,23 +33,25 @@ class BatchRun:
         "_last_attempt",
         "attempts",
         "batch",
-        "hold",
-        "is_settled",
+        "blocked_key",
+        "is_committed",
         "key",
         "offset",
         "shard",
         "started_s",
     )
 
-    def __init__(self, shard: Shard, batch: pa.RecordBatch, offset: int, last_attempt: int) -> None:
+    def __init__(
+        self, shard: AssignedShard, batch: pa.RecordBatch, offset: int, last_attempt: int
+    ) -> None:
         self.shard = shard
         self.batch = batch
         self.offset = offset
         self.key: Any = ALL_KEYS
-        self.attempts: dict[int, int] = _within(shard.attempts, self.offsets)
-        self.hold: Hold | None = None
+        self.attempts: dict[int, int] = _attempts_within(shard.attempts, self.offsets)
+        self.blocked_key: BlockedKey | None = None
         self.started_s = 0.0
-        self.is_settled = False
+        self.is_committed = False
         self._last_attempt = last_attempt
 
     @property
@@ -63,7 +65,7 @@ class BatchRun:
     def attempts_of(self, offset: int) -> int:
         return self.attempts.get(offset, 0)
 
-    def given(self, topic: str, executor: int) -> pa.RecordBatch:
+    def build_argument(self, topic: str, executor: int) -> pa.RecordBatch:
         return self.batch
 
     def detach(self) -> None:
@@ -71,20 +73,20 @@ class BatchRun:
 
     def finish(self) -> None:
         self.shard.finished_ranges.append((self.offsets.start, self.offsets.stop))
-        self.shard.count(again=self._repeats())
+        self.shard.add_counts(again=self._repeats())
 
     def fail(self, reason: str) -> None:
-        self.shard.count(failed=len(self.offsets), again=self._repeats())
-        self.shard.failures.append(Failure(self, reason))
+        self.shard.add_counts(failed=len(self.offsets), again=self._repeats())
+        self.shard.failures.append(RunFailure(self, reason))
 
-    def again(self, attempts: dict[int, int], dead: set[int]) -> list[Run]:
+    def retry_runs(self, attempts: dict[int, int], dead: set[int]) -> list[HandlerRun]:
         """The runs that follow this failed one."""
         counts = {at: max(self.attempts_of(at) + 1, attempts.get(at, 0)) for at in self.offsets}
         left = [at for at in self.offsets if at not in dead]
         self.shard.attempts.update((at, counts[at]) for at in left)
         return [
             BatchRun(self.shard, self._cut(start, end), start, self._last_attempt)
-            for start, end in cuts(left, counts, self._last_attempt)
+            for start, end in split_runs(left, counts, self._last_attempt)
         ]
 
     def _cut(self, start: int, end: int) -> pa.RecordBatch:
@@ -97,10 +99,12 @@ class BatchRun:
         return suspect + sum(at >= self.offset + suspect for at in self.attempts)
 
 
-class BatchPiece:
+class QueuedBatches:
     """Neighbours of one shard, from which batches are cut."""
 
-    def __init__(self, shard: Shard, batch: pa.RecordBatch, offset: int, last_attempt: int) -> None:
+    def __init__(
+        self, shard: AssignedShard, batch: pa.RecordBatch, offset: int, last_attempt: int
+    ) -> None:
         self.shard = shard
         self.rows = self._left = int(batch.num_rows)
         self._batch = batch
@@ -125,20 +129,22 @@ class BatchPiece:
         start = self._offset
         end = start + min(self._left, MAX_ROWS)
         if start < self.shard.suspect_to:
-            end = min(end, start + CAREFUL_ROWS, self.shard.suspect_to)
-        known = _within(self.shard.attempts, range(start, end))
+            end = min(end, start + MAX_SUSPECT_BATCH_ROWS, self.shard.suspect_to)
+        known = _attempts_within(self.shard.attempts, range(start, end))
         if not known:
             return end - start
-        first = next(iter(cuts(range(start, end), known, self._last_attempt)))
+        first = next(iter(split_runs(range(start, end), known, self._last_attempt)))
         return first[1] - first[0]
 
 
-def neighbours(offsets: Iterable[int]) -> Iterator[Range]:
+def split_consecutive(offsets: Iterable[int]) -> Iterator[Range]:
     """Runs of consecutive offsets."""
-    return cuts(offsets, {}, 1)
+    return split_runs(offsets, {}, 1)
 
 
-def cuts(offsets: Iterable[int], attempts: dict[int, int], last_attempt: int) -> Iterator[Range]:
+def split_runs(
+    offsets: Iterable[int], attempts: dict[int, int], last_attempt: int
+) -> Iterator[Range]:
     """Neighbours, of which all have failed or none has; and those alone whose next failure
     would be the last."""
     start = end = -1
@@ -159,7 +165,7 @@ def cuts(offsets: Iterable[int], attempts: dict[int, int], last_attempt: int) ->
         yield start, end
 
 
-def _within(attempts: dict[int, int], offsets: range) -> dict[int, int]:
+def _attempts_within(attempts: dict[int, int], offsets: range) -> dict[int, int]:
     if not attempts:
         return {}
     if len(attempts) < len(offsets):

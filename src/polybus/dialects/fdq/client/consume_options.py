@@ -17,7 +17,7 @@ MAX_NAME_BYTES = 128  # of a consumer, of a group
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ConsumeOptions:
     topic: str
     name: str
     handler: Callable[[Any], Any]
@@ -35,7 +35,7 @@ class Terms:
     def __post_init__(self) -> None:
         if not callable(self.handler):
             raise UsageError("a handler is a function of one message")
-        topic_name.check(self.topic)
+        topic_name.check_topic_name(self.topic)
         for what, name in (("name", self.name), ("group", self.group)):
             if not _is_name(name):
                 raise UsageError(f"{what}: 1 to {MAX_NAME_BYTES} bytes of text")
@@ -51,7 +51,7 @@ class Terms:
             raise UsageError("heartbeat_s is more than 0, and less than dead_s")
 
     @property
-    def membership(self) -> dict[str, Any]:
+    def join_fields(self) -> dict[str, Any]:
         """The fields of `group.join` beside those that every call has."""
         return {
             "start": self.start,

@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.dialects.fdq.client import fork_guard
-from polybus.dialects.fdq.client.consume_options import Terms
+from polybus.dialects.fdq.client.consume_options import ConsumeOptions
 from polybus.dialects.fdq.client.executor import IN_HANDLER
-from polybus.dialects.fdq.client.group_subscription import Consumption
+from polybus.dialects.fdq.client.group_subscription import GroupSubscription
 from polybus.dialects.fdq.client.retry_schedule import Backoff
 from polybus.errors import UsageError
 from polybus.native import bus_client as buses
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from polybus.native import ClientOptions
 
 AT_EXIT_S = 5.0  # for those whom nobody has closed
-HURRY_S = 2.0  # whoever closes does not wait long for a bus that is away
+CLOSE_CONNECT_TIMEOUT_S = 2.0  # whoever closes does not wait long for a bus that is away
 LEAVE_S = 2.0  # behind the time that `close` was given: for the last acks, if there is a bus
 # A handler that computes must not keep the threads that fetch, ack and give signs of life
 # from their turns for long: Python's default makes each wait five milliseconds.
@@ -59,7 +59,7 @@ class Consumer:
         self._bus = buses.connect(url, options)
         self._lock = Lock()
         self._changed = Condition()  # something has ended
-        self._consumptions: list[Consumption] = []
+        self._subscriptions: list[GroupSubscription] = []
         self._is_closed = False
         _OPEN.add(self)
 
@@ -89,7 +89,7 @@ class Consumer:
         acks or fails all of them. `start` is for a group that is new. Without `create` a
         topic that is not there is `DoesNotExist`.
         """
-        terms = Terms(
+        terms = ConsumeOptions(
             topic,
             name,
             handler,
@@ -104,20 +104,20 @@ class Consumer:
             self._dead_s,
             Backoff(first_backoff_s, last_backoff_s),
         )
-        fork_guard.check(self._pid, "consumer")
+        fork_guard.check_process(self._pid, "consumer")
         with self._lock:
             if self._is_closed:
                 raise UsageError("this consumer was closed")
             if sys.getswitchinterval() == DEFAULT_SWITCH_S:
                 sys.setswitchinterval(SWITCH_S)
-            consumption = Consumption(self._bus, terms, self._on_end)
+            consumption = GroupSubscription(self._bus, terms, self._on_end)
             consumption.start()
-            self._consumptions.append(consumption)
+            self._subscriptions.append(consumption)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until all has ended, or any of it by an error, which is raised then. False if the
         time was up before."""
-        fork_guard.check(self._pid, "consumer")
+        fork_guard.check_process(self._pid, "consumer")
         with self._changed:
             return self._changed.wait_for(self._has_ended, timeout_s)
 
@@ -133,8 +133,8 @@ class Consumer:
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             self._is_closed = True
-            consumptions = list(self._consumptions)
-        self._bus.hurry(HURRY_S)
+            consumptions = list(self._subscriptions)
+        self._bus.hurry(CLOSE_CONNECT_TIMEOUT_S)
         for one in consumptions:
             one.request_close(deadline_s)
         if IN_HANDLER.get():
@@ -149,14 +149,14 @@ class Consumer:
             self._changed.notify_all()
 
     def _has_ended(self) -> bool:
-        consumptions = list(self._consumptions)
+        consumptions = list(self._subscriptions)
         ended = [one for one in consumptions if one.ended.is_set()]
         for one in ended:
             if one.error is not None:
                 raise one.error
         return len(ended) == len(consumptions)
 
-    def _await_end(self, consumptions: list[Consumption], deadline_s: float) -> None:
+    def _await_end(self, consumptions: list[GroupSubscription], deadline_s: float) -> None:
         for one in consumptions:
             left_s = max(0.0, deadline_s - time.monotonic())
             one.ended.wait(None if left_s == math.inf else left_s)

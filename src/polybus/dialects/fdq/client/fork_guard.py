@@ -9,7 +9,7 @@ from polybus.errors import StoreClosed
 pid = os.getpid()
 
 
-def check(owner: int, what: str) -> None:
+def check_process(owner: int, what: str) -> None:
     """`StoreClosed` for whoever uses in a child what its parent has made before a fork."""
     if owner != pid:
         text = f"this {what} belongs to process {owner}, the parent of a fork: make one here"

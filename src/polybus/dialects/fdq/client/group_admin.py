@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from polybus.dialects.fdq.client.time_position import nanoseconds, position
+from polybus.dialects.fdq.client.time_position import check_position, to_nanoseconds
 from polybus.errors import UsageError
 from polybus.native import bus_client as buses
 
 if TYPE_CHECKING:
     from polybus.native import ClientOptions
 
-WORDS = ("earliest", "latest")
+NAMED_POSITIONS = ("earliest", "latest")
 
 
 def stats(url: str | None, topic: str, *, options: ClientOptions | None = None) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def reset(
 
     Refused while it has live consumers, unless forced: then they begin anew.
     """
-    place = _place(to)
+    place = _position_field(to)
     bus = buses.connect(url, options)
     try:
         return bus.act("group.reset", topic=topic, group=group, to=place, force=force)
@@ -46,18 +46,20 @@ def reset(
         bus.close()
 
 
-def _place(to: object) -> str | dict[str, Any]:
+def _position_field(to: object) -> str | dict[str, Any]:
     if isinstance(to, datetime):
-        return {"time_ns": nanoseconds("to", to)}
+        return {"time_ns": to_nanoseconds("to", to)}
     if isinstance(to, Mapping):
         return {
             "offsets": {
-                str(position("a shard", shard)): position("an offset", offset)
+                str(check_position("a shard", shard)): check_position("an offset", offset)
                 for shard, offset in to.items()
             }
         }
     if isinstance(to, str):
-        if to not in WORDS:
-            raise UsageError(f"to is {' or '.join(WORDS)}, an id, a time or offsets: not {to!r}")
+        if to not in NAMED_POSITIONS:
+            raise UsageError(
+                f"to is {' or '.join(NAMED_POSITIONS)}, an id, a time or offsets: not {to!r}"
+            )
         return to
-    return {"id": position("to", to)}
+    return {"id": check_position("to", to)}

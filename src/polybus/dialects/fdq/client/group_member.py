@@ -25,32 +25,36 @@ from polybus.errors import (
     PolybusError,
     Unavailable,
 )
-from polybus.native.client.flight_connection import Pauses
+from polybus.native.client.flight_connection import RetryDelays
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.client.consume_options import Terms
-    from polybus.native.bus_client import Bus
+    from polybus.dialects.fdq.client.consume_options import ConsumeOptions
+    from polybus.native.bus_client import BusClient
 
 T = TypeVar("T")
 log = logging.getLogger("polybus.fdq")
 
 # What a later try may mend.
-PASSING = (Unavailable, LimitReached)
+RETRYABLE = (Unavailable, LimitReached)
 FIRST_PAUSE_S = 0.05
 LAST_PAUSE_S = 2.0
 
 
-class Closing(Exception):
+class ConsumerClosing(Exception):
     """The consumer is being closed, and no longer waits for anything."""
 
 
-class Member:
+class GroupMember:
     """For any number of threads."""
 
     def __init__(
-        self, bus: Bus, terms: Terms, on_lost: Callable[[], None], clock: Callable[[], float]
+        self,
+        bus: BusClient,
+        terms: ConsumeOptions,
+        on_lost: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         self.epoch = 0
         self.lease_until_s = 0.0
@@ -80,9 +84,9 @@ class Member:
     def act(self, name: str, **fields: Any) -> dict[str, Any]:
         """One call. `Expired`: it has joined again meanwhile; `Fenced`: it is to stop."""
         epoch, asked_s = self.epoch, self._clock()
-        with self._judging(epoch):
-            answer = self._bus.act(name, **self._who(epoch), **fields)
-        self._answered(asked_s)
+        with self._translating_fences(epoch):
+            answer = self._bus.act(name, **self._identity_fields(epoch), **fields)
+        self._extend_lease(asked_s)
         return answer
 
     def follow(
@@ -90,54 +94,54 @@ class Member:
     ) -> Iterator[tuple[dict[str, Any] | None, pa.RecordBatch | None]]:
         """A fetch that goes on. It was a sign of life when it began, and not when rows come."""
         epoch, asked_s = self.epoch, self._clock()
-        with self._judging(epoch):
-            for told in self._bus.follow(**self._who(epoch), **fields):
-                self._answered(asked_s)
+        with self._translating_fences(epoch):
+            for told in self._bus.follow(**self._identity_fields(epoch), **fields):
+                self._extend_lease(asked_s)
                 yield told
 
     def commit(self, **fields: Any) -> dict[str, Any]:
         """A transaction; here `Fenced` may be about its shard alone, and is the handler's."""
         epoch = self.epoch
         try:
-            return self._bus.act("group.commit", **self._who(epoch), **fields)
+            return self._bus.act("group.commit", **self._identity_fields(epoch), **fields)
         except Expired:
             self._rejoin(epoch)
             raise
 
-    def patiently(
-        self, step: Callable[[], T], passing: tuple[type[PolybusError], ...] = PASSING
+    def retry(
+        self, step: Callable[[], T], passing: tuple[type[PolybusError], ...] = RETRYABLE
     ) -> T:
         """Tries again what failed for want of a bus, until there is one."""
-        for pause_s in Pauses(FIRST_PAUSE_S, LAST_PAUSE_S):
+        for pause_s in RetryDelays(FIRST_PAUSE_S, LAST_PAUSE_S):
             try:
                 return step()
             except passing as error:
                 log.debug("%s waits: %s", self._terms.name, error)
             if self.closing.wait(pause_s):
-                raise Closing
+                raise ConsumerClosing
         raise AssertionError("pauses have no end")  # pragma: no cover
 
     # --- inside
 
-    def _who(self, epoch: int) -> dict[str, Any]:
+    def _identity_fields(self, epoch: int) -> dict[str, Any]:
         terms = self._terms
         who = {"topic": terms.topic, "group": terms.group, "consumer": terms.name}
         return {**who, "epoch": epoch}
 
     @contextmanager
-    def _judging(self, epoch: int) -> Iterator[None]:
+    def _translating_fences(self, epoch: int) -> Iterator[None]:
         try:
             yield
         except Expired:
             self._rejoin(epoch)
             raise
         except Fenced as error:
-            raise self._judged(epoch, error) from None
+            raise self._translate_fence(epoch, error) from None
 
-    def _answered(self, asked_s: float) -> None:
+    def _extend_lease(self, asked_s: float) -> None:
         self.lease_until_s = max(self.lease_until_s, asked_s + self._terms.dead_s)
 
-    def _judged(self, epoch: int, error: Fenced) -> PolybusError:
+    def _translate_fence(self, epoch: int, error: Fenced) -> PolybusError:
         """A late answer to what we were before is not about what we are now."""
         with self._lock:
             return error if epoch == self.epoch else Expired(str(error))
@@ -149,18 +153,18 @@ class Member:
             terms = self._terms
             log.warning("%s of %s/%s was taken for dead", terms.name, terms.topic, terms.group)
             self._on_lost()
-            self.patiently(self._join_again)
+            self.retry(self._join_again)
 
     def _join_again(self) -> None:
         if self.is_leaving:
-            raise Closing
+            raise ConsumerClosing
         self._join()
 
     def _join(self) -> None:
         asked_s = self._clock()
-        who = self._who(0)
+        who = self._identity_fields(0)
         del who["epoch"]
-        answer = self._bus.act("group.join", **who, **self._terms.membership)
+        answer = self._bus.act("group.join", **who, **self._terms.join_fields)
         self.epoch = int(answer["epoch"])
         self.lease_until_s = asked_s + self._terms.dead_s
 

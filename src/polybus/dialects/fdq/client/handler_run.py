@@ -9,53 +9,53 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polybus.dialects.fdq.client.assigned_shard import Failure
+from polybus.dialects.fdq.client.assigned_shard import RunFailure
 from polybus.dialects.fdq.client.envelope import Envelope
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.client.assigned_shard import Shard
-    from polybus.dialects.fdq.client.key_queue import Hold
+    from polybus.dialects.fdq.client.assigned_shard import AssignedShard
+    from polybus.dialects.fdq.client.key_queue import BlockedKey
     from polybus.dialects.fdq.client.transaction import Transaction
 
 
-class Run(Protocol):
+class HandlerRun(Protocol):
     """One delivery: of a message, or of a batch of neighbours. It ends once."""
 
-    shard: Shard
+    shard: AssignedShard
     offset: int  # the first
     key: Any  # messages of one key and shard run in order; None: after nobody
-    hold: Hold | None  # what it holds back, if it failed or waited behind one that did
+    blocked_key: BlockedKey | None  # what it holds back, if it failed or waited behind one that did
     started_s: float
-    is_settled: bool  # acked already, by its transaction
+    is_committed: bool  # acked already, by its transaction
 
     @property
     def offsets(self) -> Iterable[int]: ...
     @property
     def size_bytes(self) -> int: ...
     def attempts_of(self, offset: int) -> int: ...
-    def given(self, topic: str, executor: int) -> Any: ...
+    def build_argument(self, topic: str, executor: int) -> Any: ...
     def detach(self) -> None:
         """It will stay for a while, and must not keep what it came with."""
 
     def finish(self) -> None: ...
     def fail(self, reason: str) -> None: ...
-    def again(self, attempts: dict[int, int], dead: set[int]) -> list[Run]: ...
+    def retry_runs(self, attempts: dict[int, int], dead: set[int]) -> list[HandlerRun]: ...
 
 
-class Piece(Protocol):
+class QueuedRows(Protocol):
     """Messages of one shard for one executor, in order."""
 
-    shard: Shard
+    shard: AssignedShard
     rows: int  # that it had at first
 
     @property
     def size_bytes(self) -> int: ...
-    def take(self) -> Run | None: ...
+    def take(self) -> HandlerRun | None: ...
 
 
-class Rows:
+class FetchedRows:
     """Columns of one shard's messages."""
 
     __slots__ = ("bodies", "headers", "ids", "insertions", "keys", "offsets", "times")
@@ -71,10 +71,10 @@ class Rows:
         has_any = headers.null_count < len(headers)
         self.headers: list[Any] | None = headers.to_pylist() if has_any else None
 
-    def only(self, index: int) -> Rows:
+    def copy_row(self, index: int) -> FetchedRows:
         """One of them, which does not keep the others."""
-        found = Rows.__new__(Rows)
-        for name in Rows.__slots__:
+        found = FetchedRows.__new__(FetchedRows)
+        for name in FetchedRows.__slots__:
             column = getattr(self, name)
             setattr(found, name, None if column is None else [column[index]])
         return found
@@ -87,9 +87,9 @@ class MessageRun:
         "_index",
         "_rows",
         "attempts",
-        "hold",
+        "blocked_key",
+        "is_committed",
         "is_over",
-        "is_settled",
         "key",
         "offset",
         "shard",
@@ -97,15 +97,15 @@ class MessageRun:
     )
 
     def __init__(
-        self, shard: Shard, rows: Rows, index: int, offset: int, attempts: int = 0
+        self, shard: AssignedShard, rows: FetchedRows, index: int, offset: int, attempts: int = 0
     ) -> None:
         self.shard = shard
         self.offset = offset
         self.key: Any = rows.keys[index]
         self.attempts = attempts  # failed runs before this one
-        self.hold: Hold | None = None
+        self.blocked_key: BlockedKey | None = None
         self.started_s = 0.0
-        self.is_settled = False
+        self.is_committed = False
         self.is_over = False
         self._rows = rows
         self._index = index
@@ -127,24 +127,24 @@ class MessageRun:
         return self.attempts
 
     def detach(self) -> None:
-        self._rows, self._index = self._rows.only(self._index), 0
+        self._rows, self._index = self._rows.copy_row(self._index), 0
 
     def finish(self) -> None:
         self.is_over = True
         shard = self.shard
-        if self.is_settled:
-            shard.settled.append(self.offset)
+        if self.is_committed:
+            shard.committed.append(self.offset)
         else:
             shard.finished.append(self.offset)
         if self.attempts or self.offset < shard.suspect_to:
-            shard.count(again=1)
+            shard.add_counts(again=1)
 
     def fail(self, reason: str) -> None:
         self.is_over = True
-        self.shard.count(failed=1, again=int(self.delivery > 1))
-        self.shard.failures.append(Failure(self, reason))
+        self.shard.add_counts(failed=1, again=int(self.delivery > 1))
+        self.shard.failures.append(RunFailure(self, reason))
 
-    def again(self, attempts: dict[int, int], dead: set[int]) -> list[Run]:
+    def retry_runs(self, attempts: dict[int, int], dead: set[int]) -> list[HandlerRun]:
         """The runs that follow this failed one: none if it is dead."""
         if self.offset in dead:
             return []
@@ -152,7 +152,7 @@ class MessageRun:
         # Another one: a run that was given up may still end, and must not be taken for it.
         return [MessageRun(self.shard, self._rows, self._index, self.offset, failed)]
 
-    def given(self, topic: str, executor: int) -> Envelope:
+    def build_argument(self, topic: str, executor: int) -> Envelope:
         """What the handler gets."""
         rows, index, shard, offset = self._rows, self._index, self.shard, self.offset
         return Envelope(
@@ -178,12 +178,12 @@ class MessageRun:
         return Transaction(self, envelope)
 
 
-class MessagePiece:
+class QueuedMessages:
     """Messages one by one."""
 
     __slots__ = ("_all", "_indices", "_rows", "rows", "shard")
 
-    def __init__(self, shard: Shard, rows: Rows, indices: Sequence[int]) -> None:
+    def __init__(self, shard: AssignedShard, rows: FetchedRows, indices: Sequence[int]) -> None:
         self.shard = shard
         self.rows = len(indices)
         self._rows = rows

@@ -22,51 +22,53 @@ import math
 from collections import deque
 from typing import Any
 
-from polybus.dialects.fdq.client.assigned_shard import GATHER_EVERY, Shard
-from polybus.dialects.fdq.client.handler_run import Piece, Run
+from polybus.dialects.fdq.client.assigned_shard import COLLECT_EVERY, AssignedShard
+from polybus.dialects.fdq.client.handler_run import HandlerRun, QueuedRows
 
 
-class Hold:
+class BlockedKey:
     """A key whose first message failed, and those that came behind it."""
 
-    __slots__ = ("key", "lane", "waiting")
+    __slots__ = ("executor_index", "key", "waiting")
 
     def __init__(self, key: Any, lane: int) -> None:
         self.key = key
-        self.lane = lane
-        self.waiting: deque[Run] = deque()
+        self.executor_index = lane
+        self.waiting: deque[HandlerRun] = deque()
 
 
-class Lane:
+class KeyOrderedQueue:
     """What is in it belongs to shards that were open when it came; of closed ones nothing
     is started any more."""
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
-        self.current: Run | None = None
+        self.current: HandlerRun | None = None
         self.freed_rows = 0  # of pieces that are through, since this was last looked at
-        self._pieces: deque[Piece] = deque()
-        self._ready: deque[Run] = deque()
+        self._pieces: deque[QueuedRows] = deque()
+        self._ready: deque[HandlerRun] = deque()
         # Pieces of full shards, and how the shard was when they were put there.
-        self._aside: dict[Shard, tuple[int, deque[Piece]]] = {}
-        self._holds: dict[tuple[Shard, Any], Hold] = {}
+        self._full_shards: dict[AssignedShard, tuple[int, deque[QueuedRows]]] = {}
+        self._blocked: dict[tuple[AssignedShard, Any], BlockedKey] = {}
 
     # --- coming
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: QueuedRows) -> None:
         self._pieces.append(piece)
 
-    def retry(self, run: Run) -> None:
+    def retry(self, run: HandlerRun) -> None:
         """A failed run's pause is over."""
         if run.shard.is_open:
             self._ready.append(run)
 
     # --- running
 
-    def begin(self, now_s: float) -> Run | None:
+    def begin(self, now_s: float) -> HandlerRun | None:
         """The next one to run, which is `current` then; None if there is none now."""
         run = None
-        if self._pieces and not (self._ready or self._aside or self._holds):  # the usual way
+        if self._pieces and not (
+            self._ready or self._full_shards or self._blocked
+        ):  # the usual way
             piece = self._pieces[0]
             if piece.shard.is_open and not piece.shard.is_full:
                 run = piece.take()
@@ -79,54 +81,54 @@ class Lane:
         self.current = run
         return run
 
-    def finish(self, run: Run) -> bool:
+    def finish(self, run: HandlerRun) -> bool:
         """It ended well. False if it was taken away meanwhile: then it did not count."""
         if self.current is not run:
             return False
         self.current = None
         shard = run.shard
         run.finish()
-        if run.hold is not None:
-            self._follow(run)
-        if shard.is_full or len(shard.finished) >= GATHER_EVERY:
-            shard.gather()
+        if run.blocked_key is not None:
+            self._unblock_next(run)
+        if shard.is_full or len(shard.finished) >= COLLECT_EVERY:
+            shard.collect_finished()
         return True
 
-    def fail(self, run: Run, reason: str) -> bool:
+    def fail(self, run: HandlerRun, reason: str) -> bool:
         """It ended badly, or was too long in running: its key waits for what the bus says."""
         if self.current is not run:
             return False
         self.current = None
-        if run.is_settled:  # its transaction stands, whatever came after it
+        if run.is_committed:  # its transaction stands, whatever came after it
             run.finish()
-            if run.hold is not None:
-                self._follow(run)
+            if run.blocked_key is not None:
+                self._unblock_next(run)
             return True
-        if run.hold is None:
-            self._hold(run)
+        if run.blocked_key is None:
+            self._block_key(run)
         run.fail(reason)
         return True
 
-    def cancel(self, run: Run) -> bool:
+    def cancel(self, run: HandlerRun) -> bool:
         """It never began: what it was to be run for is no longer ours."""
         is_mine = self.current is run
         if is_mine:
             self.current = None
         return is_mine
 
-    def follow(self, run: Run, runs: list[Run]) -> Run | None:
+    def schedule_followers(self, run: HandlerRun, runs: list[HandlerRun]) -> HandlerRun | None:
         """The bus has told what comes after a failed run: these, the first after a pause,
         or nothing if it is dead. The first, which is to be put back by `retry`."""
-        hold = run.hold
+        hold = run.blocked_key
         assert hold is not None
         if not runs:
-            self._follow(run)
+            self._unblock_next(run)
             return None
         for one in runs:
-            one.hold = hold
+            one.blocked_key = hold
         for one in reversed(runs[1:]):
             hold.waiting.appendleft(one)
-            one.shard.wait(1, one.size_bytes)
+            one.shard.add_waiting(1, one.size_bytes)
         return runs[0]
 
     def drop_closed(self) -> None:
@@ -136,22 +138,22 @@ class Lane:
                 self.freed_rows += piece.rows
         self._pieces = deque(piece for piece in self._pieces if piece.shard.is_open)
         self._ready = deque(run for run in self._ready if run.shard.is_open)
-        for shard in [shard for shard in self._aside if not shard.is_open]:
-            self.freed_rows += sum(piece.rows for piece in self._aside.pop(shard)[1])
-        self._holds = {key: hold for key, hold in self._holds.items() if key[0].is_open}
+        for shard in [shard for shard in self._full_shards if not shard.is_open]:
+            self.freed_rows += sum(piece.rows for piece in self._full_shards.pop(shard)[1])
+        self._blocked = {key: hold for key, hold in self._blocked.items() if key[0].is_open}
 
-    def park(self) -> None:
+    def park_pending(self) -> None:
         """Its run takes long: what waits behind it takes no room from other lanes."""
-        self._pieces = deque(map(self._parked, self._pieces))
+        self._pieces = deque(map(self._park, self._pieces))
 
     @property
     def wants_room(self) -> bool:
         """Is there something that waits for its shard to have room?"""
-        return bool(self._aside or self._ready)
+        return bool(self._full_shards or self._ready)
 
     # --- inside
 
-    def _next(self) -> Run | None:
+    def _next(self) -> HandlerRun | None:
         for _ in range(len(self._ready)):
             run = self._ready.popleft()
             if not run.shard.is_open:
@@ -159,121 +161,121 @@ class Lane:
             if not run.shard.is_full or run.shard.may_start(run.offset, is_new=False):
                 return run
             self._ready.append(run)
-        if self._aside:
+        if self._full_shards:
             self._resume()
         while self._pieces:
-            found = self._from(self._pieces[0])
+            found = self._next_from(self._pieces[0])
             if found is not None:
                 return found
         return None
 
     def _resume(self) -> None:
         """Full shards whose books have changed are looked at again."""
-        for shard, (version, pieces) in list(self._aside.items()):
+        for shard, (version, pieces) in list(self._full_shards.items()):
             if shard.version != version:
-                del self._aside[shard]
+                del self._full_shards[shard]
                 self._pieces.extendleft(reversed(pieces))
 
-    def _from(self, piece: Piece) -> Run | None:
+    def _next_from(self, piece: QueuedRows) -> HandlerRun | None:
         """The next of the first piece, or None: then look again at what is first now."""
         shard = piece.shard
         if not shard.is_open:
             self.freed_rows += self._pieces.popleft().rows
             return None
-        if shard in self._aside:
-            self._aside[shard][1].append(self._parked(self._pieces.popleft()))
+        if shard in self._full_shards:
+            self._full_shards[shard][1].append(self._park(self._pieces.popleft()))
             return None
         run = piece.take()
         if run is None:
             self.freed_rows += self._pieces.popleft().rows
             return None
-        if self._holds and self._waits(run):
+        if self._blocked and self._queue_behind_blocked(run):
             return None
         if shard.is_full:
             version = shard.version  # before it is judged: what changes then is looked at again
             if not shard.may_start(run.offset, is_new=True):
-                self._set_aside(piece, run, version)
+                self._park_full(piece, run, version)
                 return None
         return run
 
-    def _waits(self, run: Run) -> bool:
-        hold = self._holds.get((run.shard, run.key)) if run.key is not None else None
+    def _queue_behind_blocked(self, run: HandlerRun) -> bool:
+        hold = self._blocked.get((run.shard, run.key)) if run.key is not None else None
         if hold is None:
             return False
-        run.hold = hold
+        run.blocked_key = hold
         run.detach()
         hold.waiting.append(run)
-        run.shard.wait(1, run.size_bytes)
+        run.shard.add_waiting(1, run.size_bytes)
         return True
 
-    def _set_aside(self, piece: Piece, run: Run, version: int) -> None:
+    def _park_full(self, piece: QueuedRows, run: HandlerRun, version: int) -> None:
         self._pieces.popleft()
-        self._aside[run.shard] = (version, deque((_Put(run), self._parked(piece))))
+        self._full_shards[run.shard] = (version, deque((_ReturnedRun(run), self._park(piece))))
 
-    def _parked(self, piece: Piece) -> Piece:
+    def _park(self, piece: QueuedRows) -> QueuedRows:
         """What waits for one takes no room from the others: it counts with its shard."""
         if not piece.rows:  # it is, or it is a run alone
             return piece
         self.freed_rows += piece.rows
-        return _Parked(piece)
+        return _ParkedRows(piece)
 
-    def _hold(self, run: Run) -> None:
-        run.hold = Hold(run.key, self.index)
+    def _block_key(self, run: HandlerRun) -> None:
+        run.blocked_key = BlockedKey(run.key, self.index)
         run.detach()
-        run.shard.hold(1)
+        run.shard.add_blocked_keys(1)
         if run.key is not None:
-            self._holds[run.shard, run.key] = run.hold
+            self._blocked[run.shard, run.key] = run.blocked_key
 
-    def _follow(self, run: Run) -> None:
+    def _unblock_next(self, run: HandlerRun) -> None:
         """A held key's message is done: the next one's turn, or the key is free."""
-        hold = run.hold
+        hold = run.blocked_key
         assert hold is not None
-        run.hold = None
+        run.blocked_key = None
         if hold.waiting:
             following = hold.waiting.popleft()
-            following.shard.wait(-1, -following.size_bytes)
+            following.shard.add_waiting(-1, -following.size_bytes)
             self._ready.append(following)
             return
-        run.shard.hold(-1)
+        run.shard.add_blocked_keys(-1)
         if hold.key is not None:
-            self._holds.pop((run.shard, hold.key), None)
+            self._blocked.pop((run.shard, hold.key), None)
 
 
-class _Put:
+class _ReturnedRun:
     """A run that was taken too early, put back in front of its piece."""
 
     __slots__ = ("_run", "rows", "shard", "size_bytes")
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: HandlerRun) -> None:
         self.shard = run.shard
         self.rows = self.size_bytes = 0  # counted with its piece
-        self._run: Run | None = run
+        self._run: HandlerRun | None = run
 
-    def take(self) -> Run | None:
+    def take(self) -> HandlerRun | None:
         run, self._run = self._run, None
         return run
 
 
-class _Parked:
+class _ParkedRows:
     """A piece that waits for long. It counts with what waits in its shard, until it is through."""
 
     __slots__ = ("_piece", "_size", "rows", "shard")
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: QueuedRows) -> None:
         self.shard = piece.shard
         self.rows = 0  # told as freed already
         self._piece = piece
         self._size = piece.rows, piece.size_bytes
-        self.shard.wait(*self._size)
+        self.shard.add_waiting(*self._size)
 
     @property
     def size_bytes(self) -> int:
         return self._size[1]
 
-    def take(self) -> Run | None:
+    def take(self) -> HandlerRun | None:
         run = self._piece.take()
         if run is None:
             rows, size_bytes = self._size
             self._size = 0, 0  # it may be asked again
-            self.shard.wait(-rows, -size_bytes)
+            self.shard.add_waiting(-rows, -size_bytes)
         return run

@@ -23,26 +23,26 @@ from functools import partial
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
-from polybus.dialects.fdq.client.message_columns import Headers, batch_of, batch_of_plain
-from polybus.dialects.fdq.client.message_future import Receipt, tell
+from polybus.dialects.fdq.client.message_columns import Headers, build_batch, build_plain_batch
+from polybus.dialects.fdq.client.message_future import MessageFuture, resolve_all
 from polybus.errors import ConnectionLost
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.limits import Merging
+    from polybus.dialects.fdq.limits import BatchOptions
     from polybus.native import Produced
 
 Send = Callable[[str, "pa.RecordBatch"], "Future[Produced]"]
 Message = tuple[str | None, bytes, Headers | None]
-LONG_S = 0.01  # a linger from this on is cut short by any answer
+LONG_LINGER_S = 0.01  # a linger from this on is cut short by any answer
 # Whoever comes with a message so shortly before time is up sends, and so much after it the thread
 # does: messages that come at a steady pace must not miss the moment by a little.
 GRACE_S = 0.0005
 ROW_BYTES = 64  # what a message costs beside its parts while it waits
 
 
-class Gathering:
+class PendingMessages:
     """Messages of one topic that wait."""
 
     __slots__ = ("bytes", "condition", "has_headers", "messages", "receipts", "times_ms", "topic")
@@ -52,23 +52,23 @@ class Gathering:
         self.has_headers = has_headers
         self.messages: list[Message] = []
         self.times_ms = array("q")
-        self.receipts: list[Receipt] = []
+        self.receipts: list[MessageFuture] = []
         self.condition = Condition()
         self.bytes = 0
 
     def rows(self) -> pa.RecordBatch:
-        if not self.has_headers and (found := batch_of_plain(self.messages, self.times_ms)):
+        if not self.has_headers and (found := build_plain_batch(self.messages, self.times_ms)):
             return found
         keys, bodies, headers = zip(*self.messages, strict=True)
-        return batch_of(keys, bodies, self.times_ms, headers if self.has_headers else None)
+        return build_batch(keys, bodies, self.times_ms, headers if self.has_headers else None)
 
 
-class Merger:
+class MessageBatcher:
     """For any number of threads. `send` hands a batch over, and may block."""
 
     def __init__(
         self,
-        merging: Merging,
+        merging: BatchOptions,
         send: Send,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
@@ -81,22 +81,22 @@ class Merger:
         self._lock = Lock()
         self._state = Condition(self._lock)
         self._settled = Condition(self._lock)  # nothing waits, and nothing is on its way
-        self._waiting: list[Gathering] = []
-        self._open: dict[str, Gathering] = {}  # of those, where the next of a topic goes
+        self._waiting: list[PendingMessages] = []
+        self._open: dict[str, PendingMessages] = {}  # of those, where the next of a topic goes
         self._since_s = 0.0  # when the first of them came
         self._with_headers: set[str] = set()  # topics whose batches have them: all from then on
         self._bytes = 0
         self._rows = 0
         self._in_flight = 0
-        self._hurried = False
-        self._awaited = False  # somebody waits for the outcome of what waits
+        self._is_flush_requested = False
+        self._has_waiter = False  # somebody waits for the outcome of what waits
         self._closed = False
         self._thread: Thread | None = None
-        self._looks = False  # the thread looks again before what comes now is due
+        self._is_timed_wait = False  # the thread looks again before what comes now is due
 
     def add(
         self, topic: str, key: str | None, body: bytes, headers: Headers | None
-    ) -> tuple[Receipt, bool]:
+    ) -> tuple[MessageFuture, bool]:
         """Its receipt, and whether so much waits now that it must be sent."""
         now_ms = self._wall_ns() // 1_000_000
         size = ROW_BYTES + len(body) + (len(key) if key else 0)
@@ -111,7 +111,7 @@ class Merger:
                 gathering = self._begin(topic)
             if headers is not None:
                 gathering.has_headers = True
-            receipt = Receipt(gathering.condition)
+            receipt = MessageFuture(gathering.condition)
             gathering.messages.append((key, body, headers))
             gathering.times_ms.append(now_ms)
             gathering.receipts.append(receipt)
@@ -134,7 +134,7 @@ class Merger:
         """Hands over at once what waits if nothing is on its way; else with the next answer."""
         with self._lock:
             is_free = not self._in_flight
-            self._awaited = not is_free
+            self._has_waiter = not is_free
         if is_free:
             self.send_waiting()
 
@@ -145,12 +145,12 @@ class Merger:
             with self._state:
                 self._check_open()
                 self._in_flight += 1
-            return self._handed_over(topic, lambda: rows, None)
+            return self._submit(topic, lambda: rows, None)
 
-    def hurry(self) -> None:
+    def request_flush(self) -> None:
         """All that waits now is sent soon, by another thread."""
         with self._state:
-            self._hurried = bool(self._waiting)
+            self._is_flush_requested = bool(self._waiting)
             self._state.notify()
 
     def wants_headers(self, topic: str) -> bool:
@@ -163,7 +163,7 @@ class Merger:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Waits for the outcome of all that was added; False if time is up."""
-        self.hurry()
+        self.request_flush()
         with self._settled:
             return self._settled.wait_for(
                 lambda: not self._in_flight and not self._waiting, timeout_s
@@ -181,11 +181,11 @@ class Merger:
         if self._closed:
             raise ConnectionLost("this producer was closed")
 
-    def _begin(self, topic: str) -> Gathering:
-        gathering = self._open[topic] = Gathering(topic, topic in self._with_headers)
+    def _begin(self, topic: str) -> PendingMessages:
+        gathering = self._open[topic] = PendingMessages(topic, topic in self._with_headers)
         if not self._waiting:
             self._since_s = self._clock()
-            if not (self._in_flight and self._looks):
+            if not (self._in_flight and self._is_timed_wait):
                 self._state.notify()
         self._waiting.append(gathering)
         if self._thread is None:
@@ -193,16 +193,16 @@ class Merger:
             self._thread.start()
         return gathering
 
-    def _take(self) -> list[Gathering]:
+    def _take(self) -> list[PendingMessages]:
         taken, self._waiting, self._open = self._waiting, [], {}
         self._rows = self._bytes = 0
         self._in_flight += len(taken)
-        self._hurried = self._awaited = False
+        self._is_flush_requested = self._has_waiter = False
         return taken
 
     def _until_due_s(self) -> float:
         """How long what waits may still wait."""
-        if self._hurried or not self._in_flight:
+        if self._is_flush_requested or not self._in_flight:
             return 0.0
         return self._since_s + self._merging.linger_s - self._clock()
 
@@ -216,37 +216,41 @@ class Merger:
                 one = taken.popleft()
                 if one.has_headers:
                     self._with_headers.add(one.topic)
-                self._handed_over(one.topic, one.rows, one)
+                self._submit(one.topic, one.rows, one)
         finally:  # Ctrl-C: whoever waits for the rest hears of it
             for one in taken:
-                self._tell(one, _failed(ConnectionLost("whoever sent was interrupted")))
+                self._on_done(one, _failed(ConnectionLost("whoever sent was interrupted")))
 
-    def _handed_over(
-        self, topic: str, rows: Callable[[], pa.RecordBatch], gathering: Gathering | None
+    def _submit(
+        self, topic: str, rows: Callable[[], pa.RecordBatch], gathering: PendingMessages | None
     ) -> Future[Produced]:
         try:
             future = self._send(topic, rows())
         except Exception as error:  # whoever waits must hear of it, whatever it is
             future = _failed(error)
         except BaseException:
-            self._tell(gathering, _failed(ConnectionLost("whoever sent was interrupted")))
+            self._on_done(gathering, _failed(ConnectionLost("whoever sent was interrupted")))
             raise
-        future.add_done_callback(partial(self._tell, gathering))
+        future.add_done_callback(partial(self._on_done, gathering))
         return future
 
     # --- on threads of their own
 
-    def _tell(self, gathering: Gathering | None, done: Future[Produced]) -> None:
+    def _on_done(self, gathering: PendingMessages | None, done: Future[Produced]) -> None:
         """On the thread that knows the outcome."""
         error = ConnectionLost("it was called back") if done.cancelled() else done.exception()
         if gathering is not None:
             result = done.result() if error is None else None
-            tell(gathering.condition, gathering.receipts, result, error)
+            resolve_all(gathering.condition, gathering.receipts, result, error)
         with self._state:
             self._in_flight -= 1
             if self._waiting:
-                if self._awaited or not self._in_flight or self._merging.linger_s >= LONG_S:
-                    self._hurried = True
+                if (
+                    self._has_waiter
+                    or not self._in_flight
+                    or self._merging.linger_s >= LONG_LINGER_S
+                ):
+                    self._is_flush_requested = True
                     self._state.notify()
             elif not self._in_flight:
                 self._settled.notify_all()
@@ -269,9 +273,9 @@ class Merger:
                     return True
 
     def _wait(self, timeout_s: float | None) -> None:
-        self._looks = timeout_s is not None
+        self._is_timed_wait = timeout_s is not None
         self._state.wait(None if timeout_s is None else timeout_s + GRACE_S)
-        self._looks = False
+        self._is_timed_wait = False
 
 
 def _failed(error: Exception) -> Future[Produced]:

@@ -38,7 +38,7 @@ def check_key(key: object) -> None:
         raise TooLarge(f"a shard key of {size} bytes: at most {MAX_KEY_BYTES}")
 
 
-def checked_message(message: object) -> bytes:
+def check_message(message: object) -> bytes:
     if type(message) is not bytes:
         if not isinstance(message, bytes | bytearray | memoryview):
             raise MalformedRequest(f"a message is bytes, not {type(message).__name__}")
@@ -48,7 +48,7 @@ def checked_message(message: object) -> bytes:
     return message
 
 
-def checked_headers(headers: Mapping[str, bytes] | None) -> Headers | None:
+def check_headers(headers: Mapping[str, bytes] | None) -> Headers | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
@@ -76,7 +76,7 @@ def _encoded(text: str, what: str) -> bytes:
 # --- many
 
 
-def batch_of(
+def build_batch(
     keys: Sequence[str | None],
     bodies: Sequence[bytes],
     insertion_ms: Sequence[int] | int,
@@ -95,7 +95,7 @@ def batch_of(
     return pa.record_batch(columns, schema=PRODUCE_SCHEMA)
 
 
-def batch_of_plain(
+def build_plain_batch(
     messages: list[tuple[str | None, bytes, Headers | None]], times_ms: array[int]
 ) -> pa.RecordBatch | None:
     """The same of messages as they wait, by the kernel; None if one of them has headers."""
@@ -103,10 +103,10 @@ def batch_of_plain(
     if found is None:
         return None
     times = pa.Array.from_buffers(pa.int64(), len(times_ms), [None, pa.py_buffer(times_ms)])
-    return _plain(len(messages), times, *found)
+    return _wrap_buffers(len(messages), times, *found)
 
 
-def batch_of_requests(
+def build_request_batch(
     requests: Iterable[MessageRequest | tuple[Any, ...]], now_ms: int, *, with_headers: bool
 ) -> pa.RecordBatch:
     """The same of requests, checked here.
@@ -118,11 +118,11 @@ def batch_of_requests(
         found = columns_of(requests, MessageRequest, MAX_KEY_BYTES, MAX_MESSAGE_BYTES)
         if found is not None and requests:
             times = pa.repeat(pa.scalar(now_ms, pa.int64()), len(requests))
-            return _plain(len(requests), times, *found)
-    return _checked(requests, now_ms, with_headers=with_headers)
+            return _wrap_buffers(len(requests), times, *found)
+    return _build_checked_batch(requests, now_ms, with_headers=with_headers)
 
 
-def _plain(
+def _wrap_buffers(
     count: int,
     times: pa.Array,
     validity: bytes | None,
@@ -142,7 +142,7 @@ def _plain(
     return pa.RecordBatch.from_arrays(columns, schema=SIMPLE_SCHEMA)
 
 
-def _checked(
+def _build_checked_batch(
     requests: Iterable[MessageRequest | tuple[Any, ...]], now_ms: int, *, with_headers: bool
 ) -> pa.RecordBatch:
     keys, bodies, headers = _columns(requests)
@@ -150,12 +150,12 @@ def _checked(
         for key in keys:
             check_key(key)
     if set(map(type, bodies)) != {bytes}:
-        bodies = [checked_message(body) for body in bodies]
-    found = [checked_headers(one) for one in headers] if any(headers) else None
+        bodies = [check_message(body) for body in bodies]
+    found = [check_headers(one) for one in headers] if any(headers) else None
     if found is None and with_headers:
         found = [None] * len(bodies)
     try:
-        batch = batch_of(keys, bodies, now_ms, found)
+        batch = build_batch(keys, bodies, now_ms, found)
     except UnicodeEncodeError:
         raise MalformedRequest("a shard key is text that UTF-8 can write") from None
     except (pa.ArrowInvalid, pa.ArrowCapacityError):
@@ -164,7 +164,7 @@ def _checked(
     return batch
 
 
-def checked_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+def check_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     """A batch that was made elsewhere."""
     check_schema(rows.schema)
     if not rows.num_rows:

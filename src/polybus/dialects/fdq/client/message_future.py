@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polybus.native import Produced
 
 
-class Receipt(Future["Produced"]):
+class MessageFuture(Future["Produced"]):
     """Of one message. It was taken, and cannot be called back."""
 
     def __init__(self, condition: Condition) -> None:
@@ -31,9 +31,9 @@ class Receipt(Future["Produced"]):
         self._done_callbacks = []  # type: ignore[var-annotated]
 
 
-def tell(
+def resolve_all(
     condition: Condition,
-    receipts: Sequence[Receipt],
+    receipts: Sequence[MessageFuture],
     result: Produced | None,
     error: BaseException | None,
 ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 Range = tuple[int, int]  # from, to; `to` is not in it
 
 
-class Ranges:
+class OffsetRanges:
     """Offsets are only ever added."""
 
     __slots__ = ("_ends", "_starts", "low")
@@ -73,7 +73,7 @@ class Ranges:
         return zip(self._starts, self._ends, strict=True)
 
 
-def ranges_of(offsets: Iterable[int]) -> list[Range]:
+def ranges_from_offsets(offsets: Iterable[int]) -> list[Range]:
     """The fewest ranges with exactly these offsets; quickest if they come in order."""
     found: list[Range] = []
     start = end = -1
@@ -88,10 +88,10 @@ def ranges_of(offsets: Iterable[int]) -> list[Range]:
             start, end = offset, offset + 1
     if start >= 0:
         found.append((start, end))
-    return merged(found)
+    return merge_ranges(found)
 
 
-def merged(ranges: Iterable[Range]) -> list[Range]:
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
     """The fewest ranges with exactly what these have, in order."""
     found: list[Range] = []
     for start, end in sorted(ranges):

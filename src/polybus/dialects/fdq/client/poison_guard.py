@@ -12,34 +12,34 @@ from collections.abc import Callable
 from threading import Condition, Event
 from typing import TYPE_CHECKING
 
-from polybus.dialects.fdq.client.group_member import Closing
+from polybus.dialects.fdq.client.group_member import ConsumerClosing
 
 if TYPE_CHECKING:
-    from polybus.dialects.fdq.client.handler_run import Run
+    from polybus.dialects.fdq.client.handler_run import HandlerRun
 
-LOOK_S = 0.05  # at whether the consumer closes
+POLL_S = 0.05  # at whether the consumer closes
 
 
-class Care:
+class PoisonGuard:
     """`tell` tells the bus that a run begins, and what runs beside it."""
 
-    def __init__(self, tell: Callable[[Run], None], stopping: Event) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[HandlerRun], None], stopping: Event) -> None:
+        self._report_start = tell
         self._stopping = stopping
         self._changed = Condition()
-        self._run: Run | None = None
+        self._run: HandlerRun | None = None
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: HandlerRun) -> None:
         """When its turn has come and the bus knows; `Closing` if it does not come any more."""
         with self._changed:
             while self._run is not None:
                 self._check()
-                self._changed.wait(LOOK_S)
+                self._changed.wait(POLL_S)
             self._check()
             self._run = run
-        self._tell(run)
+        self._report_start(run)
 
-    def end(self, run: Run) -> None:
+    def end(self, run: HandlerRun) -> None:
         """However it ended; of another, or once more, it changes nothing."""
         if self._run is run:
             with self._changed:
@@ -48,4 +48,4 @@ class Care:
 
     def _check(self) -> None:
         if self._stopping.is_set():
-            raise Closing
+            raise ConsumerClosing

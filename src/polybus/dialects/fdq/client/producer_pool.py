@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.native import Produced
-    from polybus.native.bus_client import Bus, BusProducer
+    from polybus.native.bus_client import BusClient, BusProducer
 
-MAX_LINES = 8  # each has a stream and two threads of its own
+MAX_PRODUCERS = 8  # each has a stream and two threads of its own
 
 
-class Lines:
+class ProducerPool:
     """`first` is there from the start: it has the name."""
 
-    def __init__(self, bus: Bus, name: str | None, *, create: bool = True) -> None:
+    def __init__(self, bus: BusClient, name: str | None, *, create: bool = True) -> None:
         self._bus = bus
         self._create = create
         self._is_named = name is not None
@@ -34,17 +34,17 @@ class Lines:
         """By one thread at a time."""
         line = self._of_topic.get(topic)
         if line is None:
-            line = self._of_topic[topic] = self._next_line()
+            line = self._of_topic[topic] = self._next_producer()
         return line.produce_rows(topic, rows)
 
     def close(self, timeout_s: float | None) -> None:
         for line in self._all:
             line.close(timeout_s)
 
-    def _next_line(self) -> BusProducer:
+    def _next_producer(self) -> BusProducer:
         if self._is_named or not self._of_topic:
             return self.first
-        if len(self._all) < MAX_LINES:
+        if len(self._all) < MAX_PRODUCERS:
             self._all.append(self._bus.producer(create=self._create))
             return self._all[-1]
-        return self._all[len(self._of_topic) % MAX_LINES]
+        return self._all[len(self._of_topic) % MAX_PRODUCERS]

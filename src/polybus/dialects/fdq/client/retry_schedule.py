@@ -24,7 +24,7 @@ class Backoff:
 
     first_s: float = 0.1
     last_s: float = 30.0
-    chance: Callable[[], float] = random.random
+    random: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_s <= self.last_s:
@@ -33,10 +33,10 @@ class Backoff:
     def pause_s(self, failures: int) -> float:
         """Before the run that follows so many failed ones."""
         doubled = min(max(failures, 1) - 1, 64)
-        return min(self.first_s * 2.0**doubled, self.last_s) * (0.5 + self.chance() / 2)
+        return min(self.first_s * 2.0**doubled, self.last_s) * (0.5 + self.random() / 2)
 
 
-class Schedule(Generic[T]):
+class RetrySchedule(Generic[T]):
     """Things, each with a time at which it is due."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 from polybus.dialects.fdq.client.envelope import Envelope
-from polybus.dialects.fdq.client.time_position import nanoseconds, position
+from polybus.dialects.fdq.client.time_position import check_position, to_nanoseconds
 from polybus.errors import UsageError
 from polybus.native import bus_client as buses
 
@@ -77,18 +77,20 @@ def replay(
         raise UsageError("from_id and from_time exclude each other: give one")
     if not wait_s >= 0:
         raise UsageError("wait_s is 0 or more")
-    start = _place("from_id", from_id) if from_time is None else _time("from_time", from_time)
+    start = (
+        _check_id("from_id", from_id) if from_time is None else _check_time("from_time", from_time)
+    )
     is_time = from_time is not None or isinstance(to, datetime)
-    end = _time("to", to) if is_time and to is not None else _place("to", to)
+    end = _check_time("to", to) if is_time and to is not None else _check_id("to", to)
     bus = buses.connect(url, options)
     try:
-        return _begin(bus, topic, start, end, batch, wait_s)
+        return _open_replay(bus, topic, start, end, batch, wait_s)
     except BaseException:
         bus.close()
         raise
 
 
-class At(int):
+class TimePosition(int):
     """A time, nanoseconds since 1970."""
 
 
@@ -96,7 +98,11 @@ class Replay(Generic[T]):
     """An iterator, for one thread. It lets go of the bus at its end; `close` does so before."""
 
     def __init__(
-        self, bus: buses.Bus, reading: buses.Reading, topic: dict[str, Any], as_batches: bool
+        self,
+        bus: buses.BusClient,
+        reading: buses.RowReader,
+        topic: dict[str, Any],
+        as_batches: bool,
     ) -> None:
         self._bus = bus
         self._reading = reading
@@ -144,10 +150,10 @@ class Replay(Generic[T]):
             yield from self.envelopes(batch)
 
 
-def _begin(
-    bus: buses.Bus, topic: str, start: int | None, end: int | None, batch: bool, wait_s: float
+def _open_replay(
+    bus: buses.BusClient, topic: str, start: int | None, end: int | None, batch: bool, wait_s: float
 ) -> Replay[Any]:
-    first, last = _found(bus, topic, start), _found(bus, topic, end)
+    first, last = _find_id(bus, topic, start), _find_id(bus, topic, end)
     if last is None and not wait_s:
         last = bus.act("bounds", topic=topic)["next_id"]
     info = bus.act("topic.info", topic=topic)
@@ -155,9 +161,9 @@ def _begin(
     return Replay(bus, reading, info, batch)
 
 
-def _found(bus: buses.Bus, topic: str, place: int | None) -> int | None:
+def _find_id(bus: buses.BusClient, topic: str, place: int | None) -> int | None:
     """The id that a place stands for."""
-    if not isinstance(place, At):
+    if not isinstance(place, TimePosition):
         return place
     return int(bus.act("find", topic=topic, timestamp_ns=int(place))["position"])
 
@@ -182,9 +188,9 @@ def shard_indexes(generations: Sequence[int]) -> list[int]:
     return [index for count in generations for index in range(count)]
 
 
-def _time(name: str, given: object) -> At:
-    return At(nanoseconds(name, given))
+def _check_time(name: str, given: object) -> TimePosition:
+    return TimePosition(to_nanoseconds(name, given))
 
 
-def _place(name: str, given: object) -> int | None:
-    return None if given is None else position(name, given)
+def _check_id(name: str, given: object) -> int | None:
+    return None if given is None else check_position(name, given)

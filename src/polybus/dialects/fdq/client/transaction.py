@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from polybus.dialects.fdq.client.message_columns import (
     Headers,
+    check_headers,
     check_key,
-    checked_headers,
-    checked_message,
+    check_message,
 )
 from polybus.errors import UsageError
 from polybus.model import topic_name
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from polybus.dialects.fdq.client.handler_run import MessageRun
 
 
-class Output(NamedTuple):
+class TransactionOutput(NamedTuple):
     topic: str
     shard_key: str | None
     message: bytes
@@ -51,7 +51,7 @@ class Transaction:
         self.envelope = envelope
         self.is_duplicate = False
         self._run = run
-        self._outputs: list[Output] = []
+        self._outputs: list[TransactionOutput] = []
         self._is_open = False
 
     def produce(
@@ -64,14 +64,14 @@ class Transaction:
         """Nobody sees it before the transaction is committed."""
         if not self._is_open:
             raise UsageError("produce inside of the transaction's `with`")
-        topic_name.check(topic)
+        topic_name.check_topic_name(topic)
         check_key(shard_key)
-        body, notes = checked_message(message), checked_headers(headers)
+        body, notes = check_message(message), check_headers(headers)
         now_ms = time.time_ns() // 1_000_000
-        self._outputs.append(Output(topic, shard_key, body, notes, now_ms))
+        self._outputs.append(TransactionOutput(topic, shard_key, body, notes, now_ms))
 
     def __enter__(self) -> Self:
-        if self._is_open or self._run.is_settled:
+        if self._is_open or self._run.is_committed:
             raise UsageError("a message is acked once: its transaction was committed")
         self._is_open = True
         return self
@@ -106,4 +106,4 @@ class Transaction:
         outputs, self._outputs = self._outputs, []
         answer = committer.commit(run, outputs)
         self.is_duplicate = bool(answer.get("duplicate"))
-        run.is_settled = True
+        run.is_committed = True

@@ -20,7 +20,7 @@ from polybus.errors import (
 _SETTING = re.compile(r"[a-z]+(_[a-z]+)+")
 
 
-def refusal(answer: Answer, request: str, subject: str) -> PolybusError:
+def error_from_answer(answer: Answer, request: str, subject: str) -> PolybusError:
     """The error for an answer; `request` and `subject` say to what, as in 'produce to' 'news'."""
     text = answer.payload.decode("utf-8", "backslashreplace")
     match answer.code:

@@ -15,20 +15,20 @@ from polybus.dialects.freud.codec import Code
 from polybus.errors import PolybusError
 
 
-class Expecting(Protocol):
+class AnswerReceiver(Protocol):
     """`take` gets the answers, in one or several pieces; `fail` says that none will come."""
 
-    def take(self, batch: AnswerBatch, start: int, end: int) -> None: ...
+    def on_request(self, batch: AnswerBatch, start: int, end: int) -> None: ...
     def fail(self, error: PolybusError) -> None: ...
 
 
-class OneAnswer:
+class SingleAnswer:
     """Expects the answer to one request."""
 
     def __init__(self) -> None:
         self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    def take(self, batch: AnswerBatch, start: int, end: int) -> None:
+    def on_request(self, batch: AnswerBatch, start: int, end: int) -> None:
         if not self.answered.done():
             self.answered.set_result(batch[start])
 
@@ -38,21 +38,21 @@ class OneAnswer:
             self.answered.exception()  # who has given up need not be told that nobody looked
 
 
-class MessageIds:
+class ProduceAnswers:
     """Expects the answers to many Produces: ids, and None where nobody was there to read."""
 
     def __init__(self) -> None:
         self.ids: list[int | None] = []
         self.refused: Answer | None = None  # the first that was, if any
         self.error: PolybusError | None = None
-        self._left = 0
+        self._unanswered = 0
         self._progress = asyncio.Event()
 
     def expect(self, count: int) -> None:
-        self._left += count
+        self._unanswered += count
 
-    def take(self, batch: AnswerBatch, start: int, end: int) -> None:
-        self._left -= end - start
+    def on_request(self, batch: AnswerBatch, start: int, end: int) -> None:
+        self._unanswered -= end - start
         self._progress.set()
         while start < end:
             after = batch.run_end(start, end)
@@ -69,9 +69,9 @@ class MessageIds:
         self.error = error
         self._progress.set()
 
-    async def all(self, timeout_s: float) -> None:
+    async def wait_all(self, timeout_s: float) -> None:
         """Return when every answer is here; TimeoutError if none came for so long."""
-        while self._left and self.error is None:
+        while self._unanswered and self.error is None:
             self._progress.clear()
             async with asyncio.timeout(timeout_s):
                 await self._progress.wait()

@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Self
 
 from polybus.dialects.freud import codec
 from polybus.dialects.freud.client.answer_batch import Answer
-from polybus.dialects.freud.client.answer_errors import refusal
-from polybus.dialects.freud.client.freud_connection import Link, dial
+from polybus.dialects.freud.client.answer_errors import error_from_answer
+from polybus.dialects.freud.client.freud_connection import FreudConnection, dial
 from polybus.dialects.freud.client.freud_options import ClientOptions, default_address
-from polybus.dialects.freud.client.pipelined_produce import Producing
+from polybus.dialects.freud.client.pipelined_produce import PipelinedProduce
 from polybus.dialects.freud.client.pull_subscription import Subscription
-from polybus.dialects.freud.client.subscription_inbox import Inbox
+from polybus.dialects.freud.client.subscription_inbox import SubscriptionInbox
 from polybus.dialects.freud.codec import Code
 from polybus.errors import ConnectionLost, NotConnected, UsageError
 from polybus.model import topic_name
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # At the end subscriptions are given back; a bus that is held up is not waited for.
 CLOSE_TIMEOUT_S = 1.0
 # No subscription has this id: asking for it is how to see that the bus answers.
-NOBODY = bytes(codec.SUBSCRIBER_ID_BYTES)
+UNKNOWN_SUBSCRIBER = bytes(codec.SUBSCRIBER_ID_BYTES)
 
 DEFAULTS = ClientOptions()
 
@@ -63,7 +63,7 @@ class Client:
     def __init__(self, address: str | Address, options: ClientOptions) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self.options = options
-        self._link: Link | None = None
+        self._link: FreudConnection | None = None
         self._subscriptions: dict[bytes, Subscription] = {}
         self._closed = False
 
@@ -73,10 +73,10 @@ class Client:
         """Connect; `NotConnected` if no bus answers. `async with` calls it."""
         if self._link is not None:
             raise UsageError("a client connects once: make another one")
-        self._link, answer = await self._dial(codec.unsubscribe(NOBODY))
+        self._link, answer = await self._dial(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
         if answer.code != Code.DOESNT_EXIST:
             self._link.abort()
-            raise refusal(answer, "speak to", str(self.address))
+            raise error_from_answer(answer, "speak to", str(self.address))
 
     async def close(self) -> None:
         """End all subscriptions, then disconnect. Raises nothing: what can be done is done."""
@@ -121,7 +121,7 @@ class Client:
         A topic that is being deleted is created anew: what is produced waits until
         the readers of the old one have read their notice.
         """
-        return await self._change(codec.create_topic(_name(topic)), "create topic", topic)
+        return await self._request_change(codec.create_topic(_name(topic)), "create topic", topic)
 
     async def delete_topic(self, topic: str) -> bool:
         """Mark it for deletion; False if there is none, or it was marked already.
@@ -129,13 +129,13 @@ class Client:
         Its readers read what they still have, then the notice. Only its creator may,
         and whom a rule allows; `Denied` to others.
         """
-        return await self._change(codec.delete_topic(_name(topic)), "delete topic", topic)
+        return await self._request_change(codec.delete_topic(_name(topic)), "delete topic", topic)
 
     async def list_topics(self) -> list[str]:
         """Those that the caller created, or may produce to, subscribe to or delete."""
         answer = await self._ask(codec.list_topics())
         if answer.code != Code.OK:
-            raise refusal(answer, "list", "topics")
+            raise error_from_answer(answer, "list", "topics")
         found = codec.read_topics(answer.payload)
         return [name.decode("utf-8", "backslashreplace") for name in found]
 
@@ -143,7 +143,7 @@ class Client:
         """How many read it, in all dialects."""
         answer = await self._ask(codec.count_subscribers(_name(topic)))
         if answer.code != Code.OK:
-            raise refusal(answer, "count the subscribers of", repr(topic))
+            raise error_from_answer(answer, "count the subscribers of", repr(topic))
         return codec.read_count(answer.payload)
 
     # --- producing
@@ -155,7 +155,7 @@ class Client:
             return codec.read_message_id(answer.payload)
         if answer.code == Code.NOTHING_HAPPENED:
             return None
-        raise refusal(answer, "produce to", repr(topic))
+        raise error_from_answer(answer, "produce to", repr(topic))
 
     async def produce_many(self, topic: str, bodies: Iterable[Buffer]) -> list[int | None]:
         """Produce many messages, in order, without waiting for each: the id of each, or None.
@@ -167,13 +167,16 @@ class Client:
         if isinstance(bodies, bytes | bytearray | memoryview | str):
             raise TypeError("produce_many takes many bodies; for one there is produce")
         options = self.options
-        producing = Producing(
-            self._up(), _name(topic), options.max_frame_bytes, options.answer_timeout_s
+        producing = PipelinedProduce(
+            self._require_connection(),
+            _name(topic),
+            options.max_frame_bytes,
+            options.answer_timeout_s,
         )
         await producing.run(bodies)
         answers = producing.answers
         if answers.refused is not None:
-            error = refusal(answers.refused, "produce to", repr(topic))
+            error = error_from_answer(answers.refused, "produce to", repr(topic))
             accepted = sum(one is not None for one in answers.ids)
             error.add_note(f"{accepted} messages of this call were accepted")
             raise error
@@ -187,34 +190,34 @@ class Client:
         The subscription is a connection of its own (`quota_connections` counts it).
         Use it in `async with`, or call its `unsubscribe`.
         """
-        self._up()
+        self._require_connection()
         link, answer = await self._dial(codec.subscribe(_name(topic)))
         if answer.code != Code.OK:
             link.close()
-            raise refusal(answer, "subscribe to", repr(topic))
-        return self._subscribed(topic, codec.read_subscriber(answer.payload), link)
+            raise error_from_answer(answer, "subscribe to", repr(topic))
+        return self._new_subscription(topic, codec.read_subscriber(answer.payload), link)
 
     # --- inside
 
-    def _up(self) -> Link:
+    def _require_connection(self) -> FreudConnection:
         if self._link is None:
             raise UsageError("the client is not open: use it in a `with`, or call open()")
         if self._closed:
             raise NotConnected("the client is closed")
         if not self._link.is_up:
-            raise self._link.lost()
+            raise self._link.make_loss_error()
         return self._link
 
     async def _ask(self, request: bytes) -> Answer:
-        return await self._up().ask(request, self.options.answer_timeout_s)
+        return await self._require_connection().ask(request, self.options.answer_timeout_s)
 
-    async def _change(self, request: bytes, verb: str, topic: str) -> bool:
+    async def _request_change(self, request: bytes, verb: str, topic: str) -> bool:
         answer = await self._ask(request)
         if answer.code in (Code.OK, Code.NOTHING_HAPPENED):
             return answer.code == Code.OK
-        raise refusal(answer, verb, repr(topic))
+        raise error_from_answer(answer, verb, repr(topic))
 
-    async def _dial(self, first: bytes) -> tuple[Link, Answer]:
+    async def _dial(self, first: bytes) -> tuple[FreudConnection, Answer]:
         """A new connection, and the answer to its first request: only then it counts."""
         timeout_s = self.options.connect_timeout_s
         try:
@@ -230,29 +233,31 @@ class Client:
             link.abort()
             raise
 
-    def _subscribed(self, topic: str, subscriber: bytes, link: Link) -> Subscription:
+    def _new_subscription(
+        self, topic: str, subscriber: bytes, link: FreudConnection
+    ) -> Subscription:
         def forget() -> None:
             self._subscriptions.pop(subscriber, None)
 
-        inbox = Inbox(topic, subscriber, link, self.options, self._settle, forget)
+        inbox = SubscriptionInbox(topic, subscriber, link, self.options, self._wait_for_bus, forget)
         made = Subscription(topic, subscriber, inbox, self._unsubscribe)
         self._subscriptions[subscriber] = made
         return made
 
-    async def _settle(self) -> None:
-        await self._ask(codec.unsubscribe(NOBODY))
+    async def _wait_for_bus(self) -> None:
+        await self._ask(codec.unsubscribe(UNKNOWN_SUBSCRIBER))
 
     async def _unsubscribe(self, subscription: Subscription) -> None:
         """On its own connection, or, if a Get waits there, on ours."""
-        link = subscription.inbox.idle_link or self._up()
+        link = subscription.inbox.idle_link or self._require_connection()
         request = codec.unsubscribe(subscription.id)
         answer = await link.ask(request, self.options.answer_timeout_s)
         if answer.code not in (Code.OK, Code.DOESNT_EXIST):
-            raise refusal(answer, "unsubscribe from", repr(subscription.topic))
+            raise error_from_answer(answer, "unsubscribe from", repr(subscription.topic))
 
 
 def _name(topic: str) -> bytes:
-    return topic_name.check(topic)
+    return topic_name.check_topic_name(topic)
 
 
 def connect(

@@ -14,7 +14,13 @@ from __future__ import annotations
 
 from typing import Self
 
-from polybus.clients.blocking_facade import Blocking, called, called_for, opened, read
+from polybus.clients.blocking_facade import (
+    BlockingFacade,
+    blocking_connect,
+    blocking_factory,
+    blocking_method,
+    blocking_property,
+)
 from polybus.dialects.freud.client import client
 from polybus.dialects.freud.client.answer_batch import Record
 from polybus.dialects.freud.client.client import Client
@@ -23,15 +29,15 @@ from polybus.dialects.freud.client.pull_subscription import Subscription
 __all__ = ["BlockingClient", "BlockingSubscription", "connect"]
 
 
-class BlockingSubscription(Blocking[Subscription], of=Subscription):
+class BlockingSubscription(BlockingFacade[Subscription], of=Subscription):
     """Made by `subscribe`: an iterator of what is produced from then on."""
 
-    topic = read(Subscription.topic)
-    id = read(Subscription.id)
-    notice = read(Subscription.notice)
-    get = called(Subscription.get)
-    get_many = called(Subscription.get_many)
-    unsubscribe = called(Subscription.unsubscribe)
+    topic = blocking_property(Subscription.topic)
+    id = blocking_property(Subscription.id)
+    notice = blocking_property(Subscription.notice)
+    get = blocking_method(Subscription.get)
+    get_many = blocking_method(Subscription.get_many)
+    unsubscribe = blocking_method(Subscription.unsubscribe)
 
     def __iter__(self) -> Self:
         return self
@@ -43,23 +49,23 @@ class BlockingSubscription(Blocking[Subscription], of=Subscription):
             try:
                 return inbox.records.popleft()
             except IndexError:
-                if not self._background.run(inbox.begin()):
+                if not self._background.run(inbox.fetch_next()):
                     raise StopIteration from None
 
 
-class BlockingClient(Blocking[Client], of=Client):
+class BlockingClient(BlockingFacade[Client], of=Client):
     """One client of one bus. Use it in `with`, or call `open` and `close`."""
 
-    open = called(Client.open)
-    close = called(Client.close)
-    is_connected = read(Client.is_connected)
-    create_topic = called(Client.create_topic)
-    delete_topic = called(Client.delete_topic)
-    list_topics = called(Client.list_topics)
-    count_subscribers = called(Client.count_subscribers)
-    produce = called(Client.produce)
-    produce_many = called(Client.produce_many)
-    subscribe = called_for(Client.subscribe, BlockingSubscription)
+    open = blocking_method(Client.open)
+    close = blocking_method(Client.close)
+    is_connected = blocking_property(Client.is_connected)
+    create_topic = blocking_method(Client.create_topic)
+    delete_topic = blocking_method(Client.delete_topic)
+    list_topics = blocking_method(Client.list_topics)
+    count_subscribers = blocking_method(Client.count_subscribers)
+    produce = blocking_method(Client.produce)
+    produce_many = blocking_method(Client.produce_many)
+    subscribe = blocking_factory(Client.subscribe, BlockingSubscription)
 
 
-connect = opened(client.connect, BlockingClient)
+connect = blocking_connect(client.connect, BlockingClient)

@@ -14,7 +14,7 @@ from collections import deque
 
 from polybus.clients import client_connection
 from polybus.dialects.freud.client.answer_batch import Answer, AnswerBatch, scan_answers
-from polybus.dialects.freud.client.answer_receiver import Expecting, OneAnswer
+from polybus.dialects.freud.client.answer_receiver import AnswerReceiver, SingleAnswer
 from polybus.errors import AddressError, BadFrame, Denied, NotConnected
 from polybus.model.address import Address
 from polybus.model.limits import KIB
@@ -36,7 +36,7 @@ CLOSED_BY_BUS = (
 )
 
 
-class Link(client_connection.Wire):
+class FreudConnection(client_connection.ClientConnection):
     """See the top of the file."""
 
     closed_by_peer = CLOSED_BY_BUS
@@ -46,9 +46,9 @@ class Link(client_connection.Wire):
         self._max_answer_bytes = max_answer_bytes
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._filled = 0
-        self._queue: deque[Expecting] = deque()
+        self._queue: deque[AnswerReceiver] = deque()
         self._counts: deque[int] = deque()  # how many answers each in the queue expects
-        self._expected = 0  # all of them together
+        self._unanswered = 0  # all of them together
         self._writable = True
         self._room = asyncio.Event()
         self._room.set()
@@ -57,32 +57,32 @@ class Link(client_connection.Wire):
 
     async def ask(self, request: bytes, timeout_s: float) -> Answer:
         """The answer to one request; `NotConnected` if none comes in time."""
-        expecting = OneAnswer()
+        expecting = SingleAnswer()
         try:
             async with asyncio.timeout(timeout_s):
-                await self.room()
+                await self.wait_room()
                 self.send(request, 1, expecting)
                 return await expecting.answered
         except TimeoutError:
-            raise self.silent(timeout_s) from None
+            raise self.timeout_error(timeout_s) from None
 
-    async def room(self) -> None:
+    async def wait_room(self) -> None:
         """Wait until more may be sent; `ConnectionLost` if the link ends first."""
         while not self._room.is_set():
             await self._room.wait()
         if not self.is_up:
-            raise self.lost()
+            raise self.make_loss_error()
 
-    def send(self, requests: bytes, count: int, expecting: Expecting) -> None:
+    def send(self, requests: bytes, count: int, expecting: AnswerReceiver) -> None:
         """Hand over requests, and who expects their answers. The link must be up."""
         assert self._transport is not None
         self._queue.append(expecting)
         self._counts.append(count)
-        self._expected += count
+        self._unanswered += count
         self._transport.write(requests)
         self._regulate()
 
-    def silent(self, timeout_s: float) -> NotConnected:
+    def timeout_error(self, timeout_s: float) -> NotConnected:
         """The error for whoever waited for so long in vain."""
         return NotConnected(f"no answer from {self.address} within {timeout_s:g} s")
 
@@ -94,10 +94,10 @@ class Link(client_connection.Wire):
     def buffer_updated(self, nbytes: int) -> None:
         end = self._filled + nbytes
         consumed, batch, too_large = scan_answers(self._buffer, 0, end, self._max_answer_bytes)
-        self._keep(consumed, end)
-        self._deal(batch)
+        self._compact_buffer(consumed, end)
+        self._dispatch(batch)
         if too_large:
-            self.refuse(BadFrame("too_large"))
+            self.abort_with(BadFrame("too_large"))
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -107,15 +107,15 @@ class Link(client_connection.Wire):
         self._writable = True
         self._regulate()
 
-    def over(self) -> None:
+    def on_ended(self) -> None:
         self._room.set()
         self._counts.clear()
         while self._queue:
-            self._queue.popleft().fail(self.lost())
+            self._queue.popleft().fail(self.make_loss_error())
 
     # --- inside
 
-    def _keep(self, consumed: int, end: int) -> None:
+    def _compact_buffer(self, consumed: int, end: int) -> None:
         """What is left of the buffer moves to its front, and there is room behind it."""
         rest, size = end - consumed, self._fitting_size(consumed, end)
         if size != len(self._buffer):
@@ -134,43 +134,43 @@ class Link(client_connection.Wire):
             return READ_BUFFER_BYTES
         return size
 
-    def _deal(self, batch: AnswerBatch) -> None:
+    def _dispatch(self, batch: AnswerBatch) -> None:
         at, count = 0, len(batch)
         while at < count and self.error is None:
             if not self._queue:
-                return self.refuse(BadFrame("unasked_answer"))
+                return self.abort_with(BadFrame("unasked_answer"))
             first = self._queue[0]
             taken = min(self._counts[0], count - at)
             self._counts[0] -= taken
-            self._expected -= taken
+            self._unanswered -= taken
             if not self._counts[0]:
                 self._queue.popleft()
                 self._counts.popleft()
-            self._give(first, batch, at, at + taken)
+            self._deliver(first, batch, at, at + taken)
             at += taken
         return self._regulate()
 
-    def _give(self, expecting: Expecting, batch: AnswerBatch, start: int, end: int) -> None:
+    def _deliver(self, expecting: AnswerReceiver, batch: AnswerBatch, start: int, end: int) -> None:
         try:
-            expecting.take(batch, start, end)
+            expecting.on_request(batch, start, end)
         except (BadFrame, ValueError) as error:  # ValueError: the kernel's, of an Ok's payload
-            self.refuse(error if isinstance(error, BadFrame) else BadFrame("payload"))
-            expecting.fail(self.lost())
+            self.abort_with(error if isinstance(error, BadFrame) else BadFrame("payload"))
+            expecting.fail(self.make_loss_error())
 
     def _regulate(self) -> None:
-        if self._writable and self._expected < MAX_EXPECTED:
+        if self._writable and self._unanswered < MAX_EXPECTED:
             self._room.set()
         elif self.is_up:
             self._room.clear()
 
 
-async def dial(address: Address, max_answer_bytes: int) -> Link:
+async def dial(address: Address, max_answer_bytes: int) -> FreudConnection:
     """A link to Freud's socket; `NotConnected` if nobody answers there."""
     if address.scheme != "unix":
         raise AddressError(f"freud is reached by unix:, not {address}")
-    link = Link(address, max_answer_bytes)
+    link = FreudConnection(address, max_answer_bytes)
     try:
-        sock = await _connected(address.path)
+        sock = await _open_socket(address.path)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)
     except PermissionError:
         raise Denied(f"{address} is not for this user") from None
@@ -181,7 +181,7 @@ async def dial(address: Address, max_answer_bytes: int) -> Link:
     return link
 
 
-async def _connected(path: str) -> socket.socket:
+async def _open_socket(path: str) -> socket.socket:
     """Connecting to a Unix socket never waits: it is done, or the bus's backlog is full."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from polybus.dialects.freud import codec
 from polybus.dialects.freud.client.answer_batch import encode_run
-from polybus.dialects.freud.client.answer_receiver import MessageIds
-from polybus.dialects.freud.client.freud_connection import Link
+from polybus.dialects.freud.client.answer_receiver import ProduceAnswers
+from polybus.dialects.freud.client.freud_connection import FreudConnection
 from polybus.errors import ConnectionLost, TooLarge
 from polybus.model.limits import KIB
 
@@ -23,11 +23,13 @@ RUN_BYTES = 256 * KIB
 GROUP = 4096
 
 
-class Producing:
+class PipelinedProduce:
     """One call's way through a link; `answers` has what came back."""
 
-    def __init__(self, link: Link, name: bytes, max_frame_bytes: int, timeout_s: float) -> None:
-        self.answers = MessageIds()
+    def __init__(
+        self, link: FreudConnection, name: bytes, max_frame_bytes: int, timeout_s: float
+    ) -> None:
+        self.answers = ProduceAnswers()
         self._link = link
         self._name = name
         self._max_frame_bytes = max_frame_bytes
@@ -40,9 +42,9 @@ class Producing:
             while group := list(itertools.islice(items, GROUP)):
                 if not await self._send(group):
                     break
-            await self.answers.all(self._timeout_s)
+            await self.answers.wait_all(self._timeout_s)
         except TimeoutError:
-            raise self._link.silent(self._timeout_s) from None
+            raise self._link.timeout_error(self._timeout_s) from None
         except ConnectionLost:
             if self.answers.refused is None:  # else it hung up because of that
                 raise
@@ -54,7 +56,7 @@ class Producing:
             if after == place:
                 raise self._too_large(group[place])
             async with asyncio.timeout(self._timeout_s):
-                await self._link.room()
+                await self._link.wait_room()
             self.answers.expect(after - place)
             self._link.send(data, after - place, self.answers)
             place = after

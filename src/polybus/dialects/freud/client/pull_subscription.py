@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from polybus.dialects.freud.client.answer_batch import Record
-from polybus.dialects.freud.client.subscription_inbox import Inbox
+from polybus.dialects.freud.client.subscription_inbox import SubscriptionInbox
 from polybus.errors import UsageError
 
 
@@ -30,7 +30,7 @@ class Subscription:
         self,
         topic: str,
         subscriber_id: bytes,
-        inbox: Inbox,
+        inbox: SubscriptionInbox,
         leave: Callable[[Subscription], Awaitable[None]],
     ) -> None:
         self.inbox = inbox
@@ -75,14 +75,14 @@ class Subscription:
         if not records:
             await self.inbox.fill(max_messages, timeout_s)
         if len(records) < max_messages:
-            await self.inbox.complete()
+            await self.inbox.wait_round()
         return [records.popleft() for _ in range(min(max_messages, len(records)))]
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Record:
-        if not self.inbox.records and not await self.inbox.begin():
+        if not self.inbox.records and not await self.inbox.fetch_next():
             raise StopAsyncIteration
         return self.inbox.records.popleft()
 
@@ -92,12 +92,12 @@ class Subscription:
         """End it, at the bus and here. What was not read is gone; whoever waits is told."""
         if self.inbox.end is not None:
             return
-        self.inbox.leaving = True
+        self.inbox.is_unsubscribing = True
         try:
             await self._leave(self)
         finally:
             self.inbox.records.clear()
-            self.inbox.finish(self.inbox.gone())
+            self.inbox.finish(self.inbox.gone_error())
 
     async def __aenter__(self) -> Self:
         return self

@@ -14,29 +14,29 @@ from typing import TYPE_CHECKING, NamedTuple
 from polybus.dialects.freud.server.unread_queue import Range
 
 if TYPE_CHECKING:
-    from polybus.bus.connection import Pipe
-    from polybus.dialects.freud.server.pull_reader import Reader
+    from polybus.bus.connection import ConnectionIO
+    from polybus.dialects.freud.server.pull_reader import PullReader
     from polybus.dialects.freud.server.pull_reader_table import PullReaders
 
 ANSWER_HEADER = 8
 RECORD_HEADER = 20
 
 
-class Handed(NamedTuple):
+class WrittenMessages(NamedTuple):
     """Messages within the answers being written: where they start, and what frames each."""
 
-    reader: Reader
+    reader: PullReader
     taken: Range
     start: int
     frame: int
 
 
-class Answers:
-    def __init__(self, pipe: Pipe, readers: PullReaders) -> None:
+class AnswerQueue:
+    def __init__(self, pipe: ConnectionIO, readers: PullReaders) -> None:
         self._pipe = pipe
         self._readers = readers
         self._parts: list[bytes] = []
-        self._handed: list[Handed] = []
+        self._handed: list[WrittenMessages] = []
         self._discarding = False
         self.size = 0
         self.stalled = False
@@ -45,7 +45,7 @@ class Answers:
     @property
     def unsent_bytes(self) -> int:
         """What the client has not taken."""
-        return self.size + (self._pipe.backlog() if self.stalled else 0)
+        return self.size + (self._pipe.backlog_bytes() if self.stalled else 0)
 
     def add(self, answer: bytes) -> None:
         if self._discarding:
@@ -53,8 +53,10 @@ class Answers:
         self._parts.append(answer)
         self.size += len(answer)
 
-    def add_messages(self, answer: bytes, reader: Reader, taken: Range, *, records: bool) -> None:
-        self._handed.append(Handed(reader, taken, self.size, _frame(records)))
+    def add_messages(
+        self, answer: bytes, reader: PullReader, taken: Range, *, records: bool
+    ) -> None:
+        self._handed.append(WrittenMessages(reader, taken, self.size, _frame_bytes(records)))
         self.add(answer)
 
     def flush(self) -> None:
@@ -66,22 +68,22 @@ class Answers:
         self._parts = []
         self.size = 0
         self._pipe.write(data)
-        self._settle(size)
+        self._confirm_written(size)
 
-    def handed_over(self, size: int, reader: Reader, taken: Range, *, records: bool) -> None:
+    def add_written(self, size: int, reader: PullReader, taken: Range, *, records: bool) -> None:
         """The short path has written an answer of this size, and the socket did not take it all."""
-        self._handed.append(Handed(reader, taken, 0, _frame(records)))
-        self._settle(size)
+        self._handed.append(WrittenMessages(reader, taken, 0, _frame_bytes(records)))
+        self._confirm_written(size)
 
-    def _settle(self, size: int) -> None:
+    def _confirm_written(self, size: int) -> None:
         if self._pipe.has_failed():
-            self._give_back()
+            self._return_unsent()
         elif self.stalled:
-            self._confirm_until(size - self._pipe.backlog())
+            self._confirm_until(size - self._pipe.backlog_bytes())
         else:
             self._confirm_all()
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """The socket has taken everything."""
         self.stalled = False
         self._confirm_all()
@@ -91,9 +93,9 @@ class Answers:
         self._discarding = True
         self.stalled = False
         self._parts = []
-        self._give_back()
+        self._return_unsent()
 
-    def _give_back(self) -> None:
+    def _return_unsent(self) -> None:
         """What did not reach the socket was not read."""
         handed, self._handed = self._handed, []
         self._readers.give_back((one.reader, one.taken) for one in handed)
@@ -103,7 +105,7 @@ class Answers:
         for reader, taken, _, _ in handed:
             self._confirm(reader, taken)
 
-    def _confirm(self, reader: Reader, taken: Range) -> None:
+    def _confirm(self, reader: PullReader, taken: Range) -> None:
         self.sent_messages += len(taken)
         self.sent_bytes += taken.size
         self._readers.confirm(reader, taken)
@@ -111,16 +113,16 @@ class Answers:
     def _confirm_until(self, sent: int) -> None:
         handed, self._handed = self._handed, []
         for one in handed:
-            reached = _reached(one, sent)
+            reached = _count_complete(one, sent)
             if reached:
                 done = Range(one.taken.chunk, one.taken.start, one.taken.start + reached)
                 self._confirm(one.reader, done)
             if reached < len(one.taken):
                 rest = Range(one.taken.chunk, one.taken.start + reached, one.taken.end)
-                self._handed.append(Handed(one.reader, rest, one.start, one.frame))
+                self._handed.append(WrittenMessages(one.reader, rest, one.start, one.frame))
 
 
-def _reached(one: Handed, sent: int) -> int:
+def _count_complete(one: WrittenMessages, sent: int) -> int:
     """How many of these messages lie wholly within the first `sent` bytes."""
     bodies = 0
     for done, size in enumerate(one.taken.sizes()):
@@ -130,5 +132,5 @@ def _reached(one: Handed, sent: int) -> int:
     return len(one.taken)
 
 
-def _frame(records: bool) -> int:
+def _frame_bytes(records: bool) -> int:
     return ANSWER_HEADER + (RECORD_HEADER if records else 0)

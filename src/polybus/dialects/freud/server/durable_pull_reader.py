@@ -14,15 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import BYTES
-from polybus.dialects.freud.server.pull_reader import Reader
+from polybus.dialects.freud.server.pull_reader import PullReader
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
-from polybus.dialects.freud.server.unread_ranges import fitting
-from polybus.durable.push_readers import Cursor
+from polybus.dialects.freud.server.unread_ranges import find_fitting
+from polybus.durable.push_readers import LogCursor
 
 if TYPE_CHECKING:
     from polybus.bus.quotas import Quotas
-    from polybus.durable.push_readers import Following
-    from polybus.durable.topic_registry import Durable
+    from polybus.durable.push_readers import PushReaders
+    from polybus.durable.topic_registry import DurableTopics
     from polybus.model.identity import Identity
     from polybus.model.rows import Rows
     from polybus.model.topic import Topic
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 AHEAD_MESSAGES = 1024
 
 
-class LogReader(Reader):
+class DurablePullReader(PullReader):
     """A subscription that reads a log, that of `topic`. `fetch` asks for more."""
 
     def __init__(self, reader_id: bytes, identity: Identity, topic: Topic) -> None:
@@ -39,7 +39,7 @@ class LogReader(Reader):
         self.topic = topic
         self.fetch: Callable[[], None] = lambda: None
         self.has_more: Callable[[], bool] = lambda: False
-        self.forget: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
 
     @property
     def topic_name(self) -> bytes:
@@ -57,84 +57,88 @@ class LogReader(Reader):
 
     def end(self) -> int:
         """Nothing is lost: what it has not read stays in the log."""
-        self.forget()
+        self.on_end()
         return super().end()
 
 
-class Pull(Cursor):
+class PullCursor(LogCursor):
     """Fetches for one reader."""
 
     def __init__(
-        self, following: Following, durable: Durable, quotas: Quotas, reader: LogReader
+        self,
+        following: PushReaders,
+        durable: DurableTopics,
+        quotas: Quotas,
+        reader: DurablePullReader,
     ) -> None:
         super().__init__(following, reader.topic, durable.next_id(reader.topic))
         self._durable = durable
         self._quotas = quotas
         self._reader = reader
-        self._over = False  # the topic is gone: what is still being read comes too late
-        self.is_starved = False  # its user's quota has no room: it is tried again by and by
-        reader.fetch = self.read_on
+        self._is_ended = False  # the topic is gone: what is still being read comes too late
+        self.is_over_quota = False  # its user's quota has no room: it is tried again by and by
+        reader.fetch = self.read_next
         reader.has_more = self.has_more
 
     def has_more(self) -> bool:
-        return not self._over and self.at_id < self._durable.next_id(self.topic)
+        return not self._is_ended and self.at_id < self._durable.next_id(self.topic)
 
     def end(self) -> None:
-        self._over = True
+        self._is_ended = True
 
     def until(self) -> int | None:
         """No more than is fetched at once, which is when there is nothing left to take.
 
         How far the log goes is not asked: news of a commit may come before it is known.
         """
-        if self._reader.gone or self._over or self.is_starved:
+        if self._reader.gone or self._is_ended or self.is_over_quota:
             return self.at_id
         return self.at_id + AHEAD_MESSAGES
 
     def wants_more(self) -> bool:
         return bool(self._reader.waiters)
 
-    def passed(self, until: int | None) -> None:
+    def on_empty(self, until: int | None) -> None:
         """What was there has been trimmed, or nothing has come yet."""
         end = min(until or 0, self._durable.next_id(self.topic))
         self.at_id = max(self.at_id, end)
         if not self.has_more():
-            self._reader.end_polls()
+            self._reader.wake_polls()
 
-    def take(self, rows: Rows) -> None:
+    def on_rows(self, rows: Rows) -> None:
         for run in _runs(rows):
-            if self._reader.gone or self._over:
+            if self._reader.gone or self._is_ended:
                 return
-            fit = self._afford(run)
+            fit = self._charge_fitting(run)
             if len(fit):
                 self._reader.put(fit)
             self.at_id = run.first_id + len(fit)
             if len(fit) < len(run):
-                self.is_starved = True
+                self.is_over_quota = True
                 break
         self._reader.wake()
-        if self.is_starved:
-            self._reader.end_polls()
+        if self.is_over_quota:
+            self._reader.wake_polls()
 
-    def _afford(self, run: Range) -> Range:
+    def _charge_fitting(self, run: Range) -> Range:
         """As many of the first messages as the user's quota has room for."""
         reader = self._reader
         if self._quotas.charge(reader.identity, BYTES, run.size, trial=True):
             return run
-        fit = fitting(run, self._quotas.room(reader.identity, BYTES), len(run)).runs
+        fit = find_fitting(run, self._quotas.room(reader.identity, BYTES), len(run)).runs
         first = fit[0] if fit and fit[0].start == run.start else Range(run.chunk, 0, 0)
         self._quotas.charge(reader.identity, BYTES, first.size)
         return first
 
 
-class Pulling:
+class DurablePullReaders:
     """All of them, by topic."""
 
-    def __init__(self, durable: Durable, following: Following, quotas: Quotas) -> None:
+    def __init__(self, durable: DurableTopics, following: PushReaders, quotas: Quotas) -> None:
         self._durable = durable
         self._following = following
         self._quotas = quotas
-        self._readers: dict[int, dict[LogReader, Pull]] = {}
+        self._readers: dict[int, dict[DurablePullReader, PullCursor]] = {}
 
     def find(self, name: bytes) -> Topic | None:
         return self._durable.find(name.decode("utf-8", "surrogateescape"))
@@ -146,14 +150,14 @@ class Pulling:
     def topic_count(self) -> int:
         return self._durable.count
 
-    def add(self, reader_id: bytes, caller: Identity, topic: Topic) -> LogReader:
-        reader = LogReader(reader_id, caller, topic)
-        pull = Pull(self._following, self._durable, self._quotas, reader)
+    def add(self, reader_id: bytes, caller: Identity, topic: Topic) -> DurablePullReader:
+        reader = DurablePullReader(reader_id, caller, topic)
+        pull = PullCursor(self._following, self._durable, self._quotas, reader)
         self._readers.setdefault(topic.number, {})[reader] = pull
-        reader.forget = partial(self.remove, reader)
+        reader.on_end = partial(self.remove, reader)
         return reader
 
-    def remove(self, reader: LogReader) -> None:
+    def remove(self, reader: DurablePullReader) -> None:
         readers = self._readers.get(reader.topic.number, {})
         pull = readers.pop(reader, None)
         if pull is not None:
@@ -166,23 +170,23 @@ class Pulling:
         pulling = len(self._readers.get(topic.number, ()))
         return pulling + self._following.count(topic)
 
-    def readers(self, topic: Topic) -> list[LogReader]:
+    def readers(self, topic: Topic) -> list[DurablePullReader]:
         return list(self._readers.get(topic.number, ()))
 
-    def news(self, numbers: Iterable[int]) -> None:
+    def on_commit(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             for reader, pull in list(self._readers.get(number, {}).items()):
                 if reader.waiters:
-                    pull.read_on()
+                    pull.read_next()
 
     def tick(self) -> None:
         """Those whose quota had no room try again: somebody may have read something."""
         for readers in self._readers.values():
             for reader, pull in list(readers.items()):
-                if pull.is_starved:
-                    pull.is_starved = False
+                if pull.is_over_quota:
+                    pull.is_over_quota = False
                     if reader.waiters:
-                        pull.read_on()
+                        pull.read_next()
 
 
 def _runs(rows: Rows) -> Iterator[Range]:

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from polybus.bus.quotas import BYTES
-from polybus.bus.request_outcome import NOTHING_HAPPENED, OK, WAIT, Outcome, over_quota
-from polybus.dialects.freud.server.unread_ranges import apart, fitting
+from polybus.bus.request_outcome import NOTHING_HAPPENED, OK, WAIT, RequestOutcome, over_quota
+from polybus.dialects.freud.server.unread_ranges import copy_range, find_fitting
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.connection import Party
+    from polybus.bus.connection import Connection
     from polybus.bus.counters import Counters
     from polybus.bus.quotas import Quotas
     from polybus.dialects.freud.server.incarnation import Incarnation
-    from polybus.dialects.freud.server.pull_reader import Reader
+    from polybus.dialects.freud.server.pull_reader import PullReader
     from polybus.dialects.freud.server.unread_queue import Range
     from polybus.kernel.fanout import Fanout
     from polybus.model.identity import Identity
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 UNREAD = "max_unread_messages"
 
 
-class Pushing(Protocol):
+class PushDelivery(Protocol):
     """The way to push readers (bus/delivery.py)."""
 
-    def relay(self, party: Party, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
+    def relay(self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> bool:
         """All or nothing; False if one of them is full: then the party waits for it."""
 
-    def relay_past(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> int:
+    def relay_skipping_full(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> int:
         """To those who have room; how many messages the others have lost."""
 
 
-class Produced(NamedTuple):
+class ProduceResult(NamedTuple):
     """What became of a batch, all of it: if it was accepted, from `first_id` on."""
 
-    outcome: Outcome
+    outcome: RequestOutcome
     first_id: int = 0
 
 
-class Movement:
+class EphemeralDelivery:
     def __init__(
         self,
         fanout: Fanout,
-        pushing: Pushing,
+        pushing: PushDelivery,
         quotas: Quotas,
         counters: Counters,
         limits: FreudLimits,
@@ -66,126 +66,133 @@ class Movement:
         self._wall_ns = wall_ns
 
     def deliver(
-        self, party: Party | None, current: Incarnation, offsets: bytes, bodies: bytes, count: int
-    ) -> Produced:
+        self,
+        party: Connection | None,
+        current: Incarnation,
+        offsets: bytes,
+        bodies: bytes,
+        count: int,
+    ) -> ProduceResult:
         """A batch from a producer, to all readers of a live topic. `None` cannot wait."""
         pushed = self._fanout.subscriber_count(current.name)
         if not current.readers and not pushed:
             self._counters.count("dropped", "no_subscriber", count)
-            return Produced(NOTHING_HAPPENED)
+            return ProduceResult(NOTHING_HAPPENED)
         reached = self._charge_all(current, len(bodies), count)
         if reached:
-            return Produced(over_quota(reached))
+            return ProduceResult(over_quota(reached))
         first_id = self._fanout.next_id(current.name)
         if pushed and not self._push(party, current.name, offsets, bodies):
             self._release_all(current.readers.values(), len(bodies))
-            return Produced(WAIT)
+            return ProduceResult(WAIT)
         self._fanout.set_next_id(current.name, first_id + count)
         if current.readers:
             found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
-            put(current.readers.values(), found)
-        return Produced(OK, first_id)
+            put_and_wake(current.readers.values(), found)
+        return ProduceResult(OK, first_id)
 
-    def buffer(self, current: Incarnation, offsets: bytes, bodies: bytes, count: int) -> Produced:
+    def buffer(
+        self, current: Incarnation, offsets: bytes, bodies: bytes, count: int
+    ) -> ProduceResult:
         """A batch for readers who are still to come."""
         if current.buffered_messages + count > self._limits.max_unread_messages:
-            return Produced(over_quota(UNREAD))
+            return ProduceResult(over_quota(UNREAD))
         if not self._quotas.charge(current.creator, BYTES, len(bodies), trial=count > 1):
-            return Produced(over_quota(BYTES))
+            return ProduceResult(over_quota(BYTES))
         first_id = self._fanout.next_id(current.name)
         self._fanout.set_next_id(current.name, first_id + count)
         found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
-        current.hold_back(found, relayed=False)
-        return Produced(OK, first_id)
+        current.append_buffer(found, relayed=False)
+        return ProduceResult(OK, first_id)
 
-    def take_in(
+    def accept_pushed(
         self, current: Incarnation, first_id: int, offsets: bytes, bodies: bytes, *, buffering: bool
     ) -> None:
         """A batch that a push dialect has published, and its readers have had."""
         found = current.writer.write(first_id, offsets, bodies, self._wall_ns())
         if not buffering:
-            self._spread(current, [found])
+            self._put_within_room(current, [found])
             return
         room = self._limits.max_unread_messages - current.buffered_messages
-        for run in self._charged(current.creator, found, room):
-            current.hold_back(run, relayed=True)
+        for run in self._charge_fitting(current.creator, found, room):
+            current.append_buffer(run, relayed=True)
 
-    def let_out(self, current: Incarnation) -> None:
+    def flush_buffer(self, current: Incarnation) -> None:
         """What was buffered goes to those who are there by now."""
         self._quotas.release(current.creator, BYTES, current.buffered_bytes)
-        buffered = current.release()
+        buffered = current.take_buffer()
         for found, relayed in buffered:
             if not relayed:
-                self._push_late(current, found)
-        self._spread(current, [found for found, _ in buffered])
+                self._push_buffered(current, found)
+        self._put_within_room(current, [found for found, _ in buffered])
 
     def drop_buffer(self, current: Incarnation, reason: str) -> None:
         self._quotas.release(current.creator, BYTES, current.buffered_bytes)
-        lost = sum(len(found) for found, _ in current.release())
+        lost = sum(len(found) for found, _ in current.take_buffer())
         self._counters.count("dropped", reason, lost)
 
-    def _push_late(self, current: Incarnation, found: Range) -> None:
+    def _push_buffered(self, current: Incarnation, found: Range) -> None:
         """To push readers, from the buffer: nobody can be made to wait for them now."""
         next_id = self._fanout.next_id(current.name)
         offsets = found.chunk.offsets[found.start : found.end + 1]
         self._push(None, current.name, offsets, found.chunk.bodies)
         self._fanout.set_next_id(current.name, next_id)
 
-    def _push(self, party: Party | None, name: bytes, offsets: Buffer, bodies: Buffer) -> bool:
+    def _push(self, party: Connection | None, name: bytes, offsets: Buffer, bodies: Buffer) -> bool:
         """False if the party has to wait; without one, whoever is full loses it, counted."""
         if party is not None:
             return self._pushing.relay(party, name, offsets, bodies)
-        lost = self._pushing.relay_past(name, offsets, bodies)
+        lost = self._pushing.relay_skipping_full(name, offsets, bodies)
         self._counters.count("dropped", "slow_consumer", lost)
         return True
 
     def _charge_all(self, current: Incarnation, size: int, count: int) -> str | None:
         """Charges every reader, or none: then the name of what was reached."""
-        charged: list[Reader] = []
+        charged: list[PullReader] = []
         for reader in current.readers.values():
-            reached = self._reached(reader, size, count)
+            reached = self._limit_reached(reader, size, count)
             if reached:
                 self._release_all(charged, size)
                 return reached
             charged.append(reader)
         return None
 
-    def _reached(self, reader: Reader, size: int, count: int) -> str | None:
+    def _limit_reached(self, reader: PullReader, size: int, count: int) -> str | None:
         """Charges a reader, or says what was reached. More than one may be tried one by one."""
         if reader.held_messages + count > self._limits.max_unread_messages:
             return UNREAD
         charged = self._quotas.charge(reader.identity, BYTES, size, trial=count > 1)
         return None if charged else BYTES
 
-    def _spread(self, current: Incarnation, batch: list[Range]) -> None:
+    def _put_within_room(self, current: Incarnation, batch: list[Range]) -> None:
         """To all readers, what nobody can take back: each gets as much as it has room for."""
         readers = list(current.readers.values())
         for reader in readers:
             for found in batch:
                 room = self._limits.max_unread_messages - reader.held_messages
-                for run in self._charged(reader.identity, found, room):
+                for run in self._charge_fitting(reader.identity, found, room):
                     reader.put(run)
         for reader in readers:
             reader.wake()
 
-    def _charged(self, whom: Identity, found: Range, room_messages: int) -> list[Range]:
+    def _charge_fitting(self, whom: Identity, found: Range, room_messages: int) -> list[Range]:
         """What there is room for, charged; the rest is counted as dropped."""
         if len(found) <= room_messages and self._quotas.charge(whom, BYTES, found.size, trial=True):
             return [found]
-        fit = fitting(found, self._quotas.room(whom, BYTES), room_messages)
+        fit = find_fitting(found, self._quotas.room(whom, BYTES), room_messages)
         self._quotas.charge(whom, BYTES, sum(run.size for run in fit.runs), trial=True)
         self._counters.count("dropped", UNREAD, fit.too_many)
         self._counters.count("dropped", BYTES, fit.too_large)
         if fit.too_large:
             self._quotas.refuse(whom, BYTES, found.size)
-        return [apart(run) for run in fit.runs]
+        return [copy_range(run) for run in fit.runs]
 
-    def _release_all(self, readers: Iterable[Reader], size: int) -> None:
+    def _release_all(self, readers: Iterable[PullReader], size: int) -> None:
         for reader in readers:
             self._quotas.release(reader.identity, BYTES, size)
 
 
-def put(readers: Iterable[Reader], found: Range) -> None:
+def put_and_wake(readers: Iterable[PullReader], found: Range) -> None:
     """To all of them first, then those who wait are woken: none sees another's turn half done."""
     those = list(readers)
     for reader in those:

@@ -18,16 +18,16 @@ from collections import deque
 from collections.abc import Callable
 
 # Two milliseconds: others hardly notice, and the way round the loop is some 1 % of it.
-SHARE = 2000
-REQUEST = 8  # whatever it is, and for each piece of the messages that a Get reads
-READER = 3  # that a message has to reach, or an answer to count
-NAME = 1  # that List has to judge
-BYTES = 4096  # of messages read, for a weight of one
-SPLIT = 32  # messages of a batch that is taken apart, for a weight of one
-COMMIT = 64  # a batch for the disk
+TURN_WEIGHT = 2000
+REQUEST_WEIGHT = 8  # whatever it is, and for each piece of the messages that a Get reads
+READER_WEIGHT = 3  # that a message has to reach, or an answer to count
+NAME_WEIGHT = 1  # that List has to judge
+BYTES_PER_WEIGHT = 4096  # of messages read, for a weight of one
+SPLIT_PER_WEIGHT = 32  # messages of a batch that is taken apart, for a weight of one
+COMMIT_WEIGHT = 64  # a batch for the disk
 
 
-class Line:
+class FairScheduler:
     """Those who rest, in the order in which they came; each is called once."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:

@@ -131,7 +131,7 @@ cdef class ShortSession:
         answer = answer_of(taken, record)
         self._pipe.write(answer)
         if self._answers.stalled or self._pipe.has_failed():
-            self._answers.handed_over(len(answer), reader, taken, records=record)
+            self._answers.add_written(len(answer), reader, taken, records=record)
         else:
             self.path.confirm(reader, taken)
             self.sent_messages += 1

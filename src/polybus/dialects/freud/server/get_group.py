@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING
 
 from polybus.dialects.freud.codec import NOTICE_FLAG
 from polybus.dialects.freud.server.answer_encoder import answers, messages, records
-from polybus.dialects.freud.server.fair_scheduler import BYTES, REQUEST
+from polybus.dialects.freud.server.fair_scheduler import BYTES_PER_WEIGHT, REQUEST_WEIGHT
 
 if TYPE_CHECKING:
-    from polybus.dialects.freud.server.answer_queue import Answers
-    from polybus.dialects.freud.server.pull_reader import Reader
+    from polybus.dialects.freud.server.answer_queue import AnswerQueue
+    from polybus.dialects.freud.server.pull_reader import PullReader
     from polybus.dialects.freud.server.request_scanner import Gets
 
 # Answers are written when this much has been gathered: far fewer writes than requests.
 STEP_BYTES = 128 * 1024
 
 
-class Getting:
+class GetGroup:
     """`left` is None until the group at the head was begun."""
 
-    def __init__(self, gathered: Answers) -> None:
+    def __init__(self, gathered: AnswerQueue) -> None:
         self._answers = gathered
-        self.left: int | None = None
+        self.unanswered: int | None = None
 
-    def take(self, group: Gets, reader: Reader, most: int | None = None) -> int:
+    def answer_messages(self, group: Gets, reader: PullReader, most: int | None = None) -> int:
         """Answers with what comes next; what that weighed (turns.py), 0 if there is nothing."""
-        assert self.left is not None
-        taken = reader.take(most or self.left, STEP_BYTES)
+        assert self.unanswered is not None
+        taken = reader.take(most or self.unanswered, STEP_BYTES)
         if taken is None:
             return 0
         chunk, count = taken.chunk, len(taken)
@@ -50,19 +50,19 @@ class Getting:
         else:
             data = messages(chunk.offsets, chunk.bodies, taken.start, count)
         self._answers.add_messages(data, reader, taken, records=group.records)
-        self.left -= count
+        self.unanswered -= count
         if chunk.notice:
             self._answers.flush()  # once it is sent, the id is gone
-        return REQUEST + len(data) // BYTES
+        return REQUEST_WEIGHT + len(data) // BYTES_PER_WEIGHT
 
     def answer_all(self, code: int) -> bool:
         """All that are left: the group is done."""
-        assert self.left is not None
-        self._answers.add(answers(code, self.left))
-        self.left = 0
+        assert self.unanswered is not None
+        self._answers.add(answers(code, self.unanswered))
+        self.unanswered = 0
         return True
 
     def answer_one(self, code: int) -> None:
-        assert self.left is not None
+        assert self.unanswered is not None
         self._answers.add(answers(code, 1))
-        self.left -= 1
+        self.unanswered -= 1

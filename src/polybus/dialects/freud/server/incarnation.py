@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from polybus.dialects.freud.server.ephemeral_topic import Life
 
 if TYPE_CHECKING:
-    from polybus.dialects.freud.server.pull_reader import Reader
+    from polybus.dialects.freud.server.pull_reader import PullReader
     from polybus.dialects.freud.server.unread_queue import Range
     from polybus.model.identity import Identity
 
 
-class Buffered(NamedTuple):
+class BufferedRange(NamedTuple):
     """`relayed`: push readers have had it already, because it came from one of theirs."""
 
     found: Range
@@ -24,8 +24,8 @@ class Buffered(NamedTuple):
 
 
 class Incarnation(Life):
-    buffer: list[Buffered]
-    readers: dict[bytes, Reader]
+    buffer: list[BufferedRange]
+    readers: dict[bytes, PullReader]
 
     def __init__(self, name: bytes, creator: Identity) -> None:
         self.creator = creator
@@ -33,14 +33,14 @@ class Incarnation(Life):
         self.buffered_messages = 0
         self.deadline_s: float | None = None  # of its end, or of its buffer
 
-    def hold_back(self, found: Range, *, relayed: bool) -> None:
+    def append_buffer(self, found: Range, *, relayed: bool) -> None:
         self.buffered_bytes += found.size
         self.buffered_messages += len(found)
         last = self.buffer[-1] if self.buffer else None
         if last is None or last.relayed != relayed or not last.found.extend(found):
-            self.buffer.append(Buffered(found, relayed))
+            self.buffer.append(BufferedRange(found, relayed))
 
-    def release(self) -> list[Buffered]:
+    def take_buffer(self) -> list[BufferedRange]:
         buffered, self.buffer = self.buffer, []
         self.buffered_bytes = self.buffered_messages = 0
         return buffered

@@ -13,25 +13,25 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from polybus.bus.request_outcome import Outcome
+from polybus.bus.request_outcome import RequestOutcome
 
 MESSAGE_BYTES = 16  # what a message holds beside its body, here and in its answer
 
 
-class Slot:
+class ProduceSlot:
     __slots__ = ("first_id", "group", "outcome", "size")
 
-    def __init__(self, group: Any, outcome: Outcome | None = None) -> None:
+    def __init__(self, group: Any, outcome: RequestOutcome | None = None) -> None:
         self.group = group
-        self.size = size_of(group)
+        self.size = group_bytes(group)
         self.outcome = outcome
         self.first_id = 0
 
 
-class Slots:
+class ProduceSlots:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._slots: deque[Slot] = deque()
+        self._slots: deque[ProduceSlot] = deque()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -39,13 +39,13 @@ class Slots:
 
     def has_room_for(self, group: Any) -> bool:
         """One always fits: it was read already."""
-        return not self._slots or self._bytes + size_of(group) <= self._max_bytes
+        return not self._slots or self._bytes + group_bytes(group) <= self._max_bytes
 
-    def add(self, slot: Slot) -> None:
+    def add(self, slot: ProduceSlot) -> None:
         self._slots.append(slot)
         self._bytes += slot.size
 
-    def take_filled(self) -> Iterator[Slot]:
+    def take_filled(self) -> Iterator[ProduceSlot]:
         """Those at the head whose outcome is known; they are no longer here."""
         while self._slots and self._slots[0].outcome is not None:
             slot = self._slots.popleft()
@@ -57,5 +57,5 @@ class Slots:
         self._bytes = 0
 
 
-def size_of(group: Any) -> int:
+def group_bytes(group: Any) -> int:
     return len(group.bodies) + MESSAGE_BYTES * int(group.count)

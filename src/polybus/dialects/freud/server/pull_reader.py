@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polybus.model.identity import Identity
 
 
-class Reader(Unread):
+class PullReader(Unread):
     """`id` is the subscriber id; it works only for the uid that got it."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Reader(Unread):
         finally:
             self._waking = False
 
-    def end_polls(self) -> None:
+    def wake_polls(self) -> None:
         """There is nothing to take for those who only asked."""
         for one in [one for one, polls in self.waiters.items() if polls]:
             if self.waiters.pop(one, False):

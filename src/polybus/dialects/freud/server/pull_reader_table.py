@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
     from polybus.dialects.freud.server.ephemeral_topic import Tally
-    from polybus.dialects.freud.server.pull_reader import Reader
-    from polybus.dialects.freud.server.topic_lifecycle import Succession
+    from polybus.dialects.freud.server.pull_reader import PullReader
+    from polybus.dialects.freud.server.topic_lifecycle import TopicLifecycle
     from polybus.dialects.freud.server.unread_queue import Range
     from polybus.model.identity import Identity
 
@@ -39,7 +39,7 @@ class PullReaders:
 
     def __init__(
         self,
-        succession: Succession,
+        succession: TopicLifecycle,
         quotas: Quotas,
         counters: Counters,
         tally: Tally,
@@ -52,18 +52,18 @@ class PullReaders:
         self._tally = tally
         self._timeout_s = timeout_s
         self._clock = clock
-        self.by_id: dict[bytes, Reader] = {}
-        self._unowned: dict[Reader, None] = {}
+        self.by_id: dict[bytes, PullReader] = {}
+        self._unowned: dict[PullReader, None] = {}
 
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def add(self, reader: Reader) -> None:
+    def add(self, reader: PullReader) -> None:
         """Its subscription is charged already."""
         reader.account = self._quotas.account(reader.identity)
         self.by_id[reader.id] = reader
 
-    def find(self, caller: Identity, reader_id: bytes) -> Reader | None:
+    def find(self, caller: Identity, reader_id: bytes) -> PullReader | None:
         """The subscription of this id, if it is the caller's."""
         reader = self.by_id.get(reader_id)
         if reader is None or reader.identity.account != caller.account:
@@ -71,7 +71,7 @@ class PullReaders:
         reader.used_s = self._clock()
         return reader
 
-    def end(self, reader: Reader, reason: str) -> None:
+    def end(self, reader: PullReader, reason: str) -> None:
         self._quotas.release(reader.identity, BYTES, reader.held_bytes)
         self._quotas.release(reader.identity, SUBSCRIPTIONS, 1)
         lost = reader.end()
@@ -79,12 +79,12 @@ class PullReaders:
         self._unowned.pop(reader, None)
         if reader.incarnation is not None:
             self._counters.count("dropped", reason, lost)
-            self._succession.left(reader, reader.incarnation)
+            self._succession.on_reader_ended(reader, reader.incarnation)
         reader.wake()
 
     # --- what connections do
 
-    def confirm(self, reader: Reader, taken: Range) -> None:
+    def confirm(self, reader: PullReader, taken: Range) -> None:
         """What was taken is in the reader's socket."""
         if reader.gone:
             return
@@ -95,12 +95,12 @@ class PullReaders:
         if taken.chunk.notice:
             self.end(reader, "deleted")
 
-    def give_back(self, taken: Iterable[tuple[Reader, Range]]) -> None:
+    def give_back(self, taken: Iterable[tuple[PullReader, Range]]) -> None:
         """Their connection ended before these reached its socket.
 
         All are back in their places before anybody who waits is served.
         """
-        readers: dict[Reader, None] = {}
+        readers: dict[PullReader, None] = {}
         for reader, one in taken:
             if reader.gone:
                 self._counters.count("dropped", "disconnected", _messages(one))
@@ -110,7 +110,7 @@ class PullReaders:
         for reader in readers:
             reader.wake()
 
-    def disown(self, readers: Iterable[Reader]) -> None:
+    def release_readers(self, readers: Iterable[PullReader]) -> None:
         """Their connection has closed; another may go on with them for a while."""
         for reader in readers:
             if not reader.gone:
@@ -120,7 +120,7 @@ class PullReaders:
 
     # --- what the rest of the bus does
 
-    def enforce(self, policy: Policy) -> int:
+    def end_denied(self, policy: Policy) -> int:
         """Ends those that the policy allows no longer; says how many those were."""
         lost = [
             reader

@@ -8,35 +8,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import QUOTAS
-from polybus.bus.request_outcome import DOES_NOT_EXIST, OK, Kind, Outcome
+from polybus.bus.request_outcome import DOES_NOT_EXIST, OK, OutcomeKind, RequestOutcome
 from polybus.dialects.freud.codec import RequestType
-from polybus.dialects.freud.server.fair_scheduler import NAME, READER
-from polybus.dialects.freud.server.pull_reader import Reader
+from polybus.dialects.freud.server.fair_scheduler import NAME_WEIGHT, READER_WEIGHT
+from polybus.dialects.freud.server.pull_reader import PullReader
 from polybus.model.access_rule import PRODUCE
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
-    from polybus.bus.connection import Party
+    from polybus.bus.connection import Connection
     from polybus.dialects.freud.server.request_scanner import Produces, Request
 
-Answered = tuple[Outcome, bytes]
+Response = tuple[RequestOutcome, bytes]
 
 # Requests that change nothing: not worth the work when nobody is there to be answered.
-QUESTIONS = frozenset((RequestType.LIST_TOPICS, RequestType.COUNT_SUBSCRIBERS))
+READ_ONLY_REQUESTS = frozenset((RequestType.LIST_TOPICS, RequestType.COUNT_SUBSCRIBERS))
 
 # Subscriptions that have ended are forgotten when this many have come together, then at twice.
 PRUNE_FIRST_AT = 64
 
 
-class Requests:
+class RequestExecutor:
     """Carries out the requests of one connection. `readers` are the subscriptions it made."""
 
-    def __init__(self, broker: Broker, party: Party) -> None:
+    def __init__(self, broker: Broker, party: Connection) -> None:
         self._broker = broker
         self._topics = broker.topics
         self._party = party
         self._caller = party.pipe.identity
-        self.readers: dict[bytes, Reader] = {}
+        self.readers: dict[bytes, PullReader] = {}
         self._prune_at = PRUNE_FIRST_AT
         self._table = {
             RequestType.CREATE_TOPIC: self._create,
@@ -47,55 +47,57 @@ class Requests:
             RequestType.COUNT_SUBSCRIBERS: self._count,
         }
 
-    def carry_out(self, request: Request) -> Answered:
+    def execute(self, request: Request) -> Response:
         return self._table[RequestType(request.type)](request.subject)
 
     def weight(self, request: Request) -> int:
         """Of carrying it out (see turns.py), beside what every request weighs."""
         if request.type == RequestType.LIST_TOPICS:
-            return NAME * self._topics.known_count
-        return READER * self._topics.reach(request.subject)
+            return NAME_WEIGHT * self._topics.known_count
+        return READER_WEIGHT * self._topics.fan_out_count(request.subject)
 
-    def may_produce(self, name: bytes) -> bool:
+    def can_produce(self, name: bytes) -> bool:
         broker = self._broker
-        creator = broker.binding.creator_of(name) if broker.binding else None
+        creator = broker.topic_names.creator_of(name) if broker.topic_names else None
         return broker.policy.allows(self._caller, PRODUCE, name, creator)
 
-    def note(self, outcome: Outcome, verb: str, subject: bytes, count: int = 1) -> None:
+    def record_refusal(
+        self, outcome: RequestOutcome, verb: str, subject: bytes, count: int = 1
+    ) -> None:
         """Refusals are counted and logged, with who was refused what.
 
         The quotas do so themselves.
         """
-        if outcome.kind is Kind.NO:
-            self._broker.refused(self._party, f"{verb}_denied", subject, count)
-        elif outcome.kind is Kind.OVER_QUOTA and outcome.text not in QUOTAS:
-            self._broker.refused(self._party, outcome.text, subject, count)
+        if outcome.kind is OutcomeKind.NO:
+            self._broker.count_refusal(self._party, f"{verb}_denied", subject, count)
+        elif outcome.kind is OutcomeKind.OVER_QUOTA and outcome.text not in QUOTAS:
+            self._broker.count_refusal(self._party, outcome.text, subject, count)
 
-    def _create(self, name: bytes) -> Answered:
+    def _create(self, name: bytes) -> Response:
         outcome = self._topics.create(self._caller, name)
-        self.note(outcome, "create", name)
+        self.record_refusal(outcome, "create", name)
         return outcome, b""
 
-    def _delete(self, name: bytes) -> Answered:
+    def _delete(self, name: bytes) -> Response:
         outcome = self._topics.delete(self._caller, name)
-        self.note(outcome, "delete", name)
+        self.record_refusal(outcome, "delete", name)
         return outcome, b""
 
-    def _subscribe(self, name: bytes) -> Answered:
+    def _subscribe(self, name: bytes) -> Response:
         result = self._topics.subscribe(self._caller, name)
-        if isinstance(result, Reader):
-            self._keep(result)
+        if isinstance(result, PullReader):
+            self._add_reader(result)
             return OK, result.id
-        self.note(result, "subscribe", name)
+        self.record_refusal(result, "subscribe", name)
         return result, b""
 
-    def _keep(self, reader: Reader) -> None:
+    def _add_reader(self, reader: PullReader) -> None:
         if len(self.readers) >= self._prune_at:
             self.readers = {key: one for key, one in self.readers.items() if not one.gone}
             self._prune_at = 2 * len(self.readers) + PRUNE_FIRST_AT
         self.readers[reader.id] = reader
 
-    def _unsubscribe(self, reader_id: bytes) -> Answered:
+    def _unsubscribe(self, reader_id: bytes) -> Response:
         reader = self._topics.readers.find(self._caller, reader_id)
         if reader is None:
             return DOES_NOT_EXIST, b""
@@ -103,22 +105,22 @@ class Requests:
         self.readers.pop(reader_id, None)
         return OK, b""
 
-    def _list(self, _nothing: bytes) -> Answered:
+    def _list(self, _nothing: bytes) -> Response:
         listed = self._topics.names(self._caller)
         parts = [struct.pack("<I", len(listed))]
         parts += [struct.pack("<I", len(name)) + name for name in listed]
         return OK, b"".join(parts)
 
-    def _count(self, name: bytes) -> Answered:
+    def _count(self, name: bytes) -> Response:
         result = self._topics.count(self._caller, name)
         if isinstance(result, int):
             return OK, struct.pack("<I", result)
-        self.note(result, "count", name)
+        self.record_refusal(result, "count", name)
         return result, b""
 
 
 @dataclass(frozen=True, slots=True)
-class HalfProduces:
+class ProduceSlice:
     """Some messages of a group that had to be taken apart."""
 
     topic: bytes
@@ -127,15 +129,15 @@ class HalfProduces:
     bodies: bytes
 
 
-def halves(group: Produces | HalfProduces) -> list[HalfProduces]:
+def split_produces(group: Produces | ProduceSlice) -> list[ProduceSlice]:
     """The group in two, in its order. Half by half, not one by one: what waits stays small."""
     ends = array("i")
     ends.frombytes(group.offsets)
     middle = group.count // 2
-    return [_part(group, ends[: middle + 1]), _part(group, ends[middle:])]
+    return [_slice_produces(group, ends[: middle + 1]), _slice_produces(group, ends[middle:])]
 
 
-def _part(group: Produces | HalfProduces, ends: array[int]) -> HalfProduces:
+def _slice_produces(group: Produces | ProduceSlice, ends: array[int]) -> ProduceSlice:
     start = ends[0]
     offsets = array("i", [end - start for end in ends]).tobytes()
-    return HalfProduces(group.topic, len(ends) - 1, offsets, group.bodies[start : ends[-1]])
+    return ProduceSlice(group.topic, len(ends) - 1, offsets, group.bodies[start : ends[-1]])

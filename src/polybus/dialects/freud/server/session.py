@@ -25,17 +25,29 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.request_outcome import NO, Kind, Outcome
+from polybus.bus.request_outcome import NO, OutcomeKind, RequestOutcome
 from polybus.dialects.freud.codec import MALFORMED_TEXTS, Code
 from polybus.dialects.freud.server.answer_encoder import answers, produced
-from polybus.dialects.freud.server.answer_queue import Answers
-from polybus.dialects.freud.server.fair_scheduler import COMMIT, READER, REQUEST, SHARE, SPLIT, Line
+from polybus.dialects.freud.server.answer_queue import AnswerQueue
+from polybus.dialects.freud.server.fair_scheduler import (
+    COMMIT_WEIGHT,
+    READER_WEIGHT,
+    REQUEST_WEIGHT,
+    SPLIT_PER_WEIGHT,
+    TURN_WEIGHT,
+    FairScheduler,
+)
 from polybus.dialects.freud.server.fast_session import ShortSession
-from polybus.dialects.freud.server.get_group import STEP_BYTES, Getting
-from polybus.dialects.freud.server.produce_slots import Slot, Slots
-from polybus.dialects.freud.server.request_executor import QUESTIONS, HalfProduces, Requests, halves
+from polybus.dialects.freud.server.get_group import STEP_BYTES, GetGroup
+from polybus.dialects.freud.server.produce_slots import ProduceSlot, ProduceSlots
+from polybus.dialects.freud.server.request_executor import (
+    READ_ONLY_REQUESTS,
+    ProduceSlice,
+    RequestExecutor,
+    split_produces,
+)
 from polybus.dialects.freud.server.request_scanner import Gets, Malformed, Produces, Scanner
-from polybus.dialects.freud.server.session_stats import describe
+from polybus.dialects.freud.server.session_stats import session_stats
 from polybus.kernel.framing import Encoding
 from polybus.model import topic_name
 
@@ -43,39 +55,39 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.broker import Broker
-    from polybus.bus.connection import Pipe
+    from polybus.bus.connection import ConnectionIO
     from polybus.bus.timers import Timer, Timers
-    from polybus.dialects.freud.server.pull_reader import Reader
+    from polybus.dialects.freud.server.pull_reader import PullReader
     from polybus.model.limits import FreudLimits
 
 # What a client may send behind a waiting Get before it is no longer read from.
-BEHIND_BYTES = 64 * 1024
+MAX_UNSCANNED_BYTES = 64 * 1024
 
 CODES = {
-    Kind.OK: Code.OK,
-    Kind.NOTHING_HAPPENED: Code.NOTHING_HAPPENED,
-    Kind.NO: Code.NO,
-    Kind.DOES_NOT_EXIST: Code.DOESNT_EXIST,
-    Kind.OVER_QUOTA: Code.SERVER_ERROR,
+    OutcomeKind.OK: Code.OK,
+    OutcomeKind.NOTHING_HAPPENED: Code.NOTHING_HAPPENED,
+    OutcomeKind.NO: Code.NO,
+    OutcomeKind.DOES_NOT_EXIST: Code.DOESNT_EXIST,
+    OutcomeKind.OVER_QUOTA: Code.SERVER_ERROR,
 }
 
 
-class FreudDialect:
+class FreudServer:
     """What all Freud connections of a bus share; called with a pipe it opens a session."""
 
     def __init__(self, broker: Broker, limits: FreudLimits, timers: Timers) -> None:
         self.broker = broker
         self.timers = timers
-        self.line = Line(timers.call_soon)
+        self.line = FairScheduler(timers.call_soon)
         self.encoding = Encoding(broker.new_encoding_number())
         self.scanner = Scanner(limits.max_frame_bytes, topic_name.is_shared)
 
-    def __call__(self, pipe: Pipe) -> FreudSession:
+    def __call__(self, pipe: ConnectionIO) -> FreudSession:
         return FreudSession(self, pipe)
 
 
 class FreudSession(ShortSession):
-    def __init__(self, dialect: FreudDialect, pipe: Pipe) -> None:
+    def __init__(self, dialect: FreudServer, pipe: ConnectionIO) -> None:
         self._broker = dialect.broker
         self._topics = dialect.broker.topics
         self._readers = dialect.broker.topics.readers
@@ -84,18 +96,18 @@ class FreudSession(ShortSession):
         self._call_soon = dialect.timers.call_soon
         self._pipe = pipe
         self._party = dialect.broker.join("freud", pipe, dialect.encoding)
-        self._party.resume = self._unblocked
-        self._party.describe = lambda: describe(self)
-        self._requests = Requests(dialect.broker, self._party)
-        self._answers: Answers = Answers(pipe, self._readers)
+        self._party.on_resume = self._on_unblocked
+        self._party.describe = lambda: session_stats(self)
+        self._requests = RequestExecutor(dialect.broker, self._party)
+        self._answers: AnswerQueue = AnswerQueue(pipe, self._readers)
         self._todo: deque[Any] = deque()
-        self._getting = Getting(self._answers)
-        self._waiting_on: Reader | None = None
+        self._getting = GetGroup(self._answers)
+        self._waiting_on: PullReader | None = None
         self._timer: Timer | None = None
-        self._line = dialect.line
-        self._share = SHARE  # what is left of it
+        self._scheduler = dialect.line
+        self._weight_left = TURN_WEIGHT  # what is left of it
         self._blocked = False
-        self._slots = Slots(dialect.broker.max_uncommitted_bytes)
+        self._slots = ProduceSlots(dialect.broker.max_uncommitted_bytes)
         self._settling = False
         self._hung_up = False  # the client has hung up, though not all it sent was read
         self._finished = False  # the client sends no more
@@ -121,32 +133,32 @@ class FreudSession(ShortSession):
                 return at - start
         if self._closing:
             return end - start
-        if end - at > BEHIND_BYTES:
+        if end - at > MAX_UNSCANNED_BYTES:
             self._pipe.pause_reading()
-            self._pipe.watch_hangup(self.hung_up)
+            self._pipe.watch_hangup(self.on_hangup)
         return at - start
 
-    def stalled(self) -> None:
+    def on_stalled(self) -> None:
         self._answers.stalled = True
         self._broker.watch_stall(self._party)
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         self._broker.end_stall(self._party)
-        self._answers.drained()
-        self._go_on()
+        self._answers.on_drained()
+        self._resume()
 
-    def hung_up(self) -> None:
+    def on_hangup(self) -> None:
         self._hung_up = True
         if self._waiting_on is not None:
-            self._time_is_up()
+            self._on_get_timeout()
 
-    def half_closed(self) -> bool:
+    def on_half_closed(self) -> bool:
         self._finished = True
-        self.hung_up()
-        self._go_on()
+        self.on_hangup()
+        self._resume()
         return True
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         self._gone = self._finished = True
         self._answers.discard()
         self._broker.end_stall(self._party)
@@ -155,23 +167,23 @@ class FreudSession(ShortSession):
         self._unsettled = 0
         self._stop_waiting()
         if self._closing:
-            self._depart()
+            self._leave_bus()
         else:
-            self._wind_up()
+            self._finish_abandoned()
 
-    def _wind_up(self) -> None:
+    def _finish_abandoned(self) -> None:
         """What a client that has gone left behind."""
         self._run()
         self._pipe.offer_again()
         if self._resting:
-            self._pipe.keep_place()
+            self._pipe.retain_slot()
         else:
-            self._depart()
+            self._leave_bus()
 
-    def _depart(self) -> None:
-        self._readers.disown(self._requests.readers.values())
+    def _leave_bus(self) -> None:
+        self._readers.release_readers(self._requests.readers.values())
         self._broker.leave(self._party)
-        self._pipe.leave_place()
+        self._pipe.release_slot()
 
     # --- what is told of it (describing.py)
 
@@ -187,7 +199,7 @@ class FreudSession(ShortSession):
         return next((state for state, holds in states.items() if holds), "open")
 
     @property
-    def answers(self) -> Answers:
+    def answers(self) -> AnswerQueue:
         return self._answers
 
     @property
@@ -204,30 +216,30 @@ class FreudSession(ShortSession):
 
     def _run(self) -> None:
         while self._todo and not self._is_halted and not self._closing:
-            if self._share <= 0:
-                self._rest()
+            if self._weight_left <= 0:
+                self._yield_turn()
                 break
-            if self._carry_out(self._todo[0]):
+            if self._execute(self._todo[0]):
                 self._todo.popleft()
-                self._getting.left = None
+                self._getting.unanswered = None
             if self._answers.size >= STEP_BYTES:
                 self._answers.flush()
         if not self._closing:
             self._answers.flush()
 
-    def _rest(self) -> None:
+    def _yield_turn(self) -> None:
         self._resting = True
-        self._line.join(self._rested)
+        self._scheduler.join(self._on_turn)
 
-    def _rested(self) -> None:
+    def _on_turn(self) -> None:
         self._resting = False
-        self._share = SHARE
+        self._weight_left = TURN_WEIGHT
         if self._gone:
-            self._wind_up()
+            self._finish_abandoned()
         else:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """After a halt: the rest of the requests, then what came behind them."""
         if self._closing or self._gone:
             return
@@ -245,10 +257,10 @@ class FreudSession(ShortSession):
         halted = self._is_halted or bool(self._todo) or self._closing
         return self._finished and not halted and not self._unsettled
 
-    def _carry_out(self, group: Any) -> bool:
+    def _execute(self, group: Any) -> bool:
         """True when the group is done; else it stays at the head, with what is left of it."""
-        self._share -= REQUEST
-        is_produce = isinstance(group, Produces | HalfProduces)
+        self._weight_left -= REQUEST_WEIGHT
+        is_produce = isinstance(group, Produces | ProduceSlice)
         if is_produce and self._broker.is_durable(group.topic):
             return self._produce_durable(group)
         if self._unsettled:
@@ -265,18 +277,18 @@ class FreudSession(ShortSession):
             if group.closes:
                 self._close(group.reason)
             return True
-        if self._gone and group.type in QUESTIONS:
+        if self._gone and group.type in READ_ONLY_REQUESTS:
             return True
-        self._share -= self._requests.weight(group)
-        outcome, payload = self._requests.carry_out(group)
+        self._weight_left -= self._requests.weight(group)
+        outcome, payload = self._requests.execute(group)
         self._answer(outcome, 1, payload)
         return True
 
-    def _answer(self, outcome: Outcome, count: int, payload: bytes = b"") -> None:
+    def _answer(self, outcome: RequestOutcome, count: int, payload: bytes = b"") -> None:
         self._answers.add(answers(CODES[outcome.kind], count, payload or outcome.text.encode()))
 
     def _produce(self, group: Any) -> bool:
-        self._share -= READER * self._topics.reach(group.topic)
+        self._weight_left -= READER_WEIGHT * self._topics.fan_out_count(group.topic)
         result = self._topics.produce(
             self._party,
             group.topic,
@@ -286,48 +298,50 @@ class FreudSession(ShortSession):
             waits=not self._gone,
         )
         kind = result.outcome.kind
-        if kind is Kind.WAIT:
+        if kind is OutcomeKind.WAIT:
             self._blocked = True
             return False
-        if kind is Kind.OVER_QUOTA and group.count > 1:
+        if kind is OutcomeKind.OVER_QUOTA and group.count > 1:
             # Together they are too much; some of them may fit.
-            self._share -= group.count // SPLIT
+            self._weight_left -= group.count // SPLIT_PER_WEIGHT
             self._todo.popleft()
-            self._todo.extendleft(reversed(halves(group)))
+            self._todo.extendleft(reversed(split_produces(group)))
             return False
         self._answer_produces(group, result.outcome, result.first_id)
         return True
 
-    def _answer_produces(self, group: Any, outcome: Outcome, first_id: int) -> None:
-        if outcome.kind in (Kind.OK, Kind.NOTHING_HAPPENED):
+    def _answer_produces(self, group: Any, outcome: RequestOutcome, first_id: int) -> None:
+        if outcome.kind in (OutcomeKind.OK, OutcomeKind.NOTHING_HAPPENED):
             self.received_messages += group.count
             self.received_bytes += len(group.bodies)
-        if outcome.kind is Kind.OK:
+        if outcome.kind is OutcomeKind.OK:
             self._answers.add(produced(first_id, group.count))
         else:
-            self._requests.note(outcome, "produce", group.topic, group.count)
+            self._requests.record_refusal(outcome, "produce", group.topic, group.count)
             self._answer(outcome, group.count)
 
     def _produce_durable(self, group: Any) -> bool:
         """Answered when it is on disk (slots.py); the next of its kind need not wait for that."""
-        assert self._broker.keeping is not None
-        keeping = self._broker.keeping
+        assert self._broker.publisher is not None
+        keeping = self._broker.publisher
         if not self._slots.has_room_for(group):
             self._settling = True
             return False
-        if not self._requests.may_produce(group.topic):
-            self._open_slot(Slot(group, NO))
+        if not self._requests.can_produce(group.topic):
+            self._open_slot(ProduceSlot(group, NO))
             return True
-        self._share -= COMMIT
+        self._weight_left -= COMMIT_WEIGHT
         if self._gone:
-            keeping.keep(self._party, group.topic, group.offsets, group.bodies, group.count)
+            keeping.publish(self._party, group.topic, group.offsets, group.bodies, group.count)
             return True
-        slot = Slot(group)
+        slot = ProduceSlot(group)
         self._open_slot(slot)
-        keeping.produce(group.topic, group.offsets, group.bodies, partial(self._kept, slot))
+        keeping.publish_with_outcome(
+            group.topic, group.offsets, group.bodies, partial(self._on_committed, slot)
+        )
         return True
 
-    def _open_slot(self, slot: Slot) -> None:
+    def _open_slot(self, slot: ProduceSlot) -> None:
         self._slots.add(slot)
         self._answer_slots()
 
@@ -337,9 +351,9 @@ class FreudSession(ShortSession):
             self._answer_produces(slot.group, slot.outcome, slot.first_id)
         self._unsettled = len(self._slots)
 
-    def _kept(self, slot: Slot, outcome: Outcome, first_id: int) -> None:
+    def _on_committed(self, slot: ProduceSlot, outcome: RequestOutcome, first_id: int) -> None:
         if self._gone:
-            if outcome.kind is not Kind.OK:
+            if outcome.kind is not OutcomeKind.OK:
                 reason = outcome.text or outcome.kind.value
                 self._broker.counters.count("dropped", reason, slot.group.count)
             return
@@ -347,48 +361,48 @@ class FreudSession(ShortSession):
         self._answer_slots()
         self._settling = False  # whatever still has to wait says so again
         if not self._answers.stalled:
-            self._go_on()
+            self._resume()
 
     def _get(self, group: Gets) -> bool:
         getting = self._getting
-        if getting.left is None:
-            getting.left = group.count
-        while getting.left > 0 and self._share > 0 and not self._answers.stalled:
+        if getting.unanswered is None:
+            getting.unanswered = group.count
+        while getting.unanswered > 0 and self._weight_left > 0 and not self._answers.stalled:
             reader = self._readers.find(self._pipe.identity, group.subscriber)
             if reader is None:
                 return getting.answer_all(Code.DOESNT_EXIST)
-            weight = getting.take(group, reader)
+            weight = getting.answer_messages(group, reader)
             if not weight:
                 polls = group.max_blocking_s == 0 or self._hung_up
                 if polls and not reader.is_behind:
                     return getting.answer_all(Code.NOTHING_HAPPENED)
                 self._wait(reader, group.max_blocking_s, polls=polls)
                 return False
-            self._share -= weight
+            self._weight_left -= weight
             if self._answers.size >= STEP_BYTES:
                 self._answers.flush()
-        return getting.left == 0
+        return getting.unanswered == 0
 
     # --- waiting
 
-    def _wait(self, reader: Reader, max_blocking_s: int, *, polls: bool) -> None:
+    def _wait(self, reader: PullReader, max_blocking_s: int, *, polls: bool) -> None:
         self._answers.flush()
         if self._answers.stalled:
             return
         self._waiting_on = reader
-        reader.wait(self._woken, polls=polls)
+        reader.wait(self._on_message, polls=polls)
         if max_blocking_s > 0:
-            self._timer = self._call_later(max_blocking_s, self._time_is_up)
+            self._timer = self._call_later(max_blocking_s, self._on_get_timeout)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._waiting_on is not None:
-            self._waiting_on.stop_waiting(self._woken)
+            self._waiting_on.stop_waiting(self._on_message)
             self._waiting_on = None
 
-    def _woken(self) -> None:
+    def _on_message(self) -> None:
         """There is a message, or the subscription is gone. The rest of our requests comes later:
 
         whoever wakes us is in the middle of its own.
@@ -398,21 +412,21 @@ class FreudSession(ShortSession):
         self._stop_waiting()
         if reader.gone:
             self._getting.answer_one(Code.DOESNT_EXIST)
-        elif weight := self._getting.take(self._todo[0], reader, most=1):
-            self._share -= weight
+        elif weight := self._getting.answer_messages(self._todo[0], reader, most=1):
+            self._weight_left -= weight
         else:  # it polls, and there is nothing
             self._getting.answer_one(Code.NOTHING_HAPPENED)
         self._answers.flush()
-        self._call_soon(self._go_on)
+        self._call_soon(self._resume)
 
-    def _time_is_up(self) -> None:
+    def _on_get_timeout(self) -> None:
         self._stop_waiting()
         self._getting.answer_one(Code.NOTHING_HAPPENED)
-        self._go_on()
+        self._resume()
 
-    def _unblocked(self) -> None:
+    def _on_unblocked(self) -> None:
         self._blocked = False
-        self._go_on()
+        self._resume()
         if not self._blocked:
             self._pipe.resume_reading()  # also if a Get waits by now: its client may hang up
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polybus.dialects.freud.server.session import FreudSession
 
 
-def describe(session: FreudSession) -> dict[str, int | str]:
+def session_stats(session: FreudSession) -> dict[str, int | str]:
     answers = session.answers
     return {
         "subscriptions": session.subscription_count,

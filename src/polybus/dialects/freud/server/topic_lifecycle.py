@@ -11,16 +11,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import TOPICS
-from polybus.dialects.freud.server.ephemeral_delivery import put
+from polybus.dialects.freud.server.ephemeral_delivery import put_and_wake
 from polybus.dialects.freud.server.ephemeral_topic import Lives
 from polybus.dialects.freud.server.incarnation import Incarnation
-from polybus.dialects.freud.server.topic_states import State
+from polybus.dialects.freud.server.topic_states import LifecycleState
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
 
 if TYPE_CHECKING:
     from polybus.bus.quotas import Quotas
-    from polybus.dialects.freud.server.ephemeral_delivery import Movement
-    from polybus.dialects.freud.server.pull_reader import Reader
+    from polybus.dialects.freud.server.ephemeral_delivery import EphemeralDelivery
+    from polybus.dialects.freud.server.pull_reader import PullReader
     from polybus.kernel.fanout import Fanout
     from polybus.model.identity import Identity
     from polybus.model.limits import FreudLimits
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
 
 
-class Topic(Lives):
+class EphemeralTopic(Lives):
     current: Incarnation | None
     marked: list[Incarnation]
 
     @property
-    def state(self) -> State:
+    def state(self) -> LifecycleState:
         if self.marked:
-            return State.RECREATING if self.current else State.DELETING
+            return LifecycleState.RECREATING if self.current else LifecycleState.DELETING
         if self.current is None:
-            return State.GONE
-        return State.AWAITING if self.current.buffer else State.LIVE
+            return LifecycleState.GONE
+        return LifecycleState.AWAITING if self.current.buffer else LifecycleState.LIVE
 
 
-class Succession:
+class TopicLifecycle:
     def __init__(
         self,
-        topics: dict[bytes, Topic],
+        topics: dict[bytes, EphemeralTopic],
         fanout: Fanout,
-        movement: Movement,
+        movement: EphemeralDelivery,
         quotas: Quotas,
         limits: FreudLimits,
         clock: Callable[[], float],
@@ -61,13 +61,13 @@ class Succession:
         self._wall_ns = wall_ns
         self._timed: dict[Incarnation, None] = {}  # those with a deadline
 
-    def begin(self, topic: Topic, creator: Identity) -> None:
+    def create_incarnation(self, topic: EphemeralTopic, creator: Identity) -> None:
         self._topics[topic.name] = topic
         topic.current = Incarnation(topic.name, creator)
-        self.follow(topic)
+        self.update_fanout(topic)
         self._fanout.set_next_id(topic.name, 0)
 
-    def mark(self, topic: Topic, current: Incarnation) -> None:
+    def mark_for_deletion(self, topic: EphemeralTopic, current: Incarnation) -> None:
         self._movement.drop_buffer(current, "topic_deleted")
         notice = Chunk.of_notice(
             self._fanout.next_id(topic.name),
@@ -77,11 +77,11 @@ class Succession:
         topic.current = None
         topic.marked.append(current)
         self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
-        self.follow(topic)
-        put(current.readers.values(), Range(notice, 0, 1))
-        self.settle(topic, current)
+        self.update_fanout(topic)
+        put_and_wake(current.readers.values(), Range(notice, 0, 1))
+        self.remove_if_read(topic, current)
 
-    def settle(self, topic: Topic, marked: Incarnation) -> None:
+    def remove_if_read(self, topic: EphemeralTopic, marked: Incarnation) -> None:
         """A marked incarnation without readers has gone; the last one makes way for the next."""
         if marked.readers or marked not in topic.marked:
             return
@@ -93,41 +93,41 @@ class Succession:
         if topic.current is None:
             del self._topics[topic.name]
         else:
-            self._make_way(topic, topic.current)
+            self._activate_next(topic, topic.current)
 
-    def left(self, reader: Reader, incarnation: Incarnation) -> None:
+    def on_reader_ended(self, reader: PullReader, incarnation: Incarnation) -> None:
         """A reader has ended: nobody may be left."""
         del incarnation.readers[reader.id]
         topic = self._topics[incarnation.name]
         if topic.current is incarnation:
-            self.follow(topic)
+            self.update_fanout(topic)
         else:
-            self.settle(topic, incarnation)
+            self.remove_if_read(topic, incarnation)
 
-    def go_live(self, topic: Topic) -> None:
+    def go_live(self, topic: EphemeralTopic) -> None:
         current = topic.current
         assert current is not None
         self._set_deadline(current, None)
-        self._movement.let_out(current)
-        self.follow(topic)
+        self._movement.flush_buffer(current)
+        self.update_fanout(topic)
 
-    def overdue(self, now_s: float) -> list[Incarnation]:
+    def find_overdue(self, now_s: float) -> list[Incarnation]:
         return [i for i in self._timed if i.deadline_s is not None and i.deadline_s <= now_s]
 
-    def give_up(self, one: Incarnation) -> list[Reader]:
+    def expire(self, one: Incarnation) -> list[PullReader]:
         """Time is up: for a buffer nobody came for, or for these, the readers of a marked one."""
         topic = self._topics[one.name]
         self._set_deadline(one, None)
         if one is not topic.current:
             return list(one.readers.values())
         self._movement.drop_buffer(one, "no_subscriber")
-        self.follow(topic)
+        self.update_fanout(topic)
         return []
 
-    def follow(self, topic: Topic) -> None:
+    def update_fanout(self, topic: EphemeralTopic) -> None:
         """Tells the fan-out what the topic wants of it now."""
         current = topic.current
-        buffering = topic.state in (State.RECREATING, State.AWAITING)
+        buffering = topic.state in (LifecycleState.RECREATING, LifecycleState.AWAITING)
         collect = current is not None and (bool(current.readers) or buffering)
         if current is not None:
             self._fanout.set_hold(topic.name, True)
@@ -142,10 +142,10 @@ class Succession:
         else:
             self._timed[one] = None
 
-    def _make_way(self, topic: Topic, current: Incarnation) -> None:
+    def _activate_next(self, topic: EphemeralTopic, current: Incarnation) -> None:
         """The old ones have gone: what was buffered goes out, or waits for somebody to come."""
         if current.readers or self._fanout.subscriber_count(topic.name):
             self.go_live(topic)
         elif current.buffer:
             self._set_deadline(current, self._clock() + self._limits.subscriber_timeout_s)
-        self.follow(topic)
+        self.update_fanout(topic)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class State(Enum):
+class LifecycleState(Enum):
     GONE = "gone"
     LIVE = "live"
     AWAITING = "awaiting"
@@ -30,7 +30,7 @@ class State(Enum):
     RECREATING = "recreating"
 
 
-class Verb(Enum):
+class TopicVerb(Enum):
     CREATE = "create"
     DELETE = "delete"
     SUBSCRIBE = "subscribe"
@@ -39,7 +39,7 @@ class Verb(Enum):
     COLLECT = "collect"  # a push dialect published to the name
 
 
-class Action(Enum):
+class TopicAction(Enum):
     NOTHING = "nothing_happens"
     MISSING = "does_not_exist"
     OPEN = "open_incarnation"
@@ -51,18 +51,24 @@ class Action(Enum):
     IGNORE = "ignore"
 
 
-_A = Action
-_COLUMNS = (State.GONE, State.LIVE, State.AWAITING, State.DELETING, State.RECREATING)
+_A = TopicAction
+_COLUMNS = (
+    LifecycleState.GONE,
+    LifecycleState.LIVE,
+    LifecycleState.AWAITING,
+    LifecycleState.DELETING,
+    LifecycleState.RECREATING,
+)
 _ROWS = {
     #                gone        live        awaiting    deleting    recreating
-    Verb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.OPEN, _A.NOTHING),
-    Verb.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.MARK),
-    Verb.SUBSCRIBE: (_A.MISSING, _A.JOIN, _A.JOIN, _A.MISSING, _A.JOIN),
-    Verb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER),
-    Verb.COUNT: (_A.MISSING, _A.COUNT, _A.COUNT, _A.COUNT, _A.COUNT),
-    Verb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.BUFFER),
+    TopicVerb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.OPEN, _A.NOTHING),
+    TopicVerb.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.MARK),
+    TopicVerb.SUBSCRIBE: (_A.MISSING, _A.JOIN, _A.JOIN, _A.MISSING, _A.JOIN),
+    TopicVerb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER),
+    TopicVerb.COUNT: (_A.MISSING, _A.COUNT, _A.COUNT, _A.COUNT, _A.COUNT),
+    TopicVerb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.BUFFER),
 }
-TABLE: dict[tuple[Verb, State], Action] = {
+TABLE: dict[tuple[TopicVerb, LifecycleState], TopicAction] = {
     (verb, state): action
     for verb, row in _ROWS.items()
     for state, action in zip(_COLUMNS, row, strict=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from polybus.dialects.freud.server.unread_queue import Range
 
 
-class Fitting(NamedTuple):
+class FittingRanges(NamedTuple):
     """What of a range there is room for: the runs that fit, and how many do not, and why."""
 
     runs: list[Range]
@@ -15,7 +15,7 @@ class Fitting(NamedTuple):
     too_many: int
 
 
-def apart(run: Range) -> Range:
+def copy_range(run: Range) -> Range:
     """A copy: a run of a batch that did not fit whole must not keep the rest of it alive.
 
     What a reader holds of the bus's memory is in proportion to what it is charged for.
@@ -24,13 +24,13 @@ def apart(run: Range) -> Range:
     return Range(own, 0, len(own))
 
 
-def fitting(found: Range, room_bytes: int, room_messages: int) -> Fitting:
+def find_fitting(found: Range, room_bytes: int, room_messages: int) -> FittingRanges:
     """One by one: a message fits if what fitted before it has left room for it."""
     runs: list[Range] = []
     too_large = 0
     for place, size in enumerate(found.sizes(), found.start):
         if room_messages <= 0:
-            return Fitting(runs, too_large, found.end - place)
+            return FittingRanges(runs, too_large, found.end - place)
         if size > room_bytes:
             too_large += 1
             continue
@@ -40,4 +40,4 @@ def fitting(found: Range, room_bytes: int, room_messages: int) -> Fitting:
             runs[-1].end += 1
         else:
             runs.append(Range(found.chunk, place, place + 1))
-    return Fitting(runs, too_large, 0)
+    return FittingRanges(runs, too_large, 0)

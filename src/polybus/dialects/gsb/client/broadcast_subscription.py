@@ -50,7 +50,7 @@ class Subscription:
         self._messages: deque[Broadcast] = deque()
         self._held_bytes = 0
         self._lost = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._ended = False
         self._error: PolybusError | None = None
 
@@ -70,12 +70,12 @@ class Subscription:
             return
         self._held_bytes += size
         self._messages.append(message)
-        self._news.set()
+        self._changed.set()
 
     def end(self, error: PolybusError | None) -> None:
         if not self._ended:
             self._ended, self._error = True, error
-            self._news.set()
+            self._changed.set()
 
     async def get(self, timeout_s: float | None = None) -> Broadcast | None:
         """The next message, waiting for it; None if none came in time, or at the end."""
@@ -94,8 +94,8 @@ class Subscription:
                 if self._error is not None:
                     raise self._error
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         message = self._messages.popleft()
         self._held_bytes -= len(message.body) + MESSAGE_BYTES
         return message
@@ -119,13 +119,13 @@ class Subscription:
         await self.unsubscribe()
 
 
-class Listening:
+class BroadcastSubscriptions:
     """All subscriptions of one client."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[Subscription]] = {}
 
-    def take(self, broadcast: pb.BroadcastRequest) -> None:
+    def on_broadcast(self, broadcast: pb.BroadcastRequest) -> None:
         message = Broadcast(broadcast.topic, broadcast.data, broadcast.caller)
         for subscription in self.topics.get(broadcast.topic, ()):
             subscription.put(message)

@@ -33,17 +33,17 @@ from typing import Any, Self, TypeVar
 
 import msgpack
 
-from polybus.clients.reconnector import Lifeline
+from polybus.clients.reconnector import Reconnector
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.call_errors import refusal
-from polybus.dialects.gsb.client.broadcast_subscription import Listening, Subscription
-from polybus.dialects.gsb.client.gsb_connection import Link
-from polybus.dialects.gsb.client.gsb_handshake import Introducing, topic_packet
+from polybus.dialects.gsb.call_errors import error_from_status
+from polybus.dialects.gsb.client.broadcast_subscription import BroadcastSubscriptions, Subscription
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection
+from polybus.dialects.gsb.client.gsb_handshake import GsbHandshake, topic_packet
 from polybus.dialects.gsb.client.gsb_options import ClientOptions, default_address
-from polybus.dialects.gsb.client.outgoing_call import Answer, Received, Stream, value_of
-from polybus.dialects.gsb.client.service_host import Handler, Service, Serving
-from polybus.dialects.gsb.client.service_registration import Registering
-from polybus.dialects.gsb.client.stream_connection_pool import Lanes
+from polybus.dialects.gsb.client.outgoing_call import CallAnswer, Stream, StreamBuffer, decode_value
+from polybus.dialects.gsb.client.service_host import Handler, HostedService, ServiceHost
+from polybus.dialects.gsb.client.service_registration import ServiceRegistrations
+from polybus.dialects.gsb.client.stream_connection_pool import StreamConnectionPool
 from polybus.errors import Conflict, DeadlinePassed, PolybusError, UsageError
 from polybus.model.address import Address
 
@@ -58,16 +58,18 @@ class Client:
     def __init__(self, address: str | Address, options: ClientOptions) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self.options = options
-        self._serving = Serving(options.max_calls, options.threads)
-        self._listening = Listening()
-        self._registering = Registering(self._serving, options)
-        self._introducing = Introducing(
+        self._serving = ServiceHost(options.max_calls, options.threads)
+        self._listening = BroadcastSubscriptions()
+        self._registering = ServiceRegistrations(self._serving, options)
+        self._introducing = GsbHandshake(
             self.address, options, self._serving, self._listening, self._registering
         )
-        self._lifeline: Lifeline[Link] = Lifeline(
+        self._lifeline: Reconnector[GsbConnection] = Reconnector(
             "gsb", self.address, options, self._dial, self._link_ended, self._end
         )
-        self._lanes = Lanes(self._introducing.dial_lane, options.stream_connections)
+        self._lanes = StreamConnectionPool(
+            self._introducing.dial_stream_connection, options.stream_connections
+        )
         self._pack = msgpack.Packer().pack
         self._closed = asyncio.Event()
 
@@ -129,7 +131,7 @@ class Client:
         `timeout_s` is for the whole call; without it the bus's deadline holds. If the
         service answers with a stream, that is a `UsageError`, and it is cancelled.
         """
-        link = self._lifeline.link or await self._lifeline.ready()
+        link = self._lifeline.link or await self._lifeline.wait_connected()
         if timeout_s is not None:
             return await self._call_within(link, address, data, timeout_s)
         return await self._call(link, address, data)
@@ -145,7 +147,7 @@ class Client:
 
     async def ping(self) -> float:
         """Milliseconds to the bus and back."""
-        link = await self._lifeline.ready()
+        link = await self._lifeline.wait_connected()
         began_s = time.perf_counter()
         async with asyncio.timeout(self.options.answer_timeout_s):
             await link.ping()
@@ -162,8 +164,8 @@ class Client:
 
         def register(handler: H) -> H:
             self._check_new(service_id)
-            self._serving.add(Service(service_id, handler))
-            self._registering.begin(self._lifeline.link, service_id)
+            self._serving.add(HostedService(service_id, handler))
+            self._registering.register(self._lifeline.link, service_id)
             return handler
 
         return register
@@ -183,11 +185,11 @@ class Client:
         """Take a service back. Calls that are open go on to their end."""
         packet = pb.Packet()
         packet.unregister_request.service_id = service_id
-        link = await self._lifeline.ready()
-        was_tried = self._registering.give_up(service_id)
+        link = await self._lifeline.wait_connected()
+        was_tried = self._registering.stop_retrying(service_id)
         code, message = await link.ask(packet)
         if code and not was_tried:
-            raise refusal(code, message, f"unregister {service_id!r}")
+            raise error_from_status(code, message, f"unregister {service_id!r}")
         self._serving.remove(service_id)
 
     async def serve(self) -> None:
@@ -217,44 +219,46 @@ class Client:
         packet = pb.Packet()
         packet.broadcast_request.topic = topic
         packet.broadcast_request.data = self._packed(data) if body is None else body
-        link = await self._lifeline.ready()
+        link = await self._lifeline.wait_connected()
         if link.is_full:
-            await link.room()
+            await link.wait_room()
         code, message = await link.ask(packet)
         if code:
-            raise refusal(code, message, f"broadcast to {topic!r}")
+            raise error_from_status(code, message, f"broadcast to {topic!r}")
 
     # --- inside
 
     _failure: PolybusError | None = None
 
-    async def _call(self, link: Link, address: str, data: Any) -> Any:
+    async def _call(self, link: GsbConnection, address: str, data: Any) -> Any:
         if link.is_full:
-            await link.room()
-        answer = Answer(link, address, asyncio.get_running_loop())
+            await link.wait_room()
+        answer = CallAnswer(link, address, asyncio.get_running_loop())
         packed = b"" if data is None else self._packed(data)
         answer.request_id = link.call(_address(address), packed, answer)
         try:
-            return value_of(await answer.future, address)
+            return decode_value(await answer.future, address)
         except asyncio.CancelledError:
             if link.is_up:
                 link.cancel(answer.request_id)
             raise
 
-    async def _open_stream(self, address: str, data: Any) -> Received:
+    async def _open_stream(self, address: str, data: Any) -> StreamBuffer:
         called, packed = _address(address), self._packed(data)
-        await self._lifeline.ready()
-        await self._registering.settled()  # it goes another way, and must not come before them
-        link = await self._lanes.take()
-        received = Received(link, address, self._lanes.give_back)
+        await self._lifeline.wait_connected()
+        await self._registering.wait_settled()  # it goes another way, and must not come before them
+        link = await self._lanes.acquire()
+        received = StreamBuffer(link, address, self._lanes.release)
         try:
             received.request_id = link.call(called, packed, received)
         except BaseException:
-            self._lanes.give_back(link)
+            self._lanes.release(link)
             raise
         return received
 
-    async def _call_within(self, link: Link, address: str, data: Any, timeout_s: float) -> Any:
+    async def _call_within(
+        self, link: GsbConnection, address: str, data: Any, timeout_s: float
+    ) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._call(link, address, data)
@@ -272,17 +276,17 @@ class Client:
     async def _once_up(self) -> None:
         """While the connection is down nothing is registered. Before `open`, that sees to it."""
         if self._lifeline.is_opened:
-            await self._lifeline.ready()
+            await self._lifeline.wait_connected()
 
     def _check_new(self, service_id: str) -> None:
         if service_id in self._serving.services:
             raise Conflict(f"service {service_id!r} is registered by this client already")
 
     async def _ask_topic(self, verb: str, topic: str) -> None:
-        link = await self._lifeline.ready()
+        link = await self._lifeline.wait_connected()
         code, message = await link.ask(topic_packet(verb, topic))
         if code:
-            raise refusal(code, message, f"{verb} {topic!r}")
+            raise error_from_status(code, message, f"{verb} {topic!r}")
 
     async def _unsubscribe(self, subscription: Subscription) -> None:
         is_last = self._listening.remove(subscription)
@@ -291,15 +295,15 @@ class Client:
 
     # --- the connection
 
-    async def _dial(self) -> Link:
+    async def _dial(self) -> GsbConnection:
         again = self._lifeline.last_loss is not None
-        return await self._introducing.dial(self._lifeline.ended, again=again)
+        return await self._introducing.dial(self._lifeline.on_connection_ended, again=again)
 
-    def _link_ended(self, link: Link) -> None:
-        self._serving.cut()
+    def _link_ended(self, link: GsbConnection) -> None:
+        self._serving.cancel_all()
 
     def _end(self, error: PolybusError) -> None:
-        self._serving.cut()
+        self._serving.cancel_all()
         self._failure = None if self._closed.is_set() else error
         self._listening.end(error)
         self._registering.fail(error)

@@ -16,7 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from polybus.clients.blocking_facade import Blocking, called, called_for, opened, read
+from polybus.clients.blocking_facade import (
+    BlockingFacade,
+    blocking_connect,
+    blocking_factory,
+    blocking_method,
+    blocking_property,
+)
 from polybus.dialects.gsb.client import client
 from polybus.dialects.gsb.client.broadcast_subscription import Broadcast, Subscription
 from polybus.dialects.gsb.client.client import Client
@@ -28,11 +34,11 @@ __all__ = ["BlockingClient", "BlockingStream", "BlockingSubscription", "connect"
 H = TypeVar("H", bound=Handler)
 
 
-class BlockingStream(Blocking[Stream], of=Stream):
+class BlockingStream(BlockingFacade[Stream], of=Stream):
     """Made by `stream`: an iterator of what the service yields."""
 
-    begin = called(Stream.begin)
-    aclose = close = called(Stream.aclose)
+    begin = blocking_method(Stream.begin)
+    aclose = close = blocking_method(Stream.aclose)
 
     def next_item(self) -> Any:
         return self._async.next_item()
@@ -50,13 +56,13 @@ class BlockingStream(Blocking[Stream], of=Stream):
                     raise StopIteration from None
 
 
-class BlockingSubscription(Blocking[Subscription], of=Subscription):
+class BlockingSubscription(BlockingFacade[Subscription], of=Subscription):
     """Made by `subscribe`: an iterator of what is broadcast from then on."""
 
-    topic = read(Subscription.topic)
-    lost = read(Subscription.lost)
-    get = called(Subscription.get)
-    unsubscribe = called(Subscription.unsubscribe)
+    topic = blocking_property(Subscription.topic)
+    lost = blocking_property(Subscription.lost)
+    get = blocking_method(Subscription.get)
+    unsubscribe = blocking_method(Subscription.unsubscribe)
     put = end = None  # the client's own
 
     def __iter__(self) -> Self:
@@ -69,23 +75,23 @@ class BlockingSubscription(Blocking[Subscription], of=Subscription):
             raise StopIteration from None
 
 
-class BlockingClient(Blocking[Client], of=Client):
+class BlockingClient(BlockingFacade[Client], of=Client):
     """One client of one bus. Use it in `with`, or call `open` and `close`."""
 
-    open = called(Client.open)
-    close = called(Client.close)
-    is_connected = read(Client.is_connected)
-    reconnects = read(Client.reconnects)
-    last_loss = read(Client.last_loss)
-    open_calls = read(Client.open_calls)
-    call = called(Client.call)
-    ping = called(Client.ping)
-    register = called(Client.register)
-    registered = called(Client.registered)
-    unregister = called(Client.unregister)
-    serve = called(Client.serve)
-    subscribe = called_for(Client.subscribe, BlockingSubscription)
-    broadcast = called(Client.broadcast)
+    open = blocking_method(Client.open)
+    close = blocking_method(Client.close)
+    is_connected = blocking_property(Client.is_connected)
+    reconnects = blocking_property(Client.reconnects)
+    last_loss = blocking_property(Client.last_loss)
+    open_calls = blocking_property(Client.open_calls)
+    call = blocking_method(Client.call)
+    ping = blocking_method(Client.ping)
+    register = blocking_method(Client.register)
+    registered = blocking_method(Client.registered)
+    unregister = blocking_method(Client.unregister)
+    serve = blocking_method(Client.serve)
+    subscribe = blocking_factory(Client.subscribe, BlockingSubscription)
+    broadcast = blocking_method(Client.broadcast)
 
     def stream(
         self, address: str, data: Any = None, *, timeout_s: float | None = None
@@ -107,4 +113,4 @@ async def _next(subscription: Subscription) -> Broadcast:
     return await anext(subscription)
 
 
-connect = opened(client.connect, BlockingClient)
+connect = blocking_connect(client.connect, BlockingClient)

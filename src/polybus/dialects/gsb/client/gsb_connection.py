@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Protocol
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.client.gsb_options import ClientOptions
-from polybus.dialects.gsb.client.gsb_stream import AROUND_DATA_BYTES, Wire
+from polybus.dialects.gsb.client.gsb_stream import PACKET_OVERHEAD_BYTES, GsbStream
 from polybus.dialects.gsb.client.packet_reader import Packet
 from polybus.dialects.gsb.client.packet_scanner import REPLY, REQUEST, encode_call, encode_reply
-from polybus.dialects.gsb.client.receive_budget import Holder, Unread
+from polybus.dialects.gsb.client.receive_budget import BudgetHolder, ReceiveBudget
 from polybus.errors import BadFrame, NotConnected, PolybusError, TooLarge
 from polybus.model.address import Address
 from polybus.model.limits import KIB
@@ -33,65 +33,65 @@ if TYPE_CHECKING:
 LARGE_BYTES = 64 * KIB
 
 
-class Arriving(Holder, Protocol):
+class ReplyReceiver(BudgetHolder, Protocol):
     """Who gets the replies of one call, and with them its end."""
 
     @property
-    def is_waited_for(self) -> bool: ...
+    def is_awaited(self) -> bool: ...
 
-    def take(self, code: int, kind: int, data: Buffer) -> bool:
+    def on_request(self, code: int, kind: int, data: Buffer) -> bool:
         """One reply; was it the last?"""
 
 
-class Services(Protocol):
+class CallReceiver(Protocol):
     """Who gets the calls of others."""
 
     def __len__(self) -> int: ...
-    def take(self, request: Packet) -> None: ...
-    def begin(self) -> None: ...
+    def on_request(self, request: Packet) -> None: ...
+    def run_queued(self) -> None: ...
     def credit(self, request_id: bytes, replies: int) -> None: ...
     def cancel(self, request_id: bytes) -> None: ...
 
 
-class Link(Wire):
+class GsbConnection(GsbStream):
     """See the top of the file."""
 
     def __init__(
         self,
         address: Address,
         options: ClientOptions,
-        services: Services,
+        services: CallReceiver,
         on_broadcast: Callable[[pb.BroadcastRequest], None],
-        on_end: Callable[[Link], None],
+        on_end: Callable[[GsbConnection], None],
     ) -> None:
         super().__init__(address, options)
-        self.unread = Unread(
+        self.unread = ReceiveBudget(
             options.max_unread_bytes,
             options.cut_unread_bytes,
-            self._is_waited_for,
-            self.read_on,
-            self._cut,
+            self._is_awaited,
+            self.set_reading,
+            self._cancel_holder,
         )
-        self.calls: dict[bytes, Arriving] = {}
+        self.calls: dict[bytes, ReplyReceiver] = {}
         self._services = services
         self._on_broadcast = on_broadcast
         self._on_end = on_end
         self._ids = itertools.count(1)
-        self._expected: dict[str, deque[asyncio.Future[tuple[int, str]]]] = {}
+        self._pending_replies: dict[str, deque[asyncio.Future[tuple[int, str]]]] = {}
         self._pings: dict[bytes, asyncio.Future[None]] = {}
 
     # --- calls
 
-    def call(self, address: bytes, data: bytes, arriving: Arriving) -> bytes:
+    def call(self, address: bytes, data: bytes, arriving: ReplyReceiver) -> bytes:
         """Send a call; its id. `arriving` gets what comes back, or is told that nothing will."""
         request_id = b"%x" % next(self._ids)
-        self._check(data)
+        self._check_size(data)
         self.calls[request_id] = arriving
         if len(data) < LARGE_BYTES:
             self.send(encode_call(self.is_ipc, address, request_id, data))
         else:
             self.send(encode_call(self.is_ipc, address, request_id, len(data)), data)
-        self.unread.wanted()
+        self.unread.on_wait()
         return request_id
 
     def cancel(self, request_id: bytes) -> None:
@@ -105,14 +105,14 @@ class Link(Wire):
         self.send_packet(packet)
 
     def reply(self, request_id: bytes, code: int, partial: bool, data: bytes) -> None:
-        self._check(data)
+        self._check_size(data)
         if len(data) < LARGE_BYTES:
             self.send(encode_reply(self.is_ipc, request_id, code, partial, data))
         else:
             self.send(encode_reply(self.is_ipc, request_id, code, partial, len(data)), data)
 
-    def _check(self, data: bytes) -> None:
-        most = self.options.max_packet_bytes - AROUND_DATA_BYTES
+    def _check_size(self, data: bytes) -> None:
+        most = self.options.max_packet_bytes - PACKET_OVERHEAD_BYTES
         if len(data) > most:
             raise TooLarge(
                 f"{len(data)} bytes of data, and max_packet_bytes leaves room for {most}"
@@ -122,18 +122,18 @@ class Link(Wire):
 
     async def ask(self, packet: pb.Packet) -> tuple[int, str]:
         """Send register, subscribe and the like; code and message of the answer."""
-        answer = self.asked(packet)
-        return await self.answered(answer)
+        answer = self.send_request(packet)
+        return await self.wait_reply(answer)
 
-    def asked(self, packet: pb.Packet) -> asyncio.Future[tuple[int, str]]:
+    def send_request(self, packet: pb.Packet) -> asyncio.Future[tuple[int, str]]:
         kind = str(packet.WhichOneof("kind")).removesuffix("_request")
         answer: asyncio.Future[tuple[int, str]] = self._loop.create_future()
-        self._expected.setdefault(kind, deque()).append(answer)
+        self._pending_replies.setdefault(kind, deque()).append(answer)
         self.send_packet(packet)
-        self.unread.wanted()
+        self.unread.on_wait()
         return answer
 
-    async def answered(self, answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
+    async def wait_reply(self, answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
         timeout_s = self.options.answer_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -149,7 +149,7 @@ class Link(Wire):
         packet = pb.Packet()
         packet.ping.token = token
         self.send_packet(packet)
-        self.unread.wanted()
+        self.unread.on_wait()
         try:
             await pong
         finally:
@@ -160,42 +160,42 @@ class Link(Wire):
 
     # --- what has come
 
-    def take(self, packets: list[Packet]) -> None:
-        self._deal(packets)
+    def on_packets(self, packets: list[Packet]) -> None:
+        self._dispatch(packets)
         if self.unread.is_over:
-            self.unread.regulate()
+            self.unread.update_reading()
 
-    def over(self) -> None:
+    def on_ended(self) -> None:
         calls, self.calls = self.calls, {}
         for arriving in calls.values():
-            arriving.fail(self.lost())
-        for answers in self._expected.values():
+            arriving.fail(self.make_loss_error())
+        for answers in self._pending_replies.values():
             for answer in answers:
-                _fail(answer, self.lost())
+                _fail(answer, self.make_loss_error())
         for pong in self._pings.values():
-            _fail(pong, self.lost())
+            _fail(pong, self.make_loss_error())
         self._on_end(self)
 
-    def _deal(self, packets: list[Packet]) -> None:
+    def _dispatch(self, packets: list[Packet]) -> None:
         calls, requested = self.calls, False
         for packet in packets:
             kind = packet[0]
             if kind == REPLY:
                 arriving = calls.get(packet[1])
-                if arriving is not None and arriving.take(packet[2], packet[3], packet[4]):
+                if arriving is not None and arriving.on_request(packet[2], packet[3], packet[4]):
                     calls.pop(packet[1], None)
             elif kind == REQUEST:
-                self._services.take(packet)
+                self._services.on_request(packet)
                 requested = True
             else:
                 self._take_other(packet[1])
         if requested:
-            self._services.begin()
+            self._services.run_queued()
 
     def _take_other(self, payload: bytes) -> None:
         packet = codec.packet(payload)
         kind = str(packet.WhichOneof("kind"))
-        answers = self._expected.get(kind.removesuffix("_reply"))
+        answers = self._pending_replies.get(kind.removesuffix("_reply"))
         if kind == "broadcast_request":
             self._on_broadcast(packet.broadcast_request)
         elif kind == "credit":
@@ -203,43 +203,43 @@ class Link(Wire):
         elif kind == "cancel":
             self._services.cancel(packet.cancel.request_id.encode())
         elif kind == "ping":
-            self._pong(packet.ping.token)
+            self._send_pong(packet.ping.token)
         elif kind == "pong":
-            self._ponged(packet.pong.token)
+            self._on_pong(packet.pong.token)
         elif kind in ("call_reply", "call_request"):
-            self._deal([_spelled_out(packet)])
+            self._dispatch([_packet_tuple(packet)])
         elif kind.endswith("_reply") and answers:
             reply = getattr(packet, kind)
             _fulfil(answers.popleft(), (reply.code, reply.message))
         else:
             raise BadFrame(codec.WRONG_DIRECTION)
 
-    def _pong(self, token: bytes) -> None:
+    def _send_pong(self, token: bytes) -> None:
         packet = pb.Packet()
         packet.pong.token = token
         self.send_packet(packet)
 
-    def _ponged(self, token: bytes) -> None:
+    def _on_pong(self, token: bytes) -> None:
         pong = self._pings.get(token)
         if pong is not None and not pong.done():
             pong.set_result(None)
 
     # --- what is received and not read
 
-    def _is_waited_for(self) -> bool:
+    def _is_awaited(self) -> bool:
         return (
             bool(self._pings)
             or len(self._services) > 0
-            or any(self._expected.values())
-            or any(arriving.is_waited_for for arriving in self.calls.values())
+            or any(self._pending_replies.values())
+            or any(arriving.is_awaited for arriving in self.calls.values())
         )
 
-    def _cut(self, fullest: Holder) -> None:
+    def _cancel_holder(self, fullest: BudgetHolder) -> None:
         for request_id in [one for one, by in self.calls.items() if by is fullest]:
             self.cancel(request_id)
 
 
-def _spelled_out(packet: pb.Packet) -> Packet:
+def _packet_tuple(packet: pb.Packet) -> Packet:
     """A call or a reply that the protobuf library had to read, as the kernel gives others."""
     if packet.WhichOneof("kind") == "call_reply":
         reply = packet.call_reply

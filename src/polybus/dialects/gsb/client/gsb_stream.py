@@ -13,13 +13,13 @@ from polybus.clients import client_connection
 from polybus.clients.client_connection import WRITE_HIGH_WATER_BYTES
 from polybus.dialects.gsb import sp
 from polybus.dialects.gsb.client.gsb_options import ClientOptions
-from polybus.dialects.gsb.client.packet_reader import Intake, Packet
+from polybus.dialects.gsb.client.packet_reader import Packet, PacketReader
 from polybus.errors import AddressError, BadFrame, ConnectionLost
 from polybus.model.address import Address
 from polybus.model.limits import KIB, MIB
 
 # What stands around the data of a packet, at most: tags, lengths, address, ids.
-AROUND_DATA_BYTES = 1 * KIB
+PACKET_OVERHEAD_BYTES = 1 * KIB
 # What a connection may bring at once: calls and broadcasts come with more around them than
 # the bus received, other dialects' messages may be longer, and so much it holds for one of us.
 MAX_RECEIVED_BYTES = 64 * MIB
@@ -31,7 +31,7 @@ CLOSED_BY_BUS = (
 )
 
 
-class Wire(client_connection.Wire):
+class GsbStream(client_connection.ClientConnection):
     """See the top of the file."""
 
     closed_by_peer = CLOSED_BY_BUS
@@ -41,15 +41,15 @@ class Wire(client_connection.Wire):
         self.options = options
         self.is_ipc = address.is_unix
         self._loop = asyncio.get_running_loop()
-        most = max(MAX_RECEIVED_BYTES, options.max_packet_bytes + AROUND_DATA_BYTES)
-        self._intake = Intake(self.is_ipc, most)
+        most = max(MAX_RECEIVED_BYTES, options.max_packet_bytes + PACKET_OVERHEAD_BYTES)
+        self._intake = PacketReader(self.is_ipc, most)
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._writable = asyncio.Event()
         self._writable.set()
 
     @abstractmethod
-    def take(self, packets: list[Packet]) -> None:
+    def on_packets(self, packets: list[Packet]) -> None:
         """What has come; `BadFrame` if it cannot be understood."""
 
     # --- writing
@@ -58,7 +58,7 @@ class Wire(client_connection.Wire):
         """Hand over frames; all of one turn go out together. `ConnectionLost` if it has ended."""
         if not self._out:
             if self._transport is None or self._transport.is_closing():
-                raise self.lost()
+                raise self.make_loss_error()
             self._loop.call_soon(self._flush)
         self._out += frames
         self._out_bytes += len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
@@ -78,11 +78,11 @@ class Wire(client_connection.Wire):
     def is_full(self) -> bool:
         return not self._writable.is_set()
 
-    async def room(self) -> None:
+    async def wait_room(self) -> None:
         """Wait until there is room for more; `ConnectionLost` if the link ends first."""
         await self._writable.wait()
         if not self.is_up:
-            raise self.lost()
+            raise self.make_loss_error()
 
     # --- its end
 
@@ -93,7 +93,7 @@ class Wire(client_connection.Wire):
 
     # --- reading, or not
 
-    def read_on(self, wanted: bool) -> None:
+    def set_reading(self, wanted: bool) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         if wanted:
@@ -109,13 +109,13 @@ class Wire(client_connection.Wire):
         self._transport.write(sp.GREETING)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._intake.room()
+        return self._intake.free_space()
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            self.take(self._intake.added(nbytes))
+            self.on_packets(self._intake.on_bytes(nbytes))
         except BadFrame as error:
-            self.refuse(error)
+            self.abort_with(error)
         except ConnectionLost:
             pass  # it is about to end, and all are told then
 
@@ -130,7 +130,7 @@ class Wire(client_connection.Wire):
         super().connection_lost(exc)
 
 
-async def dial(one: Wire) -> None:
+async def dial(one: GsbStream) -> None:
     """Connect it to its address. Failures are OSErrors."""
     if one.address.scheme not in SCHEMES:
         raise AddressError(f"GSB is reached by tcp://, tls+tcp:// or ipc://, not {one.address}")

@@ -16,28 +16,28 @@ from typing import Any, Protocol
 Work = Coroutine[Any, Any, None]
 
 
-class Job(Protocol):
+class HandlerJob(Protocol):
     """`work` makes its coroutine, when its turn has come; None if it was cancelled before.
 
     `waits` is told which task it has, once it has one of its own.
     """
 
     def work(self) -> Work | None: ...
-    def waits(self, task: asyncio.Task[None]) -> None: ...
+    def on_wait(self, task: asyncio.Task[None]) -> None: ...
 
 
-class Runner:
+class HandlerRunner:
     """See the top of the file. What a job raises is the job's: it must raise nothing."""
 
     def __init__(self) -> None:
-        self._queue: deque[Job] = deque()
+        self._queue: deque[HandlerJob] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, job: Job) -> None:
+    def add(self, job: HandlerJob) -> None:
         self._queue.append(job)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Go on with the queue, unless somebody is at it."""
         if self._worker is None and self._queue:
             self._worker = asyncio.get_running_loop().create_task(self._run())
@@ -51,14 +51,14 @@ class Runner:
             job = self._queue.popleft()
             work = job.work()
             if work is not None:
-                await _Steps(work, lambda job=job: self._stay(me, job))  # type: ignore[misc]
+                await _CoroutineSteps(work, lambda job=job: self._detach_worker(me, job))  # type: ignore[misc]
         if self._worker is me:
             self._worker = None
 
-    def _stay(self, task: asyncio.Task[None], job: Job) -> None:
+    def _detach_worker(self, task: asyncio.Task[None], job: HandlerJob) -> None:
         self._worker = None
-        job.waits(task)
-        self.begin()
+        job.on_wait(task)
+        self.start()
 
     async def stop(self) -> None:
         """Cancel all that runs, and wait for its end."""
@@ -70,7 +70,7 @@ class Runner:
             await asyncio.wait(running)
 
 
-class _Steps:
+class _CoroutineSteps:
     """A coroutine's steps, with a word to `on_wait` when the first of them does not end it."""
 
     __slots__ = ("_on_wait", "_work")

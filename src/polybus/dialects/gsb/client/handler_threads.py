@@ -22,10 +22,10 @@ T = TypeVar("T")
 # How far a generator may be ahead: enough that the two sides need not meet for each item.
 AHEAD_ITEMS = 64
 # How long a thread waits for a caller that takes nothing: others may need it.
-GIVE_UP_S = 0.1
+PARK_AFTER_S = 0.1
 
 
-class Threads:
+class HandlerThreads:
     """A few threads, started when they are needed."""
 
     def __init__(self, most: int) -> None:
@@ -44,26 +44,26 @@ class Threads:
         return loop.run_in_executor(self._pool, context.run, function, *args)
 
     async def iterate(self, items: Iterator[T]) -> AsyncIterator[T]:
-        ahead: _Ahead[T] = _Ahead(items, asyncio.get_running_loop())
+        ahead: _GeneratorBuffer[T] = _GeneratorBuffer(items, asyncio.get_running_loop())
         context = contextvars.copy_context()
-        stepping = self._run(context, ahead.step)
+        stepping = self._run(context, ahead.produce_items)
         try:
             while True:
                 while ahead.items:
                     yield ahead.take()
                 if stepping.done() and not ahead.items:
-                    if not ahead.gave_up:
+                    if not ahead.is_parked:
                         break
-                    stepping = self._run(context, ahead.step)
-                await asyncio.wait([stepping, ahead.news()], return_when="FIRST_COMPLETED")
+                    stepping = self._run(context, ahead.produce_items)
+                await asyncio.wait([stepping, ahead.wait_change()], return_when="FIRST_COMPLETED")
             await stepping  # what it raised
         finally:
             ahead.stop()
             stepping.add_done_callback(lambda _: self._close(context, ahead))
 
-    def _close(self, context: contextvars.Context, ahead: _Ahead[T]) -> None:
+    def _close(self, context: contextvars.Context, ahead: _GeneratorBuffer[T]) -> None:
         """A generator that was left where a thread had given up."""
-        if ahead.gave_up:
+        if ahead.is_parked:
             with contextlib.suppress(RuntimeError):  # there are no threads any more
                 self._run(context, ahead.close)
 
@@ -72,7 +72,7 @@ class Threads:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _Ahead(Generic[T]):
+class _GeneratorBuffer(Generic[T]):
     """Between the thread that makes items and the loop that sends them."""
 
     def __init__(self, items: Iterator[T], loop: asyncio.AbstractEventLoop) -> None:
@@ -80,25 +80,25 @@ class _Ahead(Generic[T]):
         self._source = items
         self._loop = loop
         self._news: asyncio.Future[None] = loop.create_future()
-        self._told = False
+        self._is_notified = False
         self._room = threading.Condition()
         self._stopped = False
-        self.gave_up = False  # there is more, and no thread is at it
+        self.is_parked = False  # there is more, and no thread is at it
 
     # --- in the thread
 
-    def step(self) -> None:
-        self.gave_up = False
+    def produce_items(self) -> None:
+        self.is_parked = False
         try:
             for item in self._source:
                 self.items.append(item)
-                if not self._told:
-                    self._told = True
-                    self._loop.call_soon_threadsafe(self._tell)
-                if not self._may_go_on():
+                if not self._is_notified:
+                    self._is_notified = True
+                    self._loop.call_soon_threadsafe(self._notify)
+                if not self._wait_room():
                     break
         finally:
-            if not self.gave_up:
+            if not self.is_parked:
                 self.close()
 
     def close(self) -> None:
@@ -106,22 +106,22 @@ class _Ahead(Generic[T]):
         if close is not None:
             close()
 
-    def _may_go_on(self) -> bool:
+    def _wait_room(self) -> bool:
         with self._room:
-            self.gave_up = not self._room.wait_for(self._has_room, GIVE_UP_S)
-            return not self._stopped and not self.gave_up
+            self.is_parked = not self._room.wait_for(self._has_room, PARK_AFTER_S)
+            return not self._stopped and not self.is_parked
 
     def _has_room(self) -> bool:
         return len(self.items) < AHEAD_ITEMS or self._stopped
 
     # --- on the loop
 
-    def news(self) -> asyncio.Future[None]:
+    def wait_change(self) -> asyncio.Future[None]:
         if self._news.done():
             self._news = self._loop.create_future()
-            self._told = False
+            self._is_notified = False
             if self.items:
-                self._tell()
+                self._notify()
         return self._news
 
     def take(self) -> T:
@@ -136,6 +136,6 @@ class _Ahead(Generic[T]):
             self._stopped = True
             self._room.notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if not self._news.done():
             self._news.set_result(None)

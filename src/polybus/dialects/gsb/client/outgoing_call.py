@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.dialects.gsb import codec
-from polybus.dialects.gsb.call_errors import error_of
-from polybus.dialects.gsb.client.gsb_connection import Link
+from polybus.dialects.gsb.call_errors import error_from_reply
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection
 from polybus.errors import BadFrame, DeadlinePassed, PolybusError, UsageError
 
 if TYPE_CHECKING:
@@ -26,28 +26,28 @@ FULL, PARTIAL = 0, 1
 ITEM_BYTES = 64
 
 
-class Answer:
+class CallAnswer:
     """Waits for the one reply of a call."""
 
-    __slots__ = ("_address", "_link", "future", "held_bytes", "is_waited_for", "request_id")
+    __slots__ = ("_address", "_link", "future", "held_bytes", "is_awaited", "request_id")
 
-    def __init__(self, link: Link, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, link: GsbConnection, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[Buffer] = loop.create_future()
         self.request_id = b""
-        self.is_waited_for = True
+        self.is_awaited = True
         self.held_bytes = 0
         self._link = link
         self._address = address
 
-    def take(self, code: int, kind: int, data: Buffer) -> bool:
+    def on_request(self, code: int, kind: int, data: Buffer) -> bool:
         if kind == PARTIAL:
             self.fail(UsageError(f"{self._address} answers with a stream: use stream()"))
             self._link.cancel(self.request_id)
-        elif code == codec.Code.OK:
+        elif code == codec.StatusCode.OK:
             if not self.future.done():
                 self.future.set_result(data)
         else:
-            self.fail(error_of(data, self._address))
+            self.fail(error_from_reply(data, self._address))
         return True
 
     def fail(self, error: PolybusError) -> None:
@@ -56,56 +56,58 @@ class Answer:
             self.future.exception()  # a caller that has given up is told nothing
 
 
-class Received:
+class StreamBuffer:
     """What came of a stream and was not read yet, and how it ended."""
 
-    def __init__(self, link: Link, address: str, leave: Callable[[Link], None]) -> None:
+    def __init__(
+        self, link: GsbConnection, address: str, leave: Callable[[GsbConnection], None]
+    ) -> None:
         self.link = link
         self.request_id = b""
-        self._leave: Callable[[Link], None] | None = leave
+        self._leave: Callable[[GsbConnection], None] | None = leave
         self.items: deque[Buffer] = deque()
         self.held_bytes = 0
         self.ended = False
         self.error: PolybusError | None = None
         self._address = address
-        self._news: asyncio.Future[None] | None = None
+        self._changed: asyncio.Future[None] | None = None
 
     @property
-    def is_waited_for(self) -> bool:
-        return self._news is not None
+    def is_awaited(self) -> bool:
+        return self._changed is not None
 
-    def take(self, code: int, kind: int, data: Buffer) -> bool:
-        if code != codec.Code.OK:
-            self._end(error_of(data, self._address))
+    def on_request(self, code: int, kind: int, data: Buffer) -> bool:
+        if code != codec.StatusCode.OK:
+            self._end(error_from_reply(data, self._address))
             if kind == PARTIAL:  # a failure ends it, whatever else the service has to say
                 self.link.cancel(self.request_id)
             return True
         if kind == PARTIAL or len(data):  # type: ignore[arg-type]
             self.items.append(data)
-            self.link.unread.hold(self, len(data) + ITEM_BYTES)  # type: ignore[arg-type]
+            self.link.unread.charge(self, len(data) + ITEM_BYTES)  # type: ignore[arg-type]
         if kind == FULL:
             self._end(None)
-        elif self._news is not None:
-            self._tell()
+        elif self._changed is not None:
+            self._notify()
         return kind == FULL
 
     def fail(self, error: PolybusError) -> None:
         if not self.ended:
             self._end(error)
 
-    async def begin(self, timeout_s: float | None) -> deque[Buffer]:
+    async def take_items(self, timeout_s: float | None) -> deque[Buffer]:
         """All that is there, waiting for it; nothing at the end."""
         while not self.items and not self.ended:
             await self._wait(timeout_s)
         taken, self.items = self.items, deque()
         self.link.unread.release(self)
         if self.ended:
-            self._give_back()
+            self._release_connection()
         if not taken and self.error is not None:
             raise self.error
         return taken
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Nobody reads it any more: cancel the call."""
         self.items.clear()
         if not self.ended:
@@ -113,33 +115,33 @@ class Received:
             if self.link.is_up:
                 self.link.cancel(self.request_id)
         self.link.unread.release(self)
-        self._give_back()
+        self._release_connection()
 
-    def _give_back(self) -> None:
+    def _release_connection(self) -> None:
         """Others may have the connection; once."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave(self.link)
 
     async def _wait(self, timeout_s: float | None) -> None:
-        self._news = asyncio.get_running_loop().create_future()
-        self.link.unread.wanted()
+        self._changed = asyncio.get_running_loop().create_future()
+        self.link.unread.on_wait()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._news
+                await self._changed
         except TimeoutError:
-            self.drop()
+            self.cancel()
             raise DeadlinePassed(f"{self._address}: nothing came for {timeout_s:g} s") from None
         finally:
-            self._news = None
+            self._changed = None
 
     def _end(self, error: PolybusError | None) -> None:
         self.ended, self.error = True, error
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def _notify(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
 
 class Stream:
@@ -151,12 +153,15 @@ class Stream:
     """
 
     def __init__(
-        self, open_call: Callable[[], Awaitable[Received]], address: str, timeout_s: float | None
+        self,
+        open_call: Callable[[], Awaitable[StreamBuffer]],
+        address: str,
+        timeout_s: float | None,
     ) -> None:
         self._open_call = open_call
         self._address = address
         self._timeout_s = timeout_s
-        self._received: Received | None = None
+        self._received: StreamBuffer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._batch: deque[Buffer] = deque()
         self._closed = False
@@ -176,21 +181,21 @@ class Stream:
         if self._received is None:
             self._loop = asyncio.get_running_loop()
             self._received = await self._open_call()
-        self._batch = await self._received.begin(self._timeout_s)
+        self._batch = await self._received.take_items(self._timeout_s)
         if not self._batch:
             self._closed = True
         return bool(self._batch)
 
     def next_item(self) -> Any:
         """The next of those that were fetched; IndexError if there is none."""
-        return value_of(self._batch.popleft(), self._address)
+        return decode_value(self._batch.popleft(), self._address)
 
     async def aclose(self) -> None:
         """End it; the service is told. Nothing happens if it has ended already."""
         self._closed = True
         self._batch.clear()
         if self._received is not None:
-            self._received.drop()
+            self._received.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -208,10 +213,10 @@ class Stream:
         if received is None or (received.ended and not received.items):
             return
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(received.drop)
+            self._loop.call_soon_threadsafe(received.cancel)
 
 
-def value_of(data: Buffer, address: str) -> Any:
+def decode_value(data: Buffer, address: str) -> Any:
     """The value that a service sent; `BadFrame` if it is not msgpack."""
     try:
         return codec.unpack(data)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ READ_BUFFER_BYTES = 256 * KIB
 Packet = tuple[Any, ...]
 
 
-class Intake:
+class PacketReader:
     """`room` is where to put bytes; `added` says how many were, and gives the packets that
     are whole now. `BadFrame` ends it: the stream cannot be understood any more.
     """
@@ -35,21 +35,21 @@ class Intake:
         self._large = False  # is the buffer that of one large packet?
         self._filled = 0
 
-    def room(self) -> memoryview:
+    def free_space(self) -> memoryview:
         return self._view[self._filled :]
 
-    def added(self, nbytes: int) -> list[Packet]:
+    def on_bytes(self, nbytes: int) -> list[Packet]:
         self._filled += nbytes
         if self._large:
             return self._large_packet()
-        return self._packets() if self._greeted or self._greet() else []
+        return self._packets() if self._greeted or self._check_greeting() else []
 
-    def _greet(self) -> bool:
+    def _check_greeting(self) -> bool:
         size = len(sp.GREETING)
         sp.check_greeting(bytes(self._main[: min(self._filled, size)]))
         if self._filled < size:
             return False
-        self._keep(size)
+        self._compact(size)
         self._greeted = True
         return self._filled > 0
 
@@ -61,12 +61,12 @@ class Intake:
         except ValueError as error:
             raise BadFrame(str(error)) from None
         if consumed:
-            self._keep(consumed)
+            self._compact(consumed)
         if wanted > READ_BUFFER_BYTES:
             self._grow(wanted)
         return packets
 
-    def _keep(self, consumed: int) -> None:
+    def _compact(self, consumed: int) -> None:
         """Only what stands behind so many bytes."""
         rest = self._filled - consumed
         if rest:

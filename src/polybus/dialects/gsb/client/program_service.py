@@ -39,8 +39,8 @@ class ProgramService:
     async def __call__(self, call: Call) -> AsyncIterator[Any]:
         request = as_json(call.data).encode() + b"\n"
         process = await self._start(call)
-        feeding = asyncio.create_task(_feed(process, request))
-        stderr = asyncio.create_task(_last_words(process))
+        feeding = asyncio.create_task(_write_request(process, request))
+        stderr = asyncio.create_task(_read_stderr_tail(process))
         ended = False
         try:
             assert process.stdout is not None
@@ -49,12 +49,12 @@ class ProgramService:
             code = await process.wait()
             ended = True
             if code:
-                raise ServiceFailed(_told(code, await stderr), status=500)
+                raise ServiceFailed(_failure_text(code, await stderr), status=500)
         except ValueError:
             raise ServiceFailed(f"a line of more than {MAX_LINE_BYTES} bytes", 413) from None
         finally:
             if not ended:
-                await _end(process)
+                await _terminate(process)
             for task in (feeding, stderr):
                 task.cancel()
 
@@ -77,10 +77,10 @@ class ProgramService:
 
 def as_json(value: Any) -> str:
     """For people and programs; bytes, which JSON has not, as an object with their base64."""
-    return json.dumps(value, ensure_ascii=False, default=_without_json)
+    return json.dumps(value, ensure_ascii=False, default=_json_default)
 
 
-def _without_json(value: Any) -> Any:
+def _json_default(value: Any) -> Any:
     import base64
 
     if isinstance(value, bytes | bytearray | memoryview):
@@ -96,7 +96,7 @@ def _item(line: bytes) -> Any:
         return text
 
 
-async def _feed(process: Process, request: bytes) -> None:
+async def _write_request(process: Process, request: bytes) -> None:
     assert process.stdin is not None
     try:
         process.stdin.write(request)
@@ -106,7 +106,7 @@ async def _feed(process: Process, request: bytes) -> None:
         pass  # a program need not read its request
 
 
-async def _last_words(process: Process) -> str:
+async def _read_stderr_tail(process: Process) -> str:
     assert process.stderr is not None
     kept = b""
     while data := await process.stderr.read(KEPT_STDERR_BYTES):
@@ -115,12 +115,12 @@ async def _last_words(process: Process) -> str:
     return lines[-1] if lines else ""
 
 
-def _told(code: int, last_words: str) -> str:
+def _failure_text(code: int, last_words: str) -> str:
     how = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
     return f"the program {how}: {last_words}" if last_words else f"the program {how}"
 
 
-async def _end(process: Process) -> None:
+async def _terminate(process: Process) -> None:
     """Of all that it started: it may be over itself while they are not."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal(process, number)

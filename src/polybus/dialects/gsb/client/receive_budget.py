@@ -14,7 +14,7 @@ from typing import Protocol
 from polybus.errors import LimitReached, PolybusError
 
 
-class Holder(Protocol):
+class BudgetHolder(Protocol):
     """Who holds bytes that nobody has read yet, and can be cut."""
 
     held_bytes: int
@@ -22,7 +22,7 @@ class Holder(Protocol):
     def fail(self, error: PolybusError) -> None: ...
 
 
-class Unread:
+class ReceiveBudget:
     """See the top of the file. `read_on` is told to begin and to stop reading."""
 
     def __init__(
@@ -31,45 +31,45 @@ class Unread:
         cut_at: int,
         is_waited_for: Callable[[], bool],
         read_on: Callable[[bool], None],
-        cut: Callable[[Holder], None],
+        cut: Callable[[BudgetHolder], None],
     ) -> None:
         self._most = most
         self._cut_at = cut_at
-        self._is_waited_for = is_waited_for
-        self._read_on = read_on
+        self._is_awaited = is_waited_for
+        self._set_reading = read_on
         self._cut = cut
         self._held_bytes = 0
-        self._holders: set[Holder] = set()
+        self._holders: set[BudgetHolder] = set()
         self._reading = True
 
     @property
     def is_over(self) -> bool:
         return self._held_bytes > self._most
 
-    def hold(self, by: Holder, nbytes: int) -> None:
+    def charge(self, by: BudgetHolder, nbytes: int) -> None:
         by.held_bytes += nbytes
         self._held_bytes += nbytes
         self._holders.add(by)
 
-    def release(self, by: Holder) -> None:
+    def release(self, by: BudgetHolder) -> None:
         """All that it holds was read, or thrown away."""
         self._held_bytes -= by.held_bytes
         by.held_bytes = 0
         self._holders.discard(by)
-        self.wanted()
+        self.on_wait()
 
-    def wanted(self) -> None:
+    def on_wait(self) -> None:
         """Somebody waits for what may lie in the socket."""
         if not self._reading:
-            self.regulate()
+            self.update_reading()
 
-    def regulate(self) -> None:
-        wanted = not self.is_over or self._is_waited_for()
+    def update_reading(self) -> None:
+        wanted = not self.is_over or self._is_awaited()
         if wanted and self._held_bytes > self._cut_at:
             self._cut_fullest()
         if wanted != self._reading:
             self._reading = wanted
-            self._read_on(wanted)
+            self._set_reading(wanted)
 
     def _cut_fullest(self) -> None:
         fullest = max(self._holders, key=lambda one: one.held_bytes)

@@ -22,22 +22,22 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from polybus.dialects.gsb import codec
-from polybus.dialects.gsb.call_errors import said_of
-from polybus.dialects.gsb.client.handler_runner import Runner
-from polybus.dialects.gsb.client.handler_threads import Threads
+from polybus.dialects.gsb.call_errors import failure_payload
+from polybus.dialects.gsb.client.handler_runner import HandlerRunner
+from polybus.dialects.gsb.client.handler_threads import HandlerThreads
 from polybus.errors import ConnectionLost, PolybusError, ServiceFailed, TooLarge
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.dialects.gsb.client.gsb_connection import Link
+    from polybus.dialects.gsb.client.gsb_connection import GsbConnection
     from polybus.dialects.gsb.client.packet_reader import Packet
 
 log = logging.getLogger("polybus.gsb")
 
 Handler = Callable[["Call"], Any]
 
-OK, FAILURE = int(codec.Code.OK), int(codec.Code.FAILURE)
+OK, FAILURE = int(codec.StatusCode.OK), int(codec.StatusCode.FAILURE)
 # Known addresses of one client; a service with endless methods must not fill the memory.
 MAX_KNOWN_ADDRESSES = 4096
 # A stream gives way to others after so many items, even if it has credit for more.
@@ -63,7 +63,7 @@ class Call:
         return f"Call(address={self.address!r}, caller={self.caller!r}, data={self.data!r})"
 
 
-class Service:
+class HostedService:
     """A handler, and how it is to be run."""
 
     def __init__(self, service_id: str, handler: Handler) -> None:
@@ -74,17 +74,17 @@ class Service:
         self.is_async = self.streams or inspect.iscoroutinefunction(asked)
 
 
-class Serving:
+class ServiceHost:
     """All services of one client. `link` is the connection that calls come from."""
 
     def __init__(self, max_calls: int, threads: int) -> None:
-        self.services: dict[str, Service] = {}
-        self.link: Link | None = None
+        self.services: dict[str, HostedService] = {}
+        self.link: GsbConnection | None = None
         self._max_calls = max_calls
-        self._open: dict[bytes, _Answering] = {}
-        self._known: dict[str, Service | None] = {}
-        self._runner = Runner()
-        self._threads = Threads(threads)
+        self._open: dict[bytes, _ServedCall] = {}
+        self._known: dict[str, HostedService | None] = {}
+        self._runner = HandlerRunner()
+        self._threads = HandlerThreads(threads)
         self.pack = msgpack.Packer().pack
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Serving:
     def open_calls(self) -> int:
         return len(self._open)
 
-    def add(self, service: Service) -> None:
+    def add(self, service: HostedService) -> None:
         self.services[service.id] = service
         self._known.clear()
 
@@ -104,19 +104,19 @@ class Serving:
 
     # --- what the link does with it
 
-    def take(self, request: Packet) -> None:
+    def on_request(self, request: Packet) -> None:
         _, request_id, data, caller, address = request
         service = self._known.get(address) or self._find(address)
         if service is None:
             return self.fail(request_id, 404, f"{address} is not served here any more")
         if len(self._open) >= self._max_calls:
             return self.fail(request_id, 503, "the service is busy: it has max_calls calls")
-        job = _Answering(self, service, request_id, data, caller, address)
+        job = _ServedCall(self, service, request_id, data, caller, address)
         self._open[request_id] = job
         return self._runner.add(job)
 
-    def begin(self) -> None:
-        self._runner.begin()
+    def run_queued(self) -> None:
+        self._runner.start()
 
     def credit(self, request_id: bytes, replies: int) -> None:
         job = self._open.get(request_id)
@@ -128,14 +128,14 @@ class Serving:
         if job is not None:
             job.cancel()
 
-    def cut(self) -> None:
+    def cancel_all(self) -> None:
         """The connection is gone, and with it everybody who waits for an answer."""
         self.link = None
         for request_id in list(self._open):
             self.cancel(request_id)
 
     async def stop(self) -> None:
-        self.cut()
+        self.cancel_all()
         await self._runner.stop()
         self._threads.stop()
 
@@ -145,7 +145,7 @@ class Serving:
         if self.link is not None:
             self.link.reply(request_id, code, partial, data)
 
-    def done(self, request_id: bytes) -> bool:
+    def finish_call(self, request_id: bytes) -> bool:
         """Is the call still open? It is not from now on."""
         return self._open.pop(request_id, None) is not None
 
@@ -153,13 +153,13 @@ class Serving:
         said = codec.pack_failure(status, message, codec.Origin.SERVICE)
         self.reply(request_id, FAILURE, False, said)
 
-    async def in_thread(self, service: Service, call: Call) -> Any:
+    async def run_in_thread(self, service: HostedService, call: Call) -> Any:
         return await self._threads.run(service.handler, call)
 
     def iterate(self, items: Any) -> AsyncIterator[Any]:
         return self._threads.iterate(items)
 
-    def _find(self, address: str) -> Service | None:
+    def _find(self, address: str) -> HostedService | None:
         """The longest id that the address begins with, at a slash."""
         name = address
         while name and name not in self.services:
@@ -171,7 +171,7 @@ class Serving:
         return found
 
 
-class _Answering:
+class _ServedCall:
     """One call, until it is answered or cancelled."""
 
     __slots__ = (
@@ -191,8 +191,8 @@ class _Answering:
 
     def __init__(
         self,
-        serving: Serving,
-        service: Service,
+        serving: ServiceHost,
+        service: HostedService,
         request_id: bytes,
         data: Buffer,
         caller: str,
@@ -214,7 +214,7 @@ class _Answering:
     def work(self) -> Any:
         return None if self.cancelled else self._answer()
 
-    def waits(self, task: asyncio.Task[None]) -> None:
+    def on_wait(self, task: asyncio.Task[None]) -> None:
         self._task = task
 
     def cancel(self) -> None:
@@ -237,18 +237,18 @@ class _Answering:
                 raise
             # It cancelled itself, and somebody waits for an answer. Others may wait behind it
             # for the same task: theirs is not cancelled.
-            self._failed(ServiceFailed("the handler was cancelled", 500))
+            self._on_failure(ServiceFailed("the handler was cancelled", 500))
         except ConnectionLost:
-            self._serving.done(self.request_id)
+            self._serving.finish_call(self.request_id)
         except Exception as error:
-            self._failed(error)
+            self._on_failure(error)
 
     async def _handle(self) -> None:
         service, serving = self._service, self._serving
         call = Call(self._value(), self.caller, self.address, service.id)
         if service.streams:
             return await self._stream(service.handler(call))
-        answer = service.handler(call) if service.is_async else serving.in_thread(service, call)
+        answer = service.handler(call) if service.is_async else serving.run_in_thread(service, call)
         result = await answer if isinstance(answer, Awaitable) else answer
         if inspect.isasyncgen(result):
             return await self._stream(result)
@@ -256,10 +256,10 @@ class _Answering:
             return await self._stream(serving.iterate(result))
         data = b"" if result is None else serving.pack(result)
         if len(data) > 0xFFFF:  # it may be too large to be sent, and then it is a failure
-            await self._room()
+            await self._wait_room()
         if not self.cancelled:
             serving.reply(self.request_id, OK, False, data)  # too large? then it has not ended
-            serving.done(self.request_id)
+            serving.finish_call(self.request_id)
         return None
 
     def _value(self) -> Any:
@@ -286,7 +286,7 @@ class _Answering:
                 if link is None or self.cancelled:
                     return
                 if link.is_full:
-                    await link.room()
+                    await link.wait_room()
                 link.reply(request_id, OK, True, data)
                 in_a_row += 1
                 if in_a_row >= TURN_ITEMS:
@@ -294,7 +294,7 @@ class _Answering:
                     await asyncio.sleep(0)
         finally:
             await items.aclose()
-        if serving.done(request_id):
+        if serving.finish_call(request_id):
             serving.reply(request_id, OK, False, b"")
 
     async def _wait_for_credit(self) -> None:
@@ -306,17 +306,17 @@ class _Answering:
                 self._granted = None
         self._credit -= 1
 
-    async def _room(self) -> None:
+    async def _wait_room(self) -> None:
         link = self._serving.link
         if link is not None and link.is_full:
-            await link.room()
+            await link.wait_room()
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         if not isinstance(error, PolybusError):
             log.warning("service %s failed", self._service.id, exc_info=error)
-        if not self._serving.done(self.request_id):
+        if not self._serving.finish_call(self.request_id):
             return
         try:
-            self._serving.reply(self.request_id, FAILURE, False, said_of(error))
+            self._serving.reply(self.request_id, FAILURE, False, failure_payload(error))
         except (ConnectionLost, TooLarge):
             log.warning("service %s could not tell its failure", self._service.id)

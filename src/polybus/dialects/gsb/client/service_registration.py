@@ -14,11 +14,11 @@ from collections.abc import Container, Coroutine
 from typing import Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.call_errors import refusal
-from polybus.dialects.gsb.client.gsb_connection import Link
+from polybus.dialects.gsb.call_errors import error_from_status
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection
 from polybus.dialects.gsb.client.gsb_options import ClientOptions
-from polybus.dialects.gsb.client.service_host import Serving
-from polybus.dialects.gsb.codec import Code
+from polybus.dialects.gsb.client.service_host import ServiceHost
+from polybus.dialects.gsb.codec import StatusCode
 from polybus.errors import ConnectionLost, PolybusError
 
 log = logging.getLogger("polybus.gsb")
@@ -29,24 +29,26 @@ RETRY_S = 0.25
 Answer = asyncio.Future[tuple[int, str]]
 
 
-class Registering:
+class ServiceRegistrations:
     """See the top of the file."""
 
-    def __init__(self, serving: Serving, options: ClientOptions) -> None:
+    def __init__(self, serving: ServiceHost, options: ClientOptions) -> None:
         self._serving = serving
         self._options = options
         self._waiting: dict[str, asyncio.Future[None]] = {}  # by service, until it is settled
-        self._retried: dict[str, Link] = {}  # services whose name was taken on this link
+        self._retried: dict[str, GsbConnection] = {}  # services whose name was taken on this link
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- one service, on a link that is up
 
-    def begin(self, link: Link | None, service_id: str) -> None:
+    def register(self, link: GsbConnection | None, service_id: str) -> None:
         """Send it, if there is a link; else it is sent with all others, by `send_all`."""
         if link is not None:
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[service_id] = settled
-            self._spawn(self._take_first(link, service_id, link.asked(_packet(service_id))))
+            self._spawn(
+                self._wait_first_reply(link, service_id, link.send_request(_packet(service_id)))
+            )
 
     async def wait(self, service_id: str) -> None:
         settled = self._waiting.get(service_id)
@@ -58,7 +60,7 @@ class Registering:
             if settled.done() and self._waiting.get(service_id) is settled:
                 del self._waiting[service_id]  # whoever waited was told
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Return when no answer is waited for, whatever they were."""
         waiting = [one for one in self._waiting.values() if not one.done()]
         if waiting:
@@ -68,41 +70,45 @@ class Registering:
         for service_id in list(self._waiting):
             await self.wait(service_id)
 
-    async def _take_first(self, link: Link, service_id: str, answer: Answer) -> None:
+    async def _wait_first_reply(self, link: GsbConnection, service_id: str, answer: Answer) -> None:
         try:
-            code, message = await link.answered(answer)
+            code, message = await link.wait_reply(answer)
         except ConnectionLost:
             return None  # it is sent again, with all others
         except PolybusError as error:
             return self._settle(service_id, error)
-        self._settle(service_id, refusal(code, message, _what(service_id)) if code else None)
+        self._settle(
+            service_id, error_from_status(code, message, _action_text(service_id)) if code else None
+        )
         return None
 
     # --- all services, on a new link
 
-    def send_all(self, link: Link, besides: Container[str] = ()) -> dict[str, Answer]:
+    def send_all(self, link: GsbConnection, besides: Container[str] = ()) -> dict[str, Answer]:
         wanted = [one for one in self._serving.services if one not in besides]
-        return {one: link.asked(_packet(one)) for one in wanted}
+        return {one: link.send_request(_packet(one)) for one in wanted}
 
-    async def take_answers(self, link: Link, answers: dict[str, Answer], again: bool) -> None:
+    async def wait_replies(
+        self, link: GsbConnection, answers: dict[str, Answer], again: bool
+    ) -> None:
         """`again`: after a reconnect nobody waits who could be told of a refusal."""
         for service_id, answer in answers.items():
             code, message = await answer
-            if again and code == Code.CONFLICT:
+            if again and code == StatusCode.CONFLICT:
                 self._retried[service_id] = link
-                self._spawn(self._try_again(link, service_id))
+                self._spawn(self._retry_conflict(link, service_id))
             elif code:
-                error = refusal(code, message, _what(service_id))
+                error = error_from_status(code, message, _action_text(service_id))
                 self._settle(service_id, error)
                 if not again:
                     raise error
             else:
                 self._settle(service_id, None)
 
-    async def _try_again(self, link: Link, service_id: str) -> None:
+    async def _retry_conflict(self, link: GsbConnection, service_id: str) -> None:
         log.warning("%s is still taken, by our last connection or another; trying on", service_id)
-        code, message = int(Code.CONFLICT), ""
-        while code == Code.CONFLICT:
+        code, message = int(StatusCode.CONFLICT), ""
+        while code == StatusCode.CONFLICT:
             await asyncio.sleep(RETRY_S)
             if not link.is_up or self._retried.get(service_id) is not link:
                 return
@@ -111,9 +117,11 @@ class Registering:
             except PolybusError:
                 return  # the next link registers it
         self._retried.pop(service_id, None)
-        self._settle(service_id, refusal(code, message, _what(service_id)) if code else None)
+        self._settle(
+            service_id, error_from_status(code, message, _action_text(service_id)) if code else None
+        )
 
-    def give_up(self, service_id: str) -> bool:
+    def stop_retrying(self, service_id: str) -> bool:
         """Try no more to register it, if its name was taken; was it?"""
         return self._retried.pop(service_id, None) is not None
 
@@ -156,5 +164,5 @@ def _packet(service_id: str) -> pb.Packet:
     return packet
 
 
-def _what(service_id: str) -> str:
+def _action_text(service_id: str) -> str:
     return f"register {service_id!r}"

@@ -17,24 +17,24 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from polybus.clients.reconnector import CLOSE_TIMEOUT_S, end_within
-from polybus.dialects.gsb.client.gsb_connection import Link
+from polybus.clients.reconnector import CLOSE_TIMEOUT_S, wait_closed
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection
 from polybus.dialects.gsb.client.packet_reader import Packet
 from polybus.errors import ConnectionLost, NotConnected
 
 # Kept open for the next streams; dialling one anew takes about a millisecond.
-IDLE = 2
+MAX_IDLE = 2
 
 
-class Lanes:
+class StreamConnectionPool:
     """See the top of the file. `dial` makes a link that was introduced to the bus."""
 
     def __init__(
-        self, dial: Callable[[Callable[[Link], None]], Awaitable[Link]], most: int
+        self, dial: Callable[[Callable[[GsbConnection], None]], Awaitable[GsbConnection]], most: int
     ) -> None:
         self._dial = dial
         self._most = most
-        self._streams: Counter[Link] = Counter()  # of each link; 0: it is idle
+        self._streams: Counter[GsbConnection] = Counter()  # of each link; 0: it is idle
         self._dialling = 0
         self._closed = False
         self._room = asyncio.Event()
@@ -43,24 +43,24 @@ class Lanes:
     def open_calls(self) -> int:
         return sum(len(link.calls) for link in self._streams)
 
-    async def take(self) -> Link:
+    async def acquire(self) -> GsbConnection:
         """A link for one more stream; `give_back` it."""
         while True:
             link = self._least_used()
-            if link is not None and (not self._streams[link] or self._is_at_most()):
+            if link is not None and (not self._streams[link] or self._is_at_limit()):
                 self._streams[link] += 1
                 return link
-            if not self._is_at_most():
+            if not self._is_at_limit():
                 return await self._new()
             self._room.clear()  # all of them are being dialled
             await self._room.wait()
 
-    def give_back(self, link: Link) -> None:
+    def release(self, link: GsbConnection) -> None:
         if link not in self._streams:
             return
         self._streams[link] -= 1
         idle = [one for one, streams in self._streams.items() if not streams]
-        if link in idle and len(idle) > IDLE:
+        if link in idle and len(idle) > MAX_IDLE:
             del self._streams[link]
             link.close()
 
@@ -71,9 +71,9 @@ class Lanes:
         for link in links:
             link.close()
         for link in links:
-            await end_within(link, CLOSE_TIMEOUT_S)
+            await wait_closed(link, CLOSE_TIMEOUT_S)
 
-    async def _new(self) -> Link:
+    async def _new(self) -> GsbConnection:
         self._dialling += 1
         try:
             link = await self._dial(self._ended)
@@ -88,14 +88,14 @@ class Lanes:
         self._streams[link] = 1
         return link
 
-    def _least_used(self) -> Link | None:
+    def _least_used(self) -> GsbConnection | None:
         up = [link for link in self._streams if link.is_up]
         return min(up, key=self._streams.__getitem__, default=None)
 
-    def _is_at_most(self) -> bool:
+    def _is_at_limit(self) -> bool:
         return len(self._streams) + self._dialling >= self._most
 
-    def _ended(self, link: Link) -> None:
+    def _ended(self, link: GsbConnection) -> None:
         self._streams.pop(link, None)
         self._room.set()
 
@@ -106,7 +106,7 @@ class NoServices:
     def __len__(self) -> int:
         return 0
 
-    def take(self, request: Packet) -> None: ...
-    def begin(self) -> None: ...
+    def on_request(self, request: Packet) -> None: ...
+    def run_queued(self) -> None: ...
     def credit(self, request_id: bytes, replies: int) -> None: ...
     def cancel(self, request_id: bytes) -> None: ...

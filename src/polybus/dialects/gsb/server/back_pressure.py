@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 from polybus.dialects.gsb.server.call_table import Desk
 
 if TYPE_CHECKING:
-    from polybus.dialects.gsb.server.call_peer import Peer
+    from polybus.dialects.gsb.server.call_peer import CallPeer
     from polybus.dialects.gsb.server.call_table import Call
     from polybus.model.limits import GsbLimits
 
@@ -30,7 +30,7 @@ MIN_WINDOW = 2  # one is on its way while the next is made
 MAX_WINDOW = 256
 
 
-class Pressure:
+class BackPressure:
     def __init__(self, limits: GsbLimits, max_owed: int, clock: Callable[[], float]) -> None:
         self.desk = Desk(
             clock,
@@ -44,76 +44,76 @@ class Pressure:
             max_window=MAX_WINDOW,
         )
         self._clock = clock
-        self._hard = max_owed // 2  # beyond it even what needs no credit waits
-        self.full: dict[Peer, None] = {}
+        self._hard_limit_bytes = max_owed // 2  # beyond it even what needs no credit waits
+        self.full: dict[CallPeer, None] = {}
 
     # --- what outboxes report
 
-    def filled(self, peer: Peer) -> None:
+    def on_full(self, peer: CallPeer) -> None:
         peer.full = True
         self.full[peer] = None
         for call in peer.calls.values():
-            self._hold_up(call)
+            self._halt_service(call)
 
-    def has_room(self, peer: Peer) -> None:
+    def on_room(self, peer: CallPeer) -> None:
         peer.full = False
         self.full.pop(peer, None)
         for call in peer.calls.values():
-            self._let_go(call)
+            self._resume_service(call)
         wanting = list(peer.wanting)
         peer.wanting.clear()
         for call in wanting:
             self.grant(call)
-        self.release(peer)
+        self.resume_waiters(peer)
 
-    def release(self, peer: Peer) -> None:
+    def resume_waiters(self, peer: CallPeer) -> None:
         """Those who waited for it try again."""
         waiters = list(peer.waiters)
         peer.waiters.clear()
         for waiter in waiters:
-            cast("Peer", waiter).waits_for = None
-            cast("Peer", waiter).try_again()
+            cast("CallPeer", waiter).waiting_for = None
+            cast("CallPeer", waiter).schedule_retry()
 
-    def forget(self, peer: Peer) -> None:
+    def remove(self, peer: CallPeer) -> None:
         """It is gone: it waits for nobody, and nobody for it."""
         peer.full = False
         self.full.pop(peer, None)
-        if peer.waits_for is not None:
-            peer.waits_for.waiters.pop(peer, None)
-            peer.waits_for = None
-        self.release(peer)
+        if peer.waiting_for is not None:
+            peer.waiting_for.waiters.pop(peer, None)
+            peer.waiting_for = None
+        self.resume_waiters(peer)
 
     # --- what happens to calls
 
-    def opened(self, call: Call) -> None:
+    def on_call_open(self, call: Call) -> None:
         if call.caller.full:
-            self._hold_up(call)
+            self._halt_service(call)
 
-    def ended(self, call: Call) -> None:
+    def on_call_end(self, call: Call) -> None:
         call.caller.wanting.pop(call, None)
         if call.caller.full:
-            self._let_go(call)
+            self._resume_service(call)
         if call.end.halted:
-            cast("Peer", call.end).try_again()
+            cast("CallPeer", call.end).schedule_retry()
 
-    def wait(self, waiter: Peer, peer: Peer) -> None:
+    def wait(self, waiter: CallPeer, peer: CallPeer) -> None:
         """`waiter` is not read until the other has room, or is gone."""
         peer.waiters[waiter] = None
-        waiter.waits_for = peer
+        waiter.waiting_for = peer
         waiter.halt()
 
     # --- replies
 
-    def may_pass(self, call: Call, *, partial: bool) -> bool:
+    def can_forward(self, call: Call, *, partial: bool) -> bool:
         """May this reply go to the caller now? What a service sent before it hung up, always."""
-        caller = cast("Peer", call.caller)
+        caller = cast("CallPeer", call.caller)
         if call.end.lifted or not caller.full:
             return True
         if partial and not (call.end.credits and (call.free_left(self.desk) or call.credit > 0)):
             return False
-        return caller.owed <= self._hard
+        return caller.outbox_bytes <= self._hard_limit_bytes
 
-    def streamed(self, call: Call, size: int) -> None:
+    def on_partial(self, call: Call, size: int) -> None:
         """One PARTIAL has passed."""
         if not call.free_left(self.desk):
             call.credit = max(0, call.credit - 1)
@@ -135,15 +135,15 @@ class Pressure:
             return
         call.go_on_clock(now_s)
         call.credit += window - left
-        cast("Peer", call.end).send_credit(call.id, window - left)
+        cast("CallPeer", call.end).send_credit(call.id, window - left)
 
-    def _hold_up(self, call: Call) -> None:
+    def _halt_service(self, call: Call) -> None:
         if not call.end.credits:
             call.end.full_calls += 1
-            cast("Peer", call.end).halt()
+            cast("CallPeer", call.end).halt()
 
-    def _let_go(self, call: Call) -> None:
+    def _resume_service(self, call: Call) -> None:
         if not call.end.credits:
             call.end.full_calls -= 1
             if not call.end.full_calls and call.end.halted:
-                cast("Peer", call.end).try_again()
+                cast("CallPeer", call.end).schedule_retry()

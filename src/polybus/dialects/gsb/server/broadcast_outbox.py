@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polybus.bus.counters import Counters
-    from polybus.dialects.gsb.server.call_peer import Peer
+    from polybus.dialects.gsb.server.call_peer import CallPeer
 
 
-class Subscriber:
+class BroadcastOutbox:
     """Takes broadcasts for one connection. It never makes anybody wait: a full one loses them."""
 
-    def __init__(self, peer: Peer, counters: Counters, max_bytes: int) -> None:
+    def __init__(self, peer: CallPeer, counters: Counters, max_bytes: int) -> None:
         self._peer = peer
         self._counters = counters
         self._max_bytes = max_bytes
 
     def push(self, data: bytes) -> None:
         party = self._peer.party
-        if self._peer.full or self._peer.owed + len(data) > self._max_bytes:
+        if self._peer.full or self._peer.outbox_bytes + len(data) > self._max_bytes:
             lost = party.encoding.count(data, 0)
             self._counters.count("dropped", "subscriber_full", lost)
         else:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 if TYPE_CHECKING:
-    from polybus.dialects.gsb.server.service_registry import Services
+    from polybus.dialects.gsb.server.service_registry import ServiceRegistry
 
 
-class BuiltIn:
-    def __init__(self, services: Services, stats: Callable[[], dict[str, Any]]) -> None:
+class BuiltInServices:
+    def __init__(self, services: ServiceRegistry, stats: Callable[[], dict[str, Any]]) -> None:
         self._services = services
         self._table: dict[str, Callable[[bytes], bytes]] = {
             "sys/services": lambda _: msgpack.packb(self._list()),

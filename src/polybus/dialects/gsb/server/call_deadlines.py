@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 MIN_STEP_S = 0.01  # between two looks: how late a deadline may be noticed
-REST = 20  # a look that takes long comes less often: it has a twentieth of the loop at most
+IDLE_RATIO = 20  # a look that takes long comes less often: it has a twentieth of the loop at most
 
 
-class Deadlines:
+class CallDeadlines:
     """`expire` is told of each call that is over its deadline."""
 
     def __init__(
@@ -54,16 +54,18 @@ class Deadlines:
             self._timer = None
         self._desk.next_due_s = due_s
         if due_s < NEVER:
-            self._timer = self._timers.call_later(max(0.0, due_s - self._clock()), self._look)
+            self._timer = self._timers.call_later(
+                max(0.0, due_s - self._clock()), self._check_calls
+            )
 
-    def _look(self) -> None:
+    def _check_calls(self) -> None:
         self._timer = None
         self._desk.next_due_s = NEVER
         now_s = self._clock()
         late, nearest_s = overdue(self._ends, now_s)
         if nearest_s is not None:
             took_s = self._clock() - now_s
-            self._set(max(nearest_s, now_s + MIN_STEP_S, now_s + REST * took_s))
+            self._set(max(nearest_s, now_s + MIN_STEP_S, now_s + IDLE_RATIO * took_s))
         for call in late:
             if call.caller.calls.get(call.request_id) is call:
                 self._expire(call)

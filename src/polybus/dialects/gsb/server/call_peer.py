@@ -10,14 +10,14 @@ from polybus.dialects.gsb.server.call_table import End
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.bus.connection import Party
+    from polybus.bus.connection import Connection
     from polybus.dialects.gsb.server.call_table import Call
 
 
-class Peer(End):
-    party: Party
+class CallPeer(End):
+    party: Connection
     wants_pings: bool = False
-    waits_for: Peer | None = None
+    waiting_for: CallPeer | None = None
 
     @abstractmethod
     def send_call(self, call: Call, data: Buffer) -> None:
@@ -48,15 +48,15 @@ class Peer(End):
         """Is not read from now on; a hang-up is still noticed."""
 
     @abstractmethod
-    def try_again(self) -> None:
+    def schedule_retry(self) -> None:
         """Soon: what it sent is offered once more, and if nothing is in the way, it is read on."""
 
-    def rest(self) -> None:
+    def yield_turn(self) -> None:
         """It has asked for much: all others come first."""
         self.halt()
-        self.try_again()
+        self.schedule_retry()
 
     @property
-    def owed(self) -> int:
+    def outbox_bytes(self) -> int:
         """Bytes that it has not taken."""
         return self.party.outbox.backlog()

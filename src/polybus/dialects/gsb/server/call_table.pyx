@@ -5,7 +5,7 @@ and its service's, by an id of the bus's own.
 
 Most packets are calls and replies with nothing in their way. Those are carried out here:
 read from the received bytes, looked up, and written for the other end, many to a write.
-Everything else goes to `receive_slowly`, the long way in dialects/gsb/server/session.py: other
+Everything else goes to `receive_slow_path`, the long way in dialects/gsb/server/session.py: other
 packets, whatever is refused, whoever is full, whatever must set a timer or be logged. Both
 ways change the same tables by the same rules; tests run every conversation on both.
 
@@ -270,10 +270,10 @@ cdef class End:
                 ):
                     break
                 if slow >= MAX_SLOW and not self.lifted:
-                    self.rest()
+                    self.yield_turn()
                     break
                 slow += 1
-                taken = self.receive_slowly(buffer, at, end)
+                taken = self.receive_slow_path(buffer, at, end)
                 if not taken:
                     break
                 at += taken
@@ -354,7 +354,7 @@ cdef class End:
         )
         self.desk.flush()
         if not done:
-            done = self.packet_slowly(payload, 0, PyBytes_GET_SIZE(payload))
+            done = self.packet_slow_path(payload, 0, PyBytes_GET_SIZE(payload))
         if done or self.gone:
             self.large = None
         return done and not self.halted and not self.gone

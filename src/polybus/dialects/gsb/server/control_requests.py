@@ -7,36 +7,36 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from polybus.bus.request_outcome import Kind, Outcome
-from polybus.bus.subscriptions import Subscribed
+from polybus.bus.request_outcome import OutcomeKind, RequestOutcome
+from polybus.bus.subscriptions import SubscribeResult
 from polybus.dialects.gsb import control_packets
-from polybus.dialects.gsb.server.ordered_replies import Answers, Slot
-from polybus.dialects.gsb.server.service_registry import DONE, Answer
-from polybus.dialects.gsb.service_address import Code
+from polybus.dialects.gsb.server.ordered_replies import OrderedReplies, ReplySlot
+from polybus.dialects.gsb.server.service_registry import OK_STATUS, ServiceStatus
+from polybus.dialects.gsb.service_address import StatusCode
 from polybus.errors import InvalidTopic
 from polybus.kernel.fanout import BLOCKED
 from polybus.model import topic_name
 from polybus.model.access_rule import PRODUCE
 
 if TYPE_CHECKING:
-    from polybus.dialects.gsb.server.session import GsbDialect, GsbSession
+    from polybus.dialects.gsb.server.session import GsbServer, GsbSession
 
 OUTCOMES = {
-    Kind.OK: Code.OK,
-    Kind.NO: Code.DENIED,
-    Kind.DOES_NOT_EXIST: Code.NOT_FOUND,
-    Kind.OVER_QUOTA: Code.DENIED,
+    OutcomeKind.OK: StatusCode.OK,
+    OutcomeKind.NO: StatusCode.DENIED,
+    OutcomeKind.DOES_NOT_EXIST: StatusCode.NOT_FOUND,
+    OutcomeKind.OVER_QUOTA: StatusCode.DENIED,
 }
 
 
-class Requests:
+class ControlRequests:
     """Carries out the requests of one connection; False: not now, its session is halted."""
 
-    def __init__(self, dialect: GsbDialect, session: GsbSession) -> None:
+    def __init__(self, dialect: GsbServer, session: GsbSession) -> None:
         self._broker = dialect.broker
         self._services = dialect.calls.services
         self._session = session
-        self._answers = Answers(session.send)
+        self._answers = OrderedReplies(session.send)
         verbs: dict[str, Callable[[Any], bool]] = {
             "register_request": self._register,
             "unregister_request": self._unregister,
@@ -44,21 +44,21 @@ class Requests:
             "unsubscribe_request": self._unsubscribe,
             "broadcast_request": self._broadcast,
         }
-        self.table = {kind: partial(self._in_turn, verb) for kind, verb in verbs.items()}
+        self.table = {kind: partial(self._admit, verb) for kind, verb in verbs.items()}
 
     @property
     def unanswered(self) -> int:
         return len(self._answers)
 
-    def _in_turn(self, carry_out: Callable[[Any], bool], request: Any) -> bool:
-        if self._is_too_much(0):
+    def _admit(self, carry_out: Callable[[Any], bool], request: Any) -> bool:
+        if self._exceeds_uncommitted(0):
             self._session.halt()
             return False
         return carry_out(request)
 
-    def _is_too_much(self, size: int) -> bool:
+    def _exceeds_uncommitted(self, size: int) -> bool:
         """Does so much wait for the disk that this has to wait too? Not if nothing can follow."""
-        unsettled = self._answers.unsettled_bytes
+        unsettled = self._answers.pending_bytes
         most = self._broker.max_uncommitted_bytes
         return bool(unsettled) and unsettled + size > most and not self._session.lifted
 
@@ -71,49 +71,55 @@ class Requests:
         return self._answer("unregister_request", answer)
 
     def _subscribe(self, request: Any) -> bool:
-        return self._answer("subscribe_request", self._subscribed(request.topic))
+        return self._answer("subscribe_request", self._subscribe_topic(request.topic))
 
-    def _subscribed(self, topic: str) -> Answer:
+    def _subscribe_topic(self, topic: str) -> ServiceStatus:
         try:
-            name = topic_name.check(topic)
+            name = topic_name.check_topic_name(topic)
         except InvalidTopic as error:
-            return Answer(Code.BAD_REQUEST, str(error))
+            return ServiceStatus(StatusCode.BAD_REQUEST, str(error))
         result = self._broker.subscribe(self._session.party, name)
-        if result in (Subscribed.NEW, Subscribed.ALREADY):
-            return DONE
-        if result is Subscribed.DENIED:
-            return Answer(Code.DENIED, f"not allowed to subscribe to {topic!r}")
-        self._broker.refused(self._session.party, result.value, name)
-        return Answer(Code.DENIED, f"{result.value} is reached")
+        if result in (SubscribeResult.NEW, SubscribeResult.ALREADY):
+            return OK_STATUS
+        if result is SubscribeResult.DENIED:
+            return ServiceStatus(StatusCode.DENIED, f"not allowed to subscribe to {topic!r}")
+        self._broker.count_refusal(self._session.party, result.value, name)
+        return ServiceStatus(StatusCode.DENIED, f"{result.value} is reached")
 
     def _unsubscribe(self, request: Any) -> bool:
         name = request.topic.encode("utf-8", "surrogatepass")
         found = self._broker.unsubscribe(self._session.party, name)
-        answer = DONE if found else Answer(Code.NOT_FOUND, "there is no such subscription")
+        answer = (
+            OK_STATUS
+            if found
+            else ServiceStatus(StatusCode.NOT_FOUND, "there is no such subscription")
+        )
         return self._answer("unsubscribe_request", answer)
 
     def _broadcast(self, request: Any) -> bool:
         try:
-            name = topic_name.check(request.topic)
+            name = topic_name.check_topic_name(request.topic)
         except InvalidTopic as error:
-            return self._answer("broadcast_request", Answer(Code.BAD_REQUEST, str(error)))
+            return self._answer(
+                "broadcast_request", ServiceStatus(StatusCode.BAD_REQUEST, str(error))
+            )
         if self._broker.is_durable(name):
-            return self._keep(name, request.data)
+            return self._publish_durable(name, request.data)
         source = self._session.party.source
         denied = source.denied
         routed = self._publish(name, request.data)
         if routed.stop == BLOCKED:
-            return self._wait()
-        refused = Answer(Code.DENIED, f"not allowed to broadcast to {request.topic!r}")
-        return self._answer("broadcast_request", DONE if source.denied == denied else refused)
+            return self._wait_for_reader()
+        refused = ServiceStatus(StatusCode.DENIED, f"not allowed to broadcast to {request.topic!r}")
+        return self._answer("broadcast_request", OK_STATUS if source.denied == denied else refused)
 
     def _publish(self, name: bytes, data: bytes) -> Any:
         """To subscribers now, who are told whose it is."""
         ends = array("i", [0, len(data)])
-        with self._broker.callers.said_by(self._session.caller_name):
+        with self._broker.senders.sending_as(self._session.caller_name):
             return self._broker.publish(self._session.party, name, ends, data)
 
-    def _wait(self) -> bool:
+    def _wait_for_reader(self) -> bool:
         """A reader of another dialect is full: its writers wait for it."""
         if self._session.lifted:  # this one will not be there any more
             self._broker.counters.count("dropped", "disconnected")
@@ -121,38 +127,44 @@ class Requests:
         self._session.halt()
         return False
 
-    def _keep(self, name: bytes, data: bytes) -> bool:
+    def _publish_durable(self, name: bytes, data: bytes) -> bool:
         """Answered when it is on disk."""
-        party, keeping = self._session.party, self._broker.keeping
-        creator = self._broker.binding.creator_of(name) if self._broker.binding else None
+        party, keeping = self._session.party, self._broker.publisher
+        creator = self._broker.topic_names.creator_of(name) if self._broker.topic_names else None
         if not self._broker.policy.allows(party.pipe.identity, PRODUCE, name, creator):
-            self._broker.refused(party, "produce_denied", name)
-            refused = Answer(Code.DENIED, f"not allowed to broadcast to {name.decode()!r}")
+            self._broker.count_refusal(party, "produce_denied", name)
+            refused = ServiceStatus(
+                StatusCode.DENIED, f"not allowed to broadcast to {name.decode()!r}"
+            )
             return self._answer("broadcast_request", refused)
-        if self._is_too_much(len(data)):
+        if self._exceeds_uncommitted(len(data)):
             self._session.halt()
             return False
         assert keeping is not None
-        slot = self._answers.promise(len(data))
-        heard_of = self._broker.callers.sent(name, self._session.caller_name)
-        then = partial(self._kept, slot, heard_of)
-        keeping.produce(name, array("i", [0, len(data)]), data, then)
+        slot = self._answers.reserve(len(data))
+        heard_of = self._broker.senders.track(name, self._session.caller_name)
+        then = partial(self._on_committed, slot, heard_of)
+        keeping.publish_with_outcome(name, array("i", [0, len(data)]), data, then)
         return True
 
-    def _kept(
-        self, slot: Slot, heard_of: Callable[[int], None], outcome: Outcome, first_id: int
+    def _on_committed(
+        self,
+        slot: ReplySlot,
+        heard_of: Callable[[int], None],
+        outcome: RequestOutcome,
+        first_id: int,
     ) -> None:
         heard_of(first_id)
-        code = OUTCOMES.get(outcome.kind, Code.DENIED)
+        code = OUTCOMES.get(outcome.kind, StatusCode.DENIED)
         if code and self._session.gone:
             self._broker.counters.count("dropped", outcome.text or outcome.kind.value)
-        text = "" if code is Code.OK else outcome.text or outcome.kind.value
-        self._answers.fulfil(slot, self._encoded("broadcast_request", Answer(code, text)))
-        self._session.try_again()
+        text = "" if code is StatusCode.OK else outcome.text or outcome.kind.value
+        self._answers.fulfil(slot, self._encoded("broadcast_request", ServiceStatus(code, text)))
+        self._session.schedule_retry()
 
-    def _answer(self, request: str, answer: Answer) -> bool:
+    def _answer(self, request: str, answer: ServiceStatus) -> bool:
         self._answers.add(self._encoded(request, answer))
         return True
 
-    def _encoded(self, request: str, answer: Answer) -> bytes:
+    def _encoded(self, request: str, answer: ServiceStatus) -> bytes:
         return control_packets.reply(self._session.ipc, request, answer.code, answer.message)

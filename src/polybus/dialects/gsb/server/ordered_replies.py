@@ -13,11 +13,11 @@ from collections.abc import Callable
 SLOT_BYTES = 128
 
 
-class Answers:
+class OrderedReplies:
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._slots: deque[Slot] = deque()
-        self.unsettled_bytes = 0
+        self._slots: deque[ReplySlot] = deque()
+        self.pending_bytes = 0
 
     def __len__(self) -> int:
         """How many wait, be it for those before them."""
@@ -25,27 +25,27 @@ class Answers:
 
     def add(self, data: bytes) -> None:
         if self._slots:
-            self._append(Slot(0, data))
+            self._append(ReplySlot(0, data))
         else:
             self._send(data)
 
-    def promise(self, size: int) -> Slot:
+    def reserve(self, size: int) -> ReplySlot:
         """A place for an answer that is still to come; `size` is what it is about."""
-        return self._append(Slot(size))
+        return self._append(ReplySlot(size))
 
-    def fulfil(self, slot: Slot, data: bytes) -> None:
+    def fulfil(self, slot: ReplySlot, data: bytes) -> None:
         slot.data = data
         while self._slots and (ready := self._slots[0].data) is not None:
-            self.unsettled_bytes -= self._slots.popleft().weight
+            self.pending_bytes -= self._slots.popleft().weight
             self._send(ready)
 
-    def _append(self, slot: Slot) -> Slot:
+    def _append(self, slot: ReplySlot) -> ReplySlot:
         self._slots.append(slot)
-        self.unsettled_bytes += slot.weight
+        self.pending_bytes += slot.weight
         return slot
 
 
-class Slot:
+class ReplySlot:
     __slots__ = ("data", "weight")
 
     def __init__(self, size: int, data: bytes | None = None) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from polybus.dialects.gsb.codec import NO_PACKET
 from polybus.dialects.gsb.gsb_pb2 import Packet
-from polybus.dialects.gsb.service_address import MAX_TOLD_BYTES
+from polybus.dialects.gsb.service_address import MAX_LOGGED_ADDRESS_BYTES
 from polybus.dialects.gsb.sp import TOO_LARGE
 from polybus.errors import BadFrame
 
@@ -28,7 +28,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT_BYTES = 10
 
 
-class Skipping:
+class OversizedPacket:
     """One packet of `size` bytes. `feed` takes its bytes in any pieces; `left` is 0 at its end.
 
     `BadFrame` if it is no packet, or of a kind that may not be so large. A request id over
@@ -43,9 +43,9 @@ class Skipping:
         self._texts: dict[str, bytearray] = {}
         self._inner_left = 0  # of the call or reply; 0: between the packet's own fields
         self._held = bytearray()  # a tag and what follows it, until they are whole
-        self._wanted = 0  # bytes of a field's value that are still to come
+        self._value_left = 0  # bytes of a field's value that are still to come
         self._text: bytearray | None = None  # where they are kept
-        self._most = 0  # of them
+        self._max_kept = 0  # of them
 
     @property
     def request_id(self) -> bytes:
@@ -71,22 +71,22 @@ class Skipping:
             return self._take(data)
         taken = self._take(data[: self._inner_left])
         self._inner_left -= taken
-        if not self._inner_left and (self._held or self._wanted):
+        if not self._inner_left and (self._held or self._value_left):
             raise BadFrame(NO_PACKET)  # a field goes beyond what it is part of
         return taken
 
     def _take(self, data: memoryview) -> int:
-        if self._wanted:
-            return self._pass(data)
+        if self._value_left:
+            return self._skip_value(data)
         self._held.append(data[0])
         self._read_head()
         return 1
 
-    def _pass(self, data: memoryview) -> int:
-        taken = min(self._wanted, len(data))
+    def _skip_value(self, data: memoryview) -> int:
+        taken = min(self._value_left, len(data))
         if self._text is not None:
-            self._text += data[: min(taken, self._most - len(self._text))]
-        self._wanted -= taken
+            self._text += data[: min(taken, self._max_kept - len(self._text))]
+        self._value_left -= taken
         return taken
 
     def _read_head(self) -> None:
@@ -115,7 +115,7 @@ class Skipping:
         if not self._inner_left and number in Packet.DESCRIPTOR.fields_by_number:
             self._enter(number, size)
             return
-        self._wanted, self._text = size, None
+        self._value_left, self._text = size, None
         name = FIELDS[self.kind].get(number) if self._inner_left else None
         if name == DATA:
             self.data_bytes = size
@@ -132,12 +132,12 @@ class Skipping:
 
     def _keep(self, name: str, size: int) -> None:
         text = self._texts[name] = bytearray()
-        self._most = MAX_TOLD_BYTES if name == ADDRESS else self._max_id_bytes
-        if name == ADDRESS or size <= self._most:
+        self._max_kept = MAX_LOGGED_ADDRESS_BYTES if name == ADDRESS else self._max_id_bytes
+        if name == ADDRESS or size <= self._max_kept:
             self._text = text
 
     def _check_end(self) -> None:
-        if self._inner_left or self._held or self._wanted or not self.kind:
+        if self._inner_left or self._held or self._value_left or not self.kind:
             raise BadFrame(NO_PACKET)
         try:
             self.request_id.decode()

@@ -25,41 +25,41 @@ if TYPE_CHECKING:
 MAX_KNOWN = 65_536
 
 
-class Telling(Protocol):
+class SenderEncoding(Protocol):
     """An encoding that tells who sent what it writes."""
 
     caller: bytes
 
 
-class Topic:
+class TopicSenders:
     """What is known of the senders on one topic."""
 
     def __init__(self) -> None:
         self.known: dict[int, bytes] = {}  # by id
-        self.under_way: dict[int, None] = {}  # in the order they were sent
+        self.in_flight: dict[int, None] = {}  # in the order they were sent
         self.waiting: deque[tuple[int, Callable[[], None]]] = deque()  # until all up to this
 
     def __bool__(self) -> bool:
-        return bool(self.known or self.under_way)
+        return bool(self.known or self.in_flight)
 
 
-class Callers:
+class SenderTracker:
     def __init__(self) -> None:
-        self.encodings: list[Telling] = []
-        self.is_read: Callable[[bytes], bool] = lambda name: False  # by push, from its log
-        self._topics: dict[bytes, Topic] = {}
+        self.encodings: list[SenderEncoding] = []
+        self.has_push_reader: Callable[[bytes], bool] = lambda name: False  # by push, from its log
+        self._topics: dict[bytes, TopicSenders] = {}
         self._numbers = count(1)
 
     def __len__(self) -> int:
         """Of how many topics something is remembered."""
         return len(self._topics)
 
-    def are_told(self, encoding: object) -> bool:
+    def names_senders(self, encoding: object) -> bool:
         """To readers who have this encoding?"""
         return any(encoding is one for one in self.encodings)
 
     @contextmanager
-    def said_by(self, caller: bytes) -> Iterator[None]:
+    def sending_as(self, caller: bytes) -> Iterator[None]:
         """What is written meanwhile is from this caller; empty: from another dialect."""
         for encoding in self.encodings:
             encoding.caller = caller
@@ -69,22 +69,22 @@ class Callers:
             for encoding in self.encodings:
                 encoding.caller = b""
 
-    def sent(self, name: bytes, caller: bytes) -> Callable[[int], None]:
+    def track(self, name: bytes, caller: bytes) -> Callable[[int], None]:
         """A message is on its way to the disk; to be told of its id, 0: it was not kept."""
         number = next(self._numbers)
-        topic = self._topics.setdefault(name, Topic())
-        topic.under_way[number] = None
-        return partial(self._arrived, name, topic, number, caller)
+        topic = self._topics.setdefault(name, TopicSenders())
+        topic.in_flight[number] = None
+        return partial(self._on_committed, name, topic, number, caller)
 
-    def when_known(self, name: bytes, then: Callable[[], None]) -> None:
+    def when_resolved(self, name: bytes, then: Callable[[], None]) -> None:
         """Goes on once all that is on its way now has been heard of."""
         topic = self._topics.get(name)
-        if topic is None or not topic.under_way:
+        if topic is None or not topic.in_flight:
             then()
         else:
-            topic.waiting.append((next(reversed(topic.under_way)), then))
+            topic.waiting.append((next(reversed(topic.in_flight)), then))
 
-    def runs(self, name: bytes, rows: Rows) -> list[tuple[int, int, bytes]]:
+    def split_by_sender(self, name: bytes, rows: Rows) -> list[tuple[int, int, bytes]]:
         """Messages of one sender behind each other: start, end (exclusive), who."""
         topic = self._topics.get(name)
         if topic is None or not topic.known:
@@ -97,26 +97,28 @@ class Callers:
             start = end
         return found
 
-    def heard(self, name: bytes, before_id: int) -> None:
+    def forget_before(self, name: bytes, before_id: int) -> None:
         """Nobody will read what comes before this."""
         topic = self._topics.get(name)
         if topic is None:
             return
         for number in list(takewhile(before_id.__gt__, topic.known)):  # they came in this order
             del topic.known[number]
-        self._tidy(name, topic)
+        self._drop_if_empty(name, topic)
 
-    def _arrived(self, name: bytes, topic: Topic, number: int, caller: bytes, found: int) -> None:
-        del topic.under_way[number]
-        if found and self.is_read(name):
+    def _on_committed(
+        self, name: bytes, topic: TopicSenders, number: int, caller: bytes, found: int
+    ) -> None:
+        del topic.in_flight[number]
+        if found and self.has_push_reader(name):
             topic.known[found] = caller
             if len(topic.known) > MAX_KNOWN:
                 del topic.known[next(iter(topic.known))]
         waiting = topic.waiting
-        while waiting and (not topic.under_way or waiting[0][0] < next(iter(topic.under_way))):
+        while waiting and (not topic.in_flight or waiting[0][0] < next(iter(topic.in_flight))):
             waiting.popleft()[1]()
-        self._tidy(name, topic)
+        self._drop_if_empty(name, topic)
 
-    def _tidy(self, name: bytes, topic: Topic) -> None:
+    def _drop_if_empty(self, name: bytes, topic: TopicSenders) -> None:
         if not topic and self._topics.get(name) is topic:
             del self._topics[name]

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING
 
 from polybus.bus.outbox import Outbox
 from polybus.dialects.gsb import codec, control_packets, sp
-from polybus.dialects.gsb.server.broadcast_outbox import Subscriber
-from polybus.dialects.gsb.server.call_router import FULL, Calls
-from polybus.dialects.gsb.server.control_requests import Requests
+from polybus.dialects.gsb.server.broadcast_outbox import BroadcastOutbox
+from polybus.dialects.gsb.server.call_router import FULL, CallRouter
+from polybus.dialects.gsb.server.control_requests import ControlRequests
 from polybus.dialects.gsb.server.gsb_packets import GsbEncoding, call_reply, call_request
-from polybus.dialects.gsb.server.packet_receiver import Receiver
-from polybus.dialects.gsb.service_address import Code
+from polybus.dialects.gsb.server.packet_receiver import PacketReceiver
+from polybus.dialects.gsb.service_address import StatusCode
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.broker import Broker
-    from polybus.bus.connection import Pipe
+    from polybus.bus.connection import ConnectionIO
     from polybus.bus.timers import Timers
     from polybus.dialects.gsb.server.call_table import Call
     from polybus.model.identity import Identity
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 MAX_VARINT = 2**64 - 1  # a negative code travels as what is left of it in 64 bits
 
 
-class GsbDialect:
+class GsbServer:
     """What all GSB connections of a bus share; called with a pipe it opens a session."""
 
     def __init__(self, broker: Broker, limits: GsbLimits, timers: Timers, owner: Identity) -> None:
         self.broker = broker
         self.limits = limits
         self.timers = timers
-        self.calls = Calls(broker, limits, timers, owner)
+        self.calls = CallRouter(broker, limits, timers, owner)
         numbers = broker.new_encoding_number(), broker.new_encoding_number()
         self.encodings = (GsbEncoding(numbers[0], False), GsbEncoding(numbers[1], True))
-        broker.callers.encodings += self.encodings
+        broker.senders.encodings += self.encodings
 
-    def __call__(self, pipe: Pipe) -> GsbSession:
+    def __call__(self, pipe: ConnectionIO) -> GsbSession:
         return GsbSession(self, pipe)
 
     def close(self) -> None:
@@ -63,28 +63,28 @@ class GsbDialect:
             self.calls.audit.close()
 
 
-class GsbSession(Receiver):
-    def __init__(self, dialect: GsbDialect, pipe: Pipe) -> None:
+class GsbSession(PacketReceiver):
+    def __init__(self, dialect: GsbServer, pipe: ConnectionIO) -> None:
         broker, limits = dialect.broker, dialect.limits
         self.broker = broker
         self._calls = dialect.calls
         self._call_soon = dialect.timers.call_soon
         self._pipe = pipe
-        self.caller_name = _caller(pipe.identity).encode()
-        most, full = dialect.calls.max_owed, limits.outbox_full_bytes
+        self.caller_name = _caller_name(pipe.identity).encode()
+        most, full = dialect.calls.max_outbox_bytes, limits.outbox_full_bytes
         free = min(full, limits.outbox_free_bytes)
         self._outbox = Outbox(pipe, broker.turn, self, full, most, free)
         self.take_short_path(dialect.calls.desk, self._outbox.push, pipe.is_unix)
         self._encoding = dialect.encodings[self.ipc]
-        reader = Subscriber(self, broker.counters, most)
+        reader = BroadcastOutbox(self, broker.counters, most)
         self.party = broker.join("gsb", pipe, self._encoding, outbox=self._outbox, reader=reader)
-        self.party.resume = self.try_again
+        self.party.on_resume = self.schedule_retry
         self.party.describe = self._describe
-        self.stalled = self._outbox.stalled
-        self.writable = self._outbox.writable
-        self._requests = Requests(dialect, self)
-        self.begin_receiving(limits.max_packet_bytes, self._requests.table)
-        self._trying = False  # soon
+        self.on_stalled = self._outbox.on_stalled
+        self.on_writable = self._outbox.on_writable
+        self._requests = ControlRequests(dialect, self)
+        self.init_receiver(limits.max_packet_bytes, self._requests.table)
+        self._is_retry_scheduled = False  # soon
         self._rest_taken = False  # it sends no more, and all it sent was taken
         self._calls.join(self)
         self.send(sp.GREETING)
@@ -92,30 +92,30 @@ class GsbSession(Receiver):
     # --- what the transport calls (`stalled` and `writable` are the outbox's, `receive` is
     # the short path's)
 
-    def half_closed(self) -> bool:
+    def on_half_closed(self) -> bool:
         """The peer sends no more; nng's never do that and stay."""
         if self._rest_taken:
             return True
-        self._take_rest()
+        self._drain_received()
         self._calls.leave(self)
         self.broker.finish(self.party)
         return True
 
-    def ended(self) -> None:
-        if not self.party.ended:
-            self._take_rest()
+    def on_ended(self) -> None:
+        if not self.party.is_closed:
+            self._drain_received()
         self._calls.leave(self)
         self.broker.leave(self.party)
 
     # --- what its outbox reports
 
-    def filled(self, outbox: Outbox) -> None:
-        self._calls.pressure.filled(self)
+    def on_filled(self, outbox: Outbox) -> None:
+        self._calls.pressure.on_full(self)
 
-    def has_room(self, outbox: Outbox) -> None:
-        self._calls.pressure.has_room(self)
+    def on_room(self, outbox: Outbox) -> None:
+        self._calls.pressure.on_room(self)
 
-    def overflowed(self, outbox: Outbox) -> None:
+    def on_overflow(self, outbox: Outbox) -> None:
         self.broker.cut(self.party, "outbox_overflow")
 
     # --- what calls ask for
@@ -132,7 +132,7 @@ class GsbSession(Receiver):
 
     def send_failure(self, request_id: bytes, code: int, message: str) -> None:
         data = codec.pack_failure(code, message, codec.Origin.BUS)
-        self.send_reply(request_id, Code.FAILURE, FULL, data)
+        self.send_reply(request_id, StatusCode.FAILURE, FULL, data)
 
     def send_cancel(self, call_id: bytes) -> None:
         self.send(control_packets.cancel(self.ipc, call_id))
@@ -147,37 +147,37 @@ class GsbSession(Receiver):
         self.send(control_packets.ping(self.ipc, b""))
 
     def halt(self) -> None:
-        if self.halted or self.party.ended:
+        if self.halted or self.party.is_closed:
             return
         self.halted = True
         self.halted_since_s = self.broker.now_s()
         self._pipe.pause_reading()
-        self._pipe.watch_hangup(self._hung_up)
+        self._pipe.watch_hangup(self._on_hangup)
 
-    def try_again(self) -> None:
-        if self.halted and not self._trying:
-            self._trying = True
-            self._call_soon(self._go_on)
+    def schedule_retry(self) -> None:
+        if self.halted and not self._is_retry_scheduled:
+            self._is_retry_scheduled = True
+            self._call_soon(self._resume)
 
-    def _go_on(self) -> None:
-        self._trying = False
+    def _resume(self) -> None:
+        self._is_retry_scheduled = False
         must_wait = self.full_calls and not self.lifted
-        if self.halted and not must_wait and not self.party.ended:
-            self._wake()
+        if self.halted and not must_wait and not self.party.is_closed:
+            self._end_halt()
             if self.finish_large():
                 self._pipe.resume_reading()
 
-    def _wake(self) -> None:
+    def _end_halt(self) -> None:
         if self.halted:
             self.halted = False
             self.unread_s += self.broker.now_s() - self.halted_since_s
 
-    def _hung_up(self) -> None:
+    def _on_hangup(self) -> None:
         self.lifted = True
-        self._calls.hung_up(self)
-        self.try_again()
+        self._calls.on_hangup(self)
+        self.schedule_retry()
 
-    def _take_rest(self) -> None:
+    def _drain_received(self) -> None:
         """What it has sent, whoever is full; nothing more will come.
 
         Once: with TLS, offering again what is there finds its end again.
@@ -185,8 +185,8 @@ class GsbSession(Receiver):
         if self._rest_taken:
             return
         self._rest_taken = self.lifted = True
-        self._calls.hung_up(self)
-        self._wake()
+        self._calls.on_hangup(self)
+        self._end_halt()
         self.finish_large()
         self._pipe.offer_again()
 
@@ -199,5 +199,5 @@ class GsbSession(Receiver):
         }
 
 
-def _caller(identity: Identity) -> str:
+def _caller_name(identity: Identity) -> str:
     return "local:anonymous" if identity.uid is None else f"local:{identity.uid}"

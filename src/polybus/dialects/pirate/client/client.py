@@ -32,13 +32,18 @@ from typing import Final, Self
 from polybus.dialects.pirate import client_id as identity
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client import client_keys
-from polybus.dialects.pirate.client.client_keys import Keys
+from polybus.dialects.pirate.client.client_keys import ClientKeys
 from polybus.dialects.pirate.client.journal_state import Outcome, Pending
 from polybus.dialects.pirate.client.pirate_message import Message
-from polybus.dialects.pirate.client.pirate_options import SERVER, ClientOptions, Order, order_of
-from polybus.dialects.pirate.client.requester import Asking, Fate
-from polybus.dialects.pirate.client.state_folder import Folder, default_folder
-from polybus.dialects.pirate.client.thread_work import finished
+from polybus.dialects.pirate.client.pirate_options import (
+    DEFAULT_SERVER,
+    ClientOptions,
+    Order,
+    parse_order,
+)
+from polybus.dialects.pirate.client.requester import Fate, Requester
+from polybus.dialects.pirate.client.state_folder import ClientFolder, default_folder
+from polybus.dialects.pirate.client.thread_work import run_to_completion
 from polybus.errors import NotConnected, StoreFull, TooLarge, Unavailable, UsageError
 from polybus.model import topic_name
 
@@ -59,7 +64,7 @@ class Client:
         options: ClientOptions,
         *,
         client_id: bytes | None = None,
-        curve: Keys | None = None,
+        curve: ClientKeys | None = None,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
         self._server = server
@@ -69,8 +74,8 @@ class Client:
         self._curve = curve
         self._on_notice = on_notice or log.warning
         self._notices: deque[str] = deque(maxlen=MAX_NOTICES)
-        self._folder: Folder | None = None
-        self._asking: Asking | None = None
+        self._folder: ClientFolder | None = None
+        self._requester: Requester | None = None
         self._closed = False
 
     # --- opening and closing
@@ -83,9 +88,11 @@ class Client:
         if self._folder is not None:
             raise UsageError("a client opens once: make another one")
         try:
-            folder = await finished(self._take_folder)
-            self._asking = Asking(folder, self._server, self.options, self._curve, self._tell)
-            await self._asking.begin()
+            folder = await run_to_completion(self._take_folder)
+            self._requester = Requester(
+                folder, self._server, self.options, self._curve, self._add_notice
+            )
+            await self._requester.open()
         except BaseException:
             await self.close()
             raise
@@ -93,10 +100,10 @@ class Client:
     async def close(self) -> None:
         """Let go of the folder. A request without an answer stays in it."""
         self._closed = True
-        if self._asking is not None:
-            self._asking.close()
+        if self._requester is not None:
+            self._requester.close()
         if self._folder is not None:
-            await finished(self._folder.close)
+            await run_to_completion(self._folder.close)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -123,27 +130,27 @@ class Client:
 
     @property
     def id(self) -> bytes:
-        return self._begun().state.id
+        return self._require_opened().state.id
 
     @property
     def counter(self) -> int:
         """The highest counter that was used for this id."""
-        return self._begun().state.counter
+        return self._require_opened().state.counter
 
     @property
     def subscriptions(self) -> dict[str, int]:
         """The topics that this folder knows to be subscribed, each with its LAST."""
-        return dict(self._begun().state.lasts)
+        return dict(self._require_opened().state.lasts)
 
     @property
     def pending(self) -> Pending | None:
         """The request whose outcome is not known, if there is one."""
-        return self._begun().state.pending
+        return self._require_opened().state.pending
 
     @property
     def outcome(self) -> Outcome | None:
         """How the last counted request ended, also one of an earlier start."""
-        return self._begun().state.outcome
+        return self._require_opened().state.outcome
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -157,26 +164,26 @@ class Client:
 
         A topic that is subscribed stays as it is: what was not read is still to come.
         """
-        return await self._up().count(codec.SUB, _name(topic))
+        return await self._require_open().execute(codec.SUB, _name(topic))
 
     async def unsubscribe(self, topic: str) -> bool:
         """End it; False if there was no subscription. What was not read is gone."""
-        return bool(await self._up().count(codec.UNSUB, _name(topic)))
+        return bool(await self._require_open().execute(codec.UNSUB, _name(topic)))
 
     async def put(self, topic: str, body: bytes | bytearray | memoryview) -> int:
         """Put a message: its id, once it is on the bus's disk. `DoesNotExist`: no such topic."""
         raw = bytes(body)
         if len(raw) > codec.MAX_MESSAGE_BYTES:
             raise TooLarge(f"a message has at most {codec.MAX_MESSAGE_BYTES} bytes, not {len(raw)}")
-        return await self._up().count(codec.PUT, _name(topic), raw)
+        return await self._require_open().execute(codec.PUT, _name(topic), raw)
 
     async def resume(self) -> Outcome | None:
         """Send the request of unknown outcome again: how it ended. None if there is none."""
-        return await self._up().resume()
+        return await self._require_open().resume()
 
     async def forget(self) -> Fate | None:
         """Give it up: what is known of it (`Fate`). None if there is none."""
-        return await self._up().forget()
+        return await self._require_open().forget()
 
     # --- reading
 
@@ -188,12 +195,12 @@ class Client:
         With deliver-then-record it counts as read once you call `record` with it: until
         then `get` returns it again.
         """
-        first = order_of(order) is Order.RECORD_THEN_DELIVER
-        return await self._up().fetch(_name(topic), first)
+        first = parse_order(order) is Order.RECORD_THEN_DELIVER
+        return await self._require_open().fetch(_name(topic), first)
 
     async def record(self, message: Message) -> None:
         """This message, and all before it in its topic, were read."""
-        await self._up().record(message)
+        await self._require_open().record(message)
 
     async def messages(
         self,
@@ -207,10 +214,10 @@ class Client:
         With deliver-then-record a message counts as read when the next one is asked for; a
         loop that is left by `break` has not read its last. A bus that is away is waited for.
         """
-        name, first = _name(topic), order_of(order) is Order.RECORD_THEN_DELIVER
+        name, first = _name(topic), parse_order(order) is Order.RECORD_THEN_DELIVER
         pause_s = FIRST_PAUSE_S
         while True:
-            message = await self._fetched(name, first, wait)
+            message = await self._fetch(name, first, wait)
             if message is not None:
                 pause_s = FIRST_PAUSE_S
                 yield message
@@ -224,42 +231,42 @@ class Client:
 
     # --- inside
 
-    async def _fetched(self, topic: str, record: bool, patient: bool) -> Message | None:
+    async def _fetch(self, topic: str, record: bool, patient: bool) -> Message | None:
         try:
-            return await self._up().fetch(topic, record)
+            return await self._require_open().fetch(topic, record)
         except Unavailable as error:
             if not patient or self._closed or isinstance(error, StoreFull):
                 raise
-            self._tell(f"{error}; waiting for it to read on in {topic!r}")
+            self._add_notice(f"{error}; waiting for it to read on in {topic!r}")
             return None
 
-    def _take_folder(self) -> Folder:
-        self._folder = Folder(self._path, self._given_id)
+    def _take_folder(self) -> ClientFolder:
+        self._folder = ClientFolder(self._path, self._given_id)
         return self._folder
 
-    def _begun(self) -> Asking:
-        if self._asking is None:
+    def _require_opened(self) -> Requester:
+        if self._requester is None:
             raise UsageError("the client is not open: use it in a `with`, or call open()")
-        return self._asking
+        return self._requester
 
-    def _up(self) -> Asking:
-        asking = self._begun()
+    def _require_open(self) -> Requester:
+        asking = self._require_opened()
         if self._closed:
             raise NotConnected("the client is closed")
         return asking
 
-    def _tell(self, notice: str) -> None:
+    def _add_notice(self, notice: str) -> None:
         self._notices.append(notice)
         self._on_notice(notice)
 
 
 def _name(topic: str) -> str:
-    topic_name.check(topic)
+    topic_name.check_topic_name(topic)
     return topic
 
 
 def connect(
-    server: str = SERVER,
+    server: str = DEFAULT_SERVER,
     *,
     id: str | bytes | None = None,  # noqa: A002 (its name on the command line, too)
     state: str | os.PathLike[str] | None = None,
@@ -286,20 +293,23 @@ def connect(
     return Client(server, path, options, client_id=client_id, curve=own, on_notice=on_notice)
 
 
-def _keys(curve: bool | str | os.PathLike[str] | None) -> Keys | None:
+def _keys(curve: bool | str | os.PathLike[str] | None) -> ClientKeys | None:
     if curve is None or curve is False:
         return None
-    return client_keys.load(client_keys.keys_folder(os.environ) if curve is True else Path(curve))
+    return client_keys.load_keys(
+        client_keys.keys_folder(os.environ) if curve is True else Path(curve)
+    )
 
 
-def _chosen_id(given: str | bytes | None, own: Keys | None) -> bytes | None:
-    chosen = identity.parsed(given) if isinstance(given, str) else given
+def _chosen_id(given: str | bytes | None, own: ClientKeys | None) -> bytes | None:
+    chosen = identity.parse_client_id(given) if isinstance(given, str) else given
     if chosen is not None:
-        identity.checked(chosen)
+        identity.check_client_id(chosen)
     if own is None or chosen == own.client_id:
         return chosen
     if chosen is None:
         return own.client_id
     raise UsageError(
-        f"with CURVE the id is that of the key, {identity.shown(own.client_id)}: leave id out"
+        f"with CURVE the id is that of the key, {identity.format_client_id(own.client_id)}:"
+        " leave id out"
     )

@@ -25,17 +25,17 @@ from zlib import crc32
 import msgpack
 
 from polybus.dialects.pirate.client.journal_state import (
-    Answered,
-    Asked,
-    Doubted,
+    EpochOpened,
     Event,
-    Everything,
-    Forgotten,
-    Named,
-    Opened,
-    Read,
-    State,
-    Trusted,
+    IdAssigned,
+    JournalState,
+    MessageRead,
+    PositionsDoubted,
+    PositionsTrusted,
+    RequestAnswered,
+    RequestForgotten,
+    RequestRecorded,
+    StateSnapshot,
 )
 from polybus.errors import Damaged, StoreFault, StoreFull, WrongFormat
 
@@ -49,15 +49,15 @@ GROWTH_BYTES: Final = 64 * 1024
 GROWTH_TIMES: Final = 4
 # The number of each kind in the file. Never reused.
 KINDS: Final[dict[int, type[Event]]] = {
-    1: Named,
-    2: Opened,
-    3: Asked,
-    4: Answered,
-    5: Forgotten,
-    6: Read,
-    7: Trusted,
-    8: Everything,
-    9: Doubted,
+    1: IdAssigned,
+    2: EpochOpened,
+    3: RequestRecorded,
+    4: RequestAnswered,
+    5: RequestForgotten,
+    6: MessageRead,
+    7: PositionsTrusted,
+    8: StateSnapshot,
+    9: PositionsDoubted,
 }
 NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
 
@@ -65,22 +65,22 @@ NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
 # --- events and bytes
 
 
-def encoded(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     payload: bytes = msgpack.packb([NUMBERS[type(event)], *event])
-    return HEADER.pack(len(payload), _of_length(len(payload)), crc32(payload)) + payload
+    return HEADER.pack(len(payload), _length_checksum(len(payload)), crc32(payload)) + payload
 
 
-def _of_length(length: int) -> int:
+def _length_checksum(length: int) -> int:
     """A wrong length would make all that follows look like one event that was torn."""
     return crc32(length.to_bytes(4, "big"))
 
 
-def decoded(payload: bytes) -> Event:
+def decode_event(payload: bytes) -> Event:
     number, *fields = msgpack.unpackb(payload)
     return KINDS[number](*fields)
 
 
-def _scanned(data: bytes) -> tuple[list[Event], int]:
+def _scan_events(data: bytes) -> tuple[list[Event], int]:
     """The events of a file, and where the last whole one ends."""
     if not data.startswith(MAGIC):
         raise WrongFormat("it does not begin as a journal of this version")
@@ -89,10 +89,10 @@ def _scanned(data: bytes) -> tuple[list[Event], int]:
     while len(data) - at >= HEADER.size:
         length, of_length, of_payload = HEADER.unpack_from(data, at)
         payload = data[at + HEADER.size : at + HEADER.size + length]
-        whole = of_length == _of_length(length) and len(payload) == length
+        whole = of_length == _length_checksum(length) and len(payload) == length
         if not whole or crc32(payload) != of_payload:
             break
-        events.append(decoded(payload))
+        events.append(decode_event(payload))
         at += HEADER.size + length
     return events, at
 
@@ -105,7 +105,7 @@ def _is_torn(tail: bytes, at: int) -> bool:
     if len(tail) < HEADER.size:
         return True
     length, of_length, _ = HEADER.unpack_from(tail)
-    if of_length == _of_length(length):
+    if of_length == _length_checksum(length):
         return bool(HEADER.size + length >= len(tail))
     cut = -at % SECTOR_BYTES
     parts = tail[:cut][: HEADER.size], tail[cut : HEADER.size]
@@ -118,23 +118,25 @@ def _is_torn(tail: bytes, at: int) -> bool:
 class Journal:
     """An open journal, and the state that its events make. One thread at a time."""
 
-    def __init__(self, folder: Path, descriptor: int, state: State, end: int, least: int) -> None:
+    def __init__(
+        self, folder: Path, descriptor: int, state: JournalState, end: int, least: int
+    ) -> None:
         self.state = state
         self._folder = folder
         self._descriptor = descriptor
         self._end = end
-        self._least = least  # what it had when it was written anew
+        self._compacted_bytes = least  # what it had when it was written anew
         self._broken = ""
 
-    def keep(self, event: Event) -> None:
+    def append(self, event: Event) -> None:
         """On disk when it returns; then the state changes. `StoreFull` changes nothing."""
         if self._broken:
             raise StoreFault(f"{self._folder}: {self._broken}: open the folder again")
-        data = encoded(event)
+        data = encode_event(event)
         self._append(data)
         self._end += len(data)
         self.state.apply(event)
-        if not isinstance(event, Asked) and self._has_grown():
+        if not isinstance(event, RequestRecorded) and self._has_grown():
             self._rewrite()
 
     def close(self) -> None:
@@ -147,7 +149,7 @@ class Journal:
             _write(self._descriptor, data, self._end)
         except OSError as error:
             self._cut_back()
-            raise _failed(self._folder, error) from None
+            raise _store_error(self._folder, error) from None
         self._sync()
 
     def _cut_back(self) -> None:
@@ -162,24 +164,26 @@ class Journal:
         except OSError as error:
             # What the disk has now is not known, and asking again would not tell.
             self._broken = f"the disk could not keep the journal ({error.strerror})"
-            raise _failed(self._folder, error) from None
+            raise _store_error(self._folder, error) from None
 
     def _has_grown(self) -> bool:
-        return self._end - self._least > max(GROWTH_BYTES, (GROWTH_TIMES - 1) * self._least)
+        return self._end - self._compacted_bytes > max(
+            GROWTH_BYTES, (GROWTH_TIMES - 1) * self._compacted_bytes
+        )
 
     def _rewrite(self) -> None:
         """A shorter one in its place. If there is no room the old one is as good."""
         try:
-            descriptor, size = _written_anew(self._folder, self.state.everything())
+            descriptor, size = _write_new_journal(self._folder, self.state.snapshot())
         except (StoreFault, StoreFull):
-            if not _leads_to(self._folder / NAME, self._descriptor):
+            if not _is_same_file(self._folder / NAME, self._descriptor):
                 self._broken = "a new journal may not be on disk"
             return
         os.close(self._descriptor)
-        self._descriptor, self._end, self._least = descriptor, size, size
+        self._descriptor, self._end, self._compacted_bytes = descriptor, size, size
 
 
-def opened(folder: Path) -> Journal | None:
+def open_journal(folder: Path) -> Journal | None:
     """The journal of this folder, whose last event may have been torn; None if it has none."""
     with suppress(FileNotFoundError):
         (folder / NEW).unlink()  # never took its place
@@ -194,21 +198,21 @@ def opened(folder: Path) -> Journal | None:
         raise
 
 
-def created(folder: Path, client_id: bytes) -> Journal:
-    descriptor, size = _written_anew(folder, Named(client_id))
-    state = State()
-    state.apply(Named(client_id))
+def create_journal(folder: Path, client_id: bytes) -> Journal:
+    descriptor, size = _write_new_journal(folder, IdAssigned(client_id))
+    state = JournalState()
+    state.apply(IdAssigned(client_id))
     return Journal(folder, descriptor, state, size, size)
 
 
 def _read(folder: Path, descriptor: int) -> Journal:
-    data = _all_of(descriptor)
+    data = _read_all(descriptor)
     path = folder / NAME
     try:
-        events, end = _scanned(data)
+        events, end = _scan_events(data)
         if not events or not _is_torn(data[end:], end):
             raise Damaged(f"nothing can be read from byte {end} on")
-        state = State()
+        state = JournalState()
         for event in events:
             state.apply(event)
     except WrongFormat as error:
@@ -221,9 +225,9 @@ def _read(folder: Path, descriptor: int) -> Journal:
     return Journal(folder, descriptor, state, end, 0)
 
 
-def _written_anew(folder: Path, event: Event) -> tuple[int, int]:
+def _write_new_journal(folder: Path, event: Event) -> tuple[int, int]:
     """A journal of this one event, under its name: the descriptor and its size."""
-    data = MAGIC + encoded(event)
+    data = MAGIC + encode_event(event)
     new = folder / NEW
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -237,7 +241,7 @@ def _written_anew(folder: Path, event: Event) -> tuple[int, int]:
             os.close(descriptor)
             raise
     except OSError as error:
-        raise _failed(folder, error) from None
+        raise _store_error(folder, error) from None
     return descriptor, len(data)
 
 
@@ -248,7 +252,7 @@ def _write(descriptor: int, data: bytes, at: int) -> None:
         view, at = view[done:], at + done
 
 
-def _all_of(descriptor: int) -> bytes:
+def _read_all(descriptor: int) -> bytes:
     size = os.fstat(descriptor).st_size
     with os.fdopen(os.dup(descriptor), "rb") as file:
         return file.read(size)
@@ -263,13 +267,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _leads_to(path: Path, descriptor: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
 
 
-def _failed(folder: Path, error: OSError) -> StoreFault | StoreFull:
+def _store_error(folder: Path, error: OSError) -> StoreFault | StoreFull:
     kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreFault
     return kind(f"{folder}: {error.strerror}")

@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 from polybus.dialects.pirate import client_id as identity
 from polybus.errors import ConfigError
 
-OWN: Final = "client.key_secret"
-BUS: Final = "server.key"
+CLIENT_KEY_FILE: Final = "client.key_secret"
+SERVER_KEY_FILE: Final = "server.key"
 NOT_FOR_OTHERS: Final = 0o077
 
 
-class Keys(NamedTuple):
+class ClientKeys(NamedTuple):
     """As ZeroMQ wants them: in Z85."""
 
     public: bytes
@@ -45,15 +45,15 @@ def keys_folder(environ: Mapping[str, str]) -> Path:
     return configs / "polybus" / "keys"
 
 
-def load(folder: Path) -> Keys:
-    own, bus = folder / OWN, folder / BUS
+def load_keys(folder: Path) -> ClientKeys:
+    own, bus = folder / CLIENT_KEY_FILE, folder / SERVER_KEY_FILE
     public, secret = _read(own, "make it with 'polybus keys new client'")
     if secret is None:
         raise ConfigError(f"{own} has no secret key")
     if own.stat().st_mode & NOT_FOR_OTHERS:
         raise ConfigError(f"{own} can be read by other users: chmod 600 {own}")
     server, _ = _read(bus, "copy it from the bus: 'polybus keys ls' there says where it is")
-    return Keys(public, secret, server)
+    return ClientKeys(public, secret, server)
 
 
 def _read(path: Path, advice: str) -> tuple[bytes, bytes | None]:

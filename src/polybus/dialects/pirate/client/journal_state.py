@@ -57,47 +57,47 @@ class Outcome(NamedTuple):
     error: str = ""
 
 
-class Named(NamedTuple):
+class IdAssigned(NamedTuple):
     id: bytes
 
 
-class Opened(NamedTuple):
+class EpochOpened(NamedTuple):
     epoch: int
     highest: int
 
 
-class Asked(NamedTuple):
+class RequestRecorded(NamedTuple):
     counter: int
     op: str
     topic: str
     body: bytes
 
 
-class Answered(NamedTuple):
+class RequestAnswered(NamedTuple):
     counter: int
     value: int | None
     error: str
     stored: bool  # the bus has used the counter up
 
 
-class Forgotten(NamedTuple):
+class RequestForgotten(NamedTuple):
     counter: int
 
 
-class Read(NamedTuple):
+class MessageRead(NamedTuple):
     topic: str
     last: int
 
 
-class Doubted(NamedTuple):
+class PositionsDoubted(NamedTuple):
     pass
 
 
-class Trusted(NamedTuple):
+class PositionsTrusted(NamedTuple):
     pass
 
 
-class Everything(NamedTuple):
+class StateSnapshot(NamedTuple):
     id: bytes
     epoch: int
     counter: int
@@ -108,11 +108,21 @@ class Everything(NamedTuple):
     outcome: Sequence[object] | None
 
 
-Event = Named | Opened | Asked | Answered | Forgotten | Read | Doubted | Trusted | Everything
+Event = (
+    IdAssigned
+    | EpochOpened
+    | RequestRecorded
+    | RequestAnswered
+    | RequestForgotten
+    | MessageRead
+    | PositionsDoubted
+    | PositionsTrusted
+    | StateSnapshot
+)
 
 
 @dataclass(slots=True)
-class State:
+class JournalState:
     id: bytes = b""
     epoch: int = 0
     counter: int = 0
@@ -122,19 +132,19 @@ class State:
     pending: Pending | None = None
     outcome: Outcome | None = None
 
-    def went_back(self, opened: Opened) -> bool:
+    def is_restored_bus(self, opened: EpochOpened) -> bool:
         """Does the bus know less than it did?"""
         return opened.epoch <= self.epoch or opened.highest < self.known
 
-    def is_behind(self, opened: Opened) -> bool:
+    def is_behind(self, opened: EpochOpened) -> bool:
         """Does the bus know of requests that this folder does not?"""
         return opened.highest > self.counter
 
-    def everything(self) -> Everything:
+    def snapshot(self) -> StateSnapshot:
         pending = None if self.pending is None else list(self.pending)
         outcome = None if self.outcome is None else list(self.outcome)
         doubted = sorted(self.doubted)
-        return Everything(
+        return StateSnapshot(
             self.id, self.epoch, self.counter, self.known, self.lasts, doubted, pending, outcome
         )
 
@@ -142,29 +152,29 @@ class State:
 
     def apply(self, event: Event) -> None:
         match event:
-            case Named(client_id):
+            case IdAssigned(client_id):
                 self.id = client_id
-            case Opened():
+            case EpochOpened():
                 self._opened(event)
-            case Asked(counter, op, topic, body):
+            case RequestRecorded(counter, op, topic, body):
                 self.counter = counter
                 self.pending = Pending(counter, op, topic, body)
-            case Answered():
+            case RequestAnswered():
                 self._answered(event)
-            case Forgotten():
-                self._settle(None, FORGOTTEN)
-            case Read(topic, last):
+            case RequestForgotten():
+                self._settle_pending(None, FORGOTTEN)
+            case MessageRead(topic, last):
                 self.lasts[topic] = max(last, self.lasts.get(topic, 0))
-            case Doubted():
+            case PositionsDoubted():
                 self._doubt()
-            case Trusted():
+            case PositionsTrusted():
                 self.lasts.update(dict.fromkeys(self.doubted, 0))
                 self.doubted.clear()
-            case Everything():
-                self._everything(event)
+            case StateSnapshot():
+                self._load_snapshot(event)
 
-    def _opened(self, event: Opened) -> None:
-        if self.went_back(event):
+    def _opened(self, event: EpochOpened) -> None:
+        if self.is_restored_bus(event):
             self._doubt()
             self.known = event.highest
         self.epoch = event.epoch
@@ -174,7 +184,7 @@ class State:
     def _doubt(self) -> None:
         self.doubted.update(topic for topic, last in self.lasts.items() if last)
 
-    def _answered(self, event: Answered) -> None:
+    def _answered(self, event: RequestAnswered) -> None:
         assert self.pending is not None
         topic, value = self.pending.topic, event.value
         if self.pending.op == SUB and value is not None:
@@ -184,15 +194,15 @@ class State:
             self.doubted.discard(topic)
         if event.stored:
             self.known = max(self.known, event.counter)
-        self._settle(value, event.error)
+        self._settle_pending(value, event.error)
 
-    def _settle(self, value: int | None, error: str) -> None:
+    def _settle_pending(self, value: int | None, error: str) -> None:
         assert self.pending is not None
         counter, op, topic, _ = self.pending
         self.outcome = Outcome(counter, op, topic, value, error)
         self.pending = None
 
-    def _everything(self, event: Everything) -> None:
+    def _load_snapshot(self, event: StateSnapshot) -> None:
         self.id, self.epoch, self.counter, self.known = event[:4]
         self.lasts, self.doubted = dict(event.lasts), set(event.doubted)
         self.pending = None if event.pending is None else Pending(*event.pending)  # type: ignore[arg-type]

@@ -11,34 +11,40 @@ Any number of threads may use a client; one at a time may read a topic.
 
 from __future__ import annotations
 
-from polybus.clients.blocking_facade import Blocking, called, iterated, opened, read
+from polybus.clients.blocking_facade import (
+    BlockingFacade,
+    blocking_connect,
+    blocking_iterator,
+    blocking_method,
+    blocking_property,
+)
 from polybus.dialects.pirate.client import client
 from polybus.dialects.pirate.client.client import Client
 
 __all__ = ["BlockingClient", "connect"]
 
 
-class BlockingClient(Blocking[Client], of=Client):
+class BlockingClient(BlockingFacade[Client], of=Client):
     """One client of one bus. Use it in `with`, or call `open` and `close`."""
 
-    open = called(Client.open)
-    close = called(Client.close)
-    server = read(Client.server)
-    folder = read(Client.folder)
-    id = read(Client.id)
-    counter = read(Client.counter)
-    subscriptions = read(Client.subscriptions)
-    pending = read(Client.pending)
-    outcome = read(Client.outcome)
-    notices = read(Client.notices)
-    subscribe = called(Client.subscribe)
-    unsubscribe = called(Client.unsubscribe)
-    put = called(Client.put)
-    resume = called(Client.resume)
-    forget = called(Client.forget)
-    get = called(Client.get)
-    record = called(Client.record)
-    messages = iterated(Client.messages)
+    open = blocking_method(Client.open)
+    close = blocking_method(Client.close)
+    server = blocking_property(Client.server)
+    folder = blocking_property(Client.folder)
+    id = blocking_property(Client.id)
+    counter = blocking_property(Client.counter)
+    subscriptions = blocking_property(Client.subscriptions)
+    pending = blocking_property(Client.pending)
+    outcome = blocking_property(Client.outcome)
+    notices = blocking_property(Client.notices)
+    subscribe = blocking_method(Client.subscribe)
+    unsubscribe = blocking_method(Client.unsubscribe)
+    put = blocking_method(Client.put)
+    resume = blocking_method(Client.resume)
+    forget = blocking_method(Client.forget)
+    get = blocking_method(Client.get)
+    record = blocking_method(Client.record)
+    messages = blocking_iterator(Client.messages)
 
 
-connect = opened(client.connect, BlockingClient)
+connect = blocking_connect(client.connect, BlockingClient)

@@ -8,7 +8,7 @@ from typing import Final
 
 from polybus.errors import UsageError
 
-SERVER: Final = "tcp://127.0.0.1:6568"
+DEFAULT_SERVER: Final = "tcp://127.0.0.1:6568"
 
 
 class Order(StrEnum):
@@ -47,7 +47,7 @@ class ClientOptions:
             raise UsageError("jitter_s must not be less than 0")
 
 
-def order_of(order: Order | str) -> Order:
+def parse_order(order: Order | str) -> Order:
     try:
         return Order(order)
     except ValueError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.codec import Refusal
+from polybus.dialects.pirate.codec import ErrorReply
 from polybus.errors import (
     Denied,
     DoesNotExist,
@@ -22,8 +22,8 @@ from polybus.errors import (
     Unavailable,
 )
 
-ENDS: Final = frozenset({codec.NO_TOPIC, codec.DENIED, codec.MALFORMED, codec.TOO_LARGE})
-STORED: Final = frozenset({codec.NO_TOPIC})
+FINAL_CODES: Final = frozenset({codec.NO_TOPIC, codec.DENIED, codec.MALFORMED, codec.TOO_LARGE})
+STORED_CODES: Final = frozenset({codec.NO_TOPIC})
 ERRORS: Final[dict[str, type[PolybusError]]] = {
     codec.NO_TOPIC: DoesNotExist,
     codec.NOT_SUBSCRIBED: DoesNotExist,
@@ -42,12 +42,12 @@ STALE_BY = (
     "the bus has used its counter for another request: this state folder is an old copy, or"
     " another client has the same id. Whether it was carried out cannot be known: forget it"
 )
-MEANS: Final = {codec.FENCED: FENCED_BY, codec.STALE: STALE_BY}
+EXPLANATIONS: Final = {codec.FENCED: FENCED_BY, codec.STALE: STALE_BY}
 
 
-def refused(reply: Refusal, what: str) -> PolybusError:
+def error_from_refusal(reply: ErrorReply, what: str) -> PolybusError:
     """The error; `what` is the request, for people."""
     kind = ERRORS.get(reply.code, PeerError)
-    means = MEANS.get(reply.code)
+    means = EXPLANATIONS.get(reply.code)
     text = f"{what}: {reply.code}: {reply.text}"
     return kind(f"{text} ({means})" if means else text)

@@ -25,7 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from polybus.dialects.pirate import client_id, codec
 from polybus.dialects.pirate.client import transfer_progress
-from polybus.dialects.pirate.client.client_keys import Keys
+from polybus.dialects.pirate.client.client_keys import ClientKeys
 from polybus.dialects.pirate.client.pirate_options import ClientOptions
 from polybus.errors import (
     AddressError,
@@ -47,7 +47,7 @@ UNKNOWN_KEY: Final = 400  # what the bus's ZAP says of it
 OTHER_MECHANISM: Final = 0x11000002  # of libzmq: one side has CURVE, the other not
 MAX_SOCKETS: Final = 16384  # in one process, three for each lane
 NO_CONNECTION: Final = -1
-LOOKS: Final = 4  # in the time of one try, whether something moves: then it begins again
+PROGRESS_CHECKS: Final = 4  # in the time of one try, whether something moves: then it begins again
 # A slow link shall not have to carry a large message again because it takes its time.
 SLOWEST_BYTES_PER_S: Final = 4 << 20
 
@@ -64,15 +64,15 @@ def _context() -> zmq.asyncio.Context:
     return _shared[1]
 
 
-class Lane:
+class RequestChannel:
     """One way to the bus. One request at a time: the caller holds a lock."""
 
-    def __init__(self, server: str, options: ClientOptions, keys: Keys | None) -> None:
+    def __init__(self, server: str, options: ClientOptions, keys: ClientKeys | None) -> None:
         self._server = server
         self._options = options
         self._keys = keys
         self._numbers = count(1)
-        self._wire: _Wire | None = None
+        self._wire: _DealerSocket | None = None
 
     async def ask(self, frames: Sequence[bytes], size: int = 0) -> list[bytes]:
         """The reply's frames; an error that says why there is none."""
@@ -82,7 +82,7 @@ class Lane:
             if attempt:
                 await asyncio.sleep(random.uniform(0, self._options.jitter_s) * attempt)
             if self._wire is None:
-                self._wire = _Wire(self._server, self._keys)
+                self._wire = _DealerSocket(self._server, self._keys)
             try:
                 reply = await self._wire.ask(codec.u64(next(self._numbers)), frames, timeout_s)
             except BaseException:
@@ -90,7 +90,7 @@ class Lane:
                 raise
             if reply is not None:
                 return reply
-            story = self._wire.story
+            story = self._wire.failure_reason
             self.close()
         tried = f"{self._options.tries} tries of {self._options.timeout_s:g} s"
         raise NotConnected(f"{story} ({tried})")
@@ -101,15 +101,15 @@ class Lane:
             self._wire = None
 
 
-class _Wire:
+class _DealerSocket:
     """One socket, and the task that watches it."""
 
-    def __init__(self, server: str, keys: Keys | None) -> None:
-        self.story = f"no bus answers at {server}: is it running ('polybus serve')?"
+    def __init__(self, server: str, keys: ClientKeys | None) -> None:
+        self.failure_reason = f"no bus answers at {server}: is it running ('polybus serve')?"
         self._fd = NO_CONNECTION
         self._server = server
         self._keys = keys
-        self._shut_out: asyncio.Future[PolybusError] = asyncio.get_running_loop().create_future()
+        self._rejection: asyncio.Future[PolybusError] = asyncio.get_running_loop().create_future()
         try:
             self._socket = _context().socket(zmq.DEALER)
             self._monitor = self._socket.get_monitor_socket(WATCHED)
@@ -127,16 +127,16 @@ class _Wire:
     ) -> list[bytes] | None:
         """The answer to this number; None if there was none in time, and none is on its way."""
         loop = asyncio.get_running_loop()
-        mark, end = transfer_progress.mark(self._fd), loop.time() + timeout_s
+        mark, end = transfer_progress.read_mark(self._fd), loop.time() + timeout_s
         # libzmq gives up a bus that shuts it out, and then has nowhere to send to.
         sending = asyncio.ensure_future(self._socket.send_multipart([number, b"", *frames]))
-        if not await self._within(timeout_s, sending):
+        if not await self._wait_done(timeout_s, sending):
             return None
         while (left := end - loop.time()) > 0:
-            reply = await self._reply(number, min(left, timeout_s / LOOKS))
+            reply = await self._reply(number, min(left, timeout_s / PROGRESS_CHECKS))
             if reply is not None:
                 return reply
-            before, mark = mark, transfer_progress.mark(self._fd)
+            before, mark = mark, transfer_progress.read_mark(self._fd)
             if transfer_progress.has_moved(before, mark):
                 end = loop.time() + timeout_s
         return None
@@ -146,7 +146,7 @@ class _Wire:
         end = loop.time() + timeout_s
         while (left := end - loop.time()) > 0:
             receiving = asyncio.ensure_future(self._socket.recv_multipart())
-            if not await self._within(left, receiving):
+            if not await self._wait_done(left, receiving):
                 break
             reply = receiving.result()
             if reply[:2] == [number, b""]:
@@ -171,11 +171,11 @@ class _Wire:
         except zmq.ZMQError as error:
             raise AddressError(f"{self._server}: {error.strerror}") from None
 
-    async def _within(self, timeout_s: float, doing: asyncio.Future[Any]) -> bool:
+    async def _wait_done(self, timeout_s: float, doing: asyncio.Future[Any]) -> bool:
         """Whether it was done in time. Raises why this client is shut out, if it is."""
         try:
             await asyncio.wait(
-                (doing, self._shut_out),
+                (doing, self._rejection),
                 timeout=timeout_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -186,30 +186,38 @@ class _Wire:
                 return True
         finally:
             doing.cancel()
-        if self._shut_out.done():
-            raise self._shut_out.result()
+        if self._rejection.done():
+            raise self._rejection.result()
         return False
 
     async def _watch(self) -> None:
-        while not self._shut_out.done():
+        while not self._rejection.done():
             event = parse_monitor_message(await self._monitor.recv_multipart())
-            self._saw(event["event"], event["value"])
+            self._on_monitor_event(event["event"], event["value"])
 
-    def _saw(self, event: int, value: int) -> None:
+    def _on_monitor_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_CONNECTED:
             self._fd = value
-            self.story = f"what listens at {self._server} does not speak ZeroMQ, or is held up"
+            self.failure_reason = (
+                f"what listens at {self._server} does not speak ZeroMQ, or is held up"
+            )
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.story = f"the bus at {self._server} does not answer"
+            self.failure_reason = f"the bus at {self._server} does not answer"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == UNKNOWN_KEY:
-            self._shut_out.set_result(self._unknown_key())
+            self._rejection.set_result(self._unknown_key())
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == OTHER_MECHANISM:
-            self._shut_out.set_result(self._other_mechanism())
+            self._rejection.set_result(self._other_mechanism())
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._keys is not None:
-            self.story = f"the bus at {self._server} hangs up: is server.key its public key?"
+            self.failure_reason = (
+                f"the bus at {self._server} hangs up: is server.key its public key?"
+            )
 
     def _unknown_key(self) -> PolybusError:
-        who = f"client {client_id.shown(self._keys.client_id)}" if self._keys else "this client"
+        who = (
+            f"client {client_id.format_client_id(self._keys.client_id)}"
+            if self._keys
+            else "this client"
+        )
         return Denied(
             f"the bus at {self._server} does not know the key of {who}:"
             " allow it there with 'polybus keys allow'"

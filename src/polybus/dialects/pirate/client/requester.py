@@ -23,15 +23,25 @@ from enum import StrEnum
 
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client import notices
-from polybus.dialects.pirate.client.client_keys import Keys
-from polybus.dialects.pirate.client.journal_state import PUT, Opened, Outcome, Pending, State
+from polybus.dialects.pirate.client.client_keys import ClientKeys
+from polybus.dialects.pirate.client.journal_state import (
+    PUT,
+    EpochOpened,
+    JournalState,
+    Outcome,
+    Pending,
+)
 from polybus.dialects.pirate.client.pirate_message import Message
 from polybus.dialects.pirate.client.pirate_options import ClientOptions
-from polybus.dialects.pirate.client.refusal_errors import ENDS, STORED, refused
-from polybus.dialects.pirate.client.request_channel import Lane
-from polybus.dialects.pirate.client.state_folder import Folder
-from polybus.dialects.pirate.client.thread_work import finished
-from polybus.dialects.pirate.codec import Done, Nothing, Refusal, Reply, Request
+from polybus.dialects.pirate.client.refusal_errors import (
+    FINAL_CODES,
+    STORED_CODES,
+    error_from_refusal,
+)
+from polybus.dialects.pirate.client.request_channel import RequestChannel
+from polybus.dialects.pirate.client.state_folder import ClientFolder
+from polybus.dialects.pirate.client.thread_work import run_to_completion
+from polybus.dialects.pirate.codec import EmptyReply, ErrorReply, OkReply, Reply, Request
 from polybus.errors import BadFrame, Conflict, Fenced, OutcomeUnknown, PolybusError
 
 
@@ -43,68 +53,68 @@ class Fate(StrEnum):
     UNKNOWN = "unknown"  # the bus has gone on without this folder
 
 
-class Asking:
+class Requester:
     """One start of a client, from its HELLO on."""
 
     def __init__(
         self,
-        folder: Folder,
+        folder: ClientFolder,
         server: str,
         options: ClientOptions,
-        keys: Keys | None,
+        keys: ClientKeys | None,
         tell: Callable[[str], None],
     ) -> None:
         self._folder = folder
         self._options = options
-        self._tell = tell
-        self._counting = Lane(server, options, keys)
-        self._reading = Lane(server, options, keys)
+        self._on_notice = tell
+        self._counted_channel = RequestChannel(server, options, keys)
+        self._read_channel = RequestChannel(server, options, keys)
         self._count_turn, self._read_turn = asyncio.Lock(), asyncio.Lock()
         self._fenced: Fenced | None = None
         # Recorded for a reader who was cancelled before it got them: topic → message.
         self._undelivered: dict[str, Message] = {}
 
     @property
-    def state(self) -> State:
+    def state(self) -> JournalState:
         return self._folder.state
 
-    async def begin(self) -> None:
+    async def open(self) -> None:
         """HELLO: a new epoch. Whoever had this id is fenced from now on."""
         await self._hello()
         if self._options.reread and self.state.doubted:
-            await finished(self._folder.trusted)
+            await run_to_completion(self._folder.record_trust)
         if self.state.pending is not None:
-            self._tell(notices.kept(self.state.pending))
+            self._on_notice(notices.unknown_outcome_notice(self.state.pending))
 
-    async def count(self, op: bytes, topic: str, body: bytes = b"") -> int:
+    async def execute(self, op: bytes, topic: str, body: bytes = b"") -> int:
         """Carry out a counted request, once; its value, or what it was refused with."""
         async with self._count_turn:
-            left = await self._settle()
+            left = await self._settle_pending()
             if left is not None:
-                self._tell(f"{_told(left)}; it was left from before")
+                self._on_notice(f"{_describe_outcome(left)}; it was left from before")
             last = self.state.lasts.get(topic, 0)  # other tasks may read while we wait
-            request = await finished(self._folder.asked, op.decode(), topic, body)
-            value = await self._carry_out(request)
+            request = await run_to_completion(self._folder.record_request, op.decode(), topic, body)
+            value = await self._send_counted(request)
             if op == codec.UNSUB:
                 self._undelivered.pop(topic, None)
             if op == codec.PUT and value <= last and topic not in self.state.doubted:
-                await self._went_back(f"it gave the id {value}, and {last} had been read")
+                await self._report_restored_bus(f"it gave the id {value}, and {last} had been read")
             return value
 
     async def resume(self) -> Outcome | None:
         """What became of the request in the journal, sending it again; None if there is none."""
         async with self._count_turn:
-            return await self._settle()
+            return await self._settle_pending()
 
     async def forget(self) -> Fate | None:
         """Drop it, after a new epoch: no copy that is still on its way can be carried out."""
         async with self._count_turn, self._read_turn:
-            self._check()
+            self._check_fenced()
             request = self.state.pending
             if request is None:
                 return None
             opened = await self._hello()
-            await finished(self._folder.forgotten, request.counter)
+            await run_to_completion(self._folder.record_forgotten, request.counter)
             if opened.highest == request.counter:
                 return Fate.USED
             return Fate.NEVER if opened.highest < request.counter else Fate.UNKNOWN
@@ -112,9 +122,9 @@ class Asking:
     async def fetch(self, topic: str, record: bool) -> Message | None:
         """The first message above LAST; with `record` it is the LAST before it is returned."""
         async with self._read_turn:
-            self._check()
+            self._check_fenced()
             if topic in self.state.doubted:
-                raise Conflict(notices.in_doubt(topic))
+                raise Conflict(notices.doubt_notice(topic))
             if topic in self._undelivered:
                 return self._undelivered.pop(topic)
             message = await self._get(topic, self.state.lasts.get(topic, 0))
@@ -125,87 +135,91 @@ class Asking:
             return message
 
     async def record(self, message: Message) -> None:
-        await finished(self._folder.read, message.topic, message.id)
+        await run_to_completion(self._folder.record_read, message.topic, message.id)
 
     def close(self) -> None:
-        self._counting.close()
-        self._reading.close()
+        self._counted_channel.close()
+        self._read_channel.close()
 
     # --- HELLO
 
-    async def _hello(self) -> Opened:
+    async def _hello(self) -> EpochOpened:
         # One number for all tries: a late copy gets the same epoch, and fences nobody.
         number = int.from_bytes(os.urandom(8))
         reply = await self._exchange(
-            self._counting, Request(codec.HELLO, self.state.id, 0, number), "HELLO"
+            self._counted_channel, Request(codec.HELLO, self.state.id, 0, number), "HELLO"
         )
-        if not isinstance(reply, Done):
-            raise _refused(reply, "HELLO")
-        opened = Opened(reply.first, reply.second)
-        for line in notices.on_opening(self.state, opened):
-            self._tell(line)
-        await finished(self._folder.opened, *opened)
+        if not isinstance(reply, OkReply):
+            raise _error_from_reply(reply, "HELLO")
+        opened = EpochOpened(reply.first, reply.second)
+        for line in notices.opening_notices(self.state, opened):
+            self._on_notice(line)
+        await run_to_completion(self._folder.record_epoch, *opened)
         return opened
 
     # --- counted requests
 
-    async def _settle(self) -> Outcome | None:
+    async def _settle_pending(self) -> Outcome | None:
         """End what an earlier call left behind, whoever that was."""
-        self._check()
+        self._check_fenced()
         request = self.state.pending
         if request is None:
             return None
         try:
-            await self._carry_out(request)
+            await self._send_counted(request)
         except PolybusError:
             if self.state.pending is not None:
                 raise
         return self.state.outcome
 
-    async def _carry_out(self, request: Pending) -> int:
+    async def _send_counted(self, request: Pending) -> int:
         counter, op, topic, body = request
-        frames = codec.cut(body) if op == PUT else ()
+        frames = codec.split_body(body) if op == PUT else ()
         asked = Request(op.encode(), self.state.id, self.state.epoch, counter, topic, frames)
         reply = await self._answer(asked, request)
-        if isinstance(reply, Done):
-            await finished(self._folder.answered, counter, reply.second, "", True)
+        if isinstance(reply, OkReply):
+            await run_to_completion(self._folder.record_answer, counter, reply.second, "", True)
             return reply.second
-        if reply.code in ENDS:
-            stored = reply.code in STORED
-            await finished(self._folder.answered, counter, None, reply.code, stored)
-        raise refused(reply, notices.described(request))
+        if reply.code in FINAL_CODES:
+            stored = reply.code in STORED_CODES
+            await run_to_completion(self._folder.record_answer, counter, None, reply.code, stored)
+        raise error_from_refusal(reply, notices.describe_request(request))
 
-    async def _answer(self, asked: Request, request: Pending) -> Done | Refusal:
+    async def _answer(self, asked: Request, request: Pending) -> OkReply | ErrorReply:
         """The answer to it; with any other its outcome is as unknown as without one."""
         try:
-            reply = await self._exchange(self._counting, asked, notices.described(request))
-            if isinstance(reply, Done) and reply.first == request.counter:
+            reply = await self._exchange(
+                self._counted_channel, asked, notices.describe_request(request)
+            )
+            if isinstance(reply, OkReply) and reply.first == request.counter:
                 return reply
-            if not isinstance(reply, Refusal):
+            if not isinstance(reply, ErrorReply):
                 raise BadFrame("unexpected_reply")
         except Fenced:
             raise
         except PolybusError as error:
-            raise OutcomeUnknown(f"{error}; {notices.kept(request)}") from error
+            raise OutcomeUnknown(f"{error}; {notices.unknown_outcome_notice(request)}") from error
         if reply.code == codec.BUSY:
-            raise OutcomeUnknown(f"the bus is busy: {reply.text}; {notices.kept(request)}")
+            raise OutcomeUnknown(
+                f"the bus is busy: {reply.text}; {notices.unknown_outcome_notice(request)}"
+            )
         return reply
 
     # --- GET
 
     async def _get(self, topic: str, last: int) -> Message | None:
         asked = Request(codec.GET, self.state.id, self.state.epoch, 0, topic, (), last)
-        reply = await self._exchange(self._reading, asked, f"GET {topic!r}")
-        if isinstance(reply, Nothing):
+        reply = await self._exchange(self._read_channel, asked, f"GET {topic!r}")
+        if isinstance(reply, EmptyReply):
             return None
-        if isinstance(reply, codec.Message):
+        if isinstance(reply, codec.MessageReply):
             if reply.id <= last:
                 raise BadFrame("old_message")
             return Message(topic, *reply)
-        if isinstance(reply, Refusal) and reply.code == codec.MALFORMED and last:
-            await self._went_back(f"{topic!r} was read up to {last}, and has no such id")
-            raise Conflict(notices.in_doubt(topic))
-        raise _refused(reply, f"GET {topic!r}")
+        if isinstance(reply, ErrorReply) and reply.code == codec.MALFORMED and last:
+            await self._report_restored_bus(f"{topic!r} was read up to {last}, and has no such id")
+            raise Conflict(notices.doubt_notice(topic))
+        raise _error_from_reply(reply, f"GET {topic!r}")
 
     async def _record_first(self, message: Message) -> None:
         """Whoever is cancelled here gets it at the next call: no message goes without a crash."""
@@ -216,37 +230,41 @@ class Asking:
                 self._undelivered[message.topic] = message
             raise
 
-    async def _went_back(self, how: str) -> None:
-        self._tell(notices.went_back(self.state, how))
-        await finished(self._folder.doubted)
+    async def _report_restored_bus(self, how: str) -> None:
+        self._on_notice(notices.restored_bus_notice(self.state, how))
+        await run_to_completion(self._folder.record_doubt)
 
     # --- what they share
 
-    async def _exchange(self, lane: Lane, request: Request, what: str) -> Reply:
+    async def _exchange(self, lane: RequestChannel, request: Request, what: str) -> Reply:
         """The bus's answer. BUSY is asked again, as often as silence is."""
-        frames = codec.encode(request)
+        frames = codec.encode_request(request)
         size = sum(map(len, request.body))
         for attempt in itertools.count(1):
-            reply = codec.decode(await lane.ask(frames, size))
-            if isinstance(reply, Refusal) and reply.code == codec.FENCED:
-                self._fenced = Fenced(str(refused(reply, what)))
+            reply = codec.decode_reply(await lane.ask(frames, size))
+            if isinstance(reply, ErrorReply) and reply.code == codec.FENCED:
+                self._fenced = Fenced(str(error_from_refusal(reply, what)))
                 raise self._fenced
-            busy = isinstance(reply, Refusal) and reply.code == codec.BUSY
+            busy = isinstance(reply, ErrorReply) and reply.code == codec.BUSY
             if not busy or attempt == self._options.tries:
                 return reply
             await asyncio.sleep(random.uniform(0.5, 1.0) * self._options.jitter_s * attempt)
         raise AssertionError  # never: counting has no end
 
-    def _check(self) -> None:
+    def _check_fenced(self) -> None:
         if self._fenced is not None:
             raise self._fenced
 
 
-def _refused(reply: Reply, what: str) -> PolybusError:
-    return refused(reply, what) if isinstance(reply, Refusal) else BadFrame("unexpected_reply")
+def _error_from_reply(reply: Reply, what: str) -> PolybusError:
+    return (
+        error_from_refusal(reply, what)
+        if isinstance(reply, ErrorReply)
+        else BadFrame("unexpected_reply")
+    )
 
 
-def _told(outcome: Outcome) -> str:
+def _describe_outcome(outcome: Outcome) -> str:
     ended = (
         f"was refused: {outcome.error}" if outcome.error else f"was carried out: {outcome.value}"
     )

@@ -20,16 +20,16 @@ from urllib.parse import quote
 from polybus.dialects.pirate import client_id as identity
 from polybus.dialects.pirate.client import client_journal
 from polybus.dialects.pirate.client.journal_state import (
-    Answered,
-    Asked,
-    Doubted,
+    EpochOpened,
     Event,
-    Forgotten,
-    Opened,
+    JournalState,
+    MessageRead,
     Pending,
-    Read,
-    State,
-    Trusted,
+    PositionsDoubted,
+    PositionsTrusted,
+    RequestAnswered,
+    RequestForgotten,
+    RequestRecorded,
 )
 from polybus.errors import ConfigError, DataFolderInUse, LimitReached, NotConnected, UsageError
 
@@ -43,59 +43,59 @@ def default_folder(server: str, client_id: bytes | None, environ: Mapping[str, s
     if not home and not environ.get("HOME"):
         raise ConfigError("no state folder: neither $HOME nor $XDG_STATE_HOME is set; give one")
     states = Path(home) if home else Path(environ["HOME"]) / ".local" / "state"
-    whose = "" if client_id is None else "@" + identity.shown(client_id)
+    whose = "" if client_id is None else "@" + identity.format_client_id(client_id)
     return states / "polybus-pirate" / quote(server + whose, safe="@:")
 
 
-class Folder:
+class ClientFolder:
     """Held from `__init__` to `close`. Made if it is not there, with this id, or a random one."""
 
     def __init__(self, path: Path, client_id: bytes | None = None) -> None:
         self.path = path
         self._guard = threading.Lock()
-        self._lock = _locked(path)
+        self._lock = _lock_folder(path)
         try:
-            self._journal = _opened(path, client_id)
+            self._journal = _open_journal(path, client_id)
         except BaseException:
             self._unlock()
             raise
         self._closed = False
 
     @property
-    def state(self) -> State:
+    def state(self) -> JournalState:
         """To look at; only the methods here change it."""
         return self._journal.state
 
-    def opened(self, epoch: int, highest: int) -> None:
-        self._keep(Opened(epoch, highest))
+    def record_epoch(self, epoch: int, highest: int) -> None:
+        self._append(EpochOpened(epoch, highest))
 
-    def asked(self, op: str, topic: str, body: bytes) -> Pending:
+    def record_request(self, op: str, topic: str, body: bytes) -> Pending:
         """The request with the next counter, in the journal: it may be sent now."""
         with self._guard:
             if self.state.counter >= MAX_COUNTER:
                 raise LimitReached("counter", "this id has used up its counters: take another id")
             assert self.state.pending is None
             request = Pending(self.state.counter + 1, op, topic, body)
-            self._keep_held(Asked(*request))
+            self._append_locked(RequestRecorded(*request))
             return request
 
-    def answered(self, counter: int, value: int | None, error: str, stored: bool) -> None:
-        self._settle(Answered(counter, value, error, stored))
+    def record_answer(self, counter: int, value: int | None, error: str, stored: bool) -> None:
+        self._settle(RequestAnswered(counter, value, error, stored))
 
-    def forgotten(self, counter: int) -> None:
-        self._settle(Forgotten(counter))
+    def record_forgotten(self, counter: int) -> None:
+        self._settle(RequestForgotten(counter))
 
-    def read(self, topic: str, last: int) -> None:
+    def record_read(self, topic: str, last: int) -> None:
         """LAST never goes back: reading again what was read changes nothing."""
         with self._guard:
             if last > self.state.lasts.get(topic, 0):
-                self._keep_held(Read(topic, last))
+                self._append_locked(MessageRead(topic, last))
 
-    def doubted(self) -> None:
-        self._keep(Doubted())
+    def record_doubt(self) -> None:
+        self._append(PositionsDoubted())
 
-    def trusted(self) -> None:
-        self._keep(Trusted())
+    def record_trust(self) -> None:
+        self._append(PositionsTrusted())
 
     def close(self) -> None:
         with self._guard:
@@ -106,56 +106,57 @@ class Folder:
 
     # --- inside
 
-    def _settle(self, event: Answered | Forgotten) -> None:
+    def _settle(self, event: RequestAnswered | RequestForgotten) -> None:
         """An end that nothing has would make the journal unreadable: never written."""
         with self._guard:
             pending = self.state.pending
             assert pending is not None
             assert pending.counter == event.counter
-            self._keep_held(event)
+            self._append_locked(event)
 
-    def _keep(self, event: Event) -> None:
+    def _append(self, event: Event) -> None:
         with self._guard:
-            self._keep_held(event)
+            self._append_locked(event)
 
-    def _keep_held(self, event: Event) -> None:
+    def _append_locked(self, event: Event) -> None:
         if self._closed:
             raise NotConnected("the client is closed")
-        self._journal.keep(event)
+        self._journal.append(event)
 
     def _unlock(self) -> None:
         fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for children of a fork that live on
         os.close(self._lock)
 
 
-def _opened(path: Path, client_id: bytes | None) -> client_journal.Journal:
+def _open_journal(path: Path, client_id: bytes | None) -> client_journal.Journal:
     try:
-        found = client_journal.opened(path)
+        found = client_journal.open_journal(path)
     except OSError as error:
         raise ConfigError(f"state folder {path}: {error.strerror}") from None
     if found is None:
-        return client_journal.created(path, client_id or identity.random_id())
+        return client_journal.create_journal(path, client_id or identity.random_id())
     if client_id is not None and found.state.id != client_id:
         found.close()
         raise UsageError(
-            f"state folder {path} is that of client {identity.shown(found.state.id)}, not of"
-            f" {identity.shown(client_id)}: give another folder, or leave the id out"
+            f"state folder {path} is that of client {identity.format_client_id(found.state.id)},"
+            f" not of {identity.format_client_id(client_id)}: give another folder,"
+            " or leave the id out"
         )
     return found
 
 
-def _make(path: Path) -> None:
+def _make_folder(path: Path) -> None:
     """The folder, with its name on disk, and those of all folders that had to be made for it."""
     if not path.is_dir():
-        _make(path.parent)
+        _make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
         client_journal.sync_folder(path.parent)
 
 
-def _locked(path: Path) -> int:
+def _lock_folder(path: Path) -> int:
     """The lock's descriptor. The kernel lets go of it when the process ends, however it ends."""
     try:
-        _make(path)
+        _make_folder(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path / LOCK, flags, 0o600)
     except OSError as error:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def finished(work: Callable[..., T], *values: Any) -> T:
+async def run_to_completion(work: Callable[..., T], *values: Any) -> T:
     """What it returns; `CancelledError` only after it is done."""
     doing = asyncio.ensure_future(asyncio.to_thread(work, *values))
     cancelled: asyncio.CancelledError | None = None

@@ -12,26 +12,26 @@ from typing import Final, NamedTuple
 
 from polybus.model import tcp_info
 
-LEAST_BYTES: Final = 16 << 10  # between two looks: less is no large message on its way
+MIN_PROGRESS_BYTES: Final = 16 << 10  # between two looks: less is no large message on its way
 
 
-class Mark(NamedTuple):
+class TransferMark(NamedTuple):
     """What has come and gone by the connection that has this descriptor."""
 
     fd: int
     moved: int
 
 
-def mark(fd: int) -> Mark:
+def read_mark(fd: int) -> TransferMark:
     """Nothing moves by what is no TCP connection, or has ended."""
     try:
         with socket.socket(fileno=os.dup(fd)) as sock:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info.TCP_INFO_BYTES)
     except OSError:
-        return Mark(fd, 0)
-    return Mark(fd, sum(tcp_info.counts(info)))
+        return TransferMark(fd, 0)
+    return TransferMark(fd, sum(tcp_info.read_byte_counts(info)))
 
 
-def has_moved(before: Mark, now: Mark) -> bool:
+def has_moved(before: TransferMark, now: TransferMark) -> bool:
     """Another connection has begun with nothing."""
-    return now.moved - (before.moved if before.fd == now.fd else 0) >= LEAST_BYTES
+    return now.moved - (before.moved if before.fd == now.fd else 0) >= MIN_PROGRESS_BYTES

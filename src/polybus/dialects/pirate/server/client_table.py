@@ -18,44 +18,48 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.put_fast_path import ClientState
-from polybus.dialects.pirate.server.subscriber_context import Means, Then, fault_of
-from polybus.dialects.pirate.server.subscriber_records import Greetings
+from polybus.dialects.pirate.server.subscriber_context import (
+    OnResult,
+    SubscriberContext,
+    error_from_future,
+)
+from polybus.dialects.pirate.server.subscriber_records import HelloHistory
 from polybus.errors import Fenced, LimitReached
-from polybus.model.commit import Change, Commit
+from polybus.model.commit import Commit, RecordChange
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from polybus.dialects.pirate.server.subscriber_context import Request
-    from polybus.model.stamp import Opened
+    from polybus.model.stamp import ProducerEpoch
     from polybus.store.contract import Store
 
-UNKNOWN: Final = -1  # no HELLO of it has come: an epoch that no request has
+UNKNOWN_EPOCH: Final = -1  # no HELLO of it has come: an epoch that no request has
 MAX_LOADED: Final = 32_768  # clients in memory; some 500 bytes each
 
 
-class Client(ClientState):
+class ClientEntry(ClientState):
     """What the short path looks at, too, is the kernel's (`put_fast_path`)."""
 
     __slots__ = ()
-    waiting: deque[Wish] | None
+    waiting: deque[QueuedRequest] | None
 
     def __init__(self, client: bytes) -> None:
-        super().__init__(client, subscriber_records.producer(client), UNKNOWN)
+        super().__init__(client, subscriber_records.producer_name(client), UNKNOWN_EPOCH)
 
     @property
     def is_idle(self) -> bool:
         return not (self.alone or self.in_flight or self.waiting)
 
-    def know(self, opened: Opened | None) -> None:
+    def update(self, opened: ProducerEpoch | None) -> None:
         if opened is not None:
             self.epoch, self.counter = opened.epoch, max(self.counter, opened.last_counter)
 
     def is_fenced(self, request: Request) -> bool:
         return request.epoch != self.epoch
 
-    def fenced(self, request: Request) -> Fenced:
-        if self.epoch == UNKNOWN:
+    def fenced_error(self, request: Request) -> Fenced:
+        if self.epoch == UNKNOWN_EPOCH:
             return Fenced("this bus has had no HELLO of this client: say HELLO first")
         if request.epoch > self.epoch:
             return Fenced(
@@ -68,32 +72,32 @@ class Client(ClientState):
         )
 
 
-class Wish(NamedTuple):
+class QueuedRequest(NamedTuple):
     """Something that a client waits for."""
 
-    act: Callable[[Client], None]
-    then: Then
+    act: Callable[[ClientEntry], None]
+    then: OnResult
     alone: bool
 
 
-class Greeted(NamedTuple):
+class HelloResult(NamedTuple):
     """What HELLO gives: an epoch, and the highest counter that is stored."""
 
     epoch: int
     counter: int
 
 
-class Clients:
-    def __init__(self, means: Means, known: int) -> None:
+class ClientTable:
+    def __init__(self, means: SubscriberContext, known: int) -> None:
         """`known` is how many clients the store has records of."""
         self._means = means
         self._max_waiting = means.limits.max_client_requests
-        self._loaded: OrderedDict[bytes, Client] = OrderedDict()
+        self._loaded: OrderedDict[bytes, ClientEntry] = OrderedDict()
         # The client, if it is loaded. Each put asks for one: a method would be a call more.
-        self.find: Callable[[bytes], Client | None] = self._loaded.get
+        self.find: Callable[[bytes], ClientEntry | None] = self._loaded.get
         self.count = known
 
-    def ready(self, client: bytes) -> Client | None:
+    def find_ready(self, client: bytes) -> ClientEntry | None:
         """The client, if what it asks for next can be done at once, beside what is under way."""
         found = self._loaded.get(client)
         if found is None or found.alone or found.waiting:
@@ -101,7 +105,12 @@ class Clients:
         return found
 
     def queue(
-        self, client: bytes, act: Callable[[Client], None], then: Then, *, alone: bool = False
+        self,
+        client: bytes,
+        act: Callable[[ClientEntry], None],
+        then: OnResult,
+        *,
+        alone: bool = False,
     ) -> None:
         """Has it done as soon as it is its turn; one that goes alone calls `finished`."""
         found = self._loaded.get(client)
@@ -115,22 +124,22 @@ class Clients:
             text = f"{self._max_waiting} requests of this client wait already: send it again"
             then(LimitReached("max_client_requests", text))
             return
-        found.waiting.append(Wish(act, then, alone))
-        self.proceed(found)
+        found.waiting.append(QueuedRequest(act, then, alone))
+        self.run_queued(found)
 
-    def finished(self, client: Client) -> None:
+    def finish_exclusive(self, client: ClientEntry) -> None:
         """What went alone is done."""
         client.alone = False
-        self.proceed(client)
+        self.run_queued(client)
 
-    def landed(self, client: Client, counter: int) -> None:
+    def finish_shared(self, client: ClientEntry, counter: int) -> None:
         """One of those that go side by side is done; 0: it has changed nothing."""
         client.in_flight -= 1
         client.counter = max(client.counter, counter)
         if client.waiting:
-            self.proceed(client)
+            self.run_queued(client)
 
-    def proceed(self, client: Client) -> None:
+    def run_queued(self, client: ClientEntry) -> None:
         waiting = client.waiting
         while waiting and not client.alone:
             if waiting[0].alone:
@@ -141,51 +150,51 @@ class Clients:
         if client.waiting is waiting and not waiting:
             client.waiting = None
 
-    def greet(self, client: Client, number: int, then: Then) -> None:
+    def open_epoch(self, client: ClientEntry, number: int, then: OnResult) -> None:
         """HELLO; goes alone."""
         room = self.count < self._means.limits.max_clients
         store = self._means.durable.store
         self._means.workers(
-            lambda: _greet(store, client.id, number, room),
-            lambda future: self._greeted(client, future, then),
+            lambda: _open_epoch(store, client.id, number, room),
+            lambda future: self._on_epoch_opened(client, future, then),
         )
 
-    def _greeted(
-        self, client: Client, future: Future[tuple[int, Opened, bool]], then: Then
+    def _on_epoch_opened(
+        self, client: ClientEntry, future: Future[tuple[int, ProducerEpoch, bool]], then: OnResult
     ) -> None:
-        error = fault_of(future)
+        error = error_from_future(future)
         if error is None:
             epoch, opened, is_new = future.result()
             self.count += is_new
-            client.know(opened)
-            then(Greeted(epoch, client.counter))
+            client.update(opened)
+            then(HelloResult(epoch, client.counter))
         else:
             then(error)
-        self.finished(client)
+        self.finish_exclusive(client)
 
-    def _load(self, client: bytes) -> Client:
-        found = self._loaded[client] = Client(client)
+    def _load(self, client: bytes) -> ClientEntry:
+        found = self._loaded[client] = ClientEntry(client)
         found.alone = True
         store = self._means.durable.store
         self._means.workers(
             lambda: store.look_up_producer(found.producer),
-            lambda future: self._got(found, future),
+            lambda future: self._on_loaded(found, future),
         )
-        self._shrink()
+        self._evict_idle()
         return found
 
-    def _got(self, client: Client, future: Future[Opened | None]) -> None:
-        error = fault_of(future)
+    def _on_loaded(self, client: ClientEntry, future: Future[ProducerEpoch | None]) -> None:
+        error = error_from_future(future)
         if error is None:
-            client.know(future.result())
-            self.finished(client)
+            client.update(future.result())
+            self.finish_exclusive(client)
             return
         self._loaded.pop(client.id, None)
         wishes, client.waiting = client.waiting or (), None
         for wish in wishes:
             wish.then(error)
 
-    def _shrink(self) -> None:
+    def _evict_idle(self) -> None:
         for _ in range(min(4, len(self._loaded) - MAX_LOADED)):
             client, found = next(iter(self._loaded.items()))
             if found.is_idle:
@@ -194,21 +203,25 @@ class Clients:
                 self._loaded.move_to_end(client)
 
 
-def _greet(store: Store, client: bytes, number: int, room: bool) -> tuple[int, Opened, bool]:
+def _open_epoch(
+    store: Store, client: bytes, number: int, room: bool
+) -> tuple[int, ProducerEpoch, bool]:
     """On a worker. The number is written first: whatever ends this in between, it is the same
     epoch that a copy of the HELLO will get."""
     found = store.get(subscriber_records.counter_key(client))
-    given = Greetings.decode(found.value) if found else Greetings()
+    given = HelloHistory.decode(found.value) if found else HelloHistory()
     epoch = given.epoch_of(number)
     if epoch is None:
         if found is None and not room:
             raise LimitReached("max_clients", "this bus knows as many clients as it may")
-        given = given.with_new(number)
+        given = given.with_number(number)
         epoch = given.newest
         version = found.version if found else 0
-        change = Change(subscriber_records.counter_key(client), given.encode(), version)
+        change = RecordChange(subscriber_records.counter_key(client), given.encode(), version)
         store.commit(Commit(changes=(change,))).result()
-    opened = store.look_up_producer(subscriber_records.producer(client))
+    opened = store.look_up_producer(subscriber_records.producer_name(client))
     while opened is None or opened.epoch < given.newest:
-        opened = store.open_producer(subscriber_records.producer(client), subscriber_records.HABITS)
+        opened = store.open_producer(
+            subscriber_records.producer_name(client), subscriber_records.PRODUCER_OPTIONS
+        )
     return epoch, opened, found is None

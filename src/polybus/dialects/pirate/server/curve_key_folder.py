@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from polybus.errors import AlreadyExists, ConfigError, DoesNotExist, UsageError
 
-OWN: Final = "server"
+SERVER_KEY_NAME: Final = "server"
 ALLOWED: Final = "allowed"
 PUBLIC, SECRET = ".key", ".key_secret"
 KEY_BYTES: Final = 32
@@ -30,17 +30,17 @@ MAX_KEYS: Final = 65_536
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 # Of each file: its name, inode, size, and when it was written.
-Mark = frozenset[tuple[str, int, int, int]]
+FolderFingerprint = frozenset[tuple[str, int, int, int]]
 
 
-class Pair(NamedTuple):
+class CurveKeyPair(NamedTuple):
     """In Z85, as ZeroMQ wants them."""
 
     public: bytes
     secret: bytes
 
 
-class Allowed(NamedTuple):
+class AllowedKey(NamedTuple):
     name: str
     key: bytes  # its 32 bytes
 
@@ -95,38 +95,38 @@ def parse_key(text: str) -> bytes:
     return bytes(key)
 
 
-class KeyFolder:
+class CurveKeyFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.allowed_folder = folder / ALLOWED
 
     @property
     def own_public(self) -> Path:
-        return self.folder / (OWN + PUBLIC)
+        return self.folder / (SERVER_KEY_NAME + PUBLIC)
 
-    def own(self) -> Pair:
+    def load_own_pair(self) -> CurveKeyPair:
         """The bus's own pair, made if it has none."""
-        secret = self.folder / (OWN + SECRET)
+        secret = self.folder / (SERVER_KEY_NAME + SECRET)
         if not os.path.lexists(secret):
             self.own_public.unlink(missing_ok=True)
-            make_pair(self.folder, OWN)
+            make_pair(self.folder, SERVER_KEY_NAME)
         if secret.stat().st_mode & NOT_FOR_OTHERS:
             raise ConfigError(f"{secret} can be read by other users: chmod 600 {secret}")
         public, private = _load(secret)
         if private is None:
             raise ConfigError(f"{secret} has no secret key")
-        return Pair(public, private)
+        return CurveKeyPair(public, private)
 
-    def allowed(self) -> list[Allowed]:
+    def allowed(self) -> list[AllowedKey]:
         """All that are let in, by name; `ConfigError` if one of them cannot be read."""
         if not self.allowed_folder.is_dir():
             return []
         paths = sorted(self.allowed_folder.glob("*" + PUBLIC))
         if len(paths) > MAX_KEYS:
             raise ConfigError(f"{self.allowed_folder} has more than {MAX_KEYS} keys")
-        return [Allowed(path.name.removesuffix(PUBLIC), read_public(path)) for path in paths]
+        return [AllowedKey(path.name.removesuffix(PUBLIC), read_public(path)) for path in paths]
 
-    def allow(self, key: bytes, name: str) -> Allowed:
+    def allow(self, key: bytes, name: str) -> AllowedKey:
         _check_name(name)
         for other in self.allowed():
             if other.key == key:
@@ -134,11 +134,11 @@ class KeyFolder:
             if other.name == name:
                 raise AlreadyExists(f"{name!r} is the name of another key: take another")
         _make_folder(self.allowed_folder)
-        new = Allowed(name, key)
+        new = AllowedKey(name, key)
         _write(self.allowed_folder / (name + PUBLIC), _text(new.text.encode()), 0o644)
         return new
 
-    def revoke(self, which: str) -> Allowed:
+    def revoke(self, which: str) -> AllowedKey:
         """By name, fingerprint or the key itself."""
         for one in self.allowed():
             if which in (one.name, one.fingerprint, one.text):
@@ -146,7 +146,7 @@ class KeyFolder:
                 return one
         raise DoesNotExist(f"no key {which!r} is let in: see 'polybus keys ls'")
 
-    def mark(self) -> Mark:
+    def read_fingerprint(self) -> FolderFingerprint:
         """Another one after a key was let in, revoked or replaced, whoever did it."""
         with contextlib.suppress(OSError), os.scandir(self.allowed_folder) as files:
             found = [(one.name, one.stat()) for one in files]

@@ -6,96 +6,100 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybus.dialects.pirate.server import subscriber_records, subscription_table
-from polybus.dialects.pirate.server.client_table import Clients
-from polybus.dialects.pirate.server.get_handler import Getting
-from polybus.dialects.pirate.server.last_writer import Lasts
-from polybus.dialects.pirate.server.message_cache import Shelf
-from polybus.dialects.pirate.server.put_handler import LARGE_BYTES, Putting
-from polybus.dialects.pirate.server.read_retention import Collecting
-from polybus.dialects.pirate.server.subscribe_handler import Subscribing
-from polybus.dialects.pirate.server.subscription_table import Subscription, Table
+from polybus.dialects.pirate.server.client_table import ClientTable
+from polybus.dialects.pirate.server.get_handler import GetHandler
+from polybus.dialects.pirate.server.last_writer import LastWriter
+from polybus.dialects.pirate.server.message_cache import MessageCache
+from polybus.dialects.pirate.server.put_handler import LARGE_BYTES, PutHandler
+from polybus.dialects.pirate.server.read_retention import ReadRetention
+from polybus.dialects.pirate.server.subscribe_handler import SubscribeHandler
+from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from polybus.dialects.pirate.server.client_table import Client
-    from polybus.dialects.pirate.server.subscriber_context import Means, Request, Then
+    from polybus.dialects.pirate.server.client_table import ClientEntry
+    from polybus.dialects.pirate.server.subscriber_context import (
+        OnResult,
+        Request,
+        SubscriberContext,
+    )
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
 
 
-class Recovered:
+class StoredSubscribers:
     """What a store knows of subscribers; reading it blocks."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: SubscriberContext) -> None:
         store = means.durable.store
-        found = list(subscription_table.stored(store))
-        there = means.durable.numbered
+        found = list(subscription_table.read_subscriptions(store))
+        there = means.durable.find_by_number
         self.subscriptions = [one for one in found if there(one[0].topic)]
-        self.gone = {place.topic for place, _, _ in found if not there(place.topic)}
+        self.dropped_topics = {place.topic for place, _, _ in found if not there(place.topic)}
         self.clients = sum(1 for _ in subscriber_records.scan(store, subscriber_records.COUNTERS))
 
 
-class Subscribers:
-    def __init__(self, means: Means, recovered: Recovered) -> None:
+class DurableSubscribers:
+    def __init__(self, means: SubscriberContext, recovered: StoredSubscribers) -> None:
         self._means = means
-        self.clients = Clients(means, recovered.clients)
-        self.table = Table(means.limits)
-        self._lasts = Lasts(means, self.table)
-        self._shelf = Shelf(means)
-        self._subscribing = Subscribing(means, self.clients, self.table, self._lasts)
-        self._putting = Putting(means, self.clients, self._subscribing)
-        self._getting = Getting(means, self.table, self._lasts, self._shelf)
-        self._collecting = Collecting(means, self.table, self._subscribing)
+        self.clients = ClientTable(means, recovered.clients)
+        self.table = SubscriptionTable(means.limits)
+        self._lasts = LastWriter(means, self.table)
+        self._shelf = MessageCache(means)
+        self._subscribing = SubscribeHandler(means, self.clients, self.table, self._lasts)
+        self._putting = PutHandler(means, self.clients, self._subscribing)
+        self._getting = GetHandler(means, self.table, self._lasts, self._shelf)
+        self._collecting = ReadRetention(means, self.table, self._subscribing)
         # For sessions: a put with nothing in its way, from its frames (`put_fast_path`).
-        self.take_put = self._putting.short.take
+        self.take_put = self._putting.fast_path.take
         self.table.load(recovered.subscriptions, means.clock())
-        for number in recovered.gone:
-            self._subscribing.sweep_number(number)
-        self._collecting.begin_anew()
-        means.binding.on_gone.append(self._gone)
+        for number in recovered.dropped_topics:
+            self._subscribing.remove_records_of(number)
+        self._collecting.enqueue_unused_topics()
+        means.binding.on_removed.append(self._on_topic_dropped)
 
     # --- what clients ask for
 
-    def hello(self, request: Request, then: Then) -> None:
+    def hello(self, request: Request, then: OnResult) -> None:
         number = request.counter
 
-        def greet(client: Client) -> None:
-            self.clients.greet(client, number, then)
+        def greet(client: ClientEntry) -> None:
+            self.clients.open_epoch(client, number, then)
 
         self.clients.queue(request.client, greet, then, alone=True)
 
-    def put(self, request: Request, caller: Identity, then: Then) -> None:
+    def put(self, request: Request, caller: Identity, then: OnResult) -> None:
         body = request.body
         large = (len(body[0]) if len(body) == 1 else sum(map(len, body))) > LARGE_BYTES
-        client = None if large else self.clients.ready(request.client)
+        client = None if large else self.clients.find_ready(request.client)
         if client is not None:
             self._putting.put(client, request, caller, then)
             return
-        held = self._putting.hold(request, then)
+        held = self._putting.reserve(request, then)
         if held is None:
             return
         verb = self._putting.put_large if large else self._putting.put_held
         put = partial(verb, request=request, caller=caller, held=held)
-        self.clients.queue(request.client, put, held.tell, alone=large)
+        self.clients.queue(request.client, put, held.finish, alone=large)
 
-    def get(self, request: Request, caller: Identity, then: Then) -> None:
-        client = self.clients.ready(request.client)
+    def get(self, request: Request, caller: Identity, then: OnResult) -> None:
+        client = self.clients.find_ready(request.client)
         if client is not None:
             self._getting.get(client, request, caller, then)
             return
         get = partial(self._getting.get, request=request, caller=caller, then=then)
         self.clients.queue(request.client, get, then)
 
-    def subscribe(self, request: Request, caller: Identity, then: Then) -> None:
+    def subscribe(self, request: Request, caller: Identity, then: OnResult) -> None:
         verb = partial(self._subscribing.subscribe, request=request, caller=caller, then=then)
         self.clients.queue(request.client, verb, then, alone=True)
 
-    def unsubscribe(self, request: Request, then: Then) -> None:
+    def unsubscribe(self, request: Request, then: OnResult) -> None:
         verb = partial(self._subscribing.unsubscribe, request=request, then=then)
         self.clients.queue(request.client, verb, then, alone=True)
 
-    def turn_over(self) -> None:
+    def on_turn_end(self) -> None:
         """All that came at once has been asked for."""
         self._putting.flush()
         self._lasts.flush()
@@ -105,7 +109,7 @@ class Subscribers:
     def subscriptions(self) -> list[Subscription]:
         return list(self.table)
 
-    def drop(self, gone: Sequence[Subscription], then: Then) -> None:
+    def drop(self, gone: Sequence[Subscription], then: OnResult) -> None:
         """Ends subscriptions of clients that will not come again; then tells of the errors."""
         of_client: dict[bytes, list[Subscription]] = {}
         for one in gone:
@@ -146,7 +150,7 @@ class Subscribers:
         for one in dead:
             one.seen_s = self._means.clock()  # so that it is not tried again at once
             self._means.counters.count("dropped", "subscriber_ttl_s")
-            topic = self._means.durable.numbered(one.place.topic)
+            topic = self._means.durable.find_by_number(one.place.topic)
             self._means.log.warning(
                 "subscription dropped",
                 topic=topic.name if topic else "",
@@ -155,6 +159,6 @@ class Subscribers:
             )
         self.drop(dead, lambda errors: None)
 
-    def _gone(self, topic: Topic) -> None:
+    def _on_topic_dropped(self, topic: Topic) -> None:
         self._shelf.forget(topic.number)
-        self._subscribing.gone(topic)
+        self._subscribing.on_topic_dropped(topic)

@@ -13,11 +13,11 @@ from typing import Final
 from polybus.kernel.allocator import give_back_freed
 from polybus.transports.zmq.memory_watch import process_bytes
 
-MUCH_BYTES: Final = 64 << 20
+TRIM_THRESHOLD_BYTES: Final = 64 << 20
 EVERY_S: Final = 5.0
 
 
-class Freed:
+class HeapTrimmer:
     def __init__(
         self,
         measure: Callable[[], int] = process_bytes,
@@ -28,11 +28,11 @@ class Freed:
         self._least_bytes = measure()
         self._next_s = 0.0
 
-    def look(self, now_s: float) -> None:
+    def trim_if_due(self, now_s: float) -> None:
         if now_s < self._next_s:
             return
         self._next_s = now_s + EVERY_S
-        if self._measure() > self._least_bytes + MUCH_BYTES:
+        if self._measure() > self._least_bytes + TRIM_THRESHOLD_BYTES:
             self._give_back()
             self._least_bytes = self._measure()
         else:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from polybus.dialects.pirate.server.subscriber_context import Means, fault_of
+from polybus.dialects.pirate.server.subscriber_context import SubscriberContext, error_from_future
 from polybus.errors import PolybusError
 from polybus.model.topic import ALL
 
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 32 << 20
 READ_ROWS: Final = 512
 READ_BYTES: Final = 256 << 10
-AT_ONCE: Final = 4  # reads; a disk serves few at once better than many, and each may be 64 MiB
+MAX_PARALLEL_READS: Final = (
+    4  # reads; a disk serves few at once better than many, and each may be 64 MiB
+)
 ROW_BYTES: Final = 24  # of id, time and offset, beside the body
 LARGE_BYTES: Final = 1 << 20  # what is larger is read again for whoever wants it
 
 
-class Found(NamedTuple):
+class CachedMessage(NamedTuple):
     id: int
     timestamp_ns: int
     body: bytes | memoryview
 
 
-class Stretch:
+class CachedRange:
     """All messages of a topic with ids above `low`, up to `high`."""
 
     __slots__ = ("bodies", "high", "ids", "low", "offsets", "size", "times", "topic")
@@ -55,36 +57,36 @@ class Stretch:
         self.high = self.ids[-1]
         self.size = len(rows.bodies) + ROW_BYTES * rows.count
 
-    def above(self, last: int) -> Found:
+    def first_after(self, last: int) -> CachedMessage:
         at = bisect_right(self.ids, last)
         body = self.bodies[self.offsets[at] : self.offsets[at + 1]]
-        return Found(self.ids[at], self.times[at], body)
+        return CachedMessage(self.ids[at], self.times[at], body)
 
 
-Told = Callable[[Found | PolybusError | None], None]
+OnMessage = Callable[[CachedMessage | PolybusError | None], None]
 
 
-class Shelf:
-    def __init__(self, means: Means) -> None:
+class MessageCache:
+    def __init__(self, means: SubscriberContext) -> None:
         self._means = means
-        self._topics: dict[int, dict[int, Stretch]] = {}  # by the place it was read from
+        self._topics: dict[int, dict[int, CachedRange]] = {}  # by the place it was read from
         self._lows: dict[int, list[int]] = {}  # the same places, in order
-        self._used: OrderedDict[tuple[int, int], Stretch] = OrderedDict()
-        self._reading: dict[tuple[int, int], list[Told]] = {}
-        self._due: deque[tuple[Topic, int]] = deque()  # those of them that are not begun
+        self._used: OrderedDict[tuple[int, int], CachedRange] = OrderedDict()
+        self._reading: dict[tuple[int, int], list[OnMessage]] = {}
+        self._queued_reads: deque[tuple[Topic, int]] = deque()  # those of them that are not begun
         self.size = 0
 
-    def find(self, topic: Topic, last: int, told: Told) -> None:
+    def get(self, topic: Topic, last: int, told: OnMessage) -> None:
         """Tells the first message above `last`; None if there is none (any more)."""
-        found = self._at_hand(topic.number, last)
+        found = self._cached_range(topic.number, last)
         if found is not None:
-            told(found.above(last))
+            told(found.first_after(last))
             return
         self._read(topic, last).append(told)
 
-    def fetch(self, topic: Topic, last: int) -> None:
+    def prefetch(self, topic: Topic, last: int) -> None:
         """Somebody will ask for it soon."""
-        if self._at_hand(topic.number, last) is None:
+        if self._cached_range(topic.number, last) is None:
             self._read(topic, last)
 
     def forget(self, topic: int) -> None:
@@ -92,7 +94,7 @@ class Shelf:
             self.size -= self._used.pop((topic, low)).size
         self._topics.pop(topic, None)
 
-    def _at_hand(self, topic: int, last: int) -> Stretch | None:
+    def _cached_range(self, topic: int, last: int) -> CachedRange | None:
         lows = self._lows.get(topic)
         if not lows:
             return None
@@ -105,40 +107,43 @@ class Shelf:
         self._used.move_to_end((topic, found.low))
         return found
 
-    def _read(self, topic: Topic, last: int) -> list[Told]:
+    def _read(self, topic: Topic, last: int) -> list[OnMessage]:
         place = topic.number, last
         waiting = self._reading.get(place)
         if waiting is None:
             waiting = self._reading[place] = []
-            self._due.append((topic, last))
-            self._begin()
+            self._queued_reads.append((topic, last))
+            self._start_read()
         return waiting
 
-    def _begin(self) -> None:
-        if not self._due or len(self._reading) - len(self._due) >= AT_ONCE:
+    def _start_read(self) -> None:
+        if (
+            not self._queued_reads
+            or len(self._reading) - len(self._queued_reads) >= MAX_PARALLEL_READS
+        ):
             return
-        topic, last = self._due.popleft()
+        topic, last = self._queued_reads.popleft()
         store = self._means.durable.store
 
         def read() -> Rows:
             return store.read(topic.number, ALL, last + 1, max_rows=READ_ROWS, max_bytes=READ_BYTES)
 
-        self._means.workers(read, lambda future: self._got(topic, last, future))
+        self._means.workers(read, lambda future: self._on_read(topic, last, future))
 
-    def _got(self, topic: Topic, last: int, future: Future[Rows]) -> None:
+    def _on_read(self, topic: Topic, last: int, future: Future[Rows]) -> None:
         waiting = self._reading.pop((topic.number, last))
-        answer: Found | PolybusError | None = fault_of(future)
+        answer: CachedMessage | PolybusError | None = error_from_future(future)
         if answer is None and (rows := future.result()).count:
-            stretch = Stretch(topic.number, last, rows)
-            self._means.durable.reached(topic, stretch.high + 1)
-            answer = stretch.above(last)
-            if stretch.size <= LARGE_BYTES and self._means.durable.numbered(topic.number):
-                self._keep(stretch)
-        self._begin()
+            stretch = CachedRange(topic.number, last, rows)
+            self._means.durable.advance(topic, stretch.high + 1)
+            answer = stretch.first_after(last)
+            if stretch.size <= LARGE_BYTES and self._means.durable.find_by_number(topic.number):
+                self._insert(stretch)
+        self._start_read()
         for told in waiting:
             told(answer)
 
-    def _keep(self, stretch: Stretch) -> None:
+    def _insert(self, stretch: CachedRange) -> None:
         topic, low = stretch.topic, stretch.low
         old = self._used.pop((topic, low), None)
         if old is not None:
@@ -150,9 +155,9 @@ class Shelf:
         self._used[topic, low] = stretch
         self.size += stretch.size
         while self.size > MAX_BYTES:
-            self._discard(*next(iter(self._used)))
+            self._evict(*next(iter(self._used)))
 
-    def _discard(self, topic: int, low: int) -> None:
+    def _evict(self, topic: int, low: int) -> None:
         self.size -= self._used.pop((topic, low)).size
         del self._topics[topic][low]
         self._lows[topic].remove(low)

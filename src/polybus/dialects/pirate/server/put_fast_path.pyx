@@ -103,7 +103,7 @@ cdef class Reply:
         cdef bytes number = PyBytes_FromStringAndSize(NULL, NUMBER_BYTES)
         cdef list envelope = self.frames[: self.end]
         (<uint64_t*>PyBytes_AS_STRING(number))[0] = htobe64(message_id)
-        self.session.put_done(self.size)
+        self.session.on_put_committed(self.size)
         self.peer.send(envelope, [OK, self.frames[self.end + 5], number])
         return 0
 

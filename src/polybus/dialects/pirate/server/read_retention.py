@@ -17,103 +17,109 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.dialects.pirate.server import subscriber_records
-from polybus.dialects.pirate.server.subscriber_context import Means, fault_of
+from polybus.dialects.pirate.server.subscriber_context import SubscriberContext, error_from_future
 from polybus.durable.topic_registry import KEEP, KEEP_READ, WITH_SUBSCRIBERS
 from polybus.errors import DoesNotExist, PolybusError
 from polybus.groups import group_records as groups
 
 if TYPE_CHECKING:
-    from polybus.dialects.pirate.server.subscribe_handler import Subscribing
-    from polybus.dialects.pirate.server.subscription_table import Table
+    from polybus.dialects.pirate.server.subscribe_handler import SubscribeHandler
+    from polybus.dialects.pirate.server.subscription_table import SubscriptionTable
     from polybus.model.topic import Bounds, ShardBounds, Topic
     from polybus.store.contract import Store
 
-EVERY_S: Final = 0.4
-SHARES: Final = 8  # workers that trim side by side, so that they share what a sync costs
+INTERVAL_S: Final = 0.4
+MAX_PARALLEL_TRIMS: Final = (
+    8  # workers that trim side by side, so that they share what a sync costs
+)
 
 
-class Due(NamedTuple):
+class RetentionTask(NamedTuple):
     """A topic to be looked at; `read` is the id that all subscribers have reached."""
 
     topic: Topic
     read: int | None
 
 
-class Collecting:
-    def __init__(self, means: Means, table: Table, subscribing: Subscribing) -> None:
+class ReadRetention:
+    def __init__(
+        self, means: SubscriberContext, table: SubscriptionTable, subscribing: SubscribeHandler
+    ) -> None:
         self._means = means
         self._table = table
         self._subscribing = subscribing
         self._next_s = 0.0
-        self._under_way = 0
+        self._running = 0
         self.collected = 0
 
     def tick(self, now_s: float) -> None:
         """Begins a round, if it is time for one and the last is over."""
-        if self._under_way or now_s < self._next_s:
+        if self._running or now_s < self._next_s:
             return
-        self._next_s = now_s + EVERY_S
-        self._under_way = 1
-        self._means.workers(lambda: _grouped(self._means.durable.store), self._looked)
+        self._next_s = now_s + INTERVAL_S
+        self._running = 1
+        self._means.workers(
+            lambda: _topics_with_groups(self._means.durable.store), self._on_groups_read
+        )
 
-    def _looked(self, future: Future[set[int]]) -> None:
-        self._under_way = 0
-        if fault_of(future) is not None:
+    def _on_groups_read(self, future: Future[set[int]]) -> None:
+        self._running = 0
+        if error_from_future(future) is not None:
             return
         grouped = future.result()
-        moved, self._table.moved = self._table.moved, set()
+        moved, self._table.changed_topics = self._table.changed_topics, set()
         due = [found for number in moved | grouped if (found := self._due(number))]
-        for start in range(min(SHARES, len(due))):
-            self._begin(due[start::SHARES])
+        for start in range(min(MAX_PARALLEL_TRIMS, len(due))):
+            self._start_share(due[start::MAX_PARALLEL_TRIMS])
 
-    def _due(self, number: int) -> Due | None:
-        topic = self._means.durable.numbered(number)
+    def _due(self, number: int) -> RetentionTask | None:
+        topic = self._means.durable.find_by_number(number)
         if topic is None or topic.settings.get(KEEP) != KEEP_READ:
             return None
         if not self._table.has(number):
             self._subscribing.remove_unused(topic)
-        return Due(topic, self._table.read_by_all(number))
+        return RetentionTask(topic, self._table.read_by_all(number))
 
-    def _begin(self, share: Sequence[Due]) -> None:
-        self._under_way += 1
+    def _start_share(self, share: Sequence[RetentionTask]) -> None:
+        self._running += 1
         store = self._means.durable.store
         self._means.workers(
             lambda: sum(_collect(store, one) for one in share),
-            lambda future: self._ended(share, future),
+            lambda future: self._on_share_done(share, future),
         )
 
-    def _ended(self, share: Sequence[Due], future: Future[int]) -> None:
-        self._under_way -= 1
-        error = fault_of(future)
+    def _on_share_done(self, share: Sequence[RetentionTask], future: Future[int]) -> None:
+        self._running -= 1
+        error = error_from_future(future)
         if error is None:
             self.collected += future.result()
         else:  # the next round looks at them again
-            self._table.moved.update(one.topic.number for one in share)
+            self._table.changed_topics.update(one.topic.number for one in share)
             if not future.cancelled():
                 self._means.log.warning("collection failed", reason=str(error))
 
-    def begin_anew(self) -> None:
+    def enqueue_unused_topics(self) -> None:
         """After a start: topics whose last subscriber left just before the end."""
         for topic in self._means.durable.topics():
             if topic.settings.get(WITH_SUBSCRIBERS):
-                self._table.moved.add(topic.number)
+                self._table.changed_topics.add(topic.number)
 
 
 # --- on a worker
 
 
-def _grouped(store: Store) -> set[int]:
+def _topics_with_groups(store: Store) -> set[int]:
     """The numbers of all topics that groups read."""
     return {
         groups.read_roster_key(one.key)[0] for one in subscriber_records.scan(store, groups.ROSTERS)
     }
 
 
-def _collect(store: Store, due: Due) -> int:
+def _collect(store: Store, due: RetentionTask) -> int:
     """How many messages have gone."""
     try:
         bounds = store.bounds(due.topic.number)
-        before = _cuts(store, due, bounds)
+        before = _trim_offsets(store, due, bounds)
         if before:
             store.trim(due.topic.number, before)
     except DoesNotExist:  # since it was looked at
@@ -121,9 +127,9 @@ def _collect(store: Store, due: Due) -> int:
     return sum(offset - bounds.shards[shard].start for shard, offset in before.items())
 
 
-def _cuts(store: Store, due: Due, bounds: Bounds) -> dict[int, int]:
+def _trim_offsets(store: Store, due: RetentionTask, bounds: Bounds) -> dict[int, int]:
     """The first offset that stays, of each shard from which something goes."""
-    held = list(_held_by_groups(store, due.topic, bounds))
+    held = list(_group_floors(store, due.topic, bounds))
     if due.read is None and not held:
         return {}
     if due.read is not None and due.read + 1 <= bounds.first_id:
@@ -132,13 +138,15 @@ def _cuts(store: Store, due: Due, bounds: Bounds) -> dict[int, int]:
     for number, shard in enumerate(bounds.shards):
         if shard.start == shard.end:
             continue
-        cut = min([_reached(store, due, bounds, number, shard), *(one[number] for one in held)])
+        cut = min(
+            [_unread_offset(store, due, bounds, number, shard), *(one[number] for one in held)]
+        )
         if cut > shard.start:
             cuts[number] = cut
     return cuts
 
 
-def _held_by_groups(store: Store, topic: Topic, bounds: Bounds) -> list[dict[int, int]]:
+def _group_floors(store: Store, topic: Topic, bounds: Bounds) -> list[dict[int, int]]:
     """Of each group: the first offset of each shard that it is not past."""
     found = []
     for roster in subscriber_records.scan(store, groups.roster_prefix(topic.number)):
@@ -150,25 +158,27 @@ def _held_by_groups(store: Store, topic: Topic, bounds: Bounds) -> list[dict[int
     return found
 
 
-def _reached(store: Store, due: Due, bounds: Bounds, shard: int, at: ShardBounds) -> int:
+def _unread_offset(
+    store: Store, due: RetentionTask, bounds: Bounds, shard: int, at: ShardBounds
+) -> int:
     """The first offset of a shard whose message not every subscriber has read."""
     if due.read is None or due.read >= bounds.next_id - 1:
         return at.end
     if len(bounds.shards) == 1:
         guess = at.end - (bounds.next_id - 1 - due.read)
-        if at.start <= guess < at.end and _id(store, due, shard, guess) == due.read + 1:
+        if at.start <= guess < at.end and _message_id(store, due, shard, guess) == due.read + 1:
             return guess
     low, high = at.start, at.end  # what is before `low` is read, what is from `high` on is not
     while low < high:
         middle = (low + high) // 2
-        if _id(store, due, shard, middle) <= due.read:
+        if _message_id(store, due, shard, middle) <= due.read:
             low = middle + 1
         else:
             high = middle
     return low
 
 
-def _id(store: Store, due: Due, shard: int, offset: int) -> int:
+def _message_id(store: Store, due: RetentionTask, shard: int, offset: int) -> int:
     rows = store.read(due.topic.number, shard, offset, offset + 1, max_rows=1, max_bytes=1)
     if not rows.count:
         raise PolybusError(f"topic {due.topic.name}: no message at offset {offset}")

@@ -20,13 +20,17 @@ from typing import Any, Final
 import zmq
 from zmq.backend.cython import _zmq
 
-from polybus.dialects.pirate.server.router_session import Session
+from polybus.dialects.pirate.server.router_session import RouterSession
 from polybus.dialects.pirate.server.router_socket import Router
 from polybus.errors import AddressError, AddressInUse
 from polybus.model.address import Address
 from polybus.model.identity import Identity
-from polybus.transports.zmq.memory_watch import LOOK_S, Bounds, Watch
-from polybus.transports.zmq.router_connections import Connection, Connections, Gate
+from polybus.transports.zmq.memory_watch import CHECK_INTERVAL_S, MemoryBounds, MemoryWatch
+from polybus.transports.zmq.router_connections import (
+    ConnectionGate,
+    RouterConnection,
+    RouterConnections,
+)
 from polybus.transports.zmq.zap import DOMAIN
 
 TURN_MESSAGES: Final = 256
@@ -34,11 +38,11 @@ TURN_MESSAGES: Final = 256
 TURN_BYTES: Final = 8 << 20
 # One frame over what a body's may have is still read, and answered; a larger one is cut.
 MAX_FRAME_BYTES: Final = (64 << 20) + 1
-SEALED_BYTES: Final = 33  # with CURVE each frame has so many more, and they count
+CURVE_OVERHEAD_BYTES: Final = 33  # with CURVE each frame has so many more, and they count
 # Whole messages of one connection that wait to be read. One, since libzmq counts no bytes, and
 # one may have 64 MiB: with two, three peers that push took half a gigabyte more. Whoever sends
 # more is not read from meanwhile; clients that wait for their answers do not notice.
-WAITING_MESSAGES: Final = 1
+RECEIVE_HWM: Final = 1
 # With CURVE libzmq puts the peer's User-Id before its messages, as one that is counted when it
 # comes and not when it is taken: with room for one alone, nothing would ever follow it.
 COUNTED_USER_ID: Final = 1
@@ -52,12 +56,12 @@ _EVENT = Struct("=Hi")
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class CurveSettings:
     """The bus's secret key (Z85), whom keys are, and whether they may come in."""
 
     secret: bytes
     identify: Callable[[bytes], Identity]
-    may: Callable[[bytes], bool]
+    is_allowed: Callable[[bytes], bool]
 
 
 class RouterListener:
@@ -67,13 +71,13 @@ class RouterListener:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         address: Address,
-        session: Session,
-        gate: Gate,
-        bounds: Bounds,
+        session: RouterSession,
+        gate: ConnectionGate,
+        bounds: MemoryBounds,
         clock: Callable[[], float],
         count: Callable[[str, str], None],
         log: Any,
-        curve: Curve | None = None,
+        curve: CurveSettings | None = None,
     ) -> None:
         self._session = session
         self._count = count
@@ -84,8 +88,10 @@ class RouterListener:
         self._curve = curve
         if curve is not None:
             configure_curve(socket, curve.secret)
-        self.connections = Connections(gate, self._changes, clock, self._attach)
-        self._watch = Watch(self.connections.open, bounds, clock, self._has_waiting, self._cut)
+        self.connections = RouterConnections(gate, self._read_monitor, clock, self._attach)
+        self._watch = MemoryWatch(
+            self.connections.open, bounds, clock, self._has_waiting, self._cut
+        )
         self._monitor = socket.get_monitor_socket(EVENTS)
         try:
             self.address = _bind(socket, address)
@@ -96,19 +102,19 @@ class RouterListener:
             raise
         self._router = Router(_zmq.__file__, socket.underlying)
         self._loop.add_reader(socket.FD, self._read)
-        self._loop.add_reader(self._monitor.FD, self._hear)
+        self._loop.add_reader(self._monitor.FD, self._on_monitor_event)
         self._reading = True
-        self._due = False  # to be looked at again, by the next turn
-        self._again()
-        self._looking = self._loop.call_later(LOOK_S, self._look)
+        self._is_read_scheduled = False  # to be looked at again, by the next turn
+        self._schedule_read()
+        self._memory_timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_memory)
 
     # --- receiving
 
     def _read(self) -> None:
-        self._due = False
+        self._is_read_scheduled = False
         if not self._reading:
             return
-        in_doubt = self.connections.crowded()
+        in_doubt = self.connections.ambiguous()
         messages = self._router.receive(
             TURN_MESSAGES, TURN_BYTES, MAX_FRAMES, self._curve is not None
         )
@@ -117,19 +123,21 @@ class RouterListener:
             connection = find(frames[0], descriptor)
             connection.received += 1
             connection.received_bytes += size
-            if self._curve is not None and not self._recognise(self._curve, connection, user):
+            if self._curve is not None and not self._authenticate(self._curve, connection, user):
                 continue
             try:
                 receive(connection, frames)
             except Exception as error:  # one message's trouble is not the others'
                 self._loop.call_exception_handler({"message": "pirate", "exception": error})
         if messages:  # there may be more
-            self._again()
+            self._schedule_read()
         elif in_doubt:
-            self.connections.settle(in_doubt)
-        self._session.turn_over()
+            self.connections.resolve_ambiguous(in_doubt)
+        self._session.on_turn_end()
 
-    def _recognise(self, curve: Curve, connection: Connection, shown: str | None) -> bool:
+    def _authenticate(
+        self, curve: CurveSettings, connection: RouterConnection, shown: str | None
+    ) -> bool:
         """Whether the key with which a message came is let in now; libzmq vouches for the key.
 
         It was when the connection began. One that had sent nothing until then was nobody's.
@@ -137,10 +145,10 @@ class RouterListener:
         key = bytes.fromhex(shown or "")
         if connection.key != key:
             connection.key, connection.identity = key, curve.identify(key)
-        if curve.may(key):
+        if curve.is_allowed(key):
             return True
         self._count("dropped", "key_revoked")
-        self._shut_out(connection)
+        self._cut_revoked(connection)
         return False
 
     def enforce(self) -> None:
@@ -148,27 +156,29 @@ class RouterListener:
         for one in self.connections.open():
             if self._curve is None or one.key is None:
                 continue
-            if self._curve.may(one.key):
+            if self._curve.is_allowed(one.key):
                 one.identity = self._curve.identify(one.key)
             else:
-                self._shut_out(one)
+                self._cut_revoked(one)
 
-    def _shut_out(self, connection: Connection) -> None:
+    def _cut_revoked(self, connection: RouterConnection) -> None:
         if connection.cut():
             self._cut(connection, "key_revoked")
 
-    def _again(self) -> None:
-        if not self._due and self._reading:
-            self._due = True
+    def _schedule_read(self) -> None:
+        if not self._is_read_scheduled and self._reading:
+            self._is_read_scheduled = True
             self._loop.call_soon(self._read)
 
     # --- sending
 
-    def _attach(self, connection: Connection) -> None:
+    def _attach(self, connection: RouterConnection) -> None:
         connection.send = partial(self._send, connection)
         connection.is_full = partial(self._watch.is_full, connection)
 
-    def _send(self, connection: Connection, envelope: list[bytes], frames: list[bytes]) -> None:
+    def _send(
+        self, connection: RouterConnection, envelope: list[bytes], frames: list[bytes]
+    ) -> None:
         if self._socket.closed:
             return
         size = self._router.send(envelope, frames, COPIED_BYTES)
@@ -179,9 +189,9 @@ class RouterListener:
             return
         connection.sent += 1
         connection.sent_bytes += size
-        self._watch.sent(size)
-        if not self._due:
-            self._again()
+        self._watch.add_sent(size)
+        if not self._is_read_scheduled:
+            self._schedule_read()
 
     def _send_large(self, frames: list[bytes]) -> int:
         """Without copying what is large; its size, or below 0 why it was refused."""
@@ -195,28 +205,30 @@ class RouterListener:
 
     def tick(self) -> None:
         self.connections.tick()
-        self._hear()
+        self._on_monitor_event()
 
-    def _hear(self) -> None:
-        self.connections.hear()
-        if self.connections.crowded():
-            self._again()
+    def _on_monitor_event(self) -> None:
+        self.connections.read_events()
+        if self.connections.ambiguous():
+            self._schedule_read()
 
-    def _look(self) -> None:
-        self._looking = self._loop.call_later(self._watch.look(), self._look)
+    def _check_memory(self) -> None:
+        self._memory_timer = self._loop.call_later(self._watch.check(), self._check_memory)
 
     def _has_waiting(self) -> bool:
         events: Any = self._socket.EVENTS
         if not events & zmq.POLLIN:
             return False
-        self._again()  # whoever asks takes the descriptor's signal: it will not come again
+        self._schedule_read()  # whoever asks takes the descriptor's signal: it will not come again
         return True
 
-    def _cut(self, connection: Connection, reason: str) -> None:
+    def _cut(self, connection: RouterConnection, reason: str) -> None:
         self._count("closed", reason)
-        self._log.warning("connection cut", dialect="pirate", peer=connection.where, reason=reason)
+        self._log.warning(
+            "connection cut", dialect="pirate", peer=connection.peer_text, reason=reason
+        )
 
-    def _changes(self) -> list[tuple[int, bool]]:
+    def _read_monitor(self) -> list[tuple[int, bool]]:
         told: list[tuple[int, bool]] = []
         while True:
             try:
@@ -247,7 +259,7 @@ class RouterListener:
         # A session knows no loop, so it is asked a few times.
         while self._session.unanswered and self._loop.time() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(SETTLE_S)
-        self._looking.cancel()
+        self._memory_timer.cancel()
         self._loop.remove_reader(self._monitor.FD)
         self._socket.disable_monitor()
         self._monitor.close(0)
@@ -259,7 +271,7 @@ class RouterListener:
 def configure(socket: zmq.Socket[bytes], address: Address) -> None:
     socket.ROUTER_MANDATORY = 1  # to know what is dropped
     socket.MAXMSGSIZE = MAX_FRAME_BYTES
-    socket.RCVHWM = WAITING_MESSAGES
+    socket.RCVHWM = RECEIVE_HWM
     socket.IPV6 = ":" in address.host
     socket.TCP_KEEPALIVE = 1
     socket.TCP_KEEPALIVE_IDLE = 60
@@ -272,8 +284,8 @@ def configure_curve(socket: zmq.Socket[bytes], secret: bytes) -> None:
     socket.CURVE_SECRETKEY = secret
     socket.ZAP_DOMAIN = DOMAIN.encode()
     socket.ZAP_ENFORCE_DOMAIN = 1  # if nobody is there to be asked, nobody comes in
-    socket.MAXMSGSIZE = MAX_FRAME_BYTES + SEALED_BYTES
-    socket.RCVHWM = WAITING_MESSAGES + COUNTED_USER_ID
+    socket.MAXMSGSIZE = MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES
+    socket.RCVHWM = RECEIVE_HWM + COUNTED_USER_ID
 
 
 def _bind(socket: zmq.Socket[bytes], address: Address) -> Address:

@@ -7,7 +7,7 @@ from typing import Protocol
 from polybus.model.identity import Identity
 
 
-class Peer(Protocol):
+class RouterSessionPeer(Protocol):
     """One connection, as its messages tell."""
 
     @property
@@ -24,13 +24,13 @@ class Peer(Protocol):
         """An answer: the envelope of the request, an empty frame, and these."""
 
 
-class Session(Protocol):
+class RouterSession(Protocol):
     """The dialect behind a ROUTER: one for all its peers."""
 
-    def receive(self, peer: Peer, frames: list[bytes]) -> None:
+    def receive(self, peer: RouterSessionPeer, frames: list[bytes]) -> None:
         """One message, its envelope first."""
 
-    def turn_over(self) -> None:
+    def on_turn_end(self) -> None:
         """All that had come by now was received."""
 
     @property

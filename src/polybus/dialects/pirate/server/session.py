@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polybus.bus.traffic import LoopTotals
+from polybus.bus.traffic import LoopTraffic
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.server.client_table import Greeted
+from polybus.dialects.pirate.server.client_table import HelloResult
 from polybus.errors import (
     Denied,
     DoesNotExist,
@@ -28,15 +28,15 @@ from polybus.errors import (
 
 if TYPE_CHECKING:
     from polybus.bus.counters import Counters
-    from polybus.dialects.pirate.server.durable_subscribers import Subscribers
+    from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
     from polybus.model.identity import Identity
 
 FINGERPRINT_BYTES = 16
 KNOWN_KEYS = 4096  # whose fingerprints were made lately; some 200 bytes each
-FULL = "answers sent before were not taken yet"
+OUTBOX_FULL_TEXT = "answers sent before were not taken yet"
 
 
-class Peer(Protocol):
+class RouterPeer(Protocol):
     """The connection by which a request came."""
 
     @property
@@ -48,9 +48,9 @@ class Peer(Protocol):
 
 
 class PirateSession:
-    def __init__(self, bus: Subscribers, counters: Counters) -> None:
+    def __init__(self, bus: DurableSubscribers, counters: Counters) -> None:
         self._counters = counters
-        self.totals = LoopTotals()
+        self.totals = LoopTraffic()
         self._subscribers = bus
         self._take_put = bus.take_put
         self._verbs: dict[bytes, Callable[[Any, Identity, Callable[[Any], None]], None]] = {
@@ -63,20 +63,20 @@ class PirateSession:
         self.requests = dict.fromkeys(sorted(codec.OPS), 0)
         self.unanswered = 0
 
-    def receive(self, peer: Peer, frames: list[bytes]) -> None:
+    def receive(self, peer: RouterPeer, frames: list[bytes]) -> None:
         key = peer.key
         only = None if key is None else fingerprint(key)
         if self._take_put(self, peer, frames, only):
             self.requests[codec.PUT] += 1
             self.unanswered += 1
             return
-        end = codec.split(frames)
+        end = codec.envelope_end(frames)
         if end < 0:
             self._counters.count("dropped", "pirate_no_envelope")
             return
         envelope = frames[:end]
-        request = codec.parse(frames, end + 1)
-        if isinstance(request, codec.Refusal):
+        request = codec.parse_request(frames, end + 1)
+        if isinstance(request, codec.ErrorReply):
             self._refuse(peer, envelope, request.code, request.text)
             return
         if only is not None and request.client != only:
@@ -84,7 +84,7 @@ class PirateSession:
             self._refuse(peer, envelope, codec.DENIED, text)
             return
         if request.op == codec.GET and peer.is_full():
-            self._refuse(peer, envelope, codec.BUSY, FULL)
+            self._refuse(peer, envelope, codec.BUSY, OUTBOX_FULL_TEXT)
             return
         self.requests[request.op] += 1
         self.unanswered += 1
@@ -92,42 +92,42 @@ class PirateSession:
         then = partial(self.answer, peer, envelope, request.op, request.counter, size)
         self._verbs[request.op](request, peer.identity, then)
 
-    def turn_over(self) -> None:
-        self._subscribers.turn_over()
+    def on_turn_end(self) -> None:
+        self._subscribers.on_turn_end()
 
-    def put_done(self, size: int) -> None:
+    def on_put_committed(self, size: int) -> None:
         """A message of so many bytes was put, and is being answered."""
         self.unanswered -= 1
         self.totals.received += 1
         self.totals.received_bytes += size
 
     def answer(
-        self, peer: Peer, envelope: list[bytes], op: bytes, counter: int, size: int, came: Any
+        self, peer: RouterPeer, envelope: list[bytes], op: bytes, counter: int, size: int, came: Any
     ) -> None:
         """What came of a request; `size` is that of its body."""
         if isinstance(came, int) and op == codec.PUT:
-            self.put_done(size)
-            peer.send(envelope, codec.done(counter, came))
+            self.on_put_committed(size)
+            peer.send(envelope, codec.encode_ok(counter, came))
             return
         self.unanswered -= 1
         if isinstance(came, int):
-            peer.send(envelope, codec.done(counter, came))
+            peer.send(envelope, codec.encode_ok(counter, came))
         elif came is None:
-            peer.send(envelope, codec.nothing())
+            peer.send(envelope, codec.encode_none())
         elif isinstance(came, PolybusError):
-            self._refuse(peer, envelope, code_of(came, op), str(came))
-        elif isinstance(came, Greeted):
-            peer.send(envelope, codec.done(came.epoch, came.counter))
+            self._refuse(peer, envelope, error_code(came, op), str(came))
+        elif isinstance(came, HelloResult):
+            peer.send(envelope, codec.encode_ok(came.epoch, came.counter))
         elif peer.is_full():  # by what was sent since it asked: many may be asked for at once
-            self._refuse(peer, envelope, codec.BUSY, FULL)
+            self._refuse(peer, envelope, codec.BUSY, OUTBOX_FULL_TEXT)
         else:
             self.totals.delivered += 1
             self.totals.delivered_bytes += len(came.body)
-            peer.send(envelope, codec.message(came.id, came.timestamp_ns, came.body))
+            peer.send(envelope, codec.encode_message(came.id, came.timestamp_ns, came.body))
 
-    def _refuse(self, peer: Peer, envelope: list[bytes], code: str, text: str) -> None:
+    def _refuse(self, peer: RouterPeer, envelope: list[bytes], code: str, text: str) -> None:
         self._counters.count("refused", f"pirate_{code.lower()}")
-        peer.send(envelope, codec.error(code, text))
+        peer.send(envelope, codec.encode_error(code, text))
 
 
 @lru_cache(KNOWN_KEYS)
@@ -146,7 +146,7 @@ _CODES: tuple[tuple[type[PolybusError], str], ...] = (
 )
 
 
-def code_of(error: PolybusError, op: bytes) -> str:
+def error_code(error: PolybusError, op: bytes) -> str:
     """The word on the wire; whatever may go better another time is BUSY."""
     for kind, code in _CODES:
         if isinstance(error, kind):

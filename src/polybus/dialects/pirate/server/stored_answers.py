@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from polybus.errors import PolybusError, from_code
+from polybus.errors import PolybusError, error_from_code
 
 if TYPE_CHECKING:
-    from polybus.model.commit import Committed
+    from polybus.model.commit import CommitResult
 
 _NUMBER: Final = b"N"
 _ERROR: Final = b"E"
 MAX_TEXT_BYTES: Final = 900  # with its code it fits a note
 
 
-def of_number(number: int) -> bytes:
+def encode_number(number: int) -> bytes:
     return _NUMBER + number.to_bytes(8)
 
 
-def of_refusal(error: PolybusError) -> bytes:
+def encode_refusal(error: PolybusError) -> bytes:
     text = str(error).encode("utf-8", "backslashreplace")[:MAX_TEXT_BYTES]
     return _ERROR + error.code.encode() + b"\0" + text
 
 
-def outcome(done: Committed) -> int | PolybusError:
+def decode_outcome(done: CommitResult) -> int | PolybusError:
     """What was answered: a number, or a refusal."""
     note = done.note
     if not note:
@@ -36,4 +36,4 @@ def outcome(done: Committed) -> int | PolybusError:
     if note[:1] == _NUMBER:
         return int.from_bytes(note[1:])
     code, _, text = note[1:].partition(b"\0")
-    return from_code(code.decode(), text.decode("utf-8", "replace"))
+    return error_from_code(code.decode(), text.decode("utf-8", "replace"))

@@ -17,11 +17,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from polybus.dialects.pirate.server import stored_answers, subscriber_records
-from polybus.dialects.pirate.server.put_handler import STALE, digest
-from polybus.dialects.pirate.server.subscriber_context import Means, Request, Then, fault_of
-from polybus.dialects.pirate.server.subscriber_records import Place
+from polybus.dialects.pirate.server.put_handler import STALE, request_digest
+from polybus.dialects.pirate.server.subscriber_context import (
+    OnResult,
+    Request,
+    SubscriberContext,
+    error_from_future,
+)
+from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
 from polybus.durable import query_progress
-from polybus.durable.topic_names import CREATOR, Reservation, as_creator
+from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.durable.topic_registry import KEEP, KEEP_READ, WITH_SUBSCRIBERS
 from polybus.errors import Denied, PolybusError, Stale, WrongKind
 from polybus.groups.group_records import roster_prefix
@@ -30,131 +35,147 @@ from polybus.model.commit import Commit
 from polybus.model.stamp import Stamp
 
 if TYPE_CHECKING:
-    from polybus.dialects.pirate.server.client_table import Client, Clients
-    from polybus.dialects.pirate.server.last_writer import Lasts
-    from polybus.dialects.pirate.server.subscription_table import Subscription, Table
-    from polybus.model.commit import Change, Committed
+    from polybus.dialects.pirate.server.client_table import ClientEntry, ClientTable
+    from polybus.dialects.pirate.server.last_writer import LastWriter
+    from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
+    from polybus.model.commit import CommitResult, RecordChange
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
 
 SETTINGS: Final = {KEEP: KEEP_READ, WITH_SUBSCRIBERS: True}
 
 
-class Subscribing:
-    def __init__(self, means: Means, clients: Clients, table: Table, lasts: Lasts) -> None:
+class SubscribeHandler:
+    def __init__(
+        self,
+        means: SubscriberContext,
+        clients: ClientTable,
+        table: SubscriptionTable,
+        lasts: LastWriter,
+    ) -> None:
         self._means = means
         self._clients = clients
         self._table = table
         self._lasts = lasts
         # Topics that are being removed, and who waits for their names.
-        self._leaving: dict[int, list[Callable[[], None]]] = {}
+        self._topics_in_removal: dict[int, list[Callable[[], None]]] = {}
 
-    def is_leaving(self, topic: Topic) -> bool:
-        return topic.number in self._leaving
+    def is_in_removal(self, topic: Topic) -> bool:
+        return topic.number in self._topics_in_removal
 
     # --- SUB
 
-    def subscribe(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
-        if not self._is_used(client, request, then):
+    def subscribe(
+        self, client: ClientEntry, request: Request, caller: Identity, then: OnResult
+    ) -> None:
+        if not self._answer_if_used(client, request, then):
             self._find_topic(client, request, caller, then)
 
-    def _find_topic(self, client: Client, request: Request, caller: Identity, then: Then) -> None:
+    def _find_topic(
+        self, client: ClientEntry, request: Request, caller: Identity, then: OnResult
+    ) -> None:
         again = partial(self._find_topic, client, request, caller, then)
         topic = self._means.durable.find(request.topic)
-        if topic is not None and topic.number in self._leaving:
-            self._leaving[topic.number].append(again)
+        if topic is not None and topic.number in self._topics_in_removal:
+            self._topics_in_removal[topic.number].append(again)
             return
         try:
-            if self._means.policy.mentions(SUBSCRIBE):
-                self._means.binding.judge(caller, SUBSCRIBE, request.topic)
+            if self._means.policy.has_rules_for(SUBSCRIBE):
+                self._means.binding.check_allowed(caller, SUBSCRIBE, request.topic)
             if topic is None:
                 failed = partial(self._finish, client, then)
-                self._make(caller, request.topic, again, failed)
+                self._create_topic(caller, request.topic, again, failed)
                 return
         except (Denied, WrongKind) as error:
-            self._use_up(client, request, stored_answers.of_refusal(error), then)
+            self._commit_counter(client, request, stored_answers.encode_refusal(error), then)
         except PolybusError as error:
             self._finish(client, then, error)
         else:
-            self._enter(client, request, caller, topic, then)
+            self._add_subscription(client, request, caller, topic, then)
 
-    def _make(self, caller: Identity, name: str, again: Callable[[], None], failed: Then) -> None:
+    def _create_topic(
+        self, caller: Identity, name: str, again: Callable[[], None], failed: OnResult
+    ) -> None:
         """Sees to it that there is such a topic, then goes on."""
         found, mine = self._means.binding.reserve(caller, name)
-        if not isinstance(found, Reservation):
+        if not isinstance(found, NameReservation):
             again()
         elif mine:
             store = self._means.durable.store
-            settings = {**SETTINGS, CREATOR: as_creator(caller)}
+            settings = {**SETTINGS, CREATOR: creator_record(caller)}
 
             def make() -> tuple[Topic, int]:
                 topic = store.create(name, 1, settings)
                 return topic, store.bounds(topic.number).next_id
 
-            self._means.workers(make, lambda future: self._made(found, future, again, failed))
+            self._means.workers(
+                make, lambda future: self._on_topic_created(found, future, again, failed)
+            )
         else:
-            found.outcome.add_done_callback(lambda _: self._means.soon(again))
+            found.outcome.add_done_callback(lambda _: self._means.run_on_loop(again))
 
-    def _made(
+    def _on_topic_created(
         self,
-        reservation: Reservation,
+        reservation: NameReservation,
         future: Future[tuple[Topic, int]],
         again: Callable[[], None],
-        failed: Then,
+        failed: OnResult,
     ) -> None:
-        error = fault_of(future)
+        error = error_from_future(future)
         if error is None:
-            self._means.binding.fulfil(reservation, *future.result())
+            self._means.binding.complete(reservation, *future.result())
             again()
         else:
-            self._means.binding.give_up(reservation, error)
+            self._means.binding.abort(reservation, error)
             failed(error)
 
-    def _enter(
-        self, client: Client, request: Request, caller: Identity, topic: Topic, then: Then
+    def _add_subscription(
+        self, client: ClientEntry, request: Request, caller: Identity, topic: Topic, then: OnResult
     ) -> None:
         found = self._table.find(topic.number, client.id)
         if found is not None:
             found.seen_s = self._means.clock()
-            self._use_up(client, request, stored_answers.of_number(found.last), then)
+            self._commit_counter(client, request, stored_answers.encode_number(found.last), then)
             return
         newest = self._means.durable.next_id(topic) - 1
-        place = Place(topic.number, client.id)
+        place = SubscriptionKey(topic.number, client.id)
         try:
             # In the table first: nothing beyond it is collected from now on.
-            new = self._table.enter(place, caller.name, newest, self._means.clock())
+            new = self._table.add(place, caller.name, newest, self._means.clock())
         except PolybusError as error:
             self._finish(client, then, error)
             return
-        changes = subscriber_records.entering(place, caller.name, newest)
+        changes = subscriber_records.subscribe_changes(place, caller.name, newest)
 
         def entered(error: PolybusError | None) -> None:
             if error is not None:
                 self._table.remove(new)
-            elif self._means.durable.numbered(topic.number) is None:
-                self.sweep(topic)  # it was dropped while this was on its way
+            elif self._means.durable.find_by_number(topic.number) is None:
+                self.remove_records(topic)  # it was dropped while this was on its way
 
-        self._use_up(client, request, stored_answers.of_number(newest), then, changes, entered)
+        self._commit_counter(
+            client, request, stored_answers.encode_number(newest), then, changes, entered
+        )
 
     # --- UNSUB
 
-    def unsubscribe(self, client: Client, request: Request, then: Then) -> None:
-        if self._is_used(client, request, then):
+    def unsubscribe(self, client: ClientEntry, request: Request, then: OnResult) -> None:
+        if self._answer_if_used(client, request, then):
             return
         topic = self._means.durable.find(request.topic)
         found = self._table.find(topic.number, client.id) if topic else None
         if topic is None or found is None:
-            self._use_up(client, request, stored_answers.of_number(0), then)
+            self._commit_counter(client, request, stored_answers.encode_number(0), then)
             return
 
         def left(error: PolybusError | None) -> None:
             if error is None:
-                self._left(topic, found)
+                self._on_unsubscribed(topic, found)
 
-        changes = subscriber_records.leaving(found.place)
-        self._use_up(client, request, stored_answers.of_number(1), then, changes, left)
+        changes = subscriber_records.unsubscribe_changes(found.place)
+        self._commit_counter(client, request, stored_answers.encode_number(1), then, changes, left)
 
-    def drop(self, client: Client, gone: Sequence[Subscription], then: Then) -> None:
+    def drop(self, client: ClientEntry, gone: Sequence[Subscription], then: OnResult) -> None:
         """Ends subscriptions without their client, which will find out; goes alone.
 
         Tells the first error, if there is one.
@@ -163,13 +184,13 @@ class Subscribing:
         left = dict.fromkeys(here)
         errors: list[PolybusError] = []
 
-        def dropped(one: Subscription, future: Future[Committed]) -> None:
-            error = fault_of(future)
-            topic = self._means.durable.numbered(one.place.topic)
+        def dropped(one: Subscription, future: Future[CommitResult]) -> None:
+            error = error_from_future(future)
+            topic = self._means.durable.find_by_number(one.place.topic)
             if error is not None:
                 errors.append(error)
             elif topic is not None:
-                self._left(topic, one)
+                self._on_unsubscribed(topic, one)
             del left[one]
             if not left:
                 self._finish(client, then, errors[0] if errors else None)
@@ -179,10 +200,11 @@ class Subscribing:
         self._lasts.flush()
         for one in here:
             self._means.commit(
-                Commit(changes=subscriber_records.leaving(one.place)), partial(dropped, one)
+                Commit(changes=subscriber_records.unsubscribe_changes(one.place)),
+                partial(dropped, one),
             )
 
-    def _left(self, topic: Topic, gone: Subscription) -> None:
+    def _on_unsubscribed(self, topic: Topic, gone: Subscription) -> None:
         self._table.remove(gone)
         self.remove_unused(topic)
 
@@ -192,11 +214,11 @@ class Subscribing:
         """Removes a topic if it was made by SUB, and nobody is left who reads it."""
         if not topic.settings.get(WITH_SUBSCRIBERS) or self._table.has(topic.number):
             return
-        if topic.number in self._leaving or not self._means.binding.claim_unused(topic):
+        if topic.number in self._topics_in_removal or not self._means.binding.claim_unused(topic):
             return
-        self._leaving[topic.number] = []
+        self._topics_in_removal[topic.number] = []
         self._means.workers(
-            lambda: self._drop_topic(topic), lambda future: self._removed(topic, future)
+            lambda: self._drop_topic(topic), lambda future: self._on_topic_removed(topic, future)
         )
 
     def _drop_topic(self, topic: Topic) -> bool:
@@ -205,75 +227,79 @@ class Subscribing:
         if store.scan(roster_prefix(topic.number), limit=1):
             return False
         store.drop(topic.name)
-        query_progress.forget(store, topic.number)
+        query_progress.delete_query_progress(store, topic.number)
         return True
 
-    def _removed(self, topic: Topic, future: Future[bool]) -> None:
+    def _on_topic_removed(self, topic: Topic, future: Future[bool]) -> None:
         self._means.binding.release(topic)
-        error = fault_of(future)
-        waiting = self._leaving.pop(topic.number)
+        error = error_from_future(future)
+        waiting = self._topics_in_removal.pop(topic.number)
         if error is not None:
             if not future.cancelled():  # else the bus is stopping, and the next start does it
                 self._means.log.warning("topic not removed", topic=topic.name, reason=str(error))
         elif future.result():
-            self._means.binding.gone(topic)
+            self._means.binding.remove(topic)
         for again in waiting:
             again()
 
-    def gone(self, topic: Topic) -> None:
+    def on_topic_dropped(self, topic: Topic) -> None:
         """A topic was dropped, by whomever: its subscriptions have gone with it."""
         if self._table.drop(topic.number):
-            self.sweep(topic)
+            self.remove_records(topic)
 
-    def sweep(self, topic: Topic) -> None:
-        self.sweep_number(topic.number)
+    def remove_records(self, topic: Topic) -> None:
+        self.remove_records_of(topic.number)
 
-    def sweep_number(self, number: int) -> None:
+    def remove_records_of(self, number: int) -> None:
         """Removes the records of a topic that is not there any more."""
         store = self._means.durable.store
-        self._means.workers(lambda: subscriber_records.sweep(store, number), self._swept)
+        self._means.workers(
+            lambda: subscriber_records.remove_topic_records(store, number), self._on_records_removed
+        )
 
-    def _swept(self, future: Future[None]) -> None:
-        error = fault_of(future)
+    def _on_records_removed(self, future: Future[None]) -> None:
+        error = error_from_future(future)
         if error is not None:  # the next start does it
             self._means.log.warning("records not removed", reason=str(error))
 
     # --- what they share
 
-    def _is_used(self, client: Client, request: Request, then: Then) -> bool:
+    def _answer_if_used(self, client: ClientEntry, request: Request, then: OnResult) -> bool:
         """Answers what needs no look at topics: another epoch, and counters used before."""
         if client.is_fenced(request):
-            self._finish(client, then, client.fenced(request))
+            self._finish(client, then, client.fenced_error(request))
             return True
         if request.counter > client.counter:
             return False
-        self._use_up(client, request, stored_answers.of_refusal(Stale(STALE)), then)
+        self._commit_counter(client, request, stored_answers.encode_refusal(Stale(STALE)), then)
         return True
 
-    def _use_up(
+    def _commit_counter(
         self,
-        client: Client,
+        client: ClientEntry,
         request: Request,
         note: bytes,
-        then: Then,
-        changes: tuple[Change, ...] = (),
+        then: OnResult,
+        changes: tuple[RecordChange, ...] = (),
         after: Callable[[PolybusError | None], None] = lambda error: None,
     ) -> None:
         """Commits the counter, its answer and what it changes; or gets the answer of before."""
-        stamp = Stamp(client.producer, request.epoch, request.counter, digest(request))
+        stamp = Stamp(client.producer, request.epoch, request.counter, request_digest(request))
 
-        def done(future: Future[Committed]) -> None:
-            error = fault_of(future)
+        def done(future: Future[CommitResult]) -> None:
+            error = error_from_future(future)
             after(error)
             if error is None:
                 client.counter = max(client.counter, request.counter)
             if isinstance(error, Stale):
                 error = Stale(STALE)
-            self._finish(client, then, error or stored_answers.outcome(future.result()))
+            self._finish(client, then, error or stored_answers.decode_outcome(future.result()))
 
         self._lasts.flush()  # what was read before comes before it
         self._means.commit(Commit(changes=changes, stamp=stamp, note=note), done)
 
-    def _finish(self, client: Client, then: Then, answer: int | PolybusError | None) -> None:
+    def _finish(
+        self, client: ClientEntry, then: OnResult, answer: int | PolybusError | None
+    ) -> None:
         then(answer)
-        self._clients.finished(client)
+        self._clients.finish_exclusive(client)

@@ -8,60 +8,60 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import PolybusError
-from polybus.server.admin import Request, Verb, Wrong
+from polybus.server.admin import AdminError, AdminVerb, Request
 
 if TYPE_CHECKING:
-    from polybus.dialects.pirate.server.durable_subscribers import Subscribers
+    from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
     from polybus.dialects.pirate.server.subscription_table import Subscription
-    from polybus.durable.topic_registry import Durable
+    from polybus.durable.topic_registry import DurableTopics
     from polybus.model.identity import Identity
-    from polybus.server.durable_service import DurableSide
+    from polybus.server.durable_service import DurableService
 
 Answer = dict[str, Any]
 
 
-class SubscriberVerbs:
+class SubscriberAdmin:
     """`side` gives the durable side, once the bus has started."""
 
-    def __init__(self, side: Callable[[], DurableSide]) -> None:
+    def __init__(self, side: Callable[[], DurableService]) -> None:
         self._side = side
 
-    def verbs(self) -> Mapping[str, Verb]:
+    def verbs(self) -> Mapping[str, AdminVerb]:
         return {
-            "pirate_subs": Verb(self._subs, keys=frozenset({"topic", "client"})),
-            "pirate_drop": Verb(self._drop, keys=frozenset({"topic", "client"})),
+            "pirate_subs": AdminVerb(self._subs, keys=frozenset({"topic", "client"})),
+            "pirate_drop": AdminVerb(self._drop, keys=frozenset({"topic", "client"})),
         }
 
     def _subs(self, request: Request, _caller: Identity) -> list[Answer]:
-        return [self._told(one) for one in self._chosen(request)]
+        return [self._describe(one) for one in self._select(request)]
 
     async def _drop(self, request: Request, _caller: Identity) -> Answer:
         if "client" not in request:
-            raise Wrong("bad_request", "pirate_drop needs a client")
-        chosen = self._chosen(request)
+            raise AdminError("bad_request", "pirate_drop needs a client")
+        chosen = self._select(request)
         if not chosen:
-            raise Wrong("not_found", "this client has no such subscription")
+            raise AdminError("not_found", "this client has no such subscription")
         done: asyncio.Future[list[PolybusError]] = asyncio.get_running_loop().create_future()
-        self._parts()[0].drop(chosen, done.set_result)
+        self._require_durable()[0].drop(chosen, done.set_result)
         errors = await done
         if errors:
-            raise Wrong(errors[0].code, str(errors[0]))
+            raise AdminError(errors[0].code, str(errors[0]))
         return {"dropped": len(chosen)}
 
-    def _parts(self) -> tuple[Subscribers, Durable]:
+    def _require_durable(self) -> tuple[DurableSubscribers, DurableTopics]:
         side = self._side()
         if side.subscribers is None or side.durable is None:
-            raise Wrong("not_supported", "this bus has no durable topics")
+            raise AdminError("not_supported", "this bus has no durable topics")
         return side.subscribers, side.durable
 
-    def _chosen(self, request: Request) -> list[Subscription]:
-        subscribers, durable = self._parts()
-        client, topic = _client(request), request.get("topic")
+    def _select(self, request: Request) -> list[Subscription]:
+        subscribers, durable = self._require_durable()
+        client, topic = _client_id(request), request.get("topic")
         number: int | None = None
         if topic is not None:
             found = durable.find(str(topic))
             if found is None:
-                raise Wrong("not_found", f"there is no durable topic {str(topic)[:255]!r}")
+                raise AdminError("not_found", f"there is no durable topic {str(topic)[:255]!r}")
             number = found.number
         return [
             one
@@ -70,9 +70,9 @@ class SubscriberVerbs:
             and (number is None or one.place.topic == number)
         ]
 
-    def _told(self, one: Subscription) -> Answer:
-        _, durable = self._parts()
-        topic = durable.numbered(one.place.topic)
+    def _describe(self, one: Subscription) -> Answer:
+        _, durable = self._require_durable()
+        topic = durable.find_by_number(one.place.topic)
         newest = durable.next_id(topic) - 1 if topic else one.last
         return {
             "topic": topic.name if topic else "",
@@ -84,7 +84,7 @@ class SubscriberVerbs:
         }
 
 
-def _client(request: Request) -> bytes | None:
+def _client_id(request: Request) -> bytes | None:
     """In hex, since it may be any bytes."""
     text = request.get("client")
     if text is None:
@@ -92,4 +92,4 @@ def _client(request: Request) -> bytes | None:
     try:
         return bytes.fromhex(str(text))
     except ValueError:
-        raise Wrong("bad_request", "a client's id is given in hex") from None
+        raise AdminError("bad_request", "a client's id is given in hex") from None

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from polybus.errors import PolybusError, StoreFault
 
 if TYPE_CHECKING:
-    from polybus.bus.broker import Log
+    from polybus.bus.broker import Logger
     from polybus.bus.counters import Counters
     from polybus.bus.policy import Policy
-    from polybus.durable.publisher import Soon
-    from polybus.durable.push_readers import Readers
-    from polybus.durable.topic_names import Binding
-    from polybus.durable.topic_registry import Durable
-    from polybus.model.commit import Commit, Committed
+    from polybus.durable.publisher import CallOnLoop
+    from polybus.durable.push_readers import BlockingWorkRunner
+    from polybus.durable.topic_names import TopicNames
+    from polybus.durable.topic_registry import DurableTopics
+    from polybus.model.commit import Commit, CommitResult
     from polybus.model.limits import PirateLimits
 
 
@@ -41,31 +41,31 @@ class Request(Protocol):
 
 
 # Is told, on the loop, what came of a request: a result, or the error that says why not.
-Then = Callable[[Any], None]
+OnResult = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class SubscriberContext:
     """`soon` brings a step to the loop from any thread; `workers` wait for the disk."""
 
-    durable: Durable
-    binding: Binding
+    durable: DurableTopics
+    binding: TopicNames
     policy: Policy
     counters: Counters
     limits: PirateLimits
-    soon: Soon
-    workers: Readers
+    run_on_loop: CallOnLoop
+    workers: BlockingWorkRunner
     clock: Callable[[], float]
     wall_ns: Callable[[], int]
-    log: Log
+    log: Logger
 
-    def commit(self, commit: Commit, then: Callable[[Future[Committed]], None]) -> None:
+    def commit(self, commit: Commit, then: Callable[[Future[CommitResult]], None]) -> None:
         """`then` is called on the loop, once it is on disk or has failed."""
         future = self.durable.commit(commit)
-        future.add_done_callback(lambda done: self.soon(lambda: then(done)))
+        future.add_done_callback(lambda done: self.run_on_loop(lambda: then(done)))
 
 
-def fault_of(future: Future[Any]) -> PolybusError | None:
+def error_from_future(future: Future[Any]) -> PolybusError | None:
     """What went wrong with it, as an error of the tree."""
     if future.cancelled():
         return StoreFault("the bus is stopping")

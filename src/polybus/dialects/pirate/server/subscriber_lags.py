@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from polybus.model.topic import Bounds, Topic
     from polybus.store.contract import Store
 
-MAX_TOLD: Final = 1024  # those furthest behind: who holds a topic back is among them
+MAX_LISTED: Final = 1024  # those furthest behind: who holds a topic back is among them
 
 
-def subscribers_of(store: Store, topic: Topic, bounds: Bounds) -> list[dict[str, Any]]:
+def read_subscriber_lags(store: Store, topic: Topic, bounds: Bounds) -> list[dict[str, Any]]:
     """Each one's id (in hex), its LAST, and how many ids it is behind; the last of all first."""
-    prefix = subscriber_records.of_topic(subscriber_records.LASTS, topic.number)
+    prefix = subscriber_records.topic_prefix(subscriber_records.LASTS, topic.number)
     found = (
         (
             subscriber_records.read_last(one.value),
@@ -27,5 +27,5 @@ def subscribers_of(store: Store, topic: Topic, bounds: Bounds) -> list[dict[str,
     newest = bounds.next_id - 1
     return [
         {"id": client, "last": last, "lag": max(0, newest - last)}
-        for last, client in nsmallest(MAX_TOLD, found)
+        for last, client in nsmallest(MAX_LISTED, found)
     ]

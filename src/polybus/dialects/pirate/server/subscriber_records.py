@@ -17,28 +17,28 @@ from struct import Struct, unpack
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.errors import Damaged
-from polybus.model.commit import Change, Commit
-from polybus.model.stamp import Habits
+from polybus.model.commit import Commit, RecordChange
+from polybus.model.stamp import ProducerOptions
 
 if TYPE_CHECKING:
-    from polybus.model.commit import Record
+    from polybus.model.commit import StoredRecord
     from polybus.store.contract import Store
 
 SUBSCRIPTIONS: Final = b"pirate/subscription/"
 LASTS: Final = b"pirate/last/"
 COUNTERS: Final = b"pirate/counter/"
 PRODUCERS: Final = "pirate:"
-HABITS: Final = Habits(dense=False, kept_results=1)
+PRODUCER_OPTIONS: Final = ProducerOptions(dense=False, kept_results=1)
 
 # So many starts of a client are told apart from delayed copies of their HELLO.
-MAX_NUMBERS: Final = 1024
-AT_ONCE: Final = 600  # records changed by one commit: the store takes 900
+MAX_HELLO_NUMBERS: Final = 1024
+MAX_CHANGES_PER_COMMIT: Final = 600  # records changed by one commit: the store takes 900
 
 _NUMBER: Final = Struct(">Q")
 _TOPIC_DIGITS: Final = 8
 
 
-class Greetings(NamedTuple):
+class HelloHistory(NamedTuple):
     """Epochs rise by one with each new number: the newest epoch is the last number's."""
 
     newest: int = 0
@@ -49,28 +49,28 @@ class Greetings(NamedTuple):
             return None
         return self.newest - (len(self.numbers) - 1 - self.numbers.index(number))
 
-    def with_new(self, number: int) -> Greetings:
-        return Greetings(self.newest + 1, (*self.numbers, number)[-MAX_NUMBERS:])
+    def with_number(self, number: int) -> HelloHistory:
+        return HelloHistory(self.newest + 1, (*self.numbers, number)[-MAX_HELLO_NUMBERS:])
 
     def encode(self) -> bytes:
         return b"".join([_NUMBER.pack(one) for one in (self.newest, *self.numbers)])
 
     @classmethod
-    def decode(cls, raw: bytes) -> Greetings:
+    def decode(cls, raw: bytes) -> HelloHistory:
         if len(raw) < _NUMBER.size or len(raw) % _NUMBER.size:
             raise Damaged("a record of pirate's counters is damaged")
         newest, *numbers = unpack(f">{len(raw) // _NUMBER.size}Q", raw)
         return cls(newest, tuple(numbers))
 
 
-class Place(NamedTuple):
+class SubscriptionKey(NamedTuple):
     """A subscription: whose, and of which topic."""
 
     topic: int
     client: bytes
 
 
-def producer(client: bytes) -> str:
+def producer_name(client: bytes) -> str:
     return PRODUCERS + client.hex()
 
 
@@ -78,31 +78,33 @@ def counter_key(client: bytes) -> bytes:
     return COUNTERS + client
 
 
-def of_topic(family: bytes, topic: int) -> bytes:
+def topic_prefix(family: bytes, topic: int) -> bytes:
     return family + b"%08x" % topic
 
 
-def key(family: bytes, place: Place) -> bytes:
-    return of_topic(family, place.topic) + place.client
+def record_key(family: bytes, place: SubscriptionKey) -> bytes:
+    return topic_prefix(family, place.topic) + place.client
 
 
-def read_key(family: bytes, raw: bytes) -> Place:
+def read_key(family: bytes, raw: bytes) -> SubscriptionKey:
     start = len(family)
     number = raw[start : start + _TOPIC_DIGITS]
-    return Place(int(number, 16), raw[start + _TOPIC_DIGITS :])
+    return SubscriptionKey(int(number, 16), raw[start + _TOPIC_DIGITS :])
 
 
-def entering(place: Place, account: str, last: int) -> tuple[Change, ...]:
+def subscribe_changes(place: SubscriptionKey, account: str, last: int) -> tuple[RecordChange, ...]:
     value = account.encode("utf-8", "backslashreplace")
-    return Change(key(SUBSCRIPTIONS, place), value), moving(place, last)
+    return RecordChange(record_key(SUBSCRIPTIONS, place), value), last_change(place, last)
 
 
-def leaving(place: Place) -> tuple[Change, ...]:
-    return Change(key(SUBSCRIPTIONS, place), None), Change(key(LASTS, place), None)
+def unsubscribe_changes(place: SubscriptionKey) -> tuple[RecordChange, ...]:
+    return RecordChange(record_key(SUBSCRIPTIONS, place), None), RecordChange(
+        record_key(LASTS, place), None
+    )
 
 
-def moving(place: Place, last: int) -> Change:
-    return Change(key(LASTS, place), _NUMBER.pack(last))
+def last_change(place: SubscriptionKey, last: int) -> RecordChange:
+    return RecordChange(record_key(LASTS, place), _NUMBER.pack(last))
 
 
 def read_last(raw: bytes) -> int:
@@ -111,15 +113,17 @@ def read_last(raw: bytes) -> int:
     return int.from_bytes(raw)
 
 
-def scan(store: Store, prefix: bytes) -> Iterator[Record]:
+def scan(store: Store, prefix: bytes) -> Iterator[StoredRecord]:
     after = b""
     while page := store.scan(prefix, after):
         yield from page
         after = page[-1].key
 
 
-def sweep(store: Store, topic: int) -> None:
+def remove_topic_records(store: Store, topic: int) -> None:
     """Removes all records of a topic's subscriptions; blocks."""
     for family in (LASTS, SUBSCRIPTIONS):
-        while page := store.scan(of_topic(family, topic), limit=AT_ONCE):
-            store.commit(Commit(changes=tuple(Change(one.key, None) for one in page))).result()
+        while page := store.scan(topic_prefix(family, topic), limit=MAX_CHANGES_PER_COMMIT):
+            store.commit(
+                Commit(changes=tuple(RecordChange(one.key, None) for one in page))
+            ).result()

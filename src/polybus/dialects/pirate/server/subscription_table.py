@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from polybus.dialects.pirate.server import subscriber_records
-from polybus.dialects.pirate.server.subscriber_records import Place
+from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
 from polybus.errors import LimitReached
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Subscription:
 
     __slots__ = ("account", "last", "place", "saved", "seen_s")
 
-    def __init__(self, place: Place, account: str, last: int, seen_s: float) -> None:
+    def __init__(self, place: SubscriptionKey, account: str, last: int, seen_s: float) -> None:
         self.place = place
         self.account = account
         self.last = last
@@ -28,18 +28,18 @@ class Subscription:
         self.seen_s = seen_s
 
 
-class Table:
+class SubscriptionTable:
     def __init__(self, limits: PirateLimits) -> None:
         self._limits = limits
         self._topics: dict[int, dict[bytes, Subscription]] = {}
         self._accounts: Counter[str] = Counter()
         self.count = 0
-        self.moved: set[int] = set()  # topics in which somebody has read on, or left
+        self.changed_topics: set[int] = set()  # topics in which somebody has read on, or left
 
-    def load(self, found: Iterable[tuple[Place, str, int]], now_s: float) -> None:
+    def load(self, found: Iterable[tuple[SubscriptionKey, str, int]], now_s: float) -> None:
         for place, account, last in found:
             self._add(Subscription(place, account, last, now_s))
-            self.moved.add(place.topic)
+            self.changed_topics.add(place.topic)
 
     def find(self, topic: int, client: bytes) -> Subscription | None:
         subscribers = self._topics.get(topic)
@@ -55,7 +55,7 @@ class Table:
         for subscribers in list(self._topics.values()):
             yield from list(subscribers.values())
 
-    def enter(self, place: Place, account: str, last: int, now_s: float) -> Subscription:
+    def add(self, place: SubscriptionKey, account: str, last: int, now_s: float) -> Subscription:
         """A new one. `LimitReached` if there are too many."""
         limits = self._limits
         if self.count >= limits.max_subscriptions:
@@ -75,14 +75,14 @@ class Table:
         if not subscribers:
             del self._topics[topic]
         self._forget(gone)
-        self.moved.add(topic)
+        self.changed_topics.add(topic)
 
     def drop(self, topic: int) -> bool:
         """The topic has gone, and its subscriptions with it; whether there were any."""
         gone = self._topics.pop(topic, {})
         for one in gone.values():
             self._forget(one)
-        self.moved.discard(topic)
+        self.changed_topics.discard(topic)
         return bool(gone)
 
     def read_by_all(self, topic: int) -> int | None:
@@ -102,7 +102,7 @@ class Table:
             del self._accounts[gone.account]
 
 
-def stored(store: Store) -> Iterator[tuple[Place, str, int]]:
+def read_subscriptions(store: Store) -> Iterator[tuple[SubscriptionKey, str, int]]:
     """All subscriptions of a store: place, account and LAST."""
     lasts = {
         subscriber_records.read_key(

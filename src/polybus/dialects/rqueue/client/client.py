@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, Self
 
 from polybus.dialects.rqueue import codec
 from polybus.dialects.rqueue.client.notification_batch import Message, NotificationBatch
-from polybus.dialects.rqueue.client.notification_inbox import Inbox
-from polybus.dialects.rqueue.client.rqueue_connection import Link
+from polybus.dialects.rqueue.client.notification_inbox import NotificationInbox
+from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection
 from polybus.dialects.rqueue.client.rqueue_options import DEFAULT_ADDRESS, ClientOptions
-from polybus.dialects.rqueue.client.rqueue_publisher import Publishing
-from polybus.dialects.rqueue.client.rqueue_reconnector import Lifeline
+from polybus.dialects.rqueue.client.rqueue_publisher import Publisher
+from polybus.dialects.rqueue.client.rqueue_reconnector import RqueueReconnector
 from polybus.dialects.rqueue.parts import PartLimits, Reassembler
 from polybus.errors import ConnectionLost, PolybusError
 from polybus.model.address import Address
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("polybus.rqueue")
 
 # A link may end while it is asked to subscribe; if so many do, it is because of the asking.
-TRIES = 3
+MAX_ATTEMPTS = 3
 
 DEFAULTS = ClientOptions()
 
@@ -60,9 +60,11 @@ class Client:
     def __init__(self, address: str | Address, options: ClientOptions) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self.options = options
-        self._lifeline = Lifeline(self.address, options, self._receive, self._link_ended, self._end)
-        self._publishing = Publishing(self._lifeline, options)
-        self.inbox = Inbox(self._regulate)
+        self._lifeline = RqueueReconnector(
+            self.address, options, self._receive, self._on_connection_end, self._end
+        )
+        self._publishing = Publisher(self._lifeline, options)
+        self.inbox = NotificationInbox(self._update_reading)
         self._parts = Reassembler(options.parts)
         self._parts_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -81,11 +83,11 @@ class Client:
         """
         if self._closed:
             return
-        self._publishing.forget_older_loss()
+        self._publishing.discard_logged_loss()
         try:
             await self.flush()
         finally:
-            await self._shut()
+            await self._disconnect()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -97,7 +99,7 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await (self.close() if error is None else self._shut())
+        await (self.close() if error is None else self._disconnect())
 
     # --- what to receive
 
@@ -110,7 +112,7 @@ class Client:
         """
         names = [codec.topic_bytes(topic) for topic in topics]
         frames = b"".join(map(codec.subscribe, names))
-        await self._put_in_force(lambda link: frames)
+        await self._apply_control(lambda link: frames)
         self._lifeline.topics.update(dict.fromkeys(names))
 
     async def remove(self, *topics: str | bytes) -> None:
@@ -119,13 +121,13 @@ class Client:
         for name in names:
             self._lifeline.topics.pop(name, None)
         frames = b"".join(map(codec.remove, names))
-        await self._put_in_force(lambda link: frames)
+        await self._apply_control(lambda link: frames)
 
     async def deregister(self) -> None:
         """Receive nothing more; returns when it is in force."""
         self._lifeline.topics.clear()
         # It takes the link's own probe topic too, which comes back at once.
-        await self._put_in_force(
+        await self._apply_control(
             lambda link: codec.deregister() + codec.subscribe(link.probe_topic)
         )
 
@@ -137,7 +139,7 @@ class Client:
         Waits while the connection is down or full; `NotConnected` if it stays
         down, `ConnectionLost` if it ends while waiting for room.
         """
-        await self._publishing.run(codec.topic_bytes(topic), (content,), 0)
+        await self._publishing.publish_run(codec.topic_bytes(topic), (content,), 0)
 
     async def publish_many(self, topic: str | bytes, contents: Iterable[Buffer]) -> None:
         """Publish many messages, in order, in few large writes.
@@ -145,7 +147,7 @@ class Client:
         Any iterable will do. If it raises, some first part of the messages may
         have been published.
         """
-        await self._publishing.many(codec.topic_bytes(topic), contents)
+        await self._publishing.publish_many(codec.topic_bytes(topic), contents)
 
     async def flush(self) -> None:
         """Return when the server has taken everything published so far.
@@ -177,7 +179,7 @@ class Client:
 
     async def __anext__(self) -> Message:
         while (message := self.inbox.next_message()) is None:
-            if not await self.inbox.begin():
+            if not await self.inbox.start_batch():
                 raise StopAsyncIteration
         return message
 
@@ -214,14 +216,16 @@ class Client:
 
     # --- inside
 
-    async def _put_in_force(self, frames: Callable[[Link], bytes]) -> None:
+    async def _apply_control(self, frames: Callable[[RqueueConnection], bytes]) -> None:
         """Send control frames and wait for an echo, on the next link if this one ends first."""
-        for _ in range(TRIES):
-            if await self._ask(await self._lifeline.ready(), frames):
+        for _ in range(MAX_ATTEMPTS):
+            if await self._try_control(await self._lifeline.wait_connected(), frames):
                 return
-        raise ConnectionLost(f"asked {TRIES} times, {self.last_loss}")
+        raise ConnectionLost(f"asked {MAX_ATTEMPTS} times, {self.last_loss}")
 
-    async def _ask(self, link: Link, frames: Callable[[Link], bytes]) -> bool:
+    async def _try_control(
+        self, link: RqueueConnection, frames: Callable[[RqueueConnection], bytes]
+    ) -> bool:
         """True if the frames are in force on this link; False once it has ended."""
         try:
             if link.write(frames(link)):
@@ -238,7 +242,7 @@ class Client:
             batch = self._assemble(batch)
         if len(batch):
             self.inbox.put(batch)
-            self._regulate()
+            self._update_reading()
 
     def _assemble(self, batch: NotificationBatch) -> NotificationBatch:
         now = asyncio.get_running_loop().time()
@@ -247,10 +251,10 @@ class Client:
             whole = self._parts.add(part, now)
             if whole is not None:
                 wholes[number] = whole
-        self._watch_parts()
+        self._schedule_part_expiry()
         return batch.with_wholes(wholes)
 
-    def _watch_parts(self) -> None:
+    def _schedule_part_expiry(self) -> None:
         deadline = self._parts.next_deadline()
         if deadline is not None and self._parts_timer is None and not self._closed:
             loop = asyncio.get_running_loop()
@@ -261,22 +265,22 @@ class Client:
         late = self._parts.expire(asyncio.get_running_loop().time())
         if late:
             log.warning("%d incomplete messages given up: their parts stopped coming", late)
-        self._watch_parts()
+        self._schedule_part_expiry()
 
-    def _regulate(self) -> None:
+    def _update_reading(self) -> None:
         # Stop at the bound, go on at half of it: not at every batch.
         if self.inbox.held_bytes > self.options.max_inbox_bytes:
             self._lifeline.set_reading(False)
         elif self.inbox.held_bytes <= self.options.max_inbox_bytes // 2:
             self._lifeline.set_reading(True)
 
-    def _link_ended(self, link: Link) -> None:
-        self._publishing.link_ended(link, tell=not self._closed)
+    def _on_connection_end(self, link: RqueueConnection) -> None:
+        self._publishing.on_connection_end(link, tell=not self._closed)
 
     def _end(self, error: PolybusError) -> None:
         self.inbox.end(None if self._closed else error)
 
-    async def _shut(self) -> None:
+    async def _disconnect(self) -> None:
         self._closed = True
         if self._parts_timer is not None:
             self._parts_timer.cancel()
@@ -286,7 +290,7 @@ class Client:
 class _Batches:
     """An async iterator that survives cancellation, so `asyncio.wait_for` may wrap its steps."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: NotificationInbox) -> None:
         self._inbox = inbox
 
     def __aiter__(self) -> Self:

@@ -19,34 +19,34 @@ from collections.abc import Callable, Iterator
 from polybus.dialects.rqueue.client.notification_batch import Message, NotificationBatch
 
 
-class Inbox:
+class NotificationInbox:
     """See the top of the file. `on_taken` is called when there is room again."""
 
     def __init__(self, on_taken: Callable[[], None]) -> None:
         self.held_bytes = 0
         self._on_taken = on_taken
         self._batches: deque[NotificationBatch] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._ended = False
         self._error: Exception | None = None
-        self._begun: NotificationBatch | None = None
+        self._current: NotificationBatch | None = None
         self._rest: Iterator[Message] = iter(())
         self._read = 0
 
     def put(self, batch: NotificationBatch) -> None:
         self.held_bytes += batch.memory_bytes
         self._batches.append(batch)
-        self._news.set()
+        self._changed.set()
 
     def end(self, error: Exception | None = None) -> None:
         """Nothing more will come. Readers get what waits, then `error` or the end."""
         if not self._ended:
             self._ended, self._error = True, error
-        self._news.set()
+        self._changed.set()
 
     async def next_batch(self) -> NotificationBatch | None:
         """The next batch, waiting for it; None at the end."""
-        rest = self._unread()
+        rest = self._take_rest()
         return rest if rest is not None else await self._take()
 
     def next_message(self) -> Message | None:
@@ -55,17 +55,17 @@ class Inbox:
         self._read += 1
         return message
 
-    async def begin(self) -> bool:
+    async def start_batch(self) -> bool:
         """Begin the next batch, waiting for it; False at the end."""
         batch = await self._take()
         if batch is None:
             return False
-        self._begun, self._rest, self._read = batch, iter(batch), 0
+        self._current, self._rest, self._read = batch, iter(batch), 0
         return True
 
-    def _unread(self) -> NotificationBatch | None:
-        begun, read = self._begun, self._read
-        self._begun, self._rest = None, iter(())
+    def _take_rest(self) -> NotificationBatch | None:
+        begun, read = self._current, self._read
+        self._current, self._rest = None, iter(())
         return begun[read:] if begun is not None and read < len(begun) else None
 
     async def _take(self) -> NotificationBatch | None:
@@ -74,8 +74,8 @@ class Inbox:
                 if self._error is not None:
                     raise self._error
                 return None
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         batch = self._batches.popleft()
         self.held_bytes -= batch.memory_bytes
         self._on_taken()

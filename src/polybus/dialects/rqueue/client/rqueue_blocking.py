@@ -13,7 +13,13 @@ from __future__ import annotations
 
 from typing import Self
 
-from polybus.clients.blocking_facade import Blocking, called, iterated, opened, read
+from polybus.clients.blocking_facade import (
+    BlockingFacade,
+    blocking_connect,
+    blocking_iterator,
+    blocking_method,
+    blocking_property,
+)
 from polybus.dialects.rqueue.client import client
 from polybus.dialects.rqueue.client.client import Client
 from polybus.dialects.rqueue.client.notification_batch import Message
@@ -21,25 +27,25 @@ from polybus.dialects.rqueue.client.notification_batch import Message
 __all__ = ["BlockingClient", "connect"]
 
 
-class BlockingClient(Blocking[Client], of=Client):
+class BlockingClient(BlockingFacade[Client], of=Client):
     """One client of one server. Use it in `with`, or call `open` and `close`."""
 
-    open = called(Client.open)
-    close = called(Client.close)
-    subscribe = called(Client.subscribe)
-    remove = called(Client.remove)
-    deregister = called(Client.deregister)
-    publish = called(Client.publish)
-    publish_many = called(Client.publish_many)
-    flush = called(Client.flush)
-    batches = iterated(Client.batches)
-    next_batch = called(Client.next_batch)
-    is_connected = read(Client.is_connected)
-    reconnects = read(Client.reconnects)
-    last_loss = read(Client.last_loss)
-    lost_parts = read(Client.lost_parts)
-    lost_messages = read(Client.lost_messages)
-    inbox_bytes = read(Client.inbox_bytes)
+    open = blocking_method(Client.open)
+    close = blocking_method(Client.close)
+    subscribe = blocking_method(Client.subscribe)
+    remove = blocking_method(Client.remove)
+    deregister = blocking_method(Client.deregister)
+    publish = blocking_method(Client.publish)
+    publish_many = blocking_method(Client.publish_many)
+    flush = blocking_method(Client.flush)
+    batches = blocking_iterator(Client.batches)
+    next_batch = blocking_method(Client.next_batch)
+    is_connected = blocking_property(Client.is_connected)
+    reconnects = blocking_property(Client.reconnects)
+    last_loss = blocking_property(Client.last_loss)
+    lost_parts = blocking_property(Client.lost_parts)
+    lost_messages = blocking_property(Client.lost_messages)
+    inbox_bytes = blocking_property(Client.inbox_bytes)
 
     def __iter__(self) -> Self:
         return self
@@ -48,9 +54,9 @@ class BlockingClient(Blocking[Client], of=Client):
         # The loop is asked once per batch; its messages are made here.
         inbox = self._async.inbox
         while (message := inbox.next_message()) is None:
-            if not self._background.run(inbox.begin()):
+            if not self._background.run(inbox.start_batch()):
                 raise StopIteration
         return message
 
 
-connect = opened(client.connect, BlockingClient)
+connect = blocking_connect(client.connect, BlockingClient)

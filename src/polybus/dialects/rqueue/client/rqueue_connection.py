@@ -45,7 +45,7 @@ CLOSED_BY_SERVER = (
 LARGER_CAP = "the server's --max-payload is larger than this client's max_payload: make them equal"
 
 
-class Link(client_connection.Wire):
+class RqueueConnection(client_connection.ClientConnection):
     """See the top of the file.
 
     `on_batch` gets each batch that holds anything. `on_end` is called once,
@@ -59,7 +59,7 @@ class Link(client_connection.Wire):
         address: Address,
         max_payload: int,
         on_batch: Callable[[NotificationBatch], None],
-        on_end: Callable[[Link], None],
+        on_end: Callable[[RqueueConnection], None],
         reading: bool = True,
     ) -> None:
         super().__init__(address)
@@ -72,7 +72,7 @@ class Link(client_connection.Wire):
         self._filled = 0
         self._writable = asyncio.Event()
         self._writable.set()
-        self._in_a_row = 0  # bytes written since others last had a turn
+        self._bytes_since_yield = 0  # bytes written since others last had a turn
         self._numbers = itertools.count()
         self._echoes: dict[int, asyncio.Future[None]] = {}
         self._reading = True
@@ -86,7 +86,7 @@ class Link(client_connection.Wire):
         if self._transport is None or not self.is_up:
             return False
         self._transport.write(data)
-        self._in_a_row += len(data)
+        self._bytes_since_yield += len(data)
         return True
 
     async def drain(self) -> None:
@@ -96,18 +96,18 @@ class Link(client_connection.Wire):
         """
         if not self._writable.is_set():
             await self._writable.wait()
-        elif self._in_a_row > TURN_BYTES:
-            self._in_a_row = 0
+        elif self._bytes_since_yield > TURN_BYTES:
+            self._bytes_since_yield = 0
             await asyncio.sleep(0)
         if self.ended.is_set():
-            raise self.lost()
+            raise self.make_loss_error()
 
     async def echo(self, timeout_s: float) -> None:
         """Return when all that was written before has taken effect at the server."""
         number = next(self._numbers)
         waiter = asyncio.get_running_loop().create_future()
         if not self.write(codec.publish(self.probe_topic, number.to_bytes(NUMBER_BYTES, "big"))):
-            raise self.lost()
+            raise self.make_loss_error()
         self._echoes[number] = waiter
         self._regulate()
         try:
@@ -141,10 +141,10 @@ class Link(client_connection.Wire):
         self._filled = end - consumed
         if consumed and self._filled:
             self._view[: self._filled] = self._view[consumed:end]
-        self._hand_on(batch)
+        self._deliver_batch(batch)
         self._regulate()
         if bad is not None:
-            self.refuse(_why(bad))
+            self.abort_with(_frame_error(bad))
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -152,14 +152,14 @@ class Link(client_connection.Wire):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def over(self) -> None:
+    def on_ended(self) -> None:
         self._on_end(self)
         self._writable.set()
         for waiter in self._echoes.values():
             if not waiter.done():
-                waiter.set_exception(self.lost())
+                waiter.set_exception(self.make_loss_error())
 
-    def _hand_on(self, batch: NotificationBatch) -> None:
+    def _deliver_batch(self, batch: NotificationBatch) -> None:
         batch, echoes = batch.without(self.probe_topic)
         for number in echoes:
             waiter = self._echoes.get(int.from_bytes(number, "big"))
@@ -181,21 +181,21 @@ class Link(client_connection.Wire):
             self._transport.pause_reading()
 
 
-def _why(reason: str) -> BadFrame:
+def _frame_error(reason: str) -> BadFrame:
     error = BadFrame(reason)
     if reason == PAYLOAD_TOO_LARGE:
         error.add_note(LARGER_CAP)
     return error
 
 
-async def dial(link: Link, tls: ssl.SSLContext | None) -> None:
+async def dial(link: RqueueConnection, tls: ssl.SSLContext | None) -> None:
     """Connect `link` to its address. Failures are OSErrors."""
     if link.address.scheme not in ("tcp", "tls", "unix"):
         raise AddressError(f"rqueue is reached by tcp://, tls:// or unix:, not {link.address}")
     await client_connection.connect(link, tls)
 
 
-async def shake_hands(link: Link, topics: Iterable[bytes], timeout_s: float) -> None:
+async def subscribe_all(link: RqueueConnection, topics: Iterable[bytes], timeout_s: float) -> None:
     """Subscribe to everything, and wait until it is in force."""
     link.write(b"".join([codec.subscribe(link.probe_topic), *map(codec.subscribe, topics)]))
     await link.echo(timeout_s)

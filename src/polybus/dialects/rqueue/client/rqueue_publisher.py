@@ -19,18 +19,18 @@ from polybus.model.limits import KIB
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.dialects.rqueue.client.rqueue_connection import Link
+    from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection
     from polybus.dialects.rqueue.client.rqueue_options import ClientOptions
-    from polybus.dialects.rqueue.client.rqueue_reconnector import Lifeline
+    from polybus.dialects.rqueue.client.rqueue_reconnector import RqueueReconnector
 
 # Frames are encoded in buffers of about this size: few writes, and early ones.
 RUN_BYTES = 256 * KIB
 # How many contents of an iterator are looked at together.
-GROUP = 4096
+GROUP_MESSAGES = 4096
 
 
-class Publishing:
-    def __init__(self, lifeline: Lifeline, options: ClientOptions) -> None:
+class Publisher:
+    def __init__(self, lifeline: RqueueReconnector, options: ClientOptions) -> None:
         self._lifeline = lifeline
         self._options = options
         self._published = 0  # writes handed to a link
@@ -38,7 +38,7 @@ class Publishing:
         self._loss: str | None = None  # of the others, with a link
         self._lost_up_to = 0  # how many had been published when the last link ended
 
-    async def run(self, topic: bytes, group: Sequence[Buffer], place: int) -> int:
+    async def publish_run(self, topic: bytes, group: Sequence[Buffer], place: int) -> int:
         """Publish some of the group, from this place on; up to which."""
         cap = self._options.max_payload
         data, after = encode_run(topic, group, place, cap, RUN_BYTES)
@@ -48,33 +48,33 @@ class Publishing:
         await (await self._send(data)).drain()
         return after
 
-    async def many(self, topic: bytes, contents: Iterable[Buffer]) -> None:
+    async def publish_many(self, topic: bytes, contents: Iterable[Buffer]) -> None:
         for group in _groups(contents):
             place = 0
             while place < len(group):
-                place = await self.run(topic, group, place)
+                place = await self.publish_run(topic, group, place)
 
     async def flush(self) -> None:
-        self._complain()
+        self._raise_loss()
         if self._published == self._confirmed:
             return
         try:
-            await self.echo(await self._lifeline.ready())
+            await self.echo(await self._lifeline.wait_connected())
         except ConnectionLost:
-            self._complain()
+            self._raise_loss()
             raise
 
-    async def echo(self, link: Link) -> None:
+    async def echo(self, link: RqueueConnection) -> None:
         published = self._published
         await link.echo(self._options.echo_timeout_s)
         self._confirmed = max(self._confirmed, published)
 
-    def link_ended(self, link: Link, *, tell: bool) -> None:
+    def on_connection_end(self, link: RqueueConnection, *, tell: bool) -> None:
         if tell and self._published > self._confirmed:
-            self._loss = str(link.lost())
+            self._loss = str(link.make_loss_error())
         self._confirmed = self._lost_up_to = self._published
 
-    def forget_older_loss(self) -> None:
+    def discard_logged_loss(self) -> None:
         """One after which more was published: it was logged then."""
         if self._published > self._lost_up_to:
             self._loss = None
@@ -87,18 +87,18 @@ class Publishing:
         for data in buffers:
             # All on one link: on another the first parts would be missing.
             if not link.write(data):
-                raise link.lost()
+                raise link.make_loss_error()
             self._published += 1
             await link.drain()
 
-    async def _send(self, data: bytes) -> Link:
+    async def _send(self, data: bytes) -> RqueueConnection:
         """Hand a buffer to the link that is up; which one it was."""
-        while not (link := await self._lifeline.ready()).write(data):
+        while not (link := await self._lifeline.wait_connected()).write(data):
             await link.ended.wait()
         self._published += 1
         return link
 
-    def _complain(self) -> None:
+    def _raise_loss(self) -> None:
         loss, self._loss = self._loss, None
         if loss is not None:
             raise ConnectionLost(f"publishes may be lost: {loss}")
@@ -112,5 +112,5 @@ def _groups(contents: Iterable[Buffer]) -> Iterator[Sequence[Buffer]]:
     if isinstance(contents, bytes | bytearray | memoryview | str):
         raise TypeError("publish_many takes many contents; for one there is publish")
     items = iter(contents)
-    while group := list(itertools.islice(items, GROUP)):
+    while group := list(itertools.islice(items, GROUP_MESSAGES)):
         yield group

@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 from polybus.clients import reconnector
 from polybus.dialects.rqueue.client.notification_batch import NotificationBatch
-from polybus.dialects.rqueue.client.rqueue_connection import Link, dial, shake_hands
+from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection, dial, subscribe_all
 from polybus.dialects.rqueue.client.rqueue_options import ClientOptions
 from polybus.errors import PolybusError
 from polybus.model.address import Address
 
 
-class Lifeline(reconnector.Lifeline[Link]):
+class RqueueReconnector(reconnector.Reconnector[RqueueConnection]):
     def __init__(
         self,
         address: Address,
         options: ClientOptions,
         on_batch: Callable[[NotificationBatch], None],
-        on_end: Callable[[Link], None],
+        on_end: Callable[[RqueueConnection], None],
         on_failure: Callable[[PolybusError], None],
     ) -> None:
         super().__init__("rqueue", address, options, self._new_link, on_end, on_failure)
@@ -37,14 +37,18 @@ class Lifeline(reconnector.Lifeline[Link]):
         if self.link is not None:
             self.link.set_reading(wanted)
 
-    async def _new_link(self) -> Link:
+    async def _new_link(self) -> RqueueConnection:
         most, reading = self.options.max_payload, self.wants_reading
-        link = Link(self.address, most, self._on_batch, self.ended, reading=reading)
+        link = RqueueConnection(
+            self.address, most, self._on_batch, self.on_connection_ended, reading=reading
+        )
         timeout_s = self.options.connect_timeout_s
-        await reconnector.reach(link, self._introduce(link), timeout_s, "rqueue server")
+        await reconnector.complete_handshake(
+            link, self._handshake(link), timeout_s, "rqueue server"
+        )
         link.set_reading(self.wants_reading)
         return link
 
-    async def _introduce(self, link: Link) -> None:
+    async def _handshake(self, link: RqueueConnection) -> None:
         await dial(link, self.options.tls)
-        await shake_hands(link, self.topics, self.options.connect_timeout_s)
+        await subscribe_all(link, self.topics, self.options.connect_timeout_s)

@@ -31,7 +31,7 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeterTarget:
     """Which server, and which topic there."""
 
     host: str
@@ -39,13 +39,13 @@ class Place:
     topic: str
     max_payload: int
 
-    def client(self) -> Client:
+    def new_client(self) -> Client:
         host = f"[{self.host}]" if ":" in self.host else self.host
         # Rates over a gap would mean nothing, so the end of the connection is the end.
         return connect(f"tcp://{host}:{self.port}", reconnect=False, max_payload=self.max_payload)
 
 
-class Tally:
+class ThroughputMeter:
     """Messages and bytes so far, and the rates since the start and since the last line."""
 
     def __init__(self, verb: str, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -72,42 +72,42 @@ class Tally:
             return None
         since_s, messages, size = self._last
         self._last = (self._clock(), self.messages, self.bytes)
-        return _rates(self.messages - messages, self.bytes - size, self._last[0] - since_s)
+        return _format_rates(self.messages - messages, self.bytes - size, self._last[0] - since_s)
 
     def summary(self) -> str:
         took_s = 0.0 if self._began_s is None else self._clock() - self._began_s
-        rates = _rates(self.messages, self.bytes, took_s)
+        rates = _format_rates(self.messages, self.bytes, took_s)
         return f"{self._verb} {self.messages} messages, {self.bytes} bytes, {took_s:.2f} s: {rates}"
 
 
-async def sink(place: Place, size: int, count: int) -> int:
+async def sink(place: MeterTarget, size: int, count: int) -> int:
     """Receive `count` messages (0: until Ctrl-C) and return the exit code.
 
     A `size` of 0 or more is what each message must have: the total is checked.
     """
-    tally = Tally("received")
-    async with place.client() as client:
+    tally = ThroughputMeter("received")
+    async with place.new_client() as client:
         await client.subscribe(place.topic)
         interrupted = await _measure(_receive(client, tally, count), tally)
     if size >= 0 and tally.bytes != size * tally.messages:
-        say(f"not {size} bytes in each message: that would be {size * tally.messages} bytes")
+        print_line(f"not {size} bytes in each message: that would be {size * tally.messages} bytes")
         return WRONG_SIZE
     return INTERRUPTED if interrupted and count else DONE
 
 
-async def pusher(place: Place, size: int, count: int, rate: float) -> int:
+async def pusher(place: MeterTarget, size: int, count: int, rate: float) -> int:
     """Publish `count` messages (0: until Ctrl-C) and return the exit code.
 
     `rate` is in messages a second; 0 is as many as the server takes.
     """
-    tally = Tally("sent")
-    async with place.client() as client:
+    tally = ThroughputMeter("sent")
+    async with place.new_client() as client:
         work = _push(client, place.topic, tally, _contents(size), count, rate)
         interrupted = await _measure(work, tally)
     return INTERRUPTED if interrupted and count else DONE
 
 
-async def _receive(client: Client, tally: Tally, count: int) -> None:
+async def _receive(client: Client, tally: ThroughputMeter, count: int) -> None:
     async for batch in client.batches():
         if count and len(batch) > count - tally.messages:
             batch = batch[: count - tally.messages]
@@ -117,7 +117,12 @@ async def _receive(client: Client, tally: Tally, count: int) -> None:
 
 
 async def _push(
-    client: Client, topic: str, tally: Tally, contents: list[bytes], count: int, rate: float
+    client: Client,
+    topic: str,
+    tally: ThroughputMeter,
+    contents: list[bytes],
+    count: int,
+    rate: float,
 ) -> None:
     tally.start()
     began_s = time.perf_counter()
@@ -134,7 +139,7 @@ async def _push(
     await client.flush()  # what counts is what the server has
 
 
-async def _measure(work: Coroutine[Any, Any, None], tally: Tally) -> bool:
+async def _measure(work: Coroutine[Any, Any, None], tally: ThroughputMeter) -> bool:
     """Do the work, with a line each second and a summary; True if Ctrl-C ended it."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
@@ -149,16 +154,16 @@ async def _measure(work: Coroutine[Any, Any, None], tally: Tally) -> bool:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
         reports.cancel()
-        say(tally.summary())
+        print_line(tally.summary())
     return False
 
 
-async def _report(tally: Tally) -> None:
+async def _report(tally: ThroughputMeter) -> None:
     while True:
         await asyncio.sleep(REPORT_EVERY_S)
         line = tally.interval()
         if line is not None:
-            say(line)
+            print_line(line)
 
 
 def _contents(size: int) -> list[bytes]:
@@ -167,13 +172,13 @@ def _contents(size: int) -> list[bytes]:
     return [number.to_bytes(NUMBER_BYTES, "big").ljust(size, b".")[:size] for number in range(many)]
 
 
-def _rates(messages: int, size: int, seconds: float) -> str:
+def _format_rates(messages: int, size: int, seconds: float) -> str:
     if seconds <= 0:
         return "no time to measure"
     return f"{messages / seconds:,.0f} messages/s, {size / seconds / 1e6:,.1f} MB/s"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """One line on stdout, at once, also into a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

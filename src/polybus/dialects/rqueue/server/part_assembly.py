@@ -16,13 +16,13 @@ from polybus.dialects.rqueue.parts import PartLimits, Reassembler
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
-    from polybus.bus.connection import Party
+    from polybus.bus.connection import Connection
     from polybus.model.limits import RqueueLimits
 
 PART_HEADER = struct.Struct(">16sHH")  # message id, index, count
 
 
-class Assembly:
+class PartAssembler:
     """One for all rqueue connections of a bus; each has a Reassembler of its own, if any."""
 
     def __init__(self, broker: Broker, limits: RqueueLimits) -> None:
@@ -30,10 +30,10 @@ class Assembly:
         self._limits = PartLimits(
             max_message_bytes=limits.max_message_bytes, timeout_s=limits.part_timeout_s
         )
-        self._in_progress: dict[Party, Reassembler] = {}
+        self._in_progress: dict[Connection, Reassembler] = {}
         broker.on_tick.append(self.expire)
 
-    def add(self, party: Party, fragments: Sequence[tuple[bytes, bytes]]) -> None:
+    def add(self, party: Connection, fragments: Sequence[tuple[bytes, bytes]]) -> None:
         parts = self._in_progress.setdefault(party, Reassembler(self._limits))
         before = parts.lost_messages
         for topic, body in fragments:
@@ -41,7 +41,7 @@ class Assembly:
             part = Part(topic, message_id, index, count, body[PART_HEADER.size :])
             whole = parts.add(part, self._broker.now_s())
             if whole is not None:
-                self._broker.put_together(party, topic, whole)
+                self._broker.publish_assembled(party, topic, whole)
         self._count(parts.lost_messages - before)
 
     def expire(self, now_s: float) -> None:
@@ -50,7 +50,7 @@ class Assembly:
             if not len(parts):
                 del self._in_progress[party]
 
-    def forget(self, party: Party) -> None:
+    def discard(self, party: Connection) -> None:
         parts = self._in_progress.pop(party, None)
         if parts is not None:
             self._count(len(parts))

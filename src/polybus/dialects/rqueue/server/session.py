@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polybus.bus.subscriptions import Subscribed
+from polybus.bus.subscriptions import SubscribeResult
 from polybus.dialects.rqueue import codec
-from polybus.dialects.rqueue.server.part_assembly import Assembly
+from polybus.dialects.rqueue.server.part_assembly import PartAssembler
 from polybus.dialects.rqueue.server.rqueue_framing import REASONS, RqueueEncoding, RqueueFraming
 from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME, FRAGMENTS_FIRST
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.broker import Broker
-    from polybus.bus.connection import Pipe
+    from polybus.bus.connection import ConnectionIO
     from polybus.kernel.fanout import Routed
     from polybus.model.limits import RqueueLimits
 
-LIMITS_REACHED = (Subscribed.TOO_MANY_SUBSCRIPTIONS, Subscribed.TOO_MANY_TOPICS)
+LIMITS_REACHED = (SubscribeResult.TOO_MANY_SUBSCRIPTIONS, SubscribeResult.TOO_MANY_TOPICS)
 
 
-class RqueueDialect:
+class RqueueServer:
     """What all rqueue connections of a bus share; called with a pipe it opens a session."""
 
     def __init__(self, broker: Broker, limits: RqueueLimits) -> None:
         self.broker = broker
         self.encoding = RqueueEncoding(broker.new_encoding_number(), limits.max_payload)
         self.framing = RqueueFraming(self.encoding)
-        self.assembly = Assembly(broker, limits)
+        self.assembly = PartAssembler(broker, limits)
 
-    def __call__(self, pipe: Pipe) -> RqueueSession:
+    def __call__(self, pipe: ConnectionIO) -> RqueueSession:
         return RqueueSession(self, pipe)
 
 
 class RqueueSession:
-    def __init__(self, dialect: RqueueDialect, pipe: Pipe) -> None:
+    def __init__(self, dialect: RqueueServer, pipe: ConnectionIO) -> None:
         self._broker = dialect.broker
         self._framing = dialect.framing
         self._route = dialect.broker.route
         self._assembly = dialect.assembly
         self._party = dialect.broker.join("rqueue", pipe, dialect.encoding)
-        self.stalled = self._party.outbox.stalled
-        self.writable = self._party.outbox.writable
+        self.on_stalled = self._party.outbox.on_stalled
+        self.on_writable = self._party.outbox.on_writable
 
     def receive(self, buffer: Buffer, start: int, end: int) -> int:
         """Takes every whole frame in buffer[start:end]; says how many bytes that was."""
@@ -58,7 +58,7 @@ class RqueueSession:
             at += routed.consumed
             if routed.fragments:
                 self._assembly.add(self._party, routed.fragments)
-            if routed.stop == FRAGMENTS_FIRST and not self._party.ended:
+            if routed.stop == FRAGMENTS_FIRST and not self._party.is_closed:
                 continue
             if routed.stop == CONTROL_FRAME and self._control(routed):
                 continue
@@ -66,18 +66,18 @@ class RqueueSession:
                 self._broker.close(self._party, REASONS[routed.code])
             return at - start
 
-    def half_closed(self) -> bool:
+    def on_half_closed(self) -> bool:
         """A peer that sends no more is gone: it could not even be told from one that is."""
         self._broker.finish(self._party)
         return False
 
-    def ended(self) -> None:
-        self._assembly.forget(self._party)
+    def on_ended(self) -> None:
+        self._assembly.discard(self._party)
         self._broker.leave(self._party)
 
     def _control(self, routed: Routed) -> bool:
         """Acts on a control frame; False if that, or what came before it, was the end."""
-        if self._party.ended:
+        if self._party.is_closed:
             return False
         if routed.code == codec.SUBSCRIBE:
             self._subscribe(routed.topic)
@@ -85,7 +85,7 @@ class RqueueSession:
             self._broker.unsubscribe(self._party, routed.topic)
         else:
             self._broker.unsubscribe_all(self._party)
-        return not self._party.ended
+        return not self._party.is_closed
 
     def _subscribe(self, topic: bytes) -> None:
         result = self._broker.subscribe(self._party, topic)

@@ -19,25 +19,25 @@ from polybus.errors import DoesNotExist, UsageError
 from polybus.spark.pipelines import message_sql, pipeline_arguments, preflight
 from polybus.spark.pipelines.dead_letters.requeue import (
     TRIES,
-    Choice,
-    DeadLetters,
+    DeadLetterTopic,
+    LetterSelection,
     as_letters,
-    gave_up,
-    targets,
+    conflict_error,
+    count_targets,
 )
 from polybus.spark.pipelines.dead_letters.requeue_markers import SUFFIX
 from polybus.spark.pipelines.query_run import (
+    OnProgress,
     Progress,
     Summary,
-    Table,
-    Tell,
-    activate,
-    plainly,
-    silent,
-    stoppable,
+    SummaryTable,
+    activate_session,
+    ignore_progress,
+    raise_own_errors,
+    stop_on_signals,
 )
 from polybus.spark.sink import message_batches
-from polybus.spark.source.log_access import opened
+from polybus.spark.source.log_access import open_log_access
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,12 +91,12 @@ def dead_letters(
     bus: pipeline_arguments.Bus = None,
     every: pipeline_arguments.Every = EVERY_S,
     once: pipeline_arguments.Once = False,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Summary:
     """Count dead letters by reason, and queue those that are chosen again, exactly once."""
     began_s = time.monotonic()
-    activate(spark)
-    chosen = [*_likes("reason", reason), *_likes("group", group), *_ids(letter)]
+    activate_session(spark)
+    chosen = [*_like_conditions("reason", reason), *_like_conditions("group", group), *_ids(letter)]
     chosen += [] if where is None else [where]
     if requeue and not chosen and not every_letter:
         raise UsageError(f"--requeue needs a choice: {CHOICES}")
@@ -104,26 +104,27 @@ def dead_letters(
         raise UsageError(f"--by is one of {', '.join(GROUPINGS)}, not {by!r}")
     if not requeue and (select is not None or into is not None):
         raise UsageError("--select and --into are for --requeue: nothing is written without it")
-    choice = Choice(" AND ".join(f"({one}\n)" for one in chosen) or None, select, into)
+    choice = LetterSelection(" AND ".join(f"({one}\n)" for one in chosen) or None, select, into)
     _check(spark, where, choice)
-    url = preflight.writable_bus(None, preflight.bus_of(bus))
+    url = preflight.check_target_bus(None, preflight.check_bus(bus))
     wanted = ",".join(_letters_of(one.strip()) for one in topic.split(","))
-    work = Work(spark, url, wanted, choice, by, tell)
-    with stoppable() as stop, plainly():
-        work.look(requeue=requeue)
+    work = DeadLetterRun(spark, url, wanted, choice, by, tell)
+    with stop_on_signals() as stop, raise_own_errors():
+        work.scan_topics(requeue=requeue)
         while requeue and not once and not stop.wait(every):
-            work.look(requeue=True)
+            work.scan_topics(requeue=True)
     facts: dict[str, object] = {"re-queued": work.letters} if requeue else {}
     return Summary(work.letters, time.monotonic() - began_s, facts, stop.by, work.table())
 
 
-def _likes(column: str, patterns: Sequence[str] | None) -> list[str]:
+def _like_conditions(column: str, patterns: Sequence[str] | None) -> list[str]:
     """Patterns of which one must fit; as names of topics, with * for anything."""
     if not patterns:
         return []
     return [
         " OR ".join(
-            f"`{column}` LIKE {message_sql.literal(message_sql.like(one))}" for one in patterns
+            f"`{column}` LIKE {message_sql.literal(message_sql.like_pattern(one))}"
+            for one in patterns
         )
     ]
 
@@ -136,57 +137,63 @@ def _letters_of(topic: str) -> str:
     return topic if topic.endswith(SUFFIX) else topic + SUFFIX
 
 
-def _check(spark: SparkSession, where: str | None, choice: Choice) -> None:
-    nothing = as_letters(message_sql.empty(spark), SUFFIX)
-    message_sql.filtered(nothing, where)
+def _check(spark: SparkSession, where: str | None, choice: LetterSelection) -> None:
+    nothing = as_letters(message_sql.empty_topic(spark), SUFFIX)
+    message_sql.apply_where(nothing, where)
     messages = choice.messages(nothing)
-    message_sql.check_steady(messages)
+    message_sql.check_deterministic(messages)
     names = [name for name in messages.columns if not name.startswith("polybus_")]
-    message_batches.check(messages.select(*names).schema, choice.into or SUFFIX)
+    message_batches.check_schema(messages.select(*names).schema, choice.into or SUFFIX)
 
 
-class Group(NamedTuple):
+class LetterCount(NamedTuple):
     name: str
     letters: int
     first: str
     last: str
 
-    def and_then(self, other: Group) -> Group:
-        return Group(self.name, self.letters + other.letters, self.first, other.last)
+    def merge(self, other: LetterCount) -> LetterCount:
+        return LetterCount(self.name, self.letters + other.letters, self.first, other.last)
 
 
-class Work:
+class DeadLetterRun:
     """Looks at topics of dead letters, again and again, and re-queues what is chosen."""
 
     def __init__(
-        self, spark: SparkSession, bus: str, topics: str, choice: Choice, by: str, tell: Tell
+        self,
+        spark: SparkSession,
+        bus: str,
+        topics: str,
+        choice: LetterSelection,
+        by: str,
+        tell: OnProgress,
     ) -> None:
         self._spark, self._bus, self._topics = spark, bus, topics
         self._choice, self._by, self._tell = choice, by, tell
-        self._groups: dict[tuple[str, str], Group] = {}
+        self._groups: dict[tuple[str, str], LetterCount] = {}
         self._began_s = time.monotonic()
         self.letters = 0  # that were chosen, and re-queued if that was asked
 
-    def look(self, *, requeue: bool) -> None:
-        for topic in preflight.topics_of(self._bus, self._topics):
+    def scan_topics(self, *, requeue: bool) -> None:
+        for topic in preflight.find_topics(self._bus, self._topics):
             found = self._one_topic(topic, requeue=requeue)
             for one in found:
                 before = self._groups.get((topic, one.name))
-                self._groups[topic, one.name] = one if before is None else before.and_then(one)
+                self._groups[topic, one.name] = one if before is None else before.merge(one)
             self.letters += sum(one.letters for one in found)
             elapsed_s = max(time.monotonic() - self._began_s, 1e-3)
             self._tell(Progress(self.letters, self.letters / elapsed_s, None))
 
-    def table(self) -> Table:
+    def table(self) -> SummaryTable:
         found = sorted(self._groups.items(), key=lambda one: (-one[1].letters, one[0]))
         rows: list[list[object]] = [[topic, *group] for (topic, _), group in found[:MOST_ROWS]]
         if len(found) > MOST_ROWS:
             rows.append(["…", f"and {len(found) - MOST_ROWS} more", "", "", ""])
-        return Table(("dead letters", self._by, "letters", "first", "last"), rows)
+        return SummaryTable(("dead letters", self._by, "letters", "first", "last"), rows)
 
-    def _one_topic(self, topic: str, *, requeue: bool) -> list[Group]:
+    def _one_topic(self, topic: str, *, requeue: bool) -> list[LetterCount]:
         for _ in range(TRIES):
-            letters = DeadLetters(self._spark, self._bus, topic)
+            letters = DeadLetterTopic(self._spark, self._bus, topic)
             chosen = self._choice.of(letters.waiting)
             counted = self._counted(chosen)
             if not requeue or not counted:
@@ -195,19 +202,19 @@ class Work:
                 self._check_targets(chosen)
             if letters.requeue(self._choice):
                 return counted
-        raise gave_up(topic)
+        raise conflict_error(topic)
 
-    def _counted(self, letters: DataFrame) -> list[Group]:
+    def _counted(self, letters: DataFrame) -> list[LetterCount]:
         times = (f"date_format({one}(timestamp), '{TIME}')" for one in ("min", "max"))
         grouped = letters.groupBy(expr(f"coalesce(`{self._by}`, '(none)') AS name"))
         counts = grouped.agg(expr("count(*)"), *(expr(one) for one in times))
-        return [Group(*row) for row in counts.collect()]
+        return [LetterCount(*row) for row in counts.collect()]
 
     def _check_targets(self, chosen: DataFrame) -> None:
         """A topic that was dropped is not made again by what it had left."""
-        for name, count in targets(chosen).items():
+        for name, count in count_targets(chosen).items():
             try:
-                opened(self._bus).shards(name)
+                open_log_access(self._bus).shards(name)
             except DoesNotExist:
                 raise DoesNotExist(
                     f"topic {name!r}, where {count} of these came from, is not there: "

@@ -20,13 +20,13 @@ from polybus.errors import AlreadyExists, Conflict, DoesNotExist
 from polybus.native import Client
 from polybus.spark.pipelines import message_sql
 from polybus.spark.pipelines.dead_letters.requeue_markers import MARKED, SUFFIX
-from polybus.spark.source.log_access import PATIENCE
+from polybus.spark.source.log_access import RECONNECT_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PREFIX = "polybus."
-TOLD = ("topic", "shard", "offset", "id", "group", "deliveries", "reason")
+HEADER_NAMES = ("topic", "shard", "offset", "id", "group", "deliveries", "reason")
 REQUEUED = f"{PREFIX}requeued"  # a header: how often this message was re-queued
 TRIES = 10
 # What --where and --select see, beside body and shard_key.
@@ -48,14 +48,14 @@ HIDDEN = ("polybus_shard", "polybus_offset", "polybus_id", "polybus_into", "poly
 
 def as_letters(rows: DataFrame, topic: str) -> DataFrame:
     """Messages of a topic of dead letters, with what their headers say as columns."""
-    ours = ", ".join(message_sql.literal(PREFIX + name) for name in TOLD)
+    ours = ", ".join(message_sql.literal(PREFIX + name) for name in HEADER_NAMES)
     given = {"ours": ours, "origin": message_sql.literal(topic.removesuffix(SUFFIX))}
     told = [f"{text.format(**given)} AS `{name}`" for name, text in COLUMNS.items()]
     return rows.selectExpr(*OWN, *told)
 
 
 @dataclass(frozen=True)
-class Choice:
+class LetterSelection:
     """Which letters, and what becomes of them."""
 
     where: str | None
@@ -63,27 +63,29 @@ class Choice:
     into: str | None
 
     def of(self, letters: DataFrame) -> DataFrame:
-        return message_sql.filtered(letters, self.where)
+        return message_sql.apply_where(letters, self.where)
 
     def messages(self, letters: DataFrame) -> DataFrame:
         """The messages to be queued again, each beside where its letter stood."""
         into = "from_topic" if self.into is None else message_sql.literal(self.into)
         places = ("shard", "offset", "id", into, "requeued + 1")
         hidden = [f"{place} AS {name}" for place, name in zip(places, HIDDEN, strict=True)]
-        return message_sql.selected(self.of(letters), self.select or message_sql.WRITTEN, *hidden)
+        return message_sql.apply_select(
+            self.of(letters), self.select or message_sql.WRITTEN, *hidden
+        )
 
 
-class DeadLetters:
+class DeadLetterTopic:
     """Those of one topic, as they are now."""
 
     def __init__(self, spark: SparkSession, bus: str, topic: str) -> None:
         self._spark, self._bus = spark, bus
         self.topic, self.markers = topic, topic + MARKED
-        with Client(bus, PATIENCE) as client:
+        with Client(bus, RECONNECT_OPTIONS) as client:
             self._marked = _end(client, self.markers)
         self.waiting = self._waiting()
 
-    def requeue(self, choice: Choice) -> bool:
+    def requeue(self, choice: LetterSelection) -> bool:
         """False if somebody else has re-queued meanwhile: look again, nothing was done."""
         run = uuid.uuid4().hex
         writer = (
@@ -93,7 +95,7 @@ class DeadLetters:
             .options(bus=self._bus, transactionId=f"dead-letters/{self.topic}")
             .option("transactionNumber", self._marked + 1)
         )
-        with Client(self._bus, PATIENCE) as client:
+        with Client(self._bus, RECONNECT_OPTIONS) as client:
             if not self._are_markers_as_seen(client):
                 return False
             writer.save()
@@ -165,11 +167,11 @@ def _struct(fields: dict[str, str]) -> str:
     return f"named_struct({', '.join(f'{message_sql.literal(k)}, {v}' for k, v in fields.items())})"
 
 
-def targets(letters: DataFrame) -> dict[str, int]:
+def count_targets(letters: DataFrame) -> dict[str, int]:
     """Where letters came from, and how many from each."""
     counts = letters.groupBy("from_topic").agg(count(lit(1)).alias("letters")).collect()
     return {row["from_topic"]: row["letters"] for row in counts}
 
 
-def gave_up(topic: str) -> Conflict:
+def conflict_error(topic: str) -> Conflict:
     return Conflict(f"others re-queue dead letters of {topic} all the time: try again later")

@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from polybus.errors import DoesNotExist
-from polybus.spark.archive.trim_bounds import Hold
+from polybus.spark.archive.trim_bounds import TrimHold
 
 if TYPE_CHECKING:
-    from polybus.spark.source.log_access import Access, Shard
+    from polybus.spark.source.log_access import LogAccess, ShardOffsets
 
 SUFFIX, MARKED = ".dlq", ".requeued"
 
 
-def holds(access: Access, topic: str, shards: Mapping[int, Shard]) -> dict[int, Hold]:
+def find_holds(
+    access: LogAccess, topic: str, shards: Mapping[int, ShardOffsets]
+) -> dict[int, TrimHold]:
     """Of a topic of markers: the first of each shard that is needed. Of any other: nothing."""
     letters = topic.removesuffix(MARKED)
     if not topic.endswith(SUFFIX + MARKED):
@@ -28,11 +30,15 @@ def holds(access: Access, topic: str, shards: Mapping[int, Shard]) -> dict[int, 
     except DoesNotExist:
         return {}
     by = f"dead letters of {letters}"
-    return {n: Hold(_first(access, topic, n, one, there), by) for n, one in shards.items()}
+    return {n: TrimHold(_first(access, topic, n, one, there), by) for n, one in shards.items()}
 
 
 def _first(
-    access: Access, topic: str, shard: int, there: Shard, letters: Mapping[int, Shard]
+    access: LogAccess,
+    topic: str,
+    shard: int,
+    there: ShardOffsets,
+    letters: Mapping[int, ShardOffsets],
 ) -> int:
     for batch in access.read(topic, shard, *there):
         places = map(json.loads, batch.column("body").to_pylist())

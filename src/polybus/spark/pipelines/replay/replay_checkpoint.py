@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from polybus.errors import Damaged, UsageError
-from polybus.spark.archive.archive_folder import writable, write_durably
+from polybus.spark.archive.archive_folder import explain_write_errors, write_durably
 from polybus.spark.pipelines.replay.replay_bounds import Ends
-from polybus.spark.source.partitions import Range, admit
+from polybus.spark.source.partitions import OffsetRange, limit_rows
 
 PLAN, POSITION = "replay.json", "position.json"
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """`ends` is None if it goes on with what comes."""
 
     name: str
@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Position:
+class ReplayPosition:
     """Part `number` goes from `at` to `to`; if these are the same, there is none at work."""
 
     number: int
@@ -47,31 +47,31 @@ class Position:
     rows: int = 0  # replayed by the parts before it
     version: int = field(default=VERSION)
 
-    def ranges(self, topic: str) -> list[Range]:
+    def ranges(self, topic: str) -> list[OffsetRange]:
         return [
-            Range(topic, shard, self.at[shard], end)
+            OffsetRange(topic, shard, self.at[shard], end)
             for shard, end in self.to.items()
             if self.at[shard] < end
         ]
 
-    def done(self, rows: int) -> Position:
+    def done(self, rows: int) -> ReplayPosition:
         return replace(self, number=self.number + 1, at=self.to, rows=self.rows + rows)
 
 
-class Book:
+class ReplayCheckpoint:
     """One at a time: two that replay by one checkpoint would do the same parts, once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def plan(self, asked: Mapping[str, Any]) -> Plan | None:
+    def plan(self, asked: Mapping[str, Any]) -> ReplayPlan | None:
         """As the first start has made it; `UsageError` if something else is asked now."""
         found = self._read(PLAN)
         if found is None:
             return None
         try:
             ends = None if found["ends"] is None else _offsets(found["ends"])
-            plan = Plan(found["name"], found["asked"], _offsets(found["starts"]), ends)
+            plan = ReplayPlan(found["name"], found["asked"], _offsets(found["starts"]), ends)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise Damaged(f"{self._folder / PLAN} is no plan of a replay") from None
         for what, value in asked.items():
@@ -83,27 +83,27 @@ class Book:
                 )
         return plan
 
-    def begin(self, asked: Mapping[str, Any], starts: Ends, ends: Ends | None) -> Plan:
-        plan = Plan(f"replay/{uuid.uuid4().hex}", dict(asked), starts, ends)
+    def begin(self, asked: Mapping[str, Any], starts: Ends, ends: Ends | None) -> ReplayPlan:
+        plan = ReplayPlan(f"replay/{uuid.uuid4().hex}", dict(asked), starts, ends)
         self._write(PLAN, {"version": VERSION, **asdict(plan)})
         return plan
 
-    def position(self, plan: Plan) -> Position:
+    def position(self, plan: ReplayPlan) -> ReplayPosition:
         found = self._read(POSITION)
         if found is None:
-            return Position(1, plan.starts, plan.starts)
+            return ReplayPosition(1, plan.starts, plan.starts)
         try:
             at, to = _offsets(found["at"]), _offsets(found["to"])
-            return Position(found["number"], at, to, found["rows"])
+            return ReplayPosition(found["number"], at, to, found["rows"])
         except (AttributeError, KeyError, TypeError, ValueError):
             raise Damaged(f"{self._folder / POSITION} is no position of a replay") from None
 
-    def next(self, position: Position, ends: Ends, max_rows: int) -> Position:
+    def next(self, position: ReplayPosition, ends: Ends, max_rows: int) -> ReplayPosition:
         """The next part, at most so many rows up to `ends`; it is on disk."""
         at = {shard: position.at.get(shard, 0) for shard in ends} | position.at
         whole = replace(position, at=at, to={**at, **ends})
         to = dict(at)
-        for one in admit(whole.ranges(""), max_rows):
+        for one in limit_rows(whole.ranges(""), max_rows):
             to[one.shard] = one.end
         part = replace(whole, to=to)
         self._write(POSITION, asdict(part))
@@ -122,7 +122,7 @@ class Book:
         return found
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        with writable(self._folder):
+        with explain_write_errors(self._folder):
             write_durably(self._folder / name, json.dumps(content))
 
 

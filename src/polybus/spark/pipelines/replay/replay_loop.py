@@ -16,19 +16,23 @@ from pyspark.sql.functions import count, lit
 from pyspark.sql.types import StructType
 
 from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import Folder
+from polybus.spark.archive.archive_folder import ArchiveFolder
 from polybus.spark.pipelines import message_sql, preflight
 from polybus.spark.pipelines.pipeline_arguments import MOST_UNCUT
-from polybus.spark.pipelines.query_run import Progress, Stop, Tell
+from polybus.spark.pipelines.query_run import OnProgress, Progress, StopSignal
 from polybus.spark.pipelines.replay.replay_bounds import Ends, offsets_at
-from polybus.spark.pipelines.replay.replay_checkpoint import Book, Plan, Position
-from polybus.spark.pipelines.replay.replay_pace import Pace
-from polybus.spark.source.log_access import Access, opened
-from polybus.spark.source.read_bounds import Wanted
+from polybus.spark.pipelines.replay.replay_checkpoint import (
+    ReplayCheckpoint,
+    ReplayPlan,
+    ReplayPosition,
+)
+from polybus.spark.pipelines.replay.replay_pace import ReplayPace
+from polybus.spark.source.log_access import LogAccess, open_log_access
+from polybus.spark.source.read_bounds import TopicSelection
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReplaySource:
     """Where a topic is read."""
 
     spark: SparkSession
@@ -40,19 +44,21 @@ class Reading:
     accept_loss: bool = False
 
     @property
-    def access(self) -> Access:
-        return opened(self.bus, self.archive)
+    def access(self) -> LogAccess:
+        return open_log_access(self.bus, self.archive)
 
     def ends(self) -> Ends:
         """Where each shard ends now: in the log, or in the archive alone."""
         if self.log or self.archive is None:
             return {n: one.end for n, one in self.access.shards(self.topic).items()}
-        archived = manifest_versions.newest(Folder(self.archive), self.topic).shards
+        archived = manifest_versions.read_newest(ArchiveFolder(self.archive), self.topic).shards
         return {n: span.end for n, span in archived.items()}
 
-    def plan(self, book: Book, asked: Mapping[str, object], start: str, end: str | None) -> Plan:
+    def plan(
+        self, book: ReplayCheckpoint, asked: Mapping[str, object], start: str, end: str | None
+    ) -> ReplayPlan:
         if self.archive is None:
-            preflight.there(self.bus, self.topic)
+            preflight.check_topic(self.bus, self.topic)
         access, there = self.access, self.ends()
         shards = {n: one for n, one in access.shards(self.topic).items() if n in there}
         shards = {n: one._replace(end=there[n]) for n, one in shards.items()}
@@ -63,7 +69,7 @@ class Reading:
         ends = {n: max(starts[n], offset) for n, offset in ends.items()}
         return book.begin(asked, starts, ends)
 
-    def rows(self, part: Position) -> DataFrame:
+    def rows(self, part: ReplayPosition) -> DataFrame:
         """The rows of a part, and of no other shard: those that are not named are read whole."""
         others = {n: one.start for n, one in self.access.shards(self.topic).items()}
         first, last = (self._as_json({**others, **some}) for some in (part.at, part.to))
@@ -80,21 +86,21 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Writing:
+class ReplayTarget:
     """`forbidden` are topics that nothing may go to: they are read here, and for ever."""
 
     bus: str
     into: str | None
     where: str | None
     select: str | None
-    forbidden: Wanted | None = None
+    forbidden: TopicSelection | None = None
 
     def write(self, rows: DataFrame, name: str, number: int) -> int:
         """How many were written; a part that was published before is not published again."""
         seen = Observation()
-        shaped = message_sql.shaped(rows, self.where, self.select)
+        shaped = message_sql.apply_sql(rows, self.where, self.select)
         if self.forbidden is not None:
-            shaped = message_sql.without_loop(shaped, self.forbidden)
+            shaped = message_sql.reject_loops(shaped, self.forbidden)
         writer = (
             shaped.observe(seen, count(lit(1)).alias("rows"))
             .write.format("polybus")
@@ -107,28 +113,28 @@ class Writing:
         return int(seen.get["rows"])
 
 
-class Loop:
+class ReplayLoop:
     """Part by part, not faster than it may be, until the end or a signal."""
 
     def __init__(
         self,
-        reading: Reading,
-        writing: Writing,
-        book: Book,
-        plan: Plan,
+        reading: ReplaySource,
+        writing: ReplayTarget,
+        book: ReplayCheckpoint,
+        plan: ReplayPlan,
         most_rows: int,
         rate: float | None,
-        tell: Tell,
+        tell: OnProgress,
     ) -> None:
         self._reading, self._writing = reading, writing
         self._book, self._plan = book, plan
         self._rate, self._tell = rate, tell
-        self._pace = Pace(most_rows, rate)
+        self._pace = ReplayPace(most_rows, rate)
         self._began_s = time.monotonic()
         self.position = book.position(plan)
         self.rows = self.read = self.parts = 0
 
-    def run(self, stop: Stop, *, every_s: float) -> None:
+    def run(self, stop: StopSignal, *, every_s: float) -> None:
         topic = self._reading.topic
         while not stop:
             if not self.position.ranges(topic):
@@ -142,21 +148,21 @@ class Loop:
     def _ends(self) -> Ends:
         return self._reading.ends() if self._plan.ends is None else self._plan.ends
 
-    def _one_part(self, stop: Stop) -> None:
+    def _one_part(self, stop: StopSignal) -> None:
         began_s = time.monotonic()
         part = self.position
         rows = self._writing.write(self._reading.rows(part), self._plan.name, part.number)
         self.rows += rows
         self.read += sum(one.rows for one in part.ranges(""))
         self.parts += 1
-        self._pace.note(rows)
+        self._pace.adapt(rows)
         ends = self._ends()
         self.position = self._book.next(part.done(rows), ends, self._pace.rows)
-        self._say(ends)
+        self._report_progress(ends)
         if self._rate is not None:
             stop.wait(max(0.0, rows / self._rate - (time.monotonic() - began_s)))
 
-    def _say(self, ends: Ends) -> None:
+    def _report_progress(self, ends: Ends) -> None:
         left = sum(max(0, end - self.position.at.get(n, end)) for n, end in ends.items())
         elapsed_s = max(time.monotonic() - self._began_s, 1e-3)
         self._tell(Progress(self.rows, self.rows / elapsed_s, left))

@@ -11,7 +11,7 @@ PART_S = 1.0
 MOST_GROWTH = 64  # then many come at once where the filter begins to let all through
 
 
-class Pace:
+class ReplayPace:
     """`rows` is what the next part reads."""
 
     def __init__(self, most_rows: int, rate: float | None) -> None:
@@ -19,7 +19,7 @@ class Pace:
         self._least = self.rows = min(most_rows, self._allowed)
         self._most = min(most_rows, self._least * MOST_GROWTH)
 
-    def note(self, written: int) -> None:
+    def adapt(self, written: int) -> None:
         """Of the last part: twice as much if that is not too much either."""
         if written > self._allowed:
             self.rows = self._least

@@ -15,21 +15,21 @@ import typer
 from pyspark.sql import SparkSession
 
 from polybus.errors import UsageError
-from polybus.model.start_point import EARLIEST, FORMS, LATEST, parse
+from polybus.model.start_point import EARLIEST, FORMS, LATEST, parse_start
 from polybus.spark.pipelines import message_sql, pipeline_arguments, preflight
 from polybus.spark.pipelines.query_run import (
     DEFAULT_EVERY_S,
+    OnProgress,
     Summary,
-    Tell,
-    activate,
-    plainly,
-    silent,
-    stoppable,
+    activate_session,
+    ignore_progress,
+    raise_own_errors,
+    stop_on_signals,
 )
-from polybus.spark.pipelines.replay.replay_checkpoint import Book
-from polybus.spark.pipelines.replay.replay_loop import Loop, Reading, Writing
+from polybus.spark.pipelines.replay.replay_checkpoint import ReplayCheckpoint
+from polybus.spark.pipelines.replay.replay_loop import ReplayLoop, ReplaySource, ReplayTarget
 from polybus.spark.source.partitions import MOST_ROWS
-from polybus.spark.source.read_bounds import Wanted
+from polybus.spark.source.read_bounds import TopicSelection
 
 WHY = "it is where replay keeps how far it has come"
 
@@ -76,30 +76,30 @@ def replay(
     every: pipeline_arguments.Every = DEFAULT_EVERY_S,
     rows_per_batch: pipeline_arguments.UncutRows = MOST_ROWS,
     once: pipeline_arguments.Once = False,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Summary:
     """Bring history back into a topic: from archive and log, filtered, exactly once."""
     began_s = time.monotonic()
-    activate(spark)
+    activate_session(spark)
     _check(topic, start, end, rate, archive, log)
     message_sql.check(spark, where, select, into)
-    source = preflight.bus_of(bus)
-    target = preflight.writable_bus(into_bus, source)
-    book = Book(preflight.folder(checkpoint, "--checkpoint", WHY))
+    source = preflight.check_bus(bus)
+    target = preflight.check_target_bus(into_bus, source)
+    book = ReplayCheckpoint(preflight.check_folder(checkpoint, "--checkpoint", WHY))
     goes_on = end is None and not once and log
     if goes_on and into == topic and source == target:
         raise UsageError(f"give --once or --to: {topic} into itself would go round for ever")
     asked: dict[str, object] = {"topic": topic, "--into": into, "--from": start, "--to": end}
     asked |= {"--key": sorted(key or []), "--where": where, "--select": select}
     kept = _where(where, key)
-    columns = message_sql.looked_at(spark, kept, select)
-    reading = Reading(spark, source, topic, archive, log, columns, accept_loss)
+    columns = message_sql.needed_columns(spark, kept, select)
+    reading = ReplaySource(spark, source, topic, archive, log, columns, accept_loss)
     plan = book.plan(asked) or reading.plan(book, asked, start, None if goes_on else end or LATEST)
-    forbidden = Wanted(topic) if goes_on and source == target else None
-    writing = Writing(target, into, kept, select, forbidden)
+    forbidden = TopicSelection(topic) if goes_on and source == target else None
+    writing = ReplayTarget(target, into, kept, select, forbidden)
     most_rows = min(rows_per_batch, pipeline_arguments.MOST_UNCUT)
-    loop = Loop(reading, writing, book, plan, most_rows, rate, tell)
-    with stoppable() as stop, plainly():
+    loop = ReplayLoop(reading, writing, book, plan, most_rows, rate, tell)
+    with stop_on_signals() as stop, raise_own_errors():
         loop.run(stop, every_s=every)
     facts = {"read": loop.read, "parts": loop.parts, "replayed in all": loop.position.rows}
     return Summary(loop.rows, time.monotonic() - began_s, dict(facts), stop.by)
@@ -116,10 +116,10 @@ def _check(
         raise UsageError("--no-log leaves nothing to read: give --archive FOLDER")
     for place in (start, end):
         if place is not None:
-            parse(place)
+            parse_start(place)
 
 
 def _where(where: str | None, keys: list[str] | None) -> str | None:
-    of_keys = message_sql.one_of("shard_key", keys) if keys else None
+    of_keys = message_sql.in_condition("shard_key", keys) if keys else None
     both = [f"({one}\n)" for one in (of_keys, where) if one is not None]
     return " AND ".join(both) or None

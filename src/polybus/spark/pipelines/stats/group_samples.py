@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 from polybus.errors import DoesNotExist
 from polybus.native import Client
 from polybus.spark.pipelines.stats.partial_sums import replace_table
-from polybus.spark.pipelines.stats.report.histogram import reached_by
-from polybus.spark.source.log_access import PATIENCE
-from polybus.spark.spark_options import FILES
+from polybus.spark.pipelines.stats.report.histogram import find_quantile_bound
+from polybus.spark.source.log_access import RECONNECT_OPTIONS
+from polybus.spark.spark_options import STORE_SCHEME
 
 GROUPS = "groups.parquet"
 MOST_ROWS = 200_000
@@ -39,12 +39,12 @@ SCHEMA = pa.schema(
 )
 
 
-def sample(bus: str, topics: Iterable[str], now_s: float) -> pa.Table:
+def sample_groups(bus: str, topics: Iterable[str], now_s: float) -> pa.Table:
     """The files of a bus know nothing of members: there is nothing to ask."""
-    if bus.startswith(FILES):
+    if bus.startswith(STORE_SCHEME):
         return SCHEMA.empty_table()
     rows = []
-    with Client(bus, PATIENCE) as client:
+    with Client(bus, RECONNECT_OPTIONS) as client:
         for topic in topics:
             try:
                 told = client.act("topic.stats", topic=topic)
@@ -54,7 +54,7 @@ def sample(bus: str, topics: Iterable[str], now_s: float) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def kept(folder: Path, new: pa.Table | None = None) -> pa.Table:
+def append_samples(folder: Path, new: pa.Table | None = None) -> pa.Table:
     """All samples, the oldest first, with the new ones; they are on disk."""
     path = folder / GROUPS
     old = pq.read_table(path, schema=SCHEMA) if path.exists() else SCHEMA.empty_table()
@@ -66,14 +66,16 @@ def kept(folder: Path, new: pa.Table | None = None) -> pa.Table:
     return whole
 
 
-def of_topic(samples: pa.Table, topic: str) -> list[dict[str, Any]]:
+def select_topic(samples: pa.Table, topic: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = samples.filter(pc.field("topic") == topic).to_pylist()
     return found
 
 
 def _row(topic: str, group: dict[str, Any], now_s: float) -> dict[str, Any]:
     latency = group["ack_latency"]
-    bounds = {name: reached_by(latency, share) for name, share in (("p50", 0.5), ("p99", 0.99))}
+    bounds = {
+        name: find_quantile_bound(latency, share) for name, share in (("p50", 0.5), ("p99", 0.99))
+    }
     return {
         "at": int(now_s * 1000),
         "topic": topic,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polybus.spark.archive.archive_folder import sync, writable
+from polybus.spark.archive.archive_folder import explain_write_errors, sync_folder
 
 # What is counted: by which columns. The rest are sums, and largest values.
 BY = {
@@ -38,12 +38,12 @@ SCHEMAS = {
     kind: pa.schema([*by.items(), *((name, pa.int64()) for name in (*SUMS[kind], *MOST[kind]))])
     for kind, by in BY.items()
 }
-LAST = "keys"  # is written last: then the batch is whole
+WRITTEN_LAST = "keys"  # is written last: then the batch is whole
 MOST_FILES = 32  # of a kind, before they are summed up
 DIGITS = 8
 
 
-class Part(NamedTuple):
+class PartialSum(NamedTuple):
     """Of batches `first` to `last`."""
 
     first: int
@@ -51,15 +51,15 @@ class Part(NamedTuple):
     path: Path
 
 
-class Parts:
+class PartialSums:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "_parts"
-        with writable(self._folder):
+        with explain_write_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
 
     @property
-    def are_there(self) -> bool:
-        return bool(self._all(LAST))
+    def has_sums(self) -> bool:
+        return bool(self._all(WRITTEN_LAST))
 
     def write(self, number: int, counted: Mapping[str, pa.Table]) -> None:
         for kind in BY:
@@ -68,11 +68,11 @@ class Parts:
 
     def read(self, kind: str) -> pa.Table:
         """The sums of all batches that are there as a whole."""
-        whole = max((part.last for part in self._parts(LAST)), default=-1)
+        whole = max((part.last for part in self._parts(WRITTEN_LAST)), default=-1)
         parts = [part for part in self._parts(kind) if part.last <= whole]
         return _summed(kind, parts)
 
-    def sum_up(self) -> None:
+    def compact(self) -> None:
         """All but the newest of each kind become one, if they are many."""
         for kind in BY:
             parts = self._parts(kind)
@@ -89,7 +89,7 @@ class Parts:
     def _path(self, kind: str, first: int, last: int) -> Path:
         return self._folder / f"{first:0{DIGITS}}-{last:0{DIGITS}}.{kind}.parquet"
 
-    def _parts(self, kind: str) -> list[Part]:
+    def _parts(self, kind: str) -> list[PartialSum]:
         """Those that are not within another."""
         found = self._all(kind)
         return [
@@ -101,15 +101,15 @@ class Parts:
             )
         ]
 
-    def _all(self, kind: str) -> list[Part]:
+    def _all(self, kind: str) -> list[PartialSum]:
         found = []
         for path in sorted(self._folder.glob(f"*.{kind}.parquet")):
             first, _, last = path.name.partition(".")[0].partition("-")
-            found.append(Part(int(first), int(last), path))
+            found.append(PartialSum(int(first), int(last), path))
         return found
 
 
-def _summed(kind: str, parts: Sequence[Part]) -> pa.Table:
+def _summed(kind: str, parts: Sequence[PartialSum]) -> pa.Table:
     schema, by = SCHEMAS[kind], list(BY[kind])
     kinds = [(name, "sum") for name in SUMS[kind]] + [(name, "max") for name in MOST[kind]]
     tables = [pq.read_table(part.path, schema=schema) for part in parts]
@@ -121,12 +121,12 @@ def _summed(kind: str, parts: Sequence[Part]) -> pa.Table:
 def replace_table(path: Path, table: pa.Table) -> None:
     """All of it is on disk under this name, or what was there before is."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
-    with writable(path.parent):
+    with explain_write_errors(path.parent):
         try:
             pq.write_table(table, draft, compression="zstd")
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
             draft.replace(path)
-            sync(path.parent)
+            sync_folder(path.parent)
         finally:
             draft.unlink(missing_ok=True)

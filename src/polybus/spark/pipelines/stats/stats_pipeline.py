@@ -18,13 +18,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
 from polybus.errors import UsageError
-from polybus.spark.archive.archive_folder import writable, write_durably
+from polybus.spark.archive.archive_folder import explain_write_errors, write_durably
 from polybus.spark.pipelines import pipeline_arguments, preflight
-from polybus.spark.pipelines.query_run import Progress, Summary, Tell, activate, follow, silent
+from polybus.spark.pipelines.query_run import (
+    OnProgress,
+    Progress,
+    Summary,
+    activate_session,
+    ignore_progress,
+    run_query,
+)
 from polybus.spark.pipelines.stats import group_samples, stats_tables
-from polybus.spark.pipelines.stats.partial_sums import Parts
+from polybus.spark.pipelines.stats.partial_sums import PartialSums
 from polybus.spark.pipelines.stats.report.histogram import bucket_sql
-from polybus.spark.pipelines.stats.report.report_data import Topic
+from polybus.spark.pipelines.stats.report.report_data import TopicFigures
 from polybus.spark.pipelines.stats.report.report_page import page
 
 WHY = "tables and report are written there"
@@ -57,18 +64,18 @@ def stats(
     rows_per_batch: pipeline_arguments.RowsPerBatch = ROWS_PER_BATCH,
     accept_loss: pipeline_arguments.AcceptLoss = False,
     once: pipeline_arguments.Once = False,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Summary:
     """Count messages over time: rates, sizes, latency, keys, groups; Parquet and a report."""
-    activate(spark)
-    folder = preflight.folder(out, "--out", WHY)
-    url = preflight.bus_of(bus)
+    activate_session(spark)
+    folder = preflight.check_folder(out, "--out", WHY)
+    url = preflight.check_bus(bus)
     if archive is None:
-        preflight.topics_of(url, topic)
-    place = preflight.checkpoint(checkpoint or str(folder / CHECKPOINT))
+        preflight.find_topics(url, topic)
+    place = preflight.check_checkpoint(checkpoint or str(folder / CHECKPOINT))
     _mark(folder, {"TOPIC": topic, "--window": window, "--checkpoint": checkpoint})
-    _check_begun(folder, place)
-    counting = Counting(spark, folder, url, window)
+    _check_checkpoint(folder, place)
+    counting = StatsCounter(spark, folder, url, window)
     options = {"bus": url, "topic": topic, "maxRowsPerBatch": str(rows_per_batch)}
     options["failOnDataLoss"] = str(not accept_loss).lower()
     if archive is not None:
@@ -88,7 +95,7 @@ def stats(
             counting.write()
             told_s = time.monotonic()
 
-    summary = follow(writer, once=once, every_s=every, tell=told)
+    summary = run_query(writer, once=once, every_s=every, tell=told)
     topics = counting.write()
     summary.facts = {
         "topics": len(topics),
@@ -104,7 +111,7 @@ def _mark(folder: Path, given: dict[str, object]) -> None:
     try:
         before = json.loads(path.read_text())
     except FileNotFoundError:
-        with writable(folder):
+        with explain_write_errors(folder):
             write_durably(path, json.dumps(asked))
         return
     except (OSError, ValueError):
@@ -118,23 +125,23 @@ def _mark(folder: Path, given: dict[str, object]) -> None:
             )
 
 
-def _check_begun(folder: Path, checkpoint: str) -> None:
+def _check_checkpoint(folder: Path, checkpoint: str) -> None:
     """Batches are known by their numbers, which begin anew with another checkpoint."""
     if "://" in checkpoint:
         return  # not ours to look at
     begun, done = (any((Path(checkpoint) / log).glob("[0-9]*")) for log in ("offsets", "commits"))
-    has_counted = Parts(folder).are_there
+    has_counted = PartialSums(folder).has_sums
     if has_counted and not begun:
         raise UsageError(f"the checkpoint of {folder} is gone ({checkpoint}): name another --out")
     if done and not has_counted:
         raise UsageError(f"{checkpoint} is of other stats: name another --checkpoint")
 
 
-class Counting:
+class StatsCounter:
     def __init__(self, spark: SparkSession, folder: Path, bus: str, window_s: int) -> None:
         self._spark, self._folder = spark, folder
         self._bus, self._window_s = bus, window_s
-        self._parts = Parts(folder)
+        self._parts = PartialSums(folder)
 
     def count(self, batch: DataFrame, number: int) -> None:
         """Called by Spark, for each batch once, and again if it was killed meanwhile."""
@@ -149,16 +156,16 @@ class Counting:
         finally:
             measured.unpersist()
 
-    def write(self) -> list[Topic]:
+    def write(self) -> list[TopicFigures]:
         """Tables and report, of what is counted up to now."""
-        self._parts.sum_up()
+        self._parts.compact()
         now_s = time.time()
         names = set(self._parts.read("windows").column("topic").to_pylist())
-        samples = group_samples.kept(
-            self._folder, group_samples.sample(self._bus, sorted(names), now_s)
+        samples = group_samples.append_samples(
+            self._folder, group_samples.sample_groups(self._bus, sorted(names), now_s)
         )
-        topics = stats_tables.make(self._folder, self._parts, self._window_s, samples)
-        with writable(self._folder):
+        topics = stats_tables.write_tables(self._folder, self._parts, self._window_s, samples)
+        with explain_write_errors(self._folder):
             write_durably(self._folder / REPORT, page(topics, self._bus, now_s))
         return topics
 

@@ -17,9 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polybus.spark.pipelines.stats import group_samples
-from polybus.spark.pipelines.stats.partial_sums import Parts, replace_table
-from polybus.spark.pipelines.stats.report.histogram import Spread
-from polybus.spark.pipelines.stats.report.report_data import Group, Key, Shard, Topic, Window
+from polybus.spark.pipelines.stats.partial_sums import PartialSums, replace_table
+from polybus.spark.pipelines.stats.report.histogram import Histogram
+from polybus.spark.pipelines.stats.report.report_data import (
+    GroupSample,
+    KeyCount,
+    ShardCount,
+    TimeWindow,
+    TopicFigures,
+)
 
 MOST_KEYS = 1000  # of a topic
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -31,7 +37,9 @@ S = pa.timestamp("s", tz="UTC")
 Buckets = dict[tuple[str, int, str], dict[int, int]]
 
 
-def make(folder: Path, parts: Parts, window_s: int, samples: pa.Table) -> list[Topic]:
+def write_tables(
+    folder: Path, parts: PartialSums, window_s: int, samples: pa.Table
+) -> list[TopicFigures]:
     """Writes the tables; the figures of the same."""
     windows = _windows(parts, window_s)
     keys = parts.read("keys")
@@ -41,13 +49,16 @@ def make(folder: Path, parts: Parts, window_s: int, samples: pa.Table) -> list[T
     names = sorted({topic for topic, _ in windows})
     largest = {name: _largest(by_key, name) for name in names}
     figures = [
-        Topic(
+        TopicFigures(
             name,
             [window for topic, window in windows if topic == name],
-            [Key(row["shard_key"], row["messages"], row["bytes"]) for row in largest[name]],
+            [KeyCount(row["shard_key"], row["messages"], row["bytes"]) for row in largest[name]],
             *_with_and_without(by_key, by_shard, name),
-            [Shard(row["shard"], row["messages"], row["bytes"]) for row in _of(by_shard, name)],
-            [_group(row) for row in group_samples.of_topic(samples, name)],
+            [
+                ShardCount(row["shard"], row["messages"], row["bytes"])
+                for row in _of(by_shard, name)
+            ],
+            [_group(row) for row in group_samples.select_topic(samples, name)],
         )
         for name in names
     ]
@@ -58,15 +69,17 @@ def make(folder: Path, parts: Parts, window_s: int, samples: pa.Table) -> list[T
     return figures
 
 
-def _windows(parts: Parts, window_s: int) -> list[tuple[str, Window]]:
+def _windows(parts: PartialSums, window_s: int) -> list[tuple[str, TimeWindow]]:
     """Each with its topic, in the order of time."""
     buckets = _buckets(parts.read("buckets"))
     found = []
     for row in parts.read("windows").to_pylist():
         place = row["topic"], row["start_s"]
-        sizes = Spread(buckets[*place, SIZE], row["size_max"])
-        latencies = Spread(buckets[*place, LATENCY], row["latency_us_max"])
-        window = Window(row["start_s"], window_s, row["messages"], row["bytes"], sizes, latencies)
+        sizes = Histogram(buckets[*place, SIZE], row["size_max"])
+        latencies = Histogram(buckets[*place, LATENCY], row["latency_us_max"])
+        window = TimeWindow(
+            row["start_s"], window_s, row["messages"], row["bytes"], sizes, latencies
+        )
         found.append((row["topic"], window))
     return found
 
@@ -104,7 +117,7 @@ def _with_and_without(by_key: pa.Table, by_shard: pa.Table, topic: str) -> tuple
     return own.num_rows, sum(row["messages"] for row in _of(by_shard, topic)) - keyed
 
 
-def _windows_table(windows: Sequence[tuple[str, Window]]) -> pa.Table:
+def _windows_table(windows: Sequence[tuple[str, TimeWindow]]) -> pa.Table:
     rows = [
         {
             "topic": topic,
@@ -123,14 +136,14 @@ def _windows_table(windows: Sequence[tuple[str, Window]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _ms(latency_us: Spread, share: float) -> float | None:
+def _ms(latency_us: Histogram, share: float) -> float | None:
     found = latency_us.quantile(share)
     return None if found is None else found / US_PER_MS
 
 
-def _group(row: dict[str, Any]) -> Group:
+def _group(row: dict[str, Any]) -> GroupSample:
     counts = {name: row[name] for name in ("lag", "acked", "redelivered", "dead_lettered")}
-    return Group(
+    return GroupSample(
         row["at"].timestamp(),
         row["group"],
         members=row["members"],
@@ -140,7 +153,7 @@ def _group(row: dict[str, Any]) -> Group:
     )
 
 
-def _topics_table(figures: list[Topic]) -> pa.Table:
+def _topics_table(figures: list[TopicFigures]) -> pa.Table:
     rows = [
         {
             "topic": one.name,
@@ -162,5 +175,5 @@ def _topics_table(figures: list[Topic]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _share(topic: Topic, keys: int) -> float:
+def _share(topic: TopicFigures, keys: int) -> float:
     return sum(one.messages for one in topic.keys[:keys]) / max(1, topic.messages)

@@ -31,10 +31,10 @@ FINE: Final = 40
 class Bar:
     name: str
     value: float
-    told: str  # behind the bar
+    label: str  # behind the bar
 
 
-def ranked(title: str, bars: Sequence[Bar]) -> str:
+def draw_ranking(title: str, bars: Sequence[Bar]) -> str:
     """One below the other, in the order given; the longest fills the width."""
     top = max((one.value for one in bars), default=0.0) or 1.0
     room = WIDTH - NAMES - VALUES
@@ -46,7 +46,7 @@ def ranked(title: str, bars: Sequence[Bar]) -> str:
             tag("text", text(name), x=NAMES - 8, y=y + 14, text_anchor="end"),
             tag(
                 "rect",
-                tag("title", text(f"{one.name}: {one.told}")),
+                tag("title", text(f"{one.name}: {one.label}")),
                 x=NAMES,
                 y=y + 3,
                 width=max(1.0, one.value / top * room),
@@ -54,12 +54,12 @@ def ranked(title: str, bars: Sequence[Bar]) -> str:
                 rx=2,
                 class_="s0 bar",
             ),
-            tag("text", text(one.told), x=NAMES + max(1.0, one.value / top * room) + 6, y=y + 14),
+            tag("text", text(one.label), x=NAMES + max(1.0, one.value / top * room) + 6, y=y + 14),
         ]
     return drawing(WIDTH, max(1, len(bars)) * ROW + 4, *rows, label=title)
 
 
-def spread(title: str, buckets: Buckets, show: Show) -> str:
+def draw_histogram(title: str, buckets: Buckets, show: Show) -> str:
     """How values are spread: a column a bucket, low ones left, each a step of the same factor."""
     columns = _columns(buckets)
     steps = axis_scales.steps(max((count for *_, count in columns), default=0))

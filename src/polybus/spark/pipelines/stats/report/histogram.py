@@ -34,14 +34,14 @@ def upper(bucket: int) -> float:
     return float(2.0 ** (max(bucket, 0) / PER_DOUBLING))
 
 
-class Spread(NamedTuple):
+class Histogram(NamedTuple):
     """How values are spread: in buckets, and which is the largest."""
 
     buckets: Buckets = MappingProxyType({})
     largest: float = math.inf
 
     @classmethod
-    def together(cls, parts: Iterable[Self]) -> Self:
+    def merge(cls, parts: Iterable[Self]) -> Self:
         whole: Counter[int] = Counter()
         largest = 0.0
         for part in parts:
@@ -51,11 +51,11 @@ class Spread(NamedTuple):
 
     def quantile(self, share: float) -> float | None:
         """At most so large is this share of all values, as far as it is known; None of none."""
-        found = reached_by(self.buckets, share)
+        found = find_quantile_bound(self.buckets, share)
         return None if found is None else min(upper(found), self.largest)
 
 
-def reached_by(counts: Mapping[Bound, int], share: float) -> Bound | None:
+def find_quantile_bound(counts: Mapping[Bound, int], share: float) -> Bound | None:
     """The bucket up to which this share of all values is, by any name that is a number."""
     wanted = math.ceil(sum(counts.values()) * share)
     reached = 0

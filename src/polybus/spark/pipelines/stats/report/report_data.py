@@ -9,40 +9,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polybus.spark.pipelines.stats.report.histogram import Spread
+from polybus.spark.pipelines.stats.report.histogram import Histogram
 
 MOST_POINTS = 240
-NOTHING = Spread()
+NOTHING = Histogram()
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeWindow:
     """Messages that the bus took in from `start_s` on, for `width_s` seconds."""
 
     start_s: int
     width_s: int
     messages: int = 0
     bytes: int = 0
-    sizes: Spread = NOTHING  # of bytes
-    latencies: Spread = NOTHING  # of microseconds
+    sizes: Histogram = NOTHING  # of bytes
+    latencies: Histogram = NOTHING  # of microseconds
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyCount:
     name: str
     messages: int
     bytes: int
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardCount:
     number: int
     messages: int
     bytes: int
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupSample:
     """As the bus told it at a time; `ack_latency` has counts by upper bound in milliseconds."""
 
     at_s: float
@@ -57,16 +57,16 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Topic:
+class TopicFigures:
     """`keys` are those with the most messages, `distinct_keys` how many there are in all."""
 
     name: str
-    windows: Sequence[Window]
-    keys: Sequence[Key] = ()
+    windows: Sequence[TimeWindow]
+    keys: Sequence[KeyCount] = ()
     distinct_keys: int = 0
     keyless: int = 0
-    shards: Sequence[Shard] = ()
-    groups: Sequence[Group] = ()  # every sample, the oldest first
+    shards: Sequence[ShardCount] = ()
+    groups: Sequence[GroupSample] = ()  # every sample, the oldest first
 
     @property
     def messages(self) -> int:
@@ -77,18 +77,18 @@ class Topic:
         return sum(one.bytes for one in self.windows)
 
     @property
-    def sizes(self) -> Spread:
-        return Spread.together(one.sizes for one in self.windows)
+    def sizes(self) -> Histogram:
+        return Histogram.merge(one.sizes for one in self.windows)
 
     @property
-    def latencies(self) -> Spread:
-        return Spread.together(one.latencies for one in self.windows)
+    def latencies(self) -> Histogram:
+        return Histogram.merge(one.latencies for one in self.windows)
 
-    def points(self) -> list[Window]:
-        return merged(self.windows)
+    def points(self) -> list[TimeWindow]:
+        return merge_windows(self.windows)
 
 
-def merged(windows: Sequence[Window], most: int = MOST_POINTS) -> list[Window]:
+def merge_windows(windows: Sequence[TimeWindow], most: int = MOST_POINTS) -> list[TimeWindow]:
     """All of the time from the first window to the last, in at most so many steps.
 
     Time in which nothing came is there as well: as windows without messages.
@@ -99,18 +99,18 @@ def merged(windows: Sequence[Window], most: int = MOST_POINTS) -> list[Window]:
     first, last = windows[0].start_s, windows[-1].start_s
     each = -(-((last - first) // width + 1) // most)
     step = each * width
-    found: dict[int, list[Window]] = {start: [] for start in range(first, last + 1, step)}
+    found: dict[int, list[TimeWindow]] = {start: [] for start in range(first, last + 1, step)}
     for one in windows:
         found[first + (one.start_s - first) // step * step].append(one)
     return [_sum(start, step, parts) for start, parts in found.items()]
 
 
-def _sum(start_s: int, width_s: int, parts: Sequence[Window]) -> Window:
-    return Window(
+def _sum(start_s: int, width_s: int, parts: Sequence[TimeWindow]) -> TimeWindow:
+    return TimeWindow(
         start_s,
         width_s,
         sum(one.messages for one in parts),
         sum(one.bytes for one in parts),
-        Spread.together(one.sizes for one in parts),
-        Spread.together(one.latencies for one in parts),
+        Histogram.merge(one.sizes for one in parts),
+        Histogram.merge(one.latencies for one in parts),
     )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from polybus.spark.pipelines.stats.report import axis_scales
-from polybus.spark.pipelines.stats.report.report_data import Topic
-from polybus.spark.pipelines.stats.report.report_sections import anchor, section, told_quantiles
+from polybus.spark.pipelines.stats.report.report_data import TopicFigures
+from polybus.spark.pipelines.stats.report.report_sections import anchor, format_quantiles, section
 from polybus.spark.pipelines.stats.report.report_style import STYLE
 from polybus.spark.pipelines.stats.report.svg import drawing, tag, text
 
@@ -19,7 +19,7 @@ TITLE: Final = "polybus: what went over the topics"
 HEAD: Final = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
 
 
-def page(topics: Sequence[Topic], bus: str, made_s: float) -> str:
+def page(topics: Sequence[TopicFigures], bus: str, made_s: float) -> str:
     """HTML. Topics with the most messages come first."""
     ordered = sorted(topics, key=lambda one: (-one.messages, one.name))
     shown = [one for one in ordered if one.messages][:MOST_SECTIONS]
@@ -36,7 +36,7 @@ def page(topics: Sequence[Topic], bus: str, made_s: float) -> str:
     )
 
 
-def _tiles(topics: Sequence[Topic]) -> str:
+def _tiles(topics: Sequence[TopicFigures]) -> str:
     messages, size = sum(one.messages for one in topics), sum(one.bytes for one in topics)
     starts = [one.windows[0].start_s for one in topics if one.windows]
     ends = [one.windows[-1].start_s + one.windows[-1].width_s for one in topics if one.windows]
@@ -53,14 +53,14 @@ def _tiles(topics: Sequence[Topic]) -> str:
     return tag("div", *tiles, class_="tiles")
 
 
-def _summary(topics: Sequence[Topic], with_section: set[str]) -> str:
+def _summary(topics: Sequence[TopicFigures], with_section: set[str]) -> str:
     names = ("topic", "messages", "bodies", "rate", "size", "latency", "keys", "largest key", "lag")
     head = tag("tr", *(tag("th", text(one)) for one in names))
     rows = (_row(one, one.name in with_section) for one in topics)
     return tag("div", tag("table", head, *rows), class_="wide")
 
 
-def _row(topic: Topic, has_section: bool) -> str:
+def _row(topic: TopicFigures, has_section: bool) -> str:
     name = text(topic.name)
     link = tag("a", name, href=f"#{anchor(topic.name)}") if has_section else name
     cells = (
@@ -68,8 +68,8 @@ def _row(topic: Topic, has_section: bool) -> str:
         axis_scales.whole(topic.messages),
         axis_scales.size(topic.bytes),
         _spark(topic),
-        text(told_quantiles(topic.sizes, axis_scales.size)),
-        text(told_quantiles(topic.latencies, axis_scales.duration)),
+        text(format_quantiles(topic.sizes, axis_scales.size)),
+        text(format_quantiles(topic.latencies, axis_scales.duration)),
         axis_scales.whole(topic.distinct_keys),
         text(_largest(topic)),
         text(_lag(topic)),
@@ -77,7 +77,7 @@ def _row(topic: Topic, has_section: bool) -> str:
     return tag("tr", *(tag("td", one or " ") for one in cells))
 
 
-def _spark(topic: Topic) -> str:
+def _spark(topic: TopicFigures) -> str:
     """Its rate over time, as small as a word."""
     points = [one.messages for one in topic.points()]
     top = max(points, default=0)
@@ -92,13 +92,13 @@ def _spark(topic: Topic) -> str:
     return drawing(SPARK_WIDTH, SPARK_HEIGHT, line, label=f"rate of {topic.name}")
 
 
-def _largest(topic: Topic) -> str:
+def _largest(topic: TopicFigures) -> str:
     if not topic.keys or not topic.messages:
         return ""
     return axis_scales.percent(topic.keys[0].messages / topic.messages)
 
 
-def _lag(topic: Topic) -> str:
+def _lag(topic: TopicFigures) -> str:
     """Of each group, as last told."""
     last = {one.name: one.lag for one in topic.groups}
     return ", ".join(f"{name} {axis_scales.short(lag)}" for name, lag in last.items())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from polybus.spark.pipelines.stats.report import axis_scales, bar_plot
-from polybus.spark.pipelines.stats.report.histogram import Spread, reached_by
+from polybus.spark.pipelines.stats.report.histogram import Histogram, find_quantile_bound
 from polybus.spark.pipelines.stats.report.line_plot import Plot, Series, Show
-from polybus.spark.pipelines.stats.report.report_data import Group, Topic, Window
+from polybus.spark.pipelines.stats.report.report_data import GroupSample, TimeWindow, TopicFigures
 from polybus.spark.pipelines.stats.report.svg import tag, text
 
 SHARES = (0.5, 0.9, 0.99)
@@ -20,7 +20,7 @@ NOTE = (
 )
 
 
-def section(topic: Topic) -> str:
+def section(topic: TopicFigures) -> str:
     cards = [*_over_time(topic), *_spreads(topic), *_skew(topic), *_groups(topic)]
     heading = tag("h2", text(topic.name), id=anchor(topic.name))
     return tag("section", heading, tag("div", *cards, class_="cards"))
@@ -38,7 +38,7 @@ def card(title: str, *inside: str, note: str = "") -> str:
 # --- over time
 
 
-def _over_time(topic: Topic) -> list[str]:
+def _over_time(topic: TopicFigures) -> list[str]:
     points = topic.points()
     each = axis_scales.duration(points[0].width_s * 1e6) if points else ""
     latency = Plot(
@@ -55,86 +55,87 @@ def _over_time(topic: Topic) -> list[str]:
     ]
 
 
-def _rate(points: Sequence[Window], value: Callable[[Window], int], show: Show) -> str:
+def _rate(points: Sequence[TimeWindow], value: Callable[[TimeWindow], int], show: Show) -> str:
     rates = [value(one) / one.width_s for one in points]
     return Plot("Rate", _moments(points), [Series("a second", rates)], show).draw()
 
 
-def _quantiles(points: Sequence[Window], of: Callable[[Window], Spread]) -> list[Series]:
+def _quantiles(points: Sequence[TimeWindow], of: Callable[[TimeWindow], Histogram]) -> list[Series]:
     return [
         Series(f"p{share * 100:g}", [of(one).quantile(share) for one in points]) for share in SHARES
     ]
 
 
-def _moments(points: Sequence[Window]) -> list[float]:
+def _moments(points: Sequence[TimeWindow]) -> list[float]:
     return [float(one.start_s) for one in points]
 
 
-def _messages(one: Window) -> int:
+def _messages(one: TimeWindow) -> int:
     return one.messages
 
 
-def _bytes(one: Window) -> int:
+def _bytes(one: TimeWindow) -> int:
     return one.bytes
 
 
-def _latencies(one: Window) -> Spread:
+def _latencies(one: TimeWindow) -> Histogram:
     return one.latencies
 
 
-def _sizes(one: Window) -> Spread:
+def _sizes(one: TimeWindow) -> Histogram:
     return one.sizes
 
 
 # --- all of it
 
 
-def _spreads(topic: Topic) -> list[str]:
+def _spreads(topic: TopicFigures) -> list[str]:
     return [
         card(
-            f"How latency is spread: {told_quantiles(topic.latencies, axis_scales.duration)}",
-            bar_plot.spread("Latency", topic.latencies.buckets, axis_scales.duration),
+            f"How latency is spread: {format_quantiles(topic.latencies, axis_scales.duration)}",
+            bar_plot.draw_histogram("Latency", topic.latencies.buckets, axis_scales.duration),
         ),
         card(
-            f"How sizes are spread: {told_quantiles(topic.sizes, axis_scales.size)}",
-            bar_plot.spread("Sizes", topic.sizes.buckets, axis_scales.size),
+            f"How sizes are spread: {format_quantiles(topic.sizes, axis_scales.size)}",
+            bar_plot.draw_histogram("Sizes", topic.sizes.buckets, axis_scales.size),
         ),
     ]
 
 
-def told_quantiles(spread: Spread, show: Show) -> str:
+def format_quantiles(spread: Histogram, show: Show) -> str:
     found = ((share, spread.quantile(share)) for share in SHARES)
     return ", ".join(f"p{share * 100:g} {show(v)}" for share, v in found if v is not None)
 
 
-def _skew(topic: Topic) -> list[str]:
+def _skew(topic: TopicFigures) -> list[str]:
     total = max(1, topic.messages)
     keys = [
-        bar_plot.Bar(repr(one.name)[1:-1] or "(empty)", one.messages, _told(one.messages, total))
+        bar_plot.Bar(
+            repr(one.name)[1:-1] or "(empty)", one.messages, _format_share(one.messages, total)
+        )
         for one in topic.keys[:MOST_BARS]
     ]
     shards = [
-        bar_plot.Bar(f"shard {one.number}", one.messages, _told(one.messages, total))
+        bar_plot.Bar(f"shard {one.number}", one.messages, _format_share(one.messages, total))
         for one in topic.shards
     ]
-    note = (
-        f"{axis_scales.whole(topic.distinct_keys)} keys; {_told(topic.keyless, total)} without one"
-    )
+    keyless = _format_share(topic.keyless, total)
+    note = f"{axis_scales.whole(topic.distinct_keys)} keys; {keyless} without one"
     return [
-        card("Keys with the most messages", bar_plot.ranked("Keys", keys), note=note),
-        card("Messages by shard", bar_plot.ranked("Shards", shards)),
+        card("Keys with the most messages", bar_plot.draw_ranking("Keys", keys), note=note),
+        card("Messages by shard", bar_plot.draw_ranking("Shards", shards)),
     ]
 
 
-def _told(count: int, total: int) -> str:
+def _format_share(count: int, total: int) -> str:
     return f"{axis_scales.short(count)} ({axis_scales.percent(count / total)})"
 
 
 # --- groups
 
 
-def _groups(topic: Topic) -> list[str]:
-    by_name: dict[str, list[Group]] = {}
+def _groups(topic: TopicFigures) -> list[str]:
+    by_name: dict[str, list[GroupSample]] = {}
     for one in topic.groups:
         by_name.setdefault(one.name, []).append(one)
     if not by_name:
@@ -143,7 +144,7 @@ def _groups(topic: Topic) -> list[str]:
     return [table, *(_one_group(name, samples) for name, samples in by_name.items())]
 
 
-def _group_table(groups: Iterable[Sequence[Group]]) -> str:
+def _group_table(groups: Iterable[Sequence[GroupSample]]) -> str:
     rows = []
     for *_, last in groups:
         p50, p99 = (_ack_quantile(last.ack_latency, share) for share in (0.5, 0.99))
@@ -159,22 +160,24 @@ def _group_table(groups: Iterable[Sequence[Group]]) -> str:
     return tag("table", row("th", names), *rows)
 
 
-def _one_group(name: str, samples: Sequence[Group]) -> str:
+def _one_group(name: str, samples: Sequence[GroupSample]) -> str:
     at_s = [one.at_s for one in samples]
     lag = Plot("Lag", at_s, [Series("lag", [float(one.lag) for one in samples])], axis_scales.short)
     inside = [lag.draw()] if len(samples) > 1 else []
     counts = samples[-1].ack_latency
     bounds = [one for one in sorted(counts, key=float) if counts[one]]
     total = max(1, sum(counts.values()))
-    acks = [bar_plot.Bar(_bound(one), counts[one], _told(counts[one], total)) for one in bounds]
+    acks = [
+        bar_plot.Bar(_bound(one), counts[one], _format_share(counts[one], total)) for one in bounds
+    ]
     if acks:
-        inside.append(bar_plot.ranked("Acks", acks))
+        inside.append(bar_plot.draw_ranking("Acks", acks))
     titles = ["lag over time"] * (len(samples) > 1) + ["from commit to ack"] * bool(acks)
     return card(f"Group {name}: {', '.join(titles) or 'nothing acked yet'}", *inside)
 
 
 def _ack_quantile(counts: Mapping[str, int], share: float) -> str:
-    found = reached_by(counts, share)
+    found = find_quantile_bound(counts, share)
     return "" if found is None else _bound(found)
 
 
