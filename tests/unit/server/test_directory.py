@@ -86,7 +86,7 @@ def test_a_database_that_hangs_holds_nobody_up(database):
     for uid in range(100, 200):
         assert directory.groups_of(uid) is None
     assert time.monotonic() - begun < 5  # a hundred waits would be more
-    database.open.set_progress()
+    database.open.set()
     until(lambda: directory.groups_of(150) == SEVEN, "the answer")
     assert len(database.asked) == len(set(database.asked))
 
