@@ -19,9 +19,9 @@ class Place:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.steps = 0
-        self.removing = True
+        self.has_removals = True
 
-    def remove(self, time_s: float) -> None:
+    def remove_some(self, time_s: float) -> None:
         self.steps += 1
         self.now_s += time_s
 
@@ -36,7 +36,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
 @pytest.fixture
 def work(place: Place) -> BackgroundTasks:
     unused: Any = SimpleNamespace()
-    home: Any = SimpleNamespace(used=SimpleNamespace(pages=0, clear_dead_readers=lambda: None))
+    home: Any = SimpleNamespace(current=SimpleNamespace(pages=0, clear_dead_readers=lambda: None))
     storing: Any = place
     return BackgroundTasks(unused, home, storing, unused)
 

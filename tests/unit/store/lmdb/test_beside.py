@@ -80,7 +80,7 @@ def test_the_next_is_carried_out_while_one_is_written_and_answered_after_it(stor
     assert carried_out(store)
     assert not first.done()
     assert not second.done()
-    held.advance.set_progress()
+    held.go_on.set()
     assert (first_id(first), first_id(second)) == (1, 2)
     assert store.read(topic.number, 0, 0).count == 2
 
@@ -88,7 +88,7 @@ def test_the_next_is_carried_out_while_one_is_written_and_answered_after_it(stor
 def test_what_is_small_is_written_by_the_writer_itself(store, topic, held):
     future = store.commit(Commit((Append(topic.number, 0, block(b"small")),)))
     assert held.stands.wait(TIMEOUT_S)
-    held.advance.set_progress()
+    held.go_on.set()
     assert first_id(future) == 1
     assert held.threads == {store._writer._thread.ident}
 
@@ -96,7 +96,7 @@ def test_what_is_small_is_written_by_the_writer_itself(store, topic, held):
 def test_nor_is_another_thread_busy_while_others_are_given_way_to(store, topic, held):
     store.yield_to(count(1).__next__)
     future = under_way(store, topic, held)
-    held.advance.set_progress()
+    held.go_on.set()
     assert first_id(future) == 1
     assert held.threads == {store._writer._thread.ident}
 
@@ -106,7 +106,7 @@ def test_a_refusal_is_not_told_before_what_it_rests_on_is_written(store, topic, 
     refused = store.commit(Commit(changes=(RecordChange(b"k", b"w", expected=0),)))
     assert carried_out(store)
     assert not refused.done()
-    held.advance.set_progress()
+    held.go_on.set()
     assert first_id(first) == 1
     with pytest.raises(Conflict):
         refused.result(TIMEOUT_S)
@@ -118,7 +118,7 @@ def test_what_rests_on_a_lost_batch_is_done_anew_without_it(store, topic, held):
     third = store.commit(Commit(changes=(RecordChange(b"k", b"w", expected=0),)))
     assert carried_out(store)
     held.error = StoreFull("no room")
-    held.advance.set_progress()
+    held.go_on.set()
     with pytest.raises(StoreFull):
         first.result(TIMEOUT_S)
     assert first_id(second) == 1
@@ -133,7 +133,7 @@ def test_a_stamp_behind_a_lost_one_is_refused(store, topic, held):
     second = store.commit(large(topic, stamp=Stamp("p", epoch, 2)))
     assert carried_out(store)
     held.error = StoreFull("no room")
-    held.advance.set_progress()
+    held.go_on.set()
     with pytest.raises(StoreFull):
         first.result(TIMEOUT_S)
     with pytest.raises(OutOfSequence):
@@ -145,7 +145,7 @@ def test_a_stamp_behind_a_lost_one_is_refused(store, topic, held):
 def test_a_lost_batch_is_told_though_nobody_else_comes(store, topic, held):
     first = under_way(store, topic, held)
     held.error = StoreFull("no room")
-    held.advance.set_progress()
+    held.go_on.set()
     with pytest.raises(StoreFull):
         first.result(TIMEOUT_S)
 
@@ -159,7 +159,7 @@ def test_of_a_batch_lost_for_a_reason_nobody_thought_of_each_is_tried_alone(stor
     later = store.commit(large(topic))
     assert carried_out(store)
     held.error = ValueError("a fault of the engine itself")
-    held.advance.set_progress()
+    held.go_on.set()
     assert [first_id(future) for future in (*futures, later)] == [1, 2, 3, 4]
 
 
@@ -170,7 +170,7 @@ def test_one_that_fails_for_a_reason_nobody_thought_of_fails_alone(store, topic,
         raise ValueError("a fault of the engine itself")
 
     bad, good = store._writer.submit(fail), store.commit(large(topic))
-    held.advance.set_progress()
+    held.go_on.set()
     assert first_id(first) == 1
     with pytest.raises(StoreFault):
         bad.result(TIMEOUT_S)
@@ -182,7 +182,7 @@ def test_a_stage_in_a_lost_batch_keeps_its_lease(store, topic, held):
     first = under_way(store, topic, held, stages=(staged,))
     assert carried_out(store)
     held.error = StoreFull("no room")
-    held.advance.set_progress()
+    held.go_on.set()
     with pytest.raises(StoreFull):
         first.result(TIMEOUT_S)
     assert store.commit(Commit(stages=(staged,))).result(TIMEOUT_S).spans[0].count == 1
@@ -205,7 +205,7 @@ def test_closing_finishes_what_is_under_way(store, topic, held):
     second = store.commit(large(topic))
     closing = Thread(target=store.close)
     closing.start()
-    held.advance.set_progress()
+    held.go_on.set()
     assert (first_id(first), first_id(second)) == (1, 2)
     closing.join(TIMEOUT_S)
     assert not closing.is_alive()
@@ -216,10 +216,10 @@ def test_closing_finishes_what_is_under_way(store, topic, held):
 
 def test_what_is_done_alone_waits_for_what_is_under_way(store, topic, held):
     first = under_way(store, topic, held)
-    alone = WriteFuture(lambda *_: held.advance.is_set(), None, 0, True)
+    alone = WriteFuture(lambda *_: held.go_on.is_set(), None, 0, True)
     store._writer._enqueue(alone)
     until(lambda: not store._writer._queue._items, "it is taken")
-    held.advance.set_progress()
+    held.go_on.set()
     assert alone.result(TIMEOUT_S)
     assert first_id(first) == 1
 

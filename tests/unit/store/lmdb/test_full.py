@@ -10,8 +10,8 @@ PRELUDE = """
 import json, resource, sys
 from pathlib import Path
 from polybus.errors import StoreFull
-from polybus.model.commit import Append, Change, Commit
-from polybus.model.stamp import Habits, Stamp
+from polybus.model.commit import Append, Commit, RecordChange
+from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.sample_blocks import block
 from polybus.testing.conformance.kit import bodies, contents
@@ -20,20 +20,20 @@ def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 def commit(store, topic, body, counter):
-    made = Commit((Append(topic.number, 0, block(body)),), changes=(Change(b"k", body[:9]),),
+    made = Commit((Append(topic.number, 0, block(body)),), changes=(RecordChange(b"k", body[:9]),),
                   stamp=Stamp("p", 1, counter))
     return store.commit(made).result(60)
 
 def opened(**options):
     store = LmdbStore(sys.argv[1], **options)
     topic = store.create("t", 1, {})
-    store.open_producer("p", Habits())
+    store.open_producer("p", ProducerOptions())
     commit(store, topic, b"first", 1)
     store.bounds(topic.number)
     return store, topic
 
 def tight(store):
-    limit((store._home.used.path / "data.mdb").stat().st_size)
+    limit((store._home.current.path / "data.mdb").stat().st_size)
 """
 
 FSYNC = (

@@ -162,7 +162,7 @@ def test_a_commit_that_finds_its_second_shard_unreadable_does_nothing(store, mon
             raise Unavailable("no place for one more reader")
         return look(known, key)
 
-    monkeypatch.setattr(StateCache, "_look", fail)
+    monkeypatch.setattr(StateCache, "_get", fail)
     both = tuple(Append(topic.number, shard, block(b"both")) for shard in (0, 1))
     with pytest.raises(Unavailable):
         store.commit(Commit(both, changes=(RecordChange(b"k", b"v"),))).result(TIMEOUT_S)
@@ -192,7 +192,7 @@ def fail_at(monkeypatch, module: object, name: str, times: int) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "times"),
-    [(environment, "acquire", 0), (store_folder, "switch", 0), (store_folder, "sync", 1)],
+    [(environment, "acquire", 0), (store_folder, "switch_generation", 0), (store_folder, "sync_folder", 1)],
 )
 def test_what_is_written_after_a_failed_compaction_is_kept(
     tmp_path, monkeypatch, module, name, times

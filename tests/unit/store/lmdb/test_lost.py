@@ -90,7 +90,7 @@ def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(write_txn.WriteTxn, "__exit__", fail_once)
-        patched.setattr(store._storing, "remove", last_step)
+        patched.setattr(store._storing, "remove_some", last_step)
         store.trim(topic.number, {0: 4})
         until(lambda: not full, "the last step has failed")
     until(lambda: count(store.path, store_keys.TRIMMED) == 0, "all of it is gone", deadline_s=5)
