@@ -19,6 +19,10 @@ FUZZ_SECONDS ?= 120
 # busy. They take a file at a time, in the order of tests/conftest.py.
 SHARED := -n 4 --dist loadfile --no-loadscope-reorder
 
+# Fault tests that run under a sabotage in `make test`, chosen by the commit; a sample of the
+# mutants is a test of its own (tests/unit/testing/test_mutant_sample.py).
+SAMPLE := --sabotage-sample 10
+
 # What pytest answers when nothing is marked so (yet).
 NO_TESTS := 5
 
@@ -46,15 +50,18 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## run the tests
 	@.ci/need java
 	@.ci/need command chromium chromium || echo "polybus: without it the report is not looked at" >&2
-	@$(PYTHON_IN_VENV) -m pytest -q $(SHARED) $(ARGS) || { code=$$?; [ $$code -eq 1 ] || exit $$code; \
-	  echo "polybus: once more, those that failed: a machine that stood still for a while can starve a live test, a fault fails twice"; \
-	  $(PYTHON_IN_VENV) -m pytest -q --last-failed --last-failed-no-failures none $(ARGS); }
+	@mkdir -p build; log=build/test.log; \
+	{ $(PYTHON_IN_VENV) -m pytest -q $(SHARED) $(SAMPLE) $(ARGS); echo $$? > build/test.code; } 2>&1 | tee $$log; \
+	code=$$(cat build/test.code); [ $$code -eq 0 ] && exit 0; [ $$code -eq 1 ] || exit $$code; \
+	echo "polybus: running the failed tests three more times; a test that passes all is FLAKY"; \
+	$(PYTHON_IN_VENV) .ci/retry.py $$log $(ARGS)
 
-check: setup ## lint, formatting, types, who imports whom
+check: setup ## lint, formatting, types, import contracts, words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(PYTHON_IN_VENV) .ci/imports.py
+	@$(PYTHON_IN_VENV) .ci/words.py
 	@$(PYTHON_IN_VENV) .ci/proto.py --check
 
 bench: setup ## the short benchmarks, beside their peers

@@ -12,6 +12,9 @@ message or hangs does not notice the sabotage.
 Where a sabotage shows only if a random kill falls at the right moment, `tries=3` runs the test
 again while it passes.
 
+`--sabotage-sample N` adds N of these trials to an ordinary run (tests/rig/sample.py). Soak
+tests and the kill tests of Spark, which take minutes, are left out of the sample.
+
 A test for which a sabotaged run of full length would take too long asks the fixture
 `sabotaged` for its kind of run, and may do fewer or more rounds; what it asserts is the same.
 """
@@ -34,15 +37,21 @@ import pytest
 
 from tests.rig.patching import import_path, patched_copy
 from tests.rig.sabotage import NAMES, patch_of
+from tests.rig.sample import SAMPLED, commit, sample
 
 HANG_S = 7200.0  # the child has pytest's own timeouts; this is for a child that ignores them
 TAIL = 4000  # characters of the child's output that a failure shows
+# Each starts several Spark drivers.
+SLOW = tuple(f"tests/faults/test_{area}_kills.py" for area in ("spark", "archive", "pipeline"))
 PASSES = "the test passes under it"
 NOT_INHERITED = ("PYTEST_XDIST", "PYTEST_CURRENT_TEST")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sabotage", action="store_true", help="run fault tests that must turn red")
+    parser.addoption(
+        "--sabotage-sample", metavar="N", type=int, default=0, help="add N tests that must turn red"
+    )
     parser.addoption("--sabotaged", metavar="FILE", help="used by --sabotage for its children")
 
 
@@ -50,6 +59,22 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--sabotaged")
     if file:
         config.pluginmanager.register(Recorder(Path(file)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the sabotages and mutants of the sample. Reports carry them from every process."""
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind)]
+    names = sorted(
+        str(value)
+        for report in reports
+        if report.when == "call"
+        for key, value in report.user_properties
+        if key == SAMPLED
+    )
+    if names:
+        terminalreporter.write_line(f"sample of {len(names)} patches, by commit {commit()[:12]}:")
+        for name in names:
+            terminalreporter.write_line(f"  {name}")
 
 
 @pytest.fixture
@@ -64,10 +89,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if name not in NAMES:
                 raise pytest.UsageError(f"{item.nodeid}: there is no sabotage {name!r}")
     if not config.getoption("--sabotage"):
+        if count := config.getoption("--sabotage-sample"):
+            items.extend(sampled_trials(items, count))
         return
     others = [item for item in items if item.get_closest_marker("sabotage") is None]
     config.hook.pytest_deselected(items=others)
     items[:] = [trial for item in items for trial in trials_of(item)]
+
+
+def sampled_trials(items: list[pytest.Item], count: int) -> list[Trial]:
+    guarded = [item for item in items if item.get_closest_marker("sabotage") is not None]
+    quick = [
+        item
+        for item in guarded
+        if item.get_closest_marker("soak") is None and not item.nodeid.startswith(SLOW)
+    ]
+    trials = sorted(
+        (trial for item in quick for trial in trials_of(item)), key=lambda one: one.nodeid
+    )
+    return sample(trials, count, "sabotages")
 
 
 def names_of(item: pytest.Item) -> list[str]:
@@ -105,6 +145,8 @@ class Trial(pytest.Item):
         self.add_marker(pytest.mark.timeout(0), append=False)  # the child's counts
 
     def runtest(self) -> None:
+        if self.config.getoption("--sabotage-sample"):
+            self.user_properties.append((SAMPLED, f"sabotage {self.nodeid}"))
         if not self._expects:
             pytest.fail("the marker names no message: sabotage(name, expects=...)", pytrace=False)
         problem, output = self._try()
