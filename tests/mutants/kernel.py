@@ -168,7 +168,7 @@ FANOUT = mutants(
     ("streak is not booked", "run.count += self.streak_count", "pass"),
     (
         "streak where others listen",
-        "if not beyond:\n                    self.start_streak(topic)",
+        "if not beyond and frame.kind == MESSAGE:\n                    self.start_streak(topic)",
         "if True:\n                    self.start_streak(topic)",
     ),
     (

@@ -423,7 +423,9 @@ cdef class Fanout(Registry):
                 self.copy_raw(frame)
                 run.end = self.filled
                 run.count += 1
-                if not beyond:
+                # A fragment starts no streak: messages within a streak are not checked
+                # against fragments that wait to be put together (STOP_FRAGMENTS).
+                if not beyond and frame.kind == MESSAGE:
                     self.start_streak(topic)
         if frame.kind == FRAGMENT:
             if beyond:

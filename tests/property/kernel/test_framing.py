@@ -23,6 +23,20 @@ def test_frames_in_random_cuts(max_payload: int, data: st.DataObject, places: li
     assert told(audience(max_payload), cut(stream, places)) == expected
 
 
+def test_message_after_a_fragment_of_its_topic_waits_for_collected_fragments() -> None:
+    """A topic that is only relayed ("ab") must not skip the stop for fragments of "a"."""
+    stream = b"".join(
+        [
+            frames.publish_part(b"a", 0, 1, b""),
+            frames.publish_part(b"ab", 0, 1, b""),
+            frames.publish(b"ab", b""),
+        ]
+    )
+    expected = whole(stream, frames.SMALL_CAP)
+    assert expected.consumed == len(stream)
+    assert told(audience(frames.SMALL_CAP), byte_by_byte(stream)) == expected
+
+
 @settings(max_examples=40)
 @given(data=frames.streams(frames.SMALL_CAP))
 def test_frames_byte_by_byte(data: bytes) -> None:
