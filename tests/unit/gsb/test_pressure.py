@@ -124,11 +124,11 @@ def test_one_full_caller_is_enough(bus):
     one.pipe.appetite = other.pipe.appetite = 0
     fill(service, one, first)
     assert not service.is_read
-    other.session.filled(None)
+    other.session.on_filled(None)
     one.cancel()
     bus.turn()
     assert not service.is_read
-    other.session.has_room(None)
+    other.session.on_room(None)
     bus.turn()
     assert service.is_read
     service.reply(second)

@@ -261,7 +261,7 @@ def test_readers_that_are_cancelled_anywhere_miss_nothing(endpoint, keeper, topi
 
 def test_what_was_kept_for_a_cancelled_reader_goes_with_the_subscription(keeper, topic):
     keeper.put(topic, b"old")
-    keeper._async._begun()._undelivered[topic] = keeper.get(topic)
+    keeper._async._require_opened()._undelivered[topic] = keeper.get(topic)
     keeper.unsubscribe(topic)
     keeper.subscribe(topic)
     assert keeper.get(topic) is None

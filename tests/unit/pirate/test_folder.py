@@ -115,13 +115,13 @@ def test_folders_are_apart_by_bus_and_by_id():
 # What a child does, telling of each change once it is done.
 CHANGES = """
 for number in range(1, 31):
-    folder.opened(number, folder.state.counter)
+    folder.record_epoch(number, folder.state.counter)
     note(b"opened %d" % number)
-    request = folder.asked("PUT", "news", b"x" * number)
+    request = folder.record_request("PUT", "news", b"x" * number)
     note(b"asked %d" % request.counter)
-    folder.answered(request.counter, number, "", True)
+    folder.record_answer(request.counter, number, "", True)
     note(b"answered %d" % request.counter)
-    folder.read("news", number)
+    folder.record_read("news", number)
     note(b"read %d" % number)
 """
 CHILD = f"""

@@ -165,14 +165,14 @@ def test_one_too_many_is_cut():
 def test_places_are_given_back(monitor):
     ours, _ = monitor.accept()
     monitor.connections.read_events()
-    assert monitor.connection_limit.places == 9
+    assert monitor.gate.places == 9
     monitor.tell(ours.fileno(), False)
-    monitor.connections.hear()
-    assert monitor.connection_limit.places == 10
+    monitor.connections.read_events()
+    assert monitor.gate.places == 10
     monitor.accept()
-    monitor.connections.hear()
+    monitor.connections.read_events()
     monitor.connections.close()
-    assert monitor.connection_limit.places == 10
+    assert monitor.gate.places == 10
 
 
 def test_the_kernels_counts(monitor):

@@ -18,17 +18,17 @@ class Fake:
         self.received = self.received_bytes = 0
         self.sent_bytes = 0
         self.is_guessed = False
-        self.calm_s = 0.0
+        self.baseline_s = 0.0
         self.whole, self.baseline, self.unfinished, self.acked = -1, 0, 0, 0
         self.slow_since_s: float | None = None
         self.slow_acked = 0
         self.is_cut = False
 
     @property
-    def untaken(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         return max(0, self.sent_bytes - self.acked)
 
-    def counted(self) -> tuple[int, int]:
+    def read_byte_counts(self) -> tuple[int, int]:
         return self.came, self.confirmed
 
     def cut(self) -> bool:
