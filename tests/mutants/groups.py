@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 from tests.mutants import bus  # noqa: E402
 from tests.mutants.bus import mutants  # noqa: E402
 
-SUITES: dict[str, tuple[str, ...]] = {"unit": ("tests/unit/bus/groups",)}
+SUITES: dict[str, tuple[str, ...]] = {"unit": ("tests/unit/groups",)}
 
 ASSIGNMENT = mutants(
     "groups/assignment.py",

@@ -69,7 +69,7 @@ class Told:
     def __init__(self, **told):
         self._told = {"assigned": [], "release": [], "lost": [], **told}
 
-    def patiently(self, step):
+    def retry(self, step):
         step()
 
     def follow(self, **asked):

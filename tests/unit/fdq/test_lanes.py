@@ -124,7 +124,7 @@ class Executors(RuleBasedStateMachine):
                 self.dead.add(run.offset)
                 self.done.add(run.offset)
                 self.shard.mark_done([run.offset])
-            following = lane.follow(
+            following = lane.schedule_followers(
                 run, run.retry_runs({run.offset: count}, {run.offset} if is_dead else set())
             )
             if following is not None:

@@ -55,7 +55,7 @@ class AckBatch:
 
     @property
     def is_empty(self) -> bool:
-        return bool(self._acked or self._failures or not self.shard.is_reported(self._counts))
+        return not (self._acked or self._failures or not self.shard.is_reported(self._counts))
 
     def build_report(self) -> dict[str, Any]:
         shard = self.shard
@@ -273,7 +273,7 @@ class Acker:
         if len(self._holdings.all()) > MAX_SHARDS:
             self._ack()
         tellings = [AckBatch(shard) for shard in self._holdings.all()]
-        entries = [one.build_report() for one in tellings if one.is_empty][:MAX_SHARDS]
+        entries = [one.build_report() for one in tellings if not one.is_empty][:MAX_SHARDS]
         while True:
             try:
                 self._member.act("group.leave", shards=entries)

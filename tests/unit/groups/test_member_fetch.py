@@ -9,7 +9,7 @@ from polybus.groups.ack_latency import BUCKET_NAMES, CommitTimes, bucket_name
 from polybus.groups.member_fetch import MIN_SHARE_ROWS, MIN_SKIP_ROWS
 from polybus.model.commit import Append, Commit
 from polybus.model.rows import Rows
-from tests.unit.bus.groups.desk import MANY, SECOND_NS
+from tests.unit.groups.group_fixture import MANY, SECOND_NS
 
 
 def test_a_new_group_starts_at_the_earliest_or_the_latest(desk):

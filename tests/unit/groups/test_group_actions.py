@@ -35,7 +35,7 @@ from polybus.native.port.topic_access import TopicAccess
 from polybus.store.engine_registry import open_store
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
-from tests.unit.bus.groups.desk import encoded
+from tests.unit.groups.group_fixture import encoded
 
 ALICE, BOB = Identity(uid=4242), Identity(uid=4343)
 LONG_MS = 30_000

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from polybus.groups.assignment import assign_shards
 from polybus.store.engine_registry import open_store
-from tests.unit.bus.groups.desk import Desk, Seat
+from tests.unit.groups.group_fixture import Desk, Seat
 
 MEMBERS = st.sets(st.sampled_from("abcdefgh"))
 OWNERS = st.lists(st.none() | st.sampled_from("abcdefgh"), max_size=40)

@@ -23,7 +23,7 @@ def members(desk) -> list[str]:
 
 
 def seen(desk) -> float:
-    return desk.groups._table.get(desk.topic(), "g").seen["a"]
+    return desk.groups._table.get(desk.topic(), "g").last_seen_s["a"]
 
 
 def test_a_bus_that_stood_still_blames_nobody(desk, ticking):

@@ -6,7 +6,7 @@ import pytest
 
 from polybus.errors import Expired, Fenced, LimitReached
 from polybus.store.engine_registry import open_store
-from tests.unit.bus.groups.desk import Desk
+from tests.unit.groups.group_fixture import Desk
 
 
 def test_the_first_member_has_all_shards(desk):
@@ -247,7 +247,7 @@ def test_a_change_that_failed_half_way_is_finished_by_the_next_tick(desk, monkey
     from polybus.errors import StoreFull
     from polybus.groups import membership
 
-    monkeypatch.setattr(membership, "AT_ONCE", 2)  # several commits for four shards
+    monkeypatch.setattr(membership, "MAX_RECORDS_PER_COMMIT", 2)  # several commits for four shards
     one, two = desk.join("a"), desk.join("b")
     one.release_all()
     desk.now += 4

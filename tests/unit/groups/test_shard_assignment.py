@@ -11,7 +11,7 @@ import pytest
 from polybus.errors import StoreFull
 from tests.rig.observer import until
 from tests.rig.store.stepped_store import SteppedStore
-from tests.unit.bus.groups.desk import Desk
+from tests.unit.groups.group_fixture import Desk
 
 
 class Disk:

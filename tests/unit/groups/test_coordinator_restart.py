@@ -8,7 +8,7 @@ from polybus.errors import Damaged, Expired, Fenced, StoreFull
 from polybus.groups import shard_progress
 from polybus.model.commit import Commit, RecordChange
 from polybus.store.engine_registry import open_store
-from tests.unit.bus.groups.desk import Desk
+from tests.unit.groups.group_fixture import Desk
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -101,7 +101,7 @@ def test_shards_that_were_nobodys_are_given_out(desk):
     one, two = desk.join("a"), desk.join("b")
     one.fetch()
     desk.groups._table.get(desk.topic(), "g").target.clear()  # as if nobody knew whose it is
-    desk.groups._membership.settle = lambda group: None
+    desk.groups._membership.rebalance = lambda group: None
     one.ack(3, release=True)
     assert two.owns == []
     desk.open()

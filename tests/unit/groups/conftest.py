@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from polybus.store.engine_registry import open_store
-from tests.unit.bus.groups.desk import Desk
+from tests.unit.groups.group_fixture import Desk
 
 
 @pytest.fixture
