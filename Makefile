@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PYTHON_IN_VENV := $(BIN)/python
 
 # The extras of pyproject.toml that `make setup` installs.
-EXTRAS := dev,spark,nats,console,otel
+EXTRAS := dev,spark
 
 # More arguments for the target's program: make test ARGS="-k fanout -x"
 ARGS   ?=
