@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.manifest import read_manifest
 from polybus.spark.source.log_access import open_log_access
 from tests.rig.native_bus import NativeBus
 from tests.rig.points import SPARK
@@ -76,9 +76,7 @@ class Story:
         lost = set(range(self.sent)) - set(found)
         assert (twice, lost) == ([], set()), f"{len(twice)} twice, {len(lost)} lost"
         rows = len(self.rows_in_files(self.archive))
-        assert rows == manifest_versions.read_newest(self.folder, TOPIC).rows, (
-            "files that do not count"
-        )
+        assert rows == read_manifest(self.folder, TOPIC).rows, "files that do not count"
 
     @property
     def folder(self) -> ArchiveFolder:
@@ -95,10 +93,7 @@ class Story:
 
     def rows_in_files(self, folder: Path) -> list[tuple[object, ...]]:
         """Of all files that count, by place."""
-        files = [
-            folder / one.path
-            for one in manifest_versions.read_newest(ArchiveFolder(folder), TOPIC).files
-        ]
+        files = [folder / one.path for one in read_manifest(ArchiveFolder(folder), TOPIC).files]
         rows = [tuple(row.values()) for one in files for row in pq.read_table(one).to_pylist()]
         return sorted(rows, key=lambda row: row[:2])
 
@@ -173,7 +168,7 @@ def _passings(point: str, chance: random.Random) -> int:
 
 def check_trimmed(story: Story) -> None:
     story.check()
-    spans = manifest_versions.read_newest(story.folder, TOPIC).shards
+    spans = read_manifest(story.folder, TOPIC).shards
     shards = open_log_access(story.bus.url).shards(TOPIC)
     assert {n: one.start for n, one in shards.items()} == {n: one.end for n, one in spans.items()}
 

@@ -103,7 +103,7 @@ SPARK = Points(
         "spark/archive/file_compaction.py": (
             before(
                 "        with explain_write_errors(folder.path):\n"
-                "            newest = manifest_versions.read_newest(folder, merge.topic)\n",
+                "            newest = read_manifest(folder, merge.topic)\n",
                 "compacted",
             ),
         ),

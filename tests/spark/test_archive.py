@@ -15,10 +15,9 @@ import pytest
 import polybus.spark
 from polybus.errors import Conflict, DataFolderInUse, DoesNotExist, StoreFull, Trimmed, WrongFormat
 from polybus.model.arrow import PRODUCE_SCHEMA
-from polybus.spark.archive import file_compaction, manifest_versions
-from polybus.spark.archive.archive_folder import CHECKPOINTS, MARK, OWN, ArchiveFolder
-from polybus.spark.archive.archive_lock import TopicLocks
-from polybus.spark.archive.manifest import LastRow
+from polybus.spark.archive import file_compaction
+from polybus.spark.archive.archive_folder import CHECKPOINTS, MARK, OWN, ArchiveFolder, TopicLocks
+from polybus.spark.archive.manifest import LastRow, commit_manifest, read_manifest
 from polybus.spark.pipelines import archive
 
 PATIENCE_S = 60.0
@@ -65,7 +64,7 @@ def archived(spark, bus, folder):
     """The rows of the archive, and nothing of the log."""
 
     def read(topic):
-        ends = manifest_versions.read_newest(ArchiveFolder(folder), topic).shards
+        ends = read_manifest(ArchiveFolder(folder), topic).shards
         told = {topic: {str(n): span.end for n, span in ends.items()}}
         options = {"bus": bus.url, "archive": str(folder), "endingOffsets": _json(told)}
         return rows_of(polybus.spark.table(spark, topic, **options))
@@ -89,7 +88,7 @@ def test_the_archive_has_the_rows_of_the_log(spark, bus, made, once, archived):
 
 def test_many_small_batches_become_one_file(spark, bus, made, once, archived, folder):
     summary = once(made, rows_per_batch=20)
-    manifest = manifest_versions.read_newest(ArchiveFolder(folder), made)
+    manifest = read_manifest(ArchiveFolder(folder), made)
     assert summary.facts["files in all"] == len(manifest.files) == 1
     assert len(manifest.replaced) > 8
     assert all((folder / one.path).is_file() for one in manifest.replaced)
@@ -104,11 +103,11 @@ def test_what_another_one_archives_is_left_to_it(client, topic, once, folder, mo
         for first in (0, 10):
             fill(client, f"{topic}.b", range(first, first + 10))
             once(f"{topic}.b")
-    before = manifest_versions.read_newest(ArchiveFolder(folder), f"{topic}.b")
+    before = read_manifest(ArchiveFolder(folder), f"{topic}.b")
     assert len(before.files) == 2
     fill(client, f"{topic}.a", range(10))
     assert once(f"{topic}.a").facts["files in all"] == 1
-    assert manifest_versions.read_newest(ArchiveFolder(folder), f"{topic}.b") == before
+    assert read_manifest(ArchiveFolder(folder), f"{topic}.b") == before
     assert once(f"{topic}.b").facts["files in all"] == 1
 
 
@@ -154,10 +153,7 @@ def test_what_was_trimmed_too_early_is_told_and_passed_over_if_that_is_accepted(
     once(made)
     fill(client, made, range(200, 260))
     before = log_of(spark, bus, made)
-    ends = {
-        n: span.end
-        for n, span in manifest_versions.read_newest(ArchiveFolder(folder), made).shards.items()
-    }
+    ends = {n: span.end for n, span in read_manifest(ArchiveFolder(folder), made).shards.items()}
     client.trim(made, {n: end + 2 for n, end in ends.items()})
     with pytest.raises(Trimmed, match="trimmed away before they were read; --accept-loss"):
         once(made)
@@ -191,12 +187,12 @@ def test_a_second_archive_of_a_topic_is_refused(made, once, folder):
 
 def test_a_topic_of_another_bus_is_not_added_to_the_archive(made, once, folder):
     once(made)
-    manifest = manifest_versions.read_newest(ArchiveFolder(folder), made)
+    manifest = read_manifest(ArchiveFolder(folder), made)
     other = replace(manifest, number=2, lasts={n: LastRow(1, 1) for n in manifest.lasts})
-    manifest_versions.commit_manifest(ArchiveFolder(folder), other)
+    commit_manifest(ArchiveFolder(folder), other)
     with pytest.raises(Conflict, match="is not the one that is in the archive"):
         once(made)
-    assert manifest_versions.read_newest(ArchiveFolder(folder), made) == other
+    assert read_manifest(ArchiveFolder(folder), made) == other
 
 
 def test_a_topic_that_is_not_there_makes_no_archive(once, folder, topic):
@@ -219,11 +215,11 @@ def test_a_folder_that_is_none_is_left_as_it_is(made, once, folder, spark, bus):
 def test_an_archive_of_another_version_is_not_touched(made, once, folder, spark, bus):
     once(made)
     (folder / MARK).write_text('{"format": "polybus archive", "version": 99}')
-    before = manifest_versions.read_newest(ArchiveFolder(folder), made)
+    before = read_manifest(ArchiveFolder(folder), made)
     for way in (once, lambda topic: _read(spark, bus, topic, folder)):
         with pytest.raises(WrongFormat, match="version 99"):
             way(made)
-    assert manifest_versions.read_newest(ArchiveFolder(folder), made) == before
+    assert read_manifest(ArchiveFolder(folder), made) == before
 
 
 def _read(spark, bus, topic, folder):
@@ -256,7 +252,7 @@ def test_on_a_full_disk_what_is_archived_stays_and_the_rest_follows(
         producer.produce(made, noise).result(PATIENCE_S)
     with pytest.raises(StoreFull, match=r"the disk of .* is full"):
         archive(spark, made, str(place), checkpoint=checkpoint, **options)
-    assert manifest_versions.read_newest(ArchiveFolder(place), made).rows == 200
+    assert read_manifest(ArchiveFolder(place), made).rows == 200
     both = {"bus": bus.url, "archive": str(place)}
     assert rows_of(polybus.spark.table(spark, made, **both)) == log_of(spark, bus, made)
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)

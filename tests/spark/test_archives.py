@@ -11,13 +11,21 @@ import pytest
 
 from polybus.errors import ConfigError, Conflict, Damaged, DataFolderInUse, WrongFormat
 from polybus.model.arrow import READ_SCHEMA
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_committer import KEEP_S, remove_unlisted
-from polybus.spark.archive.archive_folder import MARK, ArchiveFolder, quote_name
-from polybus.spark.archive.archive_lock import TopicLocks
+from polybus.spark.archive.archive_folder import MARK, ArchiveFolder, TopicLocks, quote_name
 from polybus.spark.archive.archive_source import FEW_ROWS, MOST_ROWS, plan_tasks
 from polybus.spark.archive.file_compaction import SMALL_BYTES, choose_merges
-from polybus.spark.archive.manifest import ArchivedFile, LastRow, Manifest, OffsetSpan, ReplacedFile
+from polybus.spark.archive.manifest import (
+    KEPT_MANIFESTS,
+    ArchivedFile,
+    LastRow,
+    Manifest,
+    OffsetSpan,
+    ReplacedFile,
+    commit_manifest,
+    list_archived_topics,
+    read_manifest,
+)
 from polybus.spark.archive.parquet_files import FILE_BYTES, NS_PER_DAY, by_date
 from polybus.spark.source.partitions import OffsetRange
 
@@ -78,9 +86,9 @@ def test_what_the_log_has_lost_may_be_a_gap_if_that_was_said():
 
 def test_a_manifest_is_read_as_it_was_written(folder):
     one = replace(manifest_of(file("a", {0: (0, 4)})), replaced=(ReplacedFile("x", 17),))
-    manifest_versions.commit_manifest(folder, one)
-    assert manifest_versions.read_newest(folder, "t") == one
-    assert manifest_versions.list_topics(folder) == ["t"]
+    commit_manifest(folder, one)
+    assert read_manifest(folder, "t") == one
+    assert list_archived_topics(folder) == ["t"]
 
 
 def test_fields_that_a_later_polybus_has_added_are_passed_over():
@@ -93,17 +101,17 @@ def test_fields_that_a_later_polybus_has_added_are_passed_over():
 
 def test_of_two_that_make_the_next_manifest_one_has_to_begin_again(folder):
     one = manifest_of(file("a", {0: (0, 4)}))
-    manifest_versions.commit_manifest(folder, one)
+    commit_manifest(folder, one)
     with pytest.raises(Conflict, match="somebody else adds"):
-        manifest_versions.commit_manifest(folder, one)
-    assert manifest_versions.read_newest(folder, "t") == one
+        commit_manifest(folder, one)
+    assert read_manifest(folder, "t") == one
 
 
 def test_the_newest_counts_and_a_few_old_ones_stay(folder):
     for number in range(1, 21):
-        manifest_versions.commit_manifest(folder, Manifest("t", number))
-    assert manifest_versions.read_newest(folder, "t").number == 20
-    assert len(list(folder.manifests("t").glob("*.json"))) == manifest_versions.KEPT
+        commit_manifest(folder, Manifest("t", number))
+    assert read_manifest(folder, "t").number == 20
+    assert len(list(folder.manifests("t").glob("*.json"))) == KEPT_MANIFESTS
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"topic": "t"}', '{"shards": {"0": 5}}'])
@@ -111,7 +119,7 @@ def test_a_manifest_that_is_none_is_damage(folder, text):
     folder.manifests("t").mkdir(parents=True)
     (folder.manifests("t") / f"{1:020}.json").write_text(text)
     with pytest.raises(Damaged):
-        manifest_versions.read_newest(folder, "t")
+        read_manifest(folder, "t")
 
 
 # --- the folder
@@ -120,7 +128,7 @@ def test_a_manifest_that_is_none_is_damage(folder, text):
 def test_an_empty_folder_becomes_an_archive_and_stays_one(folder):
     folder.prepare()
     folder.check()
-    assert manifest_versions.list_topics(folder) == []
+    assert list_archived_topics(folder) == []
 
 
 def test_a_folder_with_something_else_is_no_archive_and_is_left_alone(tmp_path):
@@ -162,8 +170,8 @@ def test_any_topic_has_a_place_of_its_own(folder, name):
     assert folder.manifests(name).parent == folder.manifests("plain").parent
     assert len(quote_name(name)) <= 200
     assert len({quote_name(one) for one in (name, name + "x", "x" + name)}) == 3
-    manifest_versions.commit_manifest(folder, Manifest(name, 1))
-    assert manifest_versions.list_topics(folder) == [name]
+    commit_manifest(folder, Manifest(name, 1))
+    assert list_archived_topics(folder) == [name]
 
 
 def test_one_at_a_time_adds_to_a_topic(folder):
@@ -198,13 +206,13 @@ def test_only_what_nobody_can_be_reading_is_removed(folder):
         ReplacedFile(paths["new-replaced"], int(now_s + KEEP_S)),
         ReplacedFile(paths["old-replaced"], int(now_s - 1)),
     )
-    manifest_versions.commit_manifest(folder, replace(one, replaced=gone))
+    commit_manifest(folder, replace(one, replaced=gone))
     remove_unlisted(folder, "t", now_s + 10)
     assert len(list(place.iterdir())) == 4
     remove_unlisted(folder, "t", now_s + KEEP_S + 10)
     left = sorted(one.name for one in place.iterdir())
     assert left == ["counts.parquet", "new-replaced.parquet"]
-    assert manifest_versions.read_newest(folder, "t").replaced == gone[:1]
+    assert read_manifest(folder, "t").replaced == gone[:1]
 
 
 # --- what goes into which file

@@ -107,7 +107,7 @@ def test_an_ephemeral_topic_is_an_error_that_says_so():
 
 
 def test_a_bus_that_nobody_answers_for(free_tcp_port, monkeypatch):
-    monkeypatch.setattr(log_access, "PATIENCE", ClientOptions(connect_timeout_s=0.2))
+    monkeypatch.setattr(log_access, "RECONNECT_OPTIONS", ClientOptions(connect_timeout_s=0.2))
     with pytest.raises(PolybusError, match=f"127.0.0.1:{free_tcp_port}"):
         reader(bus=f"polybus://127.0.0.1:{free_tcp_port}", topic="t").partitions()
 

@@ -10,14 +10,12 @@ import pytest
 
 from polybus import pirate
 from polybus.errors import Conflict, Damaged, UsageError, WrongFormat
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_folder import ArchiveFolder
-from polybus.spark.archive.manifest import Manifest, OffsetSpan
+from polybus.spark.archive.manifest import Manifest, OffsetSpan, commit_manifest, read_manifest
 from polybus.spark.archive.trim_bounds import find_trimmable
 from polybus.spark.pipelines import archive, retain
-from polybus.spark.pipelines.dead_letters.requeue_markers import find_holds
-from polybus.spark.source.id_search import first_with_id
-from polybus.spark.source.log_access import ShardOffsets, open_log_access
+from polybus.spark.pipelines.dead_letters.requeue import find_holds
+from polybus.spark.source.log_access import ShardOffsets, first_with_id, open_log_access
 from tests.rig.native_bus import NativeBus
 
 PATIENCE_S = 60.0
@@ -64,10 +62,7 @@ def starts(bus, topic):
 
 
 def archived(folder, topic):
-    return {
-        n: span.end
-        for n, span in manifest_versions.read_newest(ArchiveFolder(folder), topic).shards.items()
-    }
+    return {n: span.end for n, span in read_manifest(ArchiveFolder(folder), topic).shards.items()}
 
 
 def test_what_is_archived_goes_and_the_rest_stays(bus, made, once, folder):
@@ -121,7 +116,7 @@ def test_only_the_topics_that_are_named(bus, made, once):
 
 
 def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
-    (file,) = manifest_versions.read_newest(ArchiveFolder(folder), made).files
+    (file,) = read_manifest(ArchiveFolder(folder), made).files
     path = folder / file.path
     path.rename(path.with_suffix(".gone"))
     with pytest.raises(Damaged, match=r"nothing was trimmed .* is missing"):
@@ -132,7 +127,7 @@ def test_files_that_are_gone_or_damaged_keep_the_log(bus, made, once, folder):
 
 
 def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder):
-    manifest = manifest_versions.read_newest(ArchiveFolder(folder), made)
+    manifest = read_manifest(ArchiveFolder(folder), made)
     (file,) = manifest.files
     one = {n: OffsetSpan(span.start, span.end + 1) for n, span in manifest.shards.items()}
     # The last rows are compared with the log, so they must be right to come that far.
@@ -140,7 +135,7 @@ def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder
     for shard, span in one.items():
         (batch,) = open_log_access(bus.url).read(made, shard, span.end - 1, span.end)
         lasts[shard] = (batch.column("id")[0].as_py(), batch.column("timestamp_ns")[0].as_py())
-    manifest_versions.commit_manifest(
+    commit_manifest(
         ArchiveFolder(folder),
         Manifest.parse(
             {
@@ -160,12 +155,10 @@ def test_a_manifest_that_promises_too_much_keeps_the_log(bus, made, once, folder
 
 
 def test_another_bus_is_not_trimmed(bus, made, once, folder):
-    manifest = manifest_versions.read_newest(ArchiveFolder(folder), made).as_json()
+    manifest = read_manifest(ArchiveFolder(folder), made).as_json()
     for shard in manifest["shards"].values():
         shard["id"] += 1
-    manifest_versions.commit_manifest(
-        ArchiveFolder(folder), Manifest.parse({**manifest, "number": 2})
-    )
+    commit_manifest(ArchiveFolder(folder), Manifest.parse({**manifest, "number": 2}))
     with pytest.raises(Conflict, match="is not the one that is in the archive"):
         once(made)
     assert starts(bus, made) == {0: 0, 1: 0}

@@ -14,12 +14,12 @@ import pytest
 
 from polybus.errors import ConfigError
 from polybus.spark.class_data_sharing import load_flags
-from polybus.spark.spark_master import lacks_executors
 from polybus.spark.spark_session import (
     LONGEST_FOLDER,
     SOCKETS,
     STARTUP,
     check_java,
+    lacks_executors,
     socket_settings,
 )
 from polybus.spark.stderr_filter import hold_stderr

@@ -106,7 +106,7 @@ def test_rows_need_a_topic(bus):
 
 
 def test_a_bus_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(sink_writers, "PATIENCE", ClientOptions(connect_timeout_s=0.1))
+    monkeypatch.setattr(sink_writers, "CLIENT_OPTIONS", ClientOptions(connect_timeout_s=0.1))
     told = refused(BODY, bus="polybus://127.0.0.1:1", topic="t")
     assert "no bus answers at polybus://127.0.0.1:1: start one" in told
 

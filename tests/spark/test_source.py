@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from polybus.model.arrow import PRODUCE_SCHEMA
-from polybus.spark.source.topic_columns import LAST_MS
+from polybus.spark.source.topic_schema import LAST_MS
 from tests.rig.native_bus import NativeBus
 
 

@@ -300,7 +300,7 @@ class Vanishing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def names(self, pattern: str) -> list[str]:
+    def list_topics(self, pattern: str) -> list[str]:
         return [*self._real.list_topics(pattern), self._gone]
 
 

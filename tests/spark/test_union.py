@@ -10,9 +10,14 @@ from pyspark.sql import functions as f
 
 import polybus.spark
 from polybus.errors import Damaged, Trimmed
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_folder import ArchiveFolder
-from polybus.spark.archive.manifest import LastRow, Manifest, OffsetSpan
+from polybus.spark.archive.manifest import (
+    LastRow,
+    Manifest,
+    OffsetSpan,
+    commit_manifest,
+    read_manifest,
+)
 from polybus.spark.pipelines import archive, retain
 from polybus.spark.source.log_access import open_log_access
 from tests.rig.observer import until
@@ -53,7 +58,7 @@ class History:
 
     @property
     def manifest(self):
-        return manifest_versions.read_newest(ArchiveFolder(self.folder), self.topic)
+        return read_manifest(ArchiveFolder(self.folder), self.topic)
 
     @property
     def options(self):
@@ -70,9 +75,7 @@ def history(spark, shared_bus, tmp_path_factory):
 def test_what_neither_has_is_named_up_to_where_the_log_begins(bus, client, topic, tmp_path):
     folder = ArchiveFolder(tmp_path)
     folder.prepare()
-    manifest_versions.commit_manifest(
-        folder, Manifest(topic, 1, (), {0: OffsetSpan(0, 2)}, {0: LastRow(2, 2)})
-    )
+    commit_manifest(folder, Manifest(topic, 1, (), {0: OffsetSpan(0, 2)}, {0: LastRow(2, 2)}))
     client.create_topic(topic, shards=1)
     fill(client, topic, range(9))
     client.trim(topic, {0: 5})
@@ -214,7 +217,7 @@ def test_the_count_is_right_while_archive_and_retain_run(spark, bus, client, top
             for frame in ways(spark, options):
                 offsets = frame.select("body").collect()
                 assert sorted(int(row.body) for row in offsets) == list(range(sent))
-        begun = manifest_versions.read_newest(ArchiveFolder(folder), topic).rows
+        begun = read_manifest(ArchiveFolder(folder), topic).rows
         until(lambda: faults or begun > 50 or not beside.is_alive(), "the archive to grow")
     finally:
         over.set()

@@ -87,7 +87,7 @@ def command_of(verb: str, pipeline: Callable[..., Summary]) -> Callable[..., int
 
 def _session(verb: str, master: str | None, log_level: str) -> Any:
     import polybus.spark
-    from polybus.spark.spark_master import lacks_executors
+    from polybus.spark.spark_session import lacks_executors
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     found = polybus.spark.session(master, name=f"polybus {verb}", log_level=log_level.upper())

@@ -12,9 +12,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from polybus.errors import UsageError
+from polybus.spark.python_worker import hide_traceback
 from polybus.spark.source.topic_schema import SCHEMA
 from polybus.spark.spark_options import SINK_OPTIONS, SOURCE_OPTIONS, SparkOptions
-from polybus.spark.worker_errors import hide_traceback
 
 
 class PolybusSource(DataSource):

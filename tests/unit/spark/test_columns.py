@@ -7,8 +7,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from polybus.model.arrow import READ_SCHEMA
-from polybus.spark.source.topic_columns import COLUMNS, BatchBuilder
-from polybus.spark.source.topic_schema import SCHEMA
+from polybus.spark.source.topic_schema import COLUMNS, SCHEMA, BatchBuilder
 
 VALUES = ([1], [0], [0], [1], [1], [None], [b"x"], [None])
 ROW = pa.record_batch(

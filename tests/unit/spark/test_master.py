@@ -7,8 +7,7 @@ import socket
 import pytest
 
 from polybus.errors import ConfigError, NotConnected
-from polybus.spark.spark_master import check_master
-from polybus.spark.spark_session import session
+from polybus.spark.spark_session import check_master, session
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from polybus.spark.pipelines.stats.report import axis_scales, bar_plot, histogram
+from polybus.spark.pipelines.stats.report import axis_scales, histogram, plots
 from polybus.spark.pipelines.stats.report.histogram import Histogram
-from polybus.spark.pipelines.stats.report.line_plot import Plot, Series
+from polybus.spark.pipelines.stats.report.plots import Plot, Series, tag, text
 from polybus.spark.pipelines.stats.report.report_data import (
     GroupSample,
     KeyCount,
@@ -20,7 +20,6 @@ from polybus.spark.pipelines.stats.report.report_data import (
     merge_windows,
 )
 from polybus.spark.pipelines.stats.report.report_page import page
-from polybus.spark.pipelines.stats.report.svg import tag, text
 
 NASTY = "<script>alert(1)</script> \"&' \x00 \U0001f600"
 
@@ -208,7 +207,7 @@ def test_a_line_has_gaps_where_there_is_no_value():
 
 
 def test_buckets_far_apart_are_drawn_in_whole_doublings():
-    few = bar_plot.draw_histogram("t", {9: 1, 16: 2}, str)
+    few = plots.draw_histogram("t", {9: 1, 16: 2}, str)
     assert few.count("<rect") == 8
-    many = bar_plot.draw_histogram("t", {0: 1, 9: 2, 16: 4, 99: 8}, str)
+    many = plots.draw_histogram("t", {0: 1, 9: 2, 16: 4, 99: 8}, str)
     assert "<title>2.0 to 4.0: 6</title>" in many

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from polybus.errors import Conflict, Damaged
-from polybus.spark.archive import manifest_versions
-from polybus.spark.archive.archive_folder import explain_write_errors
-from polybus.spark.archive.archive_lock import TopicLocks
+from polybus.spark.archive.archive_folder import TopicLocks, explain_write_errors
+from polybus.spark.archive.manifest import commit_manifest, read_manifest
 
 if TYPE_CHECKING:
     from polybus.spark.archive.archive_folder import ArchiveFolder
@@ -36,7 +35,7 @@ class ArchiveCommitter:
     def begin(self, topic: str, access: LogAccess) -> None:
         """Nobody else adds to this topic from now on; what is left of earlier runs goes."""
         self._locks.take(topic)
-        check_same_log(access, manifest_versions.read_newest(self._folder, topic))
+        check_same_log(access, read_manifest(self._folder, topic))
         self._tidy(topic)
 
     def add(self, written: Iterable[WrittenFile]) -> list[str]:
@@ -67,10 +66,8 @@ class ArchiveCommitter:
                 lasts[shard] = max(last, lasts.get(shard, last))
         files = [one.file for one in written]
         with explain_write_errors(self._folder.path):
-            manifest = manifest_versions.read_newest(self._folder, topic)
-            manifest_versions.commit_manifest(
-                self._folder, manifest.added(files, lasts, gaps=self._gaps)
-            )
+            manifest = read_manifest(self._folder, topic)
+            commit_manifest(self._folder, manifest.added(files, lasts, gaps=self._gaps))
         self.rows += sum(one.rows for one in files)
         self.size_bytes += sum(one.size_bytes for one in files)
 
@@ -121,7 +118,7 @@ def _check_there(folder: ArchiveFolder, written: WrittenFile) -> None:
 
 def remove_unlisted(folder: ArchiveFolder, topic: str, now_s: float) -> None:
     """Removes files that do not count, and that nobody can be reading any more."""
-    manifest = manifest_versions.read_newest(folder, topic)
+    manifest = read_manifest(folder, topic)
     counts = {one.path for one in manifest.files}
     kept = {one.path for one in manifest.replaced if one.since_s > now_s - KEEP_S}
     for path in folder.data(topic).glob("date=*/*.parquet"):
@@ -130,4 +127,4 @@ def remove_unlisted(folder: ArchiveFolder, topic: str, now_s: float) -> None:
         if name not in counts and name not in kept and is_old:
             path.unlink()
     if len(kept) < len(manifest.replaced):
-        manifest_versions.commit_manifest(folder, manifest.without_replaced(kept))
+        commit_manifest(folder, manifest.without_replaced(kept))

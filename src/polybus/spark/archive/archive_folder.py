@@ -1,17 +1,29 @@
-"""The folder of an archive: where things are in it, and whether it is one."""
+"""The folder of an archive: where things are in it, and whether it is one.
+
+One archive of a topic at a time, on one folder.
+
+The kernel gives a lock back when its process ends, however it ends. Where it does not reach
+(other machines, some network disks) the numbers of manifests still let only one go on.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from polybus.errors import ConfigError, StoreFull, WrongFormat
+from polybus.errors import ConfigError, DataFolderInUse, StoreFull, WrongFormat
+
+if TYPE_CHECKING:
+    from io import TextIOWrapper
 
 FORMAT, VERSION = "polybus archive", 1
 MARK = "polybus-archive.json"
@@ -20,6 +32,7 @@ TOPICS, CHECKPOINTS = "topics", "checkpoints"
 LONGEST, HASH = 200, 32  # characters of a name in a folder, which may have 255 bytes
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+NAME = "lock"
 
 
 class ArchiveFolder:
@@ -121,3 +134,46 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class TopicLocks:
+    """Of one run, over all its topics."""
+
+    def __init__(self, folder: ArchiveFolder) -> None:
+        self._folder = folder
+        self._held: dict[str, TextIOWrapper] = {}
+
+    def take(self, topic: str) -> None:
+        """`DataFolderInUse` if another one has it."""
+        if topic in self._held:
+            return
+        with explain_write_errors(self._folder.path):
+            self._held[topic] = self._locked(topic)
+
+    @property
+    def held(self) -> list[str]:
+        return sorted(self._held)
+
+    def release(self) -> None:
+        for file in self._held.values():
+            file.close()
+        self._held.clear()
+
+    def _locked(self, topic: str) -> TextIOWrapper:
+        place = self._folder.manifests(topic)
+        place.mkdir(parents=True, exist_ok=True)
+        file = (place / NAME).open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            file.close()
+            raise DataFolderInUse(
+                f"topic {topic!r} is being archived to {self._folder.path} by {owner}: "
+                "end that one, or use another folder"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        return file

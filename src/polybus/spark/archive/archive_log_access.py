@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from polybus.errors import Damaged, DoesNotExist, Trimmed
 from polybus.model.arrow import HEADERS_TYPE, READ_SCHEMA
 from polybus.model.name_pattern import Pattern
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.manifest import list_archived_topics, read_manifest
 from polybus.spark.source.log_access import CHUNK_ROWS, NO_BOUND, LogAccess, ShardOffsets
 from polybus.spark.source.read_bounds import trimmed_error
 
@@ -40,9 +40,7 @@ class ArchiveLogAccess:
     def list_topics(self, pattern: str) -> list[str]:
         wanted = Pattern(pattern)
         archived = [
-            one
-            for one in manifest_versions.list_topics(self._folder)
-            if wanted.matches(one.encode())
+            one for one in list_archived_topics(self._folder) if wanted.matches(one.encode())
         ]
         return sorted({*self._log.list_topics(pattern), *archived})
 
@@ -52,7 +50,7 @@ class ArchiveLogAccess:
             found = dict(self._log.shards(topic))
         except DoesNotExist:
             found = {}
-        archived = manifest_versions.read_newest(self._folder, topic).shards
+        archived = read_manifest(self._folder, topic).shards
         if not (found or archived):
             return self._log.shards(topic)  # which says why
         for shard, span in archived.items():
@@ -89,7 +87,7 @@ class ArchiveLogAccess:
     ) -> Iterator[pa.RecordBatch]:
         end = min(end, start + max_rows) if max_rows else end
         while start < end:
-            manifest = manifest_versions.read_newest(self._folder, topic)
+            manifest = read_manifest(self._folder, topic)
             if start < (manifest.end(shard) or 0):
                 batches = self._from_files(manifest, shard, start, end)
             else:
@@ -129,17 +127,14 @@ class ArchiveLogAccess:
             try:
                 yield from rows(self._folder, file, shard, start, min(last, end))
             except FileNotFoundError:
-                if (
-                    manifest_versions.read_newest(self._folder, manifest.topic).number
-                    == manifest.number
-                ):
+                if read_manifest(self._folder, manifest.topic).number == manifest.number:
                     raise Damaged(f"{file.path} is missing from {self._folder.path}") from None
                 return
             start = last
 
     def _first(self, topic: str, shard: int, column: str, least: int) -> int | None:
         """In the archive; None if nothing there is as late."""
-        for file in manifest_versions.read_newest(self._folder, topic).files:
+        for file in read_manifest(self._folder, topic).files:
             if shard in file.shards:
                 found = _first_from(self._folder, file, shard, column, least)
                 if found is not None:
@@ -147,7 +142,7 @@ class ArchiveLogAccess:
         return None
 
     def _is_archived(self, topic: str, shard: int, offset: int) -> bool:
-        return offset < (manifest_versions.read_newest(self._folder, topic).end(shard) or 0)
+        return offset < (read_manifest(self._folder, topic).end(shard) or 0)
 
 
 def rows(

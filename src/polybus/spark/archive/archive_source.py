@@ -17,15 +17,15 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StringType, StructField, StructType
 
 from polybus.errors import Conflict
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.manifest import read_manifest
 from polybus.spark.archive.parquet_files import TopicFileWriter, WrittenFile
+from polybus.spark.python_worker import hide_traceback
 from polybus.spark.source.partitions import OffsetRange, Partition
 from polybus.spark.source.query_position import QueryPosition
 from polybus.spark.source.stream_reader import StreamReader
 from polybus.spark.source.topic_schema import SCHEMA
 from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
-from polybus.spark.worker_errors import hide_traceback
 
 FORMAT = "polybus_archive"
 FILES = StructType([StructField("written", StringType(), nullable=False)])
@@ -70,7 +70,7 @@ class ArchiveStreamReader(StreamReader):
 
     def _archived(self, topic: str, shards: dict[int, int]) -> dict[int, int]:
         """How far each of these is archived; where it begins if nothing of it is."""
-        manifest = manifest_versions.read_newest(self._folder, topic)
+        manifest = read_manifest(self._folder, topic)
         return {shard: manifest.end(shard) or start for shard, start in shards.items()}
 
     def _readable_ranges(self, ranges: list[OffsetRange]) -> list[OffsetRange]:

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_folder import ArchiveFolder, explain_write_errors
-from polybus.spark.archive.manifest import ArchivedFile, Manifest, OffsetSpan
+from polybus.spark.archive.manifest import (
+    ArchivedFile,
+    Manifest,
+    OffsetSpan,
+    commit_manifest,
+    read_manifest,
+)
 from polybus.spark.archive.parquet_files import (
     ARROW,
     FILE_BYTES,
@@ -52,7 +57,7 @@ def compact(
     small_bytes: int = SMALL_BYTES,
 ) -> None:
     """Where a date has so many small files."""
-    manifests = [manifest_versions.read_newest(folder, topic) for topic in topics]
+    manifests = [read_manifest(folder, topic) for topic in topics]
     merges = [one for manifest in manifests for one in choose_merges(manifest, least, small_bytes)]
     if not merges:
         return
@@ -61,10 +66,8 @@ def compact(
         merges, work.map(lambda one: write_merged(folder, one)).collect(), strict=True
     ):
         with explain_write_errors(folder.path):
-            newest = manifest_versions.read_newest(folder, merge.topic)
-            manifest_versions.commit_manifest(
-                folder, newest.compacted(merge.files, file, time.time())
-            )
+            newest = read_manifest(folder, merge.topic)
+            commit_manifest(folder, newest.compacted(merge.files, file, time.time()))
 
 
 def choose_merges(

@@ -23,8 +23,7 @@ from pyspark.sql.types import StructType
 from polybus.spark.archive.archive_folder import ArchiveFolder, explain_write_errors, sync_folder
 from polybus.spark.archive.manifest import ArchivedFile, LastRow, OffsetSpan
 from polybus.spark.source.read_bounds import MAX_TIME_NS
-from polybus.spark.source.topic_columns import COLUMNS, BatchBuilder
-from polybus.spark.source.topic_schema import SCHEMA
+from polybus.spark.source.topic_schema import COLUMNS, SCHEMA, BatchBuilder
 
 if TYPE_CHECKING:
     from polybus.spark.source.partitions import OffsetRange

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.spark.archive.manifest import OffsetSpan
-from polybus.spark.source.id_search import first_with_id
+from polybus.spark.source.log_access import first_with_id
 
 if TYPE_CHECKING:
     from polybus.spark.archive.manifest import Manifest

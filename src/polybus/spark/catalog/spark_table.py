@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.manifest import read_manifest
 from polybus.spark.archive.parquet_files import ROWS
 from polybus.spark.source.log_access import open_log_access
 from polybus.spark.source.read_bounds import (
@@ -55,7 +55,7 @@ def table(spark: SparkSession, topic: str, **options: object) -> DataFrame:
     folder.check()
     wanted = TopicSelection(asked.required("topic", "orders"))
     topics = wanted.find_topics(open_log_access(asked.bus, asked.archive))
-    manifests = [manifest_versions.read_newest(folder, name) for name in topics]
+    manifests = [read_manifest(folder, name) for name in topics]
     strict = asked.flag("failOnDataLoss", default=True)
     parts = [
         _archived(spark, folder, one, start, end, strict=strict) for one in manifests if one.files

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
-from polybus.spark.archive import file_compaction, manifest_versions
+from polybus.spark.archive import file_compaction
 from polybus.spark.archive.archive_committer import ArchiveCommitter
 from polybus.spark.archive.archive_folder import ArchiveFolder
 from polybus.spark.archive.archive_source import FORMAT, ArchiveSource
+from polybus.spark.archive.manifest import list_archived_topics, read_manifest
 from polybus.spark.archive.parquet_files import WrittenFile
 from polybus.spark.pipelines import pipeline_arguments, preflight
 from polybus.spark.pipelines.query_run import OnProgress, Summary, ignore_progress, run_query
@@ -109,8 +110,8 @@ class ArchiveRun:
 
     def files_of(self, wanted: TopicSelection) -> int:
         """Of all runs: those of earlier ones are merged with those of this one."""
-        topics = (one for one in manifest_versions.list_topics(self._folder) if wanted.covers(one))
-        return sum(len(manifest_versions.read_newest(self._folder, one).files) for one in topics)
+        topics = (one for one in list_archived_topics(self._folder) if wanted.covers(one))
+        return sum(len(read_manifest(self._folder, one).files) for one in topics)
 
     @property
     def rows(self) -> int:

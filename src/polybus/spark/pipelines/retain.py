@@ -20,13 +20,13 @@ from pyspark.sql import functions as f
 
 from polybus.errors import Damaged, UsageError
 from polybus.native import Client
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_committer import check_same_log
 from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.manifest import list_archived_topics, read_manifest
 from polybus.spark.archive.parquet_files import ROWS
 from polybus.spark.archive.trim_bounds import find_trimmable
 from polybus.spark.pipelines import pipeline_arguments, preflight
-from polybus.spark.pipelines.dead_letters import requeue_markers
+from polybus.spark.pipelines.dead_letters import requeue
 from polybus.spark.pipelines.query_run import (
     OnProgress,
     Progress,
@@ -95,11 +95,9 @@ class LogTrimmer:
         """All topics that are in the archive, once."""
         began_s, before = time.monotonic(), self.rows
         there = set(self._log.list_topics("*"))
-        for topic in (
-            one for one in manifest_versions.list_topics(self._folder) if wanted.covers(one)
-        ):
+        for topic in (one for one in list_archived_topics(self._folder) if wanted.covers(one)):
             if topic in there:
-                self._trim(manifest_versions.read_newest(self._folder, topic))
+                self._trim(read_manifest(self._folder, topic))
                 rate = (self.rows - before) / max(time.monotonic() - began_s, 1e-3)
                 tell(Progress(self.rows, rate, sum(self._kept.values())))
 
@@ -112,7 +110,7 @@ class LogTrimmer:
         check_same_log(self._log, manifest)
         stats = self._client.topic_stats(topic)
         log = self._log.shards(topic)
-        further = requeue_markers.find_holds(self._log, topic, log)
+        further = requeue.find_holds(self._log, topic, log)
         found = find_trimmable(self._log, manifest, log, stats, further)
         kept = [((manifest.end(n) or 0) - span.end, by) for n, (span, by) in found.items()]
         self._holders[topic] = {by for rows, by in kept if rows > 0}

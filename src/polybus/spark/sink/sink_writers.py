@@ -20,10 +20,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from polybus.errors import Denied, UsageError, WrongKind, error_from_code
 from polybus.native import Client, ClientOptions
 from polybus.spark import python_worker
+from polybus.spark.python_worker import hide_traceback
 from polybus.spark.sink import epoch_publication, message_batches
 from polybus.spark.sink.task_stage import StagedRows, TaskStage, query_id
 from polybus.spark.spark_options import STORE_SCHEME, SparkOptions
-from polybus.spark.worker_errors import hide_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage

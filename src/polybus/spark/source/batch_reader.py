@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from polybus.spark.source import topic_columns
+from polybus.spark.python_worker import hide_traceback
+from polybus.spark.source import topic_schema
 from polybus.spark.source.partition_reader import PartitionReader
 from polybus.spark.source.partitions import Partition, plan_partitions, ranges_between
 from polybus.spark.source.read_bounds import (
@@ -18,7 +19,6 @@ from polybus.spark.source.read_bounds import (
     TopicSelection,
     clamp_offset,
 )
-from polybus.spark.worker_errors import hide_traceback
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ class BatchReader(DataSourceReader):
     """Spark plans once for each `load()`: the same DataFrame always has the same rows."""
 
     def __init__(self, options: SparkOptions, schema: StructType) -> None:
-        topic_columns.check_schema(schema)
+        topic_schema.check_schema(schema)
         self._wanted = TopicSelection(options.required("topic", "orders"))
         self._start = ReadBound.parse(options, "starting", EARLIEST)
         self._end = ReadBound.parse(options, "ending", LATEST)

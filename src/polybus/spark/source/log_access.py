@@ -2,6 +2,8 @@
 
 Each process of Spark keeps one way to each bus, and uses it again for later tasks: a
 worker that was forked makes its own.
+
+Where an id is in a shard: ids grow with offsets, so halving finds it.
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from polybus.errors import DoesNotExist, UsageError
+from polybus.errors import DoesNotExist, Trimmed, UsageError
 from polybus.model.arrow import batch_of
 from polybus.model.name_pattern import Pattern
 from polybus.native import Client, ClientOptions
-from polybus.spark.source.id_search import first_with_id
 from polybus.spark.spark_options import STORE_SCHEME
 from polybus.store.engine_registry import open_store
 
@@ -213,3 +214,24 @@ def open_log_access(url: str, archive: str | None = None) -> LogAccess:
     from polybus.spark.archive.archive_log_access import ArchiveLogAccess  # which knows this module
 
     return ArchiveLogAccess(found, archive)
+
+
+def first_with_id(
+    access: LogAccess, topic: str, shard: int, there: ShardOffsets, wanted: int
+) -> int:
+    """The first offset whose id is this one or a later one; the end if there is none."""
+    low, high = there.start, there.end
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            is_before = _id_at(access, topic, shard, middle) < wanted
+        except Trimmed:  # since we looked
+            is_before = True
+        low, high = (middle + 1, high) if is_before else (low, middle)
+    return low
+
+
+def _id_at(access: LogAccess, topic: str, shard: int, offset: int) -> int:
+    for batch in access.read(topic, shard, offset, offset + 1):
+        return int(batch.column("id")[0].as_py())
+    raise Trimmed(f"topic {topic!r}, shard {shard}: nothing is at {offset}", offset)

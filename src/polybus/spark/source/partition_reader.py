@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import DoesNotExist, PolybusError, Trimmed
 from polybus.spark import python_worker
+from polybus.spark.python_worker import hide_traceback
 from polybus.spark.source.log_access import LogAccess, open_log_access
 from polybus.spark.source.read_bounds import trimmed_error
-from polybus.spark.source.topic_columns import BatchBuilder
-from polybus.spark.worker_errors import hide_traceback
+from polybus.spark.source.topic_schema import BatchBuilder
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,12 +3,16 @@
 Lives in a Python process beside the driver, one for each run of a query. Its own state is
 small: where "latest" was, where an AvailableNow query ends, what the bus was told last.
 All else is in the positions that Spark keeps.
+
+What the bus is told of a query: how far it has come, and not too often.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,29 +26,56 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from polybus.errors import UsageError
+from polybus.errors import PolybusError, UsageError
 from polybus.spark import python_worker
-from polybus.spark.source import topic_columns
+from polybus.spark.python_worker import hide_traceback
+from polybus.spark.source import topic_schema
 from polybus.spark.source.available_offsets import AvailableOffsets
 from polybus.spark.source.partition_reader import PartitionReader
 from polybus.spark.source.partitions import OffsetRange, Partition, plan_partitions, ranges_between
-from polybus.spark.source.progress_reporter import ProgressReporter
 from polybus.spark.source.query_position import QueryPosition
 from polybus.spark.source.read_bounds import EARLIEST, ReadBound, TopicSelection
-from polybus.spark.worker_errors import hide_traceback
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from polybus.spark.source.log_access import LogAccess
     from polybus.spark.spark_options import SparkOptions
 
+log = logging.getLogger("polybus.spark")
+
+# Telling the bus costs it a commit: not for each of a hundred batches a second.
+TELL_EVERY_S = 1.0
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
+
+
+class ProgressReporter:
+    def __init__(self) -> None:
+        self._noted: QueryPosition | None = None
+        self._untold: QueryPosition | None = None
+        self._told_s = float("-inf")
+
+    def note(self, position: QueryPosition) -> None:
+        if position != self._noted:
+            self._noted = self._untold = position
+
+    def report(self, access: LogAccess, *, now: bool = False) -> None:
+        """Tells the newest, if the last time is long enough ago."""
+        position = self._untold
+        if position is None or not (now or time.monotonic() - self._told_s >= TELL_EVERY_S):
+            return
+        self._untold, self._told_s = None, time.monotonic()
+        for topic, offsets in position.offsets.items():
+            try:
+                access.report_progress(position.query, "", topic, offsets)
+            except PolybusError as error:  # who looks at the lag sees an old one; reading goes on
+                log.warning("the bus was not told how far %s was read: %s", topic, error)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SparkOptions, schema: StructType) -> None:
-        topic_columns.check_schema(schema)
+        topic_schema.check_schema(schema)
         for name in BATCH_ONLY:
             if options.text(name) is not None:
                 raise UsageError(f"leave option {name} out: it is for spark.read, streams go on")

@@ -3,10 +3,19 @@
 Spark takes Arrow batches as they are if their types are exactly these, and says in many
 words that they are not otherwise: timestamps of microseconds in UTC, a map whose entries
 are named as Spark names them.
+
+From batches of a topic to batches of Spark: the same buffers under Spark's names.
+
+Times are the only columns that are computed, a whole column at a time; the topic's name
+is written once for all batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -17,6 +26,9 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+
+from polybus.errors import UsageError
+from polybus.model.arrow import HEADERS_TYPE
 
 SCHEMA = StructType(
     [
@@ -32,3 +44,85 @@ SCHEMA = StructType(
         StructField("headers", MapType(StringType(), BinaryType())),
     ]
 )
+
+
+TIME, NANOSECONDS, MILLISECONDS = (pa.timestamp(unit, tz="UTC") for unit in ("us", "ns", "ms"))
+# The years that Python and SQL have, 1 to 9999: a client may write any number as its time.
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+
+Column = Callable[[pa.RecordBatch], pa.Array]
+
+# Spark's columns that are not stored under their own name.
+MADE_OF = {"timestamp": "timestamp_ns", "insertion_time": "insertion_ms"}
+
+
+def _as_stored(name: str) -> Column:
+    return lambda batch: batch.column(name)
+
+
+def _timestamp(batch: pa.RecordBatch) -> pa.Array:
+    return batch.column("timestamp_ns").view(NANOSECONDS).cast(TIME, safe=False)
+
+
+def _insertion_time(batch: pa.RecordBatch) -> pa.Array:
+    times = batch.column("insertion_ms")
+    bounds = pc.min_max(times)
+    if bounds["min"].as_py() < FIRST_MS or bounds["max"].as_py() > LAST_MS:
+        times = pc.min_element_wise(pc.max_element_wise(times, FIRST_MS), LAST_MS)
+    return times.view(MILLISECONDS).cast(TIME, safe=False)
+
+
+# Spark's column → its Arrow type, and how it is made; the topic is the batch's, not in it.
+COLUMNS: dict[str, tuple[pa.DataType, Column | None]] = {
+    "topic": (pa.utf8(), None),
+    "shard": (pa.int32(), _as_stored("shard")),
+    "offset": (pa.int64(), _as_stored("offset")),
+    "id": (pa.int64(), _as_stored("id")),
+    "timestamp": (TIME, _timestamp),
+    "timestamp_ns": (pa.int64(), _as_stored("timestamp_ns")),
+    "insertion_time": (TIME, _insertion_time),
+    "shard_key": (pa.utf8(), _as_stored("shard_key")),
+    "body": (pa.binary(), _as_stored("body")),
+    "headers": (HEADERS_TYPE, _as_stored("headers")),
+}
+
+
+def check_schema(schema: StructType) -> None:
+    """A schema that a user gave names some of the columns, each with its type."""
+    known = {field.name: field.dataType for field in SCHEMA.fields}
+    for field in schema.fields:
+        if field.name not in known:
+            raise UsageError(
+                f"a topic has no column {field.name!r}: leave the schema out, or name some of "
+                f"{', '.join(known)}"
+            )
+        if field.dataType.simpleString() != known[field.name].simpleString():
+            raise UsageError(
+                f"column {field.name} is {known[field.name].simpleString()}, not "
+                f"{field.dataType.simpleString()}: cast it after load()"
+            )
+
+
+class BatchBuilder:
+    """Makes the batches of one schema."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._makers = [COLUMNS[field.name][1] for field in schema.fields]
+        self._schema = pa.schema(
+            pa.field(field.name, COLUMNS[field.name][0], field.nullable) for field in schema.fields
+        )
+        self._names: dict[str, pa.Array] = {}
+        self.needed_columns = {MADE_OF.get(name, name) for name in schema.names if name != "topic"}
+
+    def build_batch(self, topic: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            self._name(topic, rows.num_rows) if make is None else make(rows)
+            for make in self._makers
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _name(self, topic: str, count: int) -> pa.Array:
+        known = self._names.get(topic)
+        if known is None or len(known) < count:
+            known = self._names[topic] = pa.repeat(pa.scalar(topic, pa.utf8()), count)
+        return known[:count]

@@ -18,6 +18,7 @@ from pyspark.sql.functions import expr
 from polybus.errors import DoesNotExist, UsageError
 from polybus.spark.pipelines import message_sql, pipeline_arguments, preflight
 from polybus.spark.pipelines.dead_letters.requeue import (
+    SUFFIX,
     TRIES,
     DeadLetterTopic,
     LetterSelection,
@@ -25,7 +26,6 @@ from polybus.spark.pipelines.dead_letters.requeue import (
     conflict_error,
     count_targets,
 )
-from polybus.spark.pipelines.dead_letters.requeue_markers import SUFFIX
 from polybus.spark.pipelines.query_run import (
     OnProgress,
     Progress,

@@ -6,11 +6,17 @@ has the number of markers that were there as its own: of two that re-queue at on
 seen the same markers, one is taken for a repeat of the other, and publishes nothing; it sees
 that the new markers are not its own, and looks again. So each letter is re-queued once,
 whoever chooses it, how often, and whatever is killed.
+
+Which markers of re-queued dead letters are still needed: those whose letters are there.
+
+A letter without its marker would be queued again, so `retain` takes markers after letters.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,13 +24,16 @@ from pyspark.sql.functions import broadcast, count, lit
 
 from polybus.errors import AlreadyExists, Conflict, DoesNotExist
 from polybus.native import Client
+from polybus.spark.archive.trim_bounds import TrimHold
 from polybus.spark.pipelines import message_sql
-from polybus.spark.pipelines.dead_letters.requeue_markers import MARKED, SUFFIX
 from polybus.spark.source.log_access import RECONNECT_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from polybus.spark.source.log_access import LogAccess, ShardOffsets
+
+SUFFIX, MARKED = ".dlq", ".requeued"
 PREFIX = "polybus."
 HEADER_NAMES = ("topic", "shard", "offset", "id", "group", "deliveries", "reason")
 REQUEUED = f"{PREFIX}requeued"  # a header: how often this message was re-queued
@@ -44,6 +53,36 @@ COLUMNS = {
 }
 OWN = ("body", "shard_key", "id", "timestamp", "insertion_time", "shard", "offset")
 HIDDEN = ("polybus_shard", "polybus_offset", "polybus_id", "polybus_into", "polybus_times")
+
+
+def find_holds(
+    access: LogAccess, topic: str, shards: Mapping[int, ShardOffsets]
+) -> dict[int, TrimHold]:
+    """Of a topic of markers: the first of each shard that is needed. Of any other: nothing."""
+    letters = topic.removesuffix(MARKED)
+    if not topic.endswith(SUFFIX + MARKED):
+        return {}
+    try:
+        there = access.shards(letters)
+    except DoesNotExist:
+        return {}
+    by = f"dead letters of {letters}"
+    return {n: TrimHold(_first(access, topic, n, one, there), by) for n, one in shards.items()}
+
+
+def _first(
+    access: LogAccess,
+    topic: str,
+    shard: int,
+    there: ShardOffsets,
+    letters: Mapping[int, ShardOffsets],
+) -> int:
+    for batch in access.read(topic, shard, *there):
+        places = map(json.loads, batch.column("body").to_pylist())
+        for offset, place in zip(batch.column("offset").to_pylist(), places, strict=True):
+            if place["offset"] >= letters[place["shard"]].start:
+                return int(offset)
+    return there.end
 
 
 def as_letters(rows: DataFrame, topic: str) -> DataFrame:

@@ -2,6 +2,12 @@
 
 A part is read by its offsets, filtered, and published in one transaction with the replay's
 name and the part's number (`replay_book.py`).
+
+How much a part of a replay reads.
+
+All it may, if nothing is said of a rate; else about what may be written in a second. Where a
+filter lets few of them through, parts grow: a slow replay of one key would else read its topic
+as slowly as it may write.
 """
 
 from __future__ import annotations
@@ -15,23 +21,41 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.functions import count, lit
 from pyspark.sql.types import StructType
 
-from polybus.spark.archive import manifest_versions
 from polybus.spark.archive.archive_folder import ArchiveFolder
+from polybus.spark.archive.manifest import read_manifest
 from polybus.spark.pipelines import message_sql, preflight
 from polybus.spark.pipelines.pipeline_arguments import MOST_UNCUT
 from polybus.spark.pipelines.query_run import OnProgress, Progress, StopSignal
-from polybus.spark.pipelines.replay.replay_bounds import Ends, offsets_at
 from polybus.spark.pipelines.replay.replay_checkpoint import (
+    Ends,
     ReplayCheckpoint,
     ReplayPlan,
     ReplayPosition,
+    offsets_at,
 )
-from polybus.spark.pipelines.replay.replay_pace import ReplayPace
 from polybus.spark.source.log_access import LogAccess, open_log_access
 from polybus.spark.source.read_bounds import TopicSelection
 
+PART_S = 1.0
+MOST_GROWTH = 64  # then many come at once where the filter begins to let all through
 
-@dataclass(frozen=True)
+
+class ReplayPace:
+    """`rows` is what the next part reads."""
+
+    def __init__(self, most_rows: int, rate: float | None) -> None:
+        self._allowed = most_rows if rate is None else max(1, int(rate * PART_S))
+        self._least = self.rows = min(most_rows, self._allowed)
+        self._most = min(most_rows, self._least * MOST_GROWTH)
+
+    def adapt(self, written: int) -> None:
+        """Of the last part: twice as much if that is not too much either."""
+        if written > self._allowed:
+            self.rows = self._least
+        elif written * 2 <= self._allowed:
+            self.rows = min(self._most, self.rows * 2)
+
+
 class ReplaySource:
     """Where a topic is read."""
 
@@ -51,7 +75,7 @@ class ReplaySource:
         """Where each shard ends now: in the log, or in the archive alone."""
         if self.log or self.archive is None:
             return {n: one.end for n, one in self.access.shards(self.topic).items()}
-        archived = manifest_versions.read_newest(ArchiveFolder(self.archive), self.topic).shards
+        archived = read_manifest(ArchiveFolder(self.archive), self.topic).shards
         return {n: span.end for n, span in archived.items()}
 
     def plan(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from polybus.spark.pipelines.stats.report import axis_scales, bar_plot
+from polybus.spark.pipelines.stats.report import axis_scales, plots
 from polybus.spark.pipelines.stats.report.histogram import Histogram, find_quantile_bound
-from polybus.spark.pipelines.stats.report.line_plot import Plot, Series, Show
+from polybus.spark.pipelines.stats.report.plots import Plot, Series, Show, tag, text
 from polybus.spark.pipelines.stats.report.report_data import GroupSample, TimeWindow, TopicFigures
-from polybus.spark.pipelines.stats.report.svg import tag, text
 
 SHARES = (0.5, 0.9, 0.99)
 MOST_BARS = 20
@@ -93,11 +92,11 @@ def _spreads(topic: TopicFigures) -> list[str]:
     return [
         card(
             f"How latency is spread: {format_quantiles(topic.latencies, axis_scales.duration)}",
-            bar_plot.draw_histogram("Latency", topic.latencies.buckets, axis_scales.duration),
+            plots.draw_histogram("Latency", topic.latencies.buckets, axis_scales.duration),
         ),
         card(
             f"How sizes are spread: {format_quantiles(topic.sizes, axis_scales.size)}",
-            bar_plot.draw_histogram("Sizes", topic.sizes.buckets, axis_scales.size),
+            plots.draw_histogram("Sizes", topic.sizes.buckets, axis_scales.size),
         ),
     ]
 
@@ -110,20 +109,20 @@ def format_quantiles(spread: Histogram, show: Show) -> str:
 def _skew(topic: TopicFigures) -> list[str]:
     total = max(1, topic.messages)
     keys = [
-        bar_plot.Bar(
+        plots.Bar(
             repr(one.name)[1:-1] or "(empty)", one.messages, _format_share(one.messages, total)
         )
         for one in topic.keys[:MOST_BARS]
     ]
     shards = [
-        bar_plot.Bar(f"shard {one.number}", one.messages, _format_share(one.messages, total))
+        plots.Bar(f"shard {one.number}", one.messages, _format_share(one.messages, total))
         for one in topic.shards
     ]
     keyless = _format_share(topic.keyless, total)
     note = f"{axis_scales.whole(topic.distinct_keys)} keys; {keyless} without one"
     return [
-        card("Keys with the most messages", bar_plot.draw_ranking("Keys", keys), note=note),
-        card("Messages by shard", bar_plot.draw_ranking("Shards", shards)),
+        card("Keys with the most messages", plots.draw_ranking("Keys", keys), note=note),
+        card("Messages by shard", plots.draw_ranking("Shards", shards)),
     ]
 
 
@@ -168,10 +167,10 @@ def _one_group(name: str, samples: Sequence[GroupSample]) -> str:
     bounds = [one for one in sorted(counts, key=float) if counts[one]]
     total = max(1, sum(counts.values()))
     acks = [
-        bar_plot.Bar(_bound(one), counts[one], _format_share(counts[one], total)) for one in bounds
+        plots.Bar(_bound(one), counts[one], _format_share(counts[one], total)) for one in bounds
     ]
     if acks:
-        inside.append(bar_plot.draw_ranking("Acks", acks))
+        inside.append(plots.draw_ranking("Acks", acks))
     titles = ["lag over time"] * (len(samples) > 1) + ["from commit to ack"] * bool(acks)
     return card(f"Group {name}: {', '.join(titles) or 'nothing acked yet'}", *inside)
 
