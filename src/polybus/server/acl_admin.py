@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polybus.bus.admin_verb import AdminError, AdminVerb, Request
 from polybus.bus.policy import ANY_TOPIC, Policy
 from polybus.bus.rule_table import PlacedRule
 from polybus.errors import ConfigError, InvalidRule
@@ -35,7 +36,6 @@ from polybus.model.name_pattern import Pattern
 from polybus.server import rule_set
 from polybus.server.acl_file import ACL_NAME, MAX_RULES
 from polybus.server.acl_test_caller import check_verb, parse_caller
-from polybus.server.admin import AdminError, AdminVerb, Request
 from polybus.server.rule_set import IN_MEMORY, RuleEntry, RuleSet
 
 if TYPE_CHECKING:

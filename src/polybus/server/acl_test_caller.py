@@ -8,6 +8,7 @@ service:/usr/bin/x  key:K  anonymous
 
 from __future__ import annotations
 
+from polybus.bus.admin_verb import AdminError
 from polybus.errors import InvalidRule
 from polybus.model.access_rule import ANONYMOUS as ANONYMOUS_KIND
 from polybus.model.access_rule import (
@@ -21,7 +22,6 @@ from polybus.model.access_rule import (
     Principal,
 )
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.server.admin import AdminError
 from polybus.server.rule_set import look_up_number, unknown_name_text
 from polybus.server.user_directory import account_of
 

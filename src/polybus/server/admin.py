@@ -26,8 +26,9 @@ import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from polybus.bus.admin_verb import AdminError, AdminVerb, Request
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -42,27 +43,6 @@ MAX_BACKLOG_BYTES = 1024 * 1024
 ROOT_UID = 0
 
 Answer = dict[str, Any]
-Request = dict[str, Any]
-
-
-class AdminError(Exception):
-    """A question without an answer; `code` is stable, the text is for people."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class AdminVerb:
-    """One row: who may ask, which keys it takes, and what answers.
-
-    `answer` is given the request and who asks; what it returns may be awaitable.
-    """
-
-    answer: Callable[[Request, Identity], Any]
-    for_everyone: bool = False
-    keys: frozenset[str] = frozenset()
 
 
 class AdminServer:

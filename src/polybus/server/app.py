@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvloop
 
 from polybus import __version__
+from polybus.bus.admin_verb import AdminError, AdminVerb, Request
 from polybus.bus.broker import Broker
 from polybus.bus.policy import Policy
 from polybus.dialects.pirate.server.subscriber_admin import SubscriberAdmin
@@ -32,7 +33,7 @@ from polybus.model.identity import Identity
 from polybus.server import folders, process_tuning, socket_files
 from polybus.server.acl_admin import AclAdmin
 from polybus.server.acl_file import ACL_NAME
-from polybus.server.admin import ROOT_UID, AdminError, AdminServer, AdminVerb, Request
+from polybus.server.admin import ROOT_UID, AdminServer
 from polybus.server.dialect_registry import NATIVE, PIRATE
 from polybus.server.durable_service import DurableService
 from polybus.server.folder_lock import FolderLock

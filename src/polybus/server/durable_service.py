@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from polybus.bus.admin_verb import AdminError
 from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers, StoredSubscribers
 from polybus.dialects.pirate.server.subscriber_context import SubscriberContext
 from polybus.errors import ConfigError, PolybusError, Unavailable, error_from_code
 from polybus.native.port.native_port import NativePort
 from polybus.native.port.topic_access import TopicAccess
-from polybus.server.admin import AdminError
 from polybus.server.loop_threads import (
     ANSWER_TIMEOUT_S,
     WORKERS,
@@ -25,12 +25,12 @@ from polybus.server.loop_threads import (
 from polybus.store.engine_registry import open_store
 
 if TYPE_CHECKING:
+    from polybus.bus.admin_verb import AdminVerb
     from polybus.bus.broker import Broker
     from polybus.durable.publisher import CallOnLoop
     from polybus.durable.topic_registry import DurableTopics
     from polybus.model.address import Address
     from polybus.model.identity import Identity
-    from polybus.server.admin import AdminVerb
     from polybus.server.settings import Settings
     from polybus.store.contract import Store
     from polybus.store.lmdb.lmdb_store import LmdbStore

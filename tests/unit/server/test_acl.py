@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from polybus.bus.admin_verb import AdminError
 from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import TOPICS, Quotas
@@ -21,7 +22,6 @@ from polybus.model.limits import QuotaLimits
 from polybus.server import acl_admin as acl_module
 from polybus.server import acl_file
 from polybus.server.acl_admin import AclAdmin
-from polybus.server.admin import AdminError
 from polybus.server.config import load
 from tests.rig.memory_bus import RecordedLog
 

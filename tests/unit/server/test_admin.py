@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from polybus.bus.admin_verb import AdminVerb
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.server.admin import MAX_LINE_BYTES, AdminServer, AdminSession, AdminVerb
+from polybus.server.admin import MAX_LINE_BYTES, AdminServer, AdminSession
 from tests.rig.memory_pipe import MemoryPipe
 
 OWNER = Identity(uid=1000, gid=1000, pid=1)

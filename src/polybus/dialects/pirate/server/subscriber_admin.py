@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from polybus.bus.admin_verb import AdminError, AdminVerb, Request
 from polybus.errors import PolybusError
-from polybus.server.admin import AdminError, AdminVerb, Request
 
 if TYPE_CHECKING:
     from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
