@@ -38,7 +38,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 LIFECYCLE = mutants(
-    "dialects/freud/server/topic_states.py",
+    "dialects/freud/server/topic_lifecycle.py",
     (
         "a marked topic cannot be created again",
         "Verb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.OPEN, _A.NOTHING)",
@@ -154,7 +154,7 @@ TOPICS = mutants(
 )
 
 READERS = mutants(
-    "dialects/freud/server/pull_reader_table.py",
+    "dialects/freud/server/pull_reader.py",
     (
         "ids of others work",
         "if reader is None or reader.identity.account != caller.account:",
@@ -414,7 +414,7 @@ READER = [
         ),
     ),
     *mutants(
-        "dialects/freud/server/unread_ranges.py",
+        "dialects/freud/server/ephemeral_delivery.py",
         ("what fits leaves room", "        room_bytes -= size\n", ""),
         (
             "one too large ends it",
@@ -423,7 +423,7 @@ READER = [
         ),
     ),
     *mutants(
-        "dialects/freud/server/incarnation.py",
+        "dialects/freud/server/topic_lifecycle.py",
         (
             "a buffer swaps what came before it",
             "self.buffer.append(BufferedRange(found, relayed))",
@@ -464,10 +464,10 @@ SESSION = mutants(
     ),
     (
         "the gone lose their place at once",
-        "            self._pipe.keep_place()\n",
+        "            self._pipe.retain_slot()\n",
         "            pass\n",
     ),
-    ("the gone keep their place", "        self._pipe.leave_place()\n", ""),
+    ("the gone keep their place", "        self._pipe.release_slot()\n", ""),
     (
         "what the gone left is not finished",
         "        if self._gone:\n            self._finish_abandoned()\n",
@@ -503,12 +503,12 @@ SESSION = mutants(
     ("gone, and it still gets", "return self._gone or self._get(group)", "return self._get(group)"),
     (
         "requests of the gone are not done",
-        "        self._run()\n        self._pipe.offer_again()\n        if self._resting:",
+        "        self._run()\n        self._pipe.redeliver()\n        if self._resting:",
         "        if self._resting:",
     ),
     (
         "what came behind is forgotten",
-        "        self._run()\n        self._pipe.offer_again()\n        if self._resting:",
+        "        self._run()\n        self._pipe.redeliver()\n        if self._resting:",
         "        self._run()\n        if self._resting:",
     ),
     (
@@ -595,7 +595,7 @@ SESSION = mutants(
 )
 
 GETTING = mutants(
-    "dialects/freud/server/get_group.py",
+    "dialects/freud/server/answer_queue.py",
     ("Gets weigh nothing", "return REQUEST_WEIGHT + len(data) // BYTES_PER_WEIGHT", "return 1"),
     ("records have no flags", "NOTICE_FLAG if chunk.notice else 0", "0"),
     (
@@ -690,7 +690,7 @@ ANSWERING = [
         ),
     ),
     *mutants(
-        "dialects/freud/server/session_stats.py",
+        "dialects/freud/server/session.py",
         ("only answers of one kind are told", " + answers.sent_messages", ""),
         ("what is owed is not told", "answers.unsent_bytes", "0"),
     ),

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 LOADED = (
     "polybus.cli.serve_command",
-    "polybus.dialects.rqueue.rqueue_command",
+    "polybus.dialects.rqueue.cli",
     "polybus.server.app",
     "polybus.dialects.pirate.server.pirate_server",
     "polybus.store.lmdb.lmdb_store",

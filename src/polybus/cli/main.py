@@ -23,15 +23,15 @@ from polybus.cli import exit_status
 NOUNS = {
     "serve": ("polybus.cli.serve_command", "Run the bus: every dialect at its address."),
     "rqueue": (
-        "polybus.dialects.rqueue.rqueue_command",
+        "polybus.dialects.rqueue.cli",
         "Run the rqueue server alone; its sink and pusher.",
     ),
     "freud": (
-        "polybus.dialects.freud.freud_command",
+        "polybus.dialects.freud.cli",
         "Freud's topics: create, publish, subscribe.",
     ),
     "gsb": (
-        "polybus.dialects.gsb.gsb_command",
+        "polybus.dialects.gsb.cli",
         "Services that call each other: call, ls, serve, ping.",
     ),
     "fdq": ("polybus.dialects.fdq.cli", "Sharded queues: produce, consume, replay."),
@@ -40,7 +40,7 @@ NOUNS = {
         "A shell for durable topics, exactly once: SUB, PUT, GET.",
     ),
     "keys": (
-        "polybus.dialects.pirate.key_commands",
+        "polybus.dialects.pirate.cli",
         "CURVE keys: make them, let clients in, shut them out.",
     ),
     "topic": ("polybus.cli.topic_command", "Make, list, trim and remove durable topics."),

@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from polybus.bus.policy import Policy
 from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.freud.codec import MALFORMED_TEXTS
-from polybus.dialects.freud.server.topic_states import LifecycleState, TopicVerb
+from polybus.dialects.freud.limits import FreudLimits
+from polybus.dialects.freud.server.topic_lifecycle import LifecycleState, TopicVerb
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
-from polybus.model.limits import FreudLimits, Limits, QuotaLimits
+from polybus.model.limits import Limits, QuotaLimits
 from tests.rig import freud_client, rqueue_client
 from tests.rig.byte_feeder import cut
 from tests.rig.memory_bus import MemoryBus

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from polybus.dialects.freud.server.topic_states import TABLE, LifecycleState, TopicVerb
+from polybus.dialects.freud.server.topic_lifecycle import TABLE, LifecycleState, TopicVerb
 from tests.property.bus.freud_world import (
     BODIES,
     CALLERS,

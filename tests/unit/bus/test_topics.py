@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from polybus.bus.policy import Policy
 from polybus.bus.rule_table import PlacedRule
-from polybus.dialects.freud.server.incarnation import Incarnation
+from polybus.dialects.freud.limits import FreudLimits
+from polybus.dialects.freud.server.ephemeral_delivery import find_fitting
 from polybus.dialects.freud.server.pull_reader import PullReader
+from polybus.dialects.freud.server.topic_lifecycle import Incarnation
 from polybus.dialects.freud.server.unread_queue import (
     GATHERED_BYTES,
     GATHERED_MESSAGES,
@@ -23,10 +25,9 @@ from polybus.dialects.freud.server.unread_queue import (
     Range,
     Writer,
 )
-from polybus.dialects.freud.server.unread_ranges import find_fitting
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
-from polybus.model.limits import FreudLimits, Limits, QuotaLimits
+from polybus.model.limits import Limits, QuotaLimits
 from tests.rig import freud_client, rqueue_client
 from tests.rig.freud_client import OK, SERVER_ERROR, create, delete, get, produce, subscribe
 from tests.rig.memory_bus import MemoryBus

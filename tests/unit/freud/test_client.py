@@ -12,7 +12,7 @@ import pytest
 
 from polybus import freud
 from polybus.dialects.freud import codec
-from polybus.dialects.freud.client import subscription_inbox
+from polybus.dialects.freud.client import pull_subscription
 from polybus.errors import (
     DoesNotExist,
     InvalidTopic,
@@ -287,7 +287,7 @@ class TestReading:
                 assert len(await subscription.get_many(100, 0)) == 100
                 rest: list[bytes] = []
                 while some := await subscription.get_many(10_000, 0):
-                    assert len(some) <= subscription_inbox.MAX_ROUND_GETS
+                    assert len(some) <= pull_subscription.MAX_ROUND_GETS
                     rest += bodies(some)
                 assert rest == [b"%d" % n for n in range(103, 10_000)]
                 await client.produce_many(topic, [bytes(1000)] * 3000)

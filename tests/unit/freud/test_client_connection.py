@@ -14,7 +14,7 @@ import pytest
 
 from polybus import freud
 from polybus.dialects.freud import codec
-from polybus.dialects.freud.client.freud_options import default_address
+from polybus.dialects.freud.client.client import default_address
 from polybus.errors import (
     AddressError,
     BadFrame,

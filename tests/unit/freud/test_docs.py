@@ -11,8 +11,9 @@ import pytest
 from polybus import freud
 from polybus.dialects.freud import cli
 from polybus.dialects.freud.codec import Code, RequestType
+from polybus.dialects.freud.limits import FreudLimits
 from polybus.dialects.freud.server.request_scanner import REASONS
-from polybus.model.limits import MIB, FreudLimits, QuotaLimits
+from polybus.model.limits import MIB, QuotaLimits
 
 DOCS = Path(__file__).parents[3] / "docs"
 SPEC = (DOCS / "spec" / "freud.md").read_text()

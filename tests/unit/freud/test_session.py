@@ -9,10 +9,12 @@ import struct
 
 import pytest
 
-from polybus.dialects.freud.server.get_group import STEP_BYTES
+from polybus.dialects.freud.limits import FreudLimits
+from polybus.dialects.freud.server.answer_queue import STEP_BYTES
 from polybus.dialects.freud.server.session import MAX_UNSCANNED_BYTES
+from polybus.dialects.rqueue.limits import RqueueLimits
 from polybus.model.identity import Identity
-from polybus.model.limits import FreudLimits, Limits, RqueueLimits
+from polybus.model.limits import Limits
 from tests.rig import freud_client, rqueue_client
 from tests.rig.freud_client import (
     DOESNT_EXIST,

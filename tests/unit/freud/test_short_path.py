@@ -14,10 +14,11 @@ import pytest
 
 from polybus.bus.policy import Policy
 from polybus.bus.rule_table import PlacedRule
+from polybus.dialects.freud.limits import FreudLimits
 from polybus.dialects.freud.server.session import FreudSession
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
-from polybus.model.limits import FreudLimits, QuotaLimits
+from polybus.model.limits import QuotaLimits
 from tests.rig import freud_client, rqueue_client
 from tests.rig.memory_bus import MemoryBus
 from tests.rig.memory_pipe import MemoryPipe

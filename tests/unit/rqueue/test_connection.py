@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from polybus import rqueue
-from polybus.dialects.rqueue.client.rqueue_reconnector import RqueueReconnector
+from polybus.dialects.rqueue.client.rqueue_connection import RqueueReconnector
 from polybus.errors import AddressError, BadFrame, ConnectionLost, NotConnected
 from polybus.model.address import Address
 from polybus.model.limits import MIB

@@ -18,8 +18,7 @@ from polybus.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from polybus.dialects.freud.client import freud_blocking as blocking
     from polybus.dialects.freud.client.answer_batch import Record
-    from polybus.dialects.freud.client.client import Client, connect
-    from polybus.dialects.freud.client.freud_options import ClientOptions
+    from polybus.dialects.freud.client.client import Client, ClientOptions, connect
     from polybus.dialects.freud.client.pull_subscription import Subscription
     from polybus.dialects.freud.codec import Code
 
@@ -37,7 +36,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "Client": ".client.client",
-        "ClientOptions": ".client.freud_options",
+        "ClientOptions": ".client.client",
         "Code": ".codec",
         "Record": "polybus.dialects.freud.client.answer_batch",
         "Subscription": ".client.pull_subscription",

@@ -1,7 +1,7 @@
 """`polybus freud`: topics, publishing and subscribing from a shell.
 
-Results go to stdout, words about them to stderr. The exit code says what the bus
-said: 10 and its code, so that no other meaning is in the way.
+Results go to stdout, messages about them to stderr. If the bus refuses a request, the
+exit code is 10 plus the Freud code, so that it differs from every other exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polybus import errors
-from polybus.model.limits import KIB, FreudLimits
+from polybus.dialects.freud.limits import FreudLimits
+from polybus.model.limits import KIB
 
 if TYPE_CHECKING:
     from polybus.dialects.freud.client.answer_batch import Record
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 OK = 0
 NOTHING_HAPPENED = 11
-# First match wins. All else is told as for any command: no bus, a wrong flag, Ctrl-C.
+# First match wins. None: cli/exit_status.py reports the error, as for any other command.
 EXIT_CODE_BY_ERROR: tuple[tuple[type[errors.PolybusError], int | None], ...] = (
     (errors.Denied, 12),
     (errors.DoesNotExist, 13),
@@ -38,7 +39,7 @@ EXIT_CODE_BY_ERROR: tuple[tuple[type[errors.PolybusError], int | None], ...] = (
 EXIT_CODES = """\b
 Exit codes:
   0   Ok
-  11  Nothing Happened: nobody reads it, or it was so already
+  11  Nothing Happened: the topic has no subscriber, or no change was needed
   12  No: the policy does not allow it
   13  Doesn't Exist: no such topic, or it was deleted before COUNT
   14  Malformed Request
@@ -46,41 +47,43 @@ Exit codes:
   2   a wrong argument
   3   no bus answers, or it went away
   4   the socket is not for this user
-  5   what answers there is no bus
-  1   a defect of polybus, or whoever read the output has left
+  5   the peer does not speak Freud
+  1   a defect of polybus, or stdout was closed
   130 Ctrl-C; 143 SIGTERM
 """
 
-# Asked for together: enough to print fast, and cheap to ask for when nothing comes.
+# Messages per request: enough to print fast, and cheap to request when none arrive.
 BATCH = 64
 STDIN = 0
 READ_BYTES = 256 * KIB
 MAX_BODY_BYTES = FreudLimits().max_frame_bytes
 TERMINATED = 128 + signal.SIGTERM
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Its name.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 Socket = Annotated[
     str | None,
-    typer.Option("--socket", metavar="PATH", help="Freud's socket, if not at its default."),
+    typer.Option(
+        "--socket", metavar="PATH", help="Freud's socket. [default: that of this user's bus]"
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def group() -> typer.Typer:
-    """The tree of commands."""
+def register(root: typer.Typer, name: str, help_line: str) -> None:
+    """Add the `freud` group to the `polybus` command."""
     freud, topic = typer.Typer(), typer.Typer()
     commands: tuple[tuple[typer.Typer, str, Callable[..., int], str], ...] = (
         (topic, "create", create, "Create a topic."),
         (topic, "delete", delete, "Delete a topic; its readers get a notice."),
         (topic, "ls", ls, "List the topics that you may use."),
         (topic, "publish", publish, "Publish a message, and print its id."),
-        (freud, "subscribe", subscribe, "Print what is published, as it comes."),
-        (freud, "subcount", subcount, "Count those who read a topic."),
+        (freud, "subscribe", subscribe, "Print messages as they arrive."),
+        (freud, "subcount", subcount, "Count the subscribers of a topic."),
     )
-    for parent, name, command, help_line in commands:
-        parent.command(name, help=help_line, epilog=EXIT_CODES)(command)
+    for parent, command_name, command, command_help in commands:
+        parent.command(command_name, help=command_help, epilog=EXIT_CODES)(command)
     freud.add_typer(topic, name="topic", help="Create, delete, list, publish.", epilog=EXIT_CODES)
-    return freud
+    root.add_typer(freud, name=name, help=help_line, epilog=EXIT_CODES)
 
 
 # --- the commands ------------------------------------------------------------
@@ -89,7 +92,7 @@ def group() -> typer.Typer:
 def create(topic: Topic, socket: Socket = None) -> int:
     with _Bus(socket) as bus:
         if not bus.client.create_topic(topic):
-            return bus.nothing_happened(f"topic {topic!r} is there already")
+            return bus.nothing_happened(f"topic {topic!r} already exists")
         print(f"created {_printable(topic)}")
     return bus.code
 
@@ -97,15 +100,15 @@ def create(topic: Topic, socket: Socket = None) -> int:
 def delete(topic: Topic, socket: Socket = None) -> int:
     with _Bus(socket) as bus:
         if not bus.client.delete_topic(topic):
-            return bus.nothing_happened(f"there is no topic {topic!r}, or it is being deleted")
+            return bus.nothing_happened(f"topic {topic!r} does not exist or is being deleted")
         print(f"deleted {_printable(topic)}")
     return bus.code
 
 
 def ls(as_json: Json = False, socket: Socket = None) -> int:
     with _Bus(socket) as bus:
-        found = bus.client.list_topics()
-        for line in [json.dumps(found)] if as_json else map(_printable, found):
+        names = bus.client.list_topics()
+        for line in [json.dumps(names)] if as_json else map(_printable, names):
             print(line)
     return bus.code
 
@@ -119,20 +122,22 @@ def subcount(topic: Topic, socket: Socket = None) -> int:
 def publish(
     topic: Topic,
     message: Annotated[
-        str | None, typer.Argument(metavar="MESSAGE", help="The message; -: all of stdin.")
+        str | None, typer.Argument(metavar="MESSAGE", help="The message; - reads all of stdin.")
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is one.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Publish each line of stdin as a message.")
+    ] = False,
     socket: Socket = None,
 ) -> int:
     if lines is (message is not None):
-        raise errors.UsageError("give a MESSAGE (- is stdin), or --lines for stdin line by line")
+        raise errors.UsageError("either MESSAGE (- for stdin) or --lines must be given, not both")
     with _Bus(socket) as bus:
         if message is None:
             return _publish_lines(bus, topic)
         body = _read_stdin() if message == "-" else os.fsencode(message)
         message_id = bus.client.produce(topic, body)
         if message_id is None:
-            return bus.nothing_happened(f"nobody reads {topic!r}")
+            return bus.nothing_happened(f"topic {topic!r} has no subscriber")
         print(message_id)
     return bus.code
 
@@ -142,29 +147,31 @@ def subscribe(
     as_json: Json = False,
     count: Annotated[
         int,
-        typer.Option("-n", "--count", metavar="COUNT", min=0, help="End after so many; 0: never."),
+        typer.Option(
+            "-n", "--count", metavar="COUNT", min=0, help="Stop after this many messages; 0: never."
+        ),
     ] = 0,
     socket: Socket = None,
 ) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # time to unsubscribe
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # unsubscribes on the way out
     with _Bus(socket) as bus, bus.client.subscribe(topic) as subscription:
         _print_notice(f"subscribed to {topic!r}")
-        show = _as_json if as_json else _as_text
-        came = 0
+        format_record = _as_json if as_json else _as_text
+        printed = 0
         for records in _batches(subscription, count):
-            sys.stdout.buffer.write(b"".join(map(show, records)))
+            sys.stdout.buffer.write(b"".join(map(format_record, records)))
             sys.stdout.buffer.flush()
-            came += len(records)
-        if subscription.notice is not None and (came < count or not count):
+            printed += len(records)
+        if subscription.notice is not None and (printed < count or not count):
             return _report_deletion(subscription.notice, topic, as_json, OK if not count else 13)
     return bus.code
 
 
-# --- what they share ---------------------------------------------------------
+# --- helpers -----------------------------------------------------------------
 
 
 class _Bus:
-    """A client in a `with`; what the bus refuses becomes a line and an exit code."""
+    """Context manager of a client that turns a refusal into a line on stderr and an exit code."""
 
     client: BlockingClient
 
@@ -191,13 +198,13 @@ class _Bus:
         _print_notice(str(error))
         return True
 
-    def nothing_happened(self, why: str) -> int:
-        _print_notice(f"nothing happened: {why}")
+    def nothing_happened(self, reason: str) -> int:
+        _print_notice(f"nothing happened: {reason}")
         return NOTHING_HAPPENED
 
 
 def _batches(subscription: BlockingSubscription, count: int) -> Iterator[list[Record]]:
-    """What comes, until `count` messages have (0: until the topic is deleted)."""
+    """Yield batches until `count` messages arrived (0: until the topic is deleted)."""
     left = count or sys.maxsize
     while left:
         try:
@@ -217,28 +224,28 @@ def _report_deletion(notice: Record, topic: str, as_json: bool, code: int) -> in
 
 
 def _publish_lines(bus: _Bus, topic: str) -> int:
-    published = unheard = 0
+    published = unread = 0
     try:
         for bodies in _lines():
             ids = bus.client.produce_many(topic, bodies)
-            unheard += ids.count(None)
+            unread += ids.count(None)
             published += len(ids) - ids.count(None)
     except errors.PolybusError:
         print(f"published at least {published}", flush=True)
         raise
     print(f"published {published}")
-    if unheard:
-        return bus.nothing_happened(f"nobody read {unheard} more messages to {topic!r}")
+    if unread:
+        return bus.nothing_happened(f"{unread} more messages to {topic!r} had no subscriber")
     return OK
 
 
 def _lines() -> Iterator[list[bytes]]:
-    """The lines of stdin, as many as have come; the last one may lack its end."""
+    """Yield the lines of stdin in groups as they arrive; the last may lack its newline."""
     rest = b""
     for data in _stdin():
         *whole, rest = (rest + data).split(b"\n")
         if len(rest) > MAX_BODY_BYTES:
-            whole.append(rest)  # it will be refused: no need to read on
+            whole.append(rest)  # the bus will refuse it, so do not read the rest
         if whole:
             yield whole
     if rest:
@@ -246,13 +253,13 @@ def _lines() -> Iterator[list[bytes]]:
 
 
 def _read_stdin() -> bytes:
-    """All of stdin, as far as the bus could take it."""
-    read = bytearray()
+    """Return all of stdin, cut soon after the largest body that the bus accepts."""
+    content = bytearray()
     for data in _stdin():
-        read += data
-        if len(read) > MAX_BODY_BYTES:
+        content += data
+        if len(content) > MAX_BODY_BYTES:
             break
-    return bytes(read)
+    return bytes(content)
 
 
 def _stdin() -> Iterator[bytes]:
@@ -272,7 +279,7 @@ def _as_json(record: Record) -> bytes:
 
 
 def _as_text(record: Record) -> bytes:
-    """As it is into a pipe; a terminal must not get control characters from a stranger."""
+    """Return the body unchanged for a pipe, and without control characters for a terminal."""
     if not sys.stdout.isatty():
         return record.body + b"\n"
     return _printable(record.body.decode("utf-8", "backslashreplace")).encode() + b"\n"

@@ -17,9 +17,8 @@ from polybus.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from polybus.dialects.rqueue.client import rqueue_blocking as blocking
-    from polybus.dialects.rqueue.client.client import Client, connect
+    from polybus.dialects.rqueue.client.client import Client, ClientOptions, connect
     from polybus.dialects.rqueue.client.notification_batch import Message, NotificationBatch
-    from polybus.dialects.rqueue.client.rqueue_options import ClientOptions
     from polybus.dialects.rqueue.parts import PartLimits
 
 __all__ = [
@@ -36,7 +35,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "Client": ".client.client",
-        "ClientOptions": ".client.rqueue_options",
+        "ClientOptions": ".client.client",
         "Message": "polybus.dialects.rqueue.client.notification_batch",
         "NotificationBatch": "polybus.dialects.rqueue.client.notification_batch",
         "PartLimits": ".parts",

@@ -24,30 +24,86 @@ What the client promises:
   call, raises `ConnectionLost`.
 - `close` unsubscribes. What a program that dies has subscribed is reaped by the
   bus after its `subscriber_timeout_s`.
+
+
+What can be set on a Freud client, with the reason for each default.
+
+Many Produces to one topic, sent without waiting for each answer.
+
+What an answer other than Ok and Nothing Happened means to a caller: an error of the tree.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import itertools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from polybus.dialects.freud import codec
-from polybus.dialects.freud.client.answer_batch import Answer
-from polybus.dialects.freud.client.answer_errors import error_from_answer
-from polybus.dialects.freud.client.freud_connection import FreudConnection, dial
-from polybus.dialects.freud.client.freud_options import ClientOptions, default_address
-from polybus.dialects.freud.client.pipelined_produce import PipelinedProduce
-from polybus.dialects.freud.client.pull_subscription import Subscription
-from polybus.dialects.freud.client.subscription_inbox import SubscriptionInbox
+from polybus.dialects.freud.client.answer_batch import Answer, encode_run
+from polybus.dialects.freud.client.freud_connection import FreudConnection, ProduceAnswers, dial
+from polybus.dialects.freud.client.pull_subscription import Subscription, SubscriptionInbox
 from polybus.dialects.freud.codec import Code
-from polybus.errors import ConnectionLost, NotConnected, UsageError
+from polybus.errors import (
+    BadFrame,
+    ConnectionLost,
+    Denied,
+    DoesNotExist,
+    LimitReached,
+    MalformedRequest,
+    NotConnected,
+    PeerError,
+    PolybusError,
+    TooLarge,
+    UsageError,
+)
 from polybus.model import topic_name
 from polybus.model.address import Address
+from polybus.model.limits import KIB
+from polybus.model.socket_path import find_socket
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+SOCKET_NAME = "freud.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Settings of one client; `connect` takes each as a keyword."""
+
+    # Should be the bus's own: what is larger it answers Malformed Request, and hangs up.
+    max_frame_bytes: int = codec.DEFAULT_MAX_FRAME_BYTES
+    # Iterating over a subscription asks for up to so many messages at once. What was
+    # fetched and not yet looked at is lost if the program dies; 1 fetches one by one.
+    prefetch: int = 256
+    # Finding the bus, and its first answer.
+    connect_timeout_s: float = 10.0
+    # How long a request waits for its answer; a Produce may be held up by a full push reader.
+    answer_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        codec.check_max_frame_bytes(self.max_frame_bytes)
+        for name in ("prefetch", "connect_timeout_s", "answer_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0")
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """The largest answer that is believed: a record of the largest message there can be."""
+        own = self.max_frame_bytes + codec.RECORD_HEADER.size
+        return max(codec.DEFAULT_MAX_ANSWER_BYTES, own)
+
+
+def default_address() -> Address:
+    """Freud's socket of this user's bus; if there is none, that of the machine's, root's."""
+    return Address.parse(f"unix:{find_socket(SOCKET_NAME, os.environ)}")
+
 
 # At the end subscriptions are given back; a bus that is held up is not waited for.
 CLOSE_TIMEOUT_S = 1.0
@@ -282,3 +338,74 @@ def connect(
             answer_timeout_s=answer_timeout_s,
         ),
     )
+
+
+# Requests are encoded in buffers of about this size: few writes, and early ones.
+RUN_BYTES = 256 * KIB
+# How many bodies of an iterable are looked at together.
+GROUP = 4096
+
+
+class PipelinedProduce:
+    """One call's way through a link; `answers` has what came back."""
+
+    def __init__(
+        self, link: FreudConnection, name: bytes, max_frame_bytes: int, timeout_s: float
+    ) -> None:
+        self.answers = ProduceAnswers()
+        self._link = link
+        self._name = name
+        self._max_frame_bytes = max_frame_bytes
+        self._timeout_s = timeout_s
+
+    async def run(self, bodies: Iterable[Buffer]) -> None:
+        """Send until the end, or until one is refused; then wait for all that was sent."""
+        items = iter(bodies)
+        try:
+            while group := list(itertools.islice(items, GROUP)):
+                if not await self._send(group):
+                    break
+            await self.answers.wait_all(self._timeout_s)
+        except TimeoutError:
+            raise self._link.timeout_error(self._timeout_s) from None
+        except ConnectionLost:
+            if self.answers.refused is None:  # else it hung up because of that
+                raise
+
+    async def _send(self, group: Sequence[Buffer]) -> bool:
+        place = 0
+        while place < len(group) and self.answers.refused is None:
+            data, after = encode_run(self._name, group, place, self._max_frame_bytes, RUN_BYTES)
+            if after == place:
+                raise self._too_large(group[place])
+            async with asyncio.timeout(self._timeout_s):
+                await self._link.wait_room()
+            self.answers.expect(after - place)
+            self._link.send(data, after - place, self.answers)
+            place = after
+        return self.answers.refused is None
+
+    def _too_large(self, body: Buffer) -> TooLarge:
+        most = codec.max_body(self._name, self._max_frame_bytes)
+        return TooLarge(f"a body of {memoryview(body).nbytes} bytes: at most {most} fit")
+
+
+# A Server Error's text is the name of the quota that was reached, and then nothing else.
+_SETTING = re.compile(r"[a-z]+(_[a-z]+)+")
+
+
+def error_from_answer(answer: Answer, request: str, subject: str) -> PolybusError:
+    """The error for an answer; `request` and `subject` say to what, as in 'produce to' 'news'."""
+    text = answer.payload.decode("utf-8", "backslashreplace")
+    match answer.code:
+        case Code.NO:
+            return Denied(f"not allowed to {request} {subject}")
+        case Code.DOESNT_EXIST:
+            return DoesNotExist(f"cannot {request} {subject}: it does not exist")
+        case Code.MALFORMED_REQUEST:
+            return MalformedRequest(f"cannot {request} {subject}: {text or 'malformed request'}")
+        case Code.SERVER_ERROR if _SETTING.fullmatch(text):
+            return LimitReached(text, f"cannot {request} {subject}: {text} is reached")
+        case Code.SERVER_ERROR:
+            return PeerError(f"cannot {request} {subject}: the bus failed: {text or 'no reason'}")
+    return BadFrame("unexpected_code")

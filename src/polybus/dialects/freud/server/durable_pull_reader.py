@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from polybus.bus.quotas import BYTES
+from polybus.dialects.freud.server.ephemeral_delivery import find_fitting
 from polybus.dialects.freud.server.pull_reader import PullReader
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
-from polybus.dialects.freud.server.unread_ranges import find_fitting
 from polybus.durable.push_readers import LogCursor
 
 if TYPE_CHECKING:

@@ -4,6 +4,9 @@ Bytes are charged before they are kept: to each reader's account, or, while they
 are buffered for readers still to come, to the account of the topic's creator. A
 producer that can be told no is told; a message that came from a push dialect
 cannot be refused, so a reader without room loses it, counted.
+
+
+Which unread messages fit into a limit (unread_queue.pyx stores them).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from polybus.bus.quotas import BYTES
 from polybus.bus.request_outcome import NOTHING_HAPPENED, OK, WAIT, RequestOutcome, over_quota
-from polybus.dialects.freud.server.unread_ranges import copy_range, find_fitting
+from polybus.dialects.freud.server.unread_queue import Range
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -21,12 +24,12 @@ if TYPE_CHECKING:
     from polybus.bus.connection import Connection
     from polybus.bus.counters import Counters
     from polybus.bus.quotas import Quotas
-    from polybus.dialects.freud.server.incarnation import Incarnation
+    from polybus.dialects.freud.limits import FreudLimits
     from polybus.dialects.freud.server.pull_reader import PullReader
+    from polybus.dialects.freud.server.topic_lifecycle import Incarnation
     from polybus.dialects.freud.server.unread_queue import Range
     from polybus.kernel.fanout import Fanout
     from polybus.model.identity import Identity
-    from polybus.model.limits import FreudLimits
 
 UNREAD = "max_unread_messages"
 
@@ -199,3 +202,39 @@ def put_and_wake(readers: Iterable[PullReader], found: Range) -> None:
         reader.put(found)
     for reader in those:
         reader.wake()
+
+
+class FittingRanges(NamedTuple):
+    """What of a range there is room for: the runs that fit, and how many do not, and why."""
+
+    runs: list[Range]
+    too_large: int
+    too_many: int
+
+
+def copy_range(run: Range) -> Range:
+    """A copy: a run of a batch that did not fit whole must not keep the rest of it alive.
+
+    What a reader holds of the bus's memory is in proportion to what it is charged for.
+    """
+    own = run.chunk.part(run.start, run.end)
+    return Range(own, 0, len(own))
+
+
+def find_fitting(found: Range, room_bytes: int, room_messages: int) -> FittingRanges:
+    """One by one: a message fits if what fitted before it has left room for it."""
+    runs: list[Range] = []
+    too_large = 0
+    for place, size in enumerate(found.sizes(), found.start):
+        if room_messages <= 0:
+            return FittingRanges(runs, too_large, found.end - place)
+        if size > room_bytes:
+            too_large += 1
+            continue
+        room_bytes -= size
+        room_messages -= 1
+        if runs and runs[-1].end == place:
+            runs[-1].end += 1
+        else:
+            runs.append(Range(found.chunk, place, place + 1))
+    return FittingRanges(runs, too_large, 0)

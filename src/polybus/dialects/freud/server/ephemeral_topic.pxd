@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint64_t
 
-from polybus.kernel.subscriber_table cimport Registry
+from polybus.kernel.subscriber_table cimport SubscriberTable
 from polybus.kernel.topic_index cimport Topic
 from polybus.dialects.freud.server.unread_queue cimport Range, Unread, Writer
 
@@ -21,7 +21,7 @@ cdef class Lives:
 cdef class ShortPath:
     cdef dict topics
     cdef dict readers
-    cdef Registry registry
+    cdef SubscriberTable registry
     cdef Tally tally
     cdef int64_t max_unread_messages
     cdef object wall_ns

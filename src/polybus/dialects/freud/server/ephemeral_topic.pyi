@@ -2,7 +2,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from polybus.dialects.freud.server.unread_queue import Unread, Writer
-from polybus.kernel.subscriber_table import Registry
+from polybus.kernel.subscriber_table import SubscriberTable
 
 @final
 class Tally:
@@ -12,7 +12,7 @@ class Tally:
     delivered_bytes: int
 
 class Life:
-    # Both hold what dialects/freud/server/incarnation.py says.
+    # Both hold what dialects/freud/server/topic_lifecycle.py says.
     readers: dict[bytes, Any]
     buffer: list[Any]
     def __init__(self, name: bytes, /) -> None: ...
@@ -34,7 +34,7 @@ class ShortPath:
         self,
         topics: Mapping[bytes, Lives],
         readers: Mapping[bytes, Unread],
-        registry: Registry,
+        registry: SubscriberTable,
         tally: Tally,
         max_unread_messages: int,
         wall_ns: Callable[[], int],

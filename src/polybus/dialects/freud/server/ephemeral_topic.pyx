@@ -19,7 +19,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 from polybus.kernel.quota_account cimport BYTES
-from polybus.kernel.subscriber_table cimport Registry
+from polybus.kernel.subscriber_table cimport SubscriberTable
 from polybus.kernel.topic_index cimport ALLOW, Topic
 from polybus.dialects.freud.server.unread_queue cimport GATHERED, Range, Unread, Writer
 
@@ -30,7 +30,7 @@ cdef class Tally:
 
 
 cdef class Life:
-    """One life of a topic (dialects/freud/server/incarnation.py): who reads it, and what is buffered for later."""
+    """One life of a topic (dialects/freud/server/topic_lifecycle.py): who reads it, and what is buffered for later."""
 
     def __cinit__(self, bytes name not None, *args, **kwargs):
         self.name = name
@@ -55,7 +55,7 @@ cdef class ShortPath:
         self,
         dict topics not None,
         dict readers not None,
-        Registry registry not None,
+        SubscriberTable registry not None,
         Tally tally not None,
         int64_t max_unread_messages,
         wall_ns,
@@ -84,7 +84,7 @@ cdef class ShortPath:
         if not self.has_room(reader, size):
             return False
         found = life.writer.write_one(topic.next_id, body, size, self.wall_ns())
-        reader.account.take(BYTES, size)
+        reader.account.try_charge(BYTES, size)
         message_id[0] = topic.next_id
         topic.next_id += 1
         reader.put(found)
@@ -98,7 +98,7 @@ cdef class ShortPath:
         """Without rules about it everybody may; else the verdict that the fan-out remembers."""
         if self.registry.routing:
             return False
-        if not self.registry.judge_unheard:
+        if not self.registry.has_produce_rules:
             return True
         return self.registry.table.verdict(topic, source.identity, self.registry.generation) == ALLOW
 
@@ -122,14 +122,14 @@ cdef class ShortPath:
         if reader.gone:
             return 0
         reader.confirm(taken)
-        reader.account.give(BYTES, size)
+        reader.account.refund(BYTES, size)
         self.tally.delivered += <uint64_t>(taken.end - taken.start)
         self.tally.delivered_bytes += <uint64_t>size
         return 0
 
 
 cdef Life live(Lives topic):
-    """The current life, if it is live by dialects/freud/server/topic_states.py: no earlier one is left, nothing waits."""
+    """The current life, if it is live by dialects/freud/server/topic_lifecycle.py: no earlier one is left, nothing waits."""
     if topic is None or topic.current is None or topic.marked or topic.current.buffer:
         return None
     return topic.current

@@ -32,15 +32,17 @@ from polybus.dialects.freud.server.ephemeral_delivery import (
     put_and_wake,
 )
 from polybus.dialects.freud.server.ephemeral_topic import ShortPath, Tally
-from polybus.dialects.freud.server.incarnation import Incarnation
-from polybus.dialects.freud.server.pull_reader import PullReader
-from polybus.dialects.freud.server.pull_reader_table import PullReaders, new_id
+from polybus.dialects.freud.server.pull_reader import PullReader, PullReaders, new_id
 from polybus.dialects.freud.server.topic_lifecycle import (
     NOTICE_PREFIX,
+    TABLE,
     EphemeralTopic,
+    Incarnation,
+    LifecycleState,
+    TopicAction,
     TopicLifecycle,
+    TopicVerb,
 )
-from polybus.dialects.freud.server.topic_states import TABLE, LifecycleState, TopicAction, TopicVerb
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
 from polybus.durable.topic_names import creator_of
 from polybus.model.access_rule import PRODUCE
@@ -50,10 +52,10 @@ if TYPE_CHECKING:
     from polybus.bus.counters import Counters
     from polybus.bus.policy import Policy
     from polybus.bus.quotas import Quotas
+    from polybus.dialects.freud.limits import FreudLimits
     from polybus.dialects.freud.server.durable_pull_reader import DurablePullReaders
-    from polybus.kernel.fanout import Collected, Fanout, Source
+    from polybus.kernel.fanout import CollectedBatch, Fanout, Source
     from polybus.model.identity import Identity
-    from polybus.model.limits import FreudLimits
     from polybus.model.topic import Topic as DurableTopic
 
 
@@ -226,7 +228,7 @@ class EphemeralTopics:
 
     # --- what the rest of the bus does
 
-    def on_collected(self, batch: Collected) -> None:
+    def on_collected(self, batch: CollectedBatch) -> None:
         """Messages of a push dialect for a name that is collected; whoever has no room loses."""
         topic = self._topics.get(batch.topic)
         if topic is None or topic.current is None:
@@ -279,7 +281,7 @@ class EphemeralTopics:
             and self._fanout.verdict(source.identity, name) is None
         ):
             allowed = self._policy.may_produce(source.identity, name)
-            self._fanout.remember(source.identity, name, allowed)
+            self._fanout.remember_verdict(source.identity, name, allowed)
 
     def on_durable_removed(self, kept: DurableTopic) -> None:
         """A durable topic was dropped: its readers are told as those of any deleted one."""

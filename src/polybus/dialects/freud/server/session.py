@@ -17,6 +17,14 @@ A client that hangs up is answered what it has sent, a waiting Get as if its tim
 were up. What a client asked for before it vanished is carried out, but for what only
 it would have heard of: Gets, Lists, Counts. That, too, takes turns; until it is done
 the connection keeps its place among those that are counted.
+
+
+A Freud connection in the fields of `polybus connections`.
+
+The fan-out knows only what is pushed; here messages are those produced and those read.
+`outbox_bytes` are answers that the client has not taken. The state is what halts the
+connection (session.py), or `ending`: the client is gone, and what it asked for is not
+all done.
 """
 
 from __future__ import annotations
@@ -28,7 +36,13 @@ from typing import TYPE_CHECKING, Any
 from polybus.bus.request_outcome import NO, OutcomeKind, RequestOutcome
 from polybus.dialects.freud.codec import MALFORMED_TEXTS, Code
 from polybus.dialects.freud.server.answer_encoder import answers, produced
-from polybus.dialects.freud.server.answer_queue import AnswerQueue
+from polybus.dialects.freud.server.answer_queue import (
+    STEP_BYTES,
+    AnswerQueue,
+    GetGroup,
+    ProduceSlot,
+    ProduceSlots,
+)
 from polybus.dialects.freud.server.fair_scheduler import (
     COMMIT_WEIGHT,
     READER_WEIGHT,
@@ -38,8 +52,6 @@ from polybus.dialects.freud.server.fair_scheduler import (
     FairScheduler,
 )
 from polybus.dialects.freud.server.fast_session import ShortSession
-from polybus.dialects.freud.server.get_group import STEP_BYTES, GetGroup
-from polybus.dialects.freud.server.produce_slots import ProduceSlot, ProduceSlots
 from polybus.dialects.freud.server.request_executor import (
     READ_ONLY_REQUESTS,
     ProduceSlice,
@@ -47,7 +59,6 @@ from polybus.dialects.freud.server.request_executor import (
     split_produces,
 )
 from polybus.dialects.freud.server.request_scanner import Gets, Malformed, Produces, Scanner
-from polybus.dialects.freud.server.session_stats import session_stats
 from polybus.kernel.framing import Encoding
 from polybus.model import topic_name
 
@@ -57,8 +68,8 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Broker
     from polybus.bus.connection import ConnectionIO
     from polybus.bus.timers import Timer, Timers
+    from polybus.dialects.freud.limits import FreudLimits
     from polybus.dialects.freud.server.pull_reader import PullReader
-    from polybus.model.limits import FreudLimits
 
 # What a client may send behind a waiting Get before it is no longer read from.
 MAX_UNSCANNED_BYTES = 64 * 1024
@@ -174,7 +185,7 @@ class FreudSession(ShortSession):
     def _finish_abandoned(self) -> None:
         """What a client that has gone left behind."""
         self._run()
-        self._pipe.offer_again()
+        self._pipe.redeliver()
         if self._resting:
             self._pipe.retain_slot()
         else:
@@ -246,7 +257,7 @@ class FreudSession(ShortSession):
         self._run()
         if self._is_halted or self._closing:
             return
-        self._pipe.offer_again()
+        self._pipe.redeliver()
         self._pipe.resume_reading()
         if self._is_done():
             self._closing = True
@@ -434,3 +445,16 @@ class FreudSession(ShortSession):
         self._answers.flush()
         self._closing = True
         self._broker.close(self._party, reason)
+
+
+def session_stats(session: FreudSession) -> dict[str, int | str]:
+    answers = session.answers
+    return {
+        "subscriptions": session.subscription_count,
+        "received_messages": session.received_messages,
+        "received_bytes": session.received_bytes,
+        "sent_messages": session.sent_messages + answers.sent_messages,
+        "sent_bytes": session.sent_bytes + answers.sent_bytes,
+        "outbox_bytes": answers.unsent_bytes,
+        "state": session.state,
+    }

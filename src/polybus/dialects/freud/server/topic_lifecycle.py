@@ -3,27 +3,135 @@
 The states and their names are `lifecycle.py`'s. Whatever changes here, the fan-out is
 told (`follow`): it holds the name while there is a current incarnation, and collects
 what push dialects publish while somebody pulls or a buffer waits.
+
+
+The states of an ephemeral topic, and what each request does in each of them.
+
+    gone ──create──▶ live ──delete──▶ deleting ──create──▶ recreating
+     ▲                │ ▲                │ ▲                   │  │
+     │  no readers    │ │ first reader,  │ └──────delete───────┘  │
+     └────────────────┘ │ or time is up  │                        │
+     ▲                awaiting ◀─────────┼── last old reader gone, buffer not empty, nobody there
+     └───────────────────────────────────┘   last old reader gone
+
+    live        takes messages and readers
+    awaiting    live, but what was buffered for it waits for its first reader
+    deleting    marked: readers read what they have and then the notice
+    recreating  marked, and the next incarnation already takes readers and buffers messages
+    gone        no such topic
+
+The table is the whole truth about which request means what; `topics.py` carries
+it out. A cell names a method of `EphemeralTopics`.
+
+One life of an ephemeral topic: from its Create until every reader has read its end.
+
+An incarnation that was created while an earlier one still waits for its readers
+is *pending*: what is produced is buffered until the earlier ones have gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
 from polybus.bus.quotas import TOPICS
 from polybus.dialects.freud.server.ephemeral_delivery import put_and_wake
-from polybus.dialects.freud.server.ephemeral_topic import Lives
-from polybus.dialects.freud.server.incarnation import Incarnation
-from polybus.dialects.freud.server.topic_states import LifecycleState
+from polybus.dialects.freud.server.ephemeral_topic import Life, Lives
 from polybus.dialects.freud.server.unread_queue import Chunk, Range
 
 if TYPE_CHECKING:
     from polybus.bus.quotas import Quotas
+    from polybus.dialects.freud.limits import FreudLimits
     from polybus.dialects.freud.server.ephemeral_delivery import EphemeralDelivery
     from polybus.dialects.freud.server.pull_reader import PullReader
+    from polybus.dialects.freud.server.unread_queue import Range
     from polybus.kernel.fanout import Fanout
     from polybus.model.identity import Identity
-    from polybus.model.limits import FreudLimits
+
+
+class LifecycleState(Enum):
+    GONE = "gone"
+    LIVE = "live"
+    AWAITING = "awaiting"
+    DELETING = "deleting"
+    RECREATING = "recreating"
+
+
+class TopicVerb(Enum):
+    CREATE = "create"
+    DELETE = "delete"
+    SUBSCRIBE = "subscribe"
+    PRODUCE = "produce"
+    COUNT = "count"
+    COLLECT = "collect"  # a push dialect published to the name
+
+
+class TopicAction(Enum):
+    NOTHING = "nothing_happens"
+    MISSING = "does_not_exist"
+    OPEN = "open_incarnation"
+    MARK = "mark_for_deletion"
+    JOIN = "add_reader"
+    DELIVER = "deliver"
+    BUFFER = "hold_back"
+    COUNT = "count_readers"
+    IGNORE = "ignore"
+
+
+_A = TopicAction
+_COLUMNS = (
+    LifecycleState.GONE,
+    LifecycleState.LIVE,
+    LifecycleState.AWAITING,
+    LifecycleState.DELETING,
+    LifecycleState.RECREATING,
+)
+_ROWS = {
+    #                gone        live        awaiting    deleting    recreating
+    TopicVerb.CREATE: (_A.OPEN, _A.NOTHING, _A.NOTHING, _A.OPEN, _A.NOTHING),
+    TopicVerb.DELETE: (_A.NOTHING, _A.MARK, _A.MARK, _A.NOTHING, _A.MARK),
+    TopicVerb.SUBSCRIBE: (_A.MISSING, _A.JOIN, _A.JOIN, _A.MISSING, _A.JOIN),
+    TopicVerb.PRODUCE: (_A.MISSING, _A.DELIVER, _A.BUFFER, _A.MISSING, _A.BUFFER),
+    TopicVerb.COUNT: (_A.MISSING, _A.COUNT, _A.COUNT, _A.COUNT, _A.COUNT),
+    TopicVerb.COLLECT: (_A.IGNORE, _A.DELIVER, _A.BUFFER, _A.IGNORE, _A.BUFFER),
+}
+TABLE: dict[tuple[TopicVerb, LifecycleState], TopicAction] = {
+    (verb, state): action
+    for verb, row in _ROWS.items()
+    for state, action in zip(_COLUMNS, row, strict=True)
+}
+
+
+class BufferedRange(NamedTuple):
+    """`relayed`: push readers have had it already, because it came from one of theirs."""
+
+    found: Range
+    relayed: bool
+
+
+class Incarnation(Life):
+    buffer: list[BufferedRange]
+    readers: dict[bytes, PullReader]
+
+    def __init__(self, name: bytes, creator: Identity) -> None:
+        self.creator = creator
+        self.buffered_bytes = 0
+        self.buffered_messages = 0
+        self.deadline_s: float | None = None  # of its end, or of its buffer
+
+    def append_buffer(self, found: Range, *, relayed: bool) -> None:
+        self.buffered_bytes += found.size
+        self.buffered_messages += len(found)
+        last = self.buffer[-1] if self.buffer else None
+        if last is None or last.relayed != relayed or not last.found.extend(found):
+            self.buffer.append(BufferedRange(found, relayed))
+
+    def take_buffer(self) -> list[BufferedRange]:
+        buffered, self.buffer = self.buffer, []
+        self.buffered_bytes = self.buffered_messages = 0
+        return buffered
+
 
 NOTICE_PREFIX = b"\0FREUD\0DELETED\0"
 

@@ -1,7 +1,7 @@
 from cpython.array cimport array
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from polybus.kernel.quota_account cimport Account
+from polybus.kernel.quota_account cimport QuotaAccount
 
 cdef enum:
     GATHERED = 65536
@@ -38,7 +38,7 @@ cdef class Writer:
     cdef Range write_one(self, uint64_t first_id, const unsigned char* body, Py_ssize_t size, uint64_t now_ns)
 
 cdef class Unread:
-    cdef public Account account
+    cdef public QuotaAccount account
     cdef public bint is_owned
     cdef public bint gone
     cdef readonly int64_t held_bytes

@@ -5,7 +5,7 @@ from typing import final
 
 from typing_extensions import Buffer
 
-from polybus.kernel.quota_account import Account
+from polybus.kernel.quota_account import QuotaAccount
 
 GATHERED_BYTES: int
 GATHERED_MESSAGES: int
@@ -52,7 +52,7 @@ class Writer:
     def write(self, first_id: int, offsets: Buffer, bodies: bytes, now_ns: int) -> Range: ...
 
 class Unread:
-    account: Account | None
+    account: QuotaAccount | None
     is_owned: bool
     gone: bool
     @property

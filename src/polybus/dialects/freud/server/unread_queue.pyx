@@ -20,7 +20,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from array import array as new_array
 from collections import deque
 
-from polybus.kernel.quota_account cimport Account
+from polybus.kernel.quota_account cimport QuotaAccount
 
 cdef extern from "bytes_inline.h":
     void copy "polybus_copy"(unsigned char* out, const unsigned char* source, size_t size) noexcept nogil

@@ -21,6 +21,20 @@ What the client promises:
   stop its publishers: nothing grows without bound.
 - After a lost connection the client comes back by itself, subscribed as before.
   What was published meanwhile by others is gone: `reconnects` counts such gaps.
+
+
+What can be set on an rqueue client, with the reason for each default.
+
+What a client has received and its user has not read yet.
+
+Batches wait in the order they came. They can be read by the batch or message by
+message, in any mixture: the rest of a batch that was begun is the next batch.
+`held_bytes` is what waits; whoever fills the inbox keeps it within bounds by not
+reading from the socket.
+
+`next_message` takes only from the batch that was begun and touches nothing
+else, so a blocking reader may call it from a thread of its own and bother the
+event loop once per batch.
 """
 
 from __future__ import annotations
@@ -28,23 +42,122 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from polybus.dialects.rqueue import codec
 from polybus.dialects.rqueue.client.notification_batch import Message, NotificationBatch
-from polybus.dialects.rqueue.client.notification_inbox import NotificationInbox
-from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection
-from polybus.dialects.rqueue.client.rqueue_options import DEFAULT_ADDRESS, ClientOptions
+from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection, RqueueReconnector
 from polybus.dialects.rqueue.client.rqueue_publisher import Publisher
-from polybus.dialects.rqueue.client.rqueue_reconnector import RqueueReconnector
 from polybus.dialects.rqueue.parts import PartLimits, Reassembler
-from polybus.errors import ConnectionLost, PolybusError
+from polybus.errors import ConnectionLost, PolybusError, UsageError
 from polybus.model.address import Address
+from polybus.model.limits import MIB
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+DEFAULT_ADDRESS = "tcp://127.0.0.1:6567"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Settings of one client; `connect` takes each as a keyword."""
+
+    # Come back by itself after a lost connection, with all subscriptions.
+    reconnect: bool = True
+    # Must be the server's --max-payload: over it, the server hangs up and so do we.
+    max_payload: int = codec.DEFAULT_MAX_PAYLOAD
+    # For tls:// addresses; None means the system's certificates.
+    tls: ssl.SSLContext | None = None
+    # Received and not yet read: over this the client stops reading from the socket.
+    max_inbox_bytes: int = 16 * MIB
+    # Name lookup, connecting and the first echo together.
+    connect_timeout_s: float = 10.0
+    # How long a call waits for a connection that is down.
+    wait_timeout_s: float = 30.0
+    # How long a call waits for the server to get to it; publishers may be held up for a while.
+    echo_timeout_s: float = 30.0
+    # Reconnecting starts quickly, doubles, and stays polite to a bus that is down for long.
+    backoff_first_s: float = 0.05
+    backoff_max_s: float = 5.0
+    # Bounds on messages that arrive in parts.
+    parts: PartLimits = PartLimits()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        codec.check_max_payload(self.max_payload)
+        for name in ("max_inbox_bytes", "connect_timeout_s", "wait_timeout_s", "echo_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be more than 0")
+        if not 0 < self.backoff_first_s <= self.backoff_max_s:
+            raise UsageError("backoff_first_s must be more than 0 and at most backoff_max_s")
+
+
+class NotificationInbox:
+    """See the top of the file. `on_taken` is called when there is room again."""
+
+    def __init__(self, on_taken: Callable[[], None]) -> None:
+        self.held_bytes = 0
+        self._on_taken = on_taken
+        self._batches: deque[NotificationBatch] = deque()
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._error: Exception | None = None
+        self._current: NotificationBatch | None = None
+        self._rest: Iterator[Message] = iter(())
+        self._read = 0
+
+    def put(self, batch: NotificationBatch) -> None:
+        self.held_bytes += batch.memory_bytes
+        self._batches.append(batch)
+        self._changed.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more will come. Readers get what waits, then `error` or the end."""
+        if not self._ended:
+            self._ended, self._error = True, error
+        self._changed.set()
+
+    async def next_batch(self) -> NotificationBatch | None:
+        """The next batch, waiting for it; None at the end."""
+        rest = self._take_rest()
+        return rest if rest is not None else await self._take()
+
+    def next_message(self) -> Message | None:
+        """The next message of the batch that was begun; None if `begin` is needed."""
+        message = next(self._rest, None)
+        self._read += 1
+        return message
+
+    async def start_batch(self) -> bool:
+        """Begin the next batch, waiting for it; False at the end."""
+        batch = await self._take()
+        if batch is None:
+            return False
+        self._current, self._rest, self._read = batch, iter(batch), 0
+        return True
+
+    def _take_rest(self) -> NotificationBatch | None:
+        begun, read = self._current, self._read
+        self._current, self._rest = None, iter(())
+        return begun[read:] if begun is not None and read < len(begun) else None
+
+    async def _take(self) -> NotificationBatch | None:
+        while not self._batches:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        batch = self._batches.popleft()
+        self.held_bytes -= batch.memory_bytes
+        self._on_taken()
+        return batch
+
 
 log = logging.getLogger("polybus.rqueue")
 

@@ -8,6 +8,12 @@ The protocol has no acknowledgement, but frames of one connection take effect in
 order. So each link subscribes to a private probe topic, and `echo` publishes a
 number there and waits for it to come back: then all that was sent before is in
 force. Echoes are taken out of the batches here; nobody else sees them.
+
+
+What every new connection of an rqueue client is told before it counts: all subscriptions.
+
+A link counts as up only when its first echo is back: then the server is known to speak
+rqueue, and everything in `topics` is subscribed.
 """
 
 from __future__ import annotations
@@ -17,18 +23,22 @@ import itertools
 import os
 import ssl
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from polybus.clients import client_connection
+from polybus.clients import client_connection, reconnector
 from polybus.dialects.rqueue import codec
 from polybus.dialects.rqueue.client.notification_batch import (
     PAYLOAD_TOO_LARGE,
     NotificationBatch,
     scan,
 )
-from polybus.errors import AddressError, BadFrame, NotConnected
+from polybus.errors import AddressError, BadFrame, NotConnected, PolybusError
 from polybus.model.address import Address
 from polybus.model.limits import KIB, MIB, Limits
 from polybus.model.topic_name import PROBE_PREFIX, PROBE_RANDOM_BYTES
+
+if TYPE_CHECKING:
+    from polybus.dialects.rqueue.client.client import ClientOptions
 
 # One system call brings this much; more gains nothing, less costs calls.
 READ_BUFFER_BYTES = 256 * KIB
@@ -199,3 +209,41 @@ async def subscribe_all(link: RqueueConnection, topics: Iterable[bytes], timeout
     """Subscribe to everything, and wait until it is in force."""
     link.write(b"".join([codec.subscribe(link.probe_topic), *map(codec.subscribe, topics)]))
     await link.echo(timeout_s)
+
+
+class RqueueReconnector(reconnector.Reconnector[RqueueConnection]):
+    def __init__(
+        self,
+        address: Address,
+        options: ClientOptions,
+        on_batch: Callable[[NotificationBatch], None],
+        on_end: Callable[[RqueueConnection], None],
+        on_failure: Callable[[PolybusError], None],
+    ) -> None:
+        super().__init__("rqueue", address, options, self._new_link, on_end, on_failure)
+        self.address = address
+        self.options = options
+        self.topics: dict[bytes, None] = {}  # an ordered set: what to subscribe on every link
+        self.wants_reading = True
+        self._on_batch = on_batch
+
+    def set_reading(self, wanted: bool) -> None:
+        self.wants_reading = wanted
+        if self.link is not None:
+            self.link.set_reading(wanted)
+
+    async def _new_link(self) -> RqueueConnection:
+        most, reading = self.options.max_payload, self.wants_reading
+        link = RqueueConnection(
+            self.address, most, self._on_batch, self.on_connection_ended, reading=reading
+        )
+        timeout_s = self.options.connect_timeout_s
+        await reconnector.complete_handshake(
+            link, self._handshake(link), timeout_s, "rqueue server"
+        )
+        link.set_reading(self.wants_reading)
+        return link
+
+    async def _handshake(self, link: RqueueConnection) -> None:
+        await dial(link, self.options.tls)
+        await subscribe_all(link, self.topics, self.options.connect_timeout_s)

@@ -19,9 +19,8 @@ from polybus.model.limits import KIB
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection
-    from polybus.dialects.rqueue.client.rqueue_options import ClientOptions
-    from polybus.dialects.rqueue.client.rqueue_reconnector import RqueueReconnector
+    from polybus.dialects.rqueue.client.client import ClientOptions
+    from polybus.dialects.rqueue.client.rqueue_connection import RqueueConnection, RqueueReconnector
 
 # Frames are encoded in buffers of about this size: few writes, and early ones.
 RUN_BYTES = 256 * KIB
