@@ -104,9 +104,9 @@ class Program:
         """With or without saying so."""
         self.denied ^= {(IDENTITIES[self.byte() % len(IDENTITIES)], self.topic())}
         if self.byte() % 2:
-            self.twins.call("new_policy")
+            self.twins.call("forget_verdicts")
 
-    def judge_unheard(self) -> None:
+    def has_produce_rules(self) -> None:
         self.twins.set_judge_unheard(self.byte() % 2 > 0)
 
     def bad_name(self) -> None:
@@ -164,7 +164,7 @@ OPERATIONS: tuple[Callable[[Program], None], ...] = (
     Program.set_collect,
     Program.set_next_id,
     Program.change_policy,
-    Program.judge_unheard,
+    Program.has_produce_rules,
     Program.route_bytes,
     Program.bad_name,
     Program.set_hold,
@@ -192,7 +192,7 @@ SEEDS = [
     READERS + code(Program.set_collect, 0, 1) + code(Program.set_next_id, 0, 1) + MESSAGES,
     READERS + code(Program.change_policy, 0, 0, 1) + MESSAGES * 2,
     code(Program.set_hold, 0, 1) + code(Program.set_next_id, 0, 1) + MESSAGES + READERS + MESSAGES,
-    READERS + code(Program.judge_unheard, 1) + code(Program.route_messages, 1, 2, 40, 1, 2, 41, 1),
+    READERS + code(Program.has_produce_rules, 1) + code(Program.route_messages, 1, 2, 40, 1, 2, 41, 1),
     READERS + code(Program.publish, 0, 0, 2, 2, 3, 90) + code(Program.publish, 1, 0, 0, 1, 1),
     READERS + code(Program.subscribe_to_many, 0, 3) + code(Program.unsubscribe_from_many, 0, 2),
     READERS + code(Program.leave, 0) + code(Program.join, 2) + code(Program.unsubscribe_all, 1),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
-from polybus.model.limits import GsbLimits
+from polybus.dialects.gsb.limits import GsbLimits
 from tests.rig.gsb_memory_peer import Far
 from tests.rig.memory_bus import MemoryBus
 from tests.vectors.gsb import VECTORS

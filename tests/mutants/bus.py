@@ -191,8 +191,8 @@ DELIVERY = mutants(
     ),
     (
         "first reader only",
-        "routed: Routed) -> None:\n        for outbox, data in routed.outputs:",
-        "routed: Routed) -> None:\n        for outbox, data in routed.outputs[:1]:",
+        "routed: RouteResult) -> None:\n        for outbox, data in routed.outputs:",
+        "routed: RouteResult) -> None:\n        for outbox, data in routed.outputs[:1]:",
     ),
 )
 

@@ -132,7 +132,7 @@ FANOUT = mutants(
     ("window before the buffer", "0 <= start <= end <= view.len", "start <= end <= view.len"),
     (
         "verdicts are not remembered",
-        "self.table.remember(topic, source.identity, self.generation, verdict)",
+        "self.table.remember_verdict(topic, source.identity, self.generation, verdict)",
         "pass",
     ),
     ("trusted sources are judged", "if not source.trusted:", "if True:"),
@@ -249,8 +249,8 @@ FANOUT = mutants(
     ("outputs leak", "        Py_XDECREF(self.out)\n", ""),
     (
         "still routing after an error",
-        "finally:\n                self.tidy()\n        finally:",
-        "except MemoryError:\n                raise\n            self.tidy()\n        finally:",
+        "finally:\n                self.reset_scratch()\n        finally:",
+        "except MemoryError:\n                raise\n            self.reset_scratch()\n        finally:",
     ),
     (
         "offsets past the bodies",
@@ -361,7 +361,7 @@ UNREAD = mutants(
     ("any offsets will do", "    if ends[0] != 0 or ends[count] != size:", "    if False:"),
     ("ranges anywhere", "if not 0 <= start <= end <= self.count():", "if False:"),
     ("put beside what it touches", "last.end == found.start:", "last.end <= found.start:"),
-    ("what is read stays held", "self.book(taken, -1)", "pass"),
+    ("what is read stays held", "self.count_delivery(taken, -1)", "pass"),
 )
 
 ACCOUNTS = mutants(
@@ -381,8 +381,8 @@ EPHEMERAL = mutants(
     ("unread messages are endless", "reader.held_messages >= self.max_unread_messages", "False"),
     ("one message too many", "reader.held_messages >= self", "reader.held_messages > self"),
     ("bytes are endless", "return reader.account.has_room(BYTES, size)", "return True"),
-    ("bytes are free", "        reader.account.take(BYTES, size)\n", ""),
-    ("what was read stays charged", "        reader.account.give(BYTES, size)\n", ""),
+    ("bytes are free", "        reader.account.try_charge(BYTES, size)\n", ""),
+    ("what was read stays charged", "        reader.account.refund(BYTES, size)\n", ""),
     ("all have one id", "        topic.next_id += 1\n", ""),
     ("nobody is woken", "        if reader.waiters:\n            (<object>reader).wake()\n", ""),
     ("ids of others work", "reader.account.key != account or ", ""),

@@ -87,7 +87,7 @@ IDENTITY = mutants(
 
 JUDGING = mutants(
     "bus/policy_enforcer.py",
-    ("old verdicts stay", "self._fanout.new_policy()", "pass"),
+    ("old verdicts stay", "self._fanout.forget_verdicts()", "pass"),
     ("nobody is reclassified", "party.source.reclassify(", "str("),
     ("what nobody reads is not judged", "= self._policy.has_rules_for(PRODUCE)", "= False"),
     ("subscriptions stay", "lost = self._subscriptions.end_denied(party, may)", "lost = []"),
@@ -105,8 +105,8 @@ QUOTAS = mutants(
     ("accounts stay for ever", "        if account.is_empty:\n", "        if False:\n"),
     (
         "each charge has a row of its own",
-        "account = self._accounts[identity.account] = Account(",
-        "account = Account(",
+        "account = self._accounts[identity.account] = QuotaAccount(",
+        "account = QuotaAccount(",
     ),
     ("nobody is named", "user=self.describe(identity),", ""),
     ("overrides are nobody's", "self._own.get((key, quota))", "None"),

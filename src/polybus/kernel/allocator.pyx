@@ -30,7 +30,7 @@ def keep_freed_buffers() -> bool:
     return bool(polybus_keep(KEEP_BYTES))
 
 
-def give_back_freed() -> bool:
+def trim_heap() -> bool:
     """What all threads have freed goes back to the system; whether there was anything."""
     cdef int found
     with nogil:

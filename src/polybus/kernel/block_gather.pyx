@@ -22,7 +22,7 @@ MAX_GATHERED_BYTES = 1024 * 1024 * 1024
 # Of what blocks weigh together: with less it takes longer to get the interpreter's lock back than
 # to copy them. Who follows a topic reads a few messages at a time.
 cdef enum:
-    WORTH_LETTING_GO = 1 << 16
+    MIN_NOGIL_BYTES = 1 << 16
 
 
 class BadPiece(ValueError):
@@ -219,7 +219,11 @@ cdef class Plan:
                     most = middle - 1
                 else:
                     least = middle
-            return least
+            # A first message larger than max_bytes is read all the same. Its weight counts, or
+            # the next run would be filled up to max_bytes once more.
+            most = least
+            if self.weigh(run, most, &sizes) < 0:
+                return -1
         weight[0] += sizes.bodies + sizes.keys + sizes.names + sizes.values
         entries[0] += sizes.entries
         return most
@@ -339,7 +343,7 @@ def gather(
     plan.bounds = Bounds(from_id, below_id, max(1, max_rows), min(max_bytes, MAX_GATHERED_BYTES))
     plan.by_piece = by_piece
     plan.take(list(pieces))
-    is_large = plan.held_bytes >= WORTH_LETTING_GO
+    is_large = plan.held_bytes >= MIN_NOGIL_BYTES
     if is_large:
         with nogil:
             reason = plan.choose()

@@ -47,7 +47,7 @@ cdef int64_t LARGEST = MAX_BYTES
 
 # Other threads run meanwhile, where that takes some ten microseconds. For less it costs more
 # than it gives: whoever lets go of the interpreter may wait for it for a while.
-cdef int64_t WORTH_LETTING_GO = 64 * 1024
+cdef int64_t MIN_NOGIL_BYTES = 64 * 1024
 cdef int64_t MANY = 16 * 1024
 cdef int64_t FEW = 256  # keys to hash
 
@@ -87,7 +87,7 @@ def xxh64(data) -> int:
     return hashed
 
 
-def count_of(data not None) -> int:
+def read_message_count(data not None) -> int:
     """How many messages a block has, by its header: of bytes that are known to be a block."""
     cdef Buffer held = Buffer(data)
     cdef Header header
@@ -114,7 +114,7 @@ cdef class Buffer:
 
 
 @cython.final
-cdef class Roomy:
+cdef class HeadroomBlock:
     """A large block, with room in front for what its keeper puts there.
 
     A keeper has a few bytes to say about a block, and wants them and the block in one piece:
@@ -135,15 +135,15 @@ cdef class Roomy:
 
 
 cdef const unsigned char* data_of(block, Py_ssize_t* size) except NULL:
-    """Where a block lies that cannot change: bytes, or `Roomy`."""
-    if isinstance(block, Roomy):
-        size[0] = len(<Roomy>block)
-        return (<Roomy>block).at()
+    """Where a block lies that cannot change: bytes, or `HeadroomBlock`."""
+    if isinstance(block, HeadroomBlock):
+        size[0] = len(<HeadroomBlock>block)
+        return (<HeadroomBlock>block).at()
     size[0] = len(<bytes?>block)
     return <const unsigned char*>PyBytes_AS_STRING(<bytes>block)
 
 
-def behind(bytes head not None, Roomy block not None):
+def prepend_head(bytes head not None, HeadroomBlock block not None):
     """The head with the block behind it, in one piece; None if somebody did this before."""
     cdef Py_ssize_t size = len(head)
     if block.is_taken or size > ROOM:
@@ -438,7 +438,7 @@ cdef void clear_padding(const Sizes* sizes, const Target* places) noexcept nogil
 cdef object block_of(Slice* slices, int64_t slice_count, bint with_room=False):
     """The block of all these messages. OverflowError if it would be too large.
 
-    With room in front if that is wanted, and the block is worth it: then it is `Roomy`.
+    With room in front if that is wanted, and the block is worth it: then it is `HeadroomBlock`.
     """
     cdef Sizes sizes
     cdef Target unused
@@ -460,10 +460,10 @@ cdef object block_of(Slice* slices, int64_t slice_count, bint with_room=False):
     size = place_columns(NULL, flags, &sizes, &unused)
     if size > LARGEST:
         raise OverflowError(f"a block of {size} bytes; at most {MAX_BYTES} are possible")
-    with_room = with_room and size >= WORTH_LETTING_GO
+    with_room = with_room and size >= MIN_NOGIL_BYTES
     data = PyBytes_FromStringAndSize(NULL, size + (ROOM if with_room else 0))
     out = <unsigned char*>PyBytes_AS_STRING(data) + (ROOM if with_room else 0)
-    if size >= WORTH_LETTING_GO:
+    if size >= MIN_NOGIL_BYTES:
         with nogil:
             write_block(out, size, flags, &sizes, slices, slice_count)
     else:
@@ -471,8 +471,8 @@ cdef object block_of(Slice* slices, int64_t slice_count, bint with_room=False):
     return roomy(data) if with_room else data
 
 
-cdef Roomy roomy(bytes whole):
-    cdef Roomy made = Roomy.__new__(Roomy)
+cdef HeadroomBlock roomy(bytes whole):
+    cdef HeadroomBlock made = HeadroomBlock.__new__(HeadroomBlock)
     made.whole = whole
     return made
 
@@ -647,7 +647,7 @@ cdef class Layout:
         PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
         self.is_open = True
         self.size_bytes = self.view.len
-        if self.view.len >= WORTH_LETTING_GO:
+        if self.view.len >= MIN_NOGIL_BYTES:
             with nogil:
                 reason = parse(
                     <const unsigned char*>self.view.buf, self.view.len, checksum, &self.columns
@@ -732,7 +732,7 @@ def concat(layouts) -> bytes:
         PyMem_Free(slices)
 
 
-cdef class Merging:
+cdef class BlockMerger:
     """One block of all messages of some blocks: measured first, written later.
 
     For blocks whose bytes are known to be such, and cannot change: nothing but where
@@ -799,7 +799,7 @@ cdef class Merging:
         cdef bytes data = PyBytes_FromStringAndSize(NULL, offset + self.size_bytes)
         cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(data)
         memcpy(out, PyBytes_AS_STRING(before), offset)
-        if self.size_bytes >= WORTH_LETTING_GO:
+        if self.size_bytes >= MIN_NOGIL_BYTES:
             with nogil:
                 self.write_to(out + offset)
         else:
@@ -865,7 +865,7 @@ cdef int require_text(const Strings* strings, int64_t count, name) except -1:
     cdef bint sound
     if not 0 <= start <= end <= strings.size:
         raise BadColumns(f"{name}: changed while read")
-    if end - start < WORTH_LETTING_GO:
+    if end - start < MIN_NOGIL_BYTES:
         sound = is_text(strings, start, end, count)
     else:
         with nogil:
@@ -889,7 +889,7 @@ cdef int require_bits(
 
 
 def build(insertion_ms, bodies, body_offsets, keys=None, headers=None):
-    """A block of a caller's columns, which are copied; `Roomy` if it is large, else bytes.
+    """A block of a caller's columns, which are copied; `HeadroomBlock` if it is large, else bytes.
 
     `insertion_ms` is a number for all or a column of int64. `keys` is (data, offsets,
     validity or None, first bit); `headers` is (offsets, names, name_offsets, values,
@@ -1042,7 +1042,7 @@ cdef object block_of_some(const Columns* columns, const int32_t* order, int64_t 
         PyMem_Free(slices)
 
 
-cdef bint cut_up(
+cdef bint order_by_shard(
     const Columns* columns,
     int32_t shards,
     int32_t keyless,
@@ -1080,10 +1080,10 @@ def split(Layout layout not None, int32_t shards, int32_t keyless) -> list:
             raise MemoryError
         order = places + count
         if count < FEW:
-            sound = cut_up(&layout.columns, shards, keyless, places, ends, order)
+            sound = order_by_shard(&layout.columns, shards, keyless, places, ends, order)
         else:
             with nogil:
-                sound = cut_up(&layout.columns, shards, keyless, places, ends, order)
+                sound = order_by_shard(&layout.columns, shards, keyless, places, ends, order)
         if not sound:
             raise BadBlock("changed while read")
         for number in range(shards):

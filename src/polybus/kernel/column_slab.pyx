@@ -40,11 +40,11 @@ cdef enum:
     MAX_KEPT = 64
 
 # Below this the allocator does well by itself, and bytes are simpler.
-SLAB_FROM_BYTES = 32 * 1024
+MIN_SLAB_BYTES = 32 * 1024
 # Two reads of the usual size: one that is being used up, one that is being filled.
 KEEP_BYTES = 64 * 1024 * 1024
 
-cdef size_t smallest = SLAB_FROM_BYTES
+cdef size_t smallest = MIN_SLAB_BYTES
 cdef size_t most = KEEP_BYTES
 
 cdef struct Kept:
@@ -124,7 +124,7 @@ def kept_bytes() -> int:
     return waiting_bytes
 
 
-def let_go() -> None:
+def free_kept_slabs() -> None:
     """Gives all memory that waits back to the allocator."""
     global waiting_count, waiting_bytes
     while waiting_count:

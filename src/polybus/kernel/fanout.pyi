@@ -5,7 +5,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from polybus.kernel.framing import Encoding, Framing
-from polybus.kernel.subscriber_table import Registry
+from polybus.kernel.subscriber_table import SubscriberTable
 
 END: int
 CONTROL_FRAME: int
@@ -23,24 +23,24 @@ class Source:
     def __init__(self, identity: int, *, trusted: bool = False) -> None: ...
     def reclassify(self, identity: int) -> None: ...
 
-class Collected:
+class CollectedBatch:
     topic: bytes
     first_id: int
     count: int
     offsets: bytes
     bodies: bytes
 
-class Routed:
+class RouteResult:
     consumed: int
     stop: int
     code: int
     topic: bytes
     blocker: Any
     outputs: list[tuple[Any, bytes]]
-    collected: Sequence[Collected]
+    collected: Sequence[CollectedBatch]
     fragments: Sequence[tuple[bytes, bytes]]
 
-class Fanout(Registry):
+class Fanout(SubscriberTable):
     messages: int
     bytes: int
     delivered: int
@@ -51,7 +51,7 @@ class Fanout(Registry):
     def __init__(self, judge: Callable[[int, builtins.bytes], bool]) -> None: ...
     def route(
         self, framing: Framing, source: Source, buffer: Buffer, start: int, end: int
-    ) -> Routed: ...
+    ) -> RouteResult: ...
     def publish(
         self,
         source: Source,
@@ -59,7 +59,7 @@ class Fanout(Registry):
         offsets: Buffer,
         bodies: Buffer,
         skip: Encoding | None = None,
-    ) -> Routed: ...
+    ) -> RouteResult: ...
     def encode_for(
         self, number: int, topic: builtins.bytes, offsets: Buffer, bodies: Buffer
     ) -> builtins.bytes: ...

@@ -28,7 +28,7 @@ from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from polybus.kernel.framing cimport BAD, CONTROL, FRAGMENT, MESSAGE, Encoding, Frame, FrameKind, Framing
-from polybus.kernel.subscriber_table cimport Registry, Subscriber
+from polybus.kernel.subscriber_table cimport SubscriberTable, Subscriber
 from polybus.kernel.subscriber_set cimport SubscriberSet
 from polybus.kernel.topic_index cimport ALLOW, DENY, UNKNOWN, Topic, Verdict
 
@@ -115,7 +115,7 @@ cdef class Source:
 
 
 @cython.final
-cdef class Collected:
+cdef class CollectedBatch:
     """The messages of one topic from one buffer, columns in Arrow's layout."""
 
     cdef readonly bytes topic
@@ -126,7 +126,7 @@ cdef class Collected:
 
 
 @cython.final
-cdef class Routed:
+cdef class RouteResult:
     """What became of one buffer. `outputs` are (outbox, bytes) pairs, one per reader."""
 
     cdef readonly Py_ssize_t consumed
@@ -135,7 +135,7 @@ cdef class Routed:
     cdef readonly bytes topic
     cdef readonly object blocker
     cdef readonly list outputs
-    cdef readonly object collected  # of Collected, one per topic
+    cdef readonly object collected  # of CollectedBatch, one per topic
     cdef readonly object fragments  # of (topic, body)
 
     def __cinit__(self):
@@ -145,7 +145,7 @@ cdef class Routed:
 
 
 @cython.final
-cdef class Fanout(Registry):
+cdef class Fanout(SubscriberTable):
     cdef object judge
     cdef readonly uint64_t messages, bytes, delivered, delivered_bytes, denied, unheard, too_large
     # Scratch of one routing; the arrays are kept between routings.
@@ -179,7 +179,7 @@ cdef class Fanout(Registry):
 
     def route(self, Framing framing not None, Source source not None, buffer, Py_ssize_t start, Py_ssize_t end):
         """Routes the frames in buffer[start:end]; says in `stop` why it ended."""
-        cdef Routed routed = Routed.__new__(Routed)
+        cdef RouteResult routed = RouteResult.__new__(RouteResult)
         cdef Py_buffer view
         if framing.own is None:
             raise ValueError("the framing has no encoding of its own")
@@ -192,17 +192,17 @@ cdef class Fanout(Registry):
                 self.scan(framing, source, <const unsigned char*>view.buf + start, end - start, routed)
                 self.finish(routed, framing.own.number)
             finally:
-                self.tidy()
+                self.reset_scratch()
         finally:
             PyBuffer_Release(&view)
         return routed
 
     def publish(self, Source source not None, bytes topic not None, offsets, bodies, Encoding skip=None):
-        """Routes messages that are not in any dialect's frames: offsets as in `Collected`.
+        """Routes messages that are not in any dialect's frames: offsets as in `CollectedBatch`.
 
         Readers whose encoding is `skip` get nothing: they had the message in their own form.
         """
-        cdef Routed routed = Routed.__new__(Routed)
+        cdef RouteResult routed = RouteResult.__new__(RouteResult)
         cdef Py_buffer index, view
         if not 0 < len(topic) <= 255:
             raise ValueError("a topic is 1 to 255 bytes")
@@ -213,10 +213,10 @@ cdef class Fanout(Registry):
                 check_offsets(<const int32_t*>index.buf, index.len, view.len)
                 self.begin(0, -1 if skip is None else skip.number, 0)
                 try:
-                    self.offer(source, topic, &index, &view, routed)
+                    self.route_columns(source, topic, &index, &view, routed)
                     self.finish(routed, -1)
                 finally:
-                    self.tidy()
+                    self.reset_scratch()
             finally:
                 PyBuffer_Release(&view)
         finally:
@@ -225,8 +225,8 @@ cdef class Fanout(Registry):
 
     def encode_for(self, uint32_t number, bytes topic not None, offsets, bodies) -> bytes:
         """The messages for one reader alone, in its encoding: they count as sent to it."""
-        cdef Routed routed = Routed.__new__(Routed)
-        cdef Subscriber* reader = self.living(number)
+        cdef RouteResult routed = RouteResult.__new__(RouteResult)
+        cdef Subscriber* reader = self.require_subscriber(number)
         cdef Encoding encoding = self.encodings[reader.encoding]
         cdef Py_buffer index, view
         cdef bytes blob
@@ -240,24 +240,24 @@ cdef class Fanout(Registry):
                 self.begin(0, -1, 0)
                 try:
                     self.start_run(0)
-                    self.note_all(topic, &index, &view)
+                    self.add_pieces(topic, &index, &view)
                     blob = self.encode(encoding)
-                    self.book(number, self.runs[0].count, len(blob))
+                    self.count_delivery(number, self.runs[0].count, len(blob))
                     self.too_large += self.runs[0].unfit
                 finally:
-                    self.tidy()
+                    self.reset_scratch()
             finally:
                 PyBuffer_Release(&view)
         finally:
             PyBuffer_Release(&index)
         return blob
 
-    cdef int note_all(self, bytes topic, const Py_buffer* index, const Py_buffer* view) except -1:
+    cdef int add_pieces(self, bytes topic, const Py_buffer* index, const Py_buffer* view) except -1:
         cdef const int32_t* offsets = <const int32_t*>index.buf
         cdef Py_ssize_t at
         cdef Piece* piece
         for at in range(index.len // <Py_ssize_t>sizeof(int32_t) - 1):
-            self.pieces = <Piece*>with_room(
+            self.pieces = <Piece*>grow_if_full(
                 self.pieces, self.piece_count, &self.piece_capacity, sizeof(Piece)
             )
             piece = &self.pieces[self.piece_count]
@@ -280,7 +280,7 @@ cdef class Fanout(Registry):
         self.streak = NULL
         return 0
 
-    cdef void tidy(self) noexcept:
+    cdef void reset_scratch(self) noexcept:
         cdef size_t at
         for at in range(self.collecting_count):
             self.collecting[at].topic.collected = -1
@@ -295,7 +295,7 @@ cdef class Fanout(Registry):
         self.routing = False
 
     cdef int scan(
-        self, Framing framing, Source source, const unsigned char* at, Py_ssize_t size, Routed routed
+        self, Framing framing, Source source, const unsigned char* at, Py_ssize_t size, RouteResult routed
     ) except -1:
         cdef Frame frame
         cdef FrameKind kind
@@ -332,8 +332,8 @@ cdef class Fanout(Registry):
         routed.consumed = done
         return 0
 
-    cdef int offer(
-        self, Source source, bytes topic, const Py_buffer* index, const Py_buffer* view, Routed routed
+    cdef int route_columns(
+        self, Source source, bytes topic, const Py_buffer* index, const Py_buffer* view, RouteResult routed
     ) except -1:
         cdef const int32_t* offsets = <const int32_t*>index.buf
         cdef Py_ssize_t count = index.len // <Py_ssize_t>sizeof(int32_t) - 1
@@ -347,7 +347,7 @@ cdef class Fanout(Registry):
             routed.consumed += 1
         return 0
 
-    cdef inline int accept(self, Source source, const Frame* frame, Routed routed) except -1:
+    cdef inline int accept(self, Source source, const Frame* frame, RouteResult routed) except -1:
         cdef Topic* topic = self.last
         if topic is NULL or not is_named(topic, frame):
             self.last_outcome = self.admit(source, frame, routed)
@@ -359,9 +359,9 @@ cdef class Fanout(Registry):
         self.messages += 1
         self.bytes += frame.body_size
         if self.last_outcome == HEARD:
-            self.pass_on(topic, frame, routed)
+            self.relay_frame(topic, frame, routed)
         elif self.last_outcome == KEPT:
-            self.keep(topic, frame, routed)
+            self.collect_durable(topic, frame, routed)
         elif self.last_outcome == DENIED:
             source.denied += 1
             self.denied += 1
@@ -370,12 +370,12 @@ cdef class Fanout(Registry):
             self.unheard += 1
         return self.last_outcome
 
-    cdef Outcome admit(self, Source source, const Frame* frame, Routed routed) except? WAIT:
+    cdef Outcome admit(self, Source source, const Frame* frame, RouteResult routed) except? WAIT:
         """Looks a topic up, asks for its verdict if need be, and sees whether it must wait."""
         cdef Topic* topic = self.table.find(frame.topic, frame.topic_size)
         cdef Verdict verdict
         if topic is NULL:
-            if source.trusted or not self.judge_unheard:
+            if source.trusted or not self.has_produce_rules:
                 self.last = NULL
                 return UNHEARD
             if self.table.idle >= MAX_IDLE_TOPICS:
@@ -388,7 +388,7 @@ cdef class Fanout(Registry):
         if verdict == UNKNOWN:
             allowed = self.judge(source.identity, frame.topic[:frame.topic_size])
             verdict = ALLOW if allowed else DENY
-            self.table.remember(topic, source.identity, self.generation, verdict)
+            self.table.remember_verdict(topic, source.identity, self.generation, verdict)
         if verdict == DENY:
             return DENIED
         if topic.durable and not source.trusted:
@@ -400,7 +400,7 @@ cdef class Fanout(Registry):
             return WAIT
         return HEARD
 
-    cdef bint is_blocked(self, const Topic* topic, Routed routed) except -1:
+    cdef bint is_blocked(self, const Topic* topic, RouteResult routed) except -1:
         cdef SubscriberSet* readers = &self.sets.sets[topic.subscribers]
         cdef Subscriber* reader
         cdef uint32_t at
@@ -411,7 +411,7 @@ cdef class Fanout(Registry):
                 return True
         return False
 
-    cdef inline int pass_on(self, Topic* topic, const Frame* frame, Routed routed) except -1:
+    cdef inline int relay_frame(self, Topic* topic, const Frame* frame, RouteResult routed) except -1:
         cdef uint32_t encodings = self.sets.sets[topic.subscribers].encodings
         cdef bint beyond = topic.collect or (encodings & ~self.own_bit)
         cdef Run* run
@@ -429,20 +429,20 @@ cdef class Fanout(Registry):
                     self.start_streak(topic)
         if frame.kind == FRAGMENT:
             if beyond:
-                self.hand_up(frame, routed)
+                self.collect_fragment(frame, routed)
             return 0
         if beyond:
-            self.note(topic, frame, (encodings & ~self.own_bit) != 0, topic.collect)
+            self.add_piece(topic, frame, (encodings & ~self.own_bit) != 0, topic.collect)
         topic.next_id += 1
         return 0
 
-    cdef int keep(self, Topic* topic, const Frame* frame, Routed routed) except -1:
+    cdef int collect_durable(self, Topic* topic, const Frame* frame, RouteResult routed) except -1:
         """Of a durable topic: readers see it once the bus has kept it, and not before."""
         if frame.kind == FRAGMENT:
-            return self.hand_up(frame, routed)
-        return self.note(topic, frame, False, True)
+            return self.collect_fragment(frame, routed)
+        return self.add_piece(topic, frame, False, True)
 
-    cdef int hand_up(self, const Frame* frame, Routed routed) except -1:
+    cdef int collect_fragment(self, const Frame* frame, RouteResult routed) except -1:
         """A fragment for readers of whole messages: the session puts them together."""
         if routed.fragments is NOTHING:
             routed.fragments = []
@@ -478,18 +478,18 @@ cdef class Fanout(Registry):
         self.streak = NULL
 
     cdef int start_run(self, uint32_t subscribers) except -1:
-        self.runs = <Run*>with_room(self.runs, self.run_count, &self.run_capacity, sizeof(Run))
+        self.runs = <Run*>grow_if_full(self.runs, self.run_count, &self.run_capacity, sizeof(Run))
         self.runs[self.run_count] = Run(subscribers, self.filled, self.filled, 0, 0)
         self.run_count += 1
         return 0
 
-    cdef int note(self, Topic* topic, const Frame* frame, bint relayed, bint collected) except -1:
+    cdef int add_piece(self, Topic* topic, const Frame* frame, bint relayed, bint collected) except -1:
         """Remembers a message that is wanted in another form than it came in."""
         cdef Collecting* column
         cdef Piece* piece
-        self.pieces = <Piece*>with_room(self.pieces, self.piece_count, &self.piece_capacity, sizeof(Piece))
+        self.pieces = <Piece*>grow_if_full(self.pieces, self.piece_count, &self.piece_capacity, sizeof(Piece))
         if collected and topic.collected < 0:
-            self.collecting = <Collecting*>with_room(
+            self.collecting = <Collecting*>grow_if_full(
                 self.collecting, self.collecting_count, &self.collecting_capacity, sizeof(Collecting)
             )
             self.collecting[self.collecting_count] = Collecting(topic, topic.next_id, 0, 0, NULL, NULL)
@@ -507,7 +507,7 @@ cdef class Fanout(Registry):
             column.size += frame.body_size
         return 0
 
-    cdef int finish(self, Routed routed, int own) except -1:
+    cdef int finish(self, RouteResult routed, int own) except -1:
         cdef uint32_t encodings = 0
         cdef size_t at
         cdef int number
@@ -577,7 +577,7 @@ cdef class Fanout(Registry):
                     if self.subscribers[readers.members[index]].encoding == encoding:
                         self.too_large += self.runs[at].unfit
 
-    cdef int distribute(self, bytes blob, int encoding, Routed routed) except -1:
+    cdef int distribute(self, bytes blob, int encoding, RouteResult routed) except -1:
         cdef SubscriberSet* readers
         cdef uint32_t at, member
         if not blob:
@@ -589,10 +589,10 @@ cdef class Fanout(Registry):
             member = readers.members[at]
             if self.subscribers[member].encoding == encoding:
                 routed.outputs.append((self.outboxes[member], blob))
-                self.book(member, self.runs[0].count, self.runs[0].end - self.runs[0].start)
+                self.count_delivery(member, self.runs[0].count, self.runs[0].end - self.runs[0].start)
         return 0
 
-    cdef int distribute_runs(self, bytes blob, int encoding, Routed routed) except -1:
+    cdef int distribute_runs(self, bytes blob, int encoding, RouteResult routed) except -1:
         """Several sets in one buffer: measure each reader's share, then copy it together."""
         cdef const unsigned char* source = <const unsigned char*>PyBytes_AS_STRING(blob)
         cdef size_t at
@@ -614,7 +614,7 @@ cdef class Fanout(Registry):
             share = PyBytes_FromStringAndSize(NULL, subscriber.pending)
             subscriber.cursor = <unsigned char*>PyBytes_AS_STRING(share)
             routed.outputs.append((self.outboxes[self.touched[at]], share))
-            self.book(self.touched[at], subscriber.pending_messages, subscriber.pending)
+            self.count_delivery(self.touched[at], subscriber.pending_messages, subscriber.pending)
         for at in range(self.run_count):
             run = &self.runs[at]
             readers = &self.sets.sets[run.subscribers]
@@ -632,7 +632,7 @@ cdef class Fanout(Registry):
         cdef Subscriber* subscriber = &self.subscribers[member]
         if subscriber.pending == 0:
             subscriber.pending_messages = 0
-            self.touched = <uint32_t*>with_room(
+            self.touched = <uint32_t*>grow_if_full(
                 self.touched, self.touched_count, &self.touched_capacity, sizeof(uint32_t)
             )
             self.touched[self.touched_count] = member
@@ -641,13 +641,13 @@ cdef class Fanout(Registry):
         subscriber.pending_messages += count
         return 0
 
-    cdef inline void book(self, uint32_t member, uint64_t count, Py_ssize_t size) noexcept:
+    cdef inline void count_delivery(self, uint32_t member, uint64_t count, Py_ssize_t size) noexcept:
         self.subscribers[member].messages += count
         self.subscribers[member].bytes += size
         self.delivered += count
         self.delivered_bytes += size
 
-    cdef int collect(self, Routed routed) except -1:
+    cdef int collect(self, RouteResult routed) except -1:
         cdef size_t at
         cdef Collecting* column
         cdef Piece* piece
@@ -665,8 +665,8 @@ cdef class Fanout(Registry):
             column.offset += 1
         return 0
 
-    cdef int open_column(self, Collecting* column, Routed routed) except -1:
-        cdef Collected batch = Collected.__new__(Collected)
+    cdef int open_column(self, Collecting* column, RouteResult routed) except -1:
+        cdef CollectedBatch batch = CollectedBatch.__new__(CollectedBatch)
         if column.size > 0x7FFFFFFF:
             raise OverflowError("more than 2 GiB of one topic in one buffer")
         batch.topic = column.topic.name[:column.topic.name_size]
@@ -700,7 +700,7 @@ cdef inline Frame message(bytes topic, const Py_buffer* view, int32_t start, int
     return frame
 
 
-cdef void* with_room(void* array, size_t used, size_t* capacity, size_t item) except NULL:
+cdef void* grow_if_full(void* array, size_t used, size_t* capacity, size_t item) except NULL:
     """The array, grown if it has no place for one more."""
     cdef size_t wider
     cdef void* grown

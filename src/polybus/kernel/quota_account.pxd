@@ -4,10 +4,10 @@ cdef enum:
     QUOTA_COUNT = 4
     BYTES = 0  # the place of quota_bytes, which the short path charges
 
-cdef class Account:
+cdef class QuotaAccount:
     cdef readonly object key
     cdef int64_t used[QUOTA_COUNT]
     cdef int64_t limits[QUOTA_COUNT]
     cdef bint has_room(self, int quota, int64_t amount) noexcept
-    cdef bint take(self, int quota, int64_t amount) noexcept
-    cdef int give(self, int quota, int64_t amount) except -1
+    cdef bint try_charge(self, int quota, int64_t amount) noexcept
+    cdef int refund(self, int quota, int64_t amount) except -1

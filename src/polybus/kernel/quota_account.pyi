@@ -4,7 +4,7 @@ PLACES: int
 MAX_AMOUNT: int
 
 @final
-class Account:
+class QuotaAccount:
     def __init__(self, key: int | str | None) -> None: ...
     @property
     def key(self) -> int | str | None: ...

@@ -11,7 +11,7 @@ MAX_AMOUNT = 0x7FFFFFFFFFFFFFFF
 
 
 @cython.final
-cdef class Account:
+cdef class QuotaAccount:
     """`key` is the user's uid, or what else stands for it; limits are 0 until they are set."""
 
     def __init__(self, key):
@@ -29,11 +29,11 @@ cdef class Account:
     def charge(self, int quota, int64_t amount):
         """False, with nothing charged, if that would be over the limit."""
         check_amount(amount)
-        return self.take(checked(quota), amount)
+        return self.try_charge(checked(quota), amount)
 
     def release(self, int quota, int64_t amount):
         check_amount(amount)
-        self.give(checked(quota), amount)
+        self.refund(checked(quota), amount)
 
     @property
     def is_empty(self):
@@ -47,13 +47,13 @@ cdef class Account:
         # Spelt as a difference: a sum could leave 64 bits.
         return amount <= self.limits[quota] - self.used[quota]
 
-    cdef bint take(self, int quota, int64_t amount) noexcept:
+    cdef bint try_charge(self, int quota, int64_t amount) noexcept:
         if not self.has_room(quota, amount):
             return False
         self.used[quota] += amount
         return True
 
-    cdef int give(self, int quota, int64_t amount) except -1:
+    cdef int refund(self, int quota, int64_t amount) except -1:
         if amount > self.used[quota]:
             raise ValueError(f"{self.key} releases {amount}: more than it holds")
         self.used[quota] -= amount

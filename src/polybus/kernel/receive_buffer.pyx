@@ -33,7 +33,7 @@ cdef class SharedBuffer:
 
 
 @cython.final
-cdef class Inbox:
+cdef class ReceiveBuffer:
     """`receive` is the session's; as long as there is none, what comes is thrown away."""
 
     cdef SharedBuffer shared
@@ -47,11 +47,11 @@ cdef class Inbox:
         self.tail = b""
 
     @property
-    def held(self):
+    def held_bytes(self):
         """Bytes that were received and not consumed."""
         return len(self.tail) if self.own is None else self.own_filled
 
-    def space(self, sizehint=-1):
+    def get_buffer(self, sizehint=-1):
         """Where the next bytes are to be written: as much as there is, whatever the hint."""
         if self.own is not None:
             return memoryview(self.own)[self.own_filled :]
@@ -60,7 +60,7 @@ cdef class Inbox:
         self.shared.data[: len(self.tail)] = self.tail
         return self.shared.view[len(self.tail) :]
 
-    def filled(self, Py_ssize_t nbytes):
+    def buffer_updated(self, Py_ssize_t nbytes):
         """`nbytes` bytes were written there: offers them with what was held."""
         cdef Py_ssize_t consumed, end
         self.shared.reads += 1
@@ -77,7 +77,7 @@ cdef class Inbox:
         else:
             self.hold(self.shared.view[consumed:end])
 
-    def offer_again(self):
+    def redeliver(self):
         """Offers what is held once more; nothing new has come."""
         cdef Py_ssize_t consumed
         if self.own is not None:

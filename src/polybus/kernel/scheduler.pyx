@@ -51,11 +51,11 @@ cdef extern from *:
     unsigned long long polybus_slice()
 
 
-def shorten(unsigned long long microseconds) -> bool:
+def set_time_slice_us(unsigned long long microseconds) -> bool:
     """For the calling thread, and none that it starts. False if the system would not have it."""
     return bool(polybus_shorten(microseconds * 1000))
 
 
-def current_us() -> int:
+def get_time_slice_us() -> int:
     """The calling thread's slice; 0 where nobody says."""
     return polybus_slice() // 1000

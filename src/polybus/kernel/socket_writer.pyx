@@ -16,7 +16,7 @@ cdef extern from "<sys/socket.h>" nogil:
 
 
 @cython.final
-cdef class Outlet:
+cdef class SocketWriter:
     """`transport` is asyncio's. The descriptor is its socket's, and valid until it is closing."""
 
     cdef int descriptor

@@ -6,7 +6,7 @@ cdef struct SubscriberSet:
     uint32_t encodings  # bit mask over the members
     uint32_t* members  # subscriber numbers, ascending
 
-cdef class SetTable:
+cdef class SubscriberSetTable:
     cdef SubscriberSet* sets
     cdef uint32_t capacity
     cdef uint32_t used
@@ -17,4 +17,4 @@ cdef class SetTable:
     cdef int contains(self, uint32_t number, uint32_t member) noexcept nogil
     cdef int release(self, uint32_t number) except -1
     cdef uint32_t intern(self, const uint32_t* members, uint32_t size, uint32_t encodings) except 0
-    cdef uint32_t place(self) except 0
+    cdef uint32_t allocate_number(self) except 0

@@ -25,7 +25,7 @@ cdef inline uint32_t position(const uint32_t* members, uint32_t size, uint32_t m
     return low
 
 
-cdef class SetTable:
+cdef class SubscriberSetTable:
     def __cinit__(self):
         self.capacity = 64
         self.used = 1  # number 0 is the empty set
@@ -101,7 +101,7 @@ cdef class SetTable:
             raise MemoryError
         memcpy(copy, members, size * sizeof(uint32_t))
         try:
-            number = self.place()
+            number = self.allocate_number()
             self.numbers[key] = number
         except BaseException:
             PyMem_Free(copy)
@@ -109,7 +109,7 @@ cdef class SetTable:
         self.sets[number] = SubscriberSet(1, size, encodings, copy)
         return number
 
-    cdef uint32_t place(self) except 0:
+    cdef uint32_t allocate_number(self) except 0:
         """A free number, growing the array when there is none."""
         cdef SubscriberSet* grown
         if self.free:

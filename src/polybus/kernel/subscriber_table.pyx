@@ -7,14 +7,14 @@ error of the caller, not a crash.
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 
 from polybus.kernel.framing cimport Encoding
-from polybus.kernel.subscriber_set cimport SetTable
+from polybus.kernel.subscriber_set cimport SubscriberSetTable
 from polybus.kernel.topic_index cimport ALLOW, DENY, UNKNOWN, Topic, TopicTable, is_idle
 
 
-cdef class Registry:
+cdef class SubscriberTable:
     def __cinit__(self, *args, **kwargs):
         self.table = TopicTable()
-        self.sets = SetTable()
+        self.sets = SubscriberSetTable()
         self.capacity = 64
         self.generation = 1
         self.outboxes = []
@@ -34,7 +34,7 @@ cdef class Registry:
         known = self.encodings[encoding.number]
         if known is not None and known is not encoding:
             raise ValueError("another encoding has this number")
-        number = self.place()
+        number = self.allocate_number()
         self.encodings[encoding.number] = encoding
         self.subscribers[number] = Subscriber(0, 0, 0, 0, NULL, encoding.number, 0, 1)
         self.outboxes[number] = outbox
@@ -53,7 +53,7 @@ cdef class Registry:
 
     def subscribe(self, uint32_t number, bytes topic) -> bool:
         """False if it was subscribed already."""
-        cdef Subscriber* subscriber = self.living(number)
+        cdef Subscriber* subscriber = self.require_subscriber(number)
         if topic in self.names[number]:
             return False
         self.link(number, topic, subscriber.encoding)
@@ -62,7 +62,7 @@ cdef class Registry:
 
     def unsubscribe(self, uint32_t number, bytes topic) -> bool:
         """False if there was no such subscription."""
-        self.living(number)
+        self.require_subscriber(number)
         if topic not in self.names[number]:
             return False
         self.unlink(number, topic)
@@ -71,7 +71,7 @@ cdef class Registry:
 
     def detach(self, uint32_t number, bytes topic) -> None:
         """Nothing more is relayed to it, and yet it stays subscribed: it is fed otherwise."""
-        self.living(number)
+        self.require_subscriber(number)
         if topic not in self.names[number] or (number, topic) in self.detached:
             raise KeyError(topic)
         self.unlink(number, topic)
@@ -79,14 +79,14 @@ cdef class Registry:
 
     def attach(self, uint32_t number, bytes topic) -> None:
         """Messages are relayed to it again."""
-        cdef Subscriber* subscriber = self.living(number)
+        cdef Subscriber* subscriber = self.require_subscriber(number)
         if (number, topic) not in self.detached:
             raise KeyError(topic)
         self.detached.discard((number, topic))
         self.link(number, topic, subscriber.encoding)
 
     def unsubscribe_all(self, uint32_t number) -> int:
-        self.living(number)
+        self.require_subscriber(number)
         cdef set topics = self.names[number]
         ended = len(topics)
         while topics:
@@ -94,15 +94,15 @@ cdef class Registry:
         return ended
 
     def is_subscribed(self, uint32_t number, bytes topic) -> bool:
-        self.living(number)
+        self.require_subscriber(number)
         return topic in self.names[number]
 
     def topics_of(self, uint32_t number) -> frozenset:
-        self.living(number)
+        self.require_subscriber(number)
         return frozenset(self.names[number])
 
     def subscription_count(self, uint32_t number) -> int:
-        self.living(number)
+        self.require_subscriber(number)
         return len(self.names[number])
 
     def subscriber_count(self, bytes topic) -> int:
@@ -111,7 +111,7 @@ cdef class Registry:
 
     def set_full(self, uint32_t number, bint full) -> None:
         """While full, nothing is routed to it: its publishers are stopped instead."""
-        cdef Subscriber* subscriber = self.living(number)
+        cdef Subscriber* subscriber = self.require_subscriber(number)
         self.full_count += <int>full - <int>subscriber.full
         subscriber.full = full
 
@@ -120,21 +120,21 @@ cdef class Registry:
         cdef Topic* entry = self.entry(topic)
         cdef bint idle = is_idle(entry)
         entry.collect = collect
-        self.settle(entry, idle)
+        self.update_idle(entry, idle)
 
     def set_durable(self, bytes topic, bint durable) -> None:
         """Hands the topic's messages to the bus alone; readers get what it publishes itself."""
         cdef Topic* entry = self.entry(topic)
         cdef bint idle = is_idle(entry)
         entry.durable = durable
-        self.settle(entry, idle)
+        self.update_idle(entry, idle)
 
     def set_hold(self, bytes topic, bint hold) -> None:
         """Keeps the topic's entry, and with it its ids, also while nobody reads it."""
         cdef Topic* entry = self.entry(topic)
         cdef bint idle = is_idle(entry)
         entry.hold = hold
-        self.settle(entry, idle)
+        self.update_idle(entry, idle)
 
     def has_topic(self, bytes topic) -> bool:
         """Does anybody read or hold it?"""
@@ -150,17 +150,17 @@ cdef class Registry:
         cdef Topic* entry = self.table.find(topic, len(topic))
         if entry is NULL or is_idle(entry):
             raise KeyError(topic)
-        self.check_still()
+        self.require_not_routing()
         entry.next_id = next_id
 
-    def sent(self, uint32_t number) -> tuple:
+    def sent_totals(self, uint32_t number) -> tuple:
         """Messages and bytes handed out for this subscriber."""
-        cdef Subscriber* subscriber = self.living(number)
+        cdef Subscriber* subscriber = self.require_subscriber(number)
         return subscriber.messages, subscriber.bytes
 
-    def new_policy(self) -> None:
+    def forget_verdicts(self) -> None:
         """Forgets every verdict: the policy has changed."""
-        self.check_still()
+        self.require_not_routing()
         self.generation += 1
 
     def verdict(self, uint32_t identity, bytes topic) -> bool | None:
@@ -171,12 +171,12 @@ cdef class Registry:
         known = self.table.verdict(entry, identity, self.generation)
         return None if known == UNKNOWN else known == ALLOW
 
-    def remember(self, uint32_t identity, bytes topic, bint allowed) -> None:
+    def remember_verdict(self, uint32_t identity, bytes topic, bint allowed) -> None:
         """What the policy says; forgotten with the topic's entry and with the policy."""
         cdef Topic* entry = self.table.find(topic, len(topic))
-        self.check_still()
+        self.require_not_routing()
         if entry is not NULL:
-            self.table.remember(entry, identity, self.generation, ALLOW if allowed else DENY)
+            self.table.remember_verdict(entry, identity, self.generation, ALLOW if allowed else DENY)
 
     @property
     def topic_count(self) -> int:
@@ -186,24 +186,24 @@ cdef class Registry:
     def set_count(self) -> int:
         return len(self.sets)
 
-    cdef int check_still(self) except -1:
+    cdef int require_not_routing(self) except -1:
         if self.routing:
             raise RuntimeError("the table cannot change while a buffer is routed")
         return 0
 
     cdef Topic* entry(self, bytes topic) except NULL:
-        self.check_still()
+        self.require_not_routing()
         return self.table.find_or_add(topic, len(topic))
 
-    cdef Subscriber* living(self, uint32_t number) except NULL:
+    cdef Subscriber* require_subscriber(self, uint32_t number) except NULL:
         if number >= self.used or not self.subscribers[number].alive:
             raise KeyError(number)
-        self.check_still()
+        self.require_not_routing()
         return &self.subscribers[number]
 
-    cdef uint32_t place(self) except? 0xFFFFFFFF:
+    cdef uint32_t allocate_number(self) except? 0xFFFFFFFF:
         cdef Subscriber* grown
-        self.check_still()
+        self.require_not_routing()
         if self.free:
             return self.free.pop()
         if self.used == self.capacity:
@@ -228,7 +228,7 @@ cdef class Registry:
             entry.subscribers = self.sets.with_member(old, number, encoding)
             self.sets.release(old)
         finally:
-            self.settle(entry, idle)
+            self.update_idle(entry, idle)
         return 0
 
     cdef int unlink(self, uint32_t number, bytes topic) except -1:
@@ -245,9 +245,9 @@ cdef class Registry:
                 encodings |= <uint32_t>1 << self.subscribers[member].encoding
         entry.subscribers = self.sets.without_member(old, number, encodings)
         self.sets.release(old)
-        return self.settle(entry, False)
+        return self.update_idle(entry, False)
 
-    cdef int settle(self, Topic* topic, bint was_idle) except -1:
+    cdef int update_idle(self, Topic* topic, bint was_idle) except -1:
         """Books a change between read and idle; an entry that nobody needs goes."""
         cdef bint idle = is_idle(topic)
         self.table.idle += <int>idle - <int>was_idle

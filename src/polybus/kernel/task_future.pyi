@@ -1,9 +1,9 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-A = TypeVar("A", bound="Answer")
+A = TypeVar("A", bound="TaskFuture")
 
-class Answer:
+class TaskFuture:
     def __init__(
         self,
         task: Callable[[Any, Any, int], Any] | None = None,
@@ -20,7 +20,7 @@ class Answer:
     @property
     def alone(self) -> bool: ...
 
-def carry_out(
+def run_tasks(
     answers: list[A], books: object, now_ns: int, refusal: type[Exception]
 ) -> list[A]: ...
-def tell(answers: list[A]) -> None: ...
+def resolve_all(answers: list[A]) -> None: ...

@@ -8,14 +8,14 @@ can, by way of the garbage collector: so whatever is needed is made before the l
 A lock is made only for a thread that has to sleep.
 
 An answer carries what is to be done (`task`, called with its `subject`), and keeps the
-outcome to itself until it is told: `carry_out` does the work of many, `tell` tells them.
+outcome to itself until it is told: `run_tasks` does the work of many, `resolve_all` tells them.
 
     pending ──▶ running ──▶ finished       begun, then a value or an error
        └──────▶ cancelled                  by its caller, before it was begun
 """
 from _thread import allocate_lock
 from concurrent.futures import CancelledError, InvalidStateError
-from concurrent.futures._base import LOGGER
+from logging import getLogger
 from threading import Condition
 
 cdef enum State:
@@ -28,7 +28,7 @@ cdef enum State:
 cdef tuple NAMES = ("PENDING", "RUNNING", "CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED")
 
 
-cdef class Answer:
+cdef class TaskFuture:
     """To be inherited from before `concurrent.futures.Future`, whose methods these replace."""
 
     cdef readonly object task, subject
@@ -51,7 +51,7 @@ cdef class Answer:
     def cancel(self) -> bool:
         """Whether it is cancelled: what was begun cannot be."""
         if self.state == PENDING:
-            self.settle(CANCELLED)
+            self.finish(CANCELLED)
         return self.state == CANCELLED or self.state == NOTIFIED
 
     def cancelled(self) -> bool:
@@ -96,12 +96,12 @@ cdef class Answer:
     def set_result(self, result) -> None:
         self.require_open()
         self.value = result
-        self.settle(FINISHED)
+        self.finish(FINISHED)
 
     def set_exception(self, exception) -> None:
         self.require_open()
         self.fault = exception
-        self.settle(FINISHED)
+        self.finish(FINISHED)
 
     # --- what `concurrent.futures` reads of a Future, to wait for several at once
 
@@ -164,7 +164,7 @@ cdef class Answer:
             self.change(NOTIFIED)
         return self.state == RUNNING
 
-    cdef int settle(self, State state) except -1:
+    cdef int finish(self, State state) except -1:
         """The end: whoever sleeps is woken, then whoever wants to be called is."""
         cdef list callbacks, sleepers
         self.change(state)
@@ -199,20 +199,20 @@ cdef class Answer:
         try:
             callback(self)
         except BaseException:
-            LOGGER.exception("exception calling callback for %r", self)
+            getLogger("concurrent.futures").exception("exception calling callback for %r", self)
         return 0
 
 
-def carry_out(list answers not None, books, now_ns, refusal) -> list:
+def run_tasks(list answers not None, books, now_ns, refusal) -> list:
     """Does the task of each, in order, and keeps what comes of it; those that were begun.
 
     `refusal` is the type of errors that are the answer to one task; any other ends it all,
     and what was begun may be carried out again.
     """
     cdef list begun = []
-    cdef Answer answer
+    cdef TaskFuture answer
     for item in answers:
-        answer = <Answer?>item
+        answer = <TaskFuture?>item
         if not answer.begin():
             continue
         answer.value = answer.fault = None
@@ -224,10 +224,10 @@ def carry_out(list answers not None, books, now_ns, refusal) -> list:
     return begun
 
 
-def tell(list answers not None) -> None:
+def resolve_all(list answers not None) -> None:
     """All of them get to know what was kept for them."""
-    cdef Answer answer
+    cdef TaskFuture answer
     for item in answers:
-        answer = <Answer?>item
+        answer = <TaskFuture?>item
         if answer.state < CANCELLED:
-            answer.settle(FINISHED)
+            answer.finish(FINISHED)

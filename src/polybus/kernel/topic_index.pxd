@@ -34,4 +34,4 @@ cdef class TopicTable:
     cdef int sweep_idle(self) except -1
     cdef int grow(self) except -1
     cdef Verdict verdict(self, const Topic* topic, uint32_t identity, uint64_t generation) noexcept nogil
-    cdef int remember(self, Topic* topic, uint32_t identity, uint64_t generation, Verdict verdict) except -1
+    cdef int remember_verdict(self, Topic* topic, uint32_t identity, uint64_t generation, Verdict verdict) except -1

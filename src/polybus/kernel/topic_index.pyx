@@ -134,7 +134,7 @@ cdef class TopicTable:
             return UNKNOWN
         return <Verdict>topic.verdicts[identity]
 
-    cdef int remember(self, Topic* topic, uint32_t identity, uint64_t generation, Verdict verdict) except -1:
+    cdef int remember_verdict(self, Topic* topic, uint32_t identity, uint64_t generation, Verdict verdict) except -1:
         cdef uint8_t* grown
         if identity >= topic.verdict_count:
             grown = <uint8_t*>PyMem_Realloc(topic.verdicts, identity + 1)

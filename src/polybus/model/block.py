@@ -17,7 +17,7 @@ from polybus.errors import Damaged, PolybusError, TooLarge, UsageError, WrongFor
 from polybus.kernel import block_gather
 from polybus.kernel import blocks as kernel
 from polybus.kernel.blocks import Layout as Layout  # the engines know it by this face
-from polybus.kernel.blocks import Roomy
+from polybus.kernel.blocks import HeadroomBlock
 from polybus.model.rows import Rows
 
 MAX_BLOCK_BYTES = kernel.MAX_BYTES
@@ -59,7 +59,7 @@ class BlockSlice(NamedTuple):
 class Block(NamedTuple):
     """One message or more. Made by `open`, `from_columns`, `concat` or `slice` alone."""
 
-    data: bytes | Roomy
+    data: bytes | HeadroomBlock
     count: int  # type: ignore[assignment]  # a tuple's method of this name is not missed
 
     @property
@@ -168,8 +168,8 @@ def gather(
         raise Damaged(str(error)) from None
 
 
-def _made(data: bytes | Roomy) -> Block:
-    return Block(data, kernel.count_of(data))
+def _made(data: bytes | HeadroomBlock) -> Block:
+    return Block(data, kernel.read_message_count(data))
 
 
 # By try and except where they are raised: a context manager would take longer than a block.

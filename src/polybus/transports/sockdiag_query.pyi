@@ -1,4 +1,4 @@
-def look_up(
+def query_socket(
     descriptor: int,
     sequence: int,
     far_ip: bytes,

@@ -63,7 +63,7 @@ cdef struct Question:
     inet_diag_req_v2 request
 
 
-def look_up(
+def query_socket(
     int descriptor,
     uint32_t sequence,
     bytes far_ip not None,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import socket
 from typing import NamedTuple, Protocol
 
-from polybus.transports.sockdiag_query import look_up
+from polybus.transports.sockdiag_query import query_socket
 
 NETLINK_SOCK_DIAG = 4
 # A peer to whom we have not said goodbye is in one of these.
@@ -52,7 +52,7 @@ class NetlinkSocketTable:
         """From where the other end stands: its own address comes first."""
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         try:
-            found = look_up(self._netlink.fileno(), self._sequence, *far, *near)
+            found = query_socket(self._netlink.fileno(), self._sequence, *far, *near)
         except (OSError, ValueError):
             return None
         return None if found is None else owner_of(*found)

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from polybus.kernel.receive_buffer import Inbox, SharedBuffer
-from polybus.kernel.socket_writer import Outlet
+from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
+from polybus.kernel.socket_writer import SocketWriter
 from polybus.transports.peer_identity import describe_peer, identify_peer, keep_alive, unsent_bytes
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class StreamConnection(asyncio.BufferedProtocol):
         lost: Callable[[StreamConnection], None],
     ) -> None:
         self._open_session = open_session
-        self._inbox = Inbox(shared)
+        self._inbox = ReceiveBuffer(shared)
         # Straight to the inbox: a client that waits for each answer pays for every step between.
-        self.get_buffer = self._inbox.space  # type: ignore[method-assign]
-        self.buffer_updated = self._inbox.filled  # type: ignore[method-assign]
+        self.get_buffer = self._inbox.get_buffer  # type: ignore[method-assign]
+        self.buffer_updated = self._inbox.buffer_updated  # type: ignore[method-assign]
         self._admit = admit
         self._on_lost = lost
         self._admitted = False
@@ -96,7 +96,7 @@ class StreamConnection(asyncio.BufferedProtocol):
             self.hangups.forget(self._watched)
             self._watched = None
 
-    def offer_again(self) -> None:
+    def redeliver(self) -> None:
         if self._opened:
             self._offer_again()
         if self._broken:
@@ -133,7 +133,7 @@ class StreamConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._identify_and_admit(transport):
             descriptor = transport.get_extra_info("socket").fileno()
-            self.write = Outlet(descriptor, self._transport).write  # type: ignore[method-assign]
+            self.write = SocketWriter(descriptor, self._transport).write  # type: ignore[method-assign]
             self.has_failed = self._transport.is_closing  # type: ignore[method-assign]
             self._open()
 
@@ -179,13 +179,13 @@ class StreamConnection(asyncio.BufferedProtocol):
         self.resume_writing = self._session.on_writable  # type: ignore[method-assign]
 
     def _offer_again(self) -> None:
-        self._inbox.offer_again()
+        self._inbox.redeliver()
 
     def _read_rest(self) -> None:
         """A write has found the connection broken: what came before the break is still there."""
         descriptor = self._transport.get_extra_info("socket").fileno()
         try:
-            while count := os.readv(descriptor, [self._inbox.space()]):
-                self._inbox.filled(count)
+            while count := os.readv(descriptor, [self._inbox.get_buffer()]):
+                self._inbox.buffer_updated(count)
         except OSError:
             pass  # that was all

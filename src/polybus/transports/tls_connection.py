@@ -115,12 +115,12 @@ class TlsConnection(StreamConnection):
     def _decrypt(self) -> None:
         """Hands on what has come, until it is all, or the session wants no more for now."""
         while not self._paused and not self._closing:
-            space = self._inbox.space()
+            space = self._inbox.get_buffer()
             count = cast(int, self._tls.read(len(space), space))  # given a buffer, it counts
             if not count:
                 self._on_close_notify()
                 return
-            self._inbox.filled(count)
+            self._inbox.buffer_updated(count)
 
     def _offer_again(self) -> None:
         super()._offer_again()

@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 
 from tests.property.kernel import frames
 from tests.property.kernel.twins import EncodingPair, SourcePair, Twins
-from tests.rig.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST, Routed
+from tests.rig.oracle.fanout import CONTROL_FRAME, FRAGMENTS_FIRST, RouteResult
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Story:
     reason: str | None = None
     consumed: int = 0
 
-    def add(self, routed: Routed) -> None:
+    def add(self, routed: RouteResult) -> None:
         self.consumed += routed.consumed
         self.fragments += routed.fragments
         self.reason = routed.reason
@@ -59,7 +59,7 @@ class Connection:
                 break
         self._held = bytes(buffer[at:])
 
-    def route(self, buffer: Buffer, start: int, end: int) -> Routed:
+    def route(self, buffer: Buffer, start: int, end: int) -> RouteResult:
         return self._twins.route(self._encoding, self._source, buffer, start, end)
 
 

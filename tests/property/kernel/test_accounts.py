@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.kernel.quota_account import MAX_AMOUNT, PLACES, Account
+from polybus.kernel.quota_account import MAX_AMOUNT, PLACES, QuotaAccount
 from tests.rig.oracle import accounts as oracle
 
 quotas = st.integers(-1, PLACES)
@@ -26,7 +26,7 @@ def outcome(account: Any, verb: str, *fields: int) -> Any:
 
 @given(steps)
 def test_programs(program: list[tuple[str, int, int]]):
-    kernel, plain = Account("k"), oracle.Account("k")
+    kernel, plain = QuotaAccount("k"), oracle.QuotaAccount("k")
     assert kernel.key == plain.key
     for verb, quota, amount in program:
         assert outcome(kernel, verb, quota, amount) == outcome(plain, verb, quota, amount)

@@ -139,7 +139,7 @@ class Programs(RuleBasedStateMachine):
         """Unannounced, what was judged before stays judged."""
         self.denied ^= {(identity, name)}
         if announced:
-            self.twins.call("new_policy")
+            self.twins.call("forget_verdicts")
 
     @rule(name=st.sampled_from(NOT_ALLOWED))
     def names_that_are_not_allowed(self, name: bytes) -> None:
@@ -151,7 +151,7 @@ class Programs(RuleBasedStateMachine):
         self.twins.check([name])
 
     @rule(value=st.booleans())
-    def judge_unheard(self, value: bool) -> None:
+    def has_produce_rules(self, value: bool) -> None:
         self.twins.set_judge_unheard(value)
 
     # --- messages ------------------------------------------------------------

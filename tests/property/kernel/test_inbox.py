@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from polybus.kernel.receive_buffer import Inbox, SharedBuffer
+from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
 from tests.rig.oracle import inbox as oracle
 
 SHARED = 16
@@ -31,24 +31,24 @@ class Picky:
 )
 def test_programs(program: list[bytes | None], appetites: list[int]):
     """None: what is held is offered again."""
-    kernel, plain = Inbox(SharedBuffer(SHARED)), oracle.Inbox()
+    kernel, plain = ReceiveBuffer(SharedBuffer(SHARED)), oracle.ReceiveBuffer()
     sessions = Picky(appetites), Picky(appetites)
     kernel.receive, plain.receive = sessions[0].receive, sessions[1].receive
     for data in program:
         if data is None:
-            kernel.offer_again()
-            plain.offer_again()
+            kernel.redeliver()
+            plain.redeliver()
         while data:
-            space = kernel.space()
+            space = kernel.get_buffer()
             piece, data = data[: len(space)], data[len(space) :]
             space[: len(piece)] = piece
-            kernel.filled(len(piece))
+            kernel.buffer_updated(len(piece))
             plain.arrived(piece)
-        assert (sessions[0].taken, kernel.held) == (sessions[1].taken, plain.held)
+        assert (sessions[0].taken, kernel.held_bytes) == (sessions[1].taken, plain.held_bytes)
 
 
 def test_without_a_session_bytes_are_thrown_away():
-    kernel = Inbox(SharedBuffer(SHARED))
-    kernel.space()[:3] = b"abc"
-    kernel.filled(3)
-    assert kernel.held == 0
+    kernel = ReceiveBuffer(SharedBuffer(SHARED))
+    kernel.get_buffer()[:3] = b"abc"
+    kernel.buffer_updated(3)
+    assert kernel.held_bytes == 0

@@ -127,7 +127,7 @@ def test_each_identity_class_is_judged_by_itself(chance: Random) -> None:
                 send_all(twins, own, twins.source(identity), [b"topic"])
         if announced:
             denied.clear()
-            twins.call("new_policy")
+            twins.call("forget_verdicts")
     assert len(twins.kernel_asked) == len(identities)
     send_all(twins, own, twins.source(identities[0]), [b"topic"])
     assert len(twins.kernel_asked) == len(identities) + 1

@@ -113,11 +113,11 @@ class Twins:
         return by_kernel
 
     def set_judge_unheard(self, value: bool) -> None:
-        self.kernel.judge_unheard = self.oracle.judge_unheard = value
+        self.kernel.has_produce_rules = self.oracle.has_produce_rules = value
 
     def route(
         self, own: EncodingPair, source: SourcePair, data: Any, start: int, end: int
-    ) -> oracle.Routed:
+    ) -> oracle.RouteResult:
         got = self.kernel.route(own.framing, source.kernel, data, start, end)
         expected = self.oracle.route(own.oracle, source.oracle, data, start, end)
         self._compare(got, expected, own.oracle)
@@ -129,7 +129,7 @@ class Twins:
         topic: bytes,
         bodies: list[bytes],
         skip: EncodingPair | None = None,
-    ) -> oracle.Routed:
+    ) -> oracle.RouteResult:
         ends = [sum(map(len, bodies[:count])) for count in range(len(bodies) + 1)]
         whole, offsets = b"".join(bodies), array("i", ends)
         theirs = None if skip is None else skip.kernel
@@ -153,7 +153,7 @@ class Twins:
     # --- comparing -----------------------------------------------------------
 
     def _compare(
-        self, got: kernel.Routed, expected: oracle.Routed, own: rqueue.Encoding | None
+        self, got: kernel.RouteResult, expected: oracle.RouteResult, own: rqueue.Encoding | None
     ) -> None:
         assert STOPS[got.stop] == expected.stop
         assert got.consumed == expected.consumed
@@ -169,7 +169,7 @@ class Twins:
         assert list(got.fragments) == expected.fragments
         assert self.kernel_asked == self.oracle_asked
 
-    def _outputs(self, got: kernel.Routed, own: rqueue.Encoding | None) -> dict[ReaderPair, bytes]:
+    def _outputs(self, got: kernel.RouteResult, own: rqueue.Encoding | None) -> dict[ReaderPair, bytes]:
         outboxes = [outbox for outbox, _ in got.outputs]
         assert len(outboxes) == len(set(outboxes)), "at most one output per reader"
         by_outbox = {reader.outbox: reader for reader in self.readers}
@@ -179,7 +179,7 @@ class Twins:
         }
 
     def _expected_outputs(
-        self, expected: oracle.Routed, own: rqueue.Encoding | None
+        self, expected: oracle.RouteResult, own: rqueue.Encoding | None
     ) -> dict[ReaderPair, bytes]:
         by_number = {reader.oracle: reader for reader in self.readers}
         return {
@@ -203,7 +203,7 @@ class Twins:
         for source in self.sources:
             assert tally(source.kernel) == tally(source.oracle)
         for reader in self.readers:
-            for question in ("sent", "topics_of", "subscription_count"):
+            for question in ("sent_totals", "topics_of", "subscription_count"):
                 self.call(question, reader)
         for name in names:
             for question in ("has_topic", "next_id", "subscriber_count"):
@@ -218,7 +218,7 @@ def _faces(arguments: Iterable[object], side: str) -> list[object]:
     return [getattr(one, side) if isinstance(one, Pair) else one for one in arguments]
 
 
-def _columns(got: kernel.Routed) -> dict[bytes, tuple[int, list[bytes]]]:
+def _columns(got: kernel.RouteResult) -> dict[bytes, tuple[int, list[bytes]]]:
     columns = {}
     for batch in got.collected:
         bounds = array("i", batch.offsets)
@@ -231,7 +231,7 @@ def _columns(got: kernel.Routed) -> dict[bytes, tuple[int, list[bytes]]]:
     return columns
 
 
-def _expected_columns(expected: oracle.Routed) -> dict[bytes, tuple[int, list[bytes]]]:
+def _expected_columns(expected: oracle.RouteResult) -> dict[bytes, tuple[int, list[bytes]]]:
     return {one.topic: (one.first_id, one.bodies) for one in expected.collected.values()}
 
 

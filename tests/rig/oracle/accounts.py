@@ -7,7 +7,7 @@ from collections import Counter
 PLACES = 4
 
 
-class Account:
+class QuotaAccount:
     def __init__(self, key: int | str | None) -> None:
         self.key = key
         self._held: Counter[int] = Counter()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.rig.oracle import rqueue
-from tests.rig.oracle.registry import Registry, Topic
+from tests.rig.oracle.registry import SubscriberTable, Topic
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,21 +43,21 @@ class Source(Tally):
 
 
 @dataclass
-class Collected:
+class CollectedBatch:
     topic: bytes
     first_id: int
     bodies: list[bytes] = field(default_factory=list)
 
 
 @dataclass
-class Routed:
+class RouteResult:
     consumed: int = 0
     stop: str = END
     reason: str | None = None  # BAD_FRAME
     control: tuple[int, bytes] | None = None  # CONTROL_FRAME
     blockers: list[object] = field(default_factory=list)  # BLOCKED: any of these may be named
     outputs: dict[int, bytes] = field(default_factory=dict)  # by reader
-    collected: dict[bytes, Collected] = field(default_factory=dict)
+    collected: dict[bytes, CollectedBatch] = field(default_factory=dict)
     fragments: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
@@ -71,22 +71,22 @@ class Message:
     is_fragment: bool = False
 
 
-class Fanout(Registry):
+class Fanout(SubscriberTable):
     def __init__(self, judge: Callable[[int, bytes], bool]) -> None:
         super().__init__()
-        self.judge_unheard = False
+        self.has_produce_rules = False
         self.total = Tally()
         self.delivered = 0
         self.delivered_bytes = 0
         self.too_large = 0
         self._judge = judge
 
-    def route(self, own: Encoding, source: Source, buffer: Buffer, start: int, end: int) -> Routed:
+    def route(self, own: Encoding, source: Source, buffer: Buffer, start: int, end: int) -> RouteResult:
         """Routes what a client sent whose dialect writes and reads by `own`."""
         data = bytes(memoryview(buffer))
         if not 0 <= start <= end <= len(data):
             raise ValueError("window")
-        routed = Routed()
+        routed = RouteResult()
         rest = data[start:end]
         while routed.stop == END:
             try:
@@ -118,12 +118,12 @@ class Fanout(Registry):
         offsets: Buffer,
         bodies: Buffer,
         skip: Encoding | None = None,
-    ) -> Routed:
+    ) -> RouteResult:
         if not 1 <= len(topic) <= 255:
             raise ValueError("topic")
         data = bytes(memoryview(bodies))
         bounds = _bounds(bytes(memoryview(offsets)), len(data))
-        routed = Routed()
+        routed = RouteResult()
         for start, end in itertools.pairwise(bounds):
             if not self._offer(source, Message(topic, data[start:end], skip=skip), routed):
                 break
@@ -149,7 +149,7 @@ class Fanout(Registry):
         self.too_large += len(encoded) - count
         return whole
 
-    def _offer(self, source: Source, message: Message, routed: Routed) -> bool:
+    def _offer(self, source: Source, message: Message, routed: RouteResult) -> bool:
         """Counts a message and passes it on; False if it has to wait."""
         allowed = source.trusted or self._verdict(source, message.topic)
         topic = self.topics.get(message.topic)
@@ -175,12 +175,12 @@ class Fanout(Registry):
 
     def _verdict(self, source: Source, name: bytes) -> bool:
         """The policy's word, asked for once. What nobody reads or remembers passes unjudged,
-        unless `judge_unheard` says that it is worth counting as denied."""
+        unless `has_produce_rules` says that it is worth counting as denied."""
         if name in self.topics:
             verdicts = self.topics[name].verdicts
         elif name in self.unread:
             verdicts = self.unread[name]
-        elif self.judge_unheard:
+        elif self.has_produce_rules:
             if len(self.unread) >= MAX_UNREAD:
                 self.unread.clear()
             verdicts = self.unread[name] = {}
@@ -194,7 +194,7 @@ class Fanout(Registry):
         readers = [self.readers[number] for number in topic.readers]
         return [one.outbox for one in readers if one.full and one.encoding is not message.skip]
 
-    def _pass_on(self, topic: Topic, message: Message, routed: Routed) -> None:
+    def _pass_on(self, topic: Topic, message: Message, routed: RouteResult) -> None:
         encodings = {self.readers[number].encoding for number in topic.readers}
         for number in topic.readers:
             self._hand_out(number, message, routed)
@@ -206,18 +206,18 @@ class Fanout(Registry):
             self._collect(topic, message, routed)
         topic.next_id += 1
 
-    def _keep(self, topic: Topic, message: Message, routed: Routed) -> None:
+    def _keep(self, topic: Topic, message: Message, routed: RouteResult) -> None:
         """Of a durable topic: for the bus alone. Its ids are the log's."""
         if message.is_fragment:
             routed.fragments.append((message.topic, message.body))
         else:
             self._collect(topic, message, routed)
 
-    def _collect(self, topic: Topic, message: Message, routed: Routed) -> None:
-        first = Collected(message.topic, topic.next_id)
+    def _collect(self, topic: Topic, message: Message, routed: RouteResult) -> None:
+        first = CollectedBatch(message.topic, topic.next_id)
         routed.collected.setdefault(message.topic, first).bodies.append(message.body)
 
-    def _hand_out(self, number: int, message: Message, routed: Routed) -> None:
+    def _hand_out(self, number: int, message: Message, routed: RouteResult) -> None:
         reader = self.readers[number]
         if reader.encoding is message.skip:
             return

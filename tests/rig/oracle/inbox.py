@@ -10,20 +10,20 @@ from collections.abc import Callable
 Receive = Callable[[bytes, int, int], int]
 
 
-class Inbox:
+class ReceiveBuffer:
     def __init__(self) -> None:
         self._queue = b""
         self.receive: Receive | None = None
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         return len(self._queue)
 
     def arrived(self, data: bytes) -> None:
         if self.receive is not None:
             self._queue += data
-            self.offer_again()
+            self.redeliver()
 
-    def offer_again(self) -> None:
+    def redeliver(self) -> None:
         if self._queue and self.receive is not None:
             self._queue = self._queue[self.receive(self._queue, 0, len(self._queue)) :]

@@ -40,7 +40,7 @@ class Reader:
     bytes: int = 0
 
 
-class Registry:
+class SubscriberTable:
     def __init__(self) -> None:
         self.topics: dict[bytes, Topic] = {}
         self.unread: dict[bytes, dict[int, bool]] = {}
@@ -131,10 +131,10 @@ class Registry:
     def set_next_id(self, topic: bytes, next_id: int) -> None:
         self.topics[topic].next_id = next_id
 
-    def sent(self, number: int) -> tuple[int, int]:
+    def sent_totals(self, number: int) -> tuple[int, int]:
         return self.readers[number].messages, self.readers[number].bytes
 
-    def new_policy(self) -> None:
+    def forget_verdicts(self) -> None:
         for verdicts in self.unread.values():
             verdicts.clear()
         for topic in self.topics.values():

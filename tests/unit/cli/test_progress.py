@@ -12,10 +12,10 @@ import pytest
 from polybus.cli.progress_bar import LINE_EVERY_S, _lines, format_size
 
 SHOWS = """
-from polybus.cli.progress_bar import progress
-with progress("verifying") as told:
+from polybus.cli.progress_bar import show_progress
+with show_progress("verifying") as show:
     for done in range(0, 101, 50):
-        told(done * 1_000_000, 100_000_000)
+        show(done * 1_000_000, 100_000_000)
 print("done")
 """
 

@@ -19,7 +19,7 @@ TOPICS = (b"x", b"1234567", b"12345678", b"123456789", b"t" * 255)
 
 def prepared() -> Fanout:
     fanout = Fanout(lambda identity, topic: True)
-    fanout.judge_unheard = True
+    fanout.has_produce_rules = True
     for number in (0, 1):
         encoding = RqueueEncoding(number, 282 + 100 * number)
         reader = fanout.add_subscriber(number, encoding)

@@ -26,7 +26,7 @@ from polybus.kernel import task_future
 WAIT_S = 30.0
 
 
-class Answer(task_future.Answer, Future[Any]):
+class Answer(task_future.TaskFuture, Future[Any]):
     pass
 
 
@@ -185,12 +185,12 @@ def test_carrying_out_keeps_the_outcome_until_it_is_told() -> None:
     group = [Answer(add, subject, 3) for subject in (1, -2, 3, 4)]
     assert group[2].cancel()
     books: list[object] = []
-    begun = task_future.carry_out(group, books, 100, KeyError)
+    begun = task_future.run_tasks(group, books, 100, KeyError)
     assert begun == [group[0], group[1], group[3]]
     assert books == [1, 4]
     assert not any(one.done() for one in begun)
     assert not group[0].cancel()
-    task_future.tell(begun)
+    task_future.resolve_all(begun)
     assert group[0].result(0) == 101
     assert isinstance(group[1].exception(0), KeyError)
     assert group[2].cancelled()
@@ -209,23 +209,23 @@ def test_a_fault_ends_it_all_and_it_can_be_carried_out_again() -> None:
 
     group = [Answer(work, subject) for subject in (1, 2, 3)]
     with pytest.raises(OSError, match="disk"):
-        task_future.carry_out(group, None, 0, KeyError)
+        task_future.run_tasks(group, None, 0, KeyError)
     assert not any(one.done() for one in group)
-    task_future.tell(task_future.carry_out(group, None, 0, KeyError))
+    task_future.resolve_all(task_future.run_tasks(group, None, 0, KeyError))
     assert [one.result(0) for one in group] == [1, 2, 3]
 
 
 def test_telling_passes_over_what_was_answered_already() -> None:
     answer = Answer()
     answer.set_result(1)
-    task_future.tell([answer])
+    task_future.resolve_all([answer])
     assert answer.result(0) == 1
 
 
 def test_what_is_no_answer_is_refused() -> None:
     for bad in ([Future()], [None]):
         with pytest.raises((TypeError, AttributeError)):
-            task_future.tell(bad)  # type: ignore[misc]
+            task_future.resolve_all(bad)  # type: ignore[misc]
 
 
 def test_no_callback_is_lost_between_threads() -> None:
@@ -236,8 +236,8 @@ def test_no_callback_is_lost_between_threads() -> None:
     try:
         for _ in range(50):
             group = [Answer(lambda _b, subject, _n: subject, at) for at in range(40)]
-            begun = task_future.carry_out(group, None, 0, KeyError)
-            teller = threading.Thread(target=task_future.tell, args=(begun,))
+            begun = task_future.run_tasks(group, None, 0, KeyError)
+            teller = threading.Thread(target=task_future.resolve_all, args=(begun,))
             teller.start()
             for one in reversed(group):
                 one.add_done_callback(lambda done: called.append(done.result(0)))

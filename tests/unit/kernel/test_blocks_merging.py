@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.kernel.blocks import BadBlock, BadColumns, Layout, Merging, concat
+from polybus.kernel.blocks import BadBlock, BadColumns, Layout, BlockMerger, concat
 from polybus.model.block import Block, Headers, Keys
 
 
@@ -38,7 +38,7 @@ BLOCKS = st.builds(
 
 @given(st.lists(BLOCKS, min_size=1, max_size=6), st.binary(max_size=80))
 def test_many_become_the_block_that_concat_makes(blocks: list[bytes], before: bytes) -> None:
-    merged = Merging(blocks)
+    merged = BlockMerger(blocks)
     wanted = concat(map(Layout, blocks))
     assert merged.size_bytes == len(wanted)
     assert merged.write(before) == before + wanted
@@ -48,20 +48,20 @@ def test_many_become_the_block_that_concat_makes(blocks: list[bytes], before: by
 def test_large_ones_too() -> None:
     """Written without the interpreter's lock."""
     blocks = [block([bytes([at]) * 30_000], False, False) for at in range(9)]
-    assert Merging(blocks).write(b"head") == b"head" + concat(map(Layout, blocks))
-    assert Merging(blocks[:1]).write(b"head") == b"head" + blocks[0]
+    assert BlockMerger(blocks).write(b"head") == b"head" + concat(map(Layout, blocks))
+    assert BlockMerger(blocks[:1]).write(b"head") == b"head" + blocks[0]
 
 
 def test_what_cannot_be_merged() -> None:
     good = block([b"x"], False, False)
     with pytest.raises(BadColumns):
-        Merging([])
+        BlockMerger([])
     for bad in (b"", good[:47], good[:-8], good + bytes(8)):
         with pytest.raises(BadBlock):
-            Merging([good, bad])
+            BlockMerger([good, bad])
     for wrong in ([good, None], [None], [bytearray(good)], [good, memoryview(good)]):
         with pytest.raises(TypeError):
-            Merging(wrong)  # type: ignore[arg-type]
+            BlockMerger(wrong)  # type: ignore[arg-type]
 
 
 def test_offsets_that_lead_out_of_their_data_are_found() -> None:
@@ -69,4 +69,4 @@ def test_offsets_that_lead_out_of_their_data_are_found() -> None:
     at = good.index((3).to_bytes(4, "little"), 48 + 8)
     bad = good[:at] + (1 << 20).to_bytes(4, "little") + good[at + 4 :]
     with pytest.raises(BadBlock, match="offsets"):
-        Merging([good, bad])
+        BlockMerger([good, bad])

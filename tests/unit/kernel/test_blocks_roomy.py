@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.kernel.blocks import Layout, Merging, Roomy, behind, concat, count_of
+from polybus.kernel.blocks import Layout, BlockMerger, HeadroomBlock, prepend_head, concat, read_message_count
 from polybus.model.block import Block
 from polybus.model.commit import Append, Commit
 from polybus.store.contract import Store
@@ -22,26 +22,26 @@ def block(size: int, fill: bytes = b"x") -> Block:
 def test_only_large_ones_have_it():
     assert isinstance(block(10).data, bytes)
     made = block(LARGE)
-    assert isinstance(made.data, Roomy)
-    assert made.count == count_of(made.data) == 1
+    assert isinstance(made.data, HeadroomBlock)
+    assert made.count == read_message_count(made.data) == 1
     assert len(made.data) == made.size_bytes == len(bytes(made.data))
 
 
 def test_a_head_stands_before_it_and_once():
     made = block(LARGE).data
-    assert isinstance(made, Roomy)
+    assert isinstance(made, HeadroomBlock)
     plain = bytes(made)
-    assert bytes(behind(HEAD, made) or b"") == HEAD + plain
-    assert behind(b"another", made) is None
+    assert bytes(prepend_head(HEAD, made) or b"") == HEAD + plain
+    assert prepend_head(b"another", made) is None
     assert bytes(made) == plain
-    assert Merging([made]).write(b"another") == b"another" + plain
+    assert BlockMerger([made]).write(b"another") == b"another" + plain
 
 
 @pytest.mark.parametrize(("size", "fits"), [(0, True), (128, True), (129, False)])
 def test_a_head_that_does_not_fit_goes_elsewhere(size, fits):
     made = block(LARGE).data
-    assert isinstance(made, Roomy)
-    found = behind(bytes(size), made)
+    assert isinstance(made, HeadroomBlock)
+    found = prepend_head(bytes(size), made)
     assert (found is not None) == fits
     assert found is None or bytes(found) == bytes(size) + bytes(made)
 
@@ -49,7 +49,7 @@ def test_a_head_that_does_not_fit_goes_elsewhere(size, fits):
 def test_it_can_be_read_merged_and_cut_like_any():
     one, two = block(LARGE), block(LARGE, b"y")
     both = concat([Layout(one.data), Layout(two.data)])
-    assert Merging([one.data, two.data]).write(b"") == both
+    assert BlockMerger([one.data, two.data]).write(b"") == both
     assert bytes(Block.open(both).slice(1, 2).data) == bytes(two.data)
 
 

@@ -126,14 +126,14 @@ def test_a_million_tiny_messages_in_one_buffer() -> None:
 
 def test_everything_is_counted() -> None:
     fanout, source = fanout_of(("a", OWN, "x"), ("b", OWN, "x")), Source(3)
-    fanout.judge_unheard = True
+    fanout.has_produce_rules = True
     stream = publish(b"x", b"12") + publish(b"nobody", b"345") + publish(b"forbidden", b"6")
     route(fanout, stream, source)
     assert (source.messages, source.bytes, source.denied, source.unheard) == (3, 6, 1, 1)
     assert (fanout.messages, fanout.bytes, fanout.denied, fanout.unheard) == (3, 6, 1, 1)
     size = len(notification(b"x", b"12"))
     assert (fanout.delivered, fanout.delivered_bytes) == (2, 2 * size)
-    assert fanout.sent(0) == fanout.sent(1) == (1, size)
+    assert fanout.sent_totals(0) == fanout.sent_totals(1) == (1, size)
     route(fanout, stream, Source(3))
     assert source.messages == 3
     assert fanout.messages == 6
@@ -238,7 +238,7 @@ def test_offsets_at_the_bounds() -> None:
     fanout = fanout_of(("a", OWN, "x"))
     assert fanout.publish(Source(0), b"x", bounds(9), bytes(9)).consumed == 0
     assert fanout.publish(Source(0), b"x", bounds(4, 4, 9), bytes(9)).consumed == 2
-    assert fanout.sent(0) == (2, 7 + 12)
+    assert fanout.sent_totals(0) == (2, 7 + 12)
 
 
 @pytest.mark.parametrize("topic", [b"", b"t" * 256], ids=len)

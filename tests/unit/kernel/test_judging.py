@@ -51,7 +51,7 @@ def test_a_no_is_remembered_as_well_as_a_yes() -> None:
     bus.judge = lambda identity, topic: identity == 1
     assert bus.route(0).outputs
     assert not bus.route(1).outputs
-    bus.fanout.new_policy()
+    bus.fanout.forget_verdicts()
     assert not bus.route(0).outputs
     assert bus.route(1).outputs
     assert len(bus.asked) == 8
@@ -61,7 +61,7 @@ def test_what_nobody_reads_is_judged_only_if_wanted() -> None:
     bus, unread = Bus(lambda identity, topic: False), publish(b"unread", b"")
     bus.route(stream=unread)
     assert (bus.asked, bus.fanout.unheard) == ([], 1)
-    bus.fanout.judge_unheard = True
+    bus.fanout.has_produce_rules = True
     for _ in range(2):
         bus.route(stream=unread)
     assert (bus.asked, bus.fanout.denied) == ([(0, b"unread")], 2)
@@ -71,7 +71,7 @@ def test_what_nobody_reads_is_judged_only_if_wanted() -> None:
 
 def test_a_trusted_source_is_not_judged() -> None:
     bus = Bus(lambda identity, topic: False)
-    bus.fanout.judge_unheard = True
+    bus.fanout.has_produce_rules = True
     stream = publish(b"x", b"1") + publish(b"unread", b"2")
     source = Source(0, trusted=True)
     assert bus.fanout.route(FRAMING, source, stream, 0, len(stream)).outputs
@@ -99,7 +99,7 @@ def test_a_judge_that_fails_leaves_everything_usable() -> None:
     bus = Bus()
     bus.fanout.set_collect(b"x", True)
     bus.route()
-    bus.fanout.new_policy()
+    bus.fanout.forget_verdicts()
     bus.judge = lambda identity, topic: topic == b"x" or broken(identity, topic)
     buffer = bytearray(STREAM)
     for _ in range(3):
@@ -140,7 +140,7 @@ FORBIDDEN: dict[str, Callable[[Fanout], object]] = {
     "set_collect": lambda fanout: fanout.set_collect(b"x", True),
     "set_hold": lambda fanout: fanout.set_hold(b"x", True),
     "set_next_id": lambda fanout: fanout.set_next_id(b"x", 9),
-    "new_policy": lambda fanout: fanout.new_policy(),
+    "forget_verdicts": lambda fanout: fanout.forget_verdicts(),
     "route": lambda fanout: fanout.route(FRAMING, Source(0), STREAM, 0, len(STREAM)),
     "publish": lambda fanout: fanout.publish(Source(0), b"x", array("i", [0]), b""),
 }

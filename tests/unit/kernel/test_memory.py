@@ -41,7 +41,7 @@ def judge(identity: int, topic: bytes) -> bool:
 
 def prepared() -> tuple[Fanout, list[Outbox]]:
     fanout, outboxes = Fanout(judge), [Outbox() for _ in range(4)]
-    fanout.judge_unheard = True
+    fanout.has_produce_rules = True
     for outbox, encoding, topics in zip(
         outboxes, (OWN, OWN, OTHER, OTHER), ("xyz", "xy", "xz", "z"), strict=True
     ):
@@ -53,7 +53,7 @@ def prepared() -> tuple[Fanout, list[Outbox]]:
 
 
 def route(fanout: Fanout) -> None:
-    fanout.new_policy()
+    fanout.forget_verdicts()
     routed = fanout.route(FRAMING, Source(7), STREAM, 0, len(STREAM))
     assert len(routed.outputs) >= 4
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polybus.kernel.socket_writer import Outlet
+from polybus.kernel.socket_writer import SocketWriter
 
 
 class Loop:
@@ -43,14 +43,14 @@ def ends() -> Iterator[Ends]:
 def test_what_the_socket_takes_is_not_queued(ends: Ends):
     near, far = ends
     loop = Loop()
-    Outlet(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
+    SocketWriter(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
     assert (far.recv(9), loop.queue) == (b"abc", b"")
 
 
 def test_what_it_does_not_take_is_queued_and_so_is_all_that_follows(ends: Ends):
     near, far = ends
     loop = Loop()
-    outlet = Outlet(near.fileno(), loop)  # type: ignore[arg-type]
+    outlet = SocketWriter(near.fileno(), loop)  # type: ignore[arg-type]
     data = bytes(range(256)) * 16384
     outlet.write(data)
     assert 0 < len(loop.queue) < len(data)
@@ -68,7 +68,7 @@ def test_a_socket_without_room_takes_nothing(ends: Ends):
         while True:
             near.send(bytes(65536))
     loop = Loop()
-    Outlet(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
+    SocketWriter(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
     assert loop.queue == b"abc"
 
 
@@ -76,7 +76,7 @@ def test_a_broken_socket_is_the_loops_to_find(ends: Ends):
     near, far = ends
     far.close()
     loop = Loop()
-    Outlet(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
+    SocketWriter(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
     assert loop.queue == b"abc"
 
 
@@ -84,7 +84,7 @@ def test_a_closing_transports_descriptor_may_be_anybodys(ends: Ends):
     near, far = ends
     loop = Loop()
     loop.closing = True
-    Outlet(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
+    SocketWriter(near.fileno(), loop).write(b"abc")  # type: ignore[arg-type]
     assert loop.queue == b"abc"
     with pytest.raises(BlockingIOError):
         far.recv(9)

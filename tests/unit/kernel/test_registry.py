@@ -7,13 +7,13 @@ import pytest
 from polybus.dialects.rqueue.server.rqueue_framing import RqueueEncoding
 from polybus.kernel.fanout import Fanout
 from polybus.kernel.framing import Encoding
-from polybus.kernel.subscriber_table import Registry
+from polybus.kernel.subscriber_table import SubscriberTable
 
 BAD_NAMES = [b"", b"t" * 256, b"t" * 70_000]
 
 
 @pytest.fixture
-def registry() -> Registry:
+def registry() -> SubscriberTable:
     return Fanout(lambda identity, topic: True)
 
 
@@ -22,7 +22,7 @@ def encoding() -> Encoding:
     return RqueueEncoding(0, 2048)
 
 
-def test_subscribing_twice_is_one_subscription(registry: Registry, encoding: Encoding) -> None:
+def test_subscribing_twice_is_one_subscription(registry: SubscriberTable, encoding: Encoding) -> None:
     number = registry.add_subscriber("reader", encoding)
     assert registry.subscribe(number, b"t") is True
     assert registry.subscribe(number, b"t") is False
@@ -32,7 +32,7 @@ def test_subscribing_twice_is_one_subscription(registry: Registry, encoding: Enc
     assert registry.subscriber_count(b"t") == registry.subscription_count(number) == 0
 
 
-def test_a_topic_is_there_as_long_as_it_is_read(registry: Registry, encoding: Encoding) -> None:
+def test_a_topic_is_there_as_long_as_it_is_read(registry: SubscriberTable, encoding: Encoding) -> None:
     number = registry.add_subscriber("reader", encoding)
     registry.subscribe(number, b"t")
     registry.set_collect(b"t", True)
@@ -43,7 +43,7 @@ def test_a_topic_is_there_as_long_as_it_is_read(registry: Registry, encoding: En
     assert registry.topic_count == 0
 
 
-def test_a_topic_that_is_held_keeps_its_ids(registry: Registry, encoding: Encoding) -> None:
+def test_a_topic_that_is_held_keeps_its_ids(registry: SubscriberTable, encoding: Encoding) -> None:
     number = registry.add_subscriber("reader", encoding)
     registry.subscribe(number, b"t")
     registry.set_hold(b"t", True)
@@ -57,7 +57,7 @@ def test_a_topic_that_is_held_keeps_its_ids(registry: Registry, encoding: Encodi
     assert (registry.topic_count, registry.next_id(b"t")) == (0, 0)
 
 
-def test_ids_are_forgotten_with_the_last_reader(registry: Registry, encoding: Encoding) -> None:
+def test_ids_are_forgotten_with_the_last_reader(registry: SubscriberTable, encoding: Encoding) -> None:
     first, second = (registry.add_subscriber(name, encoding) for name in "ab")
     registry.subscribe(first, b"t")
     registry.set_next_id(b"t", 2**64 - 1)
@@ -69,7 +69,7 @@ def test_ids_are_forgotten_with_the_last_reader(registry: Registry, encoding: En
     assert registry.next_id(b"t") == 0
 
 
-def test_topics_with_the_same_readers_share_a_set(registry: Registry, encoding: Encoding) -> None:
+def test_topics_with_the_same_readers_share_a_set(registry: SubscriberTable, encoding: Encoding) -> None:
     one, two = (registry.add_subscriber(name, encoding) for name in "ab")
     for topic in (b"x", b"y", b"z"):
         registry.subscribe(one, topic)
@@ -83,7 +83,7 @@ def test_topics_with_the_same_readers_share_a_set(registry: Registry, encoding: 
     assert (registry.set_count, registry.topic_count) == (0, 0)
 
 
-def test_removing_a_reader_says_how_much_ended(registry: Registry, encoding: Encoding) -> None:
+def test_removing_a_reader_says_how_much_ended(registry: SubscriberTable, encoding: Encoding) -> None:
     number = registry.add_subscriber("reader", encoding)
     for topic in (b"x", b"y", b"z"):
         registry.subscribe(number, topic)
@@ -93,18 +93,18 @@ def test_removing_a_reader_says_how_much_ended(registry: Registry, encoding: Enc
     assert registry.remove_subscriber(number) == 1
 
 
-def test_a_number_used_again_starts_afresh(registry: Registry, encoding: Encoding) -> None:
+def test_a_number_used_again_starts_afresh(registry: SubscriberTable, encoding: Encoding) -> None:
     number = registry.add_subscriber("old", encoding)
     registry.subscribe(number, b"t")
     registry.set_full(number, True)
     registry.remove_subscriber(number)
     assert registry.add_subscriber("new", encoding) == number
     assert registry.topics_of(number) == frozenset()
-    assert registry.sent(number) == (0, 0)
+    assert registry.sent_totals(number) == (0, 0)
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=len)
-def test_names_that_are_not_allowed(registry: Registry, encoding: Encoding, name: bytes) -> None:
+def test_names_that_are_not_allowed(registry: SubscriberTable, encoding: Encoding, name: bytes) -> None:
     number = registry.add_subscriber("reader", encoding)
     with pytest.raises(ValueError, match="1 to 255 bytes"):
         registry.subscribe(number, name)
@@ -129,13 +129,13 @@ OF_A_READER = (
     ("topics_of", ()),
     ("subscription_count", ()),
     ("set_full", (True,)),
-    ("sent", ()),
+    ("sent_totals", ()),
 )
 
 
 @pytest.mark.parametrize(("verb", "arguments"), OF_A_READER, ids=lambda value: str(value))
 def test_readers_that_are_not_there(
-    registry: Registry, encoding: Encoding, verb: str, arguments: tuple[object, ...]
+    registry: SubscriberTable, encoding: Encoding, verb: str, arguments: tuple[object, ...]
 ) -> None:
     gone = registry.add_subscriber("reader", encoding)
     registry.remove_subscriber(gone)
@@ -148,7 +148,7 @@ def test_readers_that_are_not_there(
 
 
 @pytest.mark.parametrize("topic", [None, "text", 1, bytearray(b"t")], ids=repr)
-def test_topics_are_bytes(registry: Registry, encoding: Encoding, topic: object) -> None:
+def test_topics_are_bytes(registry: SubscriberTable, encoding: Encoding, topic: object) -> None:
     number = registry.add_subscriber("reader", encoding)
     with pytest.raises(TypeError):
         registry.subscribe(number, topic)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_topics_are_bytes(registry: Registry, encoding: Encoding, topic: object)
         registry.has_topic(topic)  # type: ignore[arg-type]
 
 
-def test_ids_can_be_set_only_where_somebody_reads(registry: Registry) -> None:
+def test_ids_can_be_set_only_where_somebody_reads(registry: SubscriberTable) -> None:
     with pytest.raises(KeyError):
         registry.set_next_id(b"t", 5)
     registry.set_collect(b"t", True)
@@ -168,7 +168,7 @@ def test_ids_can_be_set_only_where_somebody_reads(registry: Registry) -> None:
         registry.set_next_id(b"t", -1)
 
 
-def test_two_encodings_cannot_have_one_number(registry: Registry, encoding: Encoding) -> None:
+def test_two_encodings_cannot_have_one_number(registry: SubscriberTable, encoding: Encoding) -> None:
     registry.add_subscriber("reader", encoding)
     registry.add_subscriber("another", encoding)
     with pytest.raises(ValueError, match="number"):
@@ -177,6 +177,6 @@ def test_two_encodings_cannot_have_one_number(registry: Registry, encoding: Enco
 
 
 @pytest.mark.parametrize("encoding", [None, object(), 0], ids=["None", "object", "0"])
-def test_a_reader_needs_an_encoding(registry: Registry, encoding: object) -> None:
+def test_a_reader_needs_an_encoding(registry: SubscriberTable, encoding: object) -> None:
     with pytest.raises(TypeError):
         registry.add_subscriber("reader", encoding)  # type: ignore[arg-type]

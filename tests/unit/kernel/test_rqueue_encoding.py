@@ -21,7 +21,7 @@ def encoded(encoding: RqueueEncoding, topic: bytes, body: bytes) -> bytes:
     routed = fanout.publish(source, topic, array("i", [0, len(body)]), body)
     assert routed.consumed == 1
     whole = b"".join(data for _, data in routed.outputs)
-    assert fanout.sent(reader) == (1 if whole else 0, len(whole))
+    assert fanout.sent_totals(reader) == (1 if whole else 0, len(whole))
     return whole
 
 
@@ -91,7 +91,7 @@ def test_what_is_too_large_does_not_disturb_its_neighbours() -> None:
     routed = fanout.publish(Source(0), topic, array("i", [0, 1, 65537, 65538]), body)
     both = frames.notification(topic, b"1") + frames.notification(topic, b"2")
     assert routed.outputs == [("reader", both)]
-    assert fanout.sent(reader) == (2, len(both))
+    assert fanout.sent_totals(reader) == (2, len(both))
     assert (fanout.delivered, fanout.too_large) == (2, 1)
     other = fanout.add_subscriber("other", encoding)
     fanout.add_subscriber("of another topic", encoding)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polybus.dialects.rqueue.server.rqueue_framing import REASONS, RqueueEncoding, RqueueFraming
-from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME, END, Fanout, Routed, Source
+from polybus.kernel.fanout import BAD_FRAME, CONTROL_FRAME, END, Fanout, RouteResult, Source
 from tests.property.kernel import frames
 from tests.rig.oracle import rqueue as oracle
 
@@ -33,11 +33,11 @@ class Bus:
         self.source = Source(0)
         self.fanout.subscribe(self.fanout.add_subscriber("reader", encoding), topic)
 
-    def route(self, data: bytes) -> Routed:
+    def route(self, data: bytes) -> RouteResult:
         return self.fanout.route(self.framing, self.source, data, 0, len(data))
 
 
-def reason(routed: Routed) -> str:
+def reason(routed: RouteResult) -> str:
     assert routed.stop == BAD_FRAME
     return REASONS[routed.code]
 

@@ -10,14 +10,14 @@ from polybus.model.block import gather
 from polybus.model.rows import Rows
 from polybus.testing.conformance.sample_blocks import block
 
-LARGE = column_slab.SLAB_FROM_BYTES
+LARGE = column_slab.MIN_SLAB_BYTES
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    column_slab.let_go()
+    column_slab.free_kept_slabs()
     yield
-    column_slab.let_go()
+    column_slab.free_kept_slabs()
 
 
 def read(fill: bytes, size: int) -> Rows:
@@ -80,5 +80,5 @@ def test_memory_can_be_let_go():
     reads = [read(b"a", LARGE) for _ in range(3)]
     reads.clear()
     assert column_slab.kept_bytes() > 0
-    column_slab.let_go()
+    column_slab.free_kept_slabs()
     assert column_slab.kept_bytes() == 0

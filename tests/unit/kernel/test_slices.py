@@ -12,14 +12,14 @@ from polybus.kernel import scheduler
 
 def shortened() -> tuple[bool, int, int]:
     """On a thread of its own: what was said, its slice, and that of a thread it started."""
-    done = scheduler.shorten(100)
+    done = scheduler.set_time_slice_us(100)
     with ThreadPoolExecutor(1) as other:
-        return done, scheduler.current_us(), other.submit(scheduler.current_us).result()
+        return done, scheduler.get_time_slice_us(), other.submit(scheduler.get_time_slice_us).result()
 
 
 def test_a_thread_asks_for_itself_alone():
     with ThreadPoolExecutor(1) as thread:
-        before = thread.submit(scheduler.current_us).result()
+        before = thread.submit(scheduler.get_time_slice_us).result()
         if before == 0:
             pytest.skip("this kernel has no slices to choose")
         assert thread.submit(shortened).result() == (True, 100, before)
@@ -28,7 +28,7 @@ def test_a_thread_asks_for_itself_alone():
 def test_who_was_preferred_is_left_alone():
     def preferred() -> tuple[bool, int]:
         os.setpriority(os.PRIO_PROCESS, 0, -1)
-        return scheduler.shorten(100), os.getpriority(os.PRIO_PROCESS, 0)
+        return scheduler.set_time_slice_us(100), os.getpriority(os.PRIO_PROCESS, 0)
 
     with ThreadPoolExecutor(1) as thread:
         try:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from polybus.kernel.receive_buffer import Inbox, SharedBuffer
+from polybus.kernel.receive_buffer import ReceiveBuffer, SharedBuffer
 from tests.rig.byte_feeder import cut, feed, one_by_one
 
 SHARED = 64  # tiny, so that frames are larger than it
@@ -42,15 +42,15 @@ class Frames:
         return at
 
 
-def arrive(inbox: Inbox, session: Frames, data: bytes) -> None:
+def arrive(inbox: ReceiveBuffer, session: Frames, data: bytes) -> None:
     """What a loop does with bytes from a socket: as much as fits, again and again."""
     while data:
-        space = inbox.space()
+        space = inbox.get_buffer()
         assert len(space) > 0, "an inbox without space would spin for ever"
         count = min(len(space), len(data))
         space[:count] = data[:count]
         inbox.receive = session.receive
-        inbox.filled(count)
+        inbox.buffer_updated(count)
         data = data[count:]
 
 
@@ -60,11 +60,11 @@ BODIES = st.lists(st.binary(max_size=3 * SHARED), max_size=12)
 @given(BODIES, st.lists(st.integers(0, 2000), max_size=40))
 def test_frames_survive_any_cuts(bodies: list[bytes], cuts: list[int]):
     stream = b"".join(map(framed, bodies))
-    inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
+    inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     for piece in cut(stream, cuts):
         arrive(inbox, session, piece)
     assert session.bodies == bodies
-    assert inbox.held == 0
+    assert inbox.held_bytes == 0
 
 
 @given(BODIES, BODIES, st.lists(st.integers(1, 50), min_size=1))
@@ -73,7 +73,7 @@ def test_two_connections_share_a_buffer_without_mixing(
 ):
     shared = SharedBuffer(SHARED)
     streams = [b"".join(map(framed, bodies)) for bodies in (first, second)]
-    ends = [(Inbox(shared), Frames()) for _ in streams]
+    ends = [(ReceiveBuffer(shared), Frames()) for _ in streams]
     at = [0, 0]
     for turn in range(2 * sum(map(len, streams)) + 2):
         which, size = turn % 2, sizes[turn % len(sizes)]
@@ -87,72 +87,72 @@ def test_a_session_may_stop_anywhere_and_go_on(
     bodies: list[bytes], budgets: list[int], cuts: list[int]
 ):
     """As a full reader makes it: it leaves whole frames, and takes them when offered again."""
-    inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
+    inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     for piece in cut(b"".join(map(framed, bodies)), cuts):
         session.budget = budgets.pop() if budgets else None
         arrive(inbox, session, piece)
         session.budget = budgets.pop() if budgets else None
-        inbox.offer_again()
+        inbox.redeliver()
     session.budget = None
-    inbox.offer_again()
+    inbox.redeliver()
     assert session.bodies == bodies
-    assert inbox.held == 0
+    assert inbox.held_bytes == 0
 
 
 def test_a_held_tail_stands_before_what_comes_next():
-    inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
+    inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     arrive(inbox, session, framed(b"whole") + framed(b"half")[:5])
     assert session.bodies == [b"whole"]
-    assert inbox.held == 5
+    assert inbox.held_bytes == 5
     arrive(inbox, session, framed(b"half")[5:])
     assert session.bodies == [b"whole", b"half"]
-    assert inbox.held == 0
+    assert inbox.held_bytes == 0
 
 
 def test_nothing_held_is_not_offered():
-    inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
-    inbox.offer_again()
+    inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
+    inbox.redeliver()
     assert session.offers == []
 
 
 def test_an_idle_inbox_reads_into_the_shared_buffer():
     shared = SharedBuffer(SHARED)
-    assert Inbox(shared).space() is shared.view
+    assert ReceiveBuffer(shared).get_buffer() is shared.view
 
 
 @pytest.mark.parametrize("promised", [SHARED, 10**6, 2**32 - 1])
 def test_a_promise_of_a_large_frame_costs_nothing(promised: int):
-    inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
+    inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     arrive(inbox, session, struct.pack(">I", promised))
-    assert len(inbox.space()) <= SHARED
+    assert len(inbox.get_buffer()) <= SHARED
 
 
 def test_a_buffer_grows_only_as_bytes_arrive():
-    inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
+    inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     stream = framed(bytes(100 * SHARED))
     for piece in cut(stream[:-1], range(10, len(stream), 10)):
         arrive(inbox, session, piece)
-        assert inbox.held + len(inbox.space()) <= max(SHARED, 2 * inbox.held)
+        assert inbox.held_bytes + len(inbox.get_buffer()) <= max(SHARED, 2 * inbox.held_bytes)
     arrive(inbox, session, stream[-1:])
     assert session.bodies == [bytes(100 * SHARED)]
-    assert len(inbox.space()) == SHARED  # and it is given back
+    assert len(inbox.get_buffer()) == SHARED  # and it is given back
 
 
 def test_growing_offers_a_large_frame_few_times():
     """Doubling, not a little more each time: else a large frame would cost its square."""
-    inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
+    inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     arrive(inbox, session, framed(bytes(1000 * SHARED)))
     assert len(session.offers) < 30
 
 
 def test_a_blocked_session_is_not_offered_more_and_more_memory():
-    inbox, session = Inbox(SharedBuffer(SHARED)), Frames()
+    inbox, session = ReceiveBuffer(SharedBuffer(SHARED)), Frames()
     session.budget = 0
     arrive(inbox, session, framed(b"x" * 40))
-    before = len(inbox.space())
+    before = len(inbox.get_buffer())
     for _ in range(100):
-        inbox.offer_again()
-    assert len(inbox.space()) == before
+        inbox.redeliver()
+    assert len(inbox.get_buffer()) == before
 
 
 def test_drip_feeding_plays_the_same_rules():
