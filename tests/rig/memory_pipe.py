@@ -83,7 +83,7 @@ class MemoryPipe:
     def watch_hangup(self, hung_up: Callable[[], None]) -> None:
         self.hung_up = hung_up
 
-    def offer_again(self) -> None:
+    def redeliver(self) -> None:
         self._offer()
 
     def has_failed(self) -> bool:

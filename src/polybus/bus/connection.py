@@ -39,7 +39,7 @@ class ConnectionIO(Protocol):
     def resume_reading(self) -> None:
         """Offers what was left unconsumed first, then reads on."""
 
-    def offer_again(self) -> None:
+    def redeliver(self) -> None:
         """Offers what was left unconsumed once more, without reading."""
 
     def has_failed(self) -> bool:

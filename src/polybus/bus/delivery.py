@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.connection import Connection, ConnectionIO
-    from polybus.kernel.fanout import Collected, Routed
+    from polybus.kernel.fanout import CollectedBatch, RouteResult
     from polybus.kernel.framing import Framing
     from polybus.model.limits import Limits
 
@@ -40,7 +40,7 @@ class Delivery:
         self._fresh: list[Outbox] = []  # became full since the last tick: no clock was read then
         self._trusted = Source(0, trusted=True)
         # Who takes the batches of collected topics; set by the broker.
-        self.on_collected: Callable[[Connection, Collected], None] = lambda party, batch: None
+        self.on_collected: Callable[[Connection, CollectedBatch], None] = lambda party, batch: None
         # Who is told of a reader that was full and has room again.
         self.on_room_again: Callable[[Connection], None] = lambda party: None
         self.waiting = 0
@@ -54,21 +54,21 @@ class Delivery:
 
     def route(
         self, party: Connection, framing: Framing, buffer: Buffer, start: int, end: int
-    ) -> Routed:
+    ) -> RouteResult:
         """Routes received frames; a publisher that must wait is not read from meanwhile."""
         self.sender = party
         routed = self._fanout.route(framing, party.source, buffer, start, end)
         self._push_outputs(party, routed)
         return routed
 
-    def publish(self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> Routed:
+    def publish(self, party: Connection, topic: bytes, offsets: Buffer, bodies: Buffer) -> RouteResult:
         """The same for messages that are not in frames of the fan-out's."""
         self.sender = party
         routed = self._fanout.publish(party.source, topic, offsets, bodies)
         self._push_outputs(party, routed)
         return routed
 
-    def _push_outputs(self, party: Connection, routed: Routed) -> None:
+    def _push_outputs(self, party: Connection, routed: RouteResult) -> None:
         for outbox, data in routed.outputs:
             outbox.push(data)
         if routed.stop == BLOCKED and not party.is_closed:
@@ -104,7 +104,7 @@ class Delivery:
                 self._fanout.attach(party.number, topic)
         return lost
 
-    def relay_committed(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> Routed:
+    def relay_committed(self, topic: bytes, offsets: Buffer, bodies: Buffer) -> RouteResult:
         """Sends what was taken already to push readers, up to the first that is full."""
         routed = self._fanout.publish(self._trusted, topic, offsets, bodies)
         for outbox, data in routed.outputs:

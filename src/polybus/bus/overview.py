@@ -100,7 +100,7 @@ class Overview:
         return {reason: n for reason, n in sorted(dropped.items()) if n}
 
     def _describe(self, party: Connection) -> dict[str, Any]:
-        messages, size = self._fanout.sent(party.number)
+        messages, size = self._fanout.sent_totals(party.number)
         return {
             "id": party.id,
             "dialect": party.dialect,

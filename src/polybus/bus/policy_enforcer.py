@@ -60,8 +60,8 @@ class PolicyEnforcer:
         self.classify(party for party in doubtful if not party.is_closed)
 
     def _reclassify_all(self) -> None:
-        self._fanout.judge_unheard = self._policy.has_rules_for(PRODUCE)
-        self._fanout.new_policy()
+        self._fanout.has_produce_rules = self._policy.has_rules_for(PRODUCE)
+        self._fanout.forget_verdicts()
         self._in_doubt = []
         self.classify(self._parties.values())
         if self._policy.has_rules_for(SUBSCRIBE):

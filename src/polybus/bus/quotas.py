@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from polybus.kernel.quota_account import MAX_AMOUNT, Account
+from polybus.kernel.quota_account import MAX_AMOUNT, QuotaAccount
 from polybus.model.limits import QuotaLimits
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Quotas:
         self._counters = counters
         self._log = log
         self.describe = describe
-        self._accounts: dict[Key, Account] = {}
+        self._accounts: dict[Key, QuotaAccount] = {}
         self.configure(limits, {})
 
     def configure(self, limits: QuotaLimits, by_uid: Mapping[int, Mapping[str, int]]) -> None:
@@ -80,11 +80,11 @@ class Quotas:
         finally:
             self._drop_if_empty(account)
 
-    def account(self, identity: Identity) -> Account:
+    def account(self, identity: Identity) -> QuotaAccount:
         """The row of a caller. It is the same one while something is charged to it."""
         account = self._accounts.get(identity.account)
         if account is None:
-            account = self._accounts[identity.account] = Account(identity.account)
+            account = self._accounts[identity.account] = QuotaAccount(identity.account)
             self._limit(account)
         return account
 
@@ -122,11 +122,11 @@ class Quotas:
             limit=self.limit(identity.account, quota),
         )
 
-    def _limit(self, account: Account) -> None:
+    def _limit(self, account: QuotaAccount) -> None:
         for quota, place in QUOTA_INDEX.items():
             account.set_limit(place, min(self.limit(account.key, quota), MAX_AMOUNT))
 
-    def _drop_if_empty(self, account: Account) -> None:
+    def _drop_if_empty(self, account: QuotaAccount) -> None:
         if account.is_empty:
             self._accounts.pop(account.key, None)
 

@@ -42,7 +42,7 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-    scheduler.shorten(LOOP_SLICE_US)
+    scheduler.set_time_slice_us(LOOP_SLICE_US)
 
 
 def fit_limits(limits: Limits, descriptors: DescriptorLimit) -> Limits:

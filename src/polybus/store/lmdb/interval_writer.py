@@ -50,7 +50,7 @@ class IntervalWriter(StoreWriter):
         answer = WriteFuture(task, subject, size)
         with self._changed:
             begun = self._submit_locked(answer)
-        task_future.tell(begun)
+        task_future.resolve_all(begun)
         return answer
 
     def submit_all(
@@ -101,7 +101,7 @@ class IntervalWriter(StoreWriter):
 
     def _gather(self, answer: WriteFuture) -> list[WriteFuture]:
         try:
-            begun = task_future.carry_out([answer], self.state, self._wall_ns(), PolybusError)
+            begun = task_future.run_tasks([answer], self.state, self._wall_ns(), PolybusError)
         except Exception as error:
             fail_group([answer], error)
             return []
@@ -141,10 +141,10 @@ class IntervalWriter(StoreWriter):
     def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
         """Nudges, which do nothing, and chores."""
         with self._changed:
-            begun = task_future.carry_out(group, self.state, self._wall_ns(), PolybusError)
+            begun = task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
             if self._due_s is None and self.state.batch:
                 self._due_s = time.monotonic() + self._interval_s
-        task_future.tell(begun)
+        task_future.resolve_all(begun)
 
     def _process_alone(self, answer: WriteFuture) -> None:
         self._flush()
@@ -181,7 +181,7 @@ class IntervalWriter(StoreWriter):
             except Exception as error:
                 self._on_failure(error)
                 return False
-            task_future.tell(self._on_written(batch))
+            task_future.resolve_all(self._on_written(batch))
         return True
 
     def _take_batch(self) -> WriteBatch | None:

@@ -23,7 +23,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from polybus.errors import Damaged
-from polybus.kernel.blocks import Roomy, xxh64
+from polybus.kernel.blocks import HeadroomBlock, xxh64
 from polybus.store.lmdb.entry_head import BadEntry, read_head
 
 MAGIC: Final = b"PBe1"
@@ -68,7 +68,7 @@ class LogEntry(NamedTuple):
         return value[self.block_at : self.block_at + self.block_bytes]
 
 
-def encode(entry: LogEntry, block: Buffer | Roomy = b"") -> bytes:
+def encode(entry: LogEntry, block: Buffer | HeadroomBlock = b"") -> bytes:
     return b"".join((encode_head(entry, len(block)), block))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from polybus.kernel.blocks import Merging, Roomy, behind
+from polybus.kernel.blocks import BlockMerger, HeadroomBlock, prepend_head
 from polybus.model.block import Block
 from polybus.store.lmdb import log_entry, store_keys
 from polybus.store.lmdb.log_entry import LogEntry, StagePart
@@ -49,7 +49,7 @@ class EntryBuilder:
         self.is_closed = False
         self.count = 0
         self.size = 0
-        self.blocks: list[bytes | Roomy] = []
+        self.blocks: list[bytes | HeadroomBlock] = []
         self.runs: list[list[int]] = []
 
     def add(self, block: Block, first_id: int, timestamp_ns: int) -> bool:
@@ -73,11 +73,11 @@ class EntryBuilder:
         runs = b"".join([_RUN.pack(*run) for run in self.runs])
         entry = LogEntry(log_entry.BLOCK, *target, self.first, self.count, self.size, runs)
         first = self.blocks[0]
-        if isinstance(first, Roomy) and len(self.blocks) == 1:
-            whole = behind(log_entry.encode_head(entry, len(first)), first)
+        if isinstance(first, HeadroomBlock) and len(self.blocks) == 1:
+            whole = prepend_head(log_entry.encode_head(entry, len(first)), first)
             if whole is not None:  # else it was put in front of it before
                 return whole
-        merged = Merging(self.blocks)
+        merged = BlockMerger(self.blocks)
         return merged.write(log_entry.encode_head(entry, merged.size_bytes))
 
 

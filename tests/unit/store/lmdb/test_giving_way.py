@@ -26,7 +26,7 @@ def written_in(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     topic = store.create("t", 1, {}).number
     go, stands = Event(), Event()
     sizes: list[int] = []
-    carry_out = task_future.carry_out
+    carry_out = task_future.run_tasks
 
     def stand(_books: Any, _subject: None, _now_ns: int) -> None:
         stands.set()
@@ -39,7 +39,7 @@ def written_in(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     thread: Any = store._writer
     thread.submit(stand)
     assert stands.wait(TIMEOUT_S)
-    monkeypatch.setattr(task_future, "carry_out", counted)
+    monkeypatch.setattr(task_future, "run_tasks", counted)
     waiting = [store.commit(Commit((Append(topic, 0, block(BODY)),))) for _ in range(COMMITS)]
     go.set()
     for one in waiting:
