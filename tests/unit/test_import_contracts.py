@@ -64,7 +64,7 @@ PLANTED = {
         ("store/lmdb/store_keys.py", "polybus.store.memory.memory_log"),
     ],
     "Engines know nobody who uses them": [
-        ("store/memory/memory_store.py", "polybus.store.waiting"),
+        ("store/memory/memory_store.py", "polybus.store.engine_registry"),
         ("store/lmdb/store_keys.py", "polybus.store.engine_registry"),
         ("store/request_checks.py", "polybus.bus.broker"),
     ],

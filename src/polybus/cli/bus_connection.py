@@ -30,17 +30,17 @@ def connect_once(bus: str | None) -> Client:
 
 @contextmanager
 def open_bus_or_store(bus: str | None, **patience: Any) -> Iterator[buses.BusClient]:
-    """The same, or the bus of a folder that no process has (lmdb:PATH).
+    """The same, or a bus in this process on a store that no other process owns.
 
     With `patience` it is for long work: a running bus is there now, and waited for later.
     """
-    from polybus.cli.store_location import LMDB, find_store_folder
     from polybus.native import ClientOptions, bus_url
     from polybus.native import bus_client as buses
+    from polybus.store.engine_registry import find_store, has_files
 
     url = bus_url(bus, os.environ)
-    if url.startswith(LMDB):
-        find_store_folder(url)  # a mistyped path is no new store
+    if has_files(url):
+        find_store(url)  # a mistyped path must not create a store
     if patience:
         check_reachable(url)
     reached = buses.connect(url, ClientOptions(**patience or {"connect_timeout_s": 0.0}))
@@ -60,7 +60,7 @@ def connect_waiting(bus: str | None, **patience: Any) -> Client:
 
 
 def check_reachable(bus: str | None, **patience: Any) -> tuple[str, ClientOptions]:
-    """For FDQ's clients, whose bus may be inside the process: lmdb:PATH.
+    """For FDQ's clients, whose bus may be inside the process.
 
     A running one is there now.
     """

@@ -1,4 +1,4 @@
-"""`polybus inspect`: a store as the tree of paths that FDQ was first drawn as.
+"""`polybus inspect`: print a store as a tree of paths, the layout that FDQ was designed with.
 
     fdq/config/topics/orders -> {"shards": 2, …}
     fdq/config/topics/orders/consumers/default:billing-1 -> [0, 1]
@@ -6,9 +6,9 @@
     fdq/topic/orders/all/stats/inserted -> 3
     fdq/topic/orders/shards/0/data/1769860800000:17:customer-7 -> "a chair"
 
-One path a line, so that grep and cut do the rest. It asks a running bus, or reads the files
-of a store (`--store`), beside a bus that holds them or without one. Of each shard, and of
-`all`, a few messages are shown, and of each a part: flags ask for more.
+It prints one path per line, for grep and cut. It asks a running bus, or reads the files of a
+store (`--store`), whether or not a bus owns them. It shows the first messages of each shard
+and of `all`, and the first bytes of each message; flags raise both limits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MESSAGES, BODY_BYTES = 3, 64
 Line = tuple[str, Any]
 
-STORE = "The files: lmdb:PATH, or the data folder of a bus; else the running bus."
+STORE = "Read a store: its URL, its folder or the data folder of a bus."
 CONFIG, TOPIC = "fdq/config/topics", "fdq/topic"
 NO_COUNT = ("shard",)
 
@@ -41,49 +41,48 @@ def register(root: typer.Typer, name: str, help_line: str) -> None:
 
 def inspect(
     pattern: Annotated[
-        str, typer.Argument(metavar="[PATTERN]", help="Only these topics; * is any characters.")
+        str, typer.Argument(metavar="[PATTERN]", help="Topics to show; * matches any text.")
     ] = "*",
     store: Annotated[str | None, typer.Option("--store", metavar="STORE", help=STORE)] = None,
     messages: Annotated[
-        int, typer.Option("-n", "--messages", min=0, help="Show so many of each shard, and of all.")
+        int, typer.Option("-n", "--messages", min=0, help="Messages to show per shard, and of all.")
     ] = MESSAGES,
     every: Annotated[bool, typer.Option("--every", help="Show every message.")] = False,
     body_bytes: Annotated[
-        int, typer.Option("--body-bytes", min=0, help="Show so much of each message.")
+        int, typer.Option("--body-bytes", min=0, help="Bytes to show of each message.")
     ] = BODY_BYTES,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One object a line: path, value; messages whole.")
+        bool, typer.Option("--json", help="Print one object per line, with whole messages.")
     ] = False,
     bus: Bus = None,
 ) -> None:
     if store is not None and bus is not None:
         raise UsageError("--store and --bus exclude each other")
-    with _place(store, bus) as place:
-        for topic in place.topics(pattern):
-            for path, value in _tree(place, topic, None if every else messages):
+    with _open_source(store, bus) as source:
+        for topic in source.topics(pattern):
+            for path, value in _tree(source, topic, None if every else messages):
                 _print_line(path, value, body_bytes, as_json)
 
 
-def _place(store: str | None, bus: str | None) -> InspectSource:
+def _open_source(store: str | None, bus: str | None) -> InspectSource:
     from polybus.cli.inspect_source import BusSource, StoreSource
 
     if store is None:
         return BusSource(connect_once(bus))
-    from polybus.cli.store_location import find_store_folder
-    from polybus.store.engine_registry import open_store
+    from polybus.store.engine_registry import find_store, open_store
 
-    return StoreSource(open_store(f"lmdb:{find_store_folder(store)}", read_only=True))
+    return StoreSource(open_store(find_store(store).url, read_only=True))
 
 
-def _tree(place: InspectSource, topic: dict[str, Any], count: int | None) -> Iterator[Line]:
+def _tree(source: InspectSource, topic: dict[str, Any], count: int | None) -> Iterator[Line]:
     name = topic["topic"]
-    stats = place.stats(name)
+    stats = source.stats(name)
     yield from _config(topic, stats)
     yield from _counts(f"{TOPIC}/{name}/all", stats["all"])
-    yield from _data(place, name, ALL, stats["all"], count)
+    yield from _data(source, name, ALL, stats["all"], count)
     for shard in stats["shards"]:
         yield from _counts(f"{TOPIC}/{name}/shards/{shard['shard']}", shard)
-        yield from _data(place, name, shard["shard"], shard, count)
+        yield from _data(source, name, shard["shard"], shard, count)
 
 
 def _config(topic: dict[str, Any], stats: dict[str, Any]) -> Iterator[Line]:
@@ -96,10 +95,10 @@ def _config(topic: dict[str, Any], stats: dict[str, Any]) -> Iterator[Line]:
     for shard in stats["shards"]:
         number = shard["shard"]
         owners = {
-            group["group"]: one["owner"]
+            group["group"]: state["owner"]
             for group in stats["groups"]
-            for one in group["shards"]
-            if one["shard"] == number and one["owner"]
+            for state in group["shards"]
+            if state["shard"] == number and state["owner"]
         }
         bounds = {"start": shard["trimmed"], "end": shard["inserted"], "owners": owners}
         yield f"{path}/shards/{number}", bounds
@@ -112,13 +111,13 @@ def _counts(path: str, counts: dict[str, Any]) -> Iterator[Line]:
 
 
 def _data(
-    place: InspectSource, topic: str, shard: int | str, counts: dict[str, int], count: int | None
+    source: InspectSource, topic: str, shard: int | str, counts: dict[str, int], count: int | None
 ) -> Iterator[Line]:
     there = counts["inserted"] - counts["trimmed"]
     part = "all" if shard == ALL else f"shards/{shard}"
     path = f"{TOPIC}/{topic}/{part}/data"
     shown = 0
-    for message in place.messages(topic, shard, there if count is None else min(count, there)):
+    for message in source.messages(topic, shard, there if count is None else min(count, there)):
         key = message["shard_key"]
         yield f"{path}/{message['insertion_ms']}:{message['id']}:{key or ''}", message
         shown += 1
@@ -129,8 +128,8 @@ def _data(
 def _print_line(path: str, value: Any, body_bytes: int, as_json: bool) -> None:
     is_message = isinstance(value, dict) and "body" in value
     if as_json:
-        told = _object(value) if is_message else value
-        print(json.dumps({"path": path, "value": told}))
+        content = _object(value) if is_message else value
+        print(json.dumps({"path": path, "value": content}))
     elif is_message:
         print(f"{escape_control(path)} -> {_body(value['body'], body_bytes)}")
     else:
@@ -145,11 +144,11 @@ def _object(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _body(body: bytes, most: int) -> str:
-    """Text where it is, else hexadecimal digits; what was cut is counted."""
+    """Return the body as text if it is UTF-8, else as hexadecimal digits, cut to `most` bytes."""
     part = body[:most]
     rest = f" … {len(body)} bytes" if len(body) > most else ""
     try:
-        # A character that was cut in two is no reason to show all of it as digits.
+        # The cut may fall within a character, which does not make the body binary.
         text = part.decode(errors="strict" if len(part) == len(body) else "ignore")
         body.decode()
     except UnicodeDecodeError:

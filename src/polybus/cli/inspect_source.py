@@ -1,7 +1,7 @@
-"""What `polybus inspect` looks at: a running bus, or the files of a store.
+"""Sources of `polybus inspect`: a running bus, or the files of a store.
 
-The files are read without the bus, beside it or after it has gone: what groups and counts
-are is computed from the records by the same code as in the bus.
+The files are read without the bus, whether or not it runs. The same code as in the bus
+computes groups and counts from the stored records.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from polybus.dialects.pirate.server.subscriber_lags import read_subscriber_lags
+from polybus.bus.dialect_registry import installed_dialects
 from polybus.durable.query_progress import list_query_progress
 from polybus.durable.topic_registry import DurableTopics
 from polybus.errors import DoesNotExist
@@ -34,13 +34,13 @@ INT64_BYTES = 8
 
 class InspectSource(Protocol):
     def topics(self, pattern: str) -> list[dict[str, Any]]:
-        """As `topic.list` tells them."""
+        """Return the topics in the format of `topic.list`."""
 
     def stats(self, topic: str) -> dict[str, Any]:
-        """As `topic.stats` tells them."""
+        """Return counts in the format of `topic.stats`."""
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
-        """The first so many that are there, of a shard or of all, by the columns of a read."""
+        """Return the first `count` messages of a shard or of all, as rows of the read schema."""
 
     def __enter__(self) -> Self: ...
 
@@ -58,7 +58,7 @@ class BusSource:
 
     def topics(self, pattern: str) -> list[dict[str, Any]]:
         if "*" not in pattern:
-            self._client.topic(pattern)  # that it is not there is an error, not an empty tree
+            self._client.topic(pattern)  # a missing topic is an error, not an empty tree
         return self._client.topics(pattern)
 
     def stats(self, topic: str) -> dict[str, Any]:
@@ -92,9 +92,9 @@ class StoreSource:
             raise DoesNotExist(f"there is no durable topic {pattern!r}")
         wanted = Pattern(pattern)
         return [
-            describe_topic(one)
-            for one in self._topics.values()
-            if wanted.matches(one.name.encode())
+            describe_topic(topic)
+            for topic in self._topics.values()
+            if wanted.matches(topic.name.encode())
         ]
 
     def stats(self, topic: str) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class StoreSource:
             bounds,
             list_group_infos(self._groups, known),
             list_query_progress(self._store, known, bounds),
-            read_subscriber_lags(self._store, known, bounds),
+            installed_dialects().read_subscribers(self._store, known, bounds),
         )
 
     def messages(self, topic: str, shard: int | str, count: int) -> Iterator[dict[str, Any]]:
@@ -137,8 +137,8 @@ class StoreSource:
 
 
 def _coordinator(store: Store) -> Coordinator:
-    """One that is only asked: it wakes nobody and gives up nothing."""
-    means = GroupContext(
+    """Return a coordinator for queries: it wakes no member and writes no dead letters."""
+    context = GroupContext(
         DurableTopics(store),
         ShardEnds(store),
         clock=time.monotonic,
@@ -146,4 +146,4 @@ def _coordinator(store: Store) -> Coordinator:
         wake=lambda _topic: None,
         dead_letters=lambda topic: topic,
     )
-    return Coordinator(means)
+    return Coordinator(context)

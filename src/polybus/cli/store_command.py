@@ -1,67 +1,78 @@
-"""`polybus store info|verify|salvage|compact|backup|restore`: the files of a store.
+"""`polybus store info|verify|salvage|compact|backup|restore`: maintenance of a store's files.
 
 polybus store verify /var/lib/polybus
-polybus store backup lmdb:/srv/bus /mnt/backup/bus-monday
+polybus store backup /srv/bus /mnt/backup/bus-monday
 
-A store is named by its engine's URL, its folder, or the data folder of a bus. The
-commands work on the files themselves, beside a bus that holds them or without one;
-only `compact` asks the bus to do it if there is one. Each answers with one line of
-what was done, or `--json`; exit code 0, 1 if damage was found, 2 if it cannot be done.
+STORE is the URL of a store, its folder, or the data folder of a bus. The commands work on
+the files, whether or not a bus owns them; only `compact` asks the owning bus to do it.
+Each prints one line, or an object with `--json`. Exit code 0 means success, 1 that damage
+was found, 2 that the command could not be executed.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polybus.cli import flags
 from polybus.cli.progress_bar import format_size, show_progress
-from polybus.cli.store_location import DATA, check_new_folder, find_store_folder
+
+if TYPE_CHECKING:
+    from polybus.model.topic import Topic
+    from polybus.store.contract import Store
+    from polybus.store.engine_registry import StoreLocation
 
 DAMAGE_FOUND = 1
-# Rewriting a store of terabytes takes hours; a bus that is gone is noticed at once anyway.
+# Compacting terabytes takes hours. A bus that dies meanwhile closes the connection.
 COMPACT_TIMEOUT_S = 24 * 3600.0
+PRIVATE = 0o700
 
-Store = Annotated[
-    str, typer.Argument(metavar="STORE", help="lmdb:PATH, or the data folder of a bus.")
+StoreArgument = Annotated[
+    str,
+    typer.Argument(metavar="STORE", help="URL or folder of a store, or the data folder of a bus."),
+]
+BackupArgument = Annotated[
+    str, typer.Argument(metavar="BACKUP", help="Folder that `backup` wrote.")
 ]
 Target = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="Where to; must be missing or empty.")
+    Path, typer.Argument(metavar="FOLDER", help="Target folder; must be missing or empty.")
 ]
 
 
 def register(root: typer.Typer, name: str, help_line: str) -> None:
     group = typer.Typer()
-    group.command("info", help="Say what is in a store, and how large its file is.")(info)
-    group.command("verify", help="Look for damage: in the file's pages, in every block.")(verify)
-    group.command("salvage", help="Copy what is whole out of a damaged store.")(salvage)
-    group.command("compact", help="Give back the room of what was removed.")(compact)
-    group.command("backup", help="Copy a store, also while a bus works with it.")(backup)
-    group.command("restore", help="Put a backup into a new, empty folder.")(restore)
+    group.command("info", help="Show the topics of a store and the size of its file.")(info)
+    group.command("verify", help="Check the pages of the file and every block for damage.")(verify)
+    group.command("salvage", help="Copy the intact messages of a damaged store.")(salvage)
+    group.command("compact", help="Return free space to the file system.")(compact)
+    group.command("backup", help="Copy a store, also while a bus uses it.")(backup)
+    group.command("restore", help="Create a store from a backup.")(restore)
     root.add_typer(group, name=name, help=help_line)
 
 
-def info(store: Store, as_json: flags.Json = False) -> None:
-    from polybus.cli.store_info import describe_store, print_store
+def info(store: StoreArgument, as_json: flags.Json = False) -> None:
+    from polybus.store.engine_registry import open_store
 
-    found = describe_store(find_store_folder(store))
+    location = _find(store)
+    with open_store(location.url, read_only=True) as opened:
+        topics = [_describe_topic(opened, topic) for topic in opened.topics()]
+    file = location.maintenance.info(location.folder)._asdict()
+    described = {"store": str(location.folder), "file": file, "topics": topics}
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(described, indent=2))
     else:
-        print_store(found)
+        _print_info(described)
 
 
-def verify(store: Store, as_json: flags.Json = False) -> int:
-    from polybus.store.lmdb.verification import verify as look
-
-    folder = find_store_folder(store)
-    with show_progress("verifying") as told:
-        report = look(folder, told)
-    found = {
-        "store": str(folder),
+def verify(store: StoreArgument, as_json: flags.Json = False) -> int:
+    location = _find(store)
+    with show_progress("verifying") as progress:
+        report = location.maintenance.verify(location.folder, progress)
+    result = {
+        "store": str(location.folder),
         "topics": report.topics,
         "blocks": report.blocks,
         "messages": report.messages,
@@ -69,89 +80,147 @@ def verify(store: Store, as_json: flags.Json = False) -> int:
         "fault_count": report.fault_count,
         "faults": list(report.faults),
     }
-    whole = f"{report.messages} messages in {report.blocks} blocks, {format_size(report.bytes)}"
+    intact = f"{report.messages} messages in {report.blocks} blocks, {format_size(report.bytes)}"
     if report.fault_count:
         faults = f"{report.fault_count} fault{'s' if report.fault_count > 1 else ''} found"
-        _answer(found, as_json, *report.faults, f"{faults}; whole are {whole}")
+        _print_result(result, as_json, *report.faults, f"{faults}; intact: {intact}")
         return DAMAGE_FOUND
-    _answer(found, as_json, f"no damage: {whole}")
+    _print_result(result, as_json, f"no damage: {intact}")
     return 0
 
 
-def salvage(store: Store, target: Target, as_json: flags.Json = False) -> int:
-    from polybus.store.lmdb.salvage import salvage as recover
-
-    folder, fresh = find_store_folder(store, mark=DATA), check_new_folder(target)
-    with show_progress("salvaging") as told:
-        found = recover(folder, fresh, told)
-    answer = {
-        "store": str(folder),
-        "target": str(fresh),
-        "topics": found.topics,
-        "blocks": found.blocks,
-        "messages": found.messages,
-        "bytes": found.bytes,
-        "lost": list(found.lost),
+def salvage(store: StoreArgument, target: Target, as_json: flags.Json = False) -> int:
+    location, target = _find(store, damaged=True), _check_target(target)
+    with show_progress("salvaging") as progress:
+        report = location.maintenance.salvage(location.folder, target, progress)
+    result = {
+        "store": str(location.folder),
+        "target": str(target),
+        "topics": report.topics,
+        "blocks": report.blocks,
+        "messages": report.messages,
+        "bytes": report.bytes,
+        "lost": list(report.lost),
     }
-    saved = f"{found.messages} messages of {found.topics} topics, {format_size(found.bytes)}"
-    lost = [f"lost: {line}" for line in found.lost]
-    _answer(answer, as_json, *lost, f"salvaged into {fresh}: {saved}")
-    return DAMAGE_FOUND if found.lost else 0
+    saved = f"{report.messages} messages of {report.topics} topics, {format_size(report.bytes)}"
+    lost = [f"lost: {line}" for line in report.lost]
+    _print_result(result, as_json, *lost, f"salvaged into {target}: {saved}")
+    return DAMAGE_FOUND if report.lost else 0
 
 
-def compact(store: Store, as_json: flags.Json = False, admin: flags.Admin = None) -> None:
-    folder = find_store_folder(store)
-    before, after = _compacted(folder, admin)
-    answer = {"store": str(folder), "before_bytes": before, "after_bytes": after}
-    _answer(answer, as_json, f"compacted {folder}: {format_size(before)} → {format_size(after)}")
-
-
-def backup(store: Store, target: Target, as_json: flags.Json = False) -> None:
-    from polybus.store.lmdb.store_copy import backup as copy
-
-    folder, fresh = find_store_folder(store), check_new_folder(target)
-    with show_progress("copying") as told:
-        written = copy(folder, fresh, told)
-    answer = {"store": str(folder), "target": str(fresh), "bytes": written}
-    _answer(answer, as_json, f"backed up {folder} into {fresh}: {format_size(written)}")
-
-
-def restore(
-    store: Annotated[str, typer.Argument(metavar="BACKUP", help="What `backup` wrote.")],
-    target: Target,
-    as_json: flags.Json = False,
-) -> None:
-    from polybus.store.lmdb.store_copy import restore as copy
-
-    folder, fresh = find_store_folder(store), check_new_folder(target)
-    with show_progress("restoring") as told:
-        written = copy(folder, fresh, told)
-    answer = {"backup": str(folder), "target": str(fresh), "bytes": written}
-    _answer(answer, as_json, f"restored {folder} into {fresh}: {format_size(written)}")
-
-
-def _compacted(folder: Path, admin: str | None) -> tuple[int, int]:
-    """Bytes of the file before and after. Whoever holds the store does it: a bus, or we."""
+def compact(store: StoreArgument, as_json: flags.Json = False, admin: flags.Admin = None) -> None:
     from polybus.errors import DataFolderInUse
-    from polybus.store.lmdb.store_copy import compact as rewrite
 
+    location = _find(store)
+    folder = location.folder
     try:
-        with show_progress("compacting") as told:
-            return rewrite(folder, told)
-    except DataFolderInUse as held:
-        return _asked_to_compact(folder, admin, held)
+        with show_progress("compacting") as progress:
+            before, after = location.maintenance.compact(folder, progress)
+    except DataFolderInUse as in_use:
+        before, after = _compact_by_owner(folder, admin, in_use)
+    result = {"store": str(folder), "before_bytes": before, "after_bytes": after}
+    sizes = f"{format_size(before)} → {format_size(after)}"
+    _print_result(result, as_json, f"compacted {folder}: {sizes}")
 
 
-def _asked_to_compact(folder: Path, admin: str | None, held: Exception) -> tuple[int, int]:
+def backup(store: StoreArgument, target: Target, as_json: flags.Json = False) -> None:
+    location, target = _find(store), _check_target(target)
+    with show_progress("copying") as progress:
+        written = location.maintenance.backup(location.folder, target, progress)
+    result = {"store": str(location.folder), "target": str(target), "bytes": written}
+    line = f"backed up {location.folder} into {target}: {format_size(written)}"
+    _print_result(result, as_json, line)
+
+
+def restore(store: BackupArgument, target: Target, as_json: flags.Json = False) -> None:
+    location, target = _find(store), _check_target(target)
+    with show_progress("restoring") as progress:
+        written = location.maintenance.restore(location.folder, target, progress)
+    result = {"backup": str(location.folder), "target": str(target), "bytes": written}
+    line = f"restored {location.folder} into {target}: {format_size(written)}"
+    _print_result(result, as_json, line)
+
+
+def _find(store: str, *, damaged: bool = False) -> StoreLocation:
+    from polybus.store.engine_registry import find_store
+
+    return find_store(store, damaged=damaged)
+
+
+def _check_target(path: Path) -> Path:
+    """Return the absolute path of a folder that is missing or empty and can be written.
+
+    Raises `UsageError` otherwise, before a long copy starts.
+    """
+    from polybus.errors import UsageError
+
+    path = path.absolute()
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is not a folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise UsageError(f"{path} is not empty; give a folder that is missing or empty")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    # Only creating a folder shows whether it can be created: a file system that is
+    # read-only or full refuses what the permission bits allow.
+    probe = path / "probe" if path.is_dir() else path
+    try:
+        probe.mkdir(mode=PRIVATE)
+        probe.rmdir()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def _compact_by_owner(folder: Path, admin: str | None, in_use: Exception) -> tuple[int, int]:
+    """Ask the bus that owns the store to compact it. Returns the bytes before and after."""
     from polybus.cli.admin_request import ask_admin
     from polybus.errors import DataFolderInUse, PolybusError
 
     try:
-        told = ask_admin("store_compact", admin, timeout_s=COMPACT_TIMEOUT_S, folder=str(folder))
+        sizes = ask_admin("store_compact", admin, timeout_s=COMPACT_TIMEOUT_S, folder=str(folder))
     except PolybusError as error:
-        raise DataFolderInUse(f"{held}; and no bus that holds it compacts it: {error}") from None
-    return told["before_bytes"], told["after_bytes"]
+        raise DataFolderInUse(f"{in_use}, and no bus compacted it: {error}") from None
+    return sizes["before_bytes"], sizes["after_bytes"]
 
 
-def _answer(found: dict[str, Any], as_json: bool, *lines: str) -> None:
-    print(json.dumps(found, indent=2) if as_json else "\n".join(lines))
+def _describe_topic(store: Store, topic: Topic) -> dict[str, Any]:
+    bounds = store.bounds(topic.number)
+    return {
+        "name": topic.name,
+        "number": topic.number,
+        "generations": list(topic.generations),
+        "settings": dict(topic.settings),
+        "first_id": bounds.first_id,
+        "next_id": bounds.next_id,
+        "messages": sum(shard.end - shard.start for shard in bounds.shards),
+        "bytes": sum(shard.size_bytes for shard in bounds.shards),
+        "shards": [shard._asdict() for shard in bounds.shards],
+    }
+
+
+def _print_info(described: dict[str, Any]) -> None:
+    from polybus.cli import text_table
+
+    file = described["file"]
+    used = f"{format_size(file['used_bytes'])} used, {format_size(file['free_bytes'])} free"
+    owner = f"owned by pid {file['owner_pid']}" if file["owner_pid"] else "no owner"
+    print(f"{described['store']}: {format_size(file['file_bytes'])}, {used}; {owner}")
+    if not described["topics"]:
+        print("no topics")
+        return
+    rows = [
+        [
+            topic["name"],
+            len(topic["shards"]),
+            topic["messages"],
+            format_size(topic["bytes"]),
+            topic["next_id"],
+        ]
+        for topic in described["topics"]
+    ]
+    text_table.print_table(("topic", "shards", "messages", "bytes", "next id"), rows)
+
+
+def _print_result(result: dict[str, Any], as_json: bool, *lines: str) -> None:
+    print(json.dumps(result, indent=2) if as_json else "\n".join(lines))

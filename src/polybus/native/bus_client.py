@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
+from polybus.store.engine_registry import is_store_url
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from polybus.native import ClientOptions, Produced
-
-IN_PROCESS_SCHEMES = ("lmdb", "memory")
 
 
 class RowReader(Protocol):
@@ -104,4 +104,4 @@ def connect(url: str | None = None, options: ClientOptions | None = None) -> Bus
 
 def is_in_process(url: str) -> bool:
     """Is it a bus inside the process?"""
-    return url.partition(":")[0] in IN_PROCESS_SCHEMES
+    return is_store_url(url)

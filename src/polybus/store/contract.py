@@ -27,9 +27,12 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from polybus.errors import NotSupported
 from polybus.model.rows import EMPTY
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from polybus.model.commit import Append, Commit, CommitResult, StoredRecord
     from polybus.model.rows import Rows
     from polybus.model.stamp import ProducerEpoch, ProducerOptions
@@ -57,8 +60,15 @@ class ShardRange(NamedTuple):
     max_rows: int
 
 
-# Called once for each group of commits that became visible, on a thread of the engine's.
+# Called once for each group of commits that became visible, on a thread of the engine.
 Listener = Callable[[Sequence[ShardEnd]], None]
+
+# Called with the bytes done and the approximate total.
+Progress = Callable[[int, int], None]
+
+
+def no_progress(done: int, total: int) -> None:
+    """Ignore the progress."""
 
 
 class Store(ABC):
@@ -217,6 +227,28 @@ class Store(ABC):
 
         The messages can be read by then. A listener that raises is logged, and stays.
         """
+
+    # --- maintenance, for engines that have use for it
+
+    def yield_to(self, foreground: Callable[[], int]) -> None:  # noqa: B027 -- optional
+        """Keep transactions small while the count that `foreground` returns keeps growing.
+
+        It counts work of other threads whose callers wait. The default ignores it.
+        """
+
+    def compact(self, progress: Progress = no_progress) -> tuple[int, int]:
+        """Return free space to the file system. Returns the file's bytes before and after.
+
+        Commits wait until it is done. Raises `NotSupported` if the engine keeps no files.
+        """
+        raise NotSupported("this engine has no files to compact")
+
+    def backup(self, target: Path, progress: Progress = no_progress) -> int:
+        """Copy the store as it is now to a missing or empty folder. Returns the bytes written.
+
+        Commits go on meanwhile. Raises `NotSupported` if the engine keeps no files.
+        """
+        raise NotSupported("this engine has no files to back up")
 
     # --- the end
 

@@ -1,37 +1,43 @@
-"""From a URL to an engine: the only file that knows them all.
+"""Engines by URL scheme, found by the entry-point group `polybus.engines`.
 
-    memory:         a store of this call's own, gone when it is closed
-    memory:NAME     shared by all who open it in this process
-    lmdb:PATH       a folder; one process owns it, others may read it
-    nats://HOST,…   still to come
+    [project.entry-points."polybus.engines"]
+    memory = "polybus.store.memory.memory_engine:MemoryEngine"
 
-An engine is imported when it is asked for: who uses `memory:` does not pay for LMDB.
+The built-in engines use the same group as engines of other distributions. An engine is
+imported when a URL names it, so a program that uses `memory:` does not load the others.
+An entry point that cannot be loaded is logged and skipped.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from polybus.errors import AddressError, UsageError
-from polybus.store.contract import Store
+from polybus.store.engine import COMMIT_INTERVAL_MS, Durability, Engine, Maintenance, StoreOptions
 
-Durability = Literal["fsync", "interval"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-COMMIT_INTERVAL_MS = 50  # of `interval`: what a crash may lose, in time
+    from polybus.store.contract import Store
+
+GROUP = "polybus.engines"
+OWN_DISTRIBUTION = "polybus"
+
+_log = logging.getLogger("polybus.store")
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """How a store is to be opened; what an engine has no use for, it does not look at."""
+class StoreLocation(NamedTuple):
+    """The folder of an existing store, and the engine that wrote it."""
 
-    read_only: bool = False
-    durability: Durability = "fsync"
-    commit_interval_ms: int = COMMIT_INTERVAL_MS
-    wall_ns: Callable[[], int] = time.time_ns
+    url: str
+    folder: Path
+    maintenance: Maintenance
 
 
 def open_store(
@@ -42,48 +48,114 @@ def open_store(
     commit_interval_ms: int = COMMIT_INTERVAL_MS,
     wall_ns: Callable[[], int] = time.time_ns,
 ) -> Store:
-    """The store behind a URL. `AddressError` if there can be none."""
+    """Open the store that a URL names. Raises `AddressError` if no engine accepts the URL."""
     if durability not in get_args(Durability):
-        raise UsageError(f"durability is 'fsync' or 'interval', not {durability!r}")
+        raise UsageError(f"durability must be 'fsync' or 'interval', got {durability!r}")
     if commit_interval_ms < 1:
-        raise UsageError(f"commit_interval_ms is at least 1, not {commit_interval_ms}")
+        raise UsageError(f"commit_interval_ms must be at least 1, got {commit_interval_ms}")
+    engine, place = _split(url)
+    return engine.open(place, StoreOptions(read_only, durability, commit_interval_ms, wall_ns))
+
+
+def schemes() -> tuple[str, ...]:
+    """Return the schemes of all registered engines."""
+    return tuple(_entry_points())
+
+
+def is_store_url(text: str) -> bool:
+    """Return True if the text is a URL of a registered engine."""
+    scheme, colon, _ = text.partition(":")
+    # A bus is the common case: the list of distributions need not be read for it.
+    return bool(colon) and scheme != "polybus" and scheme in _entry_points()
+
+
+def has_files(text: str) -> bool:
+    """Return True if the text is a URL of an engine that keeps files."""
+    return is_store_url(text) and _split(text)[0].maintenance is not None
+
+
+def absolute_url(url: str) -> str:
+    """Return a store URL in a form that does not depend on the working directory."""
+    engine, place = _split(url)
+    return f"{url.partition(':')[0]}:{engine.absolute(place)}"
+
+
+def canonical_url(url: str) -> str:
+    """Return the same URL for all URLs that name the same store."""
+    engine, place = _split(url)
+    return f"{url.partition(':')[0]}:{engine.canonical(place)}"
+
+
+def default_url(data: Path) -> str:
+    """Return the URL of the store of a bus whose configuration names no engine."""
+    for scheme in schemes():
+        engine = _load(scheme)
+        if engine is not None and engine.is_default:
+            return f"{scheme}:{engine.default_place(data)}"
+    raise UsageError("no default engine is installed; set the engine of the bus")
+
+
+def find_store(text: str, *, damaged: bool = False) -> StoreLocation:
+    """Find an existing store by its URL, its folder or the data folder of a bus.
+
+    If `damaged`, data that can be salvaged counts as a store. Raises `UsageError` if there
+    is no such store, or if its engine keeps no files.
+    """
+    scheme, colon, place = text.partition(":")
+    named = bool(colon) and (scheme in _entry_points() or place.startswith("//"))
+    found = {name: engine for name in schemes() if (engine := _load(name)) is not None}
+    files = {name: engine for name, engine in found.items() if engine.maintenance is not None}
+    if named and scheme not in files:
+        forms = ", ".join(f"{name}:PATH" for name in files)
+        raise UsageError(f"{text} has no files; give {forms} or a folder")
+    folder = Path(place if named else text).absolute()
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; give the folder of a store or of a bus")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise UsageError(f"cannot read {folder}: permission denied")
+    for name, engine in files.items():
+        maintenance = engine.maintenance
+        if maintenance is None or (named and name != scheme):
+            continue
+        for candidate in (folder, Path(engine.default_place(folder))):
+            if maintenance.recognises(candidate, damaged=damaged):
+                return StoreLocation(f"{name}:{candidate}", candidate, maintenance)
+    raise UsageError(f"no store in {folder}; give the folder of a store or of a bus")
+
+
+def _split(url: str) -> tuple[Engine, str]:
+    """Return the engine of a URL and the place. Raises `AddressError` if there is none."""
     scheme, colon, place = url.partition(":")
-    opener = _OPENERS.get(scheme) if colon else None
-    if opener is None:
-        known = ", ".join(f"{name}:" for name in _OPENERS)
-        raise AddressError(f"{url!r} names no engine; there are {known}")
-    return opener(place, StoreOptions(read_only, durability, commit_interval_ms, wall_ns))
+    engine = _load(scheme) if colon and scheme in _entry_points() else None
+    if engine is None:
+        known = ", ".join(f"{name}:" for name in schemes()) or "none"
+        raise AddressError(f"no engine for {url!r}; installed engines: {known}")
+    return engine, place
 
 
-def _open_memory(place: str, wishes: StoreOptions) -> Store:
-    from polybus.store.memory.memory_store import MemoryStore
-    from polybus.store.memory.shared_namespaces import open_named
+@cache
+def _entry_points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # takes 20 ms, which --help need not pay
 
-    if wishes.read_only:
-        raise UsageError("a store in memory has no other readers: open it for writing")
-    return open_named(place) if place else MemoryStore(wall_ns=wishes.wall_ns)
-
-
-def _open_lmdb(place: str, wishes: StoreOptions) -> Store:
-    from polybus.store.lmdb.lmdb_store import LmdbStore
-
-    if not place:
-        raise AddressError("lmdb: needs the path of a folder: lmdb:PATH")
-    return LmdbStore(
-        Path(place),
-        read_only=wishes.read_only,
-        durability=wishes.durability,
-        commit_interval_ms=wishes.commit_interval_ms,
-        wall_ns=wishes.wall_ns,
-    )
+    # Ours come first: no other distribution replaces a built-in engine by accident.
+    listed = sorted(entry_points(group=GROUP), key=lambda point: not _is_own(point))
+    found: dict[str, EntryPoint] = {}
+    for point in listed:
+        if found.setdefault(point.name, point) is not point:
+            _log.warning("engine %s: ignored %s: registered twice", point.name, point.value)
+    return found
 
 
-def _open_nats(place: str, wishes: StoreOptions) -> Store:
-    raise AddressError(f"nats:{place}: this engine is still to come")
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == OWN_DISTRIBUTION
 
 
-_OPENERS: dict[str, Callable[[str, StoreOptions], Store]] = {
-    "memory": _open_memory,
-    "lmdb": _open_lmdb,
-    "nats": _open_nats,
-}
+@cache
+def _load(scheme: str) -> Engine | None:
+    point = _entry_points()[scheme]
+    try:
+        engine: Engine = point.load()()
+    except Exception as error:
+        _log.warning("engine %s: cannot load %s: %s", scheme, point.value, error)
+        return None
+    return engine

@@ -1,12 +1,10 @@
-"""One bus a URL and process: whoever opens it shares it, whoever closes it last ends it.
+"""One bus per store URL and process: the first `open_bus` opens it, the last `close` ends it.
 
-    memory:         the one without a name
-    memory:NAME     the one of this name
-    lmdb:PATH       that of the folder, however its path is written; of the data folder of
-                    a bus, the store in it
+URLs that name the same store share a bus (`engine_registry.canonical_url`). The data folder
+of a bus stands for the store in it.
 
-After a fork the child has none of them: what it inherited says whose it is, and opening
-`lmdb:PATH` there is `DataFolderInUse`, which names the owner, as in any other process.
+A child of a fork shares none of them. A handle it inherited raises an error that names the
+owner, and opening the same folder there raises `DataFolderInUse` as in any other process.
 """
 
 from __future__ import annotations
@@ -14,15 +12,11 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
-from polybus.errors import AddressError, DataFolderInUse
+from polybus.errors import DataFolderInUse
 from polybus.native.inprocess.inprocess_bus import InProcessBus
 from polybus.native.inprocess.inprocess_client import InProcessClient
-
-LMDB, MEMORY = "lmdb:", "memory:"
-IN_DATA = "store"  # what a bus calls its store within its data folder
-MARK = "CURRENT"  # the file that every store of LMDB has
+from polybus.store.engine_registry import canonical_url
 
 
 @dataclass(slots=True)
@@ -37,7 +31,7 @@ _shared: dict[str, _SharedBus] = {}
 
 def open_bus(url: str) -> InProcessClient:
     """A handle on the bus of this URL, which is opened if nobody here has it open."""
-    place = _normalise_url(url)
+    place = canonical_url(url)
     with _guard:
         shared = _shared.get(place)
         if shared is None:
@@ -61,19 +55,6 @@ def _release_bus(place: str, shared: _SharedBus) -> None:
         if not shared.users:
             del _shared[place]
             shared.core.close()
-
-
-def _normalise_url(url: str) -> str:
-    """The same for all ways to write one place."""
-    if url.startswith(MEMORY):
-        return url
-    path = url.removeprefix(LMDB)
-    if path == url or not path:
-        raise AddressError(f"{url!r} is no bus inside the process: write lmdb:PATH or memory:")
-    folder = Path(path).resolve()
-    if not (folder / MARK).exists() and (folder / IN_DATA / MARK).exists():
-        folder /= IN_DATA
-    return f"{LMDB}{folder}"
 
 
 def _after_fork() -> None:

@@ -13,13 +13,14 @@ from polybus.errors import DoesNotExist, UsageError
 from polybus.native import Client, ClientOptions
 from polybus.spark.source.log_access import open_log_access
 from polybus.spark.source.read_bounds import TopicSelection
-from polybus.spark.spark_options import SOURCE_OPTIONS, STORE_SCHEME, SparkOptions
+from polybus.spark.spark_options import SOURCE_OPTIONS, SparkOptions
+from polybus.store.engine_registry import is_store_url
 
 
 def check_bus(given: str | None) -> str:
     """The URL of a bus that answers now, or of the files of one."""
     url = SparkOptions({"bus": given} if given else {}, SOURCE_OPTIONS).bus
-    if not url.startswith(STORE_SCHEME):
+    if not is_store_url(url):
         with Client(url, ClientOptions(connect_timeout_s=0.0)) as client:
             client.topics("")
     return url
@@ -28,7 +29,7 @@ def check_bus(given: str | None) -> str:
 def check_target_bus(given: str | None, source: str) -> str:
     """Where to write: another bus, if one is named, else the one that is read."""
     url = check_bus(given) if given else source
-    if url.startswith(STORE_SCHEME):
+    if is_store_url(url):
         raise UsageError(
             f"write through the running bus: {url} can only be read (--into-bus polybus://…)"
         )

@@ -37,7 +37,7 @@ from polybus.spark.pipelines.query_run import (
 )
 from polybus.spark.source.log_access import RECONNECT_OPTIONS, BusLogAccess
 from polybus.spark.source.read_bounds import TopicSelection
-from polybus.spark.spark_options import STORE_SCHEME
+from polybus.store.engine_registry import is_store_url
 
 if TYPE_CHECKING:
     from polybus.spark.archive.manifest import Manifest, OffsetSpan
@@ -69,7 +69,7 @@ def retain(
     place, wanted = ArchiveFolder(folder), TopicSelection(topic)
     place.check()
     url = preflight.check_bus(bus)
-    if url.startswith(STORE_SCHEME):
+    if is_store_url(url):
         raise UsageError(f"{url}: only a running bus can trim its topics; give polybus://…")
     began_s, trimming = time.monotonic(), LogTrimmer(spark, place, url)
     with stop_on_signals() as stop, raise_own_errors():

@@ -13,8 +13,7 @@ from polybus.model.commit import Append, Commit, CommitResult, RecordChange, Spa
 from polybus.store import request_checks
 from polybus.store.lmdb import producer_stamps, staged_blocks, store_keys, stored_values
 from polybus.store.lmdb.log_entry import StagePart
-from polybus.store.lmdb.state_cache import ShardState, StageState, TopicState
-from polybus.store.lmdb.writer_state import WriterState
+from polybus.store.lmdb.writer_state import ShardState, StageState, TopicState, WriterState
 
 
 class ShardAppend:

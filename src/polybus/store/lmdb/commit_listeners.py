@@ -14,8 +14,8 @@ from typing import Final
 from polybus.errors import PolybusError
 from polybus.store.contract import Listener, ShardEnd
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.state_cache import scan_prefix
 from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.writer_state import scan_prefix
 
 LOOK_S: Final = 0.02
 _SHARD_KEY_BYTES: Final = 9

@@ -24,9 +24,11 @@ from polybus.store.contract import (
     MAX_READ_BYTES,
     MAX_ROWS,
     Listener,
+    Progress,
     ShardEnd,
     ShardRange,
     Store,
+    no_progress,
 )
 from polybus.store.lmdb import commit_execution as commits
 from polybus.store.lmdb import (
@@ -42,13 +44,12 @@ from polybus.store.lmdb.interval_writer import IntervalWriter
 from polybus.store.lmdb.read_txn import StoreReader
 from polybus.store.lmdb.reblocker import Reblocker
 from polybus.store.lmdb.recent_entries import RecentEntries
-from polybus.store.lmdb.state_cache import scan_prefix
-from polybus.store.lmdb.store_copy import Progress, backup_environment, compact_files, no_progress
+from polybus.store.lmdb.store_copy import backup_environment, compact_files
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.write_txn import TransactionWriter
 from polybus.store.lmdb.writer import StoreWriter
-from polybus.store.lmdb.writer_state import WriterState
+from polybus.store.lmdb.writer_state import WriterState, scan_prefix
 
 _commit: Final = commits.commit
 

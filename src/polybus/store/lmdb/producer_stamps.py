@@ -11,8 +11,7 @@ from polybus.errors import Fenced, OutOfSequence, Stale, UnknownProducer
 from polybus.model.commit import CommitResult
 from polybus.model.stamp import ProducerEpoch, ProducerOptions, Stamp
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.state_cache import ProducerState
-from polybus.store.lmdb.writer_state import WriterState
+from polybus.store.lmdb.writer_state import ProducerState, WriterState
 
 
 def open_producer(books: WriterState, name: str, habits: ProducerOptions) -> ProducerEpoch:

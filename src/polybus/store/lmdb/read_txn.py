@@ -24,8 +24,8 @@ from polybus.store.contract import ShardRange
 from polybus.store.lmdb import store_keys, stored_values
 from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
-from polybus.store.lmdb.state_cache import MAX_CACHED, scan_prefix
 from polybus.store.lmdb.store_files import ReadSnapshot, StoreFiles
+from polybus.store.lmdb.writer_state import MAX_CACHED, scan_prefix
 
 Before = Callable[[int, int], bool]  # of an entry's first id and time
 PlaceOf = Callable[[bytes], int]  # in a run table

@@ -20,10 +20,10 @@ from polybus.store.lmdb import log_entry, store_keys, stored_values
 from polybus.store.lmdb.entry_cursor import EntryCursor
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.log_entry import LogEntry
-from polybus.store.lmdb.state_cache import scan_prefix
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.write_batch import SMALL_BYTES
 from polybus.store.lmdb.write_txn import TransactionWriter
+from polybus.store.lmdb.writer_state import scan_prefix
 
 TARGET_BYTES: Final = 256 << 10
 MAX_BYTES: Final = 1 << 20

@@ -14,6 +14,7 @@ Records, producers and unpublished stages have no checksums, and are not salvage
 
 from __future__ import annotations
 
+import mmap
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,34 +22,134 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from polybus.errors import DataFolderInUse, DoesNotExist, PolybusError, UsageError
+from polybus.errors import (
+    Damaged,
+    DataFolderInUse,
+    DoesNotExist,
+    PolybusError,
+    UsageError,
+    WrongFormat,
+)
+from polybus.kernel.blocks import Layout
 from polybus.model import run_table
-from polybus.model.block import cut_layout
+from polybus.model.block import cut_layout, open_layout
 from polybus.model.topic import Topic
-from polybus.store.lmdb import folder_ownership, log_entry, store_folder, store_keys, stored_values
+from polybus.store.contract import Progress, no_progress
+from polybus.store.engine import MAX_LISTED, SalvageReport
+from polybus.store.lmdb import folder_ownership, log_entry, store_files, store_keys, stored_values
 from polybus.store.lmdb.log_entry import LogEntry
-from polybus.store.lmdb.raw_file import RawEntry, RawFile
-from polybus.store.lmdb.salvage_choice import SalvagePiece, choose_pieces
-from polybus.store.lmdb.store_copy import Progress, no_progress
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.stored_values import NameRecord, StoreCounters
 from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.write_txn import TransactionWriter
 
+SEARCH_STEP_BYTES: Final = 16 << 20
+
+
+class RawEntry(NamedTuple):
+    """An entry whose tables are whole, and where its value begins."""
+
+    entry: LogEntry
+    at: int
+
+
+class RawFile:
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._view = memoryview(self._map)
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    def entries(self, progress: Progress) -> Iterator[RawEntry]:
+        for at in self._places(log_entry.MAGIC, progress):
+            try:
+                yield RawEntry(log_entry.decode(self._view[at:]), at)
+            except Damaged:
+                continue
+
+    def topics(self) -> Iterator[tuple[Topic, int]]:
+        """Topics and their revisions."""
+        for at in self._places(stored_values.TOPIC_MAGIC, lambda done, total: None):
+            try:
+                yield stored_values.read_topic(self._view[at:])
+            except Damaged:
+                continue
+
+    def layout(self, found: RawEntry) -> Layout | None:
+        """The block of an entry; None if it is damaged."""
+        try:
+            layout = open_layout(found.entry.block(self._view[found.at :]))
+        except (Damaged, WrongFormat):
+            return None
+        return layout if layout.count == found.entry.count else None
+
+    def close(self) -> None:
+        self._view.release()
+        self._map.close()
+
+    def _places(self, magic: bytes, progress: Progress) -> Iterator[int]:
+        at, told = self._map.find(magic), 0
+        while at >= 0:
+            yield at
+            if at - told >= SEARCH_STEP_BYTES:
+                told = at
+                progress(at, len(self))
+            at = self._map.find(magic, at + 1)
+
+
+class SalvagePiece(NamedTuple):
+    """Messages of a shard, offsets `first` to `end`: those from `place` on in a block."""
+
+    first: int
+    end: int
+    runs: bytes  # of these messages
+    found: RawEntry
+    place: int = 0
+
+    def time_at(self, offset: int) -> int:
+        return run_table.time_at(self.runs, offset - self.first)
+
+    def cut(self, start: int, end: int) -> SalvagePiece:
+        if (start, end) == (self.first, self.end):
+            return self
+        by = start - self.first
+        table = run_table.cut_runs(self.runs, by, end - self.first)
+        return SalvagePiece(start, end, table, self.found, self.place + by)
+
+
+def choose_pieces(pieces: list[SalvagePiece]) -> Iterator[SalvagePiece]:
+    """Pieces in order that do not overlap: for each offset the right one."""
+    pieces = sorted(pieces, key=lambda piece: piece.first)
+    covering: list[SalvagePiece] = []
+    at = following = 0
+    while covering or following < len(pieces):
+        at = at if covering else max(at, pieces[following].first)
+        while following < len(pieces) and pieces[following].first <= at:
+            covering.append(pieces[following])
+            following += 1
+        covering = [piece for piece in covering if piece.end > at]
+        if covering:
+            best = max(covering, key=lambda piece: (piece.time_at(at), piece.end))
+            end = _valid_until(best, pieces, following)
+            yield best.cut(at, end)
+            at = end
+
+
+def _valid_until(best: SalvagePiece, pieces: list[SalvagePiece], following: int) -> int:
+    """Up to where no later piece knows better."""
+    while following < len(pieces) and pieces[following].first < best.end:
+        piece = pieces[following]
+        following += 1
+        if piece.time_at(piece.first) > best.time_at(piece.first):
+            return piece.first
+    return best.end
+
+
 GROUP_BYTES: Final = 32 << 20
-MAX_LISTED: Final = 1000
 
 Target = tuple[int, int]
-
-
-class SalvageReport(NamedTuple):
-    """What was saved, and what is known to be lost: one line each, at most `MAX_LISTED`."""
-
-    topics: int
-    blocks: int
-    messages: int
-    bytes: int
-    lost: tuple[str, ...]
 
 
 def salvage(source: Path, target: Path, progress: Progress = no_progress) -> SalvageReport:
@@ -72,9 +173,9 @@ def salvage(source: Path, target: Path, progress: Progress = no_progress) -> Sal
 def _data(source: Path) -> Path:
     """The data file: what CURRENT names or, if that is gone as well, the newest."""
     try:
-        path = store_folder.current_generation(source) / store_folder.DATA
+        path = store_files.current_generation(source) / store_files.DATA
     except PolybusError:
-        path = max(source.glob(f"[0-9]*/{store_folder.DATA}"), default=source / store_folder.DATA)
+        path = max(source.glob(f"[0-9]*/{store_files.DATA}"), default=source / store_files.DATA)
     if not path.is_file() or not path.stat().st_size:
         raise DoesNotExist(f"there is no store in {source}")
     return path

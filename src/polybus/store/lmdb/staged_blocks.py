@@ -15,8 +15,7 @@ from polybus.model.commit import Append
 from polybus.store import request_checks
 from polybus.store.lmdb import log_entry, store_keys, stored_values
 from polybus.store.lmdb.log_entry import LogEntry, StagePart
-from polybus.store.lmdb.state_cache import StageState
-from polybus.store.lmdb.writer_state import WriterState
+from polybus.store.lmdb.writer_state import StageState, WriterState
 
 
 def open_stage(books: WriterState, lease_s: float) -> str:

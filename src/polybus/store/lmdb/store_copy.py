@@ -11,24 +11,20 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from polybus.errors import UsageError
-from polybus.store.lmdb import store_folder
+from polybus.store.contract import Progress, no_progress
+from polybus.store.engine import StoreFileInfo
+from polybus.store.lmdb import folder_ownership, store_files, stored_values
 from polybus.store.lmdb.environment import Environment
 from polybus.store.lmdb.lmdb_errors import translated_errors
 from polybus.store.lmdb.store_files import StoreFiles
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all, about
-
 LOOK_S: Final = 0.1
-
-
-def no_progress(done: int, total: int) -> None:
-    """For those who do not want to see any."""
 
 
 def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
@@ -44,14 +40,9 @@ def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
         home.close()
 
 
-def restore(source: Path, target: Path, progress: Progress = no_progress) -> int:
-    """A backup is a store: the same, the other way round."""
-    return backup(source, target, progress)
-
-
 def compact(path: Path, progress: Progress = no_progress) -> tuple[int, int]:
     """Compacts a store that nobody owns; bytes of its file before and after."""
-    store_folder.current_generation(path)  # it must be there
+    store_files.current_generation(path)  # it must be there
     home = StoreFiles(path, read_only=False)
     try:
         return compact_files(home, progress)
@@ -66,8 +57,8 @@ def backup_environment(environment: Environment, target: Path, progress: Progres
         fresh = target / "0001.new"
         fresh.mkdir()
         written = copy(environment, fresh, progress)
-        store_folder.switch_generation(target, fresh.rename(target / "0001"))
-        store_folder.sync_folder(target.absolute().parent)
+        store_files.switch_generation(target, fresh.rename(target / "0001"))
+        store_files.sync_folder(target.absolute().parent)
         return written
 
 
@@ -76,7 +67,7 @@ def compact_files(home: StoreFiles, progress: Progress) -> tuple[int, int]:
     before = home.current
     size = file_bytes(before)
     with translated_errors():
-        fresh = store_folder.next_generation(before.path)
+        fresh = store_files.next_generation(before.path)
         try:
             written = copy(before, fresh, progress)
             home.move_to(fresh)
@@ -89,7 +80,7 @@ def compact_files(home: StoreFiles, progress: Progress) -> tuple[int, int]:
 
 def copy(environment: Environment, generation: Path, progress: Progress) -> int:
     """The environment's pages, without free ones, on disk in an empty folder; their bytes."""
-    path = generation / store_folder.DATA
+    path = generation / store_files.DATA
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with _reporting_growth(path, used_bytes(environment), progress):
@@ -98,13 +89,13 @@ def copy(environment: Environment, generation: Path, progress: Progress) -> int:
         size = os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-    store_folder.sync_folder(generation)
+    store_files.sync_folder(generation)
     progress(size, size)
     return size
 
 
 def file_bytes(environment: Environment) -> int:
-    return (environment.path / store_folder.DATA).stat().st_size
+    return (environment.path / store_files.DATA).stat().st_size
 
 
 def used_bytes(environment: Environment) -> int:
@@ -138,7 +129,7 @@ def _filling_target(target: Path) -> Iterator[None]:
     existed = target.is_dir()
     if existed and any(target.iterdir()):
         raise UsageError(f"{target} is not empty")
-    store_folder.make_folder(target)
+    store_files.make_folder(target)
     try:
         yield
     except BaseException:
@@ -147,3 +138,25 @@ def _filling_target(target: Path) -> Iterator[None]:
         if not existed:
             target.rmdir()
         raise
+
+
+def read_file_info(path: Path) -> StoreFileInfo:
+    home = StoreFiles(path, read_only=True)
+    try:
+        used, file = used_bytes(home.current), file_bytes(home.current)
+        return StoreFileInfo(
+            stored_values.FORMAT_VERSION,
+            home.current.path.name,
+            file,
+            used,
+            max(0, file - used),
+            _readers(home.current.lmdb.readers()),
+            folder_ownership.owner(path),
+        )
+    finally:
+        home.close()
+
+
+def _readers(table: str) -> int:
+    """Lines of LMDB's table that are readers: they begin with a pid."""
+    return sum(line.split()[0].isdigit() for line in table.splitlines() if line.strip())

@@ -6,24 +6,138 @@ a failed write. A reader looks at CURRENT before each read and follows.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import lmdb
 
-from polybus.errors import PolybusError, StoreClosed, WrongFormat
+from polybus.errors import Damaged, DoesNotExist, PolybusError, StoreClosed, WrongFormat
 from polybus.store.lmdb import (
     environment,
     folder_ownership,
-    store_folder,
     store_keys,
     stored_values,
 )
 from polybus.store.lmdb.environment import Environment, Transaction
 from polybus.store.lmdb.lmdb_errors import translate_error, translated_errors
+from polybus.store.lmdb.stored_values import FORMAT_VERSION
+
+CURRENT: Final = "CURRENT"
+DATA: Final = "data.mdb"
+_TITLE: Final = "polybus store"
+_GENERATION = re.compile(r"\d{4,}")
+
+CurrentVersion = tuple[int, int]  # tells one CURRENT from another
+
+
+def current_generation(path: Path) -> Path:
+    """The sub-folder in use. `DoesNotExist` if there is no store, `WrongFormat` if not ours."""
+    try:
+        text = (path / CURRENT).read_text()
+    except FileNotFoundError:
+        raise DoesNotExist(f"there is no store in {path}") from None
+    except UnicodeDecodeError:
+        text = ""
+    title, _, name = text.strip().partition("\n")
+    kind, _, version = title.rpartition(" ")
+    if kind != _TITLE or not _GENERATION.fullmatch(name):
+        raise WrongFormat(f"{path / CURRENT} was not written by polybus")
+    if version != str(FORMAT_VERSION):
+        raise WrongFormat(f"{path} has format {version}, this polybus reads {FORMAT_VERSION}")
+    return path / name
+
+
+def current_version(path: Path) -> CurrentVersion:
+    """Changes whenever another generation comes into use."""
+    found = os.stat(path / CURRENT)  # noqa: PTH116 -- before each read, and twice as quick
+    return found.st_ino, found.st_mtime_ns
+
+
+def prepare(path: Path, fill: Callable[[Path], None]) -> Path:
+    """The sub-folder in use, made if there is none. Only the owner may call this.
+
+    `fill` makes an environment in a folder. All names are on disk when this returns, also
+    those that an owner made who was killed before he could see to it.
+    """
+    if not (path / CURRENT).exists():
+        found = _generations(path)
+        if len(found) > 1:
+            raise Damaged(f"{path / CURRENT} is missing, and there are {len(found)} generations")
+        switch_generation(path, found[0] if found else _create_first(path, fill))
+    used = current_generation(path)
+    for other in _generations(path):
+        if other != used:
+            shutil.rmtree(other, ignore_errors=True)
+    sync_folder(used)
+    sync_folder(path)
+    return used
+
+
+def _create_first(path: Path, fill: Callable[[Path], None]) -> Path:
+    """The first generation: whole on disk before it goes by its name.
+
+    LMDB writes a new file's first pages without a sync, and never syncs its folder: a cut
+    of power would leave what is no LMDB file, or none, where CURRENT says there is one.
+    """
+    fresh, first = path / "0001.new", path / "0001"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    fill(fresh)
+    sync_folder(fresh)
+    return fresh.rename(first)
+
+
+def next_generation(used: Path) -> Path:
+    """An empty sub-folder for the generation after this one."""
+    path = used.with_name(f"{int(used.name) + 1:04d}")
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    return path
+
+
+def switch_generation(path: Path, used: Path) -> None:
+    """Makes a sub-folder, whose files are on disk already, the one in use."""
+    sync_folder(used)
+    fresh = path / (CURRENT + ".new")
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+        with fresh.open("w") as file:
+            file.write(f"{_TITLE} {FORMAT_VERSION}\n{used.name}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path / CURRENT)
+        os.fsync(directory)  # opened before: it must not lack a descriptor now
+    finally:
+        os.close(directory)
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """The folder itself, its name on disk as well."""
+    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+    path.mkdir(parents=True, mode=0o700, exist_ok=True)
+    for one in reversed(missing):
+        sync_folder(one.parent)
+
+
+def _generations(path: Path) -> list[Path]:
+    found = [entry for entry in path.iterdir() if _GENERATION.fullmatch(entry.name)]
+    return sorted(entry for entry in found if entry.is_dir())
 
 
 class StoreFiles:
@@ -34,7 +148,7 @@ class StoreFiles:
         self._closed = False
         self._used: Environment
         if read_only:
-            store_folder.current_generation(path)
+            current_generation(path)
             self._open_current()
         else:
             self._take_ownership()
@@ -68,12 +182,12 @@ class StoreFiles:
         It is opened first: what is written after CURRENT names it must go nowhere else.
         """
         with self._lock:
-            before, named = self._used, store_folder.current_version(self.path)
+            before, named = self._used, current_version(self.path)
             self._open(generation)
             try:
-                store_folder.switch_generation(self.path, generation)
+                switch_generation(self.path, generation)
             except BaseException:
-                named_before = store_folder.current_version(self.path) == named
+                named_before = current_version(self.path) == named
                 environment.release(self._used if named_before else before)
                 self._used = before if named_before else self._used
                 raise
@@ -100,11 +214,11 @@ class StoreFiles:
 
     def _take_ownership(self) -> None:
         with translated_errors():
-            store_folder.make_folder(self.path)
+            make_folder(self.path)
             folder_ownership.take(self.path)
         try:
             with translated_errors():
-                used = store_folder.prepare(self.path, _create_environment)
+                used = prepare(self.path, _create_environment)
             self._open(used)
             self._used.clear_dead_readers()
         except BaseException:
@@ -124,12 +238,12 @@ class StoreFiles:
         """What CURRENT names; if that changes meanwhile, what it names then."""
         with translated_errors():
             while True:
-                seen = store_folder.current_version(self.path)
-                generation = store_folder.current_generation(self.path)
+                seen = current_version(self.path)
+                generation = current_generation(self.path)
                 try:
                     self._open(generation)
                 except PolybusError:
-                    if store_folder.current_version(self.path) == seen:
+                    if current_version(self.path) == seen:
                         raise
                 else:
                     self._seen = seen
@@ -146,7 +260,7 @@ class StoreFiles:
 
     def _follow(self) -> None:
         try:
-            same = store_folder.current_version(self.path) == self._seen
+            same = current_version(self.path) == self._seen
         except FileNotFoundError:
             return
         if not same:

@@ -14,9 +14,8 @@ from polybus.errors import AlreadyExists, DoesNotExist
 from polybus.model.topic import Topic
 from polybus.store import request_checks
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.state_cache import ShardState, TopicState
 from polybus.store.lmdb.stored_values import NameRecord
-from polybus.store.lmdb.writer_state import WriterState
+from polybus.store.lmdb.writer_state import ShardState, TopicState, WriterState
 
 
 def create(books: WriterState, name: str, shards: int, settings: Mapping[str, object]) -> Topic:

@@ -12,38 +12,30 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from polybus.errors import PolybusError
-from polybus.store.lmdb import store_folder
-from polybus.store.lmdb.store_copy import Progress, no_progress
+import lmdb
 
-MAX_LISTED: Final = 1000
-
-
-@dataclass
-class VerifyReport:
-    """What was looked at, and what is wrong: one line each, at most `MAX_LISTED` of them."""
-
-    topics: int = 0
-    shards: int = 0
-    blocks: int = 0
-    messages: int = 0
-    bytes: int = 0
-    fault_count: int = 0
-    faults: tuple[str, ...] = field(default_factory=tuple)
-
-    def add(self, fault: str) -> None:
-        self.fault_count += 1
-        if len(self.faults) < MAX_LISTED:
-            self.faults = (*self.faults, fault)
+from polybus.errors import PolybusError, StoreFault
+from polybus.model import run_table
+from polybus.store.contract import Progress, no_progress
+from polybus.store.engine import VerifyReport
+from polybus.store.lmdb import folder_ownership, log_entry, store_files, store_keys, stored_values
+from polybus.store.lmdb.entry_cursor import EntryCursor
+from polybus.store.lmdb.log_entry import LogEntry
+from polybus.store.lmdb.store_copy import used_bytes
+from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.writer_state import scan_prefix
 
 
 def verify(path: Path, progress: Progress = no_progress) -> VerifyReport:
     """Walks through a store: `DoesNotExist` or `WrongFormat`, or what is damaged in the report."""
-    store_folder.current_generation(path)  # it must be there, and of our format
+    store_files.current_generation(path)  # it must be there, and of our format
     command = [sys.executable, "-m", __name__, str(path)]
     report, where = VerifyReport(), "the beginning"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
@@ -105,9 +97,201 @@ class VerifyReporter:
         sys.stdout.flush()
 
 
-def main(path: Path) -> int:
-    from polybus.store.lmdb.verification_walk import StoreVerifier
+STEP: Final = 256  # entries and other values that are looked at in one transaction
+STEP_BYTES: Final = 32 << 20
 
+DECODERS: Final[dict[bytes, Callable[[memoryview], Any]]] = {
+    store_keys.COUNTERS: stored_values.StoreCounters.decode,
+    store_keys.NAMES: stored_values.read_name,
+    store_keys.PRODUCERS: stored_values.PRODUCER.unpack,
+    store_keys.RESULTS: stored_values.read_result,
+    store_keys.RECORDS: stored_values.read_record,
+    store_keys.TOPICS: stored_values.read_topic,
+    store_keys.UPKEEP: stored_values.SHARD_UPKEEP.unpack,
+    store_keys.STAGED: log_entry.decode,
+}
+
+
+class StoreVerifier:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._home = StoreFiles(path, read_only=True)
+        self._tell = VerifyReporter(used_bytes(self._home.current))
+        self._report = self._tell.report
+
+    def run(self) -> None:
+        with closing(self._home):
+            self._pages()
+            with self._reporting_faults("values"):
+                self._values()
+            for raw in self._topics():
+                with self._reporting_faults("a topic"):
+                    self._topic(stored_values.read_topic(raw)[0].number)
+            self._tell.report_progress("the end")
+
+    def _topics(self) -> list[bytes]:
+        found: list[bytes] = []
+        with self._reporting_faults("topics"), self._home.snapshot() as transaction:
+            found += [bytes(raw) for _, raw in scan_prefix(transaction, store_keys.TOPICS)]
+        return found
+
+    def _pages(self) -> None:
+        """LMDB's own structure, free pages included, where py-lmdb can and nobody writes."""
+        try:
+            look = import_module("lmdb.verify").verify
+        except ImportError:
+            return
+        if folder_ownership.owner(self._path) is None:
+            for fault in look(str(self._home.current.path)):
+                self._tell.fault(f"pages of the store are damaged: {fault}")
+
+    def _values(self) -> None:
+        """All that is not log."""
+        after: bytes | None = b""
+        while after is not None:
+            after = self._some_values(after)
+
+    def _some_values(self, after: bytes) -> bytes | None:
+        """A few values behind a key; the last one's key, None at the end."""
+        with self._home.snapshot() as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(after) if after else cursor.first()
+            for _ in range(STEP):
+                if not found:
+                    return None
+                key = bytes(cursor.key())
+                if key[:1] == store_keys.LOG:
+                    return b"h"
+                self._value(key, cursor.value())
+                found = cursor.next()
+            return bytes(cursor.key()) if found else None
+
+    def _value(self, key: bytes, value: memoryview) -> None:
+        with self._reporting_faults(f"the value of key {key!r}"):
+            DECODERS.get(key[:1], bytes)(value)
+        self._tell.advance(f"key {key!r}", 0 if key[:1] == store_keys.STAGED else len(value))
+
+    def _topic(self, number: int) -> None:
+        self._report.topics += 1
+        with self._home.snapshot() as transaction:
+            raw = transaction.get(store_keys.topic(number))
+            if raw is None:
+                return  # dropped meanwhile
+            topic, _ = stored_values.read_topic(raw)
+        for shard in topic.shards:
+            self._report.shards += 1
+            where = f"topic {topic.name!r}, shard {shard}"
+            with self._reporting_faults(where):
+                ShardVerifier(self._home, self._tell, number, shard, where, topic.name).run()
+
+    @contextmanager
+    def _reporting_faults(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreFault as error:
+            self._tell.fault(str(error) if "shard" in str(error) else f"{where}: {error}")
+        except (PolybusError, lmdb.Error, ValueError, OSError) as error:
+            self._tell.fault(f"{where}: {error}")
+        except Exception as error:  # a damaged value may be anything
+            self._tell.fault(f"{where}: {error!r}")
+
+
+class ShardVerifier:
+    """The log of one shard, walked in steps: between them its owner may have changed it."""
+
+    def __init__(
+        self, home: StoreFiles, tell: VerifyReporter, topic: int, shard: int, where: str, name: str
+    ) -> None:
+        self._home = home
+        self._tell = tell
+        self._target = topic, shard
+        self._where = where
+        self._name = name
+        self._last = 0, 0  # id and time
+
+    def run(self) -> None:
+        at: int | None = 0
+        while at is not None:
+            at = self._step(at)
+
+    def _step(self, at: int) -> int | None:
+        """Looks at some entries from an offset on; where to go on, None at the end."""
+        topic, shard = self._target
+        with self._home.snapshot() as transaction:
+            raw = transaction.get(store_keys.shard_state(topic, shard))
+            state = transaction.get(store_keys.state(topic))
+            if raw is None or state is None:
+                return None
+            start, end, _ = stored_values.SHARD_STATE.unpack(raw)
+            next_id, _ = stored_values.TOPIC_STATE.unpack(state)
+            at = max(at, start)
+            size = 0
+            with closing(EntryCursor(transaction, topic, shard, self._name)) as walk:
+                for _ in range(STEP):
+                    if at >= end or size > STEP_BYTES:
+                        break
+                    size += self._entry(walk, at, next_id)
+                    at = self._passed
+        return at if at < end else None
+
+    _passed = 0
+
+    def _entry(self, walk: EntryCursor, at: int, next_id: int) -> int:
+        """The entry that holds an offset; its bytes."""
+        try:
+            entry = walk.seek(at)
+        except StoreFault as error:
+            self._tell.fault(str(error))
+            self._passed = _next_readable(walk, at)
+            return 0
+        if entry is None or entry.first > at:
+            upto = entry.first if entry else "the end"
+            self._tell.fault(f"{self._where}, offset {at}: nothing is there up to {upto}")
+            self._passed = entry.first if entry else 1 << 62
+            return 0
+        self._passed = entry.end
+        self._runs(entry, next_id)
+        return self._blocks(walk, entry, at)
+
+    def _runs(self, entry: LogEntry, next_id: int) -> None:
+        where = f"{self._where}, offset {entry.first}"
+        if run_table.count_messages(entry.runs) != entry.count:
+            self._tell.fault(f"{where}: the run table has another number of messages")
+        for first_id, time_ns, count in run_table.read_runs(entry.runs):
+            if first_id <= self._last[0] or time_ns < self._last[1]:
+                self._tell.fault(f"{where}: ids or times go back")
+            if first_id + count > next_id:
+                self._tell.fault(f"{where}: ids go beyond the topic's next")
+            self._last = first_id + count - 1, time_ns
+
+    def _blocks(self, walk: EntryCursor, entry: LogEntry, at: int) -> int:
+        size, place = 0, at - entry.first
+        report = self._tell.report
+        try:
+            for layout, _, first in walk.blocks(place):
+                with layout:
+                    if first > entry.first + place:
+                        raise StoreFault(f"{self._where}, offset {place}: staged blocks are gone")
+                    place = first - entry.first + layout.count
+                    report.blocks += 1
+                    report.messages += layout.count
+                    report.bytes += layout.size_bytes
+                    size += layout.size_bytes
+        except StoreFault as error:
+            self._tell.fault(str(error))
+        else:
+            if place != entry.count:
+                self._tell.fault(f"{self._where}, offset {entry.first}: blocks are missing")
+        self._tell.advance(f"{self._where}, offset {entry.first}", size)
+        return size
+
+
+def _next_readable(walk: EntryCursor, at: int) -> int:
+    """The next offset at which something readable may stand, behind a damaged entry."""
+    found = walk.first_after(at)
+    return 1 << 62 if found is None else found
+
+
+def main(path: Path) -> int:
     try:
         StoreVerifier(path).run()
     except PolybusError as error:

@@ -16,8 +16,7 @@ from polybus.errors import Damaged, StoreFull
 from polybus.store.lmdb import entry_removal
 from polybus.store.lmdb.environment import Transaction
 from polybus.store.lmdb.lmdb_errors import translate_error
-from polybus.store.lmdb.store_files import StoreFiles
-from polybus.store.lmdb.store_folder import DATA
+from polybus.store.lmdb.store_files import DATA, StoreFiles
 from polybus.store.lmdb.write_batch import WriteBatch
 
 # So long may a commit take to remove what it has trimmed; the rest is done later.

@@ -55,7 +55,7 @@ Task = Callable[[WriterState, Any, int], Any]
 _log = logging.getLogger("polybus.store")
 
 
-class WriteFuture(answers.Answer, Future[Any]):
+class WriteFuture(answers.TaskFuture, Future[Any]):
     """What a caller waits for: a task of the writer's, its subject, its size in bytes, about.
 
     `alone` is what is done between transactions, and not as part of one.
@@ -210,7 +210,7 @@ class StoreWriter:
         return batch.size >= LARGE_BYTES and not self._is_gentle and not batch.has_removals
 
     def _execute_group(self, group: list[WriteFuture]) -> list[WriteFuture]:
-        return answers.carry_out(group, self.state, self._wall_ns(), PolybusError)
+        return answers.run_tasks(group, self.state, self._wall_ns(), PolybusError)
 
     def _execute_late(self, group: list[WriteFuture]) -> list[WriteFuture]:
         """What came while the batch before was written."""
@@ -263,7 +263,7 @@ class StoreWriter:
 
     def _resolve_all(self, begun: list[WriteFuture]) -> None:
         self._queue.expect(len(begun))
-        answers.tell(begun)
+        answers.resolve_all(begun)
 
     def _wake(self) -> None:
         """The thread is awake then."""
@@ -274,11 +274,11 @@ class StoreWriter:
 
     def _process_alone(self, answer: WriteFuture) -> None:
         try:
-            begun = answers.carry_out([answer], self.state, self._wall_ns(), PolybusError)
+            begun = answers.run_tasks([answer], self.state, self._wall_ns(), PolybusError)
         except Exception as error:
             fail_group([answer], error)
         else:
-            answers.tell(begun)
+            answers.resolve_all(begun)
 
     def _finish(self) -> None:
         """The end: nothing is left to be done."""

@@ -7,12 +7,237 @@ States of topics and shards change with each commit, and are encoded once a batc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
+from polybus.errors import DoesNotExist
 from polybus.store.lmdb import store_keys, stored_values
-from polybus.store.lmdb.stage_leases import StageLeases
-from polybus.store.lmdb.state_cache import OpenSnapshot, ShardState, StateCache, TopicState
+from polybus.store.lmdb.stored_values import StoreCounters
 from polybus.store.lmdb.write_batch import WriteBatch
+
+if TYPE_CHECKING:
+    from polybus.model.topic import Topic
+    from polybus.store.lmdb.environment import Transaction
+
+
+class StageLeases:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: dict[int, float] = {}
+        self._ended: dict[int, float] = {}  # by what is being gathered
+        self._leaving: dict[int, float] = {}  # by what is on its way to the disk
+
+    def start(self, stage: int, lease_s: float) -> None:
+        self._ends[stage] = self._clock() + lease_s
+
+    def end(self, stage: int) -> None:
+        end = self._ends.pop(stage, None)
+        if end is not None:
+            self._ended[stage] = end
+
+    def mark_in_flight(self) -> None:
+        """What was gathered is on its way to the disk."""
+        self._leaving |= self._ended
+        self._ended = {}
+
+    def confirm(self) -> None:
+        """What was on its way is on disk."""
+        self._leaving = {}
+
+    def rollback(self) -> None:
+        """What ended leases was not written: they go on as before."""
+        self._ends = self._leaving | self._ended | self._ends
+        self._leaving, self._ended = {}, {}
+
+    def is_active(self, stage: int) -> bool:
+        end = self._ends.get(stage)
+        return end is not None and self._clock() < end
+
+    def expired(self) -> list[int]:
+        now = self._clock()
+        return [stage for stage, end in list(self._ends.items()) if end <= now]
+
+    def next_expiry_s(self) -> float | None:
+        """Until the next one runs out; None if there is none."""
+        ends = list(self._ends.values())
+        return max(0.0, min(ends) - self._clock()) if ends else None
+
+
+MAX_CACHED: Final = 20_000  # producers, records, topics: some ten megabytes
+
+
+@dataclass(slots=True)
+class ShardState:
+    start: int
+    end: int
+    added: int  # bytes it ever got
+
+
+@dataclass(slots=True)
+class TopicState:
+    topic: Topic
+    next_id: int
+    time_ns: int
+    open: range
+    shards: dict[int, ShardState] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ProducerState:
+    number: int
+    epoch: int
+    counter: int
+    dense: bool
+    kept: int
+    slots: int = 0  # used so far; the next result goes to slot `slots % kept`
+    results: dict[int, bytes] = field(default_factory=dict)  # by slot, as they are written
+
+
+@dataclass(slots=True)
+class StageState:
+    lease_s: float
+    holds: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+
+def scan_prefix(transaction: Transaction, prefix: bytes) -> Iterator[tuple[memoryview, memoryview]]:
+    """Keys and values whose keys begin so, in order; views, valid until the next one."""
+    with transaction.cursor() as cursor:
+        found = cursor.set_range(prefix)
+        while found and bytes(cursor.key()[: len(prefix)]) == prefix:
+            yield cursor.item()
+            found = cursor.next()
+
+
+OpenSnapshot = Callable[[], AbstractContextManager["Transaction"]]
+
+
+class StateCache:
+    def __init__(self, reading: OpenSnapshot) -> None:
+        self._reading = reading
+        self._counters: StoreCounters | None = None
+        self.topics: dict[int, TopicState | None] = {}  # None: dropped, be it not written yet
+        self.producers: dict[str, ProducerState | None] = {}
+        self.versions: dict[bytes, int] = {}
+        self.stages: dict[int, StageState | None] = {}
+        self.names: dict[bytes, stored_values.NameRecord | None] = {}
+
+    def tables(self) -> Iterable[dict[bytes, object] | dict[int, object] | dict[str, object]]:
+        return self.topics, self.producers, self.versions, self.stages, self.names  # type: ignore[return-value]
+
+    @property
+    def is_large(self) -> bool:
+        return any(len(table) > MAX_CACHED for table in self.tables())
+
+    def shrink(self) -> None:
+        """Only while nothing is on its way to the disk."""
+        for table in self.tables():
+            if len(table) > MAX_CACHED:
+                table.clear()
+
+    @property
+    def counters(self) -> StoreCounters:
+        if self._counters is None:
+            raw = self._get(store_keys.COUNTERS)
+            self._counters = StoreCounters.decode(raw) if raw else StoreCounters()
+        return self._counters
+
+    def name(self, raw: bytes) -> stored_values.NameRecord | None:
+        if raw not in self.names:
+            found = self._get(store_keys.name(raw))
+            self.names[raw] = stored_values.read_name(found) if found else None
+        return self.names[raw]
+
+    def topic(self, number: int) -> TopicState:
+        found = self.topics.get(number)
+        if found is None:
+            if number in self.topics:
+                raise DoesNotExist(f"topic number {number} was dropped")
+            found = self.topics[number] = self._load_topic(number)
+        return found
+
+    def shard(self, state: TopicState, number: int) -> ShardState:
+        found = state.shards.get(number)
+        if found is None:
+            raw = self._get(store_keys.shard_state(state.topic.number, number))
+            found = (
+                ShardState(*stored_values.SHARD_STATE.unpack(raw)) if raw else ShardState(0, 0, 0)
+            )
+            state.shards[number] = found
+        return found
+
+    def producer(self, name: str) -> ProducerState | None:
+        found = self.producers.get(name)
+        if found is None and name not in self.producers:
+            found = self.producers[name] = self._load_producer(name.encode())
+        return found
+
+    def version(self, key: bytes) -> int:
+        """0 if there is no such record."""
+        found = self.versions.get(key)
+        if found is None:
+            raw = self._get(store_keys.record(key))
+            found = self.versions[key] = stored_values.read_number(raw) if raw else 0
+        return found
+
+    def stage(self, number: int) -> StageState | None:
+        if number not in self.stages:
+            self.stages[number] = self._load_stage(number)
+        return self.stages[number]
+
+    def _get(self, key: bytes) -> bytes | None:
+        with self._reading() as transaction:
+            found = transaction.get(key)
+            return None if found is None else bytes(found)
+
+    def _load_topic(self, number: int) -> TopicState:
+        with self._reading() as transaction:
+            raw, state = (
+                transaction.get(store_keys.topic(number)),
+                transaction.get(store_keys.state(number)),
+            )
+            if raw is None or state is None:
+                raise DoesNotExist(f"there is no topic number {number}")
+            topic, _ = stored_values.read_topic(raw)
+            next_id, time_ns = stored_values.TOPIC_STATE.unpack(state)
+            return TopicState(topic, next_id, time_ns, topic.open_shards)
+
+    def _load_producer(self, raw: bytes) -> ProducerState | None:
+        with self._reading() as transaction:
+            found = transaction.get(store_keys.producer(raw))
+            if found is None:
+                return None
+            number, epoch, counter, dense, kept = stored_values.PRODUCER.unpack(found)
+            producer = ProducerState(number, epoch, counter, bool(dense), kept)
+            found = [transaction.get(store_keys.result(number, slot)) for slot in range(kept)]
+            listed = [
+                (stored_values.counter_of(value), slot, bytes(value))
+                for slot, value in enumerate(found)
+                if value is not None
+            ]
+        for counter, slot, result in sorted(listed):
+            producer.results[slot] = result
+            producer.counter = max(producer.counter, counter)
+            producer.slots = slot + 1  # behind the newest
+        if len(listed) > producer.slots:  # the ring has gone round: all of its slots are used
+            producer.slots += kept
+        return producer
+
+    def _load_stage(self, number: int) -> StageState | None:
+        with self._reading() as transaction:
+            found = transaction.get(store_keys.stage(number))
+            if found is None:
+                return None
+            stage = StageState(*stored_values.STAGE.unpack(found))
+            for key, value in scan_prefix(transaction, store_keys.stage(number)):
+                if len(key) > len(store_keys.stage(number)):
+                    stage.holds[store_keys.target_of_stage(key)] = stored_values.STAGE_SHARD.unpack(
+                        value
+                    )
+            return stage
+
 
 Clock = Callable[[], float]
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from polybus.errors import PolybusError, StoreClosed
 from polybus.model.commit import Append, Commit, CommitResult, StoredRecord
@@ -250,3 +251,22 @@ def _failed_future(error: PolybusError) -> Future[T]:
     future: Future[T] = Future()
     future.set_exception(error)
     return future
+
+
+_spaces: WeakValueDictionary[str, SharedNamespace] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def open_named(name: str) -> MemoryStore:
+    """The store of this name, which goes with the last who closes it; a new one if none is."""
+    with _lock:
+        space = _spaces.get(name)
+        try:
+            return MemoryStore(space=space or _new(name))
+        except StoreClosed:
+            return MemoryStore(space=_new(name))
+
+
+def _new(name: str) -> SharedNamespace:
+    space = _spaces[name] = SharedNamespace(time.time_ns, time.monotonic)
+    return space

@@ -12,8 +12,8 @@ from polybus.model.commit import Append, Commit, CommitResult
 from polybus.model.topic import Topic
 from polybus.store.lmdb import store_keys
 from polybus.store.lmdb.lmdb_store import LmdbStore
-from polybus.store.lmdb.state_cache import scan_prefix
 from polybus.store.lmdb.store_files import StoreFiles
+from polybus.store.lmdb.writer_state import scan_prefix
 from polybus.testing.conformance.sample_blocks import block
 
 TIMEOUT_S = 60.0

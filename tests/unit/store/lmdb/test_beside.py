@@ -14,7 +14,7 @@ from polybus.errors import Conflict, OutOfSequence, StoreClosed, StoreFault, Sto
 from polybus.model.commit import Append, Commit, CommitResult, RecordChange
 from polybus.model.stamp import ProducerOptions, Stamp
 from polybus.model.topic import Topic
-from polybus.store.lmdb import state_cache
+from polybus.store.lmdb import writer_state
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.store.lmdb.write_batch import WriteBatch
 from polybus.store.lmdb.writer import LARGE_BYTES, WriteFuture
@@ -225,7 +225,7 @@ def test_what_is_done_alone_waits_for_what_is_under_way(store, topic, held):
 
 
 def test_what_is_known_stays_small_though_large_batches_never_end(store, topic, monkeypatch):
-    monkeypatch.setattr(state_cache, "MAX_CACHED", 10)
+    monkeypatch.setattr(writer_state, "MAX_CACHED", 10)
     changes = [RecordChange(b"%d" % number, b"v") for number in range(40)]
     futures = [store.commit(large(topic, changes=(one,))) for one in changes]
     for future in futures:

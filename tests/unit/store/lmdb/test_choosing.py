@@ -7,8 +7,7 @@ import pytest
 from polybus.model import run_table
 from polybus.store.lmdb import log_entry
 from polybus.store.lmdb.log_entry import LogEntry
-from polybus.store.lmdb.raw_file import RawEntry
-from polybus.store.lmdb.salvage_choice import SalvagePiece, choose_pieces
+from polybus.store.lmdb.salvage import RawEntry, SalvagePiece, choose_pieces
 
 
 def piece(first: int, end: int, time: int) -> SalvagePiece:

@@ -9,7 +9,7 @@ import pytest
 
 from polybus.errors import Damaged, WrongFormat
 from polybus.model.topic import Topic
-from polybus.store.lmdb import store_folder, store_keys, stored_values
+from polybus.store.lmdb import store_files, store_keys, stored_values
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import bodies
 from tests.unit.store.lmdb.made import put
@@ -101,5 +101,5 @@ def test_a_creation_that_was_cut_short_starts_anew(tmp_path):
     (tmp_path / "0001.new").mkdir()
     (tmp_path / "0001.new" / "data.mdb").write_bytes(b"half")
     assert filled(tmp_path).number == 1
-    assert store_folder.current_generation(tmp_path) == tmp_path / "0001"
+    assert store_files.current_generation(tmp_path) == tmp_path / "0001"
     assert not (tmp_path / "0001.new").exists()

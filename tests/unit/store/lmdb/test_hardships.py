@@ -21,12 +21,12 @@ from polybus.store.lmdb import (
     environment,
     folder_ownership,
     lmdb_store,
-    store_folder,
+    store_files,
     store_keys,
 )
 from polybus.store.lmdb.lmdb_store import LmdbStore
-from polybus.store.lmdb.state_cache import StateCache
 from polybus.store.lmdb.store_copy import backup
+from polybus.store.lmdb.writer_state import StateCache
 from polybus.testing.conformance.sample_blocks import block
 from tests.rig.observer import until
 from tests.unit.store.lmdb.made import TIMEOUT_S, count, put
@@ -192,7 +192,11 @@ def fail_at(monkeypatch, module: object, name: str, times: int) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "times"),
-    [(environment, "acquire", 0), (store_folder, "switch_generation", 0), (store_folder, "sync_folder", 1)],
+    [
+        (environment, "acquire", 0),
+        (store_files, "switch_generation", 0),
+        (store_files, "sync_folder", 1),
+    ],
 )
 def test_what_is_written_after_a_failed_compaction_is_kept(
     tmp_path, monkeypatch, module, name, times

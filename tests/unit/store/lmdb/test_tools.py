@@ -8,7 +8,7 @@ import pytest
 
 from polybus.errors import DataFolderInUse, DoesNotExist, UsageError
 from polybus.model.commit import Commit, RecordChange
-from polybus.store.lmdb import file_info, salvage, store_copy, verification
+from polybus.store.lmdb import salvage, store_copy, verification
 from polybus.store.lmdb.lmdb_store import LmdbStore
 from polybus.testing.conformance.kit import all_bodies, bodies, contents
 from tests.unit.store.lmdb.made import TIMEOUT_S, elsewhere, put, stage
@@ -45,7 +45,7 @@ def test_a_backup_is_a_store_of_the_moment_it_was_made(store, tmp_path):
     with LmdbStore(tmp_path / "backup") as copy:
         assert contents(copy) == before
         assert put(copy, copy.topics()[0], 0, b"x").spans[0].first_id == 49
-    assert store_copy.restore(tmp_path / "backup", tmp_path / "restored") > 0
+    assert store_copy.backup(tmp_path / "backup", tmp_path / "restored") > 0
     with LmdbStore(tmp_path / "restored") as copy:
         assert all_bodies(copy, copy.topics()[0])[-1] == b"x"
 
@@ -68,7 +68,7 @@ def test_compaction_gives_room_back_and_readers_follow(store, tmp_path):
         assert contents(reader) == before
         old, new = store.compact()
         assert new < old
-        info = file_info.read_file_info(store.path)
+        info = store_copy.read_file_info(store.path)
         assert (info.generation, info.file_bytes) == ("0002", new)
         assert not (store.path / "0001").exists()
         assert contents(reader) == contents(store) == before

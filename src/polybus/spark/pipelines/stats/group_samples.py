@@ -19,7 +19,7 @@ from polybus.native import Client
 from polybus.spark.pipelines.stats.partial_sums import replace_table
 from polybus.spark.pipelines.stats.report.histogram import find_quantile_bound
 from polybus.spark.source.log_access import RECONNECT_OPTIONS
-from polybus.spark.spark_options import STORE_SCHEME
+from polybus.store.engine_registry import is_store_url
 
 GROUPS = "groups.parquet"
 MOST_ROWS = 200_000
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
 
 def sample_groups(bus: str, topics: Iterable[str], now_s: float) -> pa.Table:
     """The files of a bus know nothing of members: there is nothing to ask."""
-    if bus.startswith(STORE_SCHEME):
+    if is_store_url(bus):
         return SCHEMA.empty_table()
     rows = []
     with Client(bus, RECONNECT_OPTIONS) as client:
