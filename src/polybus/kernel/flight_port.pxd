@@ -1,4 +1,4 @@
-"""What flight_port.pyx uses of Arrow, and of flight_port.h."""
+"""Declarations of Arrow and of flight_port.h that flight_port.pyx uses."""
 
 from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
@@ -71,41 +71,41 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
         string text
         string extra
 
-    cdef cppclass Handing:
+    cdef cppclass Handover:
         uint64_t id
         string peer
         double since_s
 
-    cdef cppclass CDesk "polybus::Desk":
-        CDesk(int64_t, int)
-        cbool Take(vector[Arrival]*)
-        void Nudge()
+    cdef cppclass CBatchQueue "polybus::BatchQueue":
+        CBatchQueue(int64_t, int)
+        cbool PopAll(vector[ReceivedBatch]*)
+        void Wake()
         void Stop(const Refusal&)
         cbool WaitSettled(double)
         void Close()
-        vector[shared_ptr[Handing]] UnderWay()
+        vector[shared_ptr[Handover]] PendingHandovers()
 
-    cdef cppclass CCall "polybus::Call":
+    cdef cppclass CCall "polybus::FlightCall":
         const string& peer()
         const string& identity()
         cbool is_cancelled()
         cbool is_authorized()
         string authorization()
 
-    cdef cppclass CPut "polybus::Put":
+    cdef cppclass CPutStream "polybus::PutStream":
         vector[string] path
         shared_ptr[CSchema] schema
         void* owner
 
-    cdef cppclass Filling:
-        shared_ptr[CPut] put
+    cdef cppclass BatchAnswer:
+        shared_ptr[CPutStream] put
         uint64_t ticket
         string text
 
-    void FillAll(vector[Filling]&)
+    void AnswerAll(vector[BatchAnswer]&)
 
-    cdef cppclass Arrival:
-        shared_ptr[CPut] put
+    cdef cppclass ReceivedBatch:
+        shared_ptr[CPutStream] put
         uint64_t ticket
         shared_ptr[CRecordBatch] batch
         shared_ptr[CBuffer] metadata
@@ -126,21 +126,21 @@ cdef extern from "flight_port.h" namespace "polybus" nogil:
 
     cdef cppclass Hooks:
         void* python
-        void (*open_put)(void*, CCall*, CPut*, Refusal*) noexcept
-        void (*close_put)(void*, CPut*) noexcept
-        void (*crowded)(void*, Refusal*) noexcept
-        void (*malformed)(void*, const string&, Refusal*) noexcept
-        void (*act)(void*, CCall*, const string&, const shared_ptr[CBuffer]&,
+        void (*open_put)(void*, CCall*, CPutStream*, Refusal*) noexcept
+        void (*close_put)(void*, CPutStream*) noexcept
+        void (*on_too_many_calls)(void*, Refusal*) noexcept
+        void (*on_malformed)(void*, const string&, Refusal*) noexcept
+        void (*run_action)(void*, CCall*, const string&, const shared_ptr[CBuffer]&,
                     vector[shared_ptr[CBuffer]]*, void**, Refusal*) noexcept
         void (*next_result)(void*, void*, shared_ptr[CBuffer]*, Refusal*) noexcept
-        void (*end_act)(void*) noexcept
+        void (*on_action_end)(void*) noexcept
         void* (*open_get)(void*, CCall*, const string&, shared_ptr[CSchema]*, Refusal*) noexcept
         void (*next_rows)(void*, void*, shared_ptr[CRecordBatch]*, Refusal*) noexcept
         void (*close_get)(void*, void*) noexcept
         void (*list_actions)(void*, vector[CActionType]*) noexcept
 
     cdef cppclass CService "polybus::Service":
-        CService(shared_ptr[CDesk], const Hooks&, shared_ptr[CSchema], int, int64_t)
+        CService(shared_ptr[CBatchQueue], const Hooks&, shared_ptr[CSchema], int, int64_t)
         CStatus Open(COptions&)
         CStatus Shutdown()
         CStatus Wait()

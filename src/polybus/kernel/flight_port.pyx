@@ -1,22 +1,22 @@
 # distutils: language = c++
-"""The native port's Flight service, so far as it needs no Python (flight_port.h).
+"""The Flight service of the native port, without Python per batch (flight_port.h).
 
-pyarrow's own server runs Python on gRPC's threads for everything: for a batch that comes in, for
-waiting until it is stored, for its answer. Each of these steps then waits for the interpreter's
-lock with all the others, and with the event loop. Here batches are read, checked, held back and
-answered without it, and `Desk.take` gives one thread of Python all that have come meanwhile.
+pyarrow's own server runs Python on gRPC's threads for every step: to receive a batch, to wait
+until it is stored, to answer it. Each step competes for the GIL with the others and with the
+event loop. Here the service reads, checks, holds back and answers batches without the GIL, and
+`BatchQueue.pop_all` gives one Python thread all batches that arrived since its last call.
 
-`Port` calls an object with these methods, on gRPC's threads:
+`FlightPort` calls a handler object with these methods, on gRPC's threads:
 
-    open_put(call, path, schema) → owner     who takes the batches of a stream; raises to refuse it
+    open_put(call, path, schema) → owner     the owner of a stream's batches; raises to refuse it
     close_put(owner)
-    malformed(text) → an exception
-    crowded() → an exception                 there are too many calls
-    act(call, type, body) → results          bytes or buffers of Arrow: a list, or an iterator
-    end_act()                                gRPC has taken the last of them
-    rows(call, ticket) → an iterator of record batches
-    actions() → pairs of name and meaning
-    refusal(error) → (code, text, extra)     code: one of `INTERNAL` to `FAILED`
+    on_malformed(text) → an exception
+    on_too_many_calls() → an exception
+    run_action(call, type, body) → results   bytes or Arrow buffers: a list, or an iterator
+    on_action_end()                          gRPC has taken the last result
+    open_rows(call, ticket) → (schema, an iterator of record batches)
+    actions() → pairs of name and description
+    describe_error(error) → (code, text, extra)   code: one of `INTERNAL` to `FAILED`
 """
 
 from cpython.buffer cimport PyBUF_READ
@@ -33,7 +33,7 @@ from libcpp.vector cimport vector
 
 import_pyarrow()
 
-# Of arrow::flight::FlightStatusCode.
+# Values of arrow::flight::FlightStatusCode.
 INTERNAL, UNAUTHENTICATED, UNAUTHORIZED, UNAVAILABLE, FAILED = 0, 3, 4, 5, 6
 
 
@@ -43,66 +43,69 @@ cdef bytes as_bytes(const shared_ptr[CBuffer]& buffer):
     return PyBytes_FromStringAndSize(<const char*>buffer.get().data(), buffer.get().size())
 
 
-cdef class Desk:
-    """What has come in on all streams of a listener, and waits for Python."""
+cdef class BatchQueue:
+    """The batches of all streams of a listener that wait for Python."""
 
-    cdef shared_ptr[CDesk] desk
+    cdef shared_ptr[CBatchQueue] queue
 
     def __cinit__(self, int64_t max_bytes=INT64_MAX, int max_calls=INT_MAX):
-        """Streams are read no further while batches of so many bytes lie there. More calls than
-        that are refused, whatever they are: each has a thread."""
-        self.desk = make_shared[CDesk](max_bytes, max_calls)
+        """Bound the queue.
 
-    def take(self):
-        """Waits; all that lies there (after a nudge, maybe nothing); None once it is closed.
-
-        Each is (owner of its stream, slot, metadata, size); the size is -1 if the batch's structure
-        is not what it says.
+        The service stops reading streams while `max_bytes` of batches are queued, and refuses
+        calls beyond `max_calls` of any kind, because gRPC spends a thread on each.
         """
-        cdef vector[Arrival] arrivals
+        self.queue = make_shared[CBatchQueue](max_bytes, max_calls)
+
+    def pop_all(self):
+        """Wait for batches. Returns all that are queued, or None once the queue is closed.
+
+        The list is empty if `wake` ended the wait. Each item is (owner of the stream, pending
+        batch, metadata, size); size is -1 if the batch fails Arrow's structural check.
+        """
+        cdef vector[ReceivedBatch] received
         cdef cbool is_open
-        cdef Slot slot
+        cdef PendingBatch pending
         with nogil:
-            is_open = self.desk.get().Take(&arrivals)
+            is_open = self.queue.get().PopAll(&received)
         if not is_open:
             return None
-        found = []
-        for arrival in arrivals:
-            slot = Slot.__new__(Slot)
-            slot.put = arrival.put
-            slot.ticket = arrival.ticket
-            slot.held = arrival.batch
+        batches = []
+        for arrival in received:
+            pending = PendingBatch.__new__(PendingBatch)
+            pending.put = arrival.put
+            pending.ticket = arrival.ticket
+            pending.held = arrival.batch
             owner = (<tuple>arrival.put.get().owner)[1]
-            found.append((owner, slot, as_bytes(arrival.metadata), arrival.size))
-        return found
+            batches.append((owner, pending, as_bytes(arrival.metadata), arrival.size))
+        return batches
 
-    def nudge(self):
-        """Lets `take` return."""
+    def wake(self):
+        """Make `pop_all` return."""
         with nogil:
-            self.desk.get().Nudge()
+            self.queue.get().Wake()
 
     def stop(self, int code, bytes text, bytes extra):
-        """Every further batch ends its stream with this refusal."""
+        """Refuse every further batch: it ends its stream with this error."""
         cdef Refusal refusal
         refusal.is_set = True
         refusal.code, refusal.text, refusal.extra = code, text, extra
         with nogil:
-            self.desk.get().Stop(refusal)
+            self.queue.get().Stop(refusal)
 
     def wait_settled(self, double timeout_s):
-        """Until every batch is answered; False if that takes too long."""
+        """Wait until every batch is answered. Returns False after `timeout_s`."""
         cdef cbool settled
         with nogil:
-            settled = self.desk.get().WaitSettled(timeout_s)
+            settled = self.queue.get().WaitSettled(timeout_s)
         return settled
 
     def close(self):
         with nogil:
-            self.desk.get().Close()
+            self.queue.get().Close()
 
-    def under_way(self):
-        """What gRPC has and has not passed on: (id, peer, since when on the monotonic clock)."""
-        cdef vector[shared_ptr[Handing]] found = self.desk.get().UnderWay()
+    def pending_handovers(self):
+        """List writes that gRPC has not sent yet: (id, peer, start on the monotonic clock)."""
+        cdef vector[shared_ptr[Handover]] found = self.queue.get().PendingHandovers()
         return [(one.get().id, one.get().peer.decode(), one.get().since_s) for one in found]
 
 
@@ -110,18 +113,18 @@ cdef object view(const unsigned char* data, int64_t size):
     return PyMemoryView_FromMemory(<char*>data, size, PyBUF_READ)
 
 
-cdef class Slot:
-    """One batch, and where the answer to it goes."""
+cdef class PendingBatch:
+    """One received batch and the place of its answer."""
 
-    cdef shared_ptr[CPut] put
+    cdef shared_ptr[CPutStream] put
     cdef uint64_t ticket
     cdef shared_ptr[CRecordBatch] held
 
     def columns(self):
-        """(bodies, offsets, keys, key offsets, times): views of the batch, until `let_go`.
+        """Return (bodies, offsets, keys, key offsets, times) as views, valid until `release`.
 
-        The last three are None where no message has one. None if it is not as simple as that:
-        then `batch` has it. Only for a batch whose structure is what it says.
+        The last three are None if no message has one. Returns None if the batch needs more
+        than that (mixed keys, headers); then use `batch`. Only for a batch with size >= 0.
         """
         cdef Columns found
         if self.held.get() == NULL:
@@ -139,32 +142,32 @@ cdef class Slot:
         return bodies, view(found.body_offsets, offsets), keys, key_offsets, times
 
     def batch(self):
-        """The batch as pyarrow's; None if there is none."""
+        """Return the batch as a pyarrow object, or None if the message had metadata only."""
         return None if self.held.get() == NULL else wrap_batch(self.held)
 
-    def let_go(self):
-        """Of the batch's memory."""
+    def release(self):
+        """Drop the reference to the batch's memory."""
         self.held.reset()
 
 
-def fill(list answers not None):
-    """Pairs of a slot and its answer: each slot once, from any thread."""
-    cdef vector[Filling] filled
-    cdef Filling one
-    cdef Slot slot
-    for slot, answer in answers:
-        one.put, one.ticket, one.text = slot.put, slot.ticket, <bytes?>answer
-        filled.push_back(one)
+def answer_batches(list answers not None):
+    """Answer pending batches: pairs of (pending batch, answer), each batch once, any thread."""
+    cdef vector[BatchAnswer] made
+    cdef BatchAnswer one
+    cdef PendingBatch pending
+    for pending, answer in answers:
+        one.put, one.ticket, one.text = pending.put, pending.ticket, <bytes?>answer
+        made.push_back(one)
     with nogil:
-        FillAll(filled)
+        AnswerAll(made)
 
 
-cdef class Call:
-    """Who is on the other side; knows nothing any more when the call has ended."""
+cdef class FlightCall:
+    """The peer of a call. `is_cancelled` is True once the call has ended."""
 
     cdef CCall* call
     cdef readonly str peer
-    cdef readonly bytes identity  # of a client's certificate; empty without one
+    cdef readonly bytes identity  # of the client's certificate; empty if it sent none
     cdef readonly object authorization  # the header, or None
 
     cdef close(self):
@@ -174,8 +177,8 @@ cdef class Call:
         return self.call == NULL or self.call.is_cancelled()
 
 
-cdef Call open_call(CCall* call):
-    cdef Call made = Call.__new__(Call)
+cdef FlightCall open_call(CCall* call):
+    cdef FlightCall made = FlightCall.__new__(FlightCall)
     made.call = call
     made.peer = call.peer().decode("utf-8", "replace")
     made.identity = call.identity()
@@ -185,21 +188,21 @@ cdef Call open_call(CCall* call):
     return made
 
 
-# --- what the service calls: with the interpreter's lock, and nothing may be raised
+# --- called by the service. These take the GIL and must not raise: C++ code is the caller.
 
 
 cdef void refuse(object handler, object error, Refusal* refusal) noexcept:
     try:
-        code, text, extra = handler.refusal(error)
+        code, text, extra = handler.describe_error(error)
         refusal.code, refusal.text, refusal.extra = code, text.encode(), extra
     except BaseException:
         refusal.code, refusal.text = 0, b"the bus failed to answer"
     refusal.is_set = True
 
 
-cdef void open_put(void* python, CCall* call, CPut* put, Refusal* refusal) noexcept with gil:
+cdef void open_put(void* python, CCall* call, CPutStream* put, Refusal* refusal) noexcept with gil:
     handler = <object>python
-    cdef Call given = None
+    cdef FlightCall given = None
     try:
         given = open_call(call)
         path = put.path
@@ -212,33 +215,33 @@ cdef void open_put(void* python, CCall* call, CPut* put, Refusal* refusal) noexc
             given.close()
 
 
-cdef void close_put(void* python, CPut* put) noexcept with gil:
+cdef void close_put(void* python, CPutStream* put) noexcept with gil:
     call, owner = <tuple>put.owner
     Py_DECREF(<object>put.owner)
-    (<Call>call).close()
+    (<FlightCall>call).close()
     try:
         (<object>python).close_put(owner)
     except BaseException:
         pass
 
 
-cdef void crowded(void* python, Refusal* refusal) noexcept with gil:
+cdef void on_too_many_calls(void* python, Refusal* refusal) noexcept with gil:
     handler = <object>python
     try:
-        refuse(handler, handler.crowded(), refusal)
+        refuse(handler, handler.on_too_many_calls(), refusal)
     except BaseException as error:
         refuse(handler, error, refusal)
 
 
-cdef void malformed(void* python, const string& text, Refusal* refusal) noexcept with gil:
+cdef void on_malformed(void* python, const string& text, Refusal* refusal) noexcept with gil:
     handler = <object>python
     try:
-        refuse(handler, handler.malformed(text.decode("utf-8", "replace")), refusal)
+        refuse(handler, handler.on_malformed(text.decode("utf-8", "replace")), refusal)
     except BaseException as error:
         refuse(handler, error, refusal)
 
 
-cdef void act(
+cdef void run_action(
     void* python,
     CCall* call,
     const string& kind,
@@ -248,10 +251,10 @@ cdef void act(
     Refusal* refusal,
 ) noexcept with gil:
     handler = <object>python
-    cdef Call given = None
+    cdef FlightCall given = None
     try:
         given = open_call(call)
-        found = handler.act(given, kind.decode("utf-8", "replace"), as_bytes(body))
+        found = handler.run_action(given, kind.decode("utf-8", "replace"), as_bytes(body))
         if not isinstance(found, list):
             rows = (given, iter(found))
             Py_INCREF(rows)
@@ -284,9 +287,9 @@ cdef shared_ptr[CBuffer] as_buffer(object given) except *:
     return unwrap_buffer(given).ValueUnsafe()
 
 
-cdef void end_act(void* python) noexcept with gil:
+cdef void on_action_end(void* python) noexcept with gil:
     try:
-        (<object>python).end_act()
+        (<object>python).on_action_end()
     except BaseException:
         pass
 
@@ -295,11 +298,11 @@ cdef void* open_get(
     void* python, CCall* call, const string& ticket, shared_ptr[CSchema]* schema, Refusal* refusal
 ) noexcept with gil:
     handler = <object>python
-    cdef Call given = None
+    cdef FlightCall given = None
     cdef bytes wanted
     try:
         given, wanted = open_call(call), ticket
-        columns, found = handler.rows(given, wanted)
+        columns, found = handler.open_rows(given, wanted)
         schema[0] = unwrap_schema(columns).ValueUnsafe()
         rows = (given, iter(found))
         Py_INCREF(rows)
@@ -326,7 +329,7 @@ cdef void next_rows(
 cdef void close_get(void* python, void* rows) noexcept with gil:
     call, iterator = <tuple>rows
     Py_DECREF(<object>rows)
-    (<Call>call).close()
+    (<FlightCall>call).close()
     try:
         iterator.close()
     except BaseException:
@@ -343,8 +346,8 @@ cdef void list_actions(void* python, vector[CActionType]* actions) noexcept with
         pass
 
 
-cdef class Port:
-    """A Flight service at a location, for as long as it is not shut down."""
+cdef class FlightPort:
+    """A Flight service that listens at a location until `shutdown`."""
 
     cdef unique_ptr[CService] service
     cdef object handler
@@ -353,7 +356,7 @@ cdef class Port:
         self,
         str location,
         object handler,
-        Desk desk not None,
+        BatchQueue queue not None,
         object rows_schema,
         int max_batches,
         int64_t max_bytes,
@@ -361,16 +364,20 @@ cdef class Port:
         object certificates=(),
         bytes client_authorities=b"",
     ):
-        """`certificates` are pairs of PEM texts. `OSError` if it cannot be listened on."""
+        """Listen. `certificates` are pairs of PEM texts. Raises OSError if that fails."""
         self.handler = handler
         cdef Hooks hooks
         hooks.python = <void*>handler
-        hooks.open_put, hooks.close_put, hooks.malformed = open_put, close_put, malformed
-        hooks.act, hooks.next_result, hooks.end_act = act, next_result, end_act
-        hooks.list_actions, hooks.crowded = list_actions, crowded
+        hooks.open_put, hooks.close_put, hooks.on_malformed = open_put, close_put, on_malformed
+        hooks.run_action, hooks.next_result, hooks.on_action_end = (
+            run_action,
+            next_result,
+            on_action_end,
+        )
+        hooks.list_actions, hooks.on_too_many_calls = list_actions, on_too_many_calls
         hooks.open_get, hooks.next_rows, hooks.close_get = open_get, next_rows, close_get
         cdef shared_ptr[CSchema] schema = unwrap_schema(rows_schema).ValueUnsafe()
-        self.service.reset(new CService(desk.desk, hooks, schema, max_batches, max_bytes))
+        self.service.reset(new CService(queue.queue, hooks, schema, max_batches, max_bytes))
         cdef CResult[CLocation] parsed = CLocation.Parse(location.encode())
         check(parsed.status())
         cdef unique_ptr[COptions] options
@@ -391,7 +398,7 @@ cdef class Port:
         return self.service.get().port()
 
     def shutdown(self):
-        """Lets go of the port at once; returns when all calls have ended."""
+        """Stop listening at once. Returns when all calls have ended."""
         with nogil:
             self.service.get().Shutdown()
             self.service.get().Wait()

@@ -12,7 +12,7 @@ import pyarrow.flight as flight
 import pytest
 
 from polybus.errors import LimitReached
-from polybus.kernel.flight_port import Desk, Port
+from polybus.kernel.flight_port import BatchQueue, FlightPort
 from polybus.model.arrow import READ_SCHEMA
 from polybus.transports.flight.flight_status import to_flight_status
 from tests.rig.observer import until
@@ -36,18 +36,20 @@ class Handler:
     def actions(self) -> list[tuple[str, str]]:
         return [("known", "an action")]
 
-    def crowded(self) -> Exception:
+    def on_too_many_calls(self) -> Exception:
         self.refused += 1
         return LimitReached("max_calls", f"{MAX_CALLS} calls are under way")
 
-    def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
+    def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
         return to_flight_status(error)
 
 
 @pytest.fixture
 def port() -> Iterator[tuple[Handler, Any]]:
     handler = Handler()
-    made = Port("grpc://127.0.0.1:0", handler, Desk(1 << 20, MAX_CALLS), READ_SCHEMA, 8, 1 << 20)
+    made = FlightPort(
+        "grpc://127.0.0.1:0", handler, BatchQueue(1 << 20, MAX_CALLS), READ_SCHEMA, 8, 1 << 20
+    )
     yield handler, made
     made.shutdown()
 

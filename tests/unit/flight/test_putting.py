@@ -17,7 +17,7 @@ import pyarrow.flight as flight
 import pytest
 
 from polybus.errors import LimitReached, MalformedRequest, OutOfSequence, StoreClosed
-from polybus.kernel.flight_port import Desk, Port, fill
+from polybus.kernel.flight_port import BatchQueue, FlightPort, answer_batches
 from polybus.model.arrow import READ_SCHEMA
 from polybus.transports.flight.flight_status import to_flight_status
 from polybus.transports.flight.put_intake import PutIntake, PutTarget, read_json
@@ -61,13 +61,13 @@ class Handler:
     def close_put(self, owner: PutTarget) -> None:
         self.closed += 1
 
-    def malformed(self, text: str) -> Exception:
+    def on_malformed(self, text: str) -> Exception:
         return MalformedRequest(text)
 
-    def crowded(self) -> Exception:
+    def on_too_many_calls(self) -> Exception:
         return LimitReached("max_calls", "too many")
 
-    def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
+    def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
         return to_flight_status(error)
 
     def settle(self, index: int, result: object = None) -> None:
@@ -84,11 +84,13 @@ def tell(counter: int | None, done: Any) -> bytes:
 
 class World:
     def __init__(self, max_batches: int = 8, max_bytes: int = 1 << 20) -> None:
-        self.handler, self.desk = Handler(), Desk()
+        self.handler, self.queue = Handler(), BatchQueue()
         location = "grpc://127.0.0.1:0"
-        self.port = Port(location, self.handler, self.desk, READ_SCHEMA, max_batches, max_bytes)
+        self.port = FlightPort(
+            location, self.handler, self.queue, READ_SCHEMA, max_batches, max_bytes
+        )
         errors = self.handler.errors
-        self.intake = PutIntake(self.desk, MAX_BATCH_BYTES, lambda: 0, errors.append)
+        self.intake = PutIntake(self.queue, MAX_BATCH_BYTES, lambda: 0, errors.append)
         self.client = flight.connect(f"grpc://127.0.0.1:{self.port.port}")
 
     def put(self, client: Any = None, topic: str = "orders") -> tuple[Any, Any]:
@@ -104,7 +106,7 @@ class World:
                 outcome.set_result(None)
         self.client.close()
         self.port.shutdown()
-        self.desk.close()
+        self.queue.close()
         assert self.intake.join(5)
 
 
@@ -138,9 +140,9 @@ def test_who_must_wait_for_a_topic_keeps_nobody_else(world):
         world.handler.settle(index, "other")
         assert answer(heard) == {"counter": 7, "done": "other"}
         if not world.handler.ready.is_set():
-            world.handler.ready.set_progress()
+            world.handler.ready.set()
             writer.write_with_metadata(batch(), stamp(3))
-    world.handler.made.set_progress()
+    world.handler.made.set()
     for index in (2, 3, 4):
         world.handler.settle(index, index - 1)
     assert world.handler.order == [7, 7, 1, 2, 3]
@@ -174,7 +176,7 @@ def test_answers_come_in_order_whatever_ends_first(world):
     assert [type(one) for one in world.handler.errors] == [OutOfSequence]  # it is counted
     writer.close()
     until(lambda: world.handler.closed == 1, "the stream is closed")
-    assert world.desk.wait_settled(0)
+    assert world.queue.wait_settled(0)
 
 
 def test_a_fault_of_ours_is_told_as_such_and_logged(world):
@@ -253,22 +255,22 @@ def test_a_client_that_has_gone_holds_nothing_up(world):
     for index in range(5):
         world.handler.settle(index)
     until(lambda: world.handler.closed == 1, "the stream is closed")
-    assert world.desk.wait_settled(0)
+    assert world.queue.wait_settled(0)
     assert world.handler.errors == []
 
 
 @pytest.fixture
-def narrow() -> Iterator[tuple[Desk, Any]]:
-    """A desk with room for 100 kB, at which nobody works, and a client of it."""
-    desk = Desk(100_000)
-    port = Port("grpc://127.0.0.1:0", Handler(), desk, READ_SCHEMA, 64, 1 << 20)
+def narrow() -> Iterator[tuple[BatchQueue, Any]]:
+    """A queue with room for 100 kB, at which nobody works, and a client of it."""
+    queue = BatchQueue(100_000)
+    port = FlightPort("grpc://127.0.0.1:0", Handler(), queue, READ_SCHEMA, 64, 1 << 20)
     client = flight.connect(f"grpc://127.0.0.1:{port.port}")
-    yield desk, client
+    yield queue, client
     client.close()
     port.shutdown()
 
 
-def fill_up(desk: Desk, client: Any) -> list[tuple[Any, Any]]:
+def fill_up(queue: BatchQueue, client: Any) -> list[tuple[Any, Any]]:
     """Four streams of three batches each, of 40 kB; so much has come as there is room for."""
     descriptor = flight.FlightDescriptor.for_path("produce", "orders")
     streams = [client.do_put(descriptor, SCHEMA) for _ in range(4)]
@@ -281,13 +283,13 @@ def fill_up(desk: Desk, client: Any) -> list[tuple[Any, Any]]:
 
 
 def test_what_lies_on_the_desk_is_bounded_over_all_streams(narrow):
-    desk, client = narrow
-    streams = fill_up(desk, client)
+    queue, client = narrow
+    streams = fill_up(queue, client)
     taken = 0
     while taken < 12:
-        arrivals = desk.take()
+        arrivals = queue.pop_all()
         assert sum(size for *_, size in arrivals) <= 100_000
-        fill([(slot, b"{}") for _, slot, _, _ in arrivals])
+        answer_batches([(pending, b"{}") for _, pending, _, _ in arrivals])
         taken += len(arrivals)
     for writer, reader in streams:
         assert [answer(reader) for _ in range(3)] == [{}, {}, {}]
@@ -295,13 +297,13 @@ def test_what_lies_on_the_desk_is_bounded_over_all_streams(narrow):
 
 
 def test_who_waits_for_room_on_the_desk_is_told_that_the_port_stops(narrow):
-    desk, client = narrow
-    streams = fill_up(desk, client)
-    desk.stop(*stopping())
-    desk.nudge()
-    arrivals = desk.take()
+    queue, client = narrow
+    streams = fill_up(queue, client)
+    queue.stop(*stopping())
+    queue.wake()
+    arrivals = queue.pop_all()
     assert len(arrivals) <= 2
-    fill([(slot, b"{}") for _, slot, _, _ in arrivals])
+    answer_batches([(pending, b"{}") for _, pending, _, _ in arrivals])
     for writer, _ in streams:
         with pytest.raises(flight.FlightUnavailableError, match="stopping"):
             writer.close()
@@ -329,7 +331,7 @@ def test_bytes_that_are_no_arrow_are_told_with_a_code(world):
         writer, reader = client.do_put(descriptor, SCHEMA, options)
         writer.write_batch(batch(bytes(10_000)))
         assert reader.read() is None
-        with pytest.raises(flight.FlightError, match="no Arrow") as caught:
+        with pytest.raises(flight.FlightError, match="not Arrow data") as caught:
             writer.close()
     assert json.loads(caught.value.extra_info)["code"] == "malformed_request"
 
@@ -338,12 +340,12 @@ def test_a_port_that_stops_takes_no_more(world):
     writer, reader = world.put()
     writer.write_batch(batch())
     until(lambda: world.handler.handed, "it is handed over")
-    world.desk.stop(*stopping())
+    world.queue.stop(*stopping())
     writer.write_batch(batch())
-    assert not world.desk.wait_settled(0)
+    assert not world.queue.wait_settled(0)
     world.handler.settle(0)
     assert answer(reader) == {"counter": None, "done": None}
-    assert world.desk.wait_settled(10)
+    assert world.queue.wait_settled(10)
     assert reader.read() is None
     with pytest.raises(flight.FlightUnavailableError, match="stopping"):
         writer.close()
@@ -367,7 +369,9 @@ def test_a_stream_that_is_refused(world):
 def test_an_address_that_is_none():
     world = World()
     with pytest.raises(OSError, match="Cannot parse"):
-        Port(f"grpc://127.0.0.1:{world.port.port}x", Handler(), Desk(), READ_SCHEMA, 1, 1)
+        FlightPort(
+            f"grpc://127.0.0.1:{world.port.port}x", Handler(), BatchQueue(), READ_SCHEMA, 1, 1
+        )
     world.close()
 
 

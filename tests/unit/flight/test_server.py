@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.flight as flight
 
-from polybus.kernel.flight_port import Desk, Port
+from polybus.kernel.flight_port import BatchQueue, FlightPort
 from polybus.model.limits import NativeLimits
 from polybus.transports.flight import flight_handler
 from polybus.transports.flight.call_tracker import CallTracker
@@ -26,22 +26,22 @@ def test_a_call_that_comes_while_the_port_is_opened_is_answered(monkeypatch):
             options = flight.FlightCallOptions(timeout=PATIENCE_S)
             found.extend(one.body.to_pybytes() for one in client.do_action("any", options))
 
-    def opened(*given: Any, **more: Any) -> Port:
-        port = Port(*given, **more)
+    def opened(*given: Any, **more: Any) -> FlightPort:
+        port = FlightPort(*given, **more)
         asking = Thread(target=ask, args=(port.port,))
         asking.start()
         until(lambda: calls.count, "the call", PATIENCE_S)
         seen.append(asking)
         return port
 
-    monkeypatch.setattr(flight_handler, "Port", opened)
-    verbs: Any = SimpleNamespace(caller=lambda *who: who, act=lambda *asked: {})
+    monkeypatch.setattr(flight_handler, "FlightPort", opened)
+    verbs: Any = SimpleNamespace(new_caller=lambda *who: who, act=lambda *asked: {})
     service = flight_handler.FlightHandler(
         "grpc://127.0.0.1:0",
         verbs,
         NativeLimits(),
         calls,
-        Desk(),
+        BatchQueue(),
         lambda call, port: port,  # type: ignore[arg-type, return-value]
         on_error=lambda error: None,
     )

@@ -27,7 +27,7 @@ from polybus.transports.proc_net_table import packed
 from polybus.transports.socket_table import SocketEnd
 
 if TYPE_CHECKING:
-    from polybus.kernel.flight_port import Call
+    from polybus.kernel.flight_port import FlightCall
 
 BEARER = "Bearer "
 MIN_TOKEN_CHARACTERS = 16  # fewer could be guessed
@@ -112,7 +112,7 @@ class CallIdentifier:
         self._table = open_socket_table()
         self._lock = Lock()  # the table answers one question at a time
 
-    def identify(self, call: Call, port: int) -> Identity:
+    def identify(self, call: FlightCall, port: int) -> Identity:
         if call.authorization is not None:
             return Identity(key=self._tokens.find_name(call.authorization))
         if call.identity:

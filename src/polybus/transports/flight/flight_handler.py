@@ -1,7 +1,7 @@
 """The verbs of the bus as the compiled port calls them (`kernel.flightport`).
 
 Each method runs on a thread of gRPC's. Batches of a stream do not come by here: they
-lie on the desk, and `putting.Intake` takes them.
+lie on the queue, and `putting.Intake` takes them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from polybus.errors import Denied, LimitReached, MalformedRequest
-from polybus.kernel.flight_port import Port
+from polybus.kernel.flight_port import FlightPort
 from polybus.model import arrow
 from polybus.transports.flight.flight_status import Unauthenticated, to_flight_status
 from polybus.transports.flight.put_intake import PutTarget, read_json
 
 if TYPE_CHECKING:
-    from polybus.kernel.flight_port import Call, Desk
+    from polybus.kernel.flight_port import BatchQueue, FlightCall
     from polybus.model.identity import Identity
     from polybus.model.limits import NativeLimits
     from polybus.model.rows import Rows
@@ -47,8 +47,8 @@ class FlightHandler:
         verbs: PortInterface,
         limits: NativeLimits,
         calls: CallTracker,
-        desk: Desk,
-        identify: Callable[[Call, int], Identity],
+        queue: BatchQueue,
+        identify: Callable[[FlightCall, int], Identity],
         on_error: Callable[[Exception], None],
         **security: Any,
     ) -> None:
@@ -59,7 +59,7 @@ class FlightHandler:
         self._on_error = on_error
         self._is_open = Event()
         window = limits.max_batches_in_flight, limits.max_bytes_in_flight
-        self._port = Port(location, self, desk, arrow.READ_SCHEMA, *window, **security)
+        self._port = FlightPort(location, self, queue, arrow.READ_SCHEMA, *window, **security)
         self._is_open.set()
 
     @property
@@ -73,7 +73,7 @@ class FlightHandler:
 
     # --- what the port calls
 
-    def open_put(self, call: Call, path: list[bytes], schema: pa.Schema) -> PutTarget:
+    def open_put(self, call: FlightCall, path: list[bytes], schema: pa.Schema) -> PutTarget:
         with self._calls.begin_call():
             arrow.check_schema(schema)
             caller = self._caller(call)
@@ -91,15 +91,17 @@ class FlightHandler:
     def close_put(self, putting: PutTarget) -> None:
         self._calls.end_call()
 
-    def act(self, call: Call, name: str, body: bytes) -> Iterable[bytes | pa.Buffer]:
+    def run_action(self, call: FlightCall, name: str, body: bytes) -> Iterable[bytes | pa.Buffer]:
         with self._calls.begin_call(owed=True):
             request = read_json(body, self._limits.max_action_bytes, "the action's body")
             return self._results(self._caller(call), name, request)
 
-    def end_act(self) -> None:
+    def on_action_end(self) -> None:
         self._calls.end_call(owed=True)
 
-    def rows(self, call: Call, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def open_rows(
+        self, call: FlightCall, ticket: bytes
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         request = read_json(ticket, MAX_TICKET_BYTES, "the ticket")
         reading = self._verbs.read(self._caller(call), request)
         schema = arrow.read_schema(reading.columns)
@@ -108,14 +110,14 @@ class FlightHandler:
     def actions(self) -> list[tuple[str, str]]:
         return [(one.name, one.meaning) for one in self._verbs.actions()]
 
-    def malformed(self, text: str) -> Exception:
+    def on_malformed(self, text: str) -> Exception:
         return MalformedRequest(text)
 
-    def crowded(self) -> Exception:
+    def on_too_many_calls(self) -> Exception:
         most = self._limits.max_calls
         return LimitReached("max_calls", f"{most} calls are under way already: try again later")
 
-    def refusal(self, error: BaseException) -> tuple[int, str, bytes]:
+    def describe_error(self, error: BaseException) -> tuple[int, str, bytes]:
         if isinstance(error, Exception):
             unproven = isinstance(error, Unauthenticated)
             self._on_error(Denied(str(error)) if unproven else error)
@@ -123,7 +125,7 @@ class FlightHandler:
 
     # --- inside
 
-    def _caller(self, call: Call) -> PortCaller:
+    def _caller(self, call: FlightCall) -> PortCaller:
         return self._verbs.new_caller(self._identify(call, self.port), call.is_cancelled)
 
     def _results(self, caller: PortCaller, name: str, request: Any) -> Iterable[bytes | pa.Buffer]:

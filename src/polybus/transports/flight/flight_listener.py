@@ -21,7 +21,7 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import AddressError, AddressInUse, ConfigError, StoreClosed
-from polybus.kernel.flight_port import Desk
+from polybus.kernel.flight_port import BatchQueue
 from polybus.model.address import Address
 from polybus.transports.flight import grpc_sockets
 from polybus.transports.flight.authentication import CallIdentifier, TokenFile, parse_peer
@@ -78,12 +78,12 @@ class FlightListener:
         self._log = log
         self._on_cut = on_cut
         self._on_error = on_error
-        self._desk = Desk(limits.max_uncommitted_bytes, limits.max_calls)
+        self._queue = BatchQueue(limits.max_uncommitted_bytes, limits.max_calls)
         self._pace = SlowConsumerMonitor(
             slow.timeout_s,
             slow.min_bytes_per_s,
             clock,
-            self._desk.under_way,
+            self._queue.pending_handovers,
             self._confirmed_bytes,
             self._cut,
         )
@@ -96,7 +96,7 @@ class FlightListener:
             verbs=verbs,
             limits=limits,
             calls=self._calls,
-            desk=self._desk,
+            queue=self._queue,
             identify=CallIdentifier(address.host, security.tokens).identify,
             on_error=on_error,
         )
@@ -104,7 +104,7 @@ class FlightListener:
         self._serving = Lock()  # held by who opens or replaces the service
         self._service: FlightHandler | None = self._serve(address, self._tls)
         self.address = address.with_port(self._service.port)
-        self._intake = PutIntake(self._desk, limits.max_batch_bytes, now_ms, on_error)
+        self._intake = PutIntake(self._queue, limits.max_batch_bytes, now_ms, on_error)
         self._closed = Event()
         self._closing = Event()
         self._stopping: list[Thread] = []
@@ -118,7 +118,7 @@ class FlightListener:
             self._closing.set()
             self._calls.stop()
             code, text, extra = to_flight_status(StoreClosed("the bus is stopping"))
-            self._desk.stop(code, text.encode(), extra)
+            self._queue.stop(code, text.encode(), extra)
             self._retire()
 
     def reload(self) -> None:
@@ -183,7 +183,7 @@ class FlightListener:
 
     def _end(self, timeout_s: float) -> None:
         end_s = time.monotonic() + timeout_s
-        self._desk.wait_settled(timeout_s)
+        self._queue.wait_settled(timeout_s)
         self._calls.wait_settled(max(0.0, end_s - time.monotonic()))
         self._await_stopped()
         end_s = time.monotonic() + STOP_TIMEOUT_S
@@ -191,7 +191,7 @@ class FlightListener:
             grpc_sockets.close_all(self.address.port)
             self._await_stopped()
         self._closed.set()
-        self._desk.close()
+        self._queue.close()
         if not self._intake.join(STOP_TIMEOUT_S):
             self._log.warning("batches are still being taken", dialect="native")
         self._watching.join()

@@ -17,7 +17,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.errors import MalformedRequest, TooLarge
-from polybus.kernel.flight_port import fill
+from polybus.kernel.flight_port import answer_batches
 from polybus.model import arrow
 from polybus.model.block import Block, Keys
 from polybus.model.stamp import Stamp
@@ -25,7 +25,7 @@ from polybus.transports.flight.flight_status import describe_error
 from polybus.transports.flight.put_slow_path import PutSlowPath
 
 if TYPE_CHECKING:
-    from polybus.kernel.flight_port import Desk, Slot
+    from polybus.kernel.flight_port import BatchQueue, PendingBatch
     from polybus.model.rows import Column
 
 MAX_METADATA_BYTES = 4096
@@ -42,25 +42,25 @@ class PutTarget(NamedTuple):
     is_ready: Callable[[], bool]
 
 
-Arrival = tuple[PutTarget, "Slot", bytes, int]  # with its metadata, and its size
-EncodedAnswers = list[tuple["Slot", bytes]]
+Arrival = tuple[PutTarget, "PendingBatch", bytes, int]  # with its metadata, and its size
+EncodedAnswers = list[tuple["PendingBatch", bytes]]
 
 
 class PendingAnswer(NamedTuple):
     putting: PutTarget
-    slot: Slot
+    pending: PendingBatch
     counter: int | None
 
 
 class PutIntake:
     def __init__(
         self,
-        desk: Desk,
+        queue: BatchQueue,
         max_batch_bytes: int,
         now_ms: Callable[[], int],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._desk = desk
+        self._queue = queue
         self._max_batch_bytes = max_batch_bytes
         self._now_ms = now_ms
         self._on_error = on_error
@@ -71,13 +71,13 @@ class PutIntake:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Once the desk is closed; False if that takes too long."""
+        """Once the queue is closed; False if that takes too long."""
         self._slow_path.close(timeout_s)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (arrivals := self._desk.take()) is not None:
+        while (arrivals := self._queue.pop_all()) is not None:
             told: EncodedAnswers = []
             for arrival in arrivals:
                 putting = arrival[0]
@@ -88,35 +88,37 @@ class PutIntake:
             while self._done:
                 self._answer(*self._done.popleft(), told)
             if told:  # in one step: the interpreter's lock is let go for it once
-                fill(told)
+                answer_batches(told)
 
     def _take_aside(self, arrival: Arrival) -> None:
         told: EncodedAnswers = []
         self._take(arrival, told)
-        fill(told)
+        answer_batches(told)
 
     def _take(self, arrival: Arrival, told: EncodedAnswers) -> None:
-        putting, slot, metadata, size = arrival
+        putting, pending, metadata, size = arrival
         counter = None
         try:
             stamp = read_stamp(metadata)
             counter = stamp.counter if stamp else None
-            outcome = putting.submit(self._block(slot, size), stamp)
+            outcome = putting.submit(self._block(pending, size), stamp)
         except Exception as error:
-            self._refuse(slot, counter, error, told)
+            self._refuse(pending, counter, error, told)
         else:
-            outcome.add_done_callback(partial(self._on_done, PendingAnswer(putting, slot, counter)))
+            outcome.add_done_callback(
+                partial(self._on_done, PendingAnswer(putting, pending, counter))
+            )
 
-    def _block(self, slot: Slot, size: int) -> Block:
+    def _block(self, pending: PendingBatch, size: int) -> Block:
         if size > self._max_batch_bytes:
             most = self._max_batch_bytes
             raise TooLarge(f"a batch of {size} bytes: at most {most} are taken")
-        columns = slot.columns() if size >= 0 else None
+        columns = pending.columns() if size >= 0 else None
         try:
-            return self._plain_block(*columns) if columns else self._arrow_block(slot)
+            return self._plain_block(*columns) if columns else self._arrow_block(pending)
         finally:
             columns = None
-            slot.let_go()
+            pending.release()
 
     def _plain_block(
         self, bodies: Column, offsets: Column, keys: Any, key_offsets: Any, times: Any
@@ -126,8 +128,8 @@ class PutIntake:
             moment = self._now_ms() if times is None else times
             return Block.from_columns(bodies, offsets, insertion_ms=moment, keys=given)
 
-    def _arrow_block(self, slot: Slot) -> Block:
-        batch = slot.batch()
+    def _arrow_block(self, pending: PendingBatch) -> Block:
+        batch = pending.batch()
         if batch is None:
             raise MalformedRequest("metadata without a batch")
         return arrow.block_of(batch, self._now_ms())
@@ -141,23 +143,23 @@ class PutIntake:
             self._done.append((awaited, outcome))
             is_first = len(self._done) == 1
         if is_first:
-            self._desk.nudge()
+            self._queue.wake()
 
     def _answer(self, awaited: PendingAnswer, outcome: Future[Any], told: EncodedAnswers) -> None:
-        putting, slot, counter = awaited
+        putting, pending, counter = awaited
         try:
             answer = putting.encode_answer(counter, outcome.result())
         except Exception as error:
-            self._refuse(slot, counter, error, told)
+            self._refuse(pending, counter, error, told)
         else:
-            told.append((slot, answer))
+            told.append((pending, answer))
 
     def _refuse(
-        self, slot: Slot, counter: int | None, error: Exception, told: EncodedAnswers
+        self, pending: PendingBatch, counter: int | None, error: Exception, told: EncodedAnswers
     ) -> None:
         self._on_error(error)
         refusal = {"counter": counter, "error": describe_error(error)}
-        told.append((slot, json.dumps(refusal).encode()))
+        told.append((pending, json.dumps(refusal).encode()))
 
 
 def read_stamp(metadata: bytes) -> Stamp | None:
