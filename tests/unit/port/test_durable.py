@@ -69,7 +69,7 @@ def test_max_bytes_counts_what_is_on_its_way(store, monkeypatch):
         durable.produce(topic, block(b"x" * 100))
     assert caught.value.limit == "max_bytes"
     store.trim(topic.number, {0: 3})
-    monkeypatch.setattr(durable, "_on_their_way", {topic.number: 3 * size})
+    monkeypatch.setattr(durable, "_in_flight_bytes", {topic.number: 3 * size})
     with pytest.raises(LimitReached):
         durable.produce(topic, block(b"x" * 100))
     durable._in_flight_bytes.clear()
