@@ -1,7 +1,7 @@
 """Builds the compiled kernel; everything else is in pyproject.toml.
 
 The kernel is required: there is no slow path in Python to fall back to, so a
-machine without a compiler is told in one line what to install.
+machine without a compiler gets one line that names what to install.
 
 Environment variables let other builds share this file:
 

@@ -1,4 +1,4 @@
-"""Checks who imports whom (the contracts in pyproject.toml), the kernel included.
+"""Check the import contracts of pyproject.toml, compiled modules included.
 
 import-linter reads Python files only: a compiled module is invisible to it, both as
 importer and as imported. So it is given a shadow of the package in build/imports, in

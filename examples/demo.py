@@ -31,7 +31,7 @@ def client(bus: BusProcess, name: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for_subscriber(bus: BusProcess) -> None:
-    """The bus relays to whoever listens: pushing before the sink does shows nothing."""
+    """The bus relays to current subscribers: pushing before the sink subscribes shows nothing."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         connections = json.loads(bus.run("connections", "--json").stdout)

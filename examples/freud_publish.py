@@ -17,10 +17,10 @@ async def main(topic: str, address: str | None = None) -> None:
     async with freud.connect(address) as client:
         while lines := list(islice(sys.stdin.buffer, LINES_AT_ONCE)):
             ids = await client.produce_many(topic, [line.rstrip(b"\n") for line in lines])
-            dropped += ids.count(None)  # nobody was there to read them
+            dropped += ids.count(None)  # the topic had no subscriber
             read += len(ids) - ids.count(None)
         await client.delete_topic(topic)
-    print(f"{read} produced, {dropped} dropped because nobody reads {topic}")
+    print(f"{read} produced, {dropped} dropped because {topic} has no subscriber")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Creates a topic and prints what is produced there, until somebody deletes it.
+"""Creates a topic and prints its messages until the topic is deleted.
 
 python examples/freud_subscribe.py news [unix:/run/polybus/freud.sock]
 """

@@ -25,7 +25,7 @@ def main() -> None:
         producer.produce("example.orders", [b"a chair", b"a table"], keys=["ann", "bob"]).result()
         following = threading.Thread(target=follow, args=(bus,))
         following.start()
-        for number in range(1000):  # each is a batch of its own; what waits travels together
+        for number in range(1000):  # each is a batch of its own; pending batches travel together
             producer.produce("example.orders", [b"lamp %d" % number], keys=["ann"])
         last = producer.produce("example.orders", [b"the last"])
         following.join()

@@ -34,7 +34,7 @@ def count(line: fdq.Envelope) -> None:
 
 
 def consume(url: str, name: str) -> None:
-    # Those who are killed are missed soon; five seconds is what is usual.
+    # A killed consumer is detected soon; the default is five seconds.
     with fdq.Consumer(url, heartbeat_s=0.3, dead_s=1.5) as consumer:
         consumer.consume(LINES, name, count, group="counters", max_deliver=100)
         consumer.wait()

@@ -14,7 +14,7 @@ from bench.peers import jetstream, redis_streams
 from bench.store.rounds import Case
 
 PROCESSES = 4
-WINDOW = 16  # batches of one producer under way: as many as FDQ's client has
+WINDOW = 16  # batches of one producer in flight, as many as FDQ's client has
 PEERS_MANY = 32  # producers of a peer; JetStream takes 50 batches at once
 BATCH_MESSAGES = 1000
 KEYS = 1000  # customers

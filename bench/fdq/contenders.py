@@ -25,7 +25,7 @@ def native_url(bus: Bus) -> str:
 
 
 class Produce:
-    """Each process has so many batches under way."""
+    """Each process has a window of batches in flight."""
 
     name = OURS
 
@@ -119,7 +119,7 @@ class EndToEnd:
         self._producer.tell(f"pace {PACE} {SECONDS}")
         heard, half_us, most_us = map(float, self._listener.ask(f"heard {PACED}")[0].split())
         if heard < PACED:
-            raise LoadFailed(f"{heard:.0f} messages were heard of {PACED}")
+            raise LoadFailed(f"{heard:.0f} of {PACED} messages arrived")
         return {P50.key: half_us, P99.key: most_us}
 
     def _wait_for_shards(self, group: str) -> None:

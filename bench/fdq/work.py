@@ -1,9 +1,9 @@
-"""`python -m bench.fdq.work URL TOPIC NUMBER`: one process of the load, which does what it is told.
+"""`python -m bench.fdq.work URL TOPIC NUMBER`: one process of the load, driven line by line.
 
 It uses FDQ as a program would. A line on its standard input says what to do, and one on its output
 that it was done, with what it found:
 
-    produce BATCHES MESSAGES WINDOW   so many batches of so many messages, so many under way
+    produce BATCHES MESSAGES WINDOW   BATCHES of MESSAGES each, WINDOW of them in flight
     join GROUP batch|single           consumes in a group until `leave`, which says how many it had
     read PROCESSES                    reads its share of the shards with plain reads; says how many
     pace RATE SECONDS                 so many messages a second, with the time in each
@@ -137,7 +137,7 @@ def main() -> None:
     for line in sys.stdin:
         verb, *words = line.split()
         print(verbs[verb](*words), flush=True)
-    os._exit(0)  # gRPC would wait for streams that nobody ends
+    os._exit(0)  # gRPC would wait for streams that never end
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 - one at a time from one client, at least 0.35 of the raw echo's round trips a second
 - and ahead of method calls of both D-Bus buses, in round trips a second, at p50 and at p99: calls
   of a service in a process of its own, as programs make them. ROUND_TRIP shows besides what is left
-  of a call when nobody must be woken to serve it; no program can call so, and it has no target
+  of a call when no process must be woken to serve it; no program can call so, and it has no target
   beside the buses (contract.py tells the difference)
 - pipelined, at least a million messages a second: all produced and then all read, counting the
   time for both, and both at once

@@ -1,6 +1,6 @@
 """Dialogues for the client in C (bench/load/dialogue.h tells their form), and running them.
 
-A dialogue is written for sockets that are connected already and have been introduced: whoever made
+A dialogue is written for sockets that are connected already and introduced: the code that made
 it knows the ids and names that the server gave out, and can therefore tell every byte of every
 answer beforehand. It is good for one run, since counters go on where they are.
 """

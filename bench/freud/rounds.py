@@ -22,7 +22,7 @@ LEAST_ROUNDS = 3  # the least that have a median
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: a shape of load, and what is told of it."""
+    """One line of the table: a shape of load and its figures."""
 
     shape: str
     title: str

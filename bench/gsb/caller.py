@@ -73,7 +73,7 @@ async def grpcio(address: str, stack: AsyncExitStack) -> Call:
 
 
 async def req_many(address: str, stack: AsyncExitStack) -> Call:
-    """Req0 with a context for each call under way."""
+    """Req0 with a context for each call in flight."""
     import pynng
 
     socket = stack.enter_context(pynng.Req0(dial=address, block_on_dial=True))
@@ -128,7 +128,7 @@ async def stream(bus: Any, order: str, count: int) -> None:
 
 @contextmanager
 def req(address: str, _in_flight: int) -> Iterator[Callable[[int], list[float]]]:
-    """Req0 by itself has one request under way."""
+    """Req0 by itself has one request in flight."""
     import pynng
 
     with pynng.Req0(dial=address, block_on_dial=True) as socket:
@@ -149,7 +149,7 @@ def req(address: str, _in_flight: int) -> Iterator[Callable[[int], list[float]]]
 
 @contextmanager
 def pair(address: str, in_flight: int) -> Iterator[Callable[[int], list[float]]]:
-    """GSB with nothing but pynng and the compiled messages: a window of calls under way."""
+    """GSB with nothing but pynng and the compiled messages: a window of calls in flight."""
     import pynng
 
     with pynng.Pair0(dial=address, block_on_dial=True, **BUFFERS) as socket:

@@ -32,7 +32,7 @@ METRICS: dict[str, tuple[Metric, float]] = {
 
 
 class Pair:
-    """One column: a caller that is told what to do; the server between, if there is one."""
+    """One column: a caller driven line by line, and the server between, if there is one."""
 
     def __init__(self, name: str, pid: int | None, caller: Crew, order: str, whole: int) -> None:
         self.name, self.pid = name, pid

@@ -4,7 +4,7 @@ Client and server then take turns, and both cores have nothing to do most of the
 has nothing to do goes to sleep, on a virtual machine all the way to its host, and waking it takes
 several times as long as everything a server does: one would measure that, and the busier the
 machine, the better every server would look. So each core gets a process of the lowest priority
-(SCHED_IDLE), which runs only when nobody else wants to and gives way at once. It is the same for
+(SCHED_IDLE), which runs only when no other process wants to and yields at once. It is the same for
 all servers, and what it uses counts as ours (quiet.py).
 """
 

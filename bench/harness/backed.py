@@ -1,7 +1,7 @@
 """Gets memory from the host before something is measured that writes files.
 
 What is written goes into memory first, page after page that was free before. A virtual machine may
-give its free pages back to its host, which takes them, and backs them anew when they are touched
+give its free pages back to its host, which takes them, and backs them again when they are touched
 again: on such a machine a first gigabyte went into the page cache at 580 MB/s, and the next one,
 into the same pages, at 3000 to 3800 MB/s. One would measure the host, and which contender came
 first. So a file is written, and removed again, right before each measurement: its pages are free,
@@ -9,7 +9,7 @@ and still backed. It is the same for all, and never reaches the disk.
 
 It is written in large pieces, since the host gets free memory by 2 MiB: those are what a large
 write takes first. Pieces of 1 MiB came from what was left over between them, and a contender with
-large writes still met memory that nobody had backed, for 460 MB/s in the middle of a measurement.
+large writes still met memory without backing, for 460 MB/s in the middle of a measurement.
 """
 
 import os

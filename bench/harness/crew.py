@@ -1,4 +1,4 @@
-"""Processes of a load that are told what to do, all at once.
+"""Processes of a load, driven line by line, all at once.
 
 Each reads orders from its standard input, a line each, and answers each with a line when it is
 done. The lines of a failure are in build/bench/NAME.log.

@@ -29,7 +29,7 @@ class DidNotStart(Exception):
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, for programs that cannot choose one themselves."""
+    """A free port, for programs that cannot choose one themselves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

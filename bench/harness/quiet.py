@@ -95,7 +95,7 @@ class Watch:
 
 
 def wait_for_quiet(timeout_s: float) -> None:
-    """Returns when a short look finds nobody else at work, or after the timeout."""
+    """Return when a short look finds no other busy process, or after the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         watch = Watch(None)

@@ -101,7 +101,7 @@ class Quietly:
 
 
 class Contending(Protocol):
-    """Whoever takes part in a case."""
+    """A participant of a case."""
 
     @property
     def name(self) -> str:

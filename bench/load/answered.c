@@ -1,8 +1,8 @@
 /* Requests that are answered: each publisher sends its stream, waits for all of its answers, and
  * sends it again. One thread plays all publishers, as an event loop would.
  *
- * Answers are lines, and what stands in them (ids, times) is not known beforehand, so they are told
- * apart by how they begin: a line that begins with `good` counts as an answer, one that begins with
+ * Answers are lines, and what stands in them (ids, times) is not known beforehand, so they are
+ * distinguished by how they begin: a line that begins with `good` counts as an answer, one that begins with
  * `bad` is a refusal and a fault, all others are passed over.
  */
 #include "plan.h"

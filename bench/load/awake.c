@@ -1,4 +1,4 @@
-// Keeps one core awake, and gives way to everybody: bench/harness/awake.py tells why.
+// Keeps one core awake and yields to every other process; bench/harness/awake.py has the reason.
 //
 //     awake CORE
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#define SILENCE_MS 20 /* how long we listen for bytes that nobody asked for */
+#define SILENCE_MS 20 /* how long we wait for bytes that were not requested */
 
 static Dialogue dialogue;
 
@@ -20,7 +20,7 @@ void set_counters(const Counters *counters, char *data, unsigned long long turn)
     }
 }
 
-/* After the last answer there is silence: one more byte would be an answer that nobody asked for. */
+/* After the last answer there is silence: one more byte would be an answer without a request. */
 void expect_silence(const int *sockets, int count) {
     struct pollfd polled[MAX_VOICES * MAX_STEPS];
     for (int i = 0; i < count; ++i)

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define STALL_S 15       /* no progress for so long is a fault; real pauses are far below */
-#define SILENCE_MS 20    /* how long we listen for bytes that nobody asked for */
+#define SILENCE_MS 20    /* how long we wait for bytes that were not requested */
 #define HELLO_LIMIT 4096 /* longest answer to a hello that is searched in one piece */
 
 void fail(const char *format, ...) {

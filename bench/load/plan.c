@@ -1,4 +1,4 @@
-/* Reading a plan from standard input; its form is told in plan.h. */
+/* Reading a plan from standard input; plan.h describes its form. */
 #include "plan.h"
 
 #include <stdio.h>

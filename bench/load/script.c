@@ -1,4 +1,4 @@
-/* Reading a dialogue from standard input; its form is told in dialogue.h. */
+/* Reading a dialogue from standard input; dialogue.h describes its form. */
 #include "dialogue.h"
 
 #include <stdio.h>

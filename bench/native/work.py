@@ -1,4 +1,4 @@
-"""`python -m bench.native.work URL TOPIC`: one process of the load, which does what it is told.
+"""`python -m bench.native.work URL TOPIC`: one process of the load, driven line by line.
 
 It speaks plain pyarrow.flight, so that the port is measured and not our client. A line on its
 standard input says what to do, and one on its output how many seconds that took:
@@ -102,7 +102,7 @@ def main() -> None:
         started_s = time.perf_counter()
         verbs[verb](*map(int, numbers))
         print(time.perf_counter() - started_s, flush=True)
-    os._exit(0)  # gRPC would wait for streams that nobody ends
+    os._exit(0)  # gRPC would wait for streams that never end
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ needs the journal and systemd. So this file, run as a program, is a controller t
 
     python -m bench.peers.dbus_broker PROGRAM PATH
 
-It forks; the child is the controller, the process itself becomes dbus-broker, so that whoever
-started it has the broker's pid. Either ends when the other does. The controller allows everything,
+It forks; the child is the controller, the process itself becomes dbus-broker, so that its parent
+has the broker's pid. Either ends when the other does. The controller allows everything,
 and prints `ready`.
 """
 

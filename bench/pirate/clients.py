@@ -1,4 +1,4 @@
-"""Clients of a ROUTER, played by the load generator in C: each has one request under way.
+"""Clients of a ROUTER, played by the load generator in C: each has one request in flight.
 
 A request has a number in it that rises by one each time (a PUT its counter, a GET its LAST), and
 the answer has it again, so every answer is known to be the right one.
@@ -71,7 +71,7 @@ def echo() -> Exchange:
 
 
 class Clients:
-    """So many of them, at one server; `ready` is told the highest number before each run."""
+    """So many of them, at one server; `ready` gets the highest number before each run."""
 
     def __init__(
         self,

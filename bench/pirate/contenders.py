@@ -16,7 +16,7 @@ def names(topic: str, count: int = CLIENTS) -> list[bytes]:
 
 
 def putting(bus: Bus, topic: str, name: str = OURS) -> Clients:
-    """Somebody keeps the topic; those who put do not read it."""
+    """A subscriber keeps the topic; the putting clients do not read it."""
     clients = names(topic)
     greet(bus, clients)
     subscribe(bus, [f"{topic}-keeper".encode()], topic)
@@ -24,7 +24,7 @@ def putting(bus: Bus, topic: str, name: str = OURS) -> Clients:
 
 
 class Filled:
-    """A topic that has as many messages as somebody is going to read."""
+    """A topic with as many messages as the readers will read."""
 
     def __init__(self, bus: Bus, topic: str) -> None:
         self._clients = putting(bus, topic)

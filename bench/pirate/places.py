@@ -83,6 +83,6 @@ class Collecting:
             while not self._ending.wait(COLLECT_S):
                 word, _, newest = bare.put(self._topic, BODY)
                 if word != "OK" or not isinstance(newest, int):
-                    self.failure = f"the one who collects was told {word}"
+                    self.failure = f"the collecting client got {word}"
                     return
                 bare.ask(wire.get(self._client, bare.epoch, self._topic, newest))

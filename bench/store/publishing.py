@@ -1,4 +1,4 @@
-"""Publishing many staged bytes at once, while somebody else commits one message after another."""
+"""Publishing many staged bytes at once, while another thread commits one message after another."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ class Other:
         self._thread.join()
 
     def longest_ms(self, from_s: float, to_s: float) -> float:
-        """Of those that were under way at some time in between."""
+        """Of those that were in progress at some time in between."""
         meanwhile = (end - began for began, end in self.spans if end >= from_s and began <= to_s)
         return max(meanwhile, default=0.0) * 1e3
 

@@ -1,1 +1,1 @@
-"""Functions and files of the package that one message enters on its way through the bus."""
+"""Functions and files of the package that one message enters."""

@@ -29,7 +29,7 @@ def test_lines_in_are_records_out(address):
             check=True,
             timeout=PATIENCE_S,
         )
-        assert done.stdout == "3000 produced, 0 dropped because nobody reads lines\n"
+        assert done.stdout == "3000 produced, 0 dropped because lines has no subscriber\n"
         out, _ = reader.communicate(timeout=PATIENCE_S)
     *printed, last = out.splitlines()
     assert last == "lines was deleted"
