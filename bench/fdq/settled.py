@@ -1,6 +1,6 @@
 """A group whose consumers have their shards, when many messages become visible at once.
 
-They are put into a stage first and published in one step, so no reader sees them early: what is measured
+They are staged first and published in one step, so no reader sees them early: what is measured
 is consuming, not joining, and not producing. The clock runs from the answer to that step until the
 bus has every ack.
 """
