@@ -43,10 +43,10 @@ LANES = mutants(
     ("full shards run on", "if not shard.may_start(run.offset, is_new=True):", "if False:"),
     ("aside for ever", "if shard.version != version:", "if False:"),
     ("overtaken from aside", "if shard in self._full_shards:", "if False:"),
-    ("one full shard takes all the room", "if not piece.rows:", "if True:"),
+    ("one full shard takes all the room", "if not rows.rows:", "if True:"),
     ("what was aside waits for ever", "self.shard.add_waiting(-rows, -size_bytes)", "pass"),
-    ("the next of a key is lost", "self._ready.append(following)", "pass"),
-    ("keys are held for ever", "self._blocked.pop((run.shard, hold.key), None)", "pass"),
+    ("the next of a key is lost", "self._ready.append(follower)", "pass"),
+    ("keys are held for ever", "self._blocked.pop((run.shard, blocked.key), None)", "pass"),
     (
         "rows are never freed",
         "popleft().rows\n            return None\n        if self._blocked",
@@ -55,22 +55,22 @@ LANES = mutants(
 )
 
 SHARDS = mutants(
-    "dialects/fdq/client/assigned_shard.py",
+    "dialects/fdq/client/assigned_shards.py",
     ("never full", "self.is_full = len(self.done) >= self._full_at or", "self.is_full ="),
-    ("any number of failures", "or self._holds >= MAX_BLOCKED_KEYS", ""),
+    ("any number of failures", "or self._blocked_keys >= MAX_BLOCKED_KEYS", ""),
     ("the first waits for all", "if offset == self.done.low:", "if False:"),
     (
         "those that failed wait for room",
         "len(self.done) < self._full_at or self.done",
         "self.done",
     ),
-    ("acks are lost", "self._unsent = merge_ranges([*self._unsent, *ended, *whole])", "pass"),
+    ("acks are lost", "self._unsent = merge_ranges([*self._unsent, *ranges])", "pass"),
     (
         "transactions are acked again",
-        "self.emitted += len(settled)",
-        "self._unsent += [(at, at + 1) for at in settled]",
+        "self.emitted += len(committed)",
+        "self._unsent += [(at, at + 1) for at in committed]",
     ),
-    ("nothing is put back", "self._unsent = merge_ranges([*self._unsent, *ranges])", "pass"),
+    ("nothing is put back", "self._unsent = merge_ranges([*self._unsent, *unsent])", "pass"),
     ("failures are not emitted", "self.emitted += failed", "pass"),
 )
 
@@ -91,7 +91,7 @@ RUNS = mutants(
 )
 
 BATCHES = mutants(
-    "dialects/fdq/client/batch_run.py",
+    "dialects/fdq/client/handler_run.py",
     ("the last run has company", "is_alone = failures >= last_attempt", "is_alone = False"),
     (
         "suspects in large batches",
@@ -124,10 +124,10 @@ HOLDINGS = mutants(
 )
 
 FETCHING = mutants(
-    "dialects/fdq/client/dispatcher.py",
+    "dialects/fdq/client/fetcher.py",
     (
         "what is done is run",
-        "if not shard.is_done(offsets[places[0]], offsets[places[-1]] + 1):",
+        "if not shard.is_done(offsets[indices[0]], offsets[indices[-1]] + 1):",
         "if True:",
     ),
     ("lanes by the shard's bits", ">> 32) % count", ") % 16 % count"),

@@ -140,7 +140,7 @@ CONSUMER = [
             "            return False\n        self.current = None\n        shard",
             "            pass\n        self.current = None\n        shard",
         ),
-        ("a held key stays held", "self._blocked.pop((run.shard, hold.key), None)", "pass"),
+        ("a held key stays held", "self._blocked.pop((run.shard, blocked.key), None)", "pass"),
     ),
     *mutants(
         "dialects/fdq/client/executor.py",

@@ -26,9 +26,9 @@ ASSIGNMENT = mutants(
 )
 
 RANGES = mutants(
-    "groups/acked_ranges.py",
+    "model/offset_ranges.py",
     ("touching ranges stay apart", "start <= merged[-1][1]", "start < merged[-1][1]"),
-    ("the low mark stands still", "if start <= low:", "if start < low:"),
+    ("low mark not raised", "if start > low:", "if start >= low:"),
     ("the end is in", "offset < ranges[index][1]", "offset <= ranges[index][1]"),
 )
 
@@ -47,7 +47,7 @@ JUDGING = mutants(
     ("one delivery too many", "if count >= max_deliver:", "if count > max_deliver:"),
     (
         "attempts stay",
-        "attempts.items() if not acked_ranges.contains(low, above, at)",
+        "attempts.items() if not offset_ranges.contains(low, above, at)",
         "attempts.items()",
     ),
     (
@@ -111,7 +111,11 @@ STATE = mutants(
 
 ACKS = mutants(
     "groups/acks.py",
-    ("done again", "if acked_ranges.contains(progress.low, progress.ranges, offset):", "if False:"),
+    (
+        "done again",
+        "if offset_ranges.contains(progress.low, progress.ranges, offset):",
+        "if False:",
+    ),
     ("late runs count", "if failed != attempt:", "if False:"),
     (
         "outputs are lost",

@@ -135,18 +135,18 @@ REPLAY = [
     *mutants(
         "dialects/fdq/client/topic_replay.py",
         ("it never ends", "if last is None and not wait_s:", "if False:"),
-        ("ids are times", "if not isinstance(place, TimePosition):", "if False:"),
+        ("ids are times", "if not isinstance(position, TimePosition):", "if False:"),
         (
             "the bus is kept",
-            "self._reading.close()\n        self._bus.close()",
-            "self._reading.close()",
+            "self._reader.close()\n        self._bus.close()",
+            "self._reader.close()",
         ),
         ("kept by who fails", "        bus.close()\n        raise", "        raise"),
     ),
     *mutants(
         "dialects/fdq/client/topic_replay.py",
         ("times without a zone", "if moment.tzinfo is None:", "if False:"),
-        ("flags are numbers", "or isinstance(given, bool) ", ""),
+        ("flags are numbers", "or isinstance(value, bool) ", ""),
     ),
     *mutants(
         "dialects/fdq/aio.py",

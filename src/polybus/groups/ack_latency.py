@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from polybus.groups.acked_ranges import Range
+from polybus.model.offset_ranges import Range
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000)
 BUCKET_NAMES: Final = (*map(str, BOUNDS_MS), "inf")

@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import MalformedRequest, PolybusError, Stale
-from polybus.groups import acked_ranges, dead_letter_queue, shard_progress
+from polybus.groups import dead_letter_queue, shard_progress
 from polybus.groups.dead_letter_queue import ExhaustedMessage
 from polybus.groups.group_registry import MAX_RECORDS_PER_COMMIT, split_shards
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
 from polybus.groups.shard_progress import ReportOutcome, ShardReport
+from polybus.model import offset_ranges
 
 if TYPE_CHECKING:
     from polybus.groups.group_records import ShardProgress
@@ -74,7 +75,7 @@ class AckCommitter:
         with GroupUpdate(self._means, group, [shard]) as work:
             progress = shard.progress
             shard_progress.check_owner(progress, shard.number, *owner)
-            if acked_ranges.contains(progress.low, progress.ranges, offset):
+            if offset_ranges.contains(progress.low, progress.ranges, offset):
                 return None
             failed = progress.attempts.get(offset, 0)
             if failed != attempt:
@@ -138,10 +139,10 @@ class AckCommitter:
         work: GroupUpdate,
         shard: GroupShard,
         progress: ShardProgress,
-        acked: Iterable[acked_ranges.Range],
+        acked: Iterable[offset_ranges.Range],
     ) -> None:
         before = work.progress(shard)
-        fresh = acked_ranges.unacked_parts(before.low, before.ranges, acked)
+        fresh = offset_ranges.unacked_parts(before.low, before.ranges, acked)
         look_up = partial(self._means.commit_time_ns, work.group.topic, shard.number)
         latency = shard.commit_times.count_acked(
             progress.latency, fresh, self._means.wall_ns(), look_up

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polybus.groups import acked_ranges
 from polybus.groups.ack_latency import BUCKET_NAMES
 from polybus.groups.group_state import Group, GroupContext, GroupShard
+from polybus.model import offset_ranges
 
 if TYPE_CHECKING:
     from polybus.groups.group_records import ShardProgress
@@ -59,7 +59,7 @@ def _shard(
     means: GroupContext, group: Group, shard: GroupShard, bounds: ShardBounds
 ) -> dict[str, Any]:
     progress, (emitted, redelivered) = shard.progress, shard.counted
-    trimmed = acked_ranges.count_unacked(progress.low, progress.ranges, bounds.start)
+    trimmed = offset_ranges.count_unacked(progress.low, progress.ranges, bounds.start)
     lag = _lag(progress, bounds)
     return {
         "shard": shard.number,
@@ -82,14 +82,14 @@ def _shard(
 
 def _lag(progress: ShardProgress, bounds: ShardBounds) -> int:
     """Messages that are there and not acked."""
-    end = acked_ranges.count_unacked(progress.low, progress.ranges, bounds.end)
-    return end - acked_ranges.count_unacked(progress.low, progress.ranges, bounds.start)
+    end = offset_ranges.count_unacked(progress.low, progress.ranges, bounds.end)
+    return end - offset_ranges.count_unacked(progress.low, progress.ranges, bounds.start)
 
 
 def _lag_s(means: GroupContext, group: Group, shard: GroupShard, bounds: ShardBounds) -> float:
     """How long ago the oldest of them was written."""
     oldest = max(shard.progress.low, bounds.start)
-    acked = acked_ranges.range_of(shard.progress.ranges, oldest)
+    acked = offset_ranges.find_range(shard.progress.ranges, oldest)
     at = acked[1] if acked else oldest
     written_ns = means.commit_time_ns(group.topic, shard.number, at)
     if written_ns is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from polybus.errors import Damaged, MalformedRequest
-from polybus.groups.acked_ranges import Ranges, count
+from polybus.model.offset_ranges import Ranges, count_offsets
 
 ROSTERS: Final = b"group/"
 SHARDS: Final = b"groupshard/"
@@ -79,7 +79,7 @@ class ShardProgress(NamedTuple):
 
     @property
     def acked(self) -> int:
-        return self.low - self.start + count(self.ranges)
+        return self.low - self.start + count_offsets(self.ranges)
 
 
 # --- keys

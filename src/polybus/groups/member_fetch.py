@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from polybus.errors import Trimmed
-from polybus.groups import acked_ranges, shard_progress
+from polybus.groups import shard_progress
 from polybus.groups.group_state import Group, GroupContext, GroupShard, GroupUpdate
+from polybus.model import offset_ranges
 from polybus.model.rows import EMPTY, Rows
 from polybus.store.contract import ShardRange
 
@@ -183,7 +184,7 @@ class MemberFetch:
             at = held.next
             if shard.handed_to is None:  # from before the bus started
                 shard.handed_to = at
-        acked = acked_ranges.range_of(progress.ranges, at) if progress.ranges else None
+        acked = offset_ranges.find_range(progress.ranges, at) if progress.ranges else None
         return acked[1] if acked else at
 
     def _catch_up(self, shards: list[GroupShard]) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.errors import Fenced, LimitReached, MalformedRequest
-from polybus.groups import acked_ranges
 from polybus.groups.dead_letter_queue import ExhaustedMessage
+from polybus.model import offset_ranges
 
 if TYPE_CHECKING:
-    from polybus.groups.acked_ranges import Range
     from polybus.groups.group_records import ShardProgress
     from polybus.groups.group_state import GroupShard
+    from polybus.model.offset_ranges import Range
 
 # Ranges above a low mark: one stuck message holds up its shard only after so many others;
 # a record is rewritten with each ack, and stays below 32 KiB by this.
@@ -90,13 +90,13 @@ def apply_report(
 def ack_ranges(
     progress: ShardProgress, acked: Iterable[Range], most: int = MAX_RANGES
 ) -> ShardProgress:
-    low, above = acked_ranges.add(progress.low, progress.ranges, acked)
+    low, above = offset_ranges.add_ranges(progress.low, progress.ranges, acked)
     if len(above) > max(most, len(progress.ranges)):
         raise LimitReached("max_ranges", f"a shard has at most {most} ranges of acks")
     attempts = progress.attempts
     if attempts:
         attempts = {
-            at: n for at, n in attempts.items() if not acked_ranges.contains(low, above, at)
+            at: n for at, n in attempts.items() if not offset_ranges.contains(low, above, at)
         }
     suspect_to = progress.suspect_to if progress.suspect_to > low else 0
     return progress._replace(low=low, ranges=above, attempts=attempts, suspect_to=suspect_to)
@@ -108,7 +108,7 @@ def record_failures(
     """Runs that have failed, but for those of messages that are acked."""
     judged, attempts = ReportOutcome(progress), dict(progress.attempts)
     for one in failed:
-        if acked_ranges.contains(progress.low, progress.ranges, one.offset):
+        if offset_ranges.contains(progress.low, progress.ranges, one.offset):
             continue
         known = attempts.get(one.offset, 0)
         if known == 0 and len(attempts) >= MAX_ATTEMPTS:
@@ -169,7 +169,7 @@ def mark_dead_lettered(progress: ShardProgress, offsets: Iterable[int]) -> Shard
 
 def skip_trimmed(progress: ShardProgress, start: int) -> ShardProgress:
     """Messages before `start` are there no more: what was not acked of them is counted."""
-    unread = acked_ranges.count_unacked(progress.low, progress.ranges, start)
+    unread = offset_ranges.count_unacked(progress.low, progress.ranges, start)
     if start <= progress.low:
         return progress
     moved = ack_ranges(progress, [(0, start)])

@@ -217,7 +217,7 @@ def test_a_slow_handler_keeps_no_other_executor_from_its_work(url, topic, consum
     """Though the messages behind it are more than there is room for."""
     monkeypatch.setattr("polybus.dialects.fdq.client.acker.SLOW_S", 0.05)
     monkeypatch.setattr(
-        "polybus.dialects.fdq.client.group_subscription.create_window", lambda _: FetchWindow(16, 16)
+        "polybus.dialects.fdq.client.consumer.create_window", lambda _: FetchWindow(16, 16)
     )
     may_end, seen, messages = threading.Event(), Seen(), numbered(400, keys=40)
 

@@ -8,8 +8,8 @@ SABOTAGES = [
     # Messages that a dead consumer had fetched are run as if they were new.
     Patch(
         "care-off",
-        "dialects/fdq/client/assigned_shard.py",
-        'self.suspect_to = int(given.get("suspect_to") or 0)',
+        "dialects/fdq/client/assigned_shards.py",
+        'self.suspect_to = int(assignment.get("suspect_to") or 0)',
         "self.suspect_to = 0",
     ),
     # Acks that could not be sent are dropped.

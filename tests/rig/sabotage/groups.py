@@ -43,7 +43,7 @@ SABOTAGES = [
     Patch(
         "repeats-off",
         "groups/acks.py",
-        "            if acked_ranges.contains(progress.low, progress.ranges, offset):\n",
+        "            if offset_ranges.contains(progress.low, progress.ranges, offset):\n",
         "            if False:\n",
     ),
 ]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from polybus.dialects.fdq.client.executor import PoisonGuard
 from polybus.dialects.fdq.client.group_member import ConsumerClosing
-from polybus.dialects.fdq.client.poison_guard import PoisonGuard
 
 FIRST: Any = "first"
 SECOND: Any = "second"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from polybus.dialects.fdq import MessageRequest, limits
-from polybus.dialects.fdq.client import message_columns
+from polybus.dialects.fdq.client import envelope, message_columns
 from polybus.errors import MalformedRequest, TooLarge
 
 LONE = "\ud800"  # half of a character: text in Python, nothing in UTF-8
@@ -19,6 +19,7 @@ NOW_MS = 17
 @pytest.fixture
 def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_columns, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(envelope, "MAX_MESSAGE_BYTES", 1000)
 
 
 def batch(*requests: Any) -> pa.RecordBatch:
@@ -33,53 +34,53 @@ def test_the_limits_are_those_of_the_spec() -> None:
 
 @pytest.mark.parametrize("key", [None, "", "a", "é", "\0", "a" * 1024, LONGEST])
 def test_keys(key: str | None) -> None:
-    message_columns.check_key(key)
+    envelope.check_key(key)
     assert batch((key, b"x")).column("shard_key").to_pylist() == [key]
 
 
 @pytest.mark.parametrize("key", ["a" * 1025, LONGEST + "a"])
 def test_keys_that_are_too_long(key: str) -> None:
-    with pytest.raises(TooLarge, match="1025 bytes: at most 1024"):
-        message_columns.check_key(key)
-    with pytest.raises(TooLarge, match="1025 bytes: at most 1024"):
+    with pytest.raises(TooLarge, match="at most 1024 bytes, got 1025"):
+        envelope.check_key(key)
+    with pytest.raises(TooLarge, match="at most 1024 bytes, got 1025"):
         batch(("fine", b"x"), (key, b"y"))
 
 
 @pytest.mark.parametrize("key", [b"bytes", 7, 1.5, ["a"], LONE])
 def test_what_is_no_key(key: Any) -> None:
     with pytest.raises(MalformedRequest, match="key"):
-        message_columns.check_key(key)
+        envelope.check_key(key)
     with pytest.raises(MalformedRequest, match="key"):
         batch((None, b"x"), (key, b"y"))
 
 
 @pytest.mark.parametrize("message", [b"", b"x", bytearray(b"x"), memoryview(b"x")])
 def test_messages(message: Any) -> None:
-    found = message_columns.check_message(message)
+    found = envelope.check_message(message)
     assert (type(found), found) == (bytes, bytes(message))
     assert batch((None, message)).column("body").to_pylist() == [bytes(message)]
 
 
 @pytest.mark.parametrize("message", ["text", None, 7, [b"x"]])
 def test_what_is_no_message(message: Any) -> None:
-    with pytest.raises(MalformedRequest, match="a message is bytes, not"):
-        message_columns.check_message(message)
-    with pytest.raises(MalformedRequest, match="a message is bytes, not"):
+    with pytest.raises(MalformedRequest, match="message must be bytes, got"):
+        envelope.check_message(message)
+    with pytest.raises(MalformedRequest, match="message must be bytes, got"):
         batch((None, message))
 
 
 @pytest.mark.usefixtures("small_messages")
 def test_messages_that_are_too_large() -> None:
-    assert len(message_columns.check_message(b"x" * 1000)) == 1000
-    with pytest.raises(TooLarge, match="1001 bytes: at most 1000"):
-        message_columns.check_message(b"x" * 1001)
-    with pytest.raises(TooLarge, match="1001 bytes: at most 1000"):
+    assert len(envelope.check_message(b"x" * 1000)) == 1000
+    with pytest.raises(TooLarge, match="at most 1000 bytes, got 1001"):
+        envelope.check_message(b"x" * 1001)
+    with pytest.raises(TooLarge, match="at most 1000 bytes, got 1001"):
         batch((None, b"x"), (None, b"x" * 1001))
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"": b""}, {"a": b"1", "é": bytearray(b"2")}])
 def test_headers(headers: Any) -> None:
-    found = message_columns.check_headers(headers)
+    found = envelope.check_headers(headers)
     assert found == (None if headers is None else [(k, bytes(v)) for k, v in headers.items()])
 
 
@@ -88,16 +89,16 @@ def test_headers(headers: Any) -> None:
 )
 def test_what_are_no_headers(headers: Any) -> None:
     with pytest.raises(MalformedRequest, match="header"):
-        message_columns.check_headers(headers)
+        envelope.check_headers(headers)
     with pytest.raises(MalformedRequest, match="header"):
         batch(MessageRequest("k", b"x", headers))
 
 
 def test_headers_that_are_too_large() -> None:
     most = limits.MAX_HEADER_BYTES
-    message_columns.check_headers({"a": b"x" * (most - 1)})
-    with pytest.raises(TooLarge, match="headers of"):
-        message_columns.check_headers({"a": b"x" * most})
+    envelope.check_headers({"a": b"x" * (most - 1)})
+    with pytest.raises(TooLarge, match="headers must have at most"):
+        envelope.check_headers({"a": b"x" * most})
 
 
 def test_a_batch_without_headers_has_no_column_for_them_unless_asked() -> None:

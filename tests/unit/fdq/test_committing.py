@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from polybus.dialects.fdq.client.transaction import TransactionOutput
-from polybus.dialects.fdq.client.transaction_commit import _inline_bytes, _message
+from polybus.dialects.fdq.client.transaction import TransactionOutput, _inline_bytes, _to_json
 
 
 @pytest.mark.parametrize("text", ["", "key", "é" * 100, "\x01" * 100, "\U0001f4a9" * 100])
@@ -14,7 +13,7 @@ from polybus.dialects.fdq.client.transaction_commit import _inline_bytes, _messa
 def test_an_output_is_not_larger_than_it_was_reckoned(text, raw, headers):
     some = None if headers is None else [(f"{text}{n}", raw) for n in range(headers)]
     output = TransactionOutput(text, text or None, raw, some, 2**62)
-    assert len(json.dumps([_message(output)])) <= _inline_bytes(output)
+    assert len(json.dumps([_to_json(output)])) <= _inline_bytes(output)
 
 
 def test_a_plain_output_is_reckoned_as_little():

@@ -9,21 +9,18 @@ import pytest
 import xxhash
 
 from polybus.dialects.fdq.client.acker import AckBatch
-from polybus.dialects.fdq.client.assigned_shard import AssignedShard
-from polybus.dialects.fdq.client.assigned_shards import AssignedShards
-from polybus.dialects.fdq.client.consume_options import ConsumeOptions
-from polybus.dialects.fdq.client.dispatcher import (
-    BatchDispatcher,
-    MessageDispatcher,
-    choose_executors,
-)
+from polybus.dialects.fdq.client.assigned_shards import AssignedShard, AssignedShards
+from polybus.dialects.fdq.client.consumer import ConsumeOptions
 from polybus.dialects.fdq.client.executor import WakeSignal, format_reason
 from polybus.dialects.fdq.client.fetcher import (
     FOLLOW_S,
     HORIZON_S,
+    BatchDispatcher,
     FetchBuffer,
     Fetcher,
     FetchWindow,
+    MessageDispatcher,
+    choose_executors,
 )
 from polybus.dialects.fdq.client.handler_run import FetchedRows, QueuedMessages
 from polybus.dialects.fdq.client.key_queue import KeyOrderedQueue
@@ -322,7 +319,7 @@ class Unspeakable(Exception):
     [
         (ValueError("a\n  b"), "ValueError: a b"),
         (SystemExit(), "SystemExit"),
-        (Unspeakable(), "Unspeakable: an error that cannot be shown"),
+        (Unspeakable(), "Unspeakable: the error has no text"),
     ],
 )
 def test_the_reason_of_a_failure_is_one_line(error, text):

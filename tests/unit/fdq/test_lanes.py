@@ -6,14 +6,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from polybus.dialects.fdq.client.assigned_shard import COLLECT_EVERY, AssignedShard
-from polybus.dialects.fdq.client.batch_run import (
+from polybus.dialects.fdq.client.assigned_shards import COLLECT_EVERY, AssignedShard
+from polybus.dialects.fdq.client.handler_run import (
     BatchRun,
+    FetchedRows,
     QueuedBatches,
+    QueuedMessages,
     split_consecutive,
     split_runs,
 )
-from polybus.dialects.fdq.client.handler_run import FetchedRows, QueuedMessages
 from polybus.dialects.fdq.client.key_queue import KeyOrderedQueue
 from polybus.model.arrow import READ_SCHEMA
 
@@ -41,7 +42,9 @@ class Executors(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_BLOCKED_KEYS", MAX_HOLDS)
+        self.patch.setattr(
+            "polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", MAX_HOLDS
+        )
         self.shard = AssignedShard(given(), LANES, MAX_RANGES)
         self.lanes = [KeyOrderedQueue() for _ in range(LANES)]
         self.keys: list[str | None] = []
@@ -342,7 +345,7 @@ def test_a_batch_that_fails_comes_again_as_a_whole_and_its_last_run_is_alone():
         runs.append(list(run.offsets))
         lane.fail(run, "no")
         failure = shard.failures.popleft()
-        assert [one["attempt"] for one in failure.entries()] == [len(runs) - 1] * 4
+        assert [one["attempt"] for one in failure.build_reports()] == [len(runs) - 1] * 4
         lane.retry(lane.schedule_followers(run, run.retry_runs({}, set())))
     while (run := lane.begin(0.0)) is not None:
         runs.append(list(run.offsets))
@@ -389,7 +392,7 @@ def test_cuts_leave_the_last_chance_alone():
 
 
 def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
-    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_BLOCKED_KEYS", 3)
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 3)
     shard = AssignedShard(given())
     lane = lane_with(shard, [f"k{n}" for n in range(9)])
     while (run := lane.begin(0.0)) is not None:
@@ -406,7 +409,7 @@ def test_when_all_fail_a_shard_does_not_run_through_its_log(monkeypatch):
 
 def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(monkeypatch):
     """Else a shard stands still for ever: nobody may begin who does not touch what is done."""
-    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_BLOCKED_KEYS", 3)
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 3)
     shard = AssignedShard(given(), executors=2)
     first = lane_with(shard, ["a", "b", "c"])
     other = lane_with(shard, ["k1", "k2", "k3", "k4"], first=3)
@@ -425,7 +428,7 @@ def test_when_all_fail_those_are_tried_and_the_first_of_all_though_it_is_new(mon
 
 
 def test_what_waits_for_a_full_shard_takes_no_room_from_other_shards(monkeypatch):
-    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shard.MAX_BLOCKED_KEYS", 1)
+    monkeypatch.setattr("polybus.dialects.fdq.client.assigned_shards.MAX_BLOCKED_KEYS", 1)
     shard = AssignedShard(given())
     lane = lane_with(shard, ["a", "b", "c"])
     lane.push(QueuedMessages(shard, FetchedRows(rows(3, ["d", "e"])), range(2)))

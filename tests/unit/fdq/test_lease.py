@@ -13,11 +13,10 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from polybus.dialects.fdq.client.assigned_shard import AssignedShard
-from polybus.dialects.fdq.client.consume_options import ConsumeOptions
-from polybus.dialects.fdq.client.executor import Executor, WakeSignal
+from polybus.dialects.fdq.client.assigned_shards import AssignedShard
+from polybus.dialects.fdq.client.consumer import ConsumeOptions
+from polybus.dialects.fdq.client.executor import Executor, PoisonGuard, WakeSignal
 from polybus.dialects.fdq.client.handler_run import FetchedRows, QueuedMessages
-from polybus.dialects.fdq.client.poison_guard import PoisonGuard
 from polybus.errors import Fenced
 from polybus.model.arrow import READ_SCHEMA
 from tests.rig.observer import until
@@ -39,8 +38,8 @@ def executor(member):
         0,
         ConsumeOptions("orders", "c1", lambda envelope: member.handled.append(envelope.offset)),
         member,
-        alarm=WakeSignal(),
-        care=PoisonGuard(refuse, Event()),
+        wake_signal=WakeSignal(),
+        guard=PoisonGuard(refuse, Event()),
         on_free=lambda rows: None,
     )
     at, none = [0, 1, 2], [None] * 3
@@ -69,6 +68,8 @@ def test_nothing_is_begun_while_it_stops(executor, member):
 def test_what_follows_is_not_begun_if_the_first_may_not_be(executor, member):
     member.lease_until_s = math.inf
     executor.start()
-    until(lambda: executor.queue.freed_rows or executor._alarm._event.is_set(), "it has tried")
+    until(
+        lambda: executor.queue.freed_rows or executor._wake_signal._event.is_set(), "it has tried"
+    )
     executor.stop()
     assert member.handled == []

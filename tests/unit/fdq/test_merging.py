@@ -146,7 +146,7 @@ def test_whoever_comes_when_time_is_nearly_up_is_to_send(bus: Slow) -> None:
         add(merger, b"x")
         due.append(merger.is_due())
     assert due == [False, False, True]
-    merger.send_waiting()
+    merger.send_pending()
     add(merger, b"y")
     assert not merger.is_due()
     bus.answer()
@@ -195,7 +195,7 @@ def test_whoever_fills_it_is_told_to_send(bus: Slow, merging: BatchOptions) -> N
     started(merger, bus)
     told = [merger.add("t", None, b"x" * 50, None)[1] for _ in range(3)]
     assert told == [False, False, True]
-    merger.send_waiting()
+    merger.send_pending()
     assert [len(one) for one in bus.bodies()] == [1, 3]
     bus.answer()
     assert merger.close(PATIENCE_S)
@@ -208,7 +208,7 @@ def test_no_batch_is_larger_than_the_bound_but_for_a_large_message(bus: Slow) ->
     sizes = [400, 400, 400, 5000, 100, 100]
     for size in sizes:
         merger.add("t", None, b"x" * size, None)
-    merger.send_waiting()
+    merger.send_pending()
     assert [list(map(len, one)) for one in bus.bodies()[1:]] == [
         [400, 400],
         [400],
@@ -224,7 +224,7 @@ def test_keys_and_headers_count(bus: Slow) -> None:
     started(merger, bus)
     assert not merger.add("t", "k" * 400, b"", None)[1]
     assert merger.add("t", None, b"", [("n" * 300, b"v" * 300)])[1]
-    merger.send_waiting()
+    merger.send_pending()
     assert len(bus.sent) == 3
     bus.answer()
     assert merger.close(PATIENCE_S)
@@ -236,7 +236,7 @@ def test_a_batch_of_its_own_comes_behind_what_waits(merger: MessageBatcher, bus:
     add(merger, b"elsewhere", "other")
     future = merger.send_rows("t", build_batch(["k"], [b"b"], [0], None))
     add(merger, b"c")
-    merger.send_waiting()
+    merger.send_pending()
     assert bus.bodies() == [[b"first"], [b"a"], [b"elsewhere"], [b"b"], [b"c"]]
     assert [topic for topic, _ in bus.sent] == ["t", "t", "other", "t", "t"]
     bus.answer()
@@ -248,10 +248,10 @@ def test_a_topic_that_has_had_headers_keeps_the_column(merger: MessageBatcher, b
     started(merger, bus)
     add(merger, b"a")
     merger.add("t", None, b"b", [("name", b"value")])
-    merger.send_waiting()
+    merger.send_pending()
     add(merger, b"c")
     add(merger, b"d", "other")
-    merger.send_waiting()
+    merger.send_pending()
     headers = [rows.column("headers").to_pylist() for topic, rows in bus.sent[1:3]]
     assert headers == [[None, [("name", b"value")]], [None]]
     assert [rows.num_columns for _, rows in bus.sent] == [3, 4, 4, 3]
@@ -281,7 +281,7 @@ def test_whoever_is_interrupted_leaves_nobody_waiting(merger: MessageBatcher, bu
 
     merger._send = interrupted
     with pytest.raises(KeyboardInterrupt):
-        merger.send_waiting()
+        merger.send_pending()
     for receipt in receipts:
         with pytest.raises(ConnectionLost, match="interrupted"):
             receipt.result(PATIENCE_S)
@@ -324,7 +324,7 @@ def test_outcomes_are_told_while_somebody_waits_to_hand_over(
     started(merger, bus)
     bus.open.clear()
     add(merger, b"x")
-    sending = Thread(target=merger.send_waiting)
+    sending = Thread(target=merger.send_pending)
     sending.start()
     answered = Thread(target=bus.answer)
     answered.start()
@@ -360,7 +360,7 @@ def test_many_threads_lose_nothing_and_each_keeps_its_order(bus: Slow) -> None:
             receipt, is_full = merger.add("t", None, b"%d %d" % (number, n), None)
             receipts.append(receipt)
             if is_full:
-                merger.send_waiting()
+                merger.send_pending()
 
     threads = [Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:

@@ -13,7 +13,7 @@ import pytest
 
 from polybus import errors, fdq
 from polybus.dialects.fdq.client import fork_guard
-from polybus.dialects.fdq.client.producer_pool import MAX_PRODUCERS
+from polybus.dialects.fdq.client.producer import MAX_PRODUCERS
 from polybus.dialects.fdq.limits import MAX_MESSAGE_BYTES
 from polybus.native.inprocess import InProcessClient, open_bus
 from tests.rig.observer import until
@@ -277,7 +277,7 @@ def test_unless_told_not_to(bus: InProcessClient, url: str) -> None:
         bus.act("topic.drop", topic="nowhere")
         with pytest.raises(errors.DoesNotExist, match="nowhere"):
             producer.produce("nowhere", "k", b"x")
-        with pytest.raises(errors.MalformedRequest, match="a batch is a list of messages"):
+        with pytest.raises(errors.MalformedRequest, match="batch must be a list of messages"):
             producer.produce_batch("there", None)
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.dialects.fdq.client.offset_ranges import (
+from polybus.model.offset_ranges import (
     OffsetRanges,
     merge_ranges,
     ranges_from_offsets,

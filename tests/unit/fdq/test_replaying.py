@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from polybus import errors, fdq
-from polybus.dialects.fdq.client.time_position import to_nanoseconds
-from polybus.dialects.fdq.client.topic_replay import shard_indexes
+from polybus.dialects.fdq.client.topic_replay import shard_indexes, to_nanoseconds
 from polybus.native.inprocess import InProcessClient, open_bus
 from tests.rig.observer import until
 

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 
 from polybus.errors import LimitReached, MalformedRequest
-from polybus.groups import acked_ranges, shard_progress
+from polybus.groups import shard_progress
 from polybus.groups.group_records import ShardProgress
 from polybus.groups.shard_progress import FailureReport, ShardReport
+from polybus.model import offset_ranges
 
 RANGE = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda one: (one[0], sum(one)))
 END = 100
 
 
-def offsets(low: int, above: acked_ranges.Ranges) -> set[int]:
+def offsets(low: int, above: offset_ranges.Ranges) -> set[int]:
     return set(range(low)) | {n for start, end in above for n in range(start, end)}
 
 
@@ -27,7 +28,7 @@ def test_ranges_are_a_set_of_offsets(start, calls):
     model = set(range(start))
     for acked in calls:
         for one in acked:
-            fresh = acked_ranges.unacked_parts(progress.low, progress.ranges, [one])
+            fresh = offset_ranges.unacked_parts(progress.low, progress.ranges, [one])
             assert [n for a, b in fresh for n in range(a, b)] == sorted({*range(*one)} - model)
         progress = shard_progress.ack_ranges(progress, acked)
         model |= {n for a, b in acked for n in range(a, b)}
@@ -37,17 +38,17 @@ def test_ranges_are_a_set_of_offsets(start, calls):
         edges = [progress.low, *(edge for one in progress.ranges for edge in one)]
         assert all(a < b for a, b in itertools.pairwise(edges))
         for before in (0, start, 30, END):
-            missing = acked_ranges.count_unacked(progress.low, progress.ranges, before)
+            missing = offset_ranges.count_unacked(progress.low, progress.ranges, before)
             assert missing == len(set(range(before)) - model)
         for offset in range(END):
-            contained = acked_ranges.contains(progress.low, progress.ranges, offset)
+            contained = offset_ranges.contains(progress.low, progress.ranges, offset)
             assert contained == (offset in model)
 
 
 @given(st.lists(RANGE, max_size=6), st.lists(RANGE, max_size=6), st.integers(0, END))
 def test_trimming_counts_what_nobody_had_read(acked, later, start):
     progress = shard_progress.ack_ranges(ShardProgress(), acked)
-    unread = acked_ranges.count_unacked(progress.low, progress.ranges, start)
+    unread = offset_ranges.count_unacked(progress.low, progress.ranges, start)
     trimmed = shard_progress.skip_trimmed(progress, start)
     assert trimmed.trimmed_unread == unread
     assert trimmed.low >= start

@@ -170,7 +170,9 @@ def test_a_removal_that_ended_half_way_uses_no_epoch_again(desk, monkeypatch):
     zombie = desk.join("a")
     zombie.fetch()
     zombie.leave()
-    monkeypatch.setattr(group_registry, "MAX_RECORDS_PER_COMMIT", 2)  # the mark, and one of four shards
+    monkeypatch.setattr(
+        group_registry, "MAX_RECORDS_PER_COMMIT", 2
+    )  # the mark, and one of four shards
     real, left = desk.store.commit, [1]
 
     def commit(asked):

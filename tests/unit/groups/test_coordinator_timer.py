@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from polybus.errors import StoreFull
-from polybus.groups.coordinator_timer import LATE_S, TICK_S, CoordinatorTimer
+from polybus.groups.coordinator import LATE_S, TICK_S, CoordinatorTimer
 from tests.rig.observer import until
 
 
@@ -32,7 +32,9 @@ def test_a_bus_that_stood_still_blames_nobody(desk, ticking):
     ticking.start()
     desk.now += 60
     until(lambda: seen(desk) > before, "the time is forgiven")
-    until(lambda: not desk.groups._table.get(desk.topic(), "g").needs_rebalance, "a tick has passed")
+    until(
+        lambda: not desk.groups._table.get(desk.topic(), "g").needs_rebalance, "a tick has passed"
+    )
     assert members(desk) == ["a"]
 
 

@@ -1,4 +1,4 @@
-"""FDQ: sharded, replayable queues over durable topics, with groups of consumers.
+"""FDQ: sharded, replayable queues over durable topics, with consumer groups.
 
     from polybus import fdq
 
@@ -10,8 +10,8 @@
     consumer.wait()
 
 A URL is `polybus://HOST:PORT` (a running bus), `lmdb:PATH` or `memory:` (a bus inside
-this process, shared by all of its clients with the same URL). The async twins are in
-`fdq.aio`. The names below are loaded at first use.
+this process, shared by all of its clients with the same URL). The async clients are in
+`fdq.aio`. The names below are imported at first use.
 """
 
 from __future__ import annotations

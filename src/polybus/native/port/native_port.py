@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polybus.errors import DoesNotExist
-from polybus.groups.coordinator_timer import CoordinatorTimer
+from polybus.groups.coordinator import CoordinatorTimer
 from polybus.groups.shard_ends import ShardEnds
 from polybus.native.port import actions, group_actions, group_fetch_stream
 from polybus.native.port.produce_stream import ProduceStream, UncommittedBudget

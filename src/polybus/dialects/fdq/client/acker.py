@@ -1,49 +1,102 @@
-"""The thread that settles what runs have come to: it acks, tries again, watches and closes.
+"""The acker: one thread that reports acks, schedules retries, detects timeouts and leaves.
 
-Every some milliseconds, while anything ends: what has ended is one `group.ack` over all
-shards. The bus answers how often a failed message has failed by now, or that it is a
-dead letter; that decides what follows it. A shard that is to be given away is released
-with the ack of its last run.
+While runs end, it sends one `group.ack` over all shards every few milliseconds. The response
+says how often each failed message has failed, or that it is a dead letter, and so which runs
+follow. A shard that the bus wants back is released together with the ack of its last run.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from polybus.dialects.fdq.client.group_member import RETRYABLE, ConsumerClosing
-from polybus.dialects.fdq.client.retry_schedule import RetrySchedule
-from polybus.errors import Expired, LimitReached, PolybusError, error_from_code
+from polybus.errors import Expired, LimitReached, PolybusError, UsageError, error_from_code
 
 if TYPE_CHECKING:
-    from polybus.dialects.fdq.client.assigned_shard import AssignedShard, RunFailure
-    from polybus.dialects.fdq.client.assigned_shards import AssignedShards
-    from polybus.dialects.fdq.client.consume_options import ConsumeOptions
+    from polybus.dialects.fdq.client.assigned_shards import (
+        AssignedShard,
+        AssignedShards,
+        RunFailure,
+    )
+    from polybus.dialects.fdq.client.consumer import ConsumeOptions
     from polybus.dialects.fdq.client.executor import Executor, WakeSignal
     from polybus.dialects.fdq.client.group_member import GroupMember
     from polybus.dialects.fdq.client.handler_run import HandlerRun
-    from polybus.dialects.fdq.client.offset_ranges import Range
+    from polybus.model.offset_ranges import Range
 
+T = TypeVar("T")
 log = logging.getLogger("polybus.fdq")
 
-# Nobody waits for an ack, and each is a commit of the bus: they shall take a tenth of the
-# time. But somebody waits for a failed run's, which says what follows, and for a release.
+# Each ack is a commit of the bus, and nothing waits for it, so acks take a tenth of the time.
+# A failed run and a release are urgent: the next run of the key, or another consumer, waits.
 FIRST_ACK_EVERY_S = 0.03
 LAST_ACK_EVERY_S = 0.25
 ACK_TIME_SHARE = 0.1
 URGENT_S = 0.002
-MAX_SHARDS = 256  # in one call
-POLL_S = 0.1  # while a handler runs for long
-SLOW_S = 1.0  # a handler that runs for longer shall not keep other executors from theirs
-RETRY_PAUSE_S = 0.1  # after an ack for which there was no bus
-LEAVE_TRIES_S = 5.0  # for a bus that starts again meanwhile
-ABANDONED = "it was still running when its consumer left"
+MAX_SHARDS = 256  # per call
+POLL_S = 0.1  # while a handler runs long
+SLOW_S = 1.0  # a longer run must not keep other executors from fetching
+RETRY_PAUSE_S = 0.1  # after an ack that did not reach the bus
+LEAVE_TRIES_S = 5.0  # for a bus that is restarting
+ABANDONED = "the run had not ended when its consumer left"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The pause before a retry: `first_s`, doubled per failure up to `last_s`.
+
+    A random share of up to half is subtracted, so that consumers that failed together do not
+    retry together.
+    """
+
+    first_s: float = 0.1
+    last_s: float = 30.0
+    random: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_s <= self.last_s:
+            raise UsageError(
+                "backoff must satisfy 0 <= first <= last seconds,"
+                f" got first {self.first_s} and last {self.last_s}"
+            )
+
+    def pause_s(self, failures: int) -> float:
+        """Return the pause before the run that follows this many failed ones."""
+        doublings = min(max(failures, 1) - 1, 64)
+        return min(self.first_s * 2.0**doublings, self.last_s) * (0.5 + self.random() / 2)
+
+
+class RetrySchedule(Generic[T]):
+    """Items by their due time. It has no clock; callers pass the time."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._serial = count()  # keeps the order of items that are due at the same time
+
+    def put(self, due_s: float, item: T) -> None:
+        heapq.heappush(self._heap, (due_s, next(self._serial), item))
+
+    def take(self, now_s: float) -> list[T]:
+        """Take the items that are due, the earliest first."""
+        due = []
+        while self._heap and self._heap[0][0] <= now_s:
+            due.append(heapq.heappop(self._heap)[2])
+        return due
+
+    def next_s(self) -> float | None:
+        """Return the earliest due time, or None if the schedule is empty."""
+        return self._heap[0][0] if self._heap else None
 
 
 class AckBatch:
-    """What one shard's books say at a moment, on its way to the bus."""
+    """The unreported progress of one shard, taken for one report."""
 
     def __init__(self, shard: AssignedShard, *, release: bool = False) -> None:
         shard.collect_finished()
@@ -55,7 +108,7 @@ class AckBatch:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._acked or self._failures or not self.shard.is_reported(self._counts))
+        return not (self._acked or self._failures) and self.shard.is_reported(self._counts)
 
     def build_report(self) -> dict[str, Any]:
         shard = self.shard
@@ -63,71 +116,70 @@ class AckBatch:
             "shard": shard.number,
             "epoch": shard.epoch,
             "acked": self._acked,
-            "failed": [entry for failure in self._failures for entry in failure.entries()],
+            "failed": [report for failure in self._failures for report in failure.build_reports()],
             "emitted": self._counts[0],
             "redelivered": self._counts[1],
             "release": self.release,
         }
 
     def restore(self) -> None:
-        """It was not heard: it is to be told again, with the same words."""
+        """Return the progress to the shard after a failed call, to report it again."""
         self.shard.restore_unsent_acks(self._acked)
         self.shard.failures.extendleft(reversed(self._failures))
 
     def retry_uncounted(self) -> list[tuple[HandlerRun, list[HandlerRun]]]:
-        """The bus has no room to count more failures: they are tried again, uncounted."""
+        """Retry failed runs uncounted, because the bus is at its limit of failed messages."""
         self.shard.restore_unsent_acks(self._acked)
-        return [(one.run, one.run.retry_runs({}, set())) for one in self._failures]
+        return [(failure.run, failure.run.retry_runs({}, set())) for failure in self._failures]
 
-    def apply_response(self, answer: dict[str, Any]) -> list[tuple[HandlerRun, list[HandlerRun]]]:
-        """Books the answer: for each failed run those that follow it."""
+    def apply_response(self, response: dict[str, Any]) -> list[tuple[HandlerRun, list[HandlerRun]]]:
+        """Apply the response. Returns each failed run with the runs that follow it."""
         shard = self.shard
-        attempts = {int(at): int(n) for at, n in answer["attempts"].items()}
-        following, gone = [], set()
+        attempts = {int(at): int(n) for at, n in response["attempts"].items()}
+        followers, gone = [], set()
         for failure in self._failures:
-            # What has no count has come to its end: by this ack, or by one whose answer was lost.
+            # A message without a count is done: by this ack, or by one whose response was lost.
             dead = {at for at in failure.run.offsets if at not in attempts}
             gone |= dead
-            following.append((failure.run, failure.run.retry_runs(attempts, dead)))
-        shard.mark_done(gone, int(answer["low"]))
+            followers.append((failure.run, failure.run.retry_runs(attempts, dead)))
+        shard.mark_done(gone, int(response["low"]))
         shard.mark_reported(self._counts)
-        return following
+        return followers
 
 
 class Acker:
     def __init__(
         self,
-        terms: ConsumeOptions,
+        options: ConsumeOptions,
         member: GroupMember,
-        holdings: AssignedShards,
+        shards: AssignedShards,
         executors: Sequence[Executor],
-        alarm: WakeSignal,
+        wake_signal: WakeSignal,
     ) -> None:
-        self._terms = terms
+        self._options = options
         self._member = member
-        self._holdings = holdings
+        self._shards = shards
         self._executors = executors
-        self._alarm = alarm
+        self._wake_signal = wake_signal
         self._retries: RetrySchedule[HandlerRun] = RetrySchedule()
-        self._next_ack_s = 0.0  # after an ack that failed
-        self._is_reachable = True  # or it was said that it is not
-        self._who = terms.name, terms.topic
+        self._next_ack_s = 0.0  # later than now after an ack that failed
+        self._is_reachable = True  # False once the warning was logged
         self._ack_every_s = FIRST_ACK_EVERY_S
-        self._stuck: dict[int, HandlerRun] = {}  # executors that hang for good
+        self._stuck: dict[int, HandlerRun] = {}  # by executor: hung runs that were logged
 
     # --- rounds
 
     def wait_for_work(self) -> None:
-        """Until there is something to do, and then a little longer, for it to be more."""
+        """Wait until there is progress to report, then linger to collect more of it."""
         due_s = self._retries.next_s()
-        is_running = any(one.queue.current for one in self._executors)
+        is_running = any(executor.queue.current for executor in self._executors)
         timeout_s = POLL_S if is_running or due_s is not None else 1.0
         if due_s is not None:
             timeout_s = max(0.0, min(timeout_s, due_s - time.monotonic()))
-        self._alarm.wait(timeout_s, unless=self._holdings.has_unreported)
+        self._wake_signal.wait(timeout_s, unless=self._shards.has_unreported)
         time.sleep(URGENT_S)
         if due_s is None or due_s > time.monotonic() + self._ack_every_s:
-            self._alarm.wait_urgent(self._ack_every_s)
+            self._wake_signal.wait_urgent(self._ack_every_s)
 
     def run_once(self) -> None:
         now_s = time.monotonic()
@@ -142,147 +194,150 @@ class Acker:
                 executor.refresh()
 
     def is_idle(self, shards: Iterable[AssignedShard]) -> bool:
-        """Does nothing of these closed shards run, for good? The lock makes it sure."""
-        wanted = set(shards)
+        """Return whether no run of these closed shards is current.
+
+        The lock makes the answer final: an executor cannot be between taking and starting.
+        """
+        closed = set(shards)
         for executor in self._executors:
             with executor.lock:
                 run = executor.queue.current
-                if run is not None and run.shard in wanted:
+                if run is not None and run.shard in closed:
                     return False
         return True
 
     # --- acks
 
     def _ack(self) -> None:
-        tellings, began_s = self._collect_batches(), time.monotonic()
-        for at in range(0, len(tellings), MAX_SHARDS):
-            self._send(tellings[at : at + MAX_SHARDS])
+        batches, began_s = self._collect_batches(), time.monotonic()
+        for at in range(0, len(batches), MAX_SHARDS):
+            self._send(batches[at : at + MAX_SHARDS])
         wanted_s = (time.monotonic() - began_s) / ACK_TIME_SHARE
         self._ack_every_s = min(max(wanted_s, FIRST_ACK_EVERY_S), LAST_ACK_EVERY_S)
 
-    def _send(self, tellings: list[AckBatch]) -> None:
+    def _send(self, batches: list[AckBatch]) -> None:
+        reports = [batch.build_report() for batch in batches]
         try:
-            answer = self._member.act("group.ack", shards=[one.build_report() for one in tellings])
+            response = self._member.act("group.ack", shards=reports)
         except Expired:
-            return  # its shards are others' by now, and so is what we know of them
+            return  # the shards belong to other members, so this progress is void
         except RETRYABLE as error:
-            for telling in tellings:
-                telling.restore()
+            for batch in batches:
+                batch.restore()
             self._next_ack_s = time.monotonic() + RETRY_PAUSE_S
             if self._is_reachable:
-                log.warning("%s of %s has acks that wait: %s", *self._who, error)
+                options = self._options
+                log.warning("%s of %s: acks are delayed: %s", options.name, options.topic, error)
             self._is_reachable = False
             return
         self._is_reachable = True
-        for telling, told in zip(tellings, answer["shards"], strict=True):
-            self._apply_response(telling, told)
+        for batch, shard_response in zip(batches, response["shards"], strict=True):
+            self._apply_response(batch, shard_response)
 
     def _collect_batches(self) -> list[AckBatch]:
-        found = []
-        for shard in self._holdings.all():
+        batches = []
+        for shard in self._shards.all():
             shard.collect_finished()
             is_drained = shard.is_releasing and self.is_idle([shard])
             if is_drained or shard.has_unreported:
-                found.append(AckBatch(shard, release=is_drained))
-        return found
+                batches.append(AckBatch(shard, release=is_drained))
+        return batches
 
-    def _apply_response(self, telling: AckBatch, told: dict[str, Any]) -> None:
-        shard = telling.shard
-        if told.get("error"):
-            self._on_refused(telling, told["error"])
+    def _apply_response(self, batch: AckBatch, response: dict[str, Any]) -> None:
+        if response.get("error"):
+            self._on_refused(batch, response["error"])
             return
-        for run, runs in telling.apply_response(told):
+        for run, runs in batch.apply_response(response):
             self._schedule_followers(run, runs)
-        if telling.release:
-            log.info(
-                "%s released shard %s of %s", self._terms.name, shard.number, self._terms.topic
-            )
-            self._drop_shard(shard)
+        if batch.release:
+            options = self._options
+            log.info("%s released shard %s of %s", options.name, batch.shard.number, options.topic)
+            self._drop_shard(batch.shard)
 
     def _schedule_followers(self, run: HandlerRun, runs: list[HandlerRun]) -> None:
         assert run.blocked_key is not None
-        following = self._executors[run.blocked_key.executor_index].schedule_followers(run, runs)
-        if following is not None and following.shard.is_open:
-            failures = following.attempts_of(following.offset)
-            due_s = time.monotonic() + self._terms.backoff.pause_s(failures)
-            self._retries.put(due_s, following)
+        follower = self._executors[run.blocked_key.executor_index].schedule_followers(run, runs)
+        if follower is not None and follower.shard.is_open:
+            failures = follower.attempts_of(follower.offset)
+            due_s = time.monotonic() + self._options.backoff.pause_s(failures)
+            self._retries.put(due_s, follower)
 
-    def _on_refused(self, telling: AckBatch, error: dict[str, Any]) -> None:
-        """Of one shard alone. If it is another's now, what we did will be done again."""
-        found = error_from_code(error.get("code", ""), error.get("text", ""))
-        shard = telling.shard
-        if isinstance(found, LimitReached):
-            for run, runs in telling.retry_uncounted():
+    def _on_refused(self, batch: AckBatch, fields: dict[str, Any]) -> None:
+        """Handle the error of one shard. If the shard is lost, its next owner repeats the runs."""
+        error = error_from_code(fields.get("code", ""), fields.get("text", ""))
+        shard = batch.shard
+        if isinstance(error, LimitReached):
+            for run, runs in batch.retry_uncounted():
                 self._schedule_followers(run, runs)
             self._next_ack_s = time.monotonic() + RETRY_PAUSE_S
-        elif isinstance(found, RETRYABLE):
-            telling.restore()
+        elif isinstance(error, RETRYABLE):
+            batch.restore()
             self._next_ack_s = time.monotonic() + RETRY_PAUSE_S
         else:
-            log.warning("%s lost shard %s: %s", self._terms.name, shard.number, found)
+            log.warning("%s lost shard %s: %s", self._options.name, shard.number, error)
             self._drop_shard(shard)
 
     def _drop_shard(self, shard: AssignedShard) -> None:
-        self._holdings.drop(shard)
+        self._shards.drop(shard)
         for executor in self._executors:
             executor.refresh()
 
-    # --- handlers that do not come back
+    # --- timeouts
 
     def _check_timeouts(self, now_s: float) -> None:
-        timeout_s = self._terms.handler_timeout_s
+        timeout_s = self._options.handler_timeout_s
         for executor in self._executors:
             run = executor.queue.current
             if run is not None and now_s - run.started_s > SLOW_S:
                 executor.refresh(is_slow=True)
             if run is None or now_s - run.started_s <= timeout_s:
                 continue
-            place = self._terms.topic, run.shard.number, run.offset
-            if executor.give_up(run, f"it ran longer than {timeout_s:g} s"):
+            place = self._options.topic, run.shard.number, run.offset
+            if executor.give_up(run, f"handler ran longer than {timeout_s:g} s"):
                 log.error(
-                    "%s: the handler hangs at shard %s, offset %s: a new thread goes on", *place
+                    "%s: handler timed out at shard %s, offset %s; starting another thread", *place
                 )
             elif run is not self._stuck.get(executor.index):
                 self._stuck[executor.index] = run
                 log.error(
-                    "%s: the handler hangs at shard %s, offset %s, and too many others do", *place
+                    "%s: handler timed out at shard %s, offset %s; too many threads hang", *place
                 )
 
     # --- the end
 
-    def drain(self, deadline_s: Callable[[], float]) -> None:
-        """Until what runs has ended, or the deadline has passed, which may come nearer.
+    def drain(self, get_deadline_s: Callable[[], float]) -> None:
+        """Wait until all runs have ended, or until the deadline, which may move closer.
 
-        What still runs then has failed, as if the consumer had died: it comes again, and not
-        for the first time.
+        Runs that have not ended then have failed, as if the consumer had died. They are
+        delivered again, as redeliveries.
         """
-        shards = self._holdings.close()
-        while not self.is_idle(shards) and time.monotonic() < deadline_s():
+        shards = self._shards.close()
+        while not self.is_idle(shards) and time.monotonic() < get_deadline_s():
             self._check_timeouts(time.monotonic())
             self._ack()
-            self._alarm.wait(POLL_S)
+            self._wake_signal.wait(POLL_S)
         for executor in self._executors:
             run = executor.abandon(ABANDONED)
             if run is not None:
-                place = self._terms.topic, run.shard.number, run.offset
+                place = self._options.topic, run.shard.number, run.offset
                 log.warning("%s: shard %s, offset %s: %s", *place, ABANDONED)
 
-    def leave(self, deadline_s: Callable[[], float]) -> None:
-        """The last acks, and then the shards are others'. Past the deadline it is tried once."""
+    def leave(self, get_deadline_s: Callable[[], float]) -> None:
+        """Send the last acks and leave the group. Tries once if the deadline has passed."""
         last_s = time.monotonic() + LEAVE_TRIES_S
-        if len(self._holdings.all()) > MAX_SHARDS:
+        if len(self._shards.all()) > MAX_SHARDS:
             self._ack()
-        tellings = [AckBatch(shard) for shard in self._holdings.all()]
-        entries = [one.build_report() for one in tellings if not one.is_empty][:MAX_SHARDS]
+        batches = [AckBatch(shard) for shard in self._shards.all()]
+        reports = [batch.build_report() for batch in batches if not batch.is_empty][:MAX_SHARDS]
         while True:
             try:
-                self._member.act("group.leave", shards=entries)
+                self._member.act("group.leave", shards=reports)
                 return
             except RETRYABLE as error:
-                if time.monotonic() > min(last_s, deadline_s()):
-                    log.warning("%s left without a word: %s", self._terms.name, error)
+                if time.monotonic() > min(last_s, get_deadline_s()):
+                    log.warning("%s could not leave its group: %s", self._options.name, error)
                     return
                 time.sleep(RETRY_PAUSE_S)
             except (PolybusError, ConsumerClosing) as error:
-                log.info("%s left, and was not asked to: %s", self._terms.name, error)
+                log.info("%s is no longer a member of its group: %s", self._options.name, error)
                 return

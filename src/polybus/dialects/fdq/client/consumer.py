@@ -1,47 +1,282 @@
-"""Consuming: handlers that are called for the messages of topics, shared with a group.
+"""A consumer: handlers that run for the messages of topics, shared within a group.
 
     with fdq.Consumer() as consumer:
         consumer.consume("orders", "billing-1", handle)
         consumer.wait()
 
-A handler that returns acks its message; one that raises gets it again, after a pause that
-holds back only the messages of the same key. Everything else is in `consume`.
+A handler that returns acks its message. A message whose handler raises is delivered again
+after a backoff that delays only messages of the same key. See `Consumer.consume`.
+
+Threads of one `consume` call (`GroupSubscription`):
+
+    heartbeat ─ fetcher ─▶ executors (a key-ordered queue each) ─▶ acker: acks, retries, timeouts
+                   ▲                                                  │
+                   └─────────────── assigned shards ◀─────────────────┘
+
+A subscription ends when it is closed, or by an error that a retry cannot fix: `Fenced`, a
+topic that was dropped, a right that was revoked. It does not wait for runs in that case.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import sys
 import time
 import weakref
 from collections.abc import Callable
-from threading import Condition, Lock
+from dataclasses import dataclass, field
+from threading import Condition, Event, Lock, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.dialects.fdq.client import fork_guard
-from polybus.dialects.fdq.client.consume_options import ConsumeOptions
-from polybus.dialects.fdq.client.executor import IN_HANDLER
-from polybus.dialects.fdq.client.group_subscription import GroupSubscription
-from polybus.dialects.fdq.client.retry_schedule import Backoff
-from polybus.errors import UsageError
+from polybus.dialects.fdq.client.acker import Acker, Backoff
+from polybus.dialects.fdq.client.assigned_shards import MAX_EXECUTORS, AssignedShards
+from polybus.dialects.fdq.client.executor import IN_HANDLER, Executor, PoisonGuard, WakeSignal
+from polybus.dialects.fdq.client.fetcher import FetchBuffer, Fetcher, create_window
+from polybus.dialects.fdq.client.group_member import RETRYABLE, ConsumerClosing, GroupMember
+from polybus.dialects.fdq.client.transaction import TransactionCommitter
+from polybus.errors import Expired, UsageError
+from polybus.model import topic_name
 from polybus.native import bus_client as buses
 
 if TYPE_CHECKING:
+    from polybus.dialects.fdq.client.handler_run import HandlerRun
     from polybus.native import ClientOptions
+    from polybus.native.bus_client import BusClient
 
-AT_EXIT_S = 5.0  # for those whom nobody has closed
-CLOSE_CONNECT_TIMEOUT_S = 2.0  # whoever closes does not wait long for a bus that is away
-LEAVE_S = 2.0  # behind the time that `close` was given: for the last acks, if there is a bus
-# A handler that computes must not keep the threads that fetch, ack and give signs of life
-# from their turns for long: Python's default makes each wait five milliseconds.
+log = logging.getLogger("polybus.fdq")
+
+STARTS = ("earliest", "latest")
+MAX_NAME_BYTES = 128  # of a consumer's and a group's name
+MAX_RUNNING = 1024  # offsets per shard that a heartbeat may carry; a batch may have more
+AT_EXIT_S = 5.0  # for consumers that the program has not closed
+CLOSE_CONNECT_TIMEOUT_S = 2.0  # a closing consumer does not wait long for an unreachable bus
+LEAVE_S = 2.0  # for the last acks, after the timeout of `close`
+# A handler that computes must not keep the other threads from the GIL for long: Python's
+# default makes each of them wait five milliseconds.
 DEFAULT_SWITCH_S = 0.005
 SWITCH_S = 0.0005
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumeOptions:
+    """The arguments of one `consume` call, checked before any thread starts."""
+
+    topic: str
+    name: str
+    handler: Callable[[Any], Any]
+    group: str = "default"
+    start: str = "earliest"
+    executors: int = 1
+    batch: bool = False
+    max_deliver: int = 5
+    handler_timeout_s: float = 300.0
+    create: bool = True
+    heartbeat_s: float = 2.0
+    dead_s: float = 5.0
+    backoff: Backoff = field(default_factory=Backoff)
+
+    def __post_init__(self) -> None:
+        if not callable(self.handler):
+            raise UsageError(f"handler must be callable, got {type(self.handler).__name__}")
+        topic_name.check_topic_name(self.topic)
+        for label, name in (("name", self.name), ("group", self.group)):
+            if not _is_name(name):
+                raise UsageError(f"{label} must be text of 1 to {MAX_NAME_BYTES} bytes")
+        if self.start not in STARTS:
+            raise UsageError(f"start must be one of {', '.join(STARTS)}, got {self.start!r}")
+        if not _is_integer(self.executors) or not 1 <= self.executors <= MAX_EXECUTORS:
+            raise UsageError(f"executors must be 1 to {MAX_EXECUTORS}, got {self.executors!r}")
+        if not _is_integer(self.max_deliver) or self.max_deliver < 1:
+            raise UsageError(f"max_deliver must be at least 1, got {self.max_deliver!r}")
+        if not self.handler_timeout_s > 0:
+            raise UsageError(f"handler_timeout_s must be above 0, got {self.handler_timeout_s!r}")
+        if not 0 < self.heartbeat_s < self.dead_s < math.inf:
+            raise UsageError(
+                "heartbeat_s must be above 0 and below dead_s,"
+                f" got heartbeat_s {self.heartbeat_s!r} and dead_s {self.dead_s!r}"
+            )
+
+    @property
+    def join_fields(self) -> dict[str, Any]:
+        """The fields of `group.join` beside the member's identity."""
+        return {
+            "start": self.start,
+            "max_deliver": self.max_deliver,
+            "heartbeat_ms": max(1, round(self.heartbeat_s * 1000)),
+            "dead_ms": max(1, round(self.dead_s * 1000)),
+        }
+
+
+def _is_name(name: object) -> bool:
+    try:
+        return isinstance(name, str) and 1 <= len(name.encode()) <= MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int)
+
+
+class GroupSubscription:
+    """One `consume` call: its threads, from their start to their end."""
+
+    def __init__(self, bus: BusClient, options: ConsumeOptions, on_end: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self.ended = Event()
+        self._on_end = on_end
+        self._options = options
+        self._wake_signal = WakeSignal()
+        self._shards = AssignedShards()
+        self._buffer = FetchBuffer(create_window(options))
+        self._member = GroupMember(bus, options, self._on_lost, time.monotonic)
+        self._stopping = Event()
+        guard = PoisonGuard(self._report_start, self._stopping)
+        self._executors = [
+            Executor(
+                index,
+                options,
+                self._member,
+                wake_signal=self._wake_signal,
+                guard=guard,
+                on_free=self._buffer.free,
+            )
+            for index in range(options.executors)
+        ]
+        parts = options, self._member, self._shards, self._executors
+        self._acker = Acker(*parts, self._wake_signal)
+        committer = TransactionCommitter(bus, self._member)
+        self._fetcher = Fetcher(*parts, committer, self._buffer, self._wake_signal.wake_urgently)
+        self._heartbeat_lock = Lock()
+        self._lock = Lock()
+        self._deadline_s = math.inf
+        self._is_reachable = True  # False once the warning was logged
+
+    def start(self) -> None:
+        """Join the group and start the threads. Raises the error of the join."""
+        self._member.join()
+        for executor in self._executors:
+            executor.start()
+        for name, main in (
+            ("fetch", self._fetch_loop),
+            ("beat", self._heartbeat_loop),
+            ("ack", self._ack_loop),
+        ):
+            label = f"polybus-fdq-{self._options.topic}-{name}"
+            Thread(target=self._run_thread, args=(main,), name=label, daemon=True).start()
+
+    def request_close(self, deadline_s: float = math.inf) -> None:
+        """Begin to close. `ended` is set when it has closed, at `deadline_s` at the latest."""
+        with self._lock:
+            self._deadline_s = min(self._deadline_s, deadline_s)
+        self._member.is_leaving = True
+        self._shards.close()
+        self._stopping.set()
+        self._buffer.close()
+        self._wake_signal.wake_urgently()
+
+    # --- threads
+
+    def _run_thread(self, main: Callable[[], None]) -> None:
+        try:
+            main()
+        except ConsumerClosing:
+            pass
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        options = self._options
+        with self._lock:
+            if self.error is not None or self._stopping.is_set():
+                log.info("%s: error while stopping: %s", options.name, error)
+                return
+            self.error = error
+        log.error("%s stops consuming %s: %s", options.name, options.topic, error)
+        log.debug("traceback", exc_info=error)
+        self.request_close(0.0)
+
+    def _fetch_loop(self) -> None:
+        while not self._stopping.is_set():
+            self._fetcher.fetch_once()
+
+    def _heartbeat_loop(self) -> None:
+        while not self._stopping.wait(self._options.heartbeat_s):
+            self._send_heartbeat()
+        # Runs that are still active keep their shards until they have ended.
+        while not self.ended.wait(self._options.heartbeat_s) and self.error is None:
+            self._send_heartbeat()
+
+    def _send_heartbeat(self) -> None:
+        try:
+            with self._heartbeat_lock:
+                self._send_running()
+            self._is_reachable = True
+        except Expired:
+            pass
+        except RETRYABLE as error:
+            if self._is_reachable:
+                options = self._options
+                log.warning("%s of %s: heartbeat failed: %s", options.name, options.topic, error)
+            self._is_reachable = False
+
+    def _report_start(self, run: HandlerRun) -> None:
+        """Report the running offsets, including `run`, before it starts."""
+
+        def send() -> None:
+            # A closing consumer starts nothing and does not wait for an unreachable bus.
+            if self._stopping.is_set():
+                raise ConsumerClosing
+            self._send_running(run)
+
+        with self._heartbeat_lock:
+            self._member.retry(send)
+
+    def _send_running(self, beginning: HandlerRun | None = None) -> None:
+        """Send a heartbeat with the running offsets. Callers hold `_heartbeat_lock`.
+
+        The lock keeps the reports in order. Other runs that wait to be reported are left out:
+        if the consumer died now, they would count as failed without having begun.
+        """
+        runs = [executor.queue.current for executor in self._executors]
+        begun = [run for run in runs if run and (run.started_s < math.inf or run is beginning)]
+        running: dict[str, list[int]] = {}
+        for run in begun:
+            if run.shard.is_held:
+                running.setdefault(str(run.shard.number), []).extend(run.offsets)
+        limited = {shard: offsets[:MAX_RUNNING] for shard, offsets in running.items()}
+        response = self._member.act("group.heartbeat", running=limited)
+        self._fetcher.release_shards(response["release"])
+
+    def _ack_loop(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._acker.run_once()
+                self._acker.wait_for_work()
+            self._acker.drain(lambda: self._deadline_s)
+            if self.error is None:
+                self._acker.leave(lambda: self._deadline_s)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._member.closing.set()
+            for executor in self._executors:
+                executor.stop()
+            self.ended.set()
+            self._on_end()
+
+    def _on_lost(self) -> None:
+        self._shards.drop_all()
+        for executor in self._executors:
+            executor.refresh()
+
+
 class Consumer:
-    """A connection to a bus, for any number of `consume`s. Its threads are its own."""
+    """A connection to a bus, for any number of `consume` calls, each with its own threads."""
 
     def __init__(
         self,
@@ -51,14 +286,16 @@ class Consumer:
         dead_s: float = 5.0,
         options: ClientOptions | None = None,
     ) -> None:
-        """Is taken for dead after `dead_s` without a sign of life, of which it gives one
-        every `heartbeat_s` at least."""
+        """Connect. The bus declares the consumer dead after `dead_s` without a heartbeat.
+
+        The consumer sends a heartbeat at least every `heartbeat_s`.
+        """
         self._pid = fork_guard.pid
         self._heartbeat_s = heartbeat_s
         self._dead_s = dead_s
         self._bus = buses.connect(url, options)
         self._lock = Lock()
-        self._changed = Condition()  # something has ended
+        self._changed = Condition()  # notified when a subscription has ended
         self._subscriptions: list[GroupSubscription] = []
         self._is_closed = False
         _OPEN.add(self)
@@ -79,17 +316,17 @@ class Consumer:
         first_backoff_s: float = 0.1,
         last_backoff_s: float = 30.0,
     ) -> None:
-        """Calls `handler(envelope)` for messages of the topic, on threads; returns at once.
+        """Run `handler(envelope)` on threads for messages of the topic. Returns at once.
 
-        `name` is unique in the group: a newer consumer of the same name ends this one
-        (`Fenced`). `executors` handlers run side by side; messages of one key meet the
-        same one, in order. `max_deliver` failed runs make a message a dead letter, in
-        the topic TOPIC.dlq; a run over `handler_timeout_s` has failed. `batch=True`: the
-        handler gets Arrow batches of neighbouring messages of one shard instead, and
-        acks or fails all of them. `start` is for a group that is new. Without `create` a
-        topic that is not there is `DoesNotExist`.
+        `name` must be unique in the group: a newer consumer of the same name ends this one
+        (`Fenced`). `executors` handlers run concurrently; messages of one key go to the same
+        one, in order. After `max_deliver` failed runs a message becomes a dead letter in the
+        topic TOPIC.dlq. A run that exceeds `handler_timeout_s` has failed. With `batch=True`
+        the handler gets Arrow batches of consecutive messages of one shard, and acks or fails
+        all of them. `start` applies to a new group. Without `create` a missing topic raises
+        `DoesNotExist`.
         """
-        terms = ConsumeOptions(
+        options = ConsumeOptions(
             topic,
             name,
             handler,
@@ -107,41 +344,44 @@ class Consumer:
         fork_guard.check_process(self._pid, "consumer")
         with self._lock:
             if self._is_closed:
-                raise UsageError("this consumer was closed")
+                raise UsageError("consumer is closed")
             if sys.getswitchinterval() == DEFAULT_SWITCH_S:
                 sys.setswitchinterval(SWITCH_S)
-            consumption = GroupSubscription(self._bus, terms, self._on_end)
-            consumption.start()
-            self._subscriptions.append(consumption)
+            subscription = GroupSubscription(self._bus, options, self._on_end)
+            subscription.start()
+            self._subscriptions.append(subscription)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until all has ended, or any of it by an error, which is raised then. False if the
-        time was up before."""
+        """Wait until all subscriptions have ended. Returns False on a timeout.
+
+        Raises the error of a subscription that has failed.
+        """
         fork_guard.check_process(self._pid, "consumer")
         with self._changed:
             return self._changed.wait_for(self._has_ended, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Lets handlers finish that are running, acks, and hands the shards over.
+        """Let active handlers finish, ack, and hand the shards over to other members.
 
-        What was fetched and not begun is for others. Handlers that have not come back
-        after `timeout_s` are not waited for: they have failed. A handler may call this: then
-        it ends when the handler has.
+        Messages that were fetched and not begun go to other members. Handlers that have not
+        returned after `timeout_s` have failed. A handler may call this; the consumer then
+        closes after the handler returns.
         """
-        if self._pid != fork_guard.pid:  # a fork's child has none of the threads
+        if self._pid != fork_guard.pid:  # the threads exist only in the parent of the fork
             return
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             self._is_closed = True
-            consumptions = list(self._subscriptions)
+            subscriptions = list(self._subscriptions)
         self._bus.hurry(CLOSE_CONNECT_TIMEOUT_S)
-        for one in consumptions:
-            one.request_close(deadline_s)
+        for subscription in subscriptions:
+            subscription.request_close(deadline_s)
         if IN_HANDLER.get():
             return
-        self._await_end(consumptions, deadline_s + LEAVE_S)
+        self._await_end(subscriptions, deadline_s + LEAVE_S)
         self._bus.close()
-        self._await_end(consumptions, deadline_s + 2 * LEAVE_S)  # who waited for the bus ends now
+        # Closing the connection ends threads that still wait for the bus.
+        self._await_end(subscriptions, deadline_s + 2 * LEAVE_S)
         _OPEN.discard(self)
 
     def _on_end(self) -> None:
@@ -149,17 +389,17 @@ class Consumer:
             self._changed.notify_all()
 
     def _has_ended(self) -> bool:
-        consumptions = list(self._subscriptions)
-        ended = [one for one in consumptions if one.ended.is_set()]
-        for one in ended:
-            if one.error is not None:
-                raise one.error
-        return len(ended) == len(consumptions)
+        subscriptions = list(self._subscriptions)
+        ended = [subscription for subscription in subscriptions if subscription.ended.is_set()]
+        for subscription in ended:
+            if subscription.error is not None:
+                raise subscription.error
+        return len(ended) == len(subscriptions)
 
-    def _await_end(self, consumptions: list[GroupSubscription], deadline_s: float) -> None:
-        for one in consumptions:
+    def _await_end(self, subscriptions: list[GroupSubscription], deadline_s: float) -> None:
+        for subscription in subscriptions:
             left_s = max(0.0, deadline_s - time.monotonic())
-            one.ended.wait(None if left_s == math.inf else left_s)
+            subscription.ended.wait(None if left_s == math.inf else left_s)
 
     def __enter__(self) -> Self:
         return self
@@ -178,6 +418,6 @@ _OPEN: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A program that ends leaves its groups, so that others need not wait for its death."""
+    """Leave all groups at exit, so that other members need not wait for `dead_s`."""
     for consumer in list(_OPEN):
         consumer.close(AT_EXIT_S)

@@ -1,15 +1,22 @@
-"""A message on its way in (`MessageRequest`) and on its way out (`Envelope`)."""
+"""A message as it is produced (`MessageRequest`) and consumed (`Envelope`), and its checks.
+
+A single message is checked when the caller passes it, so that the error reaches the caller
+and not the other messages of its batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from polybus.errors import UsageError
+from polybus.dialects.fdq.limits import MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_MESSAGE_BYTES
+from polybus.errors import MalformedRequest, TooLarge, UsageError
+
+Headers = list[tuple[str, bytes]]
 
 
 class MessageRequest(NamedTuple):
-    """One message of a batch. A key of None is none; an empty one is a key."""
+    """One message of a batch. `None` means no key; an empty string is a key."""
 
     shard_key: str | None
     message: bytes
@@ -17,9 +24,9 @@ class MessageRequest(NamedTuple):
 
 
 class Envelope:
-    """A message as a handler gets it, and where it stands.
+    """A message as a handler gets it, with its position.
 
-    A plain class with slots and no checks: there is one for every message.
+    A plain class with slots and without checks, because there is one for every message.
     """
 
     __slots__ = (
@@ -60,8 +67,8 @@ class Envelope:
         self.id = id
         self.shard = shard
         self.offset = offset
-        self.timestamp_ns = timestamp_ns  # the bus's, of its commit
-        self.insertion_time = insertion_time  # the producer's, milliseconds since 1970
+        self.timestamp_ns = timestamp_ns  # of the commit, by the clock of the bus
+        self.insertion_time = insertion_time  # by the producer's clock, milliseconds since 1970
         self.shard_key = shard_key
         self.message = message
         self.headers = headers
@@ -69,12 +76,15 @@ class Envelope:
         self.executor_index = executor_index
         self.delivery = delivery  # 1 for the first
         self.shard_epoch = shard_epoch  # of the assignment it was fetched under; 0 if replayed
-        self._run = run  # what a consumer knows of this delivery
+        self._run = run  # the run of the consumer, None if replayed
 
     def transaction(self) -> Any:
-        """What is produced inside, and the ack of this message, are one atomic step."""
+        """Open a transaction that acks this message and produces others atomically.
+
+        Raises `UsageError` for a replayed message, which no group can ack.
+        """
         if self._run is None:
-            raise UsageError("this message belongs to no group: only a consumer's can be acked")
+            raise UsageError("transaction needs a message from a consumer, got a replayed one")
         return self._run.transaction(self)
 
     def __repr__(self) -> str:
@@ -82,3 +92,51 @@ class Envelope:
             f"<Envelope {self.topic} id={self.id} shard={self.shard} offset={self.offset}"
             f" key={self.shard_key!r} {len(self.message)} bytes>"
         )
+
+
+def check_key(key: object) -> None:
+    """Raise `MalformedRequest` or `TooLarge` unless the object can be a shard key."""
+    if key is None:
+        return
+    if not isinstance(key, str):
+        raise MalformedRequest(f"shard key must be str or None, got {type(key).__name__}")
+    size = len(key) if key.isascii() else len(_encode(key, "shard key"))
+    if size > MAX_KEY_BYTES:
+        raise TooLarge(f"shard key must have at most {MAX_KEY_BYTES} bytes, got {size}")
+
+
+def check_message(message: object) -> bytes:
+    """Return the message as bytes. Raises `MalformedRequest` or `TooLarge`."""
+    if type(message) is not bytes:
+        if not isinstance(message, bytes | bytearray | memoryview):
+            raise MalformedRequest(f"message must be bytes, got {type(message).__name__}")
+        message = bytes(message)
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise TooLarge(f"message must have at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}")
+    return message
+
+
+def check_headers(headers: Mapping[str, bytes] | None) -> Headers | None:
+    """Return the headers as pairs. Raises `MalformedRequest` or `TooLarge`."""
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise MalformedRequest(f"headers must be a mapping, got {type(headers).__name__}")
+    size, checked = 0, []
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise MalformedRequest(f"header name must be str, got {type(name).__name__}")
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise MalformedRequest(f"header {name!r} must be bytes, got {type(value).__name__}")
+        checked.append((name, bytes(value)))
+        size += len(_encode(name, "header name")) + len(checked[-1][1])
+    if size > MAX_HEADER_BYTES:
+        raise TooLarge(f"headers must have at most {MAX_HEADER_BYTES} bytes, got {size}")
+    return checked
+
+
+def _encode(text: str, field: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise MalformedRequest(f"{field} must be encodable as UTF-8, got {text!r}") from None

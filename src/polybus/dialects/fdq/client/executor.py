@@ -1,8 +1,14 @@
-"""Threads that run the handler, each on a lane of its own.
+"""Executors: threads that run the handler, each with its own key-ordered queue.
 
-A thread takes the lane's lock once a message: to end the last one and to begin the next.
-A run that takes too long is given up by the keeper: it has failed, another thread goes
-on with the lane, and the old one finds when it comes back that it is not needed any more.
+A thread takes the queue's lock once per message, to end one run and begin the next. The acker
+gives up a run that exceeds its timeout: the run has failed, another thread continues with the
+queue, and the old thread ends when its handler returns.
+
+`PoisonGuard` protects against messages that kill their consumer. The messages that a dead
+consumer had fetched are suspect: any of them may have killed it. Suspect messages run one at a
+time, and the bus is told of each before it starts. The bus counts a failure for each message
+that was running when a consumer dies. With two at a time, a deadly message would take another
+one with it on every death, until that one becomes a dead letter, too.
 """
 
 from __future__ import annotations
@@ -20,29 +26,29 @@ from polybus.dialects.fdq.client.key_queue import KeyOrderedQueue
 from polybus.errors import PolybusError
 
 if TYPE_CHECKING:
-    from polybus.dialects.fdq.client.consume_options import ConsumeOptions
+    from polybus.dialects.fdq.client.consumer import ConsumeOptions
     from polybus.dialects.fdq.client.group_member import GroupMember
     from polybus.dialects.fdq.client.handler_run import HandlerRun, QueuedRows
-    from polybus.dialects.fdq.client.poison_guard import PoisonGuard
 
 log = logging.getLogger("polybus.fdq")
 
-FREE_EVERY = 32  # rows, until room for more is told
-MAX_REASON = 500  # characters of a dead letter's header
+FREE_EVERY = 32  # rows, before the fetcher is told of free room
+MAX_REASON = 500  # characters in a header of the dead letter
 LEASE_POLL_S = 0.05
-# Threads of a lane that hang: each keeps its stack and whatever it holds. Then the lane waits.
+GUARD_POLL_S = 0.05  # how often a waiting run checks whether the consumer is closing
+# Hung threads of one executor. Each keeps its stack and its locks. At the limit the queue waits.
 MAX_HUNG = 16
 
-# Is this a handler that is running? It must not wait for itself.
+# True inside a handler, which must not wait for its own end.
 IN_HANDLER: contextvars.ContextVar[bool] = contextvars.ContextVar("in_handler", default=False)
 NOT_RUN = object()
 
 
 class WakeSignal:
-    """Wakes one thread that sleeps between its rounds, and lingers for more to do in one."""
+    """Wakes the acker, at the end of its delay or, if urgent, at once."""
 
     def __init__(self) -> None:
-        self.is_waiting = False  # a look at it is cheap enough for every message
+        self.is_waiting = False  # cheap enough to read for every message
         self._event = Event()
         self._urgent = Event()
 
@@ -50,13 +56,15 @@ class WakeSignal:
         self._event.set()
 
     def wake_urgently(self) -> None:
-        """Somebody waits for it."""
+        """Wake the waiting thread and skip its delay, because another thread waits for it."""
         self._urgent.set()
         self._event.set()
 
     def wait(self, timeout_s: float, unless: Callable[[], bool] = lambda: False) -> None:
-        """What happens between the last look and this one must not be slept over: `unless`
-        is asked after whoever sees to it would ring."""
+        """Wait for a wake-up unless there is work already.
+
+        `unless` is called after `is_waiting` is set, so that no event in between is missed.
+        """
         self.is_waiting = True
         if not unless():
             self._event.wait(timeout_s)
@@ -68,15 +76,49 @@ class WakeSignal:
         self._urgent.clear()
 
 
+class PoisonGuard:
+    """Runs suspect messages one at a time, after `report_start` has told the bus of each."""
+
+    def __init__(self, report_start: Callable[[HandlerRun], None], stopping: Event) -> None:
+        self._report_start = report_start
+        self._stopping = stopping
+        self._changed = Condition()
+        self._run: HandlerRun | None = None
+
+    def begin(self, run: HandlerRun) -> None:
+        """Wait for the previous suspect run, then report this one.
+
+        Raises `ConsumerClosing` if the consumer closes before.
+        """
+        with self._changed:
+            while self._run is not None:
+                self._check_running()
+                self._changed.wait(GUARD_POLL_S)
+            self._check_running()
+            self._run = run
+        self._report_start(run)
+
+    def end(self, run: HandlerRun) -> None:
+        """Let the next suspect run begin. Does nothing if `run` is not the current one."""
+        if self._run is run:
+            with self._changed:
+                self._run = None
+                self._changed.notify()
+
+    def _check_running(self) -> None:
+        if self._stopping.is_set():
+            raise ConsumerClosing
+
+
 class Executor:
     def __init__(
         self,
         index: int,
-        terms: ConsumeOptions,
+        options: ConsumeOptions,
         member: GroupMember,
         *,
-        alarm: WakeSignal,
-        care: PoisonGuard,
+        wake_signal: WakeSignal,
+        guard: PoisonGuard,
         on_free: Callable[[int], None],
     ) -> None:
         self.index = index
@@ -85,22 +127,22 @@ class Executor:
         self.changed = Condition(self.lock)
         self.is_stopping = False
         self.hung = 0
-        self._terms = terms
+        self._options = options
         self._member = member
-        self._alarm = alarm
-        self._care = care
+        self._wake_signal = wake_signal
+        self._guard = guard
         self._on_free = on_free
 
-    # --- from other threads
+    # --- called by other threads
 
     def start(self) -> None:
-        name = f"polybus-fdq-{self._terms.topic}-{self.index}"
+        name = f"polybus-fdq-{self._options.topic}-{self.index}"
         Thread(target=self._main, name=name, daemon=True).start()
 
-    def push(self, pieces: Iterable[QueuedRows]) -> None:
+    def push(self, queued: Iterable[QueuedRows]) -> None:
         with self.lock:
-            for piece in pieces:
-                self.queue.push(piece)
+            for rows in queued:
+                self.queue.push(rows)
             self.changed.notify()
 
     def retry(self, run: HandlerRun) -> None:
@@ -110,12 +152,15 @@ class Executor:
 
     def schedule_followers(self, run: HandlerRun, runs: list[HandlerRun]) -> HandlerRun | None:
         with self.lock:
-            following = self.queue.schedule_followers(run, runs)
+            follower = self.queue.schedule_followers(run, runs)
             self.changed.notify()
-            return following
+            return follower
 
     def refresh(self, *, is_slow: bool = False) -> None:
-        """Something may have become possible, or is no longer wanted; or what runs takes long."""
+        """Drop runs of closed shards and look for a run that can start now.
+
+        `is_slow` parks the queued rows, because the current run takes long.
+        """
         with self.lock:
             self.queue.drop_closed()
             if is_slow:
@@ -126,20 +171,23 @@ class Executor:
             self._on_free(freed)
 
     def give_up(self, run: HandlerRun, reason: str) -> bool:
-        """The run has taken too long: it has failed, and a new thread goes on."""
+        """Fail a run that has exceeded its timeout and start another thread.
+
+        Returns False if the run has ended, or if `MAX_HUNG` threads hang already.
+        """
         with self.lock:
             may_start = self.hung < MAX_HUNG
-            # Whoever leaves begins nothing more, and needs no other thread.
+            # A consumer that is leaving starts no more runs, so it needs no other thread.
             if not (may_start or self._member.is_leaving) or not self.queue.fail(run, reason):
                 return False
             self.hung += 1
-        self._care.end(run)
+        self._guard.end(run)
         if may_start:
             self.start()
         return True
 
     def abandon(self, reason: str) -> HandlerRun | None:
-        """The consumer leaves, and does not wait for what runs: that has failed."""
+        """Fail the current run of a consumer that is leaving. Returns the run, if any."""
         with self.lock:
             run = self.queue.current
             has_begun = run is not None and run.started_s < math.inf
@@ -157,16 +205,18 @@ class Executor:
 
     def _main(self) -> None:
         IN_HANDLER.set(True)
-        lane, topic, index, handler = self.queue, self._terms.topic, self.index, self._terms.handler
+        options, queue, index = self._options, self.queue, self.index
+        topic, handler = options.topic, options.handler
         run: HandlerRun | None = None
         reason: Any = None
         while True:
             with self.lock:
                 if run is not None and not self._end(run, reason):
+                    # The run was given up and another thread has taken over.
                     self.hung -= 1
                     return
                 run = self._begin() or self._wait_for_run()
-                if lane.freed_rows >= FREE_EVERY:
+                if queue.freed_rows >= FREE_EVERY:
                     self._report_freed()
             if run is None:
                 return
@@ -176,9 +226,9 @@ class Executor:
                 continue
             try:
                 handler(run.build_argument(topic, index))
-            except BaseException as error:  # SystemExit, too: it ends a run, not the consumer
+            except BaseException as error:  # also SystemExit: it ends the run, not the consumer
                 place = topic, run.shard.number, run.offset
-                log.warning("%s: the handler failed at shard %s, offset %s", *place, exc_info=True)
+                log.warning("%s: handler failed at shard %s, offset %s", *place, exc_info=True)
                 reason = format_reason(error)
 
     def _begin(self) -> HandlerRun | None:
@@ -188,21 +238,21 @@ class Executor:
         return self.queue.begin(now_s)
 
     def _end(self, run: HandlerRun, reason: Any) -> bool:
-        self._care.end(run)
+        self._guard.end(run)
         if reason is None:
-            if self._alarm.is_waiting:
-                self._alarm.wake()
+            if self._wake_signal.is_waiting:
+                self._wake_signal.wake()
             return self.queue.finish(run)
         if reason is NOT_RUN:
             return self.queue.cancel(run)
-        self._alarm.wake_urgently()
+        self._wake_signal.wake_urgently()
         return self.queue.fail(run, reason)
 
     def _wait_for_run(self) -> HandlerRun | None:
         run = None
         while run is None and not self.is_stopping:
             self._report_freed()
-            self._alarm.wake()
+            self._wake_signal.wake()
             has_lease = time.monotonic() <= self._member.lease_until_s
             self.changed.wait(None if has_lease else LEASE_POLL_S)
             run = self._begin()
@@ -214,11 +264,11 @@ class Executor:
             self.queue.freed_rows = 0
 
     def _report_start(self, run: HandlerRun) -> bool:
-        """Told to the bus before it begins: if it ends us, the bus knows by what."""
+        """Tell the bus of a suspect run. Returns False if it must not start."""
         try:
-            self._care.begin(run)
+            self._guard.begin(run)
         except (PolybusError, ConsumerClosing):
-            # The shard is not ours any more: what follows must not be begun before this one.
+            # The shard is lost. Close it, or later messages of the key would overtake this one.
             run.shard.is_open = False
             return False
         run.started_s = time.monotonic()
@@ -226,10 +276,10 @@ class Executor:
 
 
 def format_reason(error: BaseException) -> str:
-    """The reason of a failed run, in one line."""
+    """Return the reason of a failed run in one line."""
     try:
         text = " ".join(str(error).split())
     except Exception:
-        text = "an error that cannot be shown"
+        text = "the error has no text"
     name = type(error).__name__
     return f"{name}: {text}"[:MAX_REASON] if text else name

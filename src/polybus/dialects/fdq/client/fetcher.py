@@ -1,50 +1,162 @@
-"""The thread that fetches, a little ahead of the executors.
+"""The fetcher: one thread that reads rows ahead of the executors.
 
-It follows: the bus tells of rows as they are committed, as many as there is room for.
+The bus streams rows as they are committed, as many as there is room for. The fetcher stays
+ahead by about the rows that the executors process in `HORIZON_S`. More would not help, and
+all fetched rows of a consumer that dies are suspect to the next one, which runs them one by
+one. Where the executors keep up with new messages, there is nothing to read ahead. Then the
+room covers `FOLLOW_S`, because each new request takes time.
 
-How far ahead follows how fast they are: about as much as they do in `HORIZON_S`. More would
-be of no use, and all that was fetched by a consumer that dies is suspect to the next one,
-who then runs it with care. Where they keep up with what comes, there is nothing to be ahead
-of: then there is room for as long as the bus may be followed, since to ask anew takes time.
+Dispatchers choose the executor: for messages by key, for batches by shard. Rows of all shards
+of a fetch become lists together, and the executor's lock is taken once per fetch.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import compress
 from threading import Condition
 from typing import TYPE_CHECKING, Any
 
-from polybus.dialects.fdq.client import dispatcher
-from polybus.dialects.fdq.client.assigned_shard import AssignedShard
+import xxhash
+
+from polybus.dialects.fdq.client.assigned_shards import AssignedShard
+from polybus.dialects.fdq.client.handler_run import (
+    MAX_ROWS,
+    FetchedRows,
+    QueuedBatches,
+    QueuedMessages,
+    split_consecutive,
+)
 from polybus.errors import Expired
 from polybus.native.client.group_fetch import shard_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.client.assigned_shard import Committer
-    from polybus.dialects.fdq.client.assigned_shards import AssignedShards
-    from polybus.dialects.fdq.client.consume_options import ConsumeOptions
+    from polybus.dialects.fdq.client.assigned_shards import AssignedShards, Committer
+    from polybus.dialects.fdq.client.consumer import ConsumeOptions
     from polybus.dialects.fdq.client.executor import Executor
     from polybus.dialects.fdq.client.group_member import GroupMember
+    from polybus.dialects.fdq.client.handler_run import QueuedRows
 
 log = logging.getLogger("polybus.fdq")
 
 HORIZON_S = 0.2
 FOLLOW_S = 2.0
-GROWTH = 4  # of the room, where all of it was used up
-KEEP_UP_RATIO = 8  # of so many rows that came one may still wait
+GROWTH = 4  # factor of the window when a fetch has used all of it
+KEEP_UP_RATIO = 8  # the executors keep up if at most 1 of 8 rows has not begun
 MAX_FETCH_BYTES = 16 << 20
 MAX_BUFFERED_BYTES = 32 << 20
 WAIT_MS = round(FOLLOW_S * 1000)
-PAUSED_WAIT_MS = 50  # some shard wants no rows now, and may want them soon
+PAUSED_WAIT_MS = 50  # while a shard is paused, which may end soon
 ROOM_POLL_S = 1.0
+CHUNK_ROWS = 128  # per QueuedRows; room is freed when one is used up
+ROW_BYTES = 200  # memory of a message beside its body
+
+ShardSlices = list[tuple["AssignedShard", int, int]]  # shard, first row, number of rows
+RowsByExecutor = dict[int, list["QueuedRows"]]
+
+
+class MessageDispatcher:
+    """Dispatches single messages by their key."""
+
+    def __init__(self, executors: int) -> None:
+        self._executors = executors
+
+    def dispatch(
+        self, batch: pa.RecordBatch, slices: ShardSlices
+    ) -> tuple[RowsByExecutor, int, int]:
+        """Return the rows by executor, and the number of rows and bytes."""
+        rows = FetchedRows(batch)
+        by_executor: RowsByExecutor = defaultdict(list)
+        count = 0
+        for shard, start, length in slices:
+            pending = _select_pending(shard, rows, range(start, start + length))
+            count += len(pending)
+            if self._executors == 1:
+                by_executor[0] += _cut_messages(shard, rows, pending)
+                continue
+            chosen = choose_executors(rows, pending, self._executors)
+            for number in set(chosen):
+                indices = list(compress(pending, (executor == number for executor in chosen)))
+                by_executor[number] += _cut_messages(shard, rows, indices)
+        return by_executor, count, sum(map(len, rows.bodies)) + count * ROW_BYTES
+
+
+class BatchDispatcher:
+    """Dispatches batches by their shard."""
+
+    def __init__(self, executors: int, last_attempt: int) -> None:
+        self._executors = executors
+        self._last_attempt = last_attempt
+
+    def dispatch(
+        self, batch: pa.RecordBatch, slices: ShardSlices
+    ) -> tuple[RowsByExecutor, int, int]:
+        by_executor: RowsByExecutor = defaultdict(list)
+        for shard, start, length in slices:
+            queued = self._queue_shard(shard, batch.slice(start, length))
+            by_executor[shard.number % self._executors] += queued
+        count = sum(rows.rows for queued in by_executor.values() for rows in queued)
+        return by_executor, count, int(batch.nbytes)
+
+    def _queue_shard(self, shard: AssignedShard, batch: pa.RecordBatch) -> list[QueuedRows]:
+        offsets = batch.column("offset")
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        if last - first + 1 == batch.num_rows and not shard.is_done(first, last + 1):
+            return self._cut(shard, batch, first)
+        # Some rows are done already: batches are consecutive, so split at each of them.
+        indices = {offset: index for index, offset in enumerate(offsets.to_pylist())}
+        pending = [offset for offset in indices if not shard.is_done(offset)]
+        return [
+            queued
+            for start, end in split_consecutive(pending)
+            for queued in self._cut(shard, batch.slice(indices[start], end - start), start)
+        ]
+
+    def _cut(self, shard: AssignedShard, batch: pa.RecordBatch, first: int) -> list[QueuedRows]:
+        return [
+            QueuedBatches(shard, batch.slice(at, MAX_ROWS), first + at, self._last_attempt)
+            for at in range(0, batch.num_rows, MAX_ROWS)
+        ]
+
+
+def choose_executors(rows: FetchedRows, indices: Sequence[int], count: int) -> list[int]:
+    """Return the executor of each row.
+
+    It is chosen by the upper half of the key's hash, because the lower half has chosen the
+    shard. Rows without a key are spread by their offset.
+    """
+    keys, offsets = rows.keys, rows.offsets
+    hash_key = xxhash.xxh64_intdigest
+    return [
+        offsets[at] % count if (key := keys[at]) is None else (hash_key(key.encode()) >> 32) % count
+        for at in indices
+    ]
+
+
+def _cut_messages(
+    shard: AssignedShard, rows: FetchedRows, indices: Sequence[int]
+) -> list[QueuedRows]:
+    return [
+        QueuedMessages(shard, rows, indices[at : at + CHUNK_ROWS])
+        for at in range(0, len(indices), CHUNK_ROWS)
+    ]
+
+
+def _select_pending(shard: AssignedShard, rows: FetchedRows, indices: range) -> Sequence[int]:
+    """Return the rows that are not done."""
+    offsets = rows.offsets
+    if not shard.is_done(offsets[indices[0]], offsets[indices[-1]] + 1):
+        return indices
+    return [at for at in indices if not shard.is_done(offsets[at])]
 
 
 class FetchWindow:
-    """How many rows may be fetched and not begun. No clock: times are passed in."""
+    """The number of rows that may be fetched and not begun. It has no clock."""
 
     def __init__(self, least: int, most: int) -> None:
         self.rows = least
@@ -52,22 +164,22 @@ class FetchWindow:
         self._most = most
 
     def adjust(self, begun_rows: int, passed_s: float, *, left_rows: int) -> None:
-        """What was begun since the last time, and what is still to begin."""
+        """Adapt to the rows that have begun in `passed_s`, and those that have not begun."""
         keeps_up = left_rows * KEEP_UP_RATIO <= begun_rows
         wanted = (FOLLOW_S if keeps_up else HORIZON_S) * begun_rows / max(passed_s, 1e-6)
-        if keeps_up and begun_rows + left_rows >= self.rows:  # it is the fetches that are slow
+        if keeps_up and begun_rows + left_rows >= self.rows:  # fetches are the bottleneck
             wanted = max(wanted, GROWTH * self.rows)
         self.rows = max(self._least, min(self._most, int(wanted)))
 
 
-def create_window(terms: ConsumeOptions) -> FetchWindow:
-    return (
-        FetchWindow(16_384, 262_144) if terms.batch else FetchWindow(64 * terms.executors, 16_384)
-    )
+def create_window(options: ConsumeOptions) -> FetchWindow:
+    if options.batch:
+        return FetchWindow(16_384, 262_144)
+    return FetchWindow(64 * options.executors, 16_384)
 
 
 class FetchBuffer:
-    """Counts what was fetched and has not begun, and waits until that is little."""
+    """Counts rows that were fetched and have not begun, and waits for room."""
 
     def __init__(self, window: FetchWindow) -> None:
         self._window = window
@@ -86,6 +198,7 @@ class FetchBuffer:
     def free(self, rows: int) -> None:
         with self._changed:
             if self._rows:
+                # Sizes of single rows are not kept: free the average.
                 self._bytes -= self._bytes * min(rows, self._rows) // self._rows
             self._rows = max(0, self._rows - rows)
             self._begun += rows
@@ -98,7 +211,7 @@ class FetchBuffer:
             self._changed.notify_all()
 
     def wait_for_room(self, timeout_s: float) -> int:
-        """How many rows may be fetched; 0 if there was no room for so long."""
+        """Return how many rows may be fetched, or 0 on a timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_closed or self._has_room(), timeout_s)
             if self.is_closed or not self._has_room():
@@ -117,29 +230,29 @@ class FetchBuffer:
 class Fetcher:
     def __init__(
         self,
-        terms: ConsumeOptions,
+        options: ConsumeOptions,
         member: GroupMember,
-        holdings: AssignedShards,
+        shards: AssignedShards,
         executors: Sequence[Executor],
         committer: Committer,
         buffer: FetchBuffer,
         on_release: Callable[[], None],
     ) -> None:
         self._on_release = on_release
-        self._dealer = (
-            dispatcher.BatchDispatcher(terms.executors, terms.max_deliver - 1)
-            if terms.batch
-            else dispatcher.MessageDispatcher(terms.executors)
+        self._dispatcher = (
+            BatchDispatcher(options.executors, options.max_deliver - 1)
+            if options.batch
+            else MessageDispatcher(options.executors)
         )
-        self._terms = terms
+        self._options = options
         self._member = member
-        self._holdings = holdings
+        self._shards = shards
         self._executors = executors
         self._committer = committer
         self._buffer = buffer
 
     def fetch_once(self) -> None:
-        """One fetch, as soon as there is room for it; it goes on until that is used up."""
+        """Fetch as soon as there is room, until the room is used up."""
         try:
             self._member.retry(self._follow)
         except Expired:
@@ -149,77 +262,71 @@ class Fetcher:
         room = self._buffer.wait_for_room(ROOM_POLL_S)
         if not room:
             return
-        generation = self._holdings.generation
-        held = self._holdings.describe_held()
-        waits = any("paused" in one and not one["releasing"] for one in held)
-        epochs = {one["shard"]: one["epoch"] for one in held}
-        following = self._member.follow(
+        generation = self._shards.generation
+        held = self._shards.describe_held()
+        has_paused = any("paused" in entry and not entry["releasing"] for entry in held)
+        epochs = {entry["shard"]: entry["epoch"] for entry in held}
+        responses = self._member.follow(
             held=held,
             max_rows=room,
             max_bytes=MAX_FETCH_BYTES,
-            wait_ms=PAUSED_WAIT_MS if waits else WAIT_MS,
+            wait_ms=PAUSED_WAIT_MS if has_paused else WAIT_MS,
         )
-        for told, rows in following:
-            if told is not None and not self._apply_assignment(told, epochs, generation):
+        for changes, rows in responses:
+            if changes is not None and not self._apply_assignment(changes, epochs, generation):
                 return
             if rows is not None:
                 self._receive_rows(rows, epochs)
 
-    # --- what came
-
     def _apply_assignment(
-        self, told: dict[str, Any], epochs: dict[int, int], generation: int
+        self, changes: dict[str, Any], epochs: dict[int, int], generation: int
     ) -> bool:
-        """What has changed about its shards. False if that was in a former life."""
-        self._drop_lost(told["lost"], epochs)
-        for given in told["assigned"]:
-            shard = AssignedShard(given, self._terms.executors)
+        """Apply assignment changes. Returns False if they belong to an earlier generation."""
+        self._drop_lost(changes["lost"], epochs)
+        for assignment in changes["assigned"]:
+            shard = AssignedShard(assignment, self._options.executors)
             shard.committer = self._committer
-            if not self._holdings.put(shard, generation):
+            if not self._shards.put(shard, generation):
                 return False
             epochs[shard.number] = shard.epoch
-        self.release_shards(told["release"])
+        self.release_shards(changes["release"])
         return True
 
     def _receive_rows(self, rows: pa.RecordBatch, epochs: dict[int, int]) -> None:
-        offsets, found = rows.column("offset"), []
+        offsets, slices = rows.column("offset"), []
         for number, start, count in shard_runs(rows):
-            held = self._holdings.get(number, epochs.get(number, 0))
-            if held is not None:
-                held.next = offsets[start + count - 1].as_py() + 1
-                if held.is_open:
-                    found.append((held, start, count))
-        if found:
-            self._dispatch_rows(rows, found)
-
-    def _dispatch_rows(
-        self, batch: pa.RecordBatch, found: list[tuple[AssignedShard, int, int]]
-    ) -> None:
-        dealt, rows, size_bytes = self._dealer.dispatch(batch, found)
-        self._buffer.add(rows, size_bytes)
-        for number, pieces in dealt.items():
-            self._executors[number].push(pieces)
-        time.sleep(0)  # executors first, who wait for this thread's turn to end
+            shard = self._shards.get(number, epochs.get(number, 0))
+            if shard is not None:
+                shard.next = offsets[start + count - 1].as_py() + 1
+                if shard.is_open:
+                    slices.append((shard, start, count))
+        if not slices:
+            return
+        by_executor, row_count, size_bytes = self._dispatcher.dispatch(rows, slices)
+        self._buffer.add(row_count, size_bytes)
+        for number, queued in by_executor.items():
+            self._executors[number].push(queued)
+        time.sleep(0)  # yield the GIL to the executors before the next fetch
 
     def release_shards(self, numbers: list[int]) -> None:
-        """Shards that others are waiting for: nothing more of them is begun."""
-        news = [number for number in numbers if self._holdings.start_release(int(number))]
-        if news:
+        """Start no more runs of shards that the bus wants back."""
+        started = [number for number in numbers if self._shards.start_release(int(number))]
+        if started:
             self._refresh_executors()
             self._on_release()
 
     def _drop_lost(self, numbers: list[int], epochs: dict[int, int]) -> None:
-        """By the epochs that were asked with: since then they may have come back.
+        """Drop lost shards by the epochs of the request, because they may be back since.
 
-        One that was released may be told as lost before its release is answered.
+        A shard that was released may be reported as lost before its release is answered.
         """
         for number in numbers:
-            shard = self._holdings.get(number, epochs.get(number, 0))
+            shard = self._shards.get(number, epochs.get(number, 0))
             if shard is not None:
                 level = logging.INFO if shard.is_releasing else logging.WARNING
-                place = self._terms.name, number, self._terms.topic
+                place = self._options.name, number, self._options.topic
                 log.log(level, "%s lost shard %s of %s", *place)
-                self._holdings.drop(shard)
+                self._shards.drop(shard)
                 self._refresh_executors()
 
     def _refresh_executors(self) -> None:

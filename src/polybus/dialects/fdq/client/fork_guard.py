@@ -1,4 +1,4 @@
-"""Which process this is, without asking the kernel for every message."""
+"""The process id, cached so that a check per message needs no system call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from polybus.errors import StoreClosed
 pid = os.getpid()
 
 
-def check_process(owner: int, what: str) -> None:
-    """`StoreClosed` for whoever uses in a child what its parent has made before a fork."""
+def check_process(owner: int, kind: str) -> None:
+    """Raise `StoreClosed` if a child process uses an object that its parent made before a fork."""
     if owner != pid:
-        text = f"this {what} belongs to process {owner}, the parent of a fork: make one here"
-        raise StoreClosed(text)
+        raise StoreClosed(
+            f"{kind} belongs to process {owner}, the parent of this fork; open another one here"
+        )
 
 
 def _after_fork() -> None:

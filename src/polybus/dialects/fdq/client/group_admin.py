@@ -1,4 +1,4 @@
-"""What is asked now and then: a topic's figures, and a group's position moved."""
+"""Administration: the statistics of a topic, and moving a group to another position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from polybus.dialects.fdq.client.time_position import check_position, to_nanoseconds
+from polybus.dialects.fdq.client.topic_replay import check_position, to_nanoseconds
 from polybus.errors import UsageError
 from polybus.native import bus_client as buses
 
@@ -17,7 +17,7 @@ NAMED_POSITIONS = ("earliest", "latest")
 
 
 def stats(url: str | None, topic: str, *, options: ClientOptions | None = None) -> dict[str, Any]:
-    """A topic's counts, as a whole and by shard, and those of its groups."""
+    """Return the counts of a topic, in total and by shard, and those of its groups."""
     bus = buses.connect(url, options)
     try:
         return bus.act("topic.stats", topic=topic)
@@ -34,14 +34,15 @@ def reset(
     force: bool = False,
     options: ClientOptions | None = None,
 ) -> dict[str, Any]:
-    """Moves a group: to "earliest", "latest", an id, a time, or offsets by shard.
+    """Move a group to "earliest", "latest", an id, a time, or offsets by shard.
 
-    Refused while it has live consumers, unless forced: then they begin anew.
+    Raises `Conflict` while the group has live consumers. With `force` they start again from
+    the new position.
     """
-    place = _position_field(to)
+    position = _position_field(to)
     bus = buses.connect(url, options)
     try:
-        return bus.act("group.reset", topic=topic, group=group, to=place, force=force)
+        return bus.act("group.reset", topic=topic, group=group, to=position, force=force)
     finally:
         bus.close()
 
@@ -52,14 +53,14 @@ def _position_field(to: object) -> str | dict[str, Any]:
     if isinstance(to, Mapping):
         return {
             "offsets": {
-                str(check_position("a shard", shard)): check_position("an offset", offset)
+                str(check_position("shard", shard)): check_position("offset", offset)
                 for shard, offset in to.items()
             }
         }
     if isinstance(to, str):
         if to not in NAMED_POSITIONS:
             raise UsageError(
-                f"to is {' or '.join(NAMED_POSITIONS)}, an id, a time or offsets: not {to!r}"
+                f"to must be {', '.join(NAMED_POSITIONS)}, an id, a time or offsets, got {to!r}"
             )
         return to
     return {"id": check_position("to", to)}

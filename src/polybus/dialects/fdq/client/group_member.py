@@ -1,11 +1,12 @@
-"""A consumer as a member of its group: it joins, gives signs of life, and joins again.
+"""A consumer as a member of its group: it joins, keeps its lease, and joins again.
 
-`Expired` means that the bus took it for dead: its shards are others' by now, so it
-forgets them and joins as somebody new. `Fenced` means that another one goes by its
-name: it stops. A bus that is away is waited for: membership outlives its restart.
+`Expired` means that the bus has declared the member dead and has assigned its shards to
+others. The member drops them and joins again with a new epoch. `Fenced` means that another
+consumer has joined under its name, so it stops. An unreachable bus is retried, because
+membership survives a restart of the bus.
 
-Whoever has not been answered for as long as it takes to be taken for dead starts
-nothing more until it is: its shards may be others' already (`lease_until_s`).
+A member that had no response for `dead_s` starts no runs until it gets one, because its
+shards may belong to others already (`lease_until_s`).
 """
 
 from __future__ import annotations
@@ -30,77 +31,80 @@ from polybus.native.client.flight_connection import RetryDelays
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.client.consume_options import ConsumeOptions
+    from polybus.dialects.fdq.client.consumer import ConsumeOptions
     from polybus.native.bus_client import BusClient
 
 T = TypeVar("T")
 log = logging.getLogger("polybus.fdq")
 
-# What a later try may mend.
 RETRYABLE = (Unavailable, LimitReached)
 FIRST_PAUSE_S = 0.05
 LAST_PAUSE_S = 2.0
 
 
 class ConsumerClosing(Exception):
-    """The consumer is being closed, and no longer waits for anything."""
+    """Raised in a thread that waits for the bus while the consumer closes."""
 
 
 class GroupMember:
-    """For any number of threads."""
+    """Calls of the group API under the member's current epoch, from any number of threads."""
 
     def __init__(
         self,
         bus: BusClient,
-        terms: ConsumeOptions,
+        options: ConsumeOptions,
         on_lost: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self.epoch = 0
         self.lease_until_s = 0.0
-        self.is_leaving = False  # whoever is about to leave need not be a member again
-        self.closing = Event()  # no more waiting for a bus that is away
+        self.is_leaving = False  # a member that is leaving does not join again
+        self.closing = Event()  # set: stop waiting for an unreachable bus
         self._bus = bus
-        self._terms = terms
+        self._options = options
         self._on_lost = on_lost
         self._clock = clock
         self._lock = Lock()
 
-    # --- being one
-
     def join(self) -> None:
-        """For the first time; what is wrong with it is told to who asked."""
+        """Join for the first time. Creates the topic if the options allow it."""
         with self._lock:
             try:
                 self._join()
             except DoesNotExist:
-                if not self._terms.create:
+                if not self._options.create:
                     raise
-                self._create_topic()
+                try:
+                    self._bus.act("topic.create", topic=self._options.topic)
+                except AlreadyExists:
+                    pass
                 self._join()
 
     # --- calls
 
     def act(self, name: str, **fields: Any) -> dict[str, Any]:
-        """One call. `Expired`: it has joined again meanwhile; `Fenced`: it is to stop."""
+        """Call the bus.
+
+        Raises `Expired` after it has joined again, and `Fenced` if the consumer must stop.
+        """
         epoch, asked_s = self.epoch, self._clock()
         with self._translating_fences(epoch):
-            answer = self._bus.act(name, **self._identity_fields(epoch), **fields)
+            response = self._bus.act(name, **self._identity_fields(epoch), **fields)
         self._extend_lease(asked_s)
-        return answer
+        return response
 
     def follow(
         self, **fields: Any
     ) -> Iterator[tuple[dict[str, Any] | None, pa.RecordBatch | None]]:
-        """A fetch that goes on. It was a sign of life when it began, and not when rows come."""
+        """Fetch continuously. The lease counts from the request, not from the rows."""
         epoch, asked_s = self.epoch, self._clock()
         with self._translating_fences(epoch):
-            for told in self._bus.follow(**self._identity_fields(epoch), **fields):
+            for response in self._bus.follow(**self._identity_fields(epoch), **fields):
                 self._extend_lease(asked_s)
-                yield told
+                yield response
 
     def commit(self, **fields: Any) -> dict[str, Any]:
-        """A transaction; here `Fenced` may be about its shard alone, and is the handler's."""
+        """Commit a transaction. `Fenced` may concern the shard alone, so the handler gets it."""
         epoch = self.epoch
         try:
             return self._bus.act("group.commit", **self._identity_fields(epoch), **fields)
@@ -109,24 +113,28 @@ class GroupMember:
             raise
 
     def retry(
-        self, step: Callable[[], T], passing: tuple[type[PolybusError], ...] = RETRYABLE
+        self, step: Callable[[], T], retryable: tuple[type[PolybusError], ...] = RETRYABLE
     ) -> T:
-        """Tries again what failed for want of a bus, until there is one."""
+        """Repeat the step until the bus answers. Raises `ConsumerClosing` if `closing` is set."""
         for pause_s in RetryDelays(FIRST_PAUSE_S, LAST_PAUSE_S):
             try:
                 return step()
-            except passing as error:
-                log.debug("%s waits: %s", self._terms.name, error)
+            except retryable as error:
+                log.debug("%s retries: %s", self._options.name, error)
             if self.closing.wait(pause_s):
                 raise ConsumerClosing
-        raise AssertionError("pauses have no end")  # pragma: no cover
+        raise AssertionError("RetryDelays is endless")  # pragma: no cover
 
-    # --- inside
+    # --- epochs
 
     def _identity_fields(self, epoch: int) -> dict[str, Any]:
-        terms = self._terms
-        who = {"topic": terms.topic, "group": terms.group, "consumer": terms.name}
-        return {**who, "epoch": epoch}
+        options = self._options
+        return {
+            "topic": options.topic,
+            "group": options.group,
+            "consumer": options.name,
+            "epoch": epoch,
+        }
 
     @contextmanager
     def _translating_fences(self, epoch: int) -> Iterator[None]:
@@ -136,22 +144,25 @@ class GroupMember:
             self._rejoin(epoch)
             raise
         except Fenced as error:
-            raise self._translate_fence(epoch, error) from None
+            # A late response to an earlier epoch does not concern the current one.
+            with self._lock:
+                is_current = epoch == self.epoch
+            raise (error if is_current else Expired(str(error))) from None
 
     def _extend_lease(self, asked_s: float) -> None:
-        self.lease_until_s = max(self.lease_until_s, asked_s + self._terms.dead_s)
-
-    def _translate_fence(self, epoch: int, error: Fenced) -> PolybusError:
-        """A late answer to what we were before is not about what we are now."""
-        with self._lock:
-            return error if epoch == self.epoch else Expired(str(error))
+        self.lease_until_s = max(self.lease_until_s, asked_s + self._options.dead_s)
 
     def _rejoin(self, epoch: int) -> None:
         with self._lock:
             if epoch != self.epoch or self.is_leaving:
                 return
-            terms = self._terms
-            log.warning("%s of %s/%s was taken for dead", terms.name, terms.topic, terms.group)
+            options = self._options
+            log.warning(
+                "%s of %s/%s was declared dead; joining again",
+                options.name,
+                options.topic,
+                options.group,
+            )
             self._on_lost()
             self.retry(self._join_again)
 
@@ -162,14 +173,8 @@ class GroupMember:
 
     def _join(self) -> None:
         asked_s = self._clock()
-        who = self._identity_fields(0)
-        del who["epoch"]
-        answer = self._bus.act("group.join", **who, **self._terms.join_fields)
-        self.epoch = int(answer["epoch"])
-        self.lease_until_s = asked_s + self._terms.dead_s
-
-    def _create_topic(self) -> None:
-        try:
-            self._bus.act("topic.create", topic=self._terms.topic)
-        except AlreadyExists:
-            pass
+        fields = self._identity_fields(0)
+        del fields["epoch"]
+        response = self._bus.act("group.join", **fields, **self._options.join_fields)
+        self.epoch = int(response["epoch"])
+        self.lease_until_s = asked_s + self._options.dead_s

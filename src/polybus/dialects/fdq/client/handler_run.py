@@ -1,7 +1,13 @@
-"""Fetched messages as lists, and one run of the handler on one of them.
+"""Runs of the handler on one message or on a batch, and the fetched rows they come from.
 
-Columns become lists once a fetch: after that a message is an index, and nothing is made
-of it before its turn. A piece is what one executor gets of one shard's rows.
+Columns become lists once per fetch. After that a message is an index, and its envelope is
+built when its run starts. `QueuedRows` are the rows of one shard that one executor gets.
+
+With `batch=True` a run covers many consecutive messages of one shard, as Arrow delivered
+them. A failed batch runs again as a whole, and each failed run counts for each of its
+messages. The last run of a message, which would make it a dead letter, is a run of its own,
+so that no message dies because of its neighbour (unless the first run is the last). A failed
+batch blocks its shard.
 """
 
 from __future__ import annotations
@@ -9,26 +15,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polybus.dialects.fdq.client.assigned_shard import RunFailure
+from polybus.dialects.fdq.client.assigned_shards import RunFailure
 from polybus.dialects.fdq.client.envelope import Envelope
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from polybus.dialects.fdq.client.assigned_shard import AssignedShard
+    from polybus.dialects.fdq.client.assigned_shards import AssignedShard
     from polybus.dialects.fdq.client.key_queue import BlockedKey
     from polybus.dialects.fdq.client.transaction import Transaction
+    from polybus.model.offset_ranges import Range
+
+MAX_ROWS = 4096  # of a batch; a failed one adds an entry to the group's record for each row
+MAX_SUSPECT_BATCH_ROWS = 256  # a batch of suspect rows is reported to the bus before it runs
+ALL_KEYS = ""  # the key of every batch: batches of a shard run in order
 
 
 class HandlerRun(Protocol):
-    """One delivery: of a message, or of a batch of neighbours. It ends once."""
+    """One delivery of a message or of a batch. It ends once."""
 
     shard: AssignedShard
     offset: int  # the first
-    key: Any  # messages of one key and shard run in order; None: after nobody
-    blocked_key: BlockedKey | None  # what it holds back, if it failed or waited behind one that did
+    key: Any  # runs of one key and shard are in order; None: without order
+    blocked_key: BlockedKey | None  # set if it failed, or waits for one that did
     started_s: float
-    is_committed: bool  # acked already, by its transaction
+    is_committed: bool  # its transaction has acked it
 
     @property
     def offsets(self) -> Iterable[int]: ...
@@ -37,7 +48,7 @@ class HandlerRun(Protocol):
     def attempts_of(self, offset: int) -> int: ...
     def build_argument(self, topic: str, executor: int) -> Any: ...
     def detach(self) -> None:
-        """It will stay for a while, and must not keep what it came with."""
+        """Copy the data, because the run will wait and must not keep its whole fetch alive."""
 
     def finish(self) -> None: ...
     def fail(self, reason: str) -> None: ...
@@ -45,10 +56,10 @@ class HandlerRun(Protocol):
 
 
 class QueuedRows(Protocol):
-    """Messages of one shard for one executor, in order."""
+    """Fetched rows of one shard for one executor, in order."""
 
     shard: AssignedShard
-    rows: int  # that it had at first
+    rows: int  # initial number
 
     @property
     def size_bytes(self) -> int: ...
@@ -56,7 +67,7 @@ class QueuedRows(Protocol):
 
 
 class FetchedRows:
-    """Columns of one shard's messages."""
+    """The columns of a fetch as lists."""
 
     __slots__ = ("bodies", "headers", "ids", "insertions", "keys", "offsets", "times")
 
@@ -72,12 +83,12 @@ class FetchedRows:
         self.headers: list[Any] | None = headers.to_pylist() if has_any else None
 
     def copy_row(self, index: int) -> FetchedRows:
-        """One of them, which does not keep the others."""
-        found = FetchedRows.__new__(FetchedRows)
+        """Return one row that does not keep the others alive."""
+        row = FetchedRows.__new__(FetchedRows)
         for name in FetchedRows.__slots__:
             column = getattr(self, name)
-            setattr(found, name, None if column is None else [column[index]])
-        return found
+            setattr(row, name, None if column is None else [column[index]])
+        return row
 
 
 class MessageRun:
@@ -120,7 +131,7 @@ class MessageRun:
 
     @property
     def delivery(self) -> int:
-        """A run below the suspect mark follows one that may have been, and was not told of."""
+        """The number of this delivery. A suspect message may have had one that was not reported."""
         return 1 + self.attempts + (self.offset < self.shard.suspect_to)
 
     def attempts_of(self, offset: int) -> int:
@@ -145,15 +156,15 @@ class MessageRun:
         self.shard.failures.append(RunFailure(self, reason))
 
     def retry_runs(self, attempts: dict[int, int], dead: set[int]) -> list[HandlerRun]:
-        """The runs that follow this failed one: none if it is dead."""
+        """Return the run that follows this failed one, or none if the message is dead."""
         if self.offset in dead:
             return []
         failed = max(self.attempts + 1, attempts.get(self.offset, 0))
-        # Another one: a run that was given up may still end, and must not be taken for it.
+        # A new object: an abandoned run may still return and must not be taken for its retry.
         return [MessageRun(self.shard, self._rows, self._index, self.offset, failed)]
 
     def build_argument(self, topic: str, executor: int) -> Envelope:
-        """What the handler gets."""
+        """Build the handler's argument."""
         rows, index, shard, offset = self._rows, self._index, self.shard, self.offset
         return Envelope(
             topic,
@@ -179,7 +190,7 @@ class MessageRun:
 
 
 class QueuedMessages:
-    """Messages one by one."""
+    """Rows that run one by one."""
 
     __slots__ = ("_all", "_indices", "_rows", "rows", "shard")
 
@@ -202,3 +213,156 @@ class QueuedMessages:
             attempts = shard.attempts.get(offset, 0) if shard.attempts else 0
             return MessageRun(shard, rows, index, offset, attempts)
         return None
+
+
+class BatchRun:
+    """A run on consecutive messages."""
+
+    __slots__ = (
+        "_last_attempt",
+        "attempts",
+        "batch",
+        "blocked_key",
+        "is_committed",
+        "key",
+        "offset",
+        "shard",
+        "started_s",
+    )
+
+    def __init__(
+        self, shard: AssignedShard, batch: pa.RecordBatch, offset: int, last_attempt: int
+    ) -> None:
+        self.shard = shard
+        self.batch = batch
+        self.offset = offset
+        self.key: Any = ALL_KEYS
+        self.attempts: dict[int, int] = _select_attempts(shard.attempts, self.offsets)
+        self.blocked_key: BlockedKey | None = None
+        self.started_s = 0.0
+        self.is_committed = False
+        self._last_attempt = last_attempt
+
+    @property
+    def offsets(self) -> range:
+        return range(self.offset, self.offset + int(self.batch.num_rows))
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.batch.nbytes)
+
+    def attempts_of(self, offset: int) -> int:
+        return self.attempts.get(offset, 0)
+
+    def build_argument(self, topic: str, executor: int) -> pa.RecordBatch:
+        return self.batch
+
+    def detach(self) -> None:
+        """Copy nothing: a failed batch blocks its shard, so its fetch stays in memory anyway."""
+
+    def finish(self) -> None:
+        self.shard.finished_ranges.append((self.offsets.start, self.offsets.stop))
+        self.shard.add_counts(again=self._count_redelivered())
+
+    def fail(self, reason: str) -> None:
+        self.shard.add_counts(failed=len(self.offsets), again=self._count_redelivered())
+        self.shard.failures.append(RunFailure(self, reason))
+
+    def retry_runs(self, attempts: dict[int, int], dead: set[int]) -> list[HandlerRun]:
+        """Return the runs that follow this failed one."""
+        counts = {at: max(self.attempts_of(at) + 1, attempts.get(at, 0)) for at in self.offsets}
+        left = [at for at in self.offsets if at not in dead]
+        self.shard.attempts.update((at, counts[at]) for at in left)
+        return [
+            BatchRun(
+                self.shard,
+                self.batch.slice(start - self.offset, end - start),
+                start,
+                self._last_attempt,
+            )
+            for start, end in split_runs(left, counts, self._last_attempt)
+        ]
+
+    def _count_redelivered(self) -> int:
+        suspect = max(0, min(self.shard.suspect_to, self.offsets.stop) - self.offset)
+        if not self.attempts:
+            return suspect
+        return suspect + sum(at >= self.offset + suspect for at in self.attempts)
+
+
+class QueuedBatches:
+    """Consecutive rows of one shard, from which batches are cut."""
+
+    def __init__(
+        self, shard: AssignedShard, batch: pa.RecordBatch, offset: int, last_attempt: int
+    ) -> None:
+        self.shard = shard
+        self.rows = self._left = int(batch.num_rows)
+        self._batch = batch
+        self._offset = offset
+        self._last_attempt = last_attempt
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._batch.nbytes)
+
+    def take(self) -> BatchRun | None:
+        if not self._left:
+            return None
+        rows = self._next_rows()
+        batch = self._batch.slice(self._batch.num_rows - self._left, rows)
+        run = BatchRun(self.shard, batch, self._offset, self._last_attempt)
+        self._left -= rows
+        self._offset += rows
+        return run
+
+    def _next_rows(self) -> int:
+        """Return the number of rows of the next batch."""
+        start = self._offset
+        end = start + min(self._left, MAX_ROWS)
+        if start < self.shard.suspect_to:
+            end = min(end, start + MAX_SUSPECT_BATCH_ROWS, self.shard.suspect_to)
+        attempts = _select_attempts(self.shard.attempts, range(start, end))
+        if not attempts:
+            return end - start
+        first = next(iter(split_runs(range(start, end), attempts, self._last_attempt)))
+        return first[1] - first[0]
+
+
+def split_consecutive(offsets: Iterable[int]) -> Iterator[Range]:
+    """Yield ranges of consecutive offsets."""
+    return split_runs(offsets, {}, 1)
+
+
+def split_runs(
+    offsets: Iterable[int], attempts: dict[int, int], last_attempt: int
+) -> Iterator[Range]:
+    """Yield ranges of consecutive offsets of which all have failed before or none has.
+
+    An offset whose next failure would be its last is a range of its own.
+    """
+    start = end = -1
+    has_failed = False
+    for offset in offsets:
+        failures = attempts.get(offset, 0)
+        is_alone = failures >= last_attempt
+        if start >= 0 and (is_alone or offset != end or has_failed is not (failures > 0)):
+            yield start, end
+            start = -1
+        if is_alone:
+            yield offset, offset + 1
+            continue
+        if start < 0:
+            start, has_failed = offset, failures > 0
+        end = offset + 1
+    if start >= 0:
+        yield start, end
+
+
+def _select_attempts(attempts: dict[int, int], offsets: range) -> dict[int, int]:
+    """Return the counts of these offsets, by a loop over the smaller of the two."""
+    if not attempts:
+        return {}
+    if len(attempts) < len(offsets):
+        return {offset: count for offset, count in attempts.items() if offset in offsets}
+    return {offset: attempts[offset] for offset in offsets if offset in attempts}

@@ -1,19 +1,19 @@
-"""The queue of one executor: what it runs next, and what has to wait for whom.
+"""The queue of one executor: the next run, and the runs that wait for their key.
 
-    pieces ──▶ take ──▶ current ──▶ finish: done
-      ▲         │          │
-      │         │          └─────▶ fail: the key is held, the bus is told
-    aside       └─▶ behind a held key          │
-    (a full shard)                             ▼
-                       ready ◀── retry, when its pause is over
+    queued ──▶ take ──▶ current ──▶ finish: done
+      ▲          │         │
+      │          │         └──────▶ fail: the key is blocked, the acker reports the failure
+    parked       └─▶ behind a blocked key            │
+    (full shard)                                     ▼
+                        ready ◀── retry, after its backoff
 
-A key that failed is held: its later messages wait in its `Hold` and follow one by one,
-in order. All other keys go on; a message without a key holds back nobody. What is ready
-comes before what is new.
+The later messages of a failed key wait in its `BlockedKey` and follow one by one, in order.
+All other keys continue, and a failed message without a key blocks none. Ready runs start
+before new ones.
 
-No threads and no clock are in here. Whoever shares a lane between threads holds its
-lock around each call; that a shard is closed before it is looked at whether something of
-it runs makes sure that nothing is started behind a release.
+The queue has no threads and no clock. Threads that share a queue must hold its lock around
+each call. A shard is closed before its current run is examined, so that no run starts after
+the release of its shard.
 """
 
 from __future__ import annotations
@@ -22,67 +22,65 @@ import math
 from collections import deque
 from typing import Any
 
-from polybus.dialects.fdq.client.assigned_shard import COLLECT_EVERY, AssignedShard
+from polybus.dialects.fdq.client.assigned_shards import COLLECT_EVERY, AssignedShard
 from polybus.dialects.fdq.client.handler_run import HandlerRun, QueuedRows
 
 
 class BlockedKey:
-    """A key whose first message failed, and those that came behind it."""
+    """A key with a failed message, and the later messages that wait for it."""
 
     __slots__ = ("executor_index", "key", "waiting")
 
-    def __init__(self, key: Any, lane: int) -> None:
+    def __init__(self, key: Any, executor_index: int) -> None:
         self.key = key
-        self.executor_index = lane
+        self.executor_index = executor_index
         self.waiting: deque[HandlerRun] = deque()
 
 
 class KeyOrderedQueue:
-    """What is in it belongs to shards that were open when it came; of closed ones nothing
-    is started any more."""
+    """Runs of open shards in key order. Runs of a shard that was closed never start."""
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
         self.current: HandlerRun | None = None
-        self.freed_rows = 0  # of pieces that are through, since this was last looked at
-        self._pieces: deque[QueuedRows] = deque()
+        self.freed_rows = 0  # rows that have left the queue since the caller last reset this
+        self._queued: deque[QueuedRows] = deque()
         self._ready: deque[HandlerRun] = deque()
-        # Pieces of full shards, and how the shard was when they were put there.
+        # Rows of full shards, with the shard's version when they were parked.
         self._full_shards: dict[AssignedShard, tuple[int, deque[QueuedRows]]] = {}
         self._blocked: dict[tuple[AssignedShard, Any], BlockedKey] = {}
 
-    # --- coming
+    # --- input
 
-    def push(self, piece: QueuedRows) -> None:
-        self._pieces.append(piece)
+    def push(self, rows: QueuedRows) -> None:
+        self._queued.append(rows)
 
     def retry(self, run: HandlerRun) -> None:
-        """A failed run's pause is over."""
+        """Make a failed run ready after its backoff."""
         if run.shard.is_open:
             self._ready.append(run)
 
-    # --- running
+    # --- runs
 
     def begin(self, now_s: float) -> HandlerRun | None:
-        """The next one to run, which is `current` then; None if there is none now."""
+        """Start the next run, which becomes `current`. Returns None if none can start."""
         run = None
-        if self._pieces and not (
-            self._ready or self._full_shards or self._blocked
-        ):  # the usual way
-            piece = self._pieces[0]
-            if piece.shard.is_open and not piece.shard.is_full:
-                run = piece.take()
+        # Fast path: nothing is blocked, parked or ready.
+        if self._queued and not (self._ready or self._full_shards or self._blocked):
+            rows = self._queued[0]
+            if rows.shard.is_open and not rows.shard.is_full:
+                run = rows.take()
         if run is None:
             run = self._next()
             if run is None:
                 return None
-        # What is suspect begins when the bus has been told of it.
+        # A suspect run starts only after the bus knows of it; see PoisonGuard.
         run.started_s = now_s if run.offset >= run.shard.suspect_to else math.inf
         self.current = run
         return run
 
     def finish(self, run: HandlerRun) -> bool:
-        """It ended well. False if it was taken away meanwhile: then it did not count."""
+        """Record a success. Returns False if the run was given up, so it does not count."""
         if self.current is not run:
             return False
         self.current = None
@@ -95,11 +93,11 @@ class KeyOrderedQueue:
         return True
 
     def fail(self, run: HandlerRun, reason: str) -> bool:
-        """It ended badly, or was too long in running: its key waits for what the bus says."""
+        """Record a failure or timeout; the key stays blocked until the bus has answered."""
         if self.current is not run:
             return False
         self.current = None
-        if run.is_committed:  # its transaction stands, whatever came after it
+        if run.is_committed:  # its transaction stands, so a later exception cannot undo the ack
             run.finish()
             if run.blocked_key is not None:
                 self._unblock_next(run)
@@ -110,48 +108,51 @@ class KeyOrderedQueue:
         return True
 
     def cancel(self, run: HandlerRun) -> bool:
-        """It never began: what it was to be run for is no longer ours."""
-        is_mine = self.current is run
-        if is_mine:
+        """Drop a run that never started, because its shard is no longer held."""
+        is_current = self.current is run
+        if is_current:
             self.current = None
-        return is_mine
+        return is_current
 
     def schedule_followers(self, run: HandlerRun, runs: list[HandlerRun]) -> HandlerRun | None:
-        """The bus has told what comes after a failed run: these, the first after a pause,
-        or nothing if it is dead. The first, which is to be put back by `retry`."""
-        hold = run.blocked_key
-        assert hold is not None
+        """Queue the runs that follow a failed one, as the bus has decided.
+
+        Returns the first of them, which the caller must pass to `retry` after its backoff, or
+        None if the message is a dead letter.
+        """
+        blocked = run.blocked_key
+        assert blocked is not None
         if not runs:
             self._unblock_next(run)
             return None
-        for one in runs:
-            one.blocked_key = hold
-        for one in reversed(runs[1:]):
-            hold.waiting.appendleft(one)
-            one.shard.add_waiting(1, one.size_bytes)
+        for follower in runs:
+            follower.blocked_key = blocked
+        for follower in reversed(runs[1:]):
+            blocked.waiting.appendleft(follower)
+            follower.shard.add_waiting(1, follower.size_bytes)
         return runs[0]
 
     def drop_closed(self) -> None:
-        """Forgets what will not be run, so that nothing keeps its memory."""
-        for piece in self._pieces:
-            if not piece.shard.is_open:
-                self.freed_rows += piece.rows
-        self._pieces = deque(piece for piece in self._pieces if piece.shard.is_open)
+        """Drop everything of closed shards, to free its memory."""
+        for rows in self._queued:
+            if not rows.shard.is_open:
+                self.freed_rows += rows.rows
+        self._queued = deque(rows for rows in self._queued if rows.shard.is_open)
         self._ready = deque(run for run in self._ready if run.shard.is_open)
         for shard in [shard for shard in self._full_shards if not shard.is_open]:
-            self.freed_rows += sum(piece.rows for piece in self._full_shards.pop(shard)[1])
-        self._blocked = {key: hold for key, hold in self._blocked.items() if key[0].is_open}
+            self.freed_rows += sum(rows.rows for rows in self._full_shards.pop(shard)[1])
+        self._blocked = {key: blocked for key, blocked in self._blocked.items() if key[0].is_open}
 
     def park_pending(self) -> None:
-        """Its run takes long: what waits behind it takes no room from other lanes."""
-        self._pieces = deque(map(self._park, self._pieces))
+        """Park all queued rows behind a slow run, so that other executors can fetch more."""
+        self._queued = deque(map(self._park, self._queued))
 
     @property
     def wants_room(self) -> bool:
-        """Is there something that waits for its shard to have room?"""
+        """Whether a run waits for its full shard to make progress."""
         return bool(self._full_shards or self._ready)
 
-    # --- inside
+    # --- selection of the next run
 
     def _next(self) -> HandlerRun | None:
         for _ in range(len(self._ready)):
@@ -163,61 +164,60 @@ class KeyOrderedQueue:
             self._ready.append(run)
         if self._full_shards:
             self._resume()
-        while self._pieces:
-            found = self._next_from(self._pieces[0])
-            if found is not None:
-                return found
+        while self._queued:
+            next_run = self._next_from(self._queued[0])
+            if next_run is not None:
+                return next_run
         return None
 
     def _resume(self) -> None:
-        """Full shards whose books have changed are looked at again."""
-        for shard, (version, pieces) in list(self._full_shards.items()):
+        """Requeue rows of full shards that have made progress since they were parked."""
+        for shard, (version, parked) in list(self._full_shards.items()):
             if shard.version != version:
                 del self._full_shards[shard]
-                self._pieces.extendleft(reversed(pieces))
+                self._queued.extendleft(reversed(parked))
 
-    def _next_from(self, piece: QueuedRows) -> HandlerRun | None:
-        """The next of the first piece, or None: then look again at what is first now."""
-        shard = piece.shard
+    def _next_from(self, rows: QueuedRows) -> HandlerRun | None:
+        """Take a run from the first rows. Returns None if the caller must try again."""
+        shard = rows.shard
         if not shard.is_open:
-            self.freed_rows += self._pieces.popleft().rows
+            self.freed_rows += self._queued.popleft().rows
             return None
-        if shard in self._full_shards:
-            self._full_shards[shard][1].append(self._park(self._pieces.popleft()))
+        if shard in self._full_shards:  # later rows must not overtake the parked ones
+            self._full_shards[shard][1].append(self._park(self._queued.popleft()))
             return None
-        run = piece.take()
+        run = rows.take()
         if run is None:
-            self.freed_rows += self._pieces.popleft().rows
+            self.freed_rows += self._queued.popleft().rows
             return None
         if self._blocked and self._queue_behind_blocked(run):
             return None
         if shard.is_full:
-            version = shard.version  # before it is judged: what changes then is looked at again
+            # Read the version before the decision: a change in between causes another look.
+            version = shard.version
             if not shard.may_start(run.offset, is_new=True):
-                self._park_full(piece, run, version)
+                self._queued.popleft()
+                parked = deque((_ReturnedRun(run), self._park(rows)))
+                self._full_shards[shard] = (version, parked)
                 return None
         return run
 
     def _queue_behind_blocked(self, run: HandlerRun) -> bool:
-        hold = self._blocked.get((run.shard, run.key)) if run.key is not None else None
-        if hold is None:
+        blocked = self._blocked.get((run.shard, run.key)) if run.key is not None else None
+        if blocked is None:
             return False
-        run.blocked_key = hold
+        run.blocked_key = blocked
         run.detach()
-        hold.waiting.append(run)
+        blocked.waiting.append(run)
         run.shard.add_waiting(1, run.size_bytes)
         return True
 
-    def _park_full(self, piece: QueuedRows, run: HandlerRun, version: int) -> None:
-        self._pieces.popleft()
-        self._full_shards[run.shard] = (version, deque((_ReturnedRun(run), self._park(piece))))
-
-    def _park(self, piece: QueuedRows) -> QueuedRows:
-        """What waits for one takes no room from the others: it counts with its shard."""
-        if not piece.rows:  # it is, or it is a run alone
-            return piece
-        self.freed_rows += piece.rows
-        return _ParkedRows(piece)
+    def _park(self, rows: QueuedRows) -> QueuedRows:
+        """Count rows with the waiting messages of their shard instead of the fetch buffer."""
+        if not rows.rows:  # parked already, or a returned run
+            return rows
+        self.freed_rows += rows.rows
+        return _ParkedRows(rows)
 
     def _block_key(self, run: HandlerRun) -> None:
         run.blocked_key = BlockedKey(run.key, self.index)
@@ -227,28 +227,28 @@ class KeyOrderedQueue:
             self._blocked[run.shard, run.key] = run.blocked_key
 
     def _unblock_next(self, run: HandlerRun) -> None:
-        """A held key's message is done: the next one's turn, or the key is free."""
-        hold = run.blocked_key
-        assert hold is not None
+        """Make the next message of a blocked key ready, or unblock the key."""
+        blocked = run.blocked_key
+        assert blocked is not None
         run.blocked_key = None
-        if hold.waiting:
-            following = hold.waiting.popleft()
-            following.shard.add_waiting(-1, -following.size_bytes)
-            self._ready.append(following)
+        if blocked.waiting:
+            follower = blocked.waiting.popleft()
+            follower.shard.add_waiting(-1, -follower.size_bytes)
+            self._ready.append(follower)
             return
         run.shard.add_blocked_keys(-1)
-        if hold.key is not None:
-            self._blocked.pop((run.shard, hold.key), None)
+        if blocked.key is not None:
+            self._blocked.pop((run.shard, blocked.key), None)
 
 
 class _ReturnedRun:
-    """A run that was taken too early, put back in front of its piece."""
+    """A run that was taken too early and is put back in front of its rows."""
 
     __slots__ = ("_run", "rows", "shard", "size_bytes")
 
     def __init__(self, run: HandlerRun) -> None:
         self.shard = run.shard
-        self.rows = self.size_bytes = 0  # counted with its piece
+        self.rows = self.size_bytes = 0  # counted with its rows
         self._run: HandlerRun | None = run
 
     def take(self) -> HandlerRun | None:
@@ -257,15 +257,15 @@ class _ReturnedRun:
 
 
 class _ParkedRows:
-    """A piece that waits for long. It counts with what waits in its shard, until it is through."""
+    """Rows that wait long. They count as waiting messages of their shard until all are taken."""
 
-    __slots__ = ("_piece", "_size", "rows", "shard")
+    __slots__ = ("_inner", "_size", "rows", "shard")
 
-    def __init__(self, piece: QueuedRows) -> None:
-        self.shard = piece.shard
-        self.rows = 0  # told as freed already
-        self._piece = piece
-        self._size = piece.rows, piece.size_bytes
+    def __init__(self, inner: QueuedRows) -> None:
+        self.shard = inner.shard
+        self.rows = 0  # reported as freed already
+        self._inner = inner
+        self._size = inner.rows, inner.size_bytes
         self.shard.add_waiting(*self._size)
 
     @property
@@ -273,9 +273,9 @@ class _ParkedRows:
         return self._size[1]
 
     def take(self) -> HandlerRun | None:
-        run = self._piece.take()
+        run = self._inner.take()
         if run is None:
             rows, size_bytes = self._size
-            self._size = 0, 0  # it may be asked again
+            self._size = 0, 0  # `take` may be called again
             self.shard.add_waiting(-rows, -size_bytes)
         return run

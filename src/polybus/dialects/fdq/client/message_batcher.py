@@ -1,15 +1,15 @@
-"""What is produced one by one travels together: many messages, one batch.
+"""Batches of messages that callers produce one by one.
 
-Messages of one topic wait together, each with a future of its own. If nothing is on its
-way they are sent at once. Else they are sent when the first has waited for `linger_s`, or
-enough have gathered; then whoever brought the last one sends them (and feels it if the bus
-is slower than he is): to wake a thread for it takes longer. If somebody waits for an
-outcome, or for `linger_s` one would wait long, any answer sends them, so that the bus sets
-the pace.
+Pending messages of one topic form a batch, and each message has a future. If nothing is in
+flight, a batch is sent at once. Otherwise it is sent when its first message has waited for
+`linger_s`, or when it is full. The caller that brings the last message sends it, because
+waking a thread takes longer; so callers feel the back-pressure of a slow bus. If a caller
+waits for a result, or `linger_s` is long, any response sends the pending batches, and the bus
+sets the pace.
 
-    _order   held by whoever sends: what was taken first is handed over first
-    _state   held for moments only: also by whoever tells outcomes, who must never wait
-             for one who sends. For each message its plain lock is taken, which is quicker
+    _order   held while sending, so that batches are submitted in the order they were taken
+    _state   held for moments only, also by the thread that resolves futures, which must never
+             wait for a sender. `add` takes its plain lock, which is faster than the condition
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from functools import partial
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
-from polybus.dialects.fdq.client.message_columns import Headers, build_batch, build_plain_batch
+from polybus.dialects.fdq.client.envelope import Headers
+from polybus.dialects.fdq.client.message_columns import build_batch, build_plain_batch
 from polybus.dialects.fdq.client.message_future import MessageFuture, resolve_all
 from polybus.errors import ConnectionLost
 
@@ -34,112 +35,115 @@ if TYPE_CHECKING:
     from polybus.native import Produced
 
 Send = Callable[[str, "pa.RecordBatch"], "Future[Produced]"]
-Message = tuple[str | None, bytes, Headers | None]
-LONG_LINGER_S = 0.01  # a linger from this on is cut short by any answer
-# Whoever comes with a message so shortly before time is up sends, and so much after it the thread
-# does: messages that come at a steady pace must not miss the moment by a little.
+PendingMessage = tuple[str | None, bytes, Headers | None]
+LONG_LINGER_S = 0.01  # a linger of at least this is cut short by any response
+# A caller that arrives within GRACE_S of the linger deadline sends, and the thread wakes
+# GRACE_S after it: callers at a steady pace must not miss the deadline by a little.
 GRACE_S = 0.0005
-ROW_BYTES = 64  # what a message costs beside its parts while it waits
+ROW_BYTES = 64  # memory of a pending message beside its key, body and headers
+INTERRUPTED = "the sending thread was interrupted"
 
 
 class PendingMessages:
-    """Messages of one topic that wait."""
+    """Pending messages of one topic, which become one batch."""
 
-    __slots__ = ("bytes", "condition", "has_headers", "messages", "receipts", "times_ms", "topic")
+    __slots__ = ("bytes", "condition", "futures", "has_headers", "messages", "times_ms", "topic")
 
     def __init__(self, topic: str, has_headers: bool) -> None:
         self.topic = topic
         self.has_headers = has_headers
-        self.messages: list[Message] = []
+        self.messages: list[PendingMessage] = []
         self.times_ms = array("q")
-        self.receipts: list[MessageFuture] = []
+        self.futures: list[MessageFuture] = []
         self.condition = Condition()
         self.bytes = 0
 
-    def rows(self) -> pa.RecordBatch:
-        if not self.has_headers and (found := build_plain_batch(self.messages, self.times_ms)):
-            return found
+    def build_rows(self) -> pa.RecordBatch:
+        if not self.has_headers and (rows := build_plain_batch(self.messages, self.times_ms)):
+            return rows
         keys, bodies, headers = zip(*self.messages, strict=True)
         return build_batch(keys, bodies, self.times_ms, headers if self.has_headers else None)
 
 
 class MessageBatcher:
-    """For any number of threads. `send` hands a batch over, and may block."""
+    """Batches messages for any number of threads. `send` submits a batch and may block."""
 
     def __init__(
         self,
-        merging: BatchOptions,
+        options: BatchOptions,
         send: Send,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._merging = merging
+        self._options = options
         self._send = send
         self._clock = clock
         self._wall_ns = wall_ns
         self._order = Lock()
         self._lock = Lock()
         self._state = Condition(self._lock)
-        self._settled = Condition(self._lock)  # nothing waits, and nothing is on its way
-        self._waiting: list[PendingMessages] = []
-        self._open: dict[str, PendingMessages] = {}  # of those, where the next of a topic goes
-        self._since_s = 0.0  # when the first of them came
-        self._with_headers: set[str] = set()  # topics whose batches have them: all from then on
+        self._idle = Condition(self._lock)  # notified when nothing is pending or in flight
+        self._pending: list[PendingMessages] = []
+        self._open: dict[str, PendingMessages] = {}  # the batch that takes a topic's next message
+        self._since_s = 0.0  # when the first pending message arrived
+        # Topics whose batches carry headers. They keep doing so, because a change of columns
+        # opens a new stream.
+        self._with_headers: set[str] = set()
         self._bytes = 0
         self._rows = 0
         self._in_flight = 0
         self._is_flush_requested = False
-        self._has_waiter = False  # somebody waits for the outcome of what waits
+        self._has_waiter = False  # a caller waits for the result of a pending message
         self._closed = False
         self._thread: Thread | None = None
-        self._is_timed_wait = False  # the thread looks again before what comes now is due
+        self._is_timed_wait = False  # the thread wakes before a message added now is due
 
     def add(
         self, topic: str, key: str | None, body: bytes, headers: Headers | None
     ) -> tuple[MessageFuture, bool]:
-        """Its receipt, and whether so much waits now that it must be sent."""
+        """Queue a message. Returns its future and whether the queue is full and must be sent."""
         now_ms = self._wall_ns() // 1_000_000
         size = ROW_BYTES + len(body) + (len(key) if key else 0)
         if headers:
             size += sum([len(name) + len(value) for name, value in headers])
-        most = self._merging
+        options = self._options
         with self._lock:
             if self._closed:
                 self._check_open()
-            gathering = self._open.get(topic)
-            if gathering is None or gathering.bytes + size > most.max_batch_bytes:
-                gathering = self._begin(topic)
+            batch = self._open.get(topic)
+            if batch is None or batch.bytes + size > options.max_batch_bytes:
+                batch = self._begin(topic)
             if headers is not None:
-                gathering.has_headers = True
-            receipt = MessageFuture(gathering.condition)
-            gathering.messages.append((key, body, headers))
-            gathering.times_ms.append(now_ms)
-            gathering.receipts.append(receipt)
-            gathering.bytes += size
+                batch.has_headers = True
+            future = MessageFuture(batch.condition)
+            batch.messages.append((key, body, headers))
+            batch.times_ms.append(now_ms)
+            batch.futures.append(future)
+            batch.bytes += size
             self._bytes += size
             self._rows += 1
-            is_full = self._rows >= most.max_batch_rows or self._bytes >= most.max_batch_bytes
-        return receipt, is_full
+            is_full = self._rows >= options.max_batch_rows or self._bytes >= options.max_batch_bytes
+        return future, is_full
 
     def is_due(self) -> bool:
-        """Has the first of several waited for so long that whoever comes is to send them?"""
+        """Return whether several messages are pending and their linger deadline has come."""
         return self._rows > 1 and self._in_flight > 0 and self._until_due_s() <= GRACE_S
 
-    def send_waiting(self) -> None:
-        """Hands over all that waits now; blocks while the bus takes no more."""
+    def send_pending(self) -> None:
+        """Submit all pending messages. Blocks while the bus takes no more."""
         with self._order:
             self._drain()
 
     def send_if_free(self) -> None:
-        """Hands over at once what waits if nothing is on its way; else with the next answer."""
+        """Submit pending messages now if nothing is in flight, else with the next response."""
         with self._lock:
             is_free = not self._in_flight
             self._has_waiter = not is_free
         if is_free:
-            self.send_waiting()
+            self.send_pending()
 
     def send_rows(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
-        """A batch of its own, behind all that waits."""
+        """Submit a batch of its own, after all pending messages."""
         with self._order:
             self._drain()
             with self._state:
@@ -148,125 +152,124 @@ class MessageBatcher:
             return self._submit(topic, lambda: rows, None)
 
     def request_flush(self) -> None:
-        """All that waits now is sent soon, by another thread."""
+        """Ask the thread to send all pending messages soon."""
         with self._state:
-            self._is_flush_requested = bool(self._waiting)
+            self._is_flush_requested = bool(self._pending)
             self._state.notify()
 
     def wants_headers(self, topic: str) -> bool:
-        """Have batches of this topic had headers? A change of columns is a new stream."""
+        """Return whether batches of this topic must have the headers column."""
         return topic in self._with_headers
 
-    def has_headers(self, topic: str) -> None:
-        """From now on."""
+    def note_headers(self, topic: str) -> None:
+        """Give every later batch of the topic the headers column."""
         self._with_headers.add(topic)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Waits for the outcome of all that was added; False if time is up."""
+        """Wait for the result of every added message. Returns False on a timeout."""
         self.request_flush()
-        with self._settled:
-            return self._settled.wait_for(
-                lambda: not self._in_flight and not self._waiting, timeout_s
-            )
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._in_flight and not self._pending, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Nothing more is taken; else as `flush`."""
+        """Take no more messages, then flush."""
         with self._state:
             self._closed = True
         return self.flush(timeout_s)
 
-    # --- under _state
+    # --- callers hold _state
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConnectionLost("this producer was closed")
+            raise ConnectionLost("producer is closed")
 
     def _begin(self, topic: str) -> PendingMessages:
-        gathering = self._open[topic] = PendingMessages(topic, topic in self._with_headers)
-        if not self._waiting:
+        batch = self._open[topic] = PendingMessages(topic, topic in self._with_headers)
+        if not self._pending:
             self._since_s = self._clock()
+            # A thread in a timed wait looks in time anyway; waking it would cost a switch.
             if not (self._in_flight and self._is_timed_wait):
                 self._state.notify()
-        self._waiting.append(gathering)
+        self._pending.append(batch)
         if self._thread is None:
-            self._thread = Thread(target=self._run, name="polybus-fdq-merging", daemon=True)
+            self._thread = Thread(target=self._run, name="polybus-fdq-batcher", daemon=True)
             self._thread.start()
-        return gathering
+        return batch
 
     def _take(self) -> list[PendingMessages]:
-        taken, self._waiting, self._open = self._waiting, [], {}
+        taken, self._pending, self._open = self._pending, [], {}
         self._rows = self._bytes = 0
         self._in_flight += len(taken)
         self._is_flush_requested = self._has_waiter = False
         return taken
 
     def _until_due_s(self) -> float:
-        """How long what waits may still wait."""
+        """Return how long the pending messages may still wait."""
         if self._is_flush_requested or not self._in_flight:
             return 0.0
-        return self._since_s + self._merging.linger_s - self._clock()
+        return self._since_s + self._options.linger_s - self._clock()
 
-    # --- under _order
+    # --- callers hold _order
 
     def _drain(self) -> None:
         with self._state:
             taken = deque(self._take())
         try:
             while taken:
-                one = taken.popleft()
-                if one.has_headers:
-                    self._with_headers.add(one.topic)
-                self._submit(one.topic, one.rows, one)
-        finally:  # Ctrl-C: whoever waits for the rest hears of it
-            for one in taken:
-                self._on_done(one, _failed(ConnectionLost("whoever sent was interrupted")))
+                batch = taken.popleft()
+                if batch.has_headers:
+                    self._with_headers.add(batch.topic)
+                self._submit(batch.topic, batch.build_rows, batch)
+        finally:  # after Ctrl-C the futures of the rest must still be resolved
+            for batch in taken:
+                self._on_done(batch, _failed_future(ConnectionLost(INTERRUPTED)))
 
     def _submit(
-        self, topic: str, rows: Callable[[], pa.RecordBatch], gathering: PendingMessages | None
+        self, topic: str, build_rows: Callable[[], pa.RecordBatch], batch: PendingMessages | None
     ) -> Future[Produced]:
         try:
-            future = self._send(topic, rows())
-        except Exception as error:  # whoever waits must hear of it, whatever it is
-            future = _failed(error)
+            future = self._send(topic, build_rows())
+        except Exception as error:  # any error must reach the futures, or their callers hang
+            future = _failed_future(error)
         except BaseException:
-            self._on_done(gathering, _failed(ConnectionLost("whoever sent was interrupted")))
+            self._on_done(batch, _failed_future(ConnectionLost(INTERRUPTED)))
             raise
-        future.add_done_callback(partial(self._on_done, gathering))
+        future.add_done_callback(partial(self._on_done, batch))
         return future
 
-    # --- on threads of their own
+    # --- on other threads
 
-    def _on_done(self, gathering: PendingMessages | None, done: Future[Produced]) -> None:
-        """On the thread that knows the outcome."""
-        error = ConnectionLost("it was called back") if done.cancelled() else done.exception()
-        if gathering is not None:
+    def _on_done(self, batch: PendingMessages | None, done: Future[Produced]) -> None:
+        """Resolve the futures of a batch, on the thread that got the response."""
+        error = ConnectionLost("produce was cancelled") if done.cancelled() else done.exception()
+        if batch is not None:
             result = done.result() if error is None else None
-            resolve_all(gathering.condition, gathering.receipts, result, error)
+            resolve_all(batch.condition, batch.futures, result, error)
         with self._state:
             self._in_flight -= 1
-            if self._waiting:
+            if self._pending:
                 if (
                     self._has_waiter
                     or not self._in_flight
-                    or self._merging.linger_s >= LONG_LINGER_S
+                    or self._options.linger_s >= LONG_LINGER_S
                 ):
                     self._is_flush_requested = True
                     self._state.notify()
             elif not self._in_flight:
-                self._settled.notify_all()
+                self._idle.notify_all()
 
     def _run(self) -> None:
-        while self._is_due():
-            self.send_waiting()
+        while self._wait_until_due():
+            self.send_pending()
 
-    def _is_due(self) -> bool:
-        """Waits until something is to be sent; False if nothing ever will be again."""
+    def _wait_until_due(self) -> bool:
+        """Wait until a batch must be sent. Returns False if the batcher is closed and empty."""
         with self._state:
             while True:
-                if not self._waiting:
+                if not self._pending:
                     if self._closed:
                         return False
-                    self._wait(self._merging.linger_s if self._in_flight else None)
+                    self._wait(self._options.linger_s if self._in_flight else None)
                 elif (left_s := self._until_due_s()) > 0:
                     self._wait(left_s)
                 else:
@@ -278,7 +281,7 @@ class MessageBatcher:
         self._is_timed_wait = False
 
 
-def _failed(error: Exception) -> Future[Produced]:
+def _failed_future(error: Exception) -> Future[Produced]:
     future: Future[Produced] = Future()
     future.set_exception(error)
     return future

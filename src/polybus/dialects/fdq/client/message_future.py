@@ -1,9 +1,8 @@
-"""Futures for messages that travel together: one each, and all are told at once.
+"""Futures of the messages of one batch, which are resolved together.
 
-There is one for every message, and what a `Future` makes and locks for itself would take
-as long as all else that is done for the message. Those of one batch share a condition
-instead, and are told under one hold of it: whoever waits for one wakes when all have
-their outcome. To `concurrent.futures` and `asyncio` they are futures like any other.
+A plain `Future` creates a condition and takes its lock for every message, which costs as much
+as all other work on the message. The futures of one batch share a condition instead and are
+resolved under one hold of it. `concurrent.futures` and `asyncio` accept them as futures.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class MessageFuture(Future["Produced"]):
-    """Of one message. It was taken, and cannot be called back."""
+    """The future of one message. It cannot be cancelled, because the message is queued."""
 
     def __init__(self, condition: Condition) -> None:
-        # In place of Future's own: these are the fields that its methods look at.
+        # Set the fields of Future directly; Future.__init__ would create a condition.
         self._condition = condition
-        self._state = RUNNING  # so that it cannot be cancelled
+        self._state = RUNNING  # a running future cannot be cancelled
         self._result = None
         self._exception = None
         self._waiters = []
@@ -33,19 +32,20 @@ class MessageFuture(Future["Produced"]):
 
 def resolve_all(
     condition: Condition,
-    receipts: Sequence[MessageFuture],
+    futures: Sequence[MessageFuture],
     result: Produced | None,
     error: BaseException | None,
 ) -> None:
-    """Gives all of them this outcome. The condition is theirs."""
+    """Resolve all futures with the same outcome. `condition` is the one that they share."""
     with condition:
-        for receipt in receipts:
-            receipt._result = result
-            receipt._exception = error
-            receipt._state = FINISHED
-            for waiter in receipt._waiters:
-                waiter.add_result(receipt) if error is None else waiter.add_exception(receipt)
+        for future in futures:
+            future._result = result
+            future._exception = error
+            future._state = FINISHED
+            for waiter in future._waiters:
+                waiter.add_result(future) if error is None else waiter.add_exception(future)
         condition.notify_all()
-    for receipt in receipts:
-        if receipt._done_callbacks:
-            receipt._invoke_callbacks()  # type: ignore[attr-defined]
+    # Callbacks run outside of the lock, because they may use other futures of the batch.
+    for future in futures:
+        if future._done_callbacks:
+            future._invoke_callbacks()  # type: ignore[attr-defined]

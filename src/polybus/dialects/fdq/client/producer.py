@@ -1,8 +1,8 @@
-"""A producer: messages by key into durable topics, each there once, in order per key.
+"""A producer: keyed messages into durable topics, exactly once and in order per key.
 
-A named one keeps its name across processes: a newer one of the same name fences the
-older. What is checked here is each message; what travels are batches (`merging`), on the
-streams of one or a few producers of the bus (`lines`).
+A named producer keeps its name across processes; a newer one of the same name fences the
+older. This module checks each message. `MessageBatcher` collects messages into batches, and
+the batches travel on the streams of one or a few producers of the bus (`ProducerPool`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import pyarrow as pa
 
-from polybus.dialects.fdq.client import fork_guard, message_columns
+from polybus.dialects.fdq.client import envelope, fork_guard, message_columns
 from polybus.dialects.fdq.client.message_batcher import MessageBatcher
 from polybus.dialects.fdq.client.message_future import MessageFuture
-from polybus.dialects.fdq.client.producer_pool import ProducerPool
 from polybus.dialects.fdq.limits import (
     LINGER_S,
     MAX_BATCH_BYTES,
@@ -34,17 +33,55 @@ from polybus.native import bus_client as buses
 if TYPE_CHECKING:
     from polybus.dialects.fdq.client.envelope import MessageRequest
     from polybus.native import ClientOptions, Produced
+    from polybus.native.bus_client import BusClient, BusProducer
 
-# A program that fails must not wait for ever for a bus that is not there.
+# A program that fails must not wait forever for a bus that is down.
 FAILING_CLOSE_S = 5.0
+MAX_PRODUCERS = 8  # each has a stream and two threads
+
+
+class ProducerPool:
+    """The producers of the bus behind one FDQ producer.
+
+    A producer of the bus sends to one topic at a time, because its sequence numbers are one
+    series. A named FDQ producer therefore has exactly one. Without a name, topics are spread
+    over a few, so that they do not wait for each other; a topic always keeps its producer.
+    """
+
+    def __init__(self, bus: BusClient, name: str | None, *, create: bool = True) -> None:
+        self._bus = bus
+        self._create = create
+        self._is_named = name is not None
+        self.first = bus.producer(name, create=create)  # has the name
+        self._all = [self.first]
+        self._of_topic: dict[str, BusProducer] = {}
+
+    def send(self, topic: str, rows: pa.RecordBatch) -> Future[Produced]:
+        """Submit a batch. Only one thread may call this at a time."""
+        producer = self._of_topic.get(topic)
+        if producer is None:
+            producer = self._of_topic[topic] = self._next_producer()
+        return producer.produce_rows(topic, rows)
+
+    def close(self, timeout_s: float | None) -> None:
+        for producer in self._all:
+            producer.close(timeout_s)
+
+    def _next_producer(self) -> BusProducer:
+        if self._is_named or not self._of_topic:
+            return self.first
+        if len(self._all) < MAX_PRODUCERS:
+            self._all.append(self._bus.producer(create=self._create))
+            return self._all[-1]
+        return self._all[len(self._of_topic) % MAX_PRODUCERS]
 
 
 class Producer:
-    """Any number of threads may use it. What one of them produces for a key stays in order.
+    """Produces messages from any number of threads, in order per thread and key.
 
-    `create=False`: a topic that is not there is `DoesNotExist`, instead of being made.
-    Futures are told by a thread of the producer: what is called back from there must not
-    wait for the producer.
+    With `create=False` a topic that does not exist raises `DoesNotExist`; otherwise it is
+    created. A thread of the producer resolves the futures, so their callbacks must not wait
+    for the producer.
     """
 
     def __init__(
@@ -58,9 +95,9 @@ class Producer:
         max_batch_bytes: int = MAX_BATCH_BYTES,
         options: ClientOptions | None = None,
     ) -> None:
-        merging = BatchOptions(linger_s, max_batch_rows, max_batch_bytes)
+        batching = BatchOptions(linger_s, max_batch_rows, max_batch_bytes)
         if name == "":
-            raise UsageError("a producer's name has at least one character; None is none")
+            raise UsageError("producer name must have at least one character, or be None")
         self._pid = fork_guard.pid
         self._bus = buses.connect(url, options)
         self._create = create
@@ -69,17 +106,17 @@ class Producer:
         except BaseException:
             self._bus.close()
             raise
-        self._batcher = MessageBatcher(merging, self._pool.send)
-        self._known: set[str] = set()  # topics
+        self._batcher = MessageBatcher(batching, self._pool.send)
+        self._known: set[str] = set()  # topics that were checked
 
     @property
     def name(self) -> str:
-        """The one given; else what the bus calls it."""
+        """The given name, or the one that the bus has chosen."""
         return self._pool.first.name
 
     @property
     def epoch(self) -> int:
-        """How often this name was opened, this time included."""
+        """How often this name was opened, including this time."""
         return self._pool.first.epoch
 
     @overload
@@ -124,16 +161,32 @@ class Producer:
         *,
         wait: bool = True,
     ) -> Produced | Future[Produced]:
-        """On disk when this returns; with `wait=False`, when its future is done.
+        """Produce one message; it is durable when this returns.
 
-        The ids are those of all that travelled together.
+        Returns the ids of the batch that it travelled in. With `wait=False`, returns the
+        future of `produce_nowait` instead.
         """
-        receipt, is_full = self.append(topic, shard_key, message, headers)
+        if not wait:
+            return self.produce_nowait(topic, shard_key, message, headers)
+        future, is_full = self.append(topic, shard_key, message, headers)
         if is_full or self._batcher.is_due():
-            self._batcher.send_waiting()
-        elif wait:
+            self._batcher.send_pending()
+        else:
             self._batcher.send_if_free()
-        return receipt.result() if wait else receipt
+        return future.result()
+
+    def produce_nowait(
+        self,
+        topic: str,
+        shard_key: str | None,
+        message: bytes,
+        headers: Mapping[str, bytes] | None = None,
+    ) -> Future[Produced]:
+        """Take one message and return a future that is done when the message is durable."""
+        future, is_full = self.append(topic, shard_key, message, headers)
+        if is_full or self._batcher.is_due():
+            self._batcher.send_pending()
+        return future
 
     @overload
     def produce_batch(
@@ -169,19 +222,32 @@ class Producer:
         *,
         wait: bool = True,
     ) -> Produced | Future[Produced]:
-        """All of them or none, over all shards. A batch of Arrow has the native port's columns."""
-        future = self.send_batch(topic, messages)
+        """Produce all messages or none, over all shards.
+
+        An Arrow batch must have the columns of the native port. With `wait=False`, returns
+        the future of `produce_batch_nowait` instead.
+        """
+        future = self.produce_batch_nowait(topic, messages)
         return future.result() if wait else future
 
+    def produce_batch_nowait(
+        self, topic: str, messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch
+    ) -> Future[Produced]:
+        """Take a batch and return a future that is done when the batch is durable."""
+        if topic not in self._known or self._pid != fork_guard.pid:
+            self.check_topic(topic)
+        return self._batcher.send_rows(topic, self._build_rows(topic, messages))
+
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Waits for the outcome of all that was produced; False if time is up."""
+        """Wait for the result of every produced message. Returns False on a timeout."""
         fork_guard.check_process(self._pid, "producer")
         return self._batcher.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Sends what waits, then ends. What has no outcome when time is up is `ConnectionLost`.
+        """Send pending messages, then disconnect.
 
-        Such a message may have been stored all the same.
+        A message without a result after `timeout_s` fails with `ConnectionLost`. It may have
+        been stored nevertheless.
         """
         if self._pid != fork_guard.pid:
             return
@@ -200,7 +266,7 @@ class Producer:
     ) -> None:
         self.close(None if error is None else FAILING_CLOSE_S)
 
-    # --- for the async twin, too
+    # --- shared with fdq.aio.Producer
 
     def append(
         self,
@@ -209,31 +275,24 @@ class Producer:
         message: bytes,
         headers: Mapping[str, bytes] | None = None,
     ) -> tuple[MessageFuture, bool]:
-        """Takes a message, and says whether what waits is to be sent now."""
+        """Check and queue a message. Returns its future and whether the queue must be sent."""
         if topic not in self._known or self._pid != fork_guard.pid:
             self.check_topic(topic)
-        # What is plainly right, which is nearly all there ever is, goes without a call.
+        # Nearly every message passes these inline conditions, which saves two calls.
         if shard_key is not None and not (
             type(shard_key) is str and shard_key.isascii() and len(shard_key) <= MAX_KEY_BYTES
         ):
-            message_columns.check_key(shard_key)
+            envelope.check_key(shard_key)
         if type(message) is not bytes or len(message) > MAX_MESSAGE_BYTES:
-            message = message_columns.check_message(message)
-        found = None if headers is None else message_columns.check_headers(headers)
-        return self._batcher.add(topic, shard_key, message, found)
+            message = envelope.check_message(message)
+        checked = None if headers is None else envelope.check_headers(headers)
+        return self._batcher.add(topic, shard_key, message, checked)
 
-    def send_batch(
-        self, topic: str, messages: Iterable[MessageRequest | tuple[Any, ...]] | pa.RecordBatch
-    ) -> Future[Produced]:
-        if topic not in self._known or self._pid != fork_guard.pid:
-            self.check_topic(topic)
-        return self._batcher.send_rows(topic, self._rows(topic, messages))
-
-    def send_waiting(self) -> None:
-        self._batcher.send_waiting()
+    def send_pending(self) -> None:
+        self._batcher.send_pending()
 
     def check_topic(self, topic: str) -> None:
-        """The first message for a topic: may it be one, and is it there?"""
+        """Check the topic of a first message: its name and, without `create`, its existence."""
         fork_guard.check_process(self._pid, "producer")
         topic_name.check_topic_name(topic)
         if not self._create:
@@ -241,19 +300,21 @@ class Producer:
         self._known.add(topic)
 
     def is_known_topic(self, topic: str) -> bool:
-        """Would `add` not have to ask the bus?"""
+        """Return whether `append` for the topic makes no call to the bus."""
         return self._create or topic in self._known
 
-    def _rows(self, topic: str, messages: Any) -> pa.RecordBatch:
+    def _build_rows(self, topic: str, messages: Any) -> pa.RecordBatch:
         if isinstance(messages, pa.RecordBatch):
             return message_columns.check_rows(messages)
         if isinstance(messages, str | bytes | Mapping):
-            messages = [messages]  # which is then refused for what it is
+            messages = [messages]  # so that the error names the type of the message
         if not isinstance(messages, Iterable):
-            raise MalformedRequest(f"a batch is a list of messages, not {type(messages).__name__}")
+            raise MalformedRequest(
+                f"batch must be a list of messages, got {type(messages).__name__}"
+            )
         now_ms = time.time_ns() // 1_000_000
         with_headers = self._batcher.wants_headers(topic)
         rows = message_columns.build_request_batch(messages, now_ms, with_headers=with_headers)
         if rows.num_columns > message_columns.SIMPLE_COLUMNS:
-            self._batcher.has_headers(topic)
+            self._batcher.note_headers(topic)
         return rows
