@@ -77,17 +77,17 @@ PRODUCERS = mutants(
     ("old epochs may write", "if epoch != producer.epoch:", "if epoch > producer.epoch:"),
     ("future epochs may write", "if epoch != producer.epoch:", "if epoch < producer.epoch:"),
     ("digests do not matter", "if result is None or digest != stamp.digest:", "if result is None:"),
-    ("gaps are let through", "if producer.habits.dense and stamp.counter", "if False and stamp"),
-    ("nobody may leave gaps", "if producer.habits.dense and stamp.counter", "if stamp.counter"),
+    ("gaps are let through", "if producer.options.dense and stamp.counter", "if False and stamp"),
+    ("nobody may leave gaps", "if producer.options.dense and stamp.counter", "if stamp.counter"),
     (
         "one result too many",
-        "len(self.results) > self.habits",
-        "len(self.results) - 1 > self.habits",
+        "len(self.results) > self.options",
+        "len(self.results) - 1 > self.options",
     ),
-    ("one result too few", "len(self.results) > self.habits", "len(self.results) >= self.habits"),
+    ("one result too few", "len(self.results) > self.options", "len(self.results) >= self.options"),
     ("a repeat looks new", "versions=(), duplicate=True", "versions=(), duplicate=False"),
     ("a repeat has versions", "_replace(versions=(), ", "_replace("),
-    ("habits stay", "        producer.habits = habits\n", ""),
+    ("options stay", "        producer.options = options\n", ""),
     (
         "less is kept only later",
         "        producer.epoch += 1\n        producer.forget_old_results()",
@@ -106,12 +106,12 @@ NAMESPACE = mutants(
     "store/memory/namespace.py",
     ("topics are made again", "if name in self._names:", "if False:"),
     ("numbers are used again", "self._last_number += 1", "self._last_number = len(self._logs) + 1"),
-    ("ids restart", "log = MemoryLog(topic, [], grave.next_id)", "log = MemoryLog(topic, [])"),
-    ("offsets restart", "grave.end_of(number), grave.end_of(number)", "0, 0"),
+    ("ids restart", "log = MemoryLog(topic, [], tombstone.next_id)", "log = MemoryLog(topic, [])"),
+    ("offsets restart", "tombstone.end_of(number), tombstone.end_of(number)", "0, 0"),
     (
         "dropped offsets seem to be there",
-        "Shard(number, grave.end_of(number), grave",
-        "Shard(number, 0, grave",
+        "Shard(number, tombstone.end_of(number), tombstone",
+        "Shard(number, 0, tombstone",
     ),
     ("narrow incarnations forget", "ends += before.ends[len(ends) :]", "pass"),
     ("topics by age", "for name in sorted(self._names)]", "for name in self._names]"),
@@ -221,17 +221,17 @@ NAMESPACE = mutants(
 
 ENGINE = mutants(
     "store/memory/memory_store.py",
-    ("nobody is told", "        if done.spans and not done.duplicate:", "        if False:"),
-    ("repeats are told", "if done.spans and not done.duplicate:", "if done.spans:"),
+    ("nobody is line", "        if done.spans and not done.duplicate:", "        if False:"),
+    ("repeats are line", "if done.spans and not done.duplicate:", "if done.spans:"),
     (
         "a failing listener breaks a commit",
         "            except Exception:\n",
         "            except ZeroDivisionError:\n",
     ),
     (
-        "told before it is there",
+        "line before it is there",
         "        done = self.locked(self.namespace.commit, commit)\n        if",
-        "        self._tell([News(a.topic, a.shard, 0) for a in commit.appends])\n"
+        "        self._on_visible([News(a.topic, a.shard, 0) for a in commit.appends])\n"
         "        done = self.locked(self.namespace.commit, commit)\n        if",
     ),
     (
@@ -287,8 +287,8 @@ def trial(mutant: Patch | None) -> str:
         os.write(writing, said.encode()[:MAX_WORDS])
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as answer:
-        said = answer.read()
+    with os.fdopen(reading) as future:
+        said = future.read()
     os.waitpid(child, 0)
     return said or f"hung for {HANG_S} s, or died"
 

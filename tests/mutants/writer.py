@@ -26,20 +26,20 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 BESIDE = mutants(
     "store/lmdb/background_committer.py",
-    ("what is lost is not told", "self._lost = FailedCommit(work.group, error)", "pass"),
+    ("what is failed is not told", "self._failed = FailedCommit(work.group, error)", "pass"),
     ("nobody comes for what is lost", "            self._on_failure()\n", ""),
     (
         "nobody waits for what is under way",
-        "        with self._idle:\n            lost,",
-        "        if True:\n            lost,",
+        "        with self._idle:\n            failed,",
+        "        if True:\n            failed,",
     ),
     ("two at a time", "        self._idle.acquire()\n        self._work", "        self._work"),
     (
         "answered before it is written",
         "            self._write(work.batch)\n",
-        "            self._answer(work.begun)\n            self._write(work.batch)\n",
+        "            self._answer(work.executed)\n            self._write(work.batch)\n",
     ),
-    ("nobody is answered", "                self._answer(work.begun)\n", "                pass\n"),
+    ("nobody is answered", "                self._answer(work.executed)\n", "                pass\n"),
     (
         "a thread that did not start is there",
         "            try:\n                thread.start()",
@@ -56,7 +56,7 @@ WRITER = mutants(
     "store/lmdb/writer.py",
     (
         "what rests on a lost one is kept",
-        "                begun = self._execute_group(group)\n            if not alone",
+        "                executed = self._execute_group(group)\n            if not alone",
         "                pass\n            if not alone",
     ),
     ("one that failed takes others along", "or len(group) == 1:", "or True:"),
@@ -69,30 +69,30 @@ WRITER = mutants(
     ("what is small goes beside", "return batch.size >= LARGE_BYTES and", "return True and"),
     (
         "none gives way",
-        "and not self._is_gentle and not batch.has_removals",
+        "and not self._is_yielding and not batch.has_removals",
         "and not batch.has_removals",
     ),
     ("what is to be removed waits", " and not batch.has_removals\n", "\n"),
     (
         "leases of a lost batch are gone",
-        "            if under_way:  # else",
+        "            if was_pending:  # else",
         "            if True:  # else",
     ),
     (
         "leases of a written batch stay",
-        "            if under_way:  # else what has left may be what failed just now\n"
+        "            if was_pending:  # else what has left may be what failed just now\n"
         "                self._on_committed()\n",
         "",
     ),
     (
         "what is done alone does not wait",
-        "            if apart is not None:\n                self._settle_all()",
-        "            if apart is not None:\n                pass",
+        "            if exclusive is not None:\n                self._settle_all()",
+        "            if exclusive is not None:\n                pass",
     ),
     (
         "the end does not wait",
-        "            if apart is self._end:\n                self._settle_all()",
-        "            if apart is self._end:\n                pass",
+        "            if exclusive is self._end:\n                self._settle_all()",
+        "            if exclusive is self._end:\n                pass",
     ),
     ("what is known grows", "        if not self.state.batch:\n", "        if False:\n"),
     (
@@ -102,7 +102,7 @@ WRITER = mutants(
     ),
     ("all at once", "size < self._max_bytes and len(group)", "len(group)"),
     ("the size is forgotten", "        self._queue.release_bytes(size - added)\n", ""),
-    ("nothing more is taken", "begun += self._execute_late(group)", "pass"),
+    ("nothing more is taken", "executed += self._execute_late(group)", "pass"),
 )
 
 ALL = [*BESIDE, *WRITER]

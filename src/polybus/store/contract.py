@@ -119,7 +119,7 @@ class Store(ABC):
         return [self.commit(one) for one in commits]
 
     @abstractmethod
-    def open_producer(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
+    def open_producer(self, name: str, options: ProducerOptions) -> ProducerEpoch:
         """Makes the producer if need be, and raises its epoch: stamps of older ones are fenced."""
 
     @abstractmethod

@@ -205,10 +205,10 @@ def producer(name: str) -> bytes:
     return raw
 
 
-def producer_options(habits: ProducerOptions) -> ProducerOptions:
-    kept = habits.kept_results
+def producer_options(options: ProducerOptions) -> ProducerOptions:
+    kept = options.kept_results
     require(1 <= kept <= MAX_KEPT_RESULTS, f"1 to {MAX_KEPT_RESULTS} results are kept, not {kept}")
-    return habits
+    return options
 
 
 def lease(lease_s: float) -> float:

@@ -57,7 +57,7 @@ SABOTAGES = [
     Patch(
         "caches-kept",
         "store/lmdb/writer_state.py",
-        "        self.batch = WriteBatch()\n        self.cache = StateCache(self._reading)\n",
+        "        self.batch = WriteBatch()\n        self.cache = StateCache(self._open_snapshot)\n",
         "        self.batch = WriteBatch()\n",
     ),
     # Places of dead readers are never cleared.

@@ -36,9 +36,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
 @pytest.fixture
 def work(place: Place) -> BackgroundTasks:
     unused: Any = SimpleNamespace()
-    home: Any = SimpleNamespace(current=SimpleNamespace(pages=0, clear_dead_readers=lambda: None))
-    storing: Any = place
-    return BackgroundTasks(unused, home, storing, unused)
+    files: Any = SimpleNamespace(current=SimpleNamespace(pages=0, clear_dead_readers=lambda: None))
+    txn_writer: Any = place
+    return BackgroundTasks(unused, files, txn_writer, unused)
 
 
 def test_while_commits_keep_coming_chores_have_their_share_of_the_time(

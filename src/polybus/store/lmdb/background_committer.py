@@ -24,7 +24,7 @@ class CommitWork(NamedTuple):
     """A batch, the answers that wait for it, and the group that it was made of."""
 
     batch: WriteBatch
-    begun: list[WriteFuture]
+    executed: list[WriteFuture]
     group: list[WriteFuture]
 
 
@@ -47,7 +47,7 @@ class BackgroundCommitter:
         self._answer = answer
         self._on_failure = on_failure
         self._work: CommitWork | None = None
-        self._lost: FailedCommit | None = None
+        self._failed: FailedCommit | None = None
         self._idle = Lock()  # held while a batch is under way
         self._work_ready = Lock()  # held while there is nothing to do
         self._work_ready.acquire()
@@ -65,18 +65,18 @@ class BackgroundCommitter:
         return True
 
     def submit_work(self, work: CommitWork) -> None:
-        """If it `is_there`, after a `wait` that found nothing lost."""
+        """If it `is_there`, after a `wait` that found nothing failed."""
         self._idle.acquire()
         self._work = work
         self._work_ready.release()
 
     def wait(self) -> FailedCommit | None:
-        """Until no batch is under way; the one that was lost, which is told once."""
+        """Until no batch is under way; the one that was failed, which is told once."""
         if self._thread is None:
             return None
         with self._idle:
-            lost, self._lost = self._lost, None
-            return lost
+            failed, self._failed = self._failed, None
+            return failed
 
     def close(self) -> None:
         """After the last `wait`."""
@@ -97,11 +97,11 @@ class BackgroundCommitter:
         try:
             self._write(work.batch)
         except BaseException as error:
-            self._lost = FailedCommit(work.group, error)
+            self._failed = FailedCommit(work.group, error)
             self._idle.release()
             self._on_failure()
         else:
             try:
-                self._answer(work.begun)
+                self._answer(work.executed)
             finally:
                 self._idle.release()  # last: groups are answered one after the other

@@ -36,14 +36,18 @@ GROWN_PAGES: Final = 2048
 
 class BackgroundTasks:
     def __init__(
-        self, books: WriterState, home: StoreFiles, storing: TransactionWriter, reblocker: Reblocker
+        self,
+        state: WriterState,
+        files: StoreFiles,
+        txn_writer: TransactionWriter,
+        reblocker: Reblocker,
     ) -> None:
-        self._books = books
-        self._home = home
-        self._storing = storing
+        self._state = state
+        self._files = files
+        self._txn_writer = txn_writer
         self._reblocker = reblocker
         self._readers_s = time.monotonic() + READERS_S
-        self._pages = home.current.pages
+        self._pages = files.current.pages
         self._not_before_s = 0.0
         self._busy_s = -math.inf  # when there was a commit last
         self._pause_s = PAUSE_S
@@ -57,7 +61,7 @@ class BackgroundTasks:
         now = time.monotonic()
         if self._pending():
             return max(0.0, self._not_before_s - now)
-        lease_s = self._books.leases.next_expiry_s()
+        lease_s = self._state.leases.next_expiry_s()
         readers_s = max(0.0, self._readers_s - now)
         if lease_s is None:
             return readers_s
@@ -65,13 +69,13 @@ class BackgroundTasks:
 
     def expiry_task(self) -> Callable[[WriterState, None, int], None] | None:
         """A task that collects the stages whose leases ran out, if there are any."""
-        stages = self._books.leases.expired()
+        stages = self._state.leases.expired()
         if not stages or time.monotonic() < self._not_before_s:
             return None
 
-        def collect(books: WriterState, _subject: None, _now_ns: int) -> None:
+        def collect(state: WriterState, _subject: None, _now_ns: int) -> None:
             for stage in stages:
-                staged_blocks.collect(books, stage)
+                staged_blocks.collect(state, stage)
 
         return collect
 
@@ -88,8 +92,8 @@ class BackgroundTasks:
             return
         settle()
         now = time.monotonic()
-        if self._storing.has_removals:
-            self._storing.remove_some(STEP_S)
+        if self._txn_writer.has_removals:
+            self._txn_writer.remove_some(STEP_S)
         else:
             self._reblocker.step()
         self._pause_s = PAUSE_S
@@ -102,10 +106,10 @@ class BackgroundTasks:
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
     def _clear_dead_readers(self, now: float) -> None:
-        pages = self._home.current.pages
+        pages = self._files.current.pages
         if now >= self._readers_s or pages > self._pages + GROWN_PAGES:
             self._readers_s, self._pages = now + READERS_S, pages
-            self._home.current.clear_dead_readers()
+            self._files.current.clear_dead_readers()
 
     def _pending(self) -> bool:
-        return self._storing.has_removals or self._reblocker.is_due()
+        return self._txn_writer.has_removals or self._reblocker.is_due()

@@ -28,34 +28,36 @@ class ShardAppend:
         self.parts: list[StagePart] = []
 
 
-Shares = dict[tuple[int, int], ShardAppend]
+ShardAppends = dict[tuple[int, int], ShardAppend]
 
 
-def commit(books: WriterState, commit: Commit, now_ns: int) -> CommitResult:
+def commit(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
     appends, stages, changes, stamp, note = commit
     producer = None
     if stamp is not None:
-        producer = producer_stamps.find_producer(books, stamp)
+        producer = producer_stamps.find_producer(writer, stamp)
         repeated = producer_stamps.check_stamp(producer, stamp)
         if repeated is not None:
             return repeated
     if len(appends) == 1 and not (stages or changes):
-        committed = _commit_one_block(books, appends[0], note, now_ns)
+        committed = _commit_one_block(writer, appends[0], note, now_ns)
     else:
-        committed = _commit_all_parts(books, commit, now_ns)
+        committed = _commit_all_parts(writer, commit, now_ns)
     if producer is not None and stamp is not None:
-        producer_stamps.record_result(books, producer, stamp, committed)
+        producer_stamps.record_result(writer, producer, stamp, committed)
     return committed
 
 
-def _commit_one_block(books: WriterState, append: Append, note: bytes, now_ns: int) -> CommitResult:
+def _commit_one_block(
+    writer: WriterState, append: Append, note: bytes, now_ns: int
+) -> CommitResult:
     """What nearly all commits are, by the shortest way."""
     topic, number, block = append
-    known, batch = books.cache, books.batch
-    state = known.topics.get(topic) or known.topic(topic)
+    cache, batch = writer.cache, writer.batch
+    state = cache.topics.get(topic) or cache.topic(topic)
     if number not in state.open:
         request_checks.open_shard(state.topic, number)
-    shard = state.shards.get(number) or known.shard(state, number)
+    shard = state.shards.get(number) or cache.shard(state, number)
     data, count = block
     target = topic, number
     offset, first_id = shard.end, state.next_id
@@ -64,122 +66,128 @@ def _commit_one_block(books: WriterState, append: Append, note: bytes, now_ns: i
     shard.end = offset + count
     shard.added += len(data)
     state.next_id = first_id + count
-    _mark_changed(books, target, state, shard, time_ns)
+    _mark_changed(writer, target, state, shard, time_ns)
     return CommitResult((Span(topic, number, offset, first_id, count),), time_ns, (), note)
 
 
-def _commit_all_parts(books: WriterState, commit: Commit, now_ns: int) -> CommitResult:
+def _commit_all_parts(writer: WriterState, commit: Commit, now_ns: int) -> CommitResult:
     if commit.changes:
-        _ = books.cache.counters  # whatever must be looked up is, before anything is changed
-        _check_versions(books, commit.changes)
-    stages = _stages(books, commit.stages) if commit.stages else {}
-    shares = _shares(books, commit, stages)
+        _ = writer.cache.counters  # whatever must be looked up is, before anything is changed
+        _check_versions(writer, commit.changes)
+    stages = _stages(writer, commit.stages) if commit.stages else {}
+    shard_appends = _collect_appends(writer, commit, stages)
 
     for number, stage in stages.items():
-        staged_blocks.publish(books, number, stage)
+        staged_blocks.publish(writer, number, stage)
     time_ns = now_ns
-    for share in shares.values():
-        time_ns = max(time_ns, share.state.time_ns)
-    targets = sorted(shares) if len(shares) > 1 else shares
-    spans = tuple([_append(books, target, shares[target], time_ns) for target in targets])
-    versions = tuple([_change(books, change) for change in commit.changes])
+    for shard_append in shard_appends.values():
+        time_ns = max(time_ns, shard_append.state.time_ns)
+    targets = sorted(shard_appends) if len(shard_appends) > 1 else shard_appends
+    spans = tuple([_append(writer, target, shard_appends[target], time_ns) for target in targets])
+    versions = tuple([_change(writer, change) for change in commit.changes])
     return CommitResult(spans, time_ns, versions, commit.note)
 
 
-def _stages(books: WriterState, names: tuple[str, ...]) -> dict[int, StageState]:
+def _stages(writer: WriterState, names: tuple[str, ...]) -> dict[int, StageState]:
     numbers = {staged_blocks.stage_number(name): name for name in names}
     return {
-        number: staged_blocks.find_stage(books, number, name) for number, name in numbers.items()
+        number: staged_blocks.find_stage(writer, number, name) for number, name in numbers.items()
     }
 
 
-def _check_versions(books: WriterState, changes: tuple[RecordChange, ...]) -> None:
+def _check_versions(writer: WriterState, changes: tuple[RecordChange, ...]) -> None:
     for change in changes:
-        if change.expected is not None and change.expected != books.cache.version(change.key):
+        if change.expected is not None and change.expected != writer.cache.version(change.key):
             raise Conflict(
-                f"record {change.key!r} has version {books.cache.version(change.key)}, "
+                f"record {change.key!r} has version {writer.cache.version(change.key)}, "
                 f"not {change.expected}"
             )
 
 
-def _shares(books: WriterState, commit: Commit, stages: dict[int, StageState]) -> Shares:
-    shares: Shares = {}
+def _collect_appends(
+    writer: WriterState, commit: Commit, stages: dict[int, StageState]
+) -> ShardAppends:
+    shard_appends: ShardAppends = {}
     for topic, shard, block in commit.appends:
-        share = _share(books, shares, topic, shard)
-        share.blocks.append(block)
-        share.count += block.count
+        shard_append = _shard_append(writer, shard_appends, topic, shard)
+        shard_append.blocks.append(block)
+        shard_append.count += block.count
     for number, stage in stages.items():
         for target, part in staged_blocks.parts(number, stage).items():
-            share = _share(books, shares, *target)
-            share.parts.append(part)
-            share.count += part.count
-    request_checks.spans(len(shares))
-    return shares
+            shard_append = _shard_append(writer, shard_appends, *target)
+            shard_append.parts.append(part)
+            shard_append.count += part.count
+    request_checks.spans(len(shard_appends))
+    return shard_appends
 
 
-def _share(books: WriterState, shares: Shares, topic: int, shard: int) -> ShardAppend:
-    share = shares.get((topic, shard))
-    if share is None:
-        state = books.cache.topic(topic)
+def _shard_append(
+    writer: WriterState, shard_appends: ShardAppends, topic: int, shard: int
+) -> ShardAppend:
+    shard_append = shard_appends.get((topic, shard))
+    if shard_append is None:
+        state = writer.cache.topic(topic)
         if shard not in state.open:
             request_checks.open_shard(state.topic, shard)
-        books.cache.shard(state, shard)
-        share = shares[topic, shard] = ShardAppend(state)
-    return share
+        writer.cache.shard(state, shard)
+        shard_append = shard_appends[topic, shard] = ShardAppend(state)
+    return shard_append
 
 
-def _append(books: WriterState, target: tuple[int, int], share: ShardAppend, time_ns: int) -> Span:
+def _append(
+    writer: WriterState, target: tuple[int, int], shard_append: ShardAppend, time_ns: int
+) -> Span:
     topic, number = target
-    state = share.state
-    shard = books.cache.shard(state, number)
-    span = Span(topic, number, shard.end, state.next_id, share.count)
-    for block in share.blocks:
-        _add(books, target, state, shard, block, time_ns)
-    if share.parts:
-        count = sum(part.count for part in share.parts)
-        books.batch.publish(target, shard.end, share.parts, (state.next_id, time_ns))
+    state = shard_append.state
+    shard = writer.cache.shard(state, number)
+    span = Span(topic, number, shard.end, state.next_id, shard_append.count)
+    for block in shard_append.blocks:
+        _add(writer, target, state, shard, block, time_ns)
+    if shard_append.parts:
+        count = sum(part.count for part in shard_append.parts)
+        writer.batch.publish(target, shard.end, shard_append.parts, (state.next_id, time_ns))
         shard.end += count
         state.next_id += count
-        shard.added += sum(part.charged for part in share.parts)
-    _mark_changed(books, target, state, shard, time_ns)
+        shard.added += sum(part.charged for part in shard_append.parts)
+    _mark_changed(writer, target, state, shard, time_ns)
     return span
 
 
 def _add(
-    books: WriterState,
+    writer: WriterState,
     target: tuple[int, int],
     state: TopicState,
     shard: ShardState,
     block: Block,
     time_ns: int,
 ) -> None:
-    books.batch.append(target, shard.end, block, state.next_id, time_ns)
+    writer.batch.append(target, shard.end, block, state.next_id, time_ns)
     shard.end += block.count
     state.next_id += block.count
     shard.added += block.size_bytes
 
 
 def _mark_changed(
-    books: WriterState, target: tuple[int, int], state: TopicState, shard: ShardState, time_ns: int
+    writer: WriterState, target: tuple[int, int], state: TopicState, shard: ShardState, time_ns: int
 ) -> None:
     """The shard got messages: its state will be written, once a batch."""
     state.time_ns = time_ns
-    ends = books.batch.ends
+    ends = writer.batch.ends
     if target not in ends:
-        books.mark_topic(state)
-        books.mark_shard(*target, shard)
+        writer.mark_topic(state)
+        writer.mark_shard(*target, shard)
     ends[target] = shard.end
 
 
-def _change(books: WriterState, change: RecordChange) -> int:
+def _change(writer: WriterState, change: RecordChange) -> int:
     key, value, _ = change
-    books.batch.has_record_changes = True
+    writer.batch.has_record_changes = True
     if value is None:
-        books.cache.versions[key] = 0
-        books.batch.delete(store_keys.record(key))
+        writer.cache.versions[key] = 0
+        writer.batch.delete(store_keys.record(key))
         return 0
-    version = books.next_number("version")
-    books.cache.versions[key] = version
-    books.batch.put(store_keys.record(key), stored_values.encode_record(value, version))
-    books.batch.size += len(value)
+    version = writer.next_number("version")
+    writer.cache.versions[key] = version
+    writer.batch.put(store_keys.record(key), stored_values.encode_record(value, version))
+    writer.batch.size += len(value)
     return version

@@ -17,7 +17,7 @@ from polybus.store.lmdb import store_keys, stored_values
 from polybus.store.lmdb.store_files import StoreFiles
 from polybus.store.lmdb.writer_state import scan_prefix
 
-LOOK_S: Final = 0.02
+POLL_S: Final = 0.02
 _SHARD_KEY_BYTES: Final = 9
 
 _log = logging.getLogger("polybus.store")
@@ -49,12 +49,12 @@ class CommitListeners:
 class CommitPoller:
     """Tells listeners what another process has written."""
 
-    def __init__(self, home: StoreFiles, listeners: CommitListeners) -> None:
-        self._home = home
+    def __init__(self, files: StoreFiles, listeners: CommitListeners) -> None:
+        self._files = files
         self._listeners = listeners
         self._over = threading.Event()
         self._ends = self._read_ends()
-        self._thread = threading.Thread(target=self._run, name="polybus-lookout", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="polybus-poller", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -64,14 +64,14 @@ class CommitPoller:
 
     def _run(self) -> None:
         last = -1
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(POLL_S):
             try:
                 last = self._poll(last)
             except PolybusError:
                 _log.exception("looking for news failed, and will be tried again")
 
     def _poll(self, last: int) -> int:
-        with self._home.snapshot() as transaction:
+        with self._files.snapshot() as transaction:
             number: int = transaction.id()
         if number != last:
             ends = self._read_ends()
@@ -86,7 +86,7 @@ class CommitPoller:
         return number
 
     def _read_ends(self) -> dict[tuple[int, int], int]:
-        with self._home.snapshot() as transaction:
+        with self._files.snapshot() as transaction:
             return {
                 store_keys.shard_of_state(key): stored_values.SHARD_STATE.unpack(raw)[1]
                 for key, raw in scan_prefix(transaction, store_keys.STATE)

@@ -36,22 +36,22 @@ class RemovalStep:
                 cursor.set_range(store_keys.REMOVALS)
                 and bytes(cursor.key()[:1]) == store_keys.REMOVALS
             ):
-                todo = bytes(cursor.key())
-                if not self._remove(todo):
+                key = bytes(cursor.key())
+                if not self._remove(key):
                     return True
-                self._transaction.delete(todo)
+                self._transaction.delete(key)
         return False
 
     @property
     def _is_over(self) -> bool:
         return time.monotonic() >= self._end_s
 
-    def _remove(self, todo: bytes) -> bool:
+    def _remove(self, key: bytes) -> bool:
         """Whether all of it is gone."""
-        numbers = store_keys.removal_target(todo)
-        if todo.startswith(store_keys.TRIMMED):
+        numbers = store_keys.removal_target(key)
+        if key.startswith(store_keys.TRIMMED):
             return self._trimmed(*numbers)
-        if todo.startswith(store_keys.DROPPED):
+        if key.startswith(store_keys.DROPPED):
             return self._dropped(*numbers)
         return self._all_with(store_keys.staged_of_stage(*numbers))
 

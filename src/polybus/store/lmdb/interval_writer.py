@@ -1,7 +1,7 @@
 """Durability `interval`: answered when queued, on disk a little later, never torn.
 
 Ids are given and stamps checked on the caller's thread, under a lock, by the same
-books; the batch that gathers is written, with fsync, every interval. What is not
+state; the batch that gathers is written, with fsync, every interval. What is not
 written yet cannot be read: a read that would miss it waits until it is, so nobody
 ever sees what a crash may take back.
 
@@ -47,11 +47,11 @@ class IntervalWriter(StoreWriter):
         self._writing_bytes = 0
 
     def submit(self, task: Task, subject: Any = None, size: int = 0) -> Future[Any]:
-        answer = WriteFuture(task, subject, size)
+        future = WriteFuture(task, subject, size)
         with self._changed:
-            begun = self._submit_locked(answer)
-        task_future.resolve_all(begun)
-        return answer
+            executed = self._submit_locked(future)
+        task_future.resolve_all(executed)
+        return future
 
     def submit_all(
         self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
@@ -77,41 +77,41 @@ class IntervalWriter(StoreWriter):
 
     # --- under the lock
 
-    def _submit_locked(self, answer: WriteFuture) -> list[WriteFuture]:
+    def _submit_locked(self, future: WriteFuture) -> list[WriteFuture]:
         """Does a task now, if there is room; else it waits for some."""
         refusal = StoreClosed("the store was closed") if self._queue.closed else self._failure
         if refusal is not None:
-            answer.set_exception(refusal)
+            future.set_exception(refusal)
             return []
         full = self._gathered_bytes + self._writing_bytes >= MAX_BYTES
         if self._backlog or full:
-            self._wait_for_room(answer)
+            self._wait_for_room(future)
             return []
-        return self._gather(answer)
+        return self._gather(future)
 
-    def _wait_for_room(self, answer: WriteFuture) -> None:
+    def _wait_for_room(self, future: WriteFuture) -> None:
         try:
-            check_limits(len(self._backlog) + 1, self._backlog_bytes + answer.size)
+            check_limits(len(self._backlog) + 1, self._backlog_bytes + future.size)
         except PolybusError as error:
-            answer.set_exception(error)
+            future.set_exception(error)
             return
-        self._backlog.append(answer)
-        self._backlog_bytes += answer.size
+        self._backlog.append(future)
+        self._backlog_bytes += future.size
         self._flush_soon()
 
-    def _gather(self, answer: WriteFuture) -> list[WriteFuture]:
+    def _gather(self, future: WriteFuture) -> list[WriteFuture]:
         try:
-            begun = task_future.run_tasks([answer], self.state, self._wall_ns(), PolybusError)
+            executed = task_future.run_tasks([future], self.state, self._wall_ns(), PolybusError)
         except Exception as error:
-            fail_group([answer], error)
+            fail_group([future], error)
             return []
-        self._gathered_bytes += answer.size
+        self._gathered_bytes += future.size
         if self._gathered_bytes >= EARLY_BYTES:
             self._flush_soon()
         elif self._due_s is None:
             self._due_s = time.monotonic() + self._interval_s
             self._wake()
-        return begun
+        return executed
 
     def _flush_soon(self) -> None:
         self._due_s = 0.0
@@ -119,12 +119,12 @@ class IntervalWriter(StoreWriter):
 
     def _admit(self) -> list[WriteFuture]:
         """Those who waited for room, as far as there is some."""
-        begun: list[WriteFuture] = []
+        executed: list[WriteFuture] = []
         while self._backlog and self._gathered_bytes < MAX_BYTES:
-            answer = self._backlog.popleft()
-            self._backlog_bytes -= answer.size
-            begun += self._gather(answer)
-        return begun
+            future = self._backlog.popleft()
+            self._backlog_bytes -= future.size
+            executed += self._gather(future)
+        return executed
 
     # --- on the thread
 
@@ -139,16 +139,16 @@ class IntervalWriter(StoreWriter):
         """Nothing is written beside this thread."""
 
     def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
-        """Nudges, which do nothing, and chores."""
+        """Nudges, which do nothing, and tasks."""
         with self._changed:
-            begun = task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
+            executed = task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
             if self._due_s is None and self.state.batch:
                 self._due_s = time.monotonic() + self._interval_s
-        task_future.resolve_all(begun)
+        task_future.resolve_all(executed)
 
-    def _process_alone(self, answer: WriteFuture) -> None:
+    def _process_alone(self, future: WriteFuture) -> None:
         self._flush()
-        super()._process_alone(answer)
+        super()._process_alone(future)
 
     def _run_background_tasks(self, busy: bool) -> None:
         if self._due_s is not None and time.monotonic() >= self._due_s:
@@ -176,8 +176,8 @@ class IntervalWriter(StoreWriter):
             if batch is None:
                 break
             try:
-                self._chores.note_batch(batch)
-                self._storing.write(batch)
+                self._tasks.note_batch(batch)
+                self._txn_writer.write(batch)
             except Exception as error:
                 self._on_failure(error)
                 return False
@@ -204,11 +204,11 @@ class IntervalWriter(StoreWriter):
             self.state.leases.confirm()
             if not self.state.batch:
                 self.state.cache.shrink()
-            begun = self._admit()
+            executed = self._admit()
             self._changed.notify_all()
         if batch.ends or batch.altered:
-            self._tell(batch)
-        return begun
+            self._on_visible(batch)
+        return executed
 
     def _on_failure(self, error: Exception) -> None:
         if not isinstance(error, PolybusError):

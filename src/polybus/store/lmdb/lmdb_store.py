@@ -74,11 +74,11 @@ class LmdbStore(Store):
         self.read_only = read_only
         self._pid = os.getpid()
         self._closed = False
-        self._home = StoreFiles(self.path, read_only=read_only)
-        self._reader = StoreReader(self._home)
+        self._files = StoreFiles(self.path, read_only=read_only)
+        self._reader = StoreReader(self._files)
         self._listeners = CommitListeners()
         self._recent = RecentEntries()
-        self._lookout: CommitPoller | None = None
+        self._poller: CommitPoller | None = None
         self._writer: StoreWriter | None = None
         if not read_only:
             self._writer = self._open_writer(durability, commit_interval_ms, wall_ns, clock_s)
@@ -90,14 +90,14 @@ class LmdbStore(Store):
         wall_ns: Callable[[], int],
         clock_s: Callable[[], float],
     ) -> StoreWriter:
-        books = WriterState(self._home.snapshot, clock_s)
-        self._storing = TransactionWriter(self._home)
-        self._reblocker = Reblocker(self._home, self._storing)
+        state = WriterState(self._files.snapshot, clock_s)
+        self._txn_writer = TransactionWriter(self._files)
+        self._reblocker = Reblocker(self._files, self._txn_writer)
         try:
-            self._start_leases(books)
+            self._start_leases(state)
             self._reblocker.load()
-            chores = BackgroundTasks(books, self._home, self._storing, self._reblocker)
-            parts = books, self._storing, chores, wall_ns, self._on_written
+            tasks = BackgroundTasks(state, self._files, self._txn_writer, self._reblocker)
+            parts = state, self._txn_writer, tasks, wall_ns, self._on_written
             writer = (
                 StoreWriter(*parts)
                 if durability == "fsync"
@@ -105,23 +105,23 @@ class LmdbStore(Store):
             )
             writer.start()
         except BaseException:
-            self._home.close()
+            self._files.close()
             raise
         return writer
 
-    def _start_leases(self, books: WriterState) -> None:
-        with self._home.snapshot() as transaction:
+    def _start_leases(self, state: WriterState) -> None:
+        with self._files.snapshot() as transaction:
             for key, raw in scan_prefix(transaction, store_keys.STAGES):
                 if len(key) == len(store_keys.stage(0)):
                     stage = int.from_bytes(key[1:], "big")
-                    books.leases.start(stage, *stored_values.STAGE.unpack(raw))
+                    state.leases.start(stage, *stored_values.STAGE.unpack(raw))
 
     # --- topics
 
     def create(self, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
         name, shards, settings = request_checks.new_topic(name, shards, settings)
         topic: Topic = self._execute(
-            lambda books: topic_catalog.create(books, name, shards, settings)
+            lambda writer: topic_catalog.create(writer, name, shards, settings)
         )
         return topic
 
@@ -131,7 +131,7 @@ class LmdbStore(Store):
             request_checks.new_shards(add_shards),
         )
         topic: Topic = self._execute(
-            lambda books: topic_catalog.configure(books, name, settings, added)
+            lambda writer: topic_catalog.configure(writer, name, settings, added)
         )
         return topic
 
@@ -140,7 +140,7 @@ class LmdbStore(Store):
         return self._reader.topics()
 
     def drop(self, name: str) -> None:
-        self._execute(lambda books: topic_catalog.drop(books, name))
+        self._execute(lambda writer: topic_catalog.drop(writer, name))
 
     # --- writing
 
@@ -164,48 +164,50 @@ class LmdbStore(Store):
         except PolybusError:  # each is told what is wrong with it
             return super().commit_all(commits)
 
-    def open_producer(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
+    def open_producer(self, name: str, options: ProducerOptions) -> ProducerEpoch:
         request_checks.producer(name)
-        habits = request_checks.producer_options(habits)
+        options = request_checks.producer_options(options)
         opened: ProducerEpoch = self._execute(
-            lambda books: producer_stamps.open_producer(books, name, habits)
+            lambda writer: producer_stamps.open_producer(writer, name, options)
         )
         return opened
 
     def look_up_producer(self, name: str) -> ProducerEpoch | None:
         request_checks.producer(name)
         opened: ProducerEpoch | None = self._execute(
-            lambda books: producer_stamps.look_up(books, name)
+            lambda writer: producer_stamps.look_up(writer, name)
         )
         return opened
 
     def close_producer(self, name: str, epoch: int) -> None:
         request_checks.producer(name)
-        self._execute(lambda books: producer_stamps.close_producer(books, name, epoch))
+        self._execute(lambda writer: producer_stamps.close_producer(writer, name, epoch))
 
     def open_stage(self, lease_s: float = LEASE_S) -> str:
         request_checks.lease(lease_s)
-        stage: str = self._execute(lambda books: staged_blocks.open_stage(books, lease_s))
+        stage: str = self._execute(lambda writer: staged_blocks.open_stage(writer, lease_s))
         return stage
 
     def stage(self, stage: str, appends: Sequence[Append]) -> Future[None]:
         try:
             request_checks.appends(appends)
             size = sum([append.block.size_bytes for append in appends])
-            return self._submit(lambda books: staged_blocks.add_blocks(books, stage, appends), size)
+            return self._submit(
+                lambda writer: staged_blocks.add_blocks(writer, stage, appends), size
+            )
         except PolybusError as error:
             return _failed_future(error)
 
     def renew(self, stage: str, lease_s: float = LEASE_S) -> None:
         request_checks.lease(lease_s)
-        self._execute(lambda books: staged_blocks.renew(books, stage, lease_s))
+        self._execute(lambda writer: staged_blocks.renew(writer, stage, lease_s))
 
     def discard(self, stage: str) -> None:
-        self._execute(lambda books: staged_blocks.discard(books, stage))
+        self._execute(lambda writer: staged_blocks.discard(writer, stage))
 
     def trim(self, topic: int, before: Mapping[int, int]) -> None:
         before = dict(before)
-        self._execute(lambda books: topic_catalog.trim(books, topic, before))
+        self._execute(lambda writer: topic_catalog.trim(writer, topic, before))
 
     # --- reading
 
@@ -249,7 +251,7 @@ class LmdbStore(Store):
     def get(self, key: bytes) -> StoredRecord | None:
         request_checks.key(key)
         self._settle(WriteBatch.changes_records)
-        with self._home.snapshot() as transaction:
+        with self._files.snapshot() as transaction:
             raw = transaction.get(store_keys.record(key))
             return None if raw is None else StoredRecord(key, *stored_values.read_record(raw))
 
@@ -257,7 +259,7 @@ class LmdbStore(Store):
         request_checks.scan(prefix, after, limit)
         self._settle(WriteBatch.changes_records)
         found: list[StoredRecord] = []
-        with self._home.snapshot() as transaction, transaction.cursor() as cursor:
+        with self._files.snapshot() as transaction, transaction.cursor() as cursor:
             more = cursor.set_range(store_keys.record(max(prefix, after)))
             while more and len(found) < limit and cursor.key()[: len(prefix) + 1] == b"r" + prefix:
                 key = bytes(cursor.key()[1:])
@@ -269,8 +271,8 @@ class LmdbStore(Store):
     def watch(self, listener: Listener) -> Callable[[], None]:
         self._check()
         unwatch = self._listeners.add(listener)
-        if self.read_only and self._lookout is None:
-            self._lookout = CommitPoller(self._home, self._listeners)
+        if self.read_only and self._poller is None:
+            self._poller = CommitPoller(self._files, self._listeners)
         return unwatch
 
     # --- the end
@@ -283,10 +285,10 @@ class LmdbStore(Store):
             if self._writer is not None:
                 self._writer.close()
         finally:
-            if self._lookout is not None:
-                self._lookout.close()
+            if self._poller is not None:
+                self._poller.close()
             self._listeners.clear()
-            self._home.close()
+            self._files.close()
 
     # --- more than the contract asks for
 
@@ -302,20 +304,22 @@ class LmdbStore(Store):
 
         How many steps that took. It is done in the background as well, a step at a time.
         """
-        return int(self._run_alone(lambda: self._storing.remove_all() + self._reblocker.run_all()))
+        return int(
+            self._run_alone(lambda: self._txn_writer.remove_all() + self._reblocker.run_all())
+        )
 
     def compact(self, progress: Progress = no_progress) -> tuple[int, int]:
         """Gives the room of what was removed back; nobody can write meanwhile.
 
         Bytes of the file before and after.
         """
-        sizes: tuple[int, int] = self._run_alone(lambda: compact_files(self._home, progress))
+        sizes: tuple[int, int] = self._run_alone(lambda: compact_files(self._files, progress))
         return sizes
 
     def backup(self, target: Path, progress: Progress = no_progress) -> int:
         """A copy of the store as it is now, in a new folder, while others go on; its bytes."""
         self._settle(bool)
-        with self._home.hold_environment() as used:
+        with self._files.hold_environment() as used:
             return backup_environment(used, target, progress)
 
     # --- what they share
@@ -367,9 +371,9 @@ class LmdbStore(Store):
             self._listeners.notify([ShardEnd(*target, end) for target, end in batch.ends.items()])
 
 
-def _run_change(books: WriterState, change: Callable[[WriterState], Any], _now_ns: int) -> Any:
+def _run_change(state: WriterState, change: Callable[[WriterState], Any], _now_ns: int) -> Any:
     """A task of the writer's that does not ask for the time."""
-    return change(books)
+    return change(state)
 
 
 def _failed_future(error: PolybusError) -> Future[Any]:

@@ -14,40 +14,40 @@ from polybus.store.lmdb import store_keys, stored_values
 from polybus.store.lmdb.writer_state import ProducerState, WriterState
 
 
-def open_producer(books: WriterState, name: str, habits: ProducerOptions) -> ProducerEpoch:
-    producer = books.cache.producer(name)
+def open_producer(writer: WriterState, name: str, options: ProducerOptions) -> ProducerEpoch:
+    producer = writer.cache.producer(name)
     if producer is None:
         producer = ProducerState(
-            books.next_number("producer"), 0, 0, habits.dense, habits.kept_results
+            writer.next_number("producer"), 0, 0, options.dense, options.kept_results
         )
-    elif producer.kept != habits.kept_results:
-        _resize(books, producer, habits.kept_results)
+    elif producer.kept != options.kept_results:
+        _resize(writer, producer, options.kept_results)
     producer.epoch += 1
-    producer.dense = habits.dense
-    books.cache.producers[name] = producer
-    _store(books, name, producer)
+    producer.dense = options.dense
+    writer.cache.producers[name] = producer
+    _store(writer, name, producer)
     return ProducerEpoch(producer.epoch, producer.counter)
 
 
-def look_up(books: WriterState, name: str) -> ProducerEpoch | None:
-    producer = books.cache.producer(name)
+def look_up(writer: WriterState, name: str) -> ProducerEpoch | None:
+    producer = writer.cache.producer(name)
     return ProducerEpoch(producer.epoch, producer.counter) if producer else None
 
 
-def close_producer(books: WriterState, name: str, epoch: int) -> None:
-    producer = _of_epoch(books, name, epoch)
-    books.cache.producers[name] = None
-    books.batch.delete(store_keys.producer(name.encode()))
+def close_producer(writer: WriterState, name: str, epoch: int) -> None:
+    producer = _of_epoch(writer, name, epoch)
+    writer.cache.producers[name] = None
+    writer.batch.delete(store_keys.producer(name.encode()))
     for slot in range(min(producer.slots, producer.kept)):
-        books.batch.delete(store_keys.result(producer.number, slot))
+        writer.batch.delete(store_keys.result(producer.number, slot))
 
 
-def find_producer(books: WriterState, stamp: Stamp) -> ProducerState:
+def find_producer(writer: WriterState, stamp: Stamp) -> ProducerState:
     """The producer whose stamp it is; `Fenced` if it has another epoch by now."""
-    producer = books.cache.producers.get(stamp.producer)
+    producer = writer.cache.producers.get(stamp.producer)
     if producer is not None and producer.epoch == stamp.epoch:
         return producer
-    return _of_epoch(books, stamp.producer, stamp.epoch)
+    return _of_epoch(writer, stamp.producer, stamp.epoch)
 
 
 def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
@@ -64,21 +64,21 @@ def check_stamp(producer: ProducerState, stamp: Stamp) -> CommitResult | None:
 
 
 def record_result(
-    books: WriterState, producer: ProducerState, stamp: Stamp, committed: CommitResult
+    writer: WriterState, producer: ProducerState, stamp: Stamp, committed: CommitResult
 ) -> None:
     """The stamp is used up, and this is its result; `judge` has allowed it."""
     _, _, counter, digest = stamp
     slot = producer.slots % producer.kept
     raw = stored_values.encode_result(counter, digest, committed)
-    books.batch.put(store_keys.result(producer.number, slot), raw)
+    writer.batch.put(store_keys.result(producer.number, slot), raw)
     producer.slots += 1
     if counter > producer.counter:
         producer.counter = counter
     producer.results[slot] = raw
 
 
-def _of_epoch(books: WriterState, name: str, epoch: int) -> ProducerState:
-    producer = books.cache.producer(name)
+def _of_epoch(writer: WriterState, name: str, epoch: int) -> ProducerState:
+    producer = writer.cache.producer(name)
     if producer is None:
         raise UnknownProducer(f"nobody has opened a producer {name!r}")
     if epoch != producer.epoch:
@@ -96,19 +96,19 @@ def _first_result(producer: ProducerState, stamp: Stamp) -> CommitResult:
     raise Stale(f"the result of {stamp.producer!r} {stamp.counter} is not kept any more")
 
 
-def _resize(books: WriterState, producer: ProducerState, kept: int) -> None:
+def _resize(writer: WriterState, producer: ProducerState, kept: int) -> None:
     """Lays the ring out anew, with as many of the newest results as it will hold."""
     for slot in range(min(producer.slots, producer.kept)):
-        books.batch.delete(store_keys.result(producer.number, slot))
+        writer.batch.delete(store_keys.result(producer.number, slot))
     newest = sorted(producer.results.values(), key=stored_values.counter_of)[-kept:]
     producer.results = dict(enumerate(newest))
     for slot, raw in producer.results.items():
-        books.batch.put(store_keys.result(producer.number, slot), raw)
+        writer.batch.put(store_keys.result(producer.number, slot), raw)
     producer.kept, producer.slots = kept, len(newest)
 
 
-def _store(books: WriterState, name: str, producer: ProducerState) -> None:
+def _store(writer: WriterState, name: str, producer: ProducerState) -> None:
     raw = stored_values.PRODUCER.pack(
         producer.number, producer.epoch, producer.counter, producer.dense, producer.kept
     )
-    books.batch.put(store_keys.producer(name.encode()), raw)
+    writer.batch.put(store_keys.producer(name.encode()), raw)

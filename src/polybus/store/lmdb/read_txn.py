@@ -41,7 +41,7 @@ class EntrySpan(Protocol):
 
 
 class EntryPosition(Protocol):
-    """Where an entry stands, and what is in it: a walk, or what was written just now."""
+    """Where an entry stands, and what is in it: a cursor, or what was written just now."""
 
     @property
     def shard(self) -> int: ...
@@ -93,20 +93,20 @@ class RowCollector:
         self._counted_at = len(self._pieces) * 3 // 2
         return rows >= self._max_rows or size >= self._max_bytes
 
-    def collect(self, walk: EntryPosition, start: int, end: int) -> int:
+    def collect(self, cursor: EntryPosition, start: int, end: int) -> int:
         """The messages of the walk's entry between two offsets, as far as they are wanted.
 
         How far they were taken.
         """
-        entry = walk.entry
+        entry = cursor.entry
         assert entry is not None
         reached = start
-        for layout, table, first in walk.blocks(max(0, start - entry.first)):
+        for layout, table, first in cursor.blocks(max(0, start - entry.first)):
             low, high = max(0, start - first), min(layout.count, end - first)
             if self._by_piece:
                 high = min(high, low + self._enough_rows - self._rows)
             if low < high:
-                self._pieces.append(BlockSlice(layout, table, first, walk.shard, low, high))
+                self._pieces.append(BlockSlice(layout, table, first, cursor.shard, low, high))
                 self._rows += high - low
                 self._bytes += layout.size_bytes * (high - low) // layout.count
             else:
@@ -139,12 +139,12 @@ class RowCollector:
 
 
 class StoreReader:
-    def __init__(self, home: StoreFiles) -> None:
-        self._home = home
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
         self._topics: dict[int, tuple[bytes, Topic]] = {}
 
     def topics(self) -> list[Topic]:
-        with self._home.snapshot() as transaction:
+        with self._files.snapshot() as transaction:
             found = [
                 stored_values.read_topic(raw)[0]
                 for _, raw in scan_prefix(transaction, store_keys.TOPICS)
@@ -152,51 +152,51 @@ class StoreReader:
         return sorted(found, key=lambda topic: topic.name)
 
     def bounds(self, number: int) -> Bounds:
-        with self._begin(number) as look:
-            shards = look.bounds()
+        with self._begin(number) as txn:
+            shards = txn.bounds()
             firsts = [
-                look.first_id(shard, at.start)
+                txn.first_id(shard, at.start)
                 for shard, at in enumerate(shards)
                 if at.start < at.end
             ]
-            return Bounds(min(firsts, default=look.next_id), look.next_id, look.time_ns, shards)
+            return Bounds(min(firsts, default=txn.next_id), txn.next_id, txn.time_ns, shards)
 
     def read(
         self, number: int, shard: int | All, start: int, end: int, max_rows: int, max_bytes: int
     ) -> Rows:
-        with self._begin(number) as look:
-            request_checks.shard_of(look.topic, shard)
+        with self._begin(number) as txn:
+            request_checks.shard_of(txn.topic, shard)
             if end <= start:
                 return EMPTY
             try:
-                with closing(RowCollector(max_rows, max_bytes)) as harvest:
-                    return look.read(harvest, shard, start, end, later=True)
+                with closing(RowCollector(max_rows, max_bytes)) as collector:
+                    return txn.read(collector, shard, start, end, later=True)
             except Damaged:
                 # Now block by block: what stands before the damage is given.
-                with closing(RowCollector(max_rows, max_bytes)) as harvest:
-                    return look.read(harvest, shard, start, end, later=False)
+                with closing(RowCollector(max_rows, max_bytes)) as collector:
+                    return txn.read(collector, shard, start, end, later=False)
 
     def read_parts(
         self, number: int, parts: Sequence[ShardRange], max_rows: int, max_bytes: int
     ) -> Rows:
-        with self._begin(number) as look:
+        with self._begin(number) as txn:
             for part in parts:
-                request_checks.shard_of(look.topic, part.shard)
+                request_checks.shard_of(txn.topic, part.shard)
             try:
-                return look.read_parts(parts, max_rows, max_bytes, later=True)
+                return txn.read_parts(parts, max_rows, max_bytes, later=True)
             except Damaged:
-                return look.read_parts(parts, max_rows, max_bytes, later=False)
+                return txn.read_parts(parts, max_rows, max_bytes, later=False)
 
     def find(self, number: int, shard: int | All, timestamp_ns: int) -> int:
-        with self._begin(number) as look:
-            request_checks.shard_of(look.topic, shard)
+        with self._begin(number) as txn:
+            request_checks.shard_of(txn.topic, shard)
             if shard == ALL:
-                ids = [look.find_time(shard, timestamp_ns)[1] for shard in look.topic.shards]
+                ids = [txn.find_time(shard, timestamp_ns)[1] for shard in txn.topic.shards]
                 return min(ids)
-            return look.find_time(shard, timestamp_ns)[0]
+            return txn.find_time(shard, timestamp_ns)[0]
 
     def _begin(self, number: int) -> ReadTxnContext:
-        return ReadTxnContext(self._home.snapshot(), number, self.topic)
+        return ReadTxnContext(self._files.snapshot(), number, self.topic)
 
     def topic(self, number: int, raw: bytes) -> Topic:
         """Decoded once, as long as it stays the same."""
@@ -211,31 +211,31 @@ class StoreReader:
 class ReadTxnContext:
     """A topic within a transaction, for the length of a `with`."""
 
-    __slots__ = ("_decode", "_look", "_number", "_reading")
+    __slots__ = ("_decode", "_number", "_snapshot", "_txn")
 
     def __init__(
-        self, reading: ReadSnapshot, number: int, decode: Callable[[int, bytes], Topic]
+        self, snapshot: ReadSnapshot, number: int, decode: Callable[[int, bytes], Topic]
     ) -> None:
-        self._reading = reading
+        self._snapshot = snapshot
         self._number = number
         self._decode = decode
 
     def __enter__(self) -> ReadTxn:
-        transaction = self._reading.__enter__()
+        transaction = self._snapshot.__enter__()
         try:
             raw = transaction.get(store_keys.topic(self._number))
             state = transaction.get(store_keys.state(self._number))
             if raw is None or state is None:
                 raise DoesNotExist(f"there is no topic number {self._number}")
-            self._look = ReadTxn(transaction, self._decode(self._number, bytes(raw)), state)
+            self._txn = ReadTxn(transaction, self._decode(self._number, bytes(raw)), state)
         except BaseException as error:
-            self._reading.__exit__(type(error), error, error.__traceback__)
+            self._snapshot.__exit__(type(error), error, error.__traceback__)
             raise
-        return self._look
+        return self._txn
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._look.close()
-        self._reading.__exit__(kind, error, trace)
+        self._txn.close()
+        self._snapshot.__exit__(kind, error, trace)
 
 
 class ReadTxn:
@@ -243,7 +243,7 @@ class ReadTxn:
 
     def __init__(self, transaction: Transaction, topic: Topic, state: memoryview) -> None:
         self._transaction = transaction
-        self._walks: list[EntryCursor] = []
+        self._cursors: list[EntryCursor] = []
         self._later = False
         self.topic = topic
         self.next_id, self.time_ns = stored_values.TOPIC_STATE.unpack(state)
@@ -255,9 +255,9 @@ class ReadTxn:
 
     def open_cursor(self, shard: int) -> EntryCursor:
         number, name = self.topic.number, self.topic.name
-        walk = EntryCursor(self._transaction, number, shard, name, later=self._later)
-        self._walks.append(walk)
-        return walk
+        cursor = EntryCursor(self._transaction, number, shard, name, later=self._later)
+        self._cursors.append(cursor)
+        return cursor
 
     def bounds(self) -> tuple[ShardBounds, ...]:
         number = self.topic.number
@@ -280,40 +280,40 @@ class ReadTxn:
         return run_table.id_at(entry.runs, max(0, start - entry.first))
 
     def read(
-        self, harvest: RowCollector, shard: int | All, start: int, end: int, *, later: bool
+        self, collector: RowCollector, shard: int | All, start: int, end: int, *, later: bool
     ) -> Rows:
         """`later`: checksums are compared while messages are copied, which reads memory once."""
         self._later = later
         if shard == ALL:
-            return self.read_all(harvest, start, end)
-        return self.read_shard(harvest, shard, start, end)
+            return self.read_all(collector, start, end)
+        return self.read_shard(collector, shard, start, end)
 
-    def read_shard(self, harvest: RowCollector, shard: int, start: int, end: int) -> Rows:
+    def read_shard(self, collector: RowCollector, shard: int, start: int, end: int) -> Rows:
         end = self._checked_end(shard, start, end)
         try:
-            self._read_shard(harvest, shard, start, end)
+            self._read_shard(collector, shard, start, end)
         except StoreFault:
             # What stands before the damage is given; whoever then comes to it hears of it.
-            if harvest.is_empty:
+            if collector.is_empty:
                 raise
-        return harvest.rows(self.topic.name)
+        return collector.rows(self.topic.name)
 
     def read_parts(
         self, parts: Sequence[ShardRange], max_rows: int, max_bytes: int, *, later: bool
     ) -> Rows:
         """Each part has an equal share of the bytes; what one leaves is for those behind it."""
         self._later = later
-        with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as harvest:
+        with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as collector:
             try:
                 for at, (shard, start, end, most) in enumerate(parts):
-                    if start < end and not harvest.is_full:
+                    if start < end and not collector.is_full:
                         end = self._checked_end(shard, start, end)
-                        harvest.begin_part(most, len(parts) - at)
-                        self._read_shard(harvest, shard, start, end)
+                        collector.begin_part(most, len(parts) - at)
+                        self._read_shard(collector, shard, start, end)
             except StoreFault:
-                if harvest.is_empty:
+                if collector.is_empty:
                     raise
-            return harvest.rows(self.topic.name)
+            return collector.rows(self.topic.name)
 
     def _checked_end(self, shard: int, start: int, end: int) -> int:
         first, last = self.shard_range(shard)
@@ -322,48 +322,50 @@ class ReadTxn:
             raise Trimmed(text, first)
         return min(end, last)
 
-    def _read_shard(self, harvest: RowCollector, shard: int, start: int, end: int) -> None:
-        walk = self.open_cursor(shard)
-        entry = walk.seek(start) if start < end else None
+    def _read_shard(self, collector: RowCollector, shard: int, start: int, end: int) -> None:
+        cursor = self.open_cursor(shard)
+        entry = cursor.seek(start) if start < end else None
         while entry is not None and entry.first < end:
-            harvest.collect(walk, start, end)
-            if harvest.has_enough or entry.end >= end:
+            collector.collect(cursor, start, end)
+            if collector.has_enough or entry.end >= end:
                 break
-            entry = walk.next()
+            entry = cursor.next()
 
-    def read_all(self, harvest: RowCollector, from_id: int, below_id: int) -> Rows:
+    def read_all(self, collector: RowCollector, from_id: int, below_id: int) -> Rows:
         if from_id >= self.next_id:
             return EMPTY  # who follows a topic asks this most often, and every shard takes time
         streams = [
-            (first_id, offset, self._walks[-1])
+            (first_id, offset, self._cursors[-1])
             for shard in self.topic.shards
             for offset, first_id in [self.find_id(shard, from_id)]
-            if self._walks[-1].entry is not None and first_id < below_id
+            if self._cursors[-1].entry is not None and first_id < below_id
         ]
         # By their first id, which no two have.
         heapq.heapify(streams)
         fault: StoreFault | None = None
-        while streams and streams[0][0] < below_id and not harvest.has_enough_below(streams[0][0]):
-            first_id, offset, walk = heapq.heappop(streams)
-            entry = walk.entry
+        while (
+            streams and streams[0][0] < below_id and not collector.has_enough_below(streams[0][0])
+        ):
+            first_id, offset, cursor = heapq.heappop(streams)
+            entry = cursor.entry
             assert entry is not None
             try:
-                offset = harvest.collect(walk, offset, entry.end)
+                offset = collector.collect(cursor, offset, entry.end)
                 first_id = run_table.id_at(entry.runs, offset - 1 - entry.first) + 1
                 if offset == entry.end:
-                    entry = walk.next()
+                    entry = cursor.next()
             except StoreFault as error:
                 # What stands before the damage is given; whoever then comes to it hears of it.
                 fault = error
-                heapq.heappush(streams, (first_id, offset, walk))
+                heapq.heappush(streams, (first_id, offset, cursor))
                 break
             if entry is not None:
                 offset = max(offset, entry.first)
                 first_id = run_table.id_at(entry.runs, offset - entry.first)
-                heapq.heappush(streams, (first_id, offset, walk))
+                heapq.heappush(streams, (first_id, offset, cursor))
         if streams:
             below_id = min(below_id, streams[0][0])
-        rows = harvest.rows(self.topic.name, from_id, below_id)
+        rows = collector.rows(self.topic.name, from_id, below_id)
         if fault is not None and not rows.count:
             raise fault
         return rows
@@ -386,15 +388,15 @@ class ReadTxn:
 
     def _find(self, shard: int, before: Before, place_of: PlaceOf) -> tuple[int, int]:
         start, end = self.shard_range(shard)
-        walk = self.open_cursor(shard)
-        entry = walk.seek_last(start, end, before) if start < end else None
+        cursor = self.open_cursor(shard)
+        entry = cursor.seek_last(start, end, before) if start < end else None
         while entry is not None:
             place = max(place_of(entry.runs), start - entry.first)
             if place < entry.count:
                 return entry.first + place, run_table.id_at(entry.runs, place)
-            entry = walk.next()
+            entry = cursor.next()
         return end, self.next_id
 
     def close(self) -> None:
-        for walk in self._walks:
-            walk.close()
+        for cursor in self._cursors:
+            cursor.close()

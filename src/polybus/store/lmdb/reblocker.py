@@ -34,15 +34,15 @@ Target = tuple[int, int]
 
 
 class Reblocker:
-    def __init__(self, home: StoreFiles, storing: TransactionWriter) -> None:
-        self._home = home
-        self._storing = storing
+    def __init__(self, files: StoreFiles, txn_writer: TransactionWriter) -> None:
+        self._files = files
+        self._txn_writer = txn_writer
         self._small: dict[Target, int] = {}  # bytes in small entries not yet looked at
         self._due: dict[Target, None] = {}
 
     def load(self) -> None:
         """After opening: which shards have something behind what is done."""
-        with self._home.snapshot() as transaction:
+        with self._files.snapshot() as transaction:
             for key, raw in scan_prefix(transaction, store_keys.STATE):
                 if len(key) > len(store_keys.state(0)):
                     target = store_keys.shard_of_state(key)
@@ -63,11 +63,11 @@ class Reblocker:
         """One step for the shard that has waited longest; `whole`: its rest as well."""
         target = next(iter(self._due))
         try:
-            with self._storing.transaction() as transaction:
+            with self._txn_writer.transaction() as transaction:
                 done = _ReblockStep(transaction, target, whole).run()
         except Damaged:
             # Readers will hear of it; nothing is built on what is damaged.
-            with self._storing.transaction() as transaction:
+            with self._txn_writer.transaction() as transaction:
                 done = _ReblockStep(transaction, target, whole).skip_shard()
         del self._due[target]
         if done:
@@ -102,10 +102,10 @@ class _ReblockStep:
         done = _done(self._transaction, self._target)
         with closing(
             EntryCursor(self._transaction, *self._target, f"number {self._target[0]}")
-        ) as walk:
-            more = self._collect(walk, self._first(walk, done))
+        ) as cursor:
+            more = self._collect(cursor, self._first(cursor, done))
             if len(self._group) > 1 and (more or self._whole or self._size >= SMALL_BYTES):
-                self._merge(walk)
+                self._merge(cursor)
             elif not more and not self._whole:
                 return True
             self._store_upkeep(self._group[-1].end if self._group else done)
@@ -116,15 +116,15 @@ class _ReblockStep:
         self._store_upkeep(_range(self._transaction, self._target)[1])
         return True
 
-    def _first(self, walk: EntryCursor, done: int) -> LogEntry | None:
+    def _first(self, cursor: EntryCursor, done: int) -> LogEntry | None:
         """The first entry to be looked at; not one that is trimmed, be it in part."""
         start, _ = _range(self._transaction, self._target)
-        entry = walk.seek(max(done, start))
+        entry = cursor.seek(max(done, start))
         if entry is not None and entry.first < start:
-            entry = walk.next()
+            entry = cursor.next()
         return entry
 
-    def _collect(self, walk: EntryCursor, entry: LogEntry | None) -> bool:
+    def _collect(self, cursor: EntryCursor, entry: LogEntry | None) -> bool:
         """Fills the group; whether there are entries behind it."""
         looked = 0
         while entry is not None and self._can_merge(entry):
@@ -132,11 +132,11 @@ class _ReblockStep:
             self._size += entry.charged
             looked += 1
             if self._size >= TARGET_BYTES or looked >= MAX_ENTRIES:
-                return walk.next() is not None
-            entry = walk.next()
+                return cursor.next() is not None
+            entry = cursor.next()
         if entry is not None and not self._group:
             self._group.append(entry)  # too large to be merged: passed over
-            return walk.next() is not None
+            return cursor.next() is not None
         return entry is not None
 
     def _can_merge(self, entry: LogEntry) -> bool:
@@ -144,13 +144,13 @@ class _ReblockStep:
         fits = self._size + entry.charged <= MAX_BYTES
         return small and fits and len(entry.parts) <= MAX_STAGED
 
-    def _merge(self, walk: EntryCursor) -> None:
+    def _merge(self, cursor: EntryCursor) -> None:
         layouts: list[Layout] = []
         first = self._group[0]
         try:
             for entry in self._group:
-                walk.seek(entry.first)
-                layouts += [layout for layout, _, _ in walk.blocks(0)]
+                cursor.seek(entry.first)
+                layouts += [layout for layout, _, _ in cursor.blocks(0)]
             block = concat_layouts(layouts)
         finally:
             for layout in layouts:

@@ -81,21 +81,21 @@ class RecentEntries:
             if kept is None or not kept[0].first <= part.start < kept[-1].end:
                 return EMPTY
             found.append((part, kept))
-        with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as harvest:
+        with closing(RowCollector(max_rows, max_bytes, by_piece=True)) as collector:
             for at, (part, kept) in enumerate(found):
-                if not harvest.is_full:
-                    harvest.begin_part(part.max_rows, len(parts) - at)
-                    _take(harvest, part, kept)
-            return harvest.rows("")
+                if not collector.is_full:
+                    collector.begin_part(part.max_rows, len(parts) - at)
+                    _take(collector, part, kept)
+            return collector.rows("")
 
     def _forget(self, topic: int) -> None:
         for target in [target for target in self._shards if target[0] == topic]:
             del self._shards[target]
 
 
-def _take(harvest: RowCollector, part: ShardRange, kept: Sequence[RecentEntry]) -> None:
+def _take(collector: RowCollector, part: ShardRange, kept: Sequence[RecentEntry]) -> None:
     for one in kept:
         if one.end > part.start and one.first < part.end:
-            harvest.collect(one, part.start, part.end)
-            if harvest.has_enough:
+            collector.collect(one, part.start, part.end)
+            if collector.has_enough:
                 return

@@ -195,14 +195,14 @@ class _Salvager:
     def run(self) -> SalvageReport:
         self._search()
         topics = self._topics()
-        home = StoreFiles(self.target, read_only=False)
+        files = StoreFiles(self.target, read_only=False)
         try:
-            self._storing = TransactionWriter(home)
+            self._txn_writer = TransactionWriter(files)
             for topic in topics:
                 self._store(topic)
             self._finish(topics)
         finally:
-            home.close()
+            files.close()
         self.progress(len(self.raw), len(self.raw))
         lost = tuple(self.lost[:MAX_LISTED])
         return SalvageReport(len(topics), self.blocks, self.messages, self.size, lost)
@@ -275,7 +275,7 @@ class _Salvager:
                 size += self._put(batch, topic.number, shard, piece)
                 end = piece.end
                 if batch.size >= GROUP_BYTES:
-                    self._storing.write(batch)
+                    self._txn_writer.write(batch)
                     batch = WriteBatch()
             raw = stored_values.SHARD_STATE.pack(end if start is None else start, end, size)
             batch.put(store_keys.shard_state(topic.number, shard), raw)
@@ -283,14 +283,14 @@ class _Salvager:
         batch.put(store_keys.topic(topic.number), stored_values.encode_topic(topic, topic.number))
         name = NameRecord(topic.number, True, next_id, ())
         batch.put(store_keys.name(topic.name.encode()), stored_values.encode_name(name))
-        self._storing.write(batch)
+        self._txn_writer.write(batch)
 
     def _finish(self, topics: list[Topic]) -> None:
         numbers = [topic.number for topic in topics]
         highest = max(numbers, default=0) + 1
         batch = WriteBatch()
         batch.put(store_keys.COUNTERS, StoreCounters(topic=highest, version=highest).encode())
-        self._storing.write(batch)
+        self._txn_writer.write(batch)
 
     def _chosen(self, topic: Topic, shard: int) -> Iterator[SalvagePiece]:
         """For each offset the piece that is right; gaps are noted as lost."""

@@ -18,61 +18,61 @@ from polybus.store.lmdb.log_entry import LogEntry, StagePart
 from polybus.store.lmdb.writer_state import StageState, WriterState
 
 
-def open_stage(books: WriterState, lease_s: float) -> str:
-    number = books.next_number("stage") << 32 | secrets.randbits(32)
-    books.cache.stages[number] = StageState(lease_s)
-    books.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
-    books.leases.start(number, lease_s)
+def open_stage(writer: WriterState, lease_s: float) -> str:
+    number = writer.next_number("stage") << 32 | secrets.randbits(32)
+    writer.cache.stages[number] = StageState(lease_s)
+    writer.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
+    writer.leases.start(number, lease_s)
     return f"{number:016x}"
 
 
-def add_blocks(books: WriterState, name: str, appends: Sequence[Append]) -> None:
+def add_blocks(writer: WriterState, name: str, appends: Sequence[Append]) -> None:
     number = stage_number(name)
-    stage = find_stage(books, number, name)
+    stage = find_stage(writer, number, name)
     for append in appends:
-        request_checks.open_shard(books.cache.topic(append.topic).topic, append.shard)
+        request_checks.open_shard(writer.cache.topic(append.topic).topic, append.shard)
     for append in appends:
-        _add(books, number, stage, append)
+        _add(writer, number, stage, append)
 
 
-def renew(books: WriterState, name: str, lease_s: float) -> None:
+def renew(writer: WriterState, name: str, lease_s: float) -> None:
     number = stage_number(name)
-    stage = find_stage(books, number, name)
+    stage = find_stage(writer, number, name)
     if stage.lease_s != lease_s:
         stage.lease_s = lease_s
-        books.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
-    books.leases.start(number, lease_s)
+        writer.batch.put(store_keys.stage(number), stored_values.STAGE.pack(lease_s))
+    writer.leases.start(number, lease_s)
 
 
-def discard(books: WriterState, name: str) -> None:
+def discard(writer: WriterState, name: str) -> None:
     try:
         number = stage_number(name)
     except StageGone:
         return
-    collect(books, number)
+    collect(writer, number)
 
 
-def collect(books: WriterState, number: int) -> None:
+def collect(writer: WriterState, number: int) -> None:
     """Removes a stage, whether its lease holds or not; its blocks go later."""
-    stage = books.cache.stage(number)
-    books.leases.end(number)
+    stage = writer.cache.stage(number)
+    writer.leases.end(number)
     if stage is not None:
-        _forget(books, number, stage)
-        books.batch.put(store_keys.unstaged(number), b"")
-        books.batch.has_removals = True
+        _forget(writer, number, stage)
+        writer.batch.put(store_keys.unstaged(number), b"")
+        writer.batch.has_removals = True
 
 
-def find_stage(books: WriterState, number: int, name: str) -> StageState:
-    stage = books.cache.stage(number) if books.leases.is_active(number) else None
+def find_stage(writer: WriterState, number: int, name: str) -> StageState:
+    stage = writer.cache.stage(number) if writer.leases.is_active(number) else None
     if stage is None:
         raise StageGone(f"stage {name} was published, discarded or collected")
     return stage
 
 
-def publish(books: WriterState, number: int, stage: StageState) -> None:
+def publish(writer: WriterState, number: int, stage: StageState) -> None:
     """The stage's blocks belong to extents now."""
-    books.leases.end(number)
-    _forget(books, number, stage)
+    writer.leases.end(number)
+    _forget(writer, number, stage)
 
 
 def parts(number: int, stage: StageState) -> dict[tuple[int, int], StagePart]:
@@ -90,7 +90,7 @@ def stage_number(name: str) -> int:
     return number
 
 
-def _add(books: WriterState, number: int, stage: StageState, append: Append) -> None:
+def _add(writer: WriterState, number: int, stage: StageState, append: Append) -> None:
     topic, shard, block = append
     count, charged = stage.holds.get((topic, shard), (0, 0))
     part = StagePart(number, block.count, block.size_bytes)
@@ -98,16 +98,16 @@ def _add(books: WriterState, number: int, stage: StageState, append: Append) -> 
         log_entry.STAGED, topic, shard, count, block.count, block.size_bytes, b"", (part,)
     )
     value = log_entry.encode(entry, block.data)
-    books.batch.put(store_keys.staged(number, topic, shard, count), value)
-    books.batch.size += block.size_bytes
+    writer.batch.put(store_keys.staged(number, topic, shard, count), value)
+    writer.batch.size += block.size_bytes
     held = count + block.count, charged + block.size_bytes
     stage.holds[topic, shard] = held
     raw = stored_values.STAGE_SHARD.pack(*held)
-    books.batch.put(store_keys.stage_shard(number, topic, shard), raw)
+    writer.batch.put(store_keys.stage_shard(number, topic, shard), raw)
 
 
-def _forget(books: WriterState, number: int, stage: StageState) -> None:
-    books.cache.stages[number] = None
-    books.batch.delete(store_keys.stage(number))
+def _forget(writer: WriterState, number: int, stage: StageState) -> None:
+    writer.cache.stages[number] = None
+    writer.batch.delete(store_keys.stage(number))
     for topic, shard in stage.holds:
-        books.batch.delete(store_keys.stage_shard(number, topic, shard))
+        writer.batch.delete(store_keys.stage_shard(number, topic, shard))

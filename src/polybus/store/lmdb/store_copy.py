@@ -24,7 +24,7 @@ from polybus.store.lmdb.environment import Environment
 from polybus.store.lmdb.lmdb_errors import translated_errors
 from polybus.store.lmdb.store_files import StoreFiles
 
-LOOK_S: Final = 0.1
+POLL_S: Final = 0.1
 
 
 def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
@@ -32,22 +32,22 @@ def backup(source: Path, target: Path, progress: Progress = no_progress) -> int:
 
     `UsageError` if the target is there and not empty. Leaves nothing behind if it fails.
     """
-    home = StoreFiles(source, read_only=True)
+    files = StoreFiles(source, read_only=True)
     try:
-        with home.hold_environment() as used:
+        with files.hold_environment() as used:
             return backup_environment(used, target, progress)
     finally:
-        home.close()
+        files.close()
 
 
 def compact(path: Path, progress: Progress = no_progress) -> tuple[int, int]:
     """Compacts a store that nobody owns; bytes of its file before and after."""
     store_files.current_generation(path)  # it must be there
-    home = StoreFiles(path, read_only=False)
+    files = StoreFiles(path, read_only=False)
     try:
-        return compact_files(home, progress)
+        return compact_files(files, progress)
     finally:
-        home.close()
+        files.close()
 
 
 def backup_environment(environment: Environment, target: Path, progress: Progress) -> int:
@@ -62,17 +62,17 @@ def backup_environment(environment: Environment, target: Path, progress: Progres
         return written
 
 
-def compact_files(home: StoreFiles, progress: Progress) -> tuple[int, int]:
+def compact_files(files: StoreFiles, progress: Progress) -> tuple[int, int]:
     """By the owner, while nothing else is written; bytes of the file before and after."""
-    before = home.current
+    before = files.current
     size = file_bytes(before)
     with translated_errors():
         fresh = store_files.next_generation(before.path)
         try:
             written = copy(before, fresh, progress)
-            home.move_to(fresh)
+            files.move_to(fresh)
         except BaseException:
-            if home.current is before:
+            if files.current is before:
                 shutil.rmtree(fresh, ignore_errors=True)
             raise
     return size, written
@@ -111,7 +111,7 @@ def _reporting_growth(path: Path, total: int, progress: Progress) -> Iterator[No
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(LOOK_S):
+        while not over.wait(POLL_S):
             progress(min(path.stat().st_size, total), total)
 
     thread = threading.Thread(target=look, name="polybus-progress", daemon=True)
@@ -141,20 +141,20 @@ def _filling_target(target: Path) -> Iterator[None]:
 
 
 def read_file_info(path: Path) -> StoreFileInfo:
-    home = StoreFiles(path, read_only=True)
+    files = StoreFiles(path, read_only=True)
     try:
-        used, file = used_bytes(home.current), file_bytes(home.current)
+        used, file = used_bytes(files.current), file_bytes(files.current)
         return StoreFileInfo(
             stored_values.FORMAT_VERSION,
-            home.current.path.name,
+            files.current.path.name,
             file,
             used,
             max(0, file - used),
-            _readers(home.current.lmdb.readers()),
+            _readers(files.current.lmdb.readers()),
             folder_ownership.owner(path),
         )
     finally:
-        home.close()
+        files.close()
 
 
 def _readers(table: str) -> int:

@@ -278,13 +278,13 @@ class ReadSnapshot:
     A class, since every read begins here: generators in each other took as long as the rest.
     """
 
-    __slots__ = ("_home", "_transaction", "_used")
+    __slots__ = ("_files", "_transaction", "_used")
 
-    def __init__(self, home: StoreFiles) -> None:
-        self._home = home
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
 
     def __enter__(self) -> Transaction:
-        used = self._used = self._home.enter()
+        used = self._used = self._files.enter()
         try:
             self._transaction = used.begin()
         except BaseException:

@@ -4,7 +4,7 @@
     f                               the format's version
     g topic shard offset            the log: an entry, by its first offset
     n name                          a topic's name: its number, or what a dropped one left
-    p producer                      a producer's number, epoch and habits
+    p producer                      a producer's number, epoch and options
     q slot producer                 the results of its last commits, in a ring of slots
     r key                           a record
     s topic                         a topic's next id and newest time
@@ -56,9 +56,9 @@ _RESULT = Struct(">cHI")
 _STAGE = Struct(">cQ")
 _STAGE_SHARD = Struct(">cQII")
 _STAGED = Struct(">cQIIQ")
-_TODO_TOPIC = Struct(">2sI")
-_TODO_SHARD = Struct(">2sII")
-_TODO_STAGE = Struct(">2sQ")
+_REMOVAL_TOPIC = Struct(">2sI")
+_REMOVAL_SHARD = Struct(">2sII")
+_REMOVAL_STAGE = Struct(">2sQ")
 
 
 def log(topic: int, shard: int, offset: int) -> bytes:
@@ -154,18 +154,20 @@ def staged_of_stage(stage: int) -> bytes:
 
 
 def dropped(topic: int) -> bytes:
-    return _TODO_TOPIC.pack(DROPPED, topic)
+    return _REMOVAL_TOPIC.pack(DROPPED, topic)
 
 
 def trimmed(topic: int, shard: int) -> bytes:
-    return _TODO_SHARD.pack(TRIMMED, topic, shard)
+    return _REMOVAL_SHARD.pack(TRIMMED, topic, shard)
 
 
 def unstaged(stage: int) -> bytes:
-    return _TODO_STAGE.pack(UNSTAGED, stage)
+    return _REMOVAL_STAGE.pack(UNSTAGED, stage)
 
 
 def removal_target(key: bytes | memoryview) -> tuple[int, ...]:
     """What a key of things to be removed names: a topic; a topic and a shard; a stage."""
-    form = {DROPPED: _TODO_TOPIC, TRIMMED: _TODO_SHARD, UNSTAGED: _TODO_STAGE}[bytes(key[:2])]
+    form = {DROPPED: _REMOVAL_TOPIC, TRIMMED: _REMOVAL_SHARD, UNSTAGED: _REMOVAL_STAGE}[
+        bytes(key[:2])
+    ]
     return tuple(form.unpack(key)[1:])

@@ -18,57 +18,57 @@ from polybus.store.lmdb.stored_values import NameRecord
 from polybus.store.lmdb.writer_state import ShardState, TopicState, WriterState
 
 
-def create(books: WriterState, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
+def create(writer: WriterState, name: str, shards: int, settings: Mapping[str, object]) -> Topic:
     raw = name.encode()
-    before = books.cache.name(raw)
+    before = writer.cache.name(raw)
     if before is not None and before.is_live:
         raise AlreadyExists(f"there is a topic {name!r}")
-    topic = Topic(name, books.next_number("topic"), (shards,), settings)
+    topic = Topic(name, writer.next_number("topic"), (shards,), settings)
     ends = before.ends if before else ()
     state = TopicState(topic, before.next_id if before else 1, 0, topic.open_shards)
-    _put_name(books, raw, NameRecord(topic.number, True, state.next_id, ends))
-    _open_shards(books, state, ends)
+    _put_name(writer, raw, NameRecord(topic.number, True, state.next_id, ends))
+    _open_shards(writer, state, ends)
     return topic
 
 
 def configure(
-    books: WriterState, name: str, settings: Mapping[str, object], add_shards: int
+    writer: WriterState, name: str, settings: Mapping[str, object], add_shards: int
 ) -> Topic:
     raw = name.encode()
-    state = _find_live(books, name)
+    state = _find_live(writer, name)
     old = state.topic
     generations = (*old.generations, add_shards) if add_shards else old.generations
     state.topic = Topic(name, old.number, generations, settings)
     state.open = state.topic.open_shards
     if add_shards:
-        found = books.cache.name(raw)
-        _open_shards(books, state, found.ends if found else ())
+        found = writer.cache.name(raw)
+        _open_shards(writer, state, found.ends if found else ())
     else:
-        _store(books, state)
+        _store(writer, state)
     return state.topic
 
 
-def drop(books: WriterState, name: str) -> None:
-    state = _find_live(books, name)
+def drop(writer: WriterState, name: str) -> None:
+    state = _find_live(writer, name)
     raw, number = name.encode(), state.topic.number
-    before = books.cache.name(raw)
-    ends = [books.cache.shard(state, shard).end for shard in state.topic.shards]
+    before = writer.cache.name(raw)
+    ends = [writer.cache.shard(state, shard).end for shard in state.topic.shards]
     floors = before.ends if before else ()
     highest = tuple(max(pair) for pair in zip_longest(ends, floors, fillvalue=0))
-    _put_name(books, raw, NameRecord(number, False, state.next_id, highest))
-    books.forget_topic(number)
-    books.batch.altered.add(number)
-    for target in [target for target in books.batch.ends if target[0] == number]:
-        del books.batch.ends[target]
-    books.batch.delete(store_keys.topic(number))
-    books.batch.delete(store_keys.state(number))
-    _schedule_removal(books, store_keys.dropped(number))
+    _put_name(writer, raw, NameRecord(number, False, state.next_id, highest))
+    writer.forget_topic(number)
+    writer.batch.altered.add(number)
+    for target in [target for target in writer.batch.ends if target[0] == number]:
+        del writer.batch.ends[target]
+    writer.batch.delete(store_keys.topic(number))
+    writer.batch.delete(store_keys.state(number))
+    _schedule_removal(writer, store_keys.dropped(number))
 
 
-def trim(books: WriterState, topic: int, before: Mapping[int, int]) -> None:
-    state = books.cache.topic(topic)
+def trim(writer: WriterState, topic: int, before: Mapping[int, int]) -> None:
+    state = writer.cache.topic(topic)
     shards = {
-        number: books.cache.shard(state, number)
+        number: writer.cache.shard(state, number)
         for number in request_checks.trims(state.topic, before)
     }
     for number, offset in before.items():
@@ -76,43 +76,43 @@ def trim(books: WriterState, topic: int, before: Mapping[int, int]) -> None:
         start = min(offset, shard.end)
         if start > shard.start:
             shard.start = start
-            books.mark_shard(topic, number, shard)
-            books.batch.altered.add(topic)
-            _schedule_removal(books, store_keys.trimmed(topic, number))
+            writer.mark_shard(topic, number, shard)
+            writer.batch.altered.add(topic)
+            _schedule_removal(writer, store_keys.trimmed(topic, number))
 
 
-def _find_live(books: WriterState, name: str) -> TopicState:
-    found = books.cache.name(name.encode())
+def _find_live(writer: WriterState, name: str) -> TopicState:
+    found = writer.cache.name(name.encode())
     if found is None or not found.is_live:
         raise DoesNotExist(f"there is no topic {name!r}")
-    return books.cache.topic(found.number)
+    return writer.cache.topic(found.number)
 
 
-def _open_shards(books: WriterState, state: TopicState, ends: tuple[int, ...]) -> None:
+def _open_shards(writer: WriterState, state: TopicState, ends: tuple[int, ...]) -> None:
     """The newest generation's shards begin, each where one of its number ended before."""
     number = state.topic.number
     for shard in state.open:
         first = ends[shard] if shard < len(ends) else 0
         state.shards[shard] = ShardState(first, first, 0)
-        books.mark_shard(number, shard, state.shards[shard])
-    books.cache.topics[number] = state
-    books.mark_topic(state)
-    _store(books, state)
+        writer.mark_shard(number, shard, state.shards[shard])
+    writer.cache.topics[number] = state
+    writer.mark_topic(state)
+    _store(writer, state)
 
 
-def _store(books: WriterState, state: TopicState) -> None:
-    books.batch.altered.add(state.topic.number)
-    revision = books.next_number("version")
-    books.batch.put(
+def _store(writer: WriterState, state: TopicState) -> None:
+    writer.batch.altered.add(state.topic.number)
+    revision = writer.next_number("version")
+    writer.batch.put(
         store_keys.topic(state.topic.number), stored_values.encode_topic(state.topic, revision)
     )
 
 
-def _put_name(books: WriterState, raw: bytes, name: NameRecord) -> None:
-    books.cache.names[raw] = name
-    books.batch.put(store_keys.name(raw), stored_values.encode_name(name))
+def _put_name(writer: WriterState, raw: bytes, name: NameRecord) -> None:
+    writer.cache.names[raw] = name
+    writer.batch.put(store_keys.name(raw), stored_values.encode_name(name))
 
 
-def _schedule_removal(books: WriterState, key: bytes) -> None:
-    books.batch.put(key, b"")
-    books.batch.has_removals = True
+def _schedule_removal(writer: WriterState, key: bytes) -> None:
+    writer.batch.put(key, b"")
+    writer.batch.has_removals = True

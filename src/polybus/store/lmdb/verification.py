@@ -42,13 +42,13 @@ def verify(path: Path, progress: Progress = no_progress) -> VerifyReport:
         assert child.stdout is not None
         assert child.stderr is not None
         for line in child.stdout:
-            told = json.loads(line)
-            if "fault" in told:
-                report.add(told["fault"])
+            line = json.loads(line)
+            if "fault" in line:
+                report.add(line["fault"])
             else:
-                where = told.pop("where")
-                progress(told.pop("done"), told.pop("total"))
-                _count(report, told)
+                where = line.pop("where")
+                progress(line.pop("done"), line.pop("total"))
+                _count(report, line)
         last_words = child.stderr.read().decode(errors="replace").strip()
         code = child.wait()
     if code:
@@ -56,8 +56,8 @@ def verify(path: Path, progress: Progress = no_progress) -> VerifyReport:
     return report
 
 
-def _count(report: VerifyReport, told: dict[str, int]) -> None:
-    for name, value in told.items():
+def _count(report: VerifyReport, line: dict[str, int]) -> None:
+    for name, value in line.items():
         setattr(report, name, value)
 
 
@@ -115,23 +115,23 @@ DECODERS: Final[dict[bytes, Callable[[memoryview], Any]]] = {
 class StoreVerifier:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._home = StoreFiles(path, read_only=True)
-        self._tell = VerifyReporter(used_bytes(self._home.current))
-        self._report = self._tell.report
+        self._files = StoreFiles(path, read_only=True)
+        self._reporter = VerifyReporter(used_bytes(self._files.current))
+        self._report = self._reporter.report
 
     def run(self) -> None:
-        with closing(self._home):
+        with closing(self._files):
             self._pages()
             with self._reporting_faults("values"):
                 self._values()
             for raw in self._topics():
                 with self._reporting_faults("a topic"):
                     self._topic(stored_values.read_topic(raw)[0].number)
-            self._tell.report_progress("the end")
+            self._reporter.report_progress("the end")
 
     def _topics(self) -> list[bytes]:
         found: list[bytes] = []
-        with self._reporting_faults("topics"), self._home.snapshot() as transaction:
+        with self._reporting_faults("topics"), self._files.snapshot() as transaction:
             found += [bytes(raw) for _, raw in scan_prefix(transaction, store_keys.TOPICS)]
         return found
 
@@ -142,8 +142,8 @@ class StoreVerifier:
         except ImportError:
             return
         if folder_ownership.owner(self._path) is None:
-            for fault in look(str(self._home.current.path)):
-                self._tell.fault(f"pages of the store are damaged: {fault}")
+            for fault in look(str(self._files.current.path)):
+                self._reporter.fault(f"pages of the store are damaged: {fault}")
 
     def _values(self) -> None:
         """All that is not log."""
@@ -153,7 +153,7 @@ class StoreVerifier:
 
     def _some_values(self, after: bytes) -> bytes | None:
         """A few values behind a key; the last one's key, None at the end."""
-        with self._home.snapshot() as transaction, transaction.cursor() as cursor:
+        with self._files.snapshot() as transaction, transaction.cursor() as cursor:
             found = cursor.set_range(after) if after else cursor.first()
             for _ in range(STEP):
                 if not found:
@@ -168,11 +168,11 @@ class StoreVerifier:
     def _value(self, key: bytes, value: memoryview) -> None:
         with self._reporting_faults(f"the value of key {key!r}"):
             DECODERS.get(key[:1], bytes)(value)
-        self._tell.advance(f"key {key!r}", 0 if key[:1] == store_keys.STAGED else len(value))
+        self._reporter.advance(f"key {key!r}", 0 if key[:1] == store_keys.STAGED else len(value))
 
     def _topic(self, number: int) -> None:
         self._report.topics += 1
-        with self._home.snapshot() as transaction:
+        with self._files.snapshot() as transaction:
             raw = transaction.get(store_keys.topic(number))
             if raw is None:
                 return  # dropped meanwhile
@@ -181,28 +181,34 @@ class StoreVerifier:
             self._report.shards += 1
             where = f"topic {topic.name!r}, shard {shard}"
             with self._reporting_faults(where):
-                ShardVerifier(self._home, self._tell, number, shard, where, topic.name).run()
+                ShardVerifier(self._files, self._reporter, number, shard, where, topic.name).run()
 
     @contextmanager
     def _reporting_faults(self, where: str) -> Iterator[None]:
         try:
             yield
         except StoreFault as error:
-            self._tell.fault(str(error) if "shard" in str(error) else f"{where}: {error}")
+            self._reporter.fault(str(error) if "shard" in str(error) else f"{where}: {error}")
         except (PolybusError, lmdb.Error, ValueError, OSError) as error:
-            self._tell.fault(f"{where}: {error}")
+            self._reporter.fault(f"{where}: {error}")
         except Exception as error:  # a damaged value may be anything
-            self._tell.fault(f"{where}: {error!r}")
+            self._reporter.fault(f"{where}: {error!r}")
 
 
 class ShardVerifier:
     """The log of one shard, walked in steps: between them its owner may have changed it."""
 
     def __init__(
-        self, home: StoreFiles, tell: VerifyReporter, topic: int, shard: int, where: str, name: str
+        self,
+        files: StoreFiles,
+        reporter: VerifyReporter,
+        topic: int,
+        shard: int,
+        where: str,
+        name: str,
     ) -> None:
-        self._home = home
-        self._tell = tell
+        self._files = files
+        self._reporter = reporter
         self._target = topic, shard
         self._where = where
         self._name = name
@@ -216,7 +222,7 @@ class ShardVerifier:
     def _step(self, at: int) -> int | None:
         """Looks at some entries from an offset on; where to go on, None at the end."""
         topic, shard = self._target
-        with self._home.snapshot() as transaction:
+        with self._files.snapshot() as transaction:
             raw = transaction.get(store_keys.shard_state(topic, shard))
             state = transaction.get(store_keys.state(topic))
             if raw is None or state is None:
@@ -225,49 +231,49 @@ class ShardVerifier:
             next_id, _ = stored_values.TOPIC_STATE.unpack(state)
             at = max(at, start)
             size = 0
-            with closing(EntryCursor(transaction, topic, shard, self._name)) as walk:
+            with closing(EntryCursor(transaction, topic, shard, self._name)) as cursor:
                 for _ in range(STEP):
                     if at >= end or size > STEP_BYTES:
                         break
-                    size += self._entry(walk, at, next_id)
+                    size += self._entry(cursor, at, next_id)
                     at = self._passed
         return at if at < end else None
 
     _passed = 0
 
-    def _entry(self, walk: EntryCursor, at: int, next_id: int) -> int:
+    def _entry(self, cursor: EntryCursor, at: int, next_id: int) -> int:
         """The entry that holds an offset; its bytes."""
         try:
-            entry = walk.seek(at)
+            entry = cursor.seek(at)
         except StoreFault as error:
-            self._tell.fault(str(error))
-            self._passed = _next_readable(walk, at)
+            self._reporter.fault(str(error))
+            self._passed = _next_readable(cursor, at)
             return 0
         if entry is None or entry.first > at:
             upto = entry.first if entry else "the end"
-            self._tell.fault(f"{self._where}, offset {at}: nothing is there up to {upto}")
+            self._reporter.fault(f"{self._where}, offset {at}: nothing is there up to {upto}")
             self._passed = entry.first if entry else 1 << 62
             return 0
         self._passed = entry.end
         self._runs(entry, next_id)
-        return self._blocks(walk, entry, at)
+        return self._blocks(cursor, entry, at)
 
     def _runs(self, entry: LogEntry, next_id: int) -> None:
         where = f"{self._where}, offset {entry.first}"
         if run_table.count_messages(entry.runs) != entry.count:
-            self._tell.fault(f"{where}: the run table has another number of messages")
+            self._reporter.fault(f"{where}: the run table has another number of messages")
         for first_id, time_ns, count in run_table.read_runs(entry.runs):
             if first_id <= self._last[0] or time_ns < self._last[1]:
-                self._tell.fault(f"{where}: ids or times go back")
+                self._reporter.fault(f"{where}: ids or times go back")
             if first_id + count > next_id:
-                self._tell.fault(f"{where}: ids go beyond the topic's next")
+                self._reporter.fault(f"{where}: ids go beyond the topic's next")
             self._last = first_id + count - 1, time_ns
 
-    def _blocks(self, walk: EntryCursor, entry: LogEntry, at: int) -> int:
+    def _blocks(self, cursor: EntryCursor, entry: LogEntry, at: int) -> int:
         size, place = 0, at - entry.first
-        report = self._tell.report
+        report = self._reporter.report
         try:
-            for layout, _, first in walk.blocks(place):
+            for layout, _, first in cursor.blocks(place):
                 with layout:
                     if first > entry.first + place:
                         raise StoreFault(f"{self._where}, offset {place}: staged blocks are gone")
@@ -277,17 +283,17 @@ class ShardVerifier:
                     report.bytes += layout.size_bytes
                     size += layout.size_bytes
         except StoreFault as error:
-            self._tell.fault(str(error))
+            self._reporter.fault(str(error))
         else:
             if place != entry.count:
-                self._tell.fault(f"{self._where}, offset {entry.first}: blocks are missing")
-        self._tell.advance(f"{self._where}, offset {entry.first}", size)
+                self._reporter.fault(f"{self._where}, offset {entry.first}: blocks are missing")
+        self._reporter.advance(f"{self._where}, offset {entry.first}", size)
         return size
 
 
-def _next_readable(walk: EntryCursor, at: int) -> int:
+def _next_readable(cursor: EntryCursor, at: int) -> int:
     """The next offset at which something readable may stand, behind a damaged entry."""
-    found = walk.first_after(at)
+    found = cursor.first_after(at)
     return 1 << 62 if found is None else found
 
 

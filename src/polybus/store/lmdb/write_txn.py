@@ -27,8 +27,8 @@ SHORT_OF_ROOM_BYTES = 512 << 20
 
 
 class TransactionWriter:
-    def __init__(self, home: StoreFiles) -> None:
-        self._home = home
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
         self.has_removals = True  # something may have been left by the last owner
 
     def write(self, batch: WriteBatch) -> None:
@@ -57,18 +57,18 @@ class TransactionWriter:
         return steps
 
     def transaction(self) -> WriteTxn:
-        return WriteTxn(self._home)
+        return WriteTxn(self._files)
 
 
 class WriteTxn:
     """A write transaction: committed when the block ends well, else nothing is changed."""
 
-    def __init__(self, home: StoreFiles) -> None:
-        self._home = home
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
 
     def __enter__(self) -> Transaction:
         try:
-            self._transaction = self._home.current.lmdb.begin(write=True, buffers=True)
+            self._transaction = self._files.current.lmdb.begin(write=True, buffers=True)
         except lmdb.Error as error:
             raise self._failed(error) from error
         return self._transaction
@@ -86,7 +86,7 @@ class WriteTxn:
 
     def _failed(self, error: lmdb.Error) -> Exception:
         if isinstance(error, lmdb.PanicError):
-            self._home.reopen()
+            self._files.reopen()
             return Damaged(f"LMDB gave up, and was opened anew: {error}")
         if os.strerror(errno.EIO) in str(error) and self._room_bytes() < SHORT_OF_ROOM_BYTES:
             return StoreFull(f"the store has no room, or its disk failed: {error}")
@@ -94,7 +94,7 @@ class WriteTxn:
 
     def _room_bytes(self) -> int:
         """How far the file can grow: what the disk has, and the process may use."""
-        path = self._home.current.path
+        path = self._files.current.path
         disk, size = os.statvfs(path), (path / DATA).stat().st_size
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         free = disk.f_bavail * disk.f_frsize

@@ -1,6 +1,6 @@
 """The one thread that writes: takes all that waits, makes one transaction of it, answers.
 
-Everything that changes the store is a task: a function of the books, its subject and
+Everything that changes the store is a task: a function of the state, its subject and
 the time, handed over with the answer that its caller waits for. While one transaction
 is on its way to the disk, the next ones gather; they then go together, so the disk is
 waited for once for all of them. Nothing is answered before it is on disk, refusals
@@ -14,7 +14,7 @@ millisecond if it is large. Whoever talks to other threads of this process would
 while somebody does (`give_way`), transactions are small, and after all but the smallest the
 thread rests for longer than it has worked.
 
-Between groups, while nobody waits, the thread does its chores: leases, re-blocking,
+Between groups, while nobody waits, the thread does its tasks: leases, re-blocking,
 removal. Under constant load they get a small share of the time.
 """
 
@@ -30,7 +30,7 @@ from itertools import repeat
 from typing import Any, Final
 
 from polybus.errors import PolybusError, StoreClosed, StoreFault
-from polybus.kernel import task_future as answers
+from polybus.kernel import task_future
 from polybus.store.lmdb.background_committer import BackgroundCommitter, CommitWork
 from polybus.store.lmdb.background_tasks import BackgroundTasks
 from polybus.store.lmdb.write_batch import WriteBatch
@@ -55,7 +55,7 @@ Task = Callable[[WriterState, Any, int], Any]
 _log = logging.getLogger("polybus.store")
 
 
-class WriteFuture(answers.TaskFuture, Future[Any]):
+class WriteFuture(task_future.TaskFuture, Future[Any]):
     """What a caller waits for: a task of the writer's, its subject, its size in bytes, about.
 
     `alone` is what is done between transactions, and not as part of one.
@@ -65,17 +65,17 @@ class WriteFuture(answers.TaskFuture, Future[Any]):
 class StoreWriter:
     def __init__(
         self,
-        books: WriterState,
-        storing: TransactionWriter,
-        chores: BackgroundTasks,
+        state: WriterState,
+        txn_writer: TransactionWriter,
+        tasks: BackgroundTasks,
         wall_ns: Callable[[], int],
-        tell: Callable[[WriteBatch], None],
+        on_visible: Callable[[WriteBatch], None],
     ) -> None:
-        self.state = books
-        self._storing = storing
-        self._chores = chores
+        self.state = state
+        self._txn_writer = txn_writer
+        self._tasks = tasks
         self._wall_ns = wall_ns
-        self._tell = tell
+        self._on_visible = on_visible
         self._queue: WriterQueue[WriteFuture] = WriterQueue()
         self._end = WriteFuture()  # what is handed over last
         self._exclusive: WriteFuture | None = (
@@ -83,9 +83,9 @@ class StoreWriter:
         )
         self._max_bytes = GROUP_BYTES
         self._committer = BackgroundCommitter(self._write_batch, self._resolve_all, self._wake)
-        self._under_way = False  # something was handed over, and not waited for yet
+        self._has_background_commit = False  # something was handed over, and not waited for yet
         self._foreground_count: Callable[[], int] = int
-        self._others_seen = 0
+        self._foreground_seen = 0
         self.flush_count = 0  # written after they were answered: of interval durability alone
         self._thread = threading.Thread(target=self._run, name="polybus-store", daemon=True)
 
@@ -103,16 +103,16 @@ class StoreWriter:
         self, task: Task, subjects: Sequence[Any], sizes: Sequence[int]
     ) -> list[Future[Any]]:
         """The same for many, handed over in one step: the thread finds all of them."""
-        answers: list[Future[Any]] = []
-        answers += map(WriteFuture, repeat(task), subjects, sizes)
+        futures: list[Future[Any]] = []
+        futures += map(WriteFuture, repeat(task), subjects, sizes)
         try:
-            self._queue.put_all(answers, sum(sizes))  # type: ignore[arg-type]
+            self._queue.put_all(futures, sum(sizes))  # type: ignore[arg-type]
         except PolybusError:  # closed, or too many at once: some may find room
             return [self.submit(task, *one) for one in zip(subjects, sizes, strict=True)]
-        return answers
+        return futures
 
     def run_alone(self, task: Task) -> Any:
-        """Between two transactions, with nothing on its way; waits for the answer."""
+        """Between two transactions, with nothing on its way; waits for the future."""
         return self._enqueue(WriteFuture(task, None, 0, True)).result()
 
     def settle(self, concerns: Callable[[WriteBatch], bool]) -> bool:
@@ -124,12 +124,12 @@ class StoreWriter:
         if self._queue.put_last(self._end):
             self._thread.join()
 
-    def _enqueue(self, answer: WriteFuture) -> WriteFuture:
+    def _enqueue(self, future: WriteFuture) -> WriteFuture:
         try:
-            self._queue.put(answer, answer.size, urgent=answer.alone)
+            self._queue.put(future, future.size, urgent=future.alone)
         except PolybusError as error:  # closed, or full
-            answer.set_exception(error)
-        return answer
+            future.set_exception(error)
+        return future
 
     # --- on the thread
 
@@ -141,20 +141,20 @@ class StoreWriter:
             self._take_group(group)
             if group:
                 self._process_group(group)
-            apart, self._exclusive = self._exclusive, None
-            if apart is self._end:
+            exclusive, self._exclusive = self._exclusive, None
+            if exclusive is self._end:
                 self._settle_all()
                 self._committer.close()
                 self._finish()
                 return
-            if apart is not None:
+            if exclusive is not None:
                 self._settle_all()
-                self._process_alone(apart)
+                self._process_alone(exclusive)
             self._run_background_tasks(bool(group))
 
     def _take_group(self, group: list[WriteFuture]) -> None:
         """Adds what waits to a group, as much as a transaction takes."""
-        size = added = sum([answer.size for answer in group])
+        size = added = sum([future.size for future in group])
         while self._exclusive is None and size < self._max_bytes and len(group) < GROUP_OPERATIONS:
             first = self._queue.pop()
             if first is None:
@@ -167,25 +167,25 @@ class StoreWriter:
         self._queue.release_bytes(size - added)
 
     def _group_limit(self) -> int:
-        seen, self._others_seen = self._others_seen, self._foreground_count()
-        return GROUP_BYTES if seen == self._others_seen else SMALL_GROUP_BYTES
+        seen, self._foreground_seen = self._foreground_seen, self._foreground_count()
+        return GROUP_BYTES if seen == self._foreground_seen else SMALL_GROUP_BYTES
 
     def _wait_s(self) -> float | None:
-        return self._chores.wait_s()
+        return self._tasks.wait_s()
 
     def _process_group(self, group: list[WriteFuture], *, alone: bool = False) -> None:
         try:
-            begun = self._execute_group(group)
-            while not self._settled():  # then the books know nothing of it any more
-                begun = self._execute_group(group)
+            executed = self._execute_group(group)
+            while not self._settled():  # then the state know nothing of it any more
+                executed = self._execute_group(group)
             if not alone:
-                begun += self._execute_late(group)
+                executed += self._execute_late(group)
             batch = self.state.take_batch()
-            self._chores.note_batch(batch)
+            self._tasks.note_batch(batch)
             if self._is_background_commit(batch) and self._committer.ensure_started():
                 batch.encode_blocks()
-                self._under_way = True
-                self._committer.submit_work(CommitWork(batch, begun, group))
+                self._has_background_commit = True
+                self._committer.submit_work(CommitWork(batch, executed, group))
                 return
             began_s = time.thread_time()
             self._write_batch(batch)
@@ -194,12 +194,12 @@ class StoreWriter:
             self._on_group_failed(group, error)
             return
         self._on_committed()
-        self._resolve_all(begun)
-        if self._is_gentle and batch.size >= REST_AFTER_BYTES:
+        self._resolve_all(executed)
+        if self._is_yielding and batch.size >= REST_AFTER_BYTES:
             time.sleep(REST_FACTOR * (time.thread_time() - began_s))
 
     @property
-    def _is_gentle(self) -> bool:
+    def _is_yielding(self) -> bool:
         return self._max_bytes == SMALL_GROUP_BYTES
 
     def _is_background_commit(self, batch: WriteBatch) -> bool:
@@ -207,10 +207,10 @@ class StoreWriter:
 
         Nor if it leaves something to be removed: the writer goes on with that, at once.
         """
-        return batch.size >= LARGE_BYTES and not self._is_gentle and not batch.has_removals
+        return batch.size >= LARGE_BYTES and not self._is_yielding and not batch.has_removals
 
     def _execute_group(self, group: list[WriteFuture]) -> list[WriteFuture]:
-        return answers.run_tasks(group, self.state, self._wall_ns(), PolybusError)
+        return task_future.run_tasks(group, self.state, self._wall_ns(), PolybusError)
 
     def _execute_late(self, group: list[WriteFuture]) -> list[WriteFuture]:
         """What came while the batch before was written."""
@@ -220,13 +220,13 @@ class StoreWriter:
 
     def _settled(self) -> bool:
         """Waits for what is written beside this thread; False if that was lost."""
-        lost = self._committer.wait()
-        under_way, self._under_way = self._under_way, False
-        if lost is None:
-            if under_way:  # else what has left may be what failed just now
+        failed = self._committer.wait()
+        was_pending, self._has_background_commit = self._has_background_commit, False
+        if failed is None:
+            if was_pending:  # else what has left may be what failed just now
                 self._on_committed()
             return True
-        self._on_group_failed(*lost)
+        self._on_group_failed(*failed)
         return False
 
     def _settle_all(self) -> None:
@@ -243,9 +243,9 @@ class StoreWriter:
 
     def _process_each(self, group: list[WriteFuture]) -> None:
         """One of them cannot be done, for a reason nobody thought of: the others need not pay."""
-        for answer in group:
-            if not answer.done():
-                self._process_group([answer], alone=True)
+        for future in group:
+            if not future.done():
+                self._process_group([future], alone=True)
 
     def _on_committed(self) -> None:
         """What was under way is on disk."""
@@ -257,13 +257,13 @@ class StoreWriter:
 
     def _write_batch(self, batch: WriteBatch) -> None:
         if batch:
-            self._storing.write(batch)
+            self._txn_writer.write(batch)
             if batch.ends or batch.altered:
-                self._tell(batch)
+                self._on_visible(batch)
 
-    def _resolve_all(self, begun: list[WriteFuture]) -> None:
-        self._queue.expect(len(begun))
-        answers.resolve_all(begun)
+    def _resolve_all(self, executed: list[WriteFuture]) -> None:
+        self._queue.expect(len(executed))
+        task_future.resolve_all(executed)
 
     def _wake(self) -> None:
         """The thread is awake then."""
@@ -272,32 +272,32 @@ class StoreWriter:
 
     # --- on the thread
 
-    def _process_alone(self, answer: WriteFuture) -> None:
+    def _process_alone(self, future: WriteFuture) -> None:
         try:
-            begun = answers.run_tasks([answer], self.state, self._wall_ns(), PolybusError)
+            executed = task_future.run_tasks([future], self.state, self._wall_ns(), PolybusError)
         except Exception as error:
-            fail_group([answer], error)
+            fail_group([future], error)
         else:
-            answers.resolve_all(begun)
+            task_future.resolve_all(executed)
 
     def _finish(self) -> None:
         """The end: nothing is left to be done."""
 
     def _run_background_tasks(self, busy: bool) -> None:
         try:
-            expired = self._chores.expiry_task()
+            expired = self._tasks.expiry_task()
             if expired:
                 collected = WriteFuture(expired)
                 self._process_group([collected], alone=True)
                 collected.result()
             if self.state.cache.is_large:
                 self._settle_all()
-            self._chores.run_step(busy, self._settle_all)
+            self._tasks.run_step(busy, self._settle_all)
         except PolybusError as error:
-            self._chores.pause()
+            self._tasks.pause()
             _log.warning("upkeep of the store failed, and will be tried again: %s", error)
         except Exception:
-            self._chores.pause()
+            self._tasks.pause()
             _log.exception("upkeep of the store failed, and will be tried again")
 
 
@@ -306,10 +306,10 @@ def fail_group(group: list[WriteFuture], error: BaseException) -> None:
     if not isinstance(error, PolybusError):
         _log.error("a transaction failed", exc_info=error)
         error = StoreFault(f"the store failed: {error!r}")
-    for answer in group:
-        if not answer.done():
-            answer.set_exception(error)
+    for future in group:
+        if not future.done():
+            future.set_exception(error)
 
 
-def _nothing(_books: WriterState, _subject: None, _now_ns: int) -> None:
+def _nothing(_state: WriterState, _subject: None, _now_ns: int) -> None:
     """What a nudge asks for."""

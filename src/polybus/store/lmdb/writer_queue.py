@@ -33,8 +33,8 @@ MAX_WAITING: Final = 1 << 18
 MAX_WAITING_BYTES: Final = 1 << 30
 
 # While more come within a look, the writer goes on waiting, but for so many looks at most.
-LOOK_S: Final = 0.0002
-LOOKS: Final = 10
+POLL_S: Final = 0.0002
+MAX_POLLS: Final = 10
 ENOUGH_BYTES: Final = 1 << 20
 
 
@@ -104,11 +104,11 @@ class WriterQueue(Generic[T]):
         if not self._wait_for(1, timeout_s) or self._expected <= 1:
             return
         seen = 0
-        for _ in range(LOOKS):
+        for _ in range(MAX_POLLS):
             if len(self._items) <= seen:
                 return
             seen = len(self._items)
-            if self._wait_for(self._expected, LOOK_S):
+            if self._wait_for(self._expected, POLL_S):
                 return
 
     def pop(self) -> T | None:

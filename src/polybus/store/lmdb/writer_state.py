@@ -115,8 +115,8 @@ OpenSnapshot = Callable[[], AbstractContextManager["Transaction"]]
 
 
 class StateCache:
-    def __init__(self, reading: OpenSnapshot) -> None:
-        self._reading = reading
+    def __init__(self, open_snapshot: OpenSnapshot) -> None:
+        self._open_snapshot = open_snapshot
         self._counters: StoreCounters | None = None
         self.topics: dict[int, TopicState | None] = {}  # None: dropped, be it not written yet
         self.producers: dict[str, ProducerState | None] = {}
@@ -188,12 +188,12 @@ class StateCache:
         return self.stages[number]
 
     def _get(self, key: bytes) -> bytes | None:
-        with self._reading() as transaction:
+        with self._open_snapshot() as transaction:
             found = transaction.get(key)
             return None if found is None else bytes(found)
 
     def _load_topic(self, number: int) -> TopicState:
-        with self._reading() as transaction:
+        with self._open_snapshot() as transaction:
             raw, state = (
                 transaction.get(store_keys.topic(number)),
                 transaction.get(store_keys.state(number)),
@@ -205,7 +205,7 @@ class StateCache:
             return TopicState(topic, next_id, time_ns, topic.open_shards)
 
     def _load_producer(self, raw: bytes) -> ProducerState | None:
-        with self._reading() as transaction:
+        with self._open_snapshot() as transaction:
             found = transaction.get(store_keys.producer(raw))
             if found is None:
                 return None
@@ -226,7 +226,7 @@ class StateCache:
         return producer
 
     def _load_stage(self, number: int) -> StageState | None:
-        with self._reading() as transaction:
+        with self._open_snapshot() as transaction:
             found = transaction.get(store_keys.stage(number))
             if found is None:
                 return None
@@ -243,10 +243,10 @@ Clock = Callable[[], float]
 
 
 class WriterState:
-    def __init__(self, reading: OpenSnapshot, clock_s: Clock) -> None:
-        self._reading = reading
+    def __init__(self, open_snapshot: OpenSnapshot, clock_s: Clock) -> None:
+        self._open_snapshot = open_snapshot
         self.leases = StageLeases(clock_s)
-        self.cache = StateCache(reading)
+        self.cache = StateCache(open_snapshot)
         self.batch = WriteBatch()
         self._topics: dict[int, TopicState] = {}
         self._shards: dict[tuple[int, int], ShardState] = {}
@@ -297,7 +297,7 @@ class WriterState:
     def rollback(self) -> None:
         """What was not written is forgotten, with all that was built on it."""
         self.batch = WriteBatch()
-        self.cache = StateCache(self._reading)
+        self.cache = StateCache(self._open_snapshot)
         self.leases.rollback()
         self._clear()
 

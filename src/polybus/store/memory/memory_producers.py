@@ -11,14 +11,14 @@ from polybus.model.stamp import ProducerEpoch, ProducerOptions, Stamp
 
 @dataclass(slots=True)
 class MemoryProducer:
-    habits: ProducerOptions
+    options: ProducerOptions
     epoch: int = 0
     last_counter: int = 0
     # Counter → digest and result of the last commits, the oldest first.
     results: dict[int, tuple[bytes, CommitResult]] = field(default_factory=dict)
 
     def forget_old_results(self) -> None:
-        while len(self.results) > self.habits.kept_results:
+        while len(self.results) > self.options.kept_results:
             del self.results[next(iter(self.results))]
 
 
@@ -26,9 +26,9 @@ class MemoryProducers:
     def __init__(self) -> None:
         self._producers: dict[str, MemoryProducer] = {}
 
-    def open(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
-        producer = self._producers.setdefault(name, MemoryProducer(habits))
-        producer.habits = habits
+    def open(self, name: str, options: ProducerOptions) -> ProducerEpoch:
+        producer = self._producers.setdefault(name, MemoryProducer(options))
+        producer.options = options
         producer.epoch += 1
         producer.forget_old_results()
         return ProducerEpoch(producer.epoch, producer.last_counter)
@@ -46,7 +46,7 @@ class MemoryProducers:
         producer = self._of_epoch(stamp.producer, stamp.epoch)
         if stamp.counter <= producer.last_counter:
             return self._first_result(producer, stamp)
-        if producer.habits.dense and stamp.counter != producer.last_counter + 1:
+        if producer.options.dense and stamp.counter != producer.last_counter + 1:
             text = f"{stamp.producer!r}: {stamp.counter} after {producer.last_counter}"
             raise OutOfSequence(f"counter of producer {text} leaves a gap")
         return None

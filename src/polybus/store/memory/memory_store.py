@@ -128,10 +128,10 @@ class MemoryStore(Store):
         except PolybusError as error:
             return _failed_future(error)
 
-    def open_producer(self, name: str, habits: ProducerOptions) -> ProducerEpoch:
+    def open_producer(self, name: str, options: ProducerOptions) -> ProducerEpoch:
         request_checks.producer(name)
         return self._write(
-            self._names.producers.open, name, request_checks.producer_options(habits)
+            self._names.producers.open, name, request_checks.producer_options(options)
         )
 
     def look_up_producer(self, name: str) -> ProducerEpoch | None:

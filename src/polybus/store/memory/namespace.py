@@ -58,8 +58,8 @@ class Namespace:
             raise AlreadyExists(f"topic {name!r} is there already")
         self._last_number += 1
         topic = Topic(name, self._last_number, (shards,), settings)
-        grave = self._tombstones.get(name, Tombstone())
-        log = MemoryLog(topic, [], grave.next_id)
+        tombstone = self._tombstones.get(name, Tombstone())
+        log = MemoryLog(topic, [], tombstone.next_id)
         self._open_shards(log)
         self._names[name] = self._logs[topic.number] = log
         return topic
@@ -95,9 +95,11 @@ class Namespace:
         return log
 
     def _open_shards(self, log: MemoryLog) -> None:
-        grave = self._tombstones.get(log.topic.name, Tombstone())
+        tombstone = self._tombstones.get(log.topic.name, Tombstone())
         for number in log.topic.shards[len(log.shards) :]:
-            log.shards.append(MemoryShard(number, grave.end_of(number), grave.end_of(number)))
+            log.shards.append(
+                MemoryShard(number, tombstone.end_of(number), tombstone.end_of(number))
+            )
 
     # --- writing
 

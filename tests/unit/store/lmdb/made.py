@@ -34,12 +34,12 @@ def stage(store: LmdbStore, topic: Topic, *blocks: tuple[bytes, ...]) -> str:
 
 def count(path: Path, prefix: bytes) -> int:
     """Keys of a store that begin so, as a reader of the file sees them."""
-    home = StoreFiles(path, read_only=True)
+    files = StoreFiles(path, read_only=True)
     try:
-        with home.snapshot() as transaction:
+        with files.snapshot() as transaction:
             return sum(1 for _ in scan_prefix(transaction, prefix))
     finally:
-        home.close()
+        files.close()
 
 
 def entries(store: LmdbStore) -> int:

@@ -32,8 +32,8 @@ class Held:
         self.stands, self.go_on = Event(), Event()
         self.error: Exception | None = None
         self.threads: set[int] = set()
-        self._real: Callable[[WriteBatch], None] = store._storing.write
-        monkeypatch.setattr(store._storing, "write", self._write)
+        self._real: Callable[[WriteBatch], None] = store._txn_writer.write
+        monkeypatch.setattr(store._txn_writer, "write", self._write)
 
     def _write(self, batch: WriteBatch) -> None:
         if batch.ends and not self.stands.is_set():

@@ -33,7 +33,7 @@ def opened(**options):
     return store, topic
 
 def tight(store):
-    limit((store._home.current.path / "data.mdb").stat().st_size)
+    limit((store._files.current.path / "data.mdb").stat().st_size)
 """
 
 FSYNC = (

@@ -274,14 +274,14 @@ def test_with_intervals_upkeep_is_not_put_off_while_commits_keep_coming(tmp_path
     with LmdbStore(tmp_path / "s", durability="interval", commit_interval_ms=1) as store:
         topic = store.create("t", 1, {})
         store.bounds(topic.number)
-        write = store._storing.write
+        write = store._txn_writer.write
 
         def write_and_commit(batch):  # whatever is written, there is more by then
             write(batch)
             if not over.is_set():
                 store.commit(Commit((Append(topic.number, 0, block(b"more")),)))
 
-        monkeypatch.setattr(store._storing, "write", write_and_commit)
+        monkeypatch.setattr(store._txn_writer, "write", write_and_commit)
         put(store, topic, 0, b"first")
         compacting = threading.Thread(target=store.compact, daemon=True)
         compacting.start()
@@ -353,7 +353,7 @@ def test_an_environment_is_opened_anew_beside_others_who_read_it(store):
     topic = store.create("t", 1, {})
     with LmdbStore(store.path, read_only=True) as reader:
         put(store, topic, 0, b"one")
-        renewing = threading.Thread(target=store._home.reopen, daemon=True)
+        renewing = threading.Thread(target=store._files.reopen, daemon=True)
         renewing.start()
         renewing.join(TIMEOUT_S / 4)
         assert not renewing.is_alive()
@@ -366,7 +366,7 @@ def test_an_environment_that_cannot_be_opened_anew_is_closed_for_all(store, monk
     topic = store.create("t", 1, {})
     fail_at(monkeypatch, lmdb, "open", 0)
     with pytest.raises(Unavailable):
-        store._home.reopen()
+        store._files.reopen()
     with pytest.raises(StoreClosed):
         store.read(topic.number, 0, 0)
 

@@ -26,7 +26,7 @@ def large(topic: Topic) -> Commit:
 
 def test_a_stage_in_a_small_batch_that_was_lost_keeps_its_lease(store, topic, monkeypatch):
     staged = stage(store, topic, (b"staged",))
-    write: Callable[[WriteBatch], None] = store._storing.write
+    write: Callable[[WriteBatch], None] = store._txn_writer.write
     full = [StoreFull("no room")]
 
     def fail_once(batch: WriteBatch) -> None:
@@ -34,7 +34,7 @@ def test_a_stage_in_a_small_batch_that_was_lost_keeps_its_lease(store, topic, mo
             raise full.pop()
         write(batch)
 
-    monkeypatch.setattr(store._storing, "write", fail_once)
+    monkeypatch.setattr(store._txn_writer, "write", fail_once)
     with pytest.raises(StoreFull):
         store.commit(Commit(stages=(staged,))).result(TIMEOUT_S)
     assert store.commit(Commit(stages=(staged,))).result(TIMEOUT_S).spans[0].count == 1
@@ -64,17 +64,17 @@ def test_what_a_large_batch_leaves_to_be_removed_goes_soon(store, topic, monkeyp
     future = store.commit(large(topic))
     go.set()
     future.result(TIMEOUT_S)
-    until(lambda: not store._storing.has_removals, "all of it is gone", deadline_s=5)
+    until(lambda: not store._txn_writer.has_removals, "all of it is gone", deadline_s=5)
 
 
 def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
     monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
     for _ in range(5):
         put(store, topic, 0, bytes(100 << 10))
-    until(lambda: not store._storing.has_removals, "what the last owner left is gone")
+    until(lambda: not store._txn_writer.has_removals, "what the last owner left is gone")
     writer: Any = store._writer
-    writer._chores._pause_s = 0.01
-    leave, remove, removing = write_txn.WriteTxn.__exit__, store._storing.remove_some, Lock()
+    writer._tasks._pause_s = 0.01
+    leave, remove, removing = write_txn.WriteTxn.__exit__, store._txn_writer.remove_some, Lock()
 
     def last_step(_time_s: float) -> None:
         with removing:
@@ -90,7 +90,7 @@ def test_what_could_not_be_removed_is_tried_again(store, topic, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(write_txn.WriteTxn, "__exit__", fail_once)
-        patched.setattr(store._storing, "remove_some", last_step)
+        patched.setattr(store._txn_writer, "remove_some", last_step)
         store.trim(topic.number, {0: 4})
         until(lambda: not full, "the last step has failed")
     until(lambda: count(store.path, store_keys.TRIMMED) == 0, "all of it is gone", deadline_s=5)

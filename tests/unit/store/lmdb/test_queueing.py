@@ -54,7 +54,7 @@ def test_nothing_comes_until_time_is_up():
 
 
 def test_as_many_as_were_answered_are_waited_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polybus.store.lmdb.writer_queue.LOOK_S", TIMEOUT_S)
+    monkeypatch.setattr("polybus.store.lmdb.writer_queue.POLL_S", TIMEOUT_S)
     queue: WriterQueue[int] = WriterQueue()
     queue.put(0)
     queue.expect(2)  # they may come again, beside the one that waits
@@ -73,7 +73,7 @@ def test_those_who_do_not_come_again_are_not_waited_for_ever():
 
 
 def test_what_is_urgent_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polybus.store.lmdb.writer_queue.LOOK_S", TIMEOUT_S)
+    monkeypatch.setattr("polybus.store.lmdb.writer_queue.POLL_S", TIMEOUT_S)
     queue: WriterQueue[int] = WriterQueue()
     queue.expect(1000)
     queue.put(1)
@@ -110,7 +110,7 @@ def test_nothing_is_lost_between_many_who_put_and_one_who_takes():
 def test_nobody_is_waited_for_once_there_are_bytes_enough(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ):
-    monkeypatch.setattr("polybus.store.lmdb.writer_queue.LOOK_S", TIMEOUT_S)
+    monkeypatch.setattr("polybus.store.lmdb.writer_queue.POLL_S", TIMEOUT_S)
     queue: WriterQueue[int] = WriterQueue()
     queue.expect(9)
     taker = Taker(queue)

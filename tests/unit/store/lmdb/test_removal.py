@@ -35,11 +35,11 @@ def cut_short(monkeypatch):
     monkeypatch.setattr(write_txn, "REMOVAL_S", 0.0)
 
     def act(path, change) -> None:
-        home = StoreFiles(path, read_only=False)
-        books = WriterState(home.snapshot, lambda: 0.0)
+        files = StoreFiles(path, read_only=False)
+        books = WriterState(files.snapshot, lambda: 0.0)
         change(books)
-        TransactionWriter(home).write(books.take_batch())
-        home.close()
+        TransactionWriter(files).write(books.take_batch())
+        files.close()
 
     return act
 
@@ -138,7 +138,7 @@ def test_sizes_come_back_to_nothing(tmp_path):
 
 def entry_size(store: LmdbStore, topic: Topic) -> int:
     """Of the entry at the shard's start."""
-    with store._home.snapshot() as transaction:
+    with store._files.snapshot() as transaction:
         entry = EntryCursor(transaction, topic.number, 0, "t").seek(46)
         assert entry is not None
         return entry.charged
