@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.rig.forked_child import Ended, Nursery
+from tests.rig.fork_server import ChildResult, ChildServer
 
 ACTS = "tests.rig.store.bit_flips"
 COMMITS = 25
@@ -21,42 +21,42 @@ SOAK_PAGE_ROUNDS = 500
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    with Nursery(ACTS) as nursery:
-        yield nursery
+def server() -> Iterator[ChildServer]:
+    with ChildServer(ACTS) as server:
+        yield server
 
 
 @pytest.fixture
-def filled(nursery: Nursery, tmp_path: Path) -> Path:
+def filled(server: ChildServer, tmp_path: Path) -> Path:
     folder = tmp_path / "store"
-    nursery.ask("fill", str(folder), COMMITS)
+    server.ask("fill", str(folder), COMMITS)
     return folder
 
 
-def flip_blocks(nursery: Nursery, folder: Path, rounds: int) -> None:
+def flip_blocks(server: ChildServer, folder: Path, rounds: int) -> None:
     seed = random.randrange(1 << 32)
-    found = nursery.ask("flip_blocks", str(folder), seed, rounds)
+    found = server.ask("flip_blocks", str(folder), seed, rounds)
     assert not found["faults"], f"seed {seed}: {found['faults'][:10]}"
     assert found["damaged"] > rounds / 4, "hardly any flip hit something that is read"
     assert found["right"] > found["damaged"], "next to nothing was left to be read"
 
 
 @pytest.mark.sabotage("checksum-off", expects="a wrong message")
-def test_a_flipped_bit_in_a_block_is_an_error_that_says_where(nursery, filled):
-    flip_blocks(nursery, filled, ROUNDS)
+def test_a_flipped_bit_in_a_block_is_an_error_that_says_where(server, filled):
+    flip_blocks(server, filled, ROUNDS)
 
 
-def flip_pages(nursery: Nursery, source: Path, tmp_path: Path, rounds: int) -> int:
+def flip_pages(server: ChildServer, source: Path, tmp_path: Path, rounds: int) -> int:
     """How often a flip did harm. Whoever looks directly may be killed by it; tools may not."""
     first, harmful = random.randrange(1 << 32), 0
     for seed in range(first, first + rounds):
         folder, rescued = tmp_path / f"flipped{seed}", tmp_path / f"rescued{seed}"
-        nursery.ask("flip_pages", str(source), str(folder), seed)
-        direct = nursery.run("compare", str(source), str(folder))
+        server.ask("flip_pages", str(source), str(folder), seed)
+        direct = server.run("compare", str(source), str(folder))
         harmed = bool(direct.signal or direct.failure or direct.answer["harmed"])
-        found = answer(nursery.run("verify", str(folder)), seed)
+        found = answer(server.run("verify", str(folder)), seed)
         assert found or not harmed, f"seed {seed}: verify has not seen {direct}"
-        saved = answer(nursery.run("salvage", str(source), str(folder), str(rescued)), seed)
+        saved = answer(server.run("salvage", str(source), str(folder), str(rescued)), seed)
         assert not saved["wrong"], f"seed {seed}: {saved}"
         readable = direct.answer["right"] if direct.answer else saved["written"] // 2
         assert saved["kept"] >= readable, f"seed {seed}: {saved}, {direct}"
@@ -66,25 +66,25 @@ def flip_pages(nursery: Nursery, source: Path, tmp_path: Path, rounds: int) -> i
     return harmful
 
 
-def answer(ended: Ended, seed: int) -> Any:
+def answer(ended: ChildResult, seed: int) -> Any:
     assert not ended.signal, f"seed {seed}: killed by {ended.signal}"
     assert not ended.failure, f"seed {seed}: {ended.failure}"
     return ended.answer
 
 
 @pytest.mark.sabotage("verify-blind", expects="verify has not seen")
-def test_the_tools_answer_whatever_page_is_damaged(nursery, filled, tmp_path):
-    assert flip_pages(nursery, filled, tmp_path, PAGE_ROUNDS) > 0, "no flip did any harm"
+def test_the_tools_answer_whatever_page_is_damaged(server, filled, tmp_path):
+    assert flip_pages(server, filled, tmp_path, PAGE_ROUNDS) > 0, "no flip did any harm"
 
 
-def test_the_tools_find_nothing_wrong_with_a_whole_store(nursery, filled, tmp_path):
-    assert nursery.ask("verify", str(filled)) == []
-    saved = nursery.ask("salvage", str(filled), str(filled), str(tmp_path / "rescued"))
+def test_the_tools_find_nothing_wrong_with_a_whole_store(server, filled, tmp_path):
+    assert server.ask("verify", str(filled)) == []
+    saved = server.ask("salvage", str(filled), str(filled), str(tmp_path / "rescued"))
     assert saved["kept"] == saved["written"] > 0
     assert saved["wrong"] == 0
 
 
 @pytest.mark.soak
-def test_thousands_of_flips(nursery, filled, tmp_path):
-    flip_blocks(nursery, filled, SOAK_ROUNDS)
-    assert flip_pages(nursery, filled, tmp_path, SOAK_PAGE_ROUNDS) > 0
+def test_thousands_of_flips(server, filled, tmp_path):
+    flip_blocks(server, filled, SOAK_ROUNDS)
+    assert flip_pages(server, filled, tmp_path, SOAK_PAGE_ROUNDS) > 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.forked_child import Child, Ended, Nursery
+from tests.rig.fork_server import AnsweringChild, ChildResult, ChildServer
 from tests.rig.store.checker import Reported
 from tests.rig.store.child import COMPACTED, LOST, reports
 
@@ -47,7 +47,7 @@ class Tally:
 
 
 def lives(
-    nursery: Nursery, folder: Path, durability: str, choices: random.Random, tally: Tally
+    server: ChildServer, folder: Path, durability: str, choices: random.Random, tally: Tally
 ) -> None:
     """A store from its making to its end, with a kill at the end of each life but the last."""
     report = folder.with_suffix(".report")
@@ -56,14 +56,14 @@ def lives(
         late = choices.choice((0, 0, LATEST))
         compact = choices.random() < COMPACTED_LIVES
         asked = (str(folder), str(report), durability, COMMITS, late, compact)
-        child = nursery.start("live", *asked)
+        child = server.start("live", *asked)
         await_lines(report, before + choices.choice(LINES) * FASTER[durability], child)
         time.sleep(choices.uniform(0, LONGEST_S))
         child.kill()
         tally.kills += 1
         tally.early += len(reports(str(report))) == before
         demand_no_faults(child.wait())
-    demand_no_faults(nursery.run("live", str(folder), str(report), durability, 0))
+    demand_no_faults(server.run("live", str(folder), str(report), durability, 0))
     lines = reports(str(report))
     said = Reported.of(lines)
     tally.compactions += lines.count(COMPACTED)
@@ -72,15 +72,15 @@ def lives(
     tally.repeats += said.duplicates
 
 
-def await_lines(report: Path, count: int, child: Child) -> None:
+def await_lines(report: Path, count: int, child: AnsweringChild) -> None:
     """Until so much was reported, or the child has ended with faults."""
     deadline = time.monotonic() + PATIENCE_S
-    while len(reports(str(report))) < count and not child.ended():
+    while len(reports(str(report))) < count and not child.has_ended:
         assert time.monotonic() < deadline, "the child neither works nor ends"
         time.sleep(0.001)
 
 
-def demand_no_faults(ended: Ended) -> None:
+def demand_no_faults(ended: ChildResult) -> None:
     assert not ended.failure, ended.failure
     assert not ended.answer, "\n".join(ended.answer)
 
@@ -88,10 +88,10 @@ def demand_no_faults(ended: Ended) -> None:
 def kill_writers(tmp_path: Path, durability: str, rounds: int) -> Tally:
     seed = random.randrange(1 << 32)
     choices, tally = random.Random(seed), Tally()
-    with Nursery(CHILD) as nursery:
+    with ChildServer(CHILD) as server:
         for number in range(rounds // LIVES):
             try:
-                lives(nursery, tmp_path / f"store{number}", durability, choices, tally)
+                lives(server, tmp_path / f"store{number}", durability, choices, tally)
             except AssertionError as error:
                 error.add_note(f"seed {seed}, store {number}, after {tally}")
                 raise

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.forked_child import Nursery
+from tests.rig.fork_server import ChildServer
 from tests.rig.power import recorder
 from tests.rig.power.images import Image, images
 from tests.rig.power.recorder import Kind
@@ -45,10 +45,10 @@ def acknowledged(marks: list[bytes]) -> list[str]:
     return [mark.decode() for mark in marks]
 
 
-def judge(nursery: Nursery, image: Image, folder: Path, strict: bool) -> list[str]:
+def judge(server: ChildServer, image: Image, folder: Path, strict: bool) -> list[str]:
     """What is wrong with an image; a child that dies of it is wrong as well."""
     image.write(folder)
-    ended = nursery.run("look", str(folder / "store"), acknowledged(image.marks), strict)
+    ended = server.run("look", str(folder / "store"), acknowledged(image.marks), strict)
     shutil.rmtree(folder)
     if ended.signal:
         return [f"whoever opened it was killed by signal {ended.signal}"]
@@ -66,8 +66,8 @@ class PowerCuts:
         self.at_risk = self.lost = self.marked = 0
 
     def record(self, act: str, *args: object) -> None:
-        with Nursery(CHILD, self._recorder) as nursery:
-            nursery.ask(act, str(self._watched / "store"), *args)
+        with ChildServer(CHILD, self._recorder) as server:
+            server.ask(act, str(self._watched / "store"), *args)
 
     @property
     def renames(self) -> int:
@@ -76,9 +76,9 @@ class PowerCuts:
     def look(self, count: int, *, strict: bool = True) -> None:
         seed = random.randrange(1 << 32)
         made = images(recorder.records(self._log), self._watched, random.Random(seed), count)
-        with Nursery(CHILD) as nursery:
+        with ChildServer(CHILD) as server:
             for number, image in enumerate(made):
-                faults = judge(nursery, image, self._images_in / f"{number}", strict)
+                faults = judge(server, image, self._images_in / f"{number}", strict)
                 self.at_risk += image.at_risk
                 self.lost += image.lost
                 self.marked += bool(image.marks)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rig.forked_child import Nursery
+from tests.rig.fork_server import ChildServer
 
 ACTS = "tests.rig.store.readers"
 KILLS = 6
@@ -16,15 +16,15 @@ MOST_GROWTH_BYTES = 24 << 20
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
+def server() -> Iterator[ChildServer]:
     """The writer's; its readers are children of its own."""
-    with Nursery(ACTS) as nursery:
-        yield nursery
+    with ChildServer(ACTS) as server:
+        yield server
 
 
 @pytest.mark.sabotage("reader-check-off", expects=r"assert \d+ < \(\d+ \+ 25165824\)")
-def test_pages_that_a_killed_reader_held_are_used_again(nursery, tmp_path):
-    found = nursery.ask("killed_readers", str(tmp_path / "store"), KILLS)
+def test_pages_that_a_killed_reader_held_are_used_again(server, tmp_path):
+    found = server.ask("killed_readers", str(tmp_path / "store"), KILLS)
     assert not found["wrong"], found["wrong"][0]
     assert found["read"] > 0
     assert found["died"] == signal.SIGKILL
@@ -32,8 +32,8 @@ def test_pages_that_a_killed_reader_held_are_used_again(nursery, tmp_path):
 
 
 @pytest.mark.sabotage("long-read-transactions", expects=r"assert \d+ < \(\d+ \+ 25165824\)")
-def test_a_reader_that_stands_still_holds_no_pages_and_keeps_its_rows(nursery, tmp_path):
-    found = nursery.ask("slow_readers", str(tmp_path / "store"))
+def test_a_reader_that_stands_still_holds_no_pages_and_keeps_its_rows(server, tmp_path):
+    found = server.ask("slow_readers", str(tmp_path / "store"))
     assert found["same"]
     assert found["changed"] is False
     assert found["after"] < found["before"] + MOST_GROWTH_BYTES, found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.forked_child import Ended, Nursery
+from tests.rig.fork_server import ChildResult, ChildServer
 
 ACTS = "tests.rig.store.exhaustion"
 DISK_BYTES = 6 << 20
@@ -18,9 +18,9 @@ LIMIT_BYTES = 2 << 20
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    with Nursery(ACTS) as nursery:
-        yield nursery
+def server() -> Iterator[ChildServer]:
+    with ChildServer(ACTS) as server:
+        yield server
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def demand_that_it_went_on(ended: Ended) -> None:
+def demand_that_it_went_on(ended: ChildResult) -> None:
     assert not ended.failure, ended.failure
     found = ended.answer
     assert not found["faults"], "\n".join(found["faults"])
@@ -51,33 +51,33 @@ def demand_that_it_went_on(ended: Ended) -> None:
 @pytest.mark.sabotage(
     "caches-kept", expects=r"commits acknowledged, \d+ there|offsets are not dense"
 )
-def test_a_full_disk_refuses_whole_commits_and_goes_on_when_there_is_room(nursery, small_disk):
-    demand_that_it_went_on(fill_disk(nursery, small_disk, "fsync"))
+def test_a_full_disk_refuses_whole_commits_and_goes_on_when_there_is_room(server, small_disk):
+    demand_that_it_went_on(fill_disk(server, small_disk, "fsync"))
 
 
 @pytest.mark.sabotage("keep-nothing", expects="KeyError: 'narrow'")
-def test_with_intervals_what_was_answered_before_the_disk_was_full_is_kept(nursery, small_disk):
-    demand_that_it_went_on(fill_disk(nursery, small_disk, "interval"))
+def test_with_intervals_what_was_answered_before_the_disk_was_full_is_kept(server, small_disk):
+    demand_that_it_went_on(fill_disk(server, small_disk, "interval"))
 
 
-def fill_disk(nursery: Nursery, small_disk: Path, durability: str) -> Ended:
+def fill_disk(server: ChildServer, small_disk: Path, durability: str) -> ChildResult:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(BALLAST_BYTES))
-    return nursery.run("fill_disk", str(small_disk / "store"), durability, str(ballast))
+    return server.run("fill_disk", str(small_disk / "store"), durability, str(ballast))
 
 
 @pytest.mark.sabotage(
     "caches-kept", expects=r"commits acknowledged, \d+ there|offsets are not dense"
 )
-def test_a_file_that_may_not_grow_refuses_whole_commits_and_goes_on(nursery, tmp_path):
-    ended = nursery.run("fill_limit", str(tmp_path / "store"), "fsync", LIMIT_BYTES)
+def test_a_file_that_may_not_grow_refuses_whole_commits_and_goes_on(server, tmp_path):
+    ended = server.run("fill_limit", str(tmp_path / "store"), "fsync", LIMIT_BYTES)
     demand_that_it_went_on(ended)
 
 
 @pytest.mark.sabotage("descriptor-a-commit", expects="Too many open files")
-def test_without_descriptors_a_store_works_on_and_another_is_refused_clearly(nursery, tmp_path):
+def test_without_descriptors_a_store_works_on_and_another_is_refused_clearly(server, tmp_path):
     stores = tmp_path / "first", tmp_path / "second"
-    ended = nursery.run("without_descriptors", *map(str, stores))
+    ended = server.run("without_descriptors", *map(str, stores))
     assert not ended.failure, ended.failure
     found = ended.answer
     assert not found["faults"], "\n".join(found["faults"])

@@ -1,109 +1,65 @@
-"""A bus at once: forked from a process that has loaded all of it.
+"""Buses and commands that start at once: forked from a process that has loaded them.
 
-Hundreds of tests have a bus of their own, and to load an interpreter with it takes ten times
-as long as to start it. So one process loads what `polybus serve` and `polybus rqueue` load,
-and forks when it is asked to; the child does what the command does with these arguments, in
-this environment and with these files, down to how an interpreter ends. So do commands that
-a test gives to its bus (`BusProcess.run`).
+Hundreds of tests have a bus of their own, and loading an interpreter with it takes ten times
+as long as starting it. A fork server loads what `polybus serve` and `polybus rqueue` load. Its
+children run the command with the same arguments, environment and files as a new process, and
+end as an interpreter ends. Commands of a test (`BusProcess.run`) start the same way.
 
-    warm.use()                                   # from here on, `start` is warm where it can be
-    with serve() as bus: ...                     # polybus.testing.bus_process
-    with warm.cold(): ...                        # but not here: it is the start that is tested
+    warm_bus.use()                  # from here on polybus.testing.bus_process forks where it can
+    with serve() as bus: ...
+    with warm_bus.cold(): ...       # but not here: the start itself is tested
 
-Whatever makes another interpreter, or other code in it, is started in the ordinary way: a
-command of its own, variables but those of the bus.
-
-How the two processes talk is in `forking`.
+A command that needs another interpreter, or other variables than those of the bus, is started
+as a process of its own.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
+import importlib
 import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import IO
 
 from polybus.testing import bus_process
 from polybus.testing.bus_process import POLYBUS, Child, Completed, Launcher
-from tests.rig.bus_fork_server import MAX_REQUEST_BYTES
+from tests.rig.fork_server import ForkedProcess, ForkServer
 
 BUSES = ("serve", "rqueue")
-FORKING = "tests.rig.bus_fork_server"
-# What a bus reads when it starts, or never (a session of Spark leaves some in our environment).
-# All else may be read as code is loaded.
-ANY = ("POLYBUS_", "XDG_RUNTIME_DIR", "NOTIFY_SOCKET", "PYTEST_", "SPARK_", "PYSPARK_")
+LOADED = (
+    __name__,
+    "polybus.cli.serve_command",
+    "polybus.server.app",
+    "polybus.store.lmdb.lmdb_store",
+    "polybus.store.memory.memory_store",
+    "polybus.transports.flight.flight_listener",
+    "polybus.dialects.rqueue.cli",
+    "polybus.dialects.rqueue.server.session",
+    "polybus.dialects.freud.server.session",
+    "polybus.dialects.gsb.server.session",
+    "polybus.dialects.pirate.server.pirate_server",
+    "typer._adapters",
+)
+# Variables that a bus reads when it starts, or never (a Spark session leaves some behind). Any
+# other variable may be read while code is loaded, so it must be that of the server.
+READ_AT_START = ("POLYBUS_", "XDG_RUNTIME_DIR", "NOTIFY_SOCKET", "PYTEST_", "SPARK_", "PYSPARK_")
 
 
-class Forked:
-    """A child of the process that forks; of `subprocess.Popen` what tests use."""
-
-    def __init__(self, pid: int, talk: socket.socket) -> None:
-        self.pid = pid
-        self.stdout: IO[bytes] | None = None
-        self.returncode: int | None = None
-        self._talk = talk
-
-    def poll(self) -> int | None:
-        return self._ended(0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        code = self._ended(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired(["polybus"], timeout or 0.0)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None:
-            self._talk.settimeout(timeout)
-            try:
-                said = self._talk.recv(MAX_REQUEST_BYTES)
-            except (TimeoutError, BlockingIOError):
-                return None
-            if not said:
-                raise RuntimeError("the process that forks has ended")
-            self.returncode = json.loads(said)
-            self._talk.close()
-        return self.returncode
-
-
-class Warm:
-    """The process that forks."""
+class WarmServer:
+    """The fork server of buses."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._variables = _others(env)
-        self._talk, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", FORKING, str(theirs.fileno())],
-                env=env,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+        self._server = ForkServer(LOADED, env, children_survive=True)
 
     def fits(self, env: Mapping[str, str]) -> bool:
         return _others(env) == self._variables
 
-    def start(self, args: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> Forked:
+    def start(self, args: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> ForkedProcess:
         reading, writing = os.pipe()
         try:
             child = self._fork(args, env, writing, log.fileno())
@@ -120,25 +76,31 @@ class Warm:
             finally:
                 child.kill()
                 child.wait()
-            for one in (stdout, stderr):
-                one.seek(0)
+            stdout.seek(0)
+            stderr.seek(0)
             return Completed(args, code, stdout.read(), stderr.read())
 
-    def _fork(self, args: Sequence[str], env: Mapping[str, str], out: int, err: int) -> Forked:
-        request = json.dumps([str(Path.cwd()), list(args), dict(env)]).encode()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            socket.send_fds(self._talk, [request], [theirs.fileno(), out, err])
-        return Forked(json.loads(ours.recv(MAX_REQUEST_BYTES)), ours)
+    def _fork(
+        self, args: Sequence[str], env: Mapping[str, str], stdout: int, stderr: int
+    ) -> ForkedProcess:
+        return self._server.fork(
+            f"{__name__}:run_command", [list(args)], env=env, stdout=stdout, stderr=stderr
+        )
 
     def close(self) -> None:
-        """Whoever was forked goes on."""
-        self._talk.close()
-        self._process.wait()
+        """End the server; forked buses go on."""
+        self._server.close()
+
+
+def run_command(args: list[str]) -> int:
+    """Run a `polybus` command in the forked child."""
+    sys.argv = ["polybus", *args]
+    code: int = importlib.import_module("polybus.cli.main").run(args)
+    return code
 
 
 def _others(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if not name.startswith(ANY)}
+    return {name: value for name, value in env.items() if not name.startswith(READ_AT_START)}
 
 
 _environment: dict[str, str] | None = None
@@ -146,7 +108,7 @@ _is_cold = False
 
 
 def use() -> None:
-    """Buses and commands that this process starts are forked from now on."""
+    """Fork the buses and commands that this process starts from now on."""
     global _environment
     _environment = dict(os.environ)
     bus_process.launcher = WarmLauncher()
@@ -154,7 +116,7 @@ def use() -> None:
 
 @contextmanager
 def cold() -> Iterator[None]:
-    """Each bus and command is a program of its own, in here."""
+    """Start each bus and command as a process of its own, in this block."""
     global _is_cold
     before, _is_cold = _is_cold, True
     try:
@@ -164,17 +126,17 @@ def cold() -> Iterator[None]:
 
 
 @cache
-def _warm() -> Warm | None:
+def _server() -> WarmServer | None:
     if _environment is None:
         return None
-    one = Warm(_environment)
-    atexit.register(one.close)
-    return one
+    server = WarmServer(_environment)
+    atexit.register(server.close)
+    return server
 
 
-def _fitting(env: Mapping[str, str]) -> Warm | None:
-    warm = None if _is_cold else _warm()
-    return warm if warm is not None and warm.fits(env) else None
+def _fitting(env: Mapping[str, str]) -> WarmServer | None:
+    server = None if _is_cold else _server()
+    return server if server is not None and server.fits(env) else None
 
 
 class WarmLauncher(Launcher):
@@ -182,11 +144,11 @@ class WarmLauncher(Launcher):
 
     def start(self, command: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> Child:
         is_bus = tuple(command[:3]) == POLYBUS and len(command) > 3 and command[3] in BUSES
-        if is_bus and (warm := _fitting(env)):
-            return warm.start(command[3:], env, log)
+        if is_bus and (server := _fitting(env)):
+            return server.start(command[3:], env, log)
         return super().start(command, env, log)
 
     def run(self, args: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Completed:
-        if warm := _fitting(env):
-            return warm.run(args, env, timeout_s)
+        if server := _fitting(env):
+            return server.run(args, env, timeout_s)
         return super().run(args, env, timeout_s)

@@ -39,7 +39,7 @@ from tests.rig.fdq.message_plan import (
 )
 from tests.rig.fdq.recorded_bus import RecordedBus
 from tests.rig.fdq.snapshot import output_body
-from tests.rig.forked_child import die_with_the_parent
+from tests.rig.fork_server import die_with_parent
 
 TOPIC = "orders"
 OUTPUT = "orders.moved"
@@ -90,7 +90,7 @@ class Orders:
 
 def begin(orders: Orders) -> Event:
     """Settles in: ends with its parent, says where it fails, hears when it is to end."""
-    die_with_the_parent()
+    die_with_parent()
     log = os.open(orders.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from polybus.errors import DoesNotExist
 from polybus.native import Client
-from tests.rig.fdq.child_pool import Brood, Child
+from tests.rig.fdq.child_pool import ClientPool, ClientProcess
 from tests.rig.fdq.clients import EXIT_CODE, GROUP, OUTPUT, TOPIC, Orders
 from tests.rig.fdq.history import ACK, COMMIT, DUPLICATE, FAILED
 from tests.rig.fdq.journal import UNKNOWN, Operation, operations
@@ -60,10 +60,10 @@ class Workload:
         self._random = Random(seed)
         self.bus = NativeBus()
         self._relay = Relay(self.bus.port) if self._settings.is_relayed else None
-        self._brood = Brood()
+        self._brood = ClientPool()
         self.client: Client = self.bus.client(call_timeout_s=PATIENCE_S)
-        self.producers: list[Child] = []
-        self.consumers: list[Child] = []
+        self.producers: list[ClientProcess] = []
+        self.consumers: list[ClientProcess] = []
         self.done: Counter[str] = Counter()
         self._started = 0
 
@@ -93,12 +93,12 @@ class Workload:
         for number in range(self._settings.consumers):
             self.consume(f"c{number}")
 
-    def produce(self, name: str, **orders: Any) -> Child:
+    def produce(self, name: str, **orders: Any) -> ClientProcess:
         child = self._brood.start("produce", self._orders(name, **orders))
         self.producers.append(child)
         return child
 
-    def consume(self, name: str, **orders: Any) -> Child:
+    def consume(self, name: str, **orders: Any) -> ClientProcess:
         child = self._brood.start("consume", self._orders(name, **orders))
         self.consumers.append(child)
         return child
@@ -155,7 +155,7 @@ class Workload:
         answers.lose()
         self.bus.start()
 
-    def pause(self, child: Child) -> None:
+    def pause(self, child: ClientProcess) -> None:
         """Until the group goes on without it. What it was about to say it then says too late."""
         child.signal(signal.SIGSTOP)
         who = child.orders.who
@@ -174,7 +174,7 @@ class Workload:
         if len(self.consumers) < MOST_CONSUMERS:
             self.consume(f"c{self._started}")
 
-    def _end_one(self, children: list[Child], number: signal.Signals) -> None:
+    def _end_one(self, children: list[ClientProcess], number: signal.Signals) -> None:
         child = self._random.choice(children)
         if number == signal.SIGTERM:
             self._tell_to_end(child)
@@ -290,19 +290,19 @@ class Workload:
             self._wait(child, (0,))
         self.producers.clear()
 
-    def end(self, children: list[Child]) -> None:
+    def end(self, children: list[ClientProcess]) -> None:
         for child in children:
             self._tell_to_end(child)
         for child in children:
             self._wait(child, (0, EXIT_CODE))
         children.clear()
 
-    def _tell_to_end(self, child: Child) -> None:
+    def _tell_to_end(self, child: ClientProcess) -> None:
         """Once it can hear it: whoever has a diary does."""
         until(lambda: child.orders.diary.exists() or child.has_ended, "it begins", PATIENCE_S)
         child.signal(signal.SIGTERM)
 
-    def _wait(self, child: Child, codes: tuple[int, ...]) -> None:
+    def _wait(self, child: ClientProcess, codes: tuple[int, ...]) -> None:
         until(lambda: child.has_ended, f"{child.name} ends", PATIENCE_S)
         code = child.wait()
         assert code in codes, f"{child.name} ended with {code}:\n{child.orders.log.read_text()}"

@@ -18,7 +18,7 @@ from typing import Final
 
 from polybus.dialects.pirate.client.pirate_options import Order
 from tests.rig.fdq.journal import Diary
-from tests.rig.forked_child import die_with_the_parent
+from tests.rig.fork_server import die_with_parent
 from tests.rig.pirate.lossy_round import TOPICS
 from tests.rig.pirate.polybus_client import Ours
 from tests.rig.pirate.random_client import Sailor
@@ -66,7 +66,7 @@ def drain(orders: Orders) -> None:
 
 
 def _begin(orders: Orders) -> tuple[Sailor, Ours]:
-    die_with_the_parent()
+    die_with_parent()
     sys.stderr = orders.log.open("w")
     order = Order.RECORD_THEN_DELIVER if orders.records_first else Order.DELIVER_THEN_RECORD
     diary = Diary(orders.diary)

@@ -21,7 +21,7 @@ from random import Random
 from types import TracebackType
 from typing import Final, Self
 
-from tests.rig.fdq.child_pool import Brood, Child
+from tests.rig.fdq.child_pool import ClientPool, ClientProcess
 from tests.rig.fdq.journal import UNKNOWN, Operation, operations
 from tests.rig.held_answers import HeldAnswers
 from tests.rig.observer import until
@@ -45,7 +45,7 @@ class Being:
 
     name: str
     records_first: bool
-    child: Child | None = None
+    child: ClientProcess | None = None
     lives: int = 0
     killed: int = 0  # lives that ended so; the last one may have
 
@@ -60,7 +60,7 @@ class Killing:
         self._relay = Relay(self.bus.port)
         self._answers = HeldAnswers(self._relay, self._is_one_hidden)
         self.witness = Witness(self.bus.endpoint, WITNESSED)
-        self._brood = Brood(CHILDREN)
+        self._brood = ClientPool(CHILDREN)
         self._beings = [Being(f"k{number}", number % 2 == 0) for number in range(clients)]
         self._killed: set[str] = set()
 

@@ -1,6 +1,6 @@
 """Small programs on plain files and plain LMDB: what the power-cut model is tried on.
 
-They run in children of a `Nursery`, under the recorder.
+They run in children of a `ChildServer`, under the recorder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bits that flip in a store's file: acts for children of a `Nursery`.
+"""Bits that flip in a store's file: acts for children of a `ChildServer`.
 
 `flip_blocks` turns bits in stored blocks and in the entries before them, and reads every
 message by itself: each is what was written, or `Damaged` names topic, shard and offset.

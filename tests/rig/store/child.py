@@ -1,4 +1,4 @@
-"""What the fault tests of the store have done in children of a `Nursery`.
+"""What the fault tests of the store have done in children of a `ChildServer`.
 
 The report of a child is a file: a line that was written before a kill is there after it.
 """

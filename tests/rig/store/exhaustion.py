@@ -1,4 +1,4 @@
-"""A store that runs out of room, or of descriptors: acts for children of a `Nursery`.
+"""A store that runs out of room, or of descriptors: acts for children of a `ChildServer`.
 
 Commits go on until one is refused for want of room, and then some more. Nothing of what
 was refused may be there, everything else must be; and once there is room, the same

@@ -1,4 +1,4 @@
-"""Readers that are killed, or stand still, beside a busy writer: acts for a `Nursery`.
+"""Readers that are killed, or stand still, beside a busy writer: acts for a `ChildServer`.
 
 The writer turns its store over: it appends, and trims behind. Its file grows to some
 size and stays there, for freed pages are used again; unless somebody pins them. So the
@@ -21,7 +21,7 @@ from polybus.store.contract import Store
 from polybus.store.engine_registry import open_store
 from polybus.store.lmdb import lmdb_store as _loaded_once_for_all_children  # noqa: F401
 from polybus.store.lmdb.store_files import StoreFiles
-from tests.rig.forked_child import Child, Nursery
+from tests.rig.fork_server import AnsweringChild, ChildServer
 from tests.rig.store.checker import bodies_of
 from tests.rig.store.workload import block_of
 
@@ -59,11 +59,11 @@ def body(offset: int) -> bytes:
 
 
 @contextmanager
-def turning(folder: str) -> Iterator[tuple[Turner, Nursery, int]]:
-    """A store that has its size, and a nursery for its readers."""
-    with Nursery(__name__) as nursery, open_store(f"lmdb:{folder}") as store:
+def turning(folder: str) -> Iterator[tuple[Turner, ChildServer, int]]:
+    """A store that has its size, and a server for its readers."""
+    with ChildServer(__name__) as server, open_store(f"lmdb:{folder}") as store:
         turner = Turner(store, folder)
-        yield turner, nursery, turner.turn(SETTLE_TURNS)
+        yield turner, server, turner.turn(SETTLE_TURNS)
 
 
 # --- a reader that is killed
@@ -72,17 +72,17 @@ def turning(folder: str) -> Iterator[tuple[Turner, Nursery, int]]:
 def killed_readers(folder: str, kills: int) -> dict[str, Any]:
     """Some die wherever they are in their loop; the last surely within a read."""
     read, wrong = 0, []
-    with turning(folder) as (turner, nursery, before):
+    with turning(folder) as (turner, server, before):
         for number in range(kills):
             report = Path(f"{folder}.reader{number}")
-            child = nursery.start("read_in_a_loop", folder, str(report))
+            child = server.start("read_in_a_loop", folder, str(report))
             await_file(report, child)
             turner.turn(3)
             child.kill()
             ended = child.wait()
             wrong += [ended.failure] if ended.failure else []
             read += len(report.read_bytes())
-        died = nursery.run("die_reading", folder)
+        died = server.run("die_reading", folder)
         after = turner.turn(TURNS)
     return {"before": before, "after": after, "read": read, "wrong": wrong, "died": died.signal}
 
@@ -120,8 +120,8 @@ def die_reading(folder: str) -> None:
 def slow_readers(folder: str) -> dict[str, Any]:
     """One in another process, one in the writer's own: both have read, and stand still."""
     report = Path(f"{folder}.reader")
-    with turning(folder) as (turner, nursery, before):
-        child = nursery.start("read_and_stand", folder, str(report))
+    with turning(folder) as (turner, server, before):
+        child = server.start("read_and_stand", folder, str(report))
         await_file(report, child)
         with open_store(f"lmdb:{folder}", read_only=True) as store:
             rows = store.read(turner.topic, "all", 0)
@@ -149,10 +149,10 @@ def read_and_stand(folder: str, report: str) -> bool | None:
         return before != column_copy(rows.bodies)
 
 
-def await_file(path: Path, child: Child) -> None:
+def await_file(path: Path, child: AnsweringChild) -> None:
     """Until the child has written there; one that ended instead has failed."""
     deadline = time.monotonic() + 60
     while not (path.exists() and path.stat().st_size):
-        assert not child.ended(), "the reader has ended"
+        assert not child.has_ended, "the reader has ended"
         assert time.monotonic() < deadline, "the reader does not read"
         time.sleep(0.001)

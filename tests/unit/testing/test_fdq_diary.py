@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.rig.fdq.child_pool import Brood
+from tests.rig.fdq.child_pool import ClientPool
 from tests.rig.fdq.clients import Orders
 from tests.rig.fdq.history import (
     ACK,
@@ -71,9 +71,9 @@ def test_an_output_tells_where_it_comes_from():
 
 
 def test_children_are_stopped_killed_and_waited_for(tmp_path):
-    with Brood() as brood:
+    with ClientPool() as pool:
         orders = [Orders("polybus://127.0.0.1:1", name, str(tmp_path)) for name in "ab"]
-        first, second = (brood.start("produce", one) for one in orders)
+        first, second = (pool.start("produce", one) for one in orders)
         assert not first.has_ended
         second.signal(signal.SIGSTOP)
         first.signal(signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_children_are_stopped_killed_and_waited_for(tmp_path):
 
 
 def test_a_child_that_fails_says_why(tmp_path):
-    with Brood() as brood:
-        child = brood.start("produce", Orders("nonsense://", "a", str(tmp_path)))
+    with ClientPool() as pool:
+        child = pool.start("produce", Orders("nonsense://", "a", str(tmp_path)))
         assert child.wait() == 1
         assert "nonsense" in child.orders.log.read_text()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.rig.forked_child import Nursery
+from tests.rig.fork_server import ChildServer
 from tests.rig.power import recorder
 from tests.rig.power.images import PAGE, Change, Disk, File, Tree, images, parts
 from tests.rig.power.recorder import Kind, Record
@@ -153,8 +153,8 @@ def record_of(library: Path, tmp_path: Path, act: str, *args: object) -> tuple[P
     watched, log = tmp_path / "watched", tmp_path / "log"
     watched.mkdir()
     env = recorder.recording(library, watched, log)
-    with Nursery("tests.rig.power.plain_lmdb", env) as nursery:
-        nursery.ask(act, str(watched), *args)
+    with ChildServer("tests.rig.power.plain_lmdb", env) as server:
+        server.ask(act, str(watched), *args)
     return watched, log
 
 
@@ -182,12 +182,12 @@ def on_disk(folder: Path) -> Tree:
 def test_lmdb_keeps_what_it_acknowledged_unless_it_does_not_sync(library, tmp_path, sync):
     watched, log = record_of(library, tmp_path, "write", COMMITS, sync)
     choices, lost, at_risk = random.Random(7), 0, 0
-    with Nursery("tests.rig.power.plain_lmdb") as nursery:
+    with ChildServer("tests.rig.power.plain_lmdb") as server:
         for number, image in enumerate(images(recorder.records(log), watched, choices, 40)):
             target = tmp_path / f"image{number}"
             image.write(target)
             at_risk += image.lost
-            ended = nursery.run("count", str(target))
+            ended = server.run("count", str(target))
             lost += bool(image.marks) and (ended.answer or 0) < int(image.marks[-1])
     assert at_risk > 0
     assert (lost == 0) == sync

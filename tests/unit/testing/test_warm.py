@@ -10,6 +10,7 @@ import pytest
 
 from polybus.testing.bus_process import StartFailed, rqueue, run, serve
 from tests.rig import warm_bus
+from tests.rig.fork_server import ForkedProcess
 from tests.rig.observer import stats
 
 
@@ -22,7 +23,7 @@ def files_of(pid: int) -> set[str]:
 def test_it_is_forked_and_ends_as_the_command_does(monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # as after a session of Spark
     with rqueue() as bus:
-        assert isinstance(bus.process, warm_bus.Forked)
+        assert isinstance(bus.process, ForkedProcess)
         assert bus.process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             bus.wait(0.01)
@@ -83,4 +84,4 @@ def test_and_so_is_all_where_the_start_is_tested():
     with warm_bus.cold(), rqueue() as bus:
         assert isinstance(bus.process, subprocess.Popen)
     with rqueue() as bus:
-        assert isinstance(bus.process, warm_bus.Forked)
+        assert isinstance(bus.process, ForkedProcess)
