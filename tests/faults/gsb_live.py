@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from polybus.dialects.gsb import codec
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.testing.bus_process import BusProcess, serve
 from tests.rig.gsb_peer import Peer, connect
+from tests.rig.gsb_wire import Failure, read_failure
 from tests.rig.observer import check_unharmed, stats, until
 
 MAX_PACKET_BYTES = 1 << 20
@@ -50,10 +50,10 @@ def check_nothing_is_left(bus: BusProcess) -> None:
     check_unharmed(bus)
 
 
-def failure(reply: pb.CallReply) -> codec.Failure:
+def failure(reply: pb.CallReply) -> Failure:
     """What a FULL reply with code 500 says."""
     assert (reply.code, reply.type) == (500, 0), reply
-    return codec.read_failure(reply.data)
+    return read_failure(reply.data)
 
 
 def party(bus: BusProcess, **more: Any) -> Peer:

@@ -19,6 +19,7 @@ from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.testing.bus_process import BusProcess
 from tests.faults.gsb_live import check_nothing_is_left, serving, tables
 from tests.rig.gsb_peer import FULL, call, cancel, hello, packet, partial, reply
+from tests.rig.gsb_wire import StreamFrames, read_failure
 from tests.rig.observer import eventually
 
 DEADLINE_MS = 400
@@ -35,7 +36,7 @@ class Party:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
-        self._frames = sp.Frames(sp.Form.TCP, 1 << 24)
+        self._frames = StreamFrames(sp.Form.TCP, 1 << 24)
 
     @classmethod
     async def dial(cls, port: int, **fields: Any) -> Party:
@@ -110,7 +111,7 @@ class Caller:
             self.open[heard.request_id] += 1
             return
         del self.open[heard.request_id]
-        self.codes.append(codec.read_failure(heard.data).code if heard.code else 0)
+        self.codes.append(read_failure(heard.data).code if heard.code else 0)
 
 
 class Service:

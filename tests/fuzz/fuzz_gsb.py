@@ -27,18 +27,18 @@ def target(data: bytes) -> None:
     stream, is_unix, with_credits = data[2:], bool(choice & 1), bool(choice & 2)
     cut = place * CUT_STEP
     seen = [
-        told(stream, at, is_unix=is_unix, with_credits=with_credits, is_short=is_short)
-        for is_short, at in ((True, cut), (True, 0), (False, cut))
+        told(stream, at, is_unix=is_unix, with_credits=with_credits, fast_path=fast_path)
+        for fast_path, at in ((True, cut), (True, 0), (False, cut))
     ]
     assert all(one == seen[0] for one in seen)
 
 
 def told(
-    stream: bytes, cut: int, *, is_unix: bool, with_credits: bool, is_short: bool
+    stream: bytes, cut: int, *, is_unix: bool, with_credits: bool, fast_path: bool
 ) -> tuple[object, ...]:
     """What the three parties have got by the end."""
     bus = MemoryBus(gsb=LIMITS)
-    bus.gsb.calls.desk.is_short = is_short
+    bus.gsb.calls.table.fast_path_enabled = fast_path
     service, caller = Far(bus), Far(bus, is_unix=True)
     peer = Far(bus, is_unix=is_unix, credits=with_credits)
     service.register("a")

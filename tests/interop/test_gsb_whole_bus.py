@@ -12,11 +12,11 @@ import pynng
 import pytest
 
 from polybus import freud, gsb
-from polybus.dialects.gsb.codec import read_failure
 from polybus.errors import Denied
 from polybus.testing.bus_process import BusProcess, serve
 from tests.rig.certificates import trusting, write_certificate
 from tests.rig.gsb_peer import call, connect, packet, partial
+from tests.rig.gsb_wire import read_failure
 from tests.rig.observer import check_unharmed, stats, until
 
 TIMEOUT_MS = 20_000

@@ -114,7 +114,7 @@ READING = [
         ("answered before it is on disk", "if found.saved >= found.last:", "if True:"),
     ),
     *mutants(
-        "dialects/pirate/server/message_cache.py",
+        "dialects/pirate/server/get_handler.py",
         (
             "the same again",
             "at = bisect_right(self.ids, last)",
@@ -152,13 +152,13 @@ SUBSCRIBING = [
         ),
         (
             "SUB again moves",
-            "stored_answers.encode_number(found.last), then)",
-            "stored_answers.encode_number(self._means.durable.next_id(topic) - 1), then)",
+            "subscriber_records.encode_number(found.last), then)",
+            "subscriber_records.encode_number(self._means.durable.next_id(topic) - 1), then)",
         ),
         (
             "UNSUB is always done",
-            "self._commit_counter(client, request, stored_answers.encode_number(0), then)",
-            "self._commit_counter(client, request, stored_answers.encode_number(1), then)",
+            "self._commit_counter(client, request, subscriber_records.encode_number(0), then)",
+            "self._commit_counter(client, request, subscriber_records.encode_number(1), then)",
         ),
         ("topics stay", "        self.remove_unused(topic)\n\n    # ---", "\n    # ---"),
         (
@@ -182,7 +182,7 @@ SUBSCRIBING = [
         ("no kept result", "kept_results=1", "kept_results=2"),
     ),
     *mutants(
-        "dialects/pirate/server/message_cache.py",
+        "dialects/pirate/server/get_handler.py",
         (
             "reads have no bound",
             "            or len(self._reading) - len(self._queued_reads) >= MAX_PARALLEL_READS\n",
@@ -191,7 +191,7 @@ SUBSCRIBING = [
         ("reads stop", "        self._start_read()\n        for told", "        for told"),
     ),
     *mutants(
-        "dialects/pirate/server/stored_answers.py",
+        "dialects/pirate/server/subscriber_records.py",
         (
             "refusals are forgotten",
             'return error_from_code(code.decode(), text.decode("utf-8", "replace"))',

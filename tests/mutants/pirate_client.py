@@ -180,7 +180,7 @@ LANE = mutants(
     ("sealed frames are too large", "MAX_FRAME_BYTES + codec.SEALED_BYTES", "MAX_FRAME_BYTES"),
     (
         "what moves is not waited for",
-        "            if transfer_progress.has_moved(before, mark):\n",
+        "            if has_moved(before, mark):\n",
         "            if False:\n",
     ),
     (

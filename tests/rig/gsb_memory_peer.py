@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
-from polybus.dialects.gsb.codec import read_failure
 from polybus.model.identity import ANONYMOUS, Identity
+from tests.rig.gsb_wire import StreamFrames, read_failure
 from tests.rig.memory_bus import MemoryBus
 
 MAX_BYTES = 1 << 30
@@ -46,7 +46,7 @@ class Far:
         self.form = sp.Form(is_unix)
         self.pipe = bus.connect_gsb(appetite, identity, is_unix=is_unix)
         self.session: Any = self.pipe.session
-        self._frames = sp.Frames(self.form, MAX_BYTES)
+        self._frames = StreamFrames(self.form, MAX_BYTES)
         self._read = 0
         self._packets: list[pb.Packet] = []
         self.pipe.deliver(sp.GREETING)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.codec import read_failure
 from tests.rig.gsb_memory_peer import Far
+from tests.rig.gsb_wire import read_failure
 from tests.rig.memory_bus import MemoryBus
 from tests.rig.oracle.gsb import GsbBus, Sent
 
@@ -42,9 +42,9 @@ steps = st.one_of(
 class Real:
     """The bus, asked as the model is."""
 
-    def __init__(self, *, is_short: bool) -> None:
+    def __init__(self, *, fast_path_enabled: bool) -> None:
         self.bus = MemoryBus()
-        self.bus.gsb.calls.desk.is_short = is_short
+        self.bus.gsb.calls.table.fast_path_enabled = fast_path_enabled
         self.far = [Far(self.bus, is_unix=number == 1) for number in range(PARTIES)]
 
     def register(self, party: int, name: str) -> None:
@@ -102,8 +102,8 @@ def test_conversations(program):
     for number in range(PARTIES):
         model.join(number)
     told(program, model)
-    for is_short in (True, False):
-        real = Real(is_short=is_short)
+    for fast_path_enabled in (True, False):
+        real = Real(fast_path_enabled=fast_path_enabled)
         told(program, real)
         for number in range(PARTIES):
             if number not in model.gone:

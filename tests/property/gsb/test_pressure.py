@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polybus.model.limits import KIB, GsbLimits, Limits
+from polybus.dialects.gsb.limits import GsbLimits
+from polybus.model.limits import KIB, Limits
 from tests.rig.gsb_memory_peer import Far
 from tests.rig.memory_bus import MemoryBus
 
@@ -34,9 +35,9 @@ steps = st.one_of(
 class World:
     """Each caller has at most one call with each service; items are numbered."""
 
-    def __init__(self, *, is_short: bool) -> None:
+    def __init__(self, *, fast_path_enabled: bool) -> None:
         self.bus = MemoryBus(Limits(outbox_max_bytes=64 * MARK), gsb=LIMITS)
-        self.bus.gsb.calls.desk.is_short = is_short
+        self.bus.gsb.calls.table.fast_path_enabled = fast_path_enabled
         self.services = [Far(self.bus), Far(self.bus, credits=True)]
         for number, far in enumerate(self.services):
             far.register(f"s{number}")
@@ -54,7 +55,7 @@ class World:
         self.calls += 1
         request_id = f"{who}-{whom}-{self.calls}"
         self.callers[who].call(f"s{whom}", request_id)
-        self.ids[who, whom] = f"{self.bus.gsb.calls.desk.opened:x}"
+        self.ids[who, whom] = f"{self.bus.gsb.calls.table.opened:x}"
         self.sent[self.ids[who, whom]] = []
 
     def stream(self, who: int, whom: int, size: int) -> None:
@@ -108,8 +109,8 @@ class World:
         ]
 
 
-def lived(program: list[tuple[Any, ...]], *, is_short: bool) -> World:
-    world = World(is_short=is_short)
+def lived(program: list[tuple[Any, ...]], *, fast_path_enabled: bool) -> World:
+    world = World(fast_path_enabled=fast_path_enabled)
     for verb, *rest in program:
         getattr(world, verb)(*rest)
     world.end()
@@ -118,7 +119,7 @@ def lived(program: list[tuple[Any, ...]], *, is_short: bool) -> World:
 
 @given(st.lists(steps, max_size=60))
 def test_streams(program):
-    worlds = [lived(program, is_short=is_short) for is_short in (True, False)]
+    worlds = [lived(program, fast_path_enabled=enabled) for enabled in (True, False)]
     stories = [world.stories() for world in worlds]
     assert stories[0] == stories[1]
     for story in stories[0]:

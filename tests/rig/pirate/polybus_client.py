@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from polybus.dialects.pirate.client import pirate_blocking
 from polybus.dialects.pirate.client.pirate_blocking import BlockingClient
-from polybus.dialects.pirate.client.pirate_message import Message
 from polybus.dialects.pirate.client.pirate_options import Order
+from polybus.dialects.pirate.client.requester import Message
 from polybus.errors import DoesNotExist, NotConnected, OutcomeUnknown, PolybusError
 from tests.rig.pirate.wire import NONE, Answer, error
 

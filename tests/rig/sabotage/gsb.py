@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.rig.patching import Edit, Patch
 
 CALLS = "dialects/gsb/server/call_router.py"
-DESK = "        desk = self.desk = self.pressure.desk\n"
-SLOW = Edit(CALLS, DESK, DESK + "        desk.is_short = False\n")
+TABLE = "        table = self.table = self.pressure.table\n"
+SLOW = Edit(CALLS, TABLE, TABLE + "        table.fast_path_enabled = False\n")
 FAIL_SERVED = (
     '            self._fail(call, StatusCode.UNAVAILABLE, "the service went away", cancel=False)\n'
 )
@@ -17,14 +17,14 @@ SABOTAGES = [
         "gone-off",
         CALLS,
         FAIL_SERVED,
-        "            self._close(call, Code.UNAVAILABLE)\n",
+        "            self._close(call, StatusCode.UNAVAILABLE)\n",
         (SLOW,),
     ),
     # No call reaches its deadline.
     Patch(
         "deadlines-off",
-        "dialects/gsb/server/call_deadlines.py",
-        "        if due_s < self._desk.next_due_s:\n",
+        "dialects/gsb/server/call_router.py",
+        "        if due_s < self._table.next_due_s:\n",
         "        if False:\n",
         (SLOW,),
     ),
@@ -32,7 +32,7 @@ SABOTAGES = [
     Patch(
         "cancel-off",
         CALLS,
-        "        if cancel and not call.end.gone:\n",
+        "        if cancel and not call.endpoint.gone:\n",
         "        if False:\n",
         (SLOW,),
     ),
@@ -63,7 +63,7 @@ SABOTAGES = [
     # Packets may be of any size.
     Patch(
         "sizes-off",
-        "dialects/gsb/server/packet_receiver.py",
+        "dialects/gsb/server/session.py",
         "        if size > self._max_packet_bytes:\n",
         "        if False:\n",
         (SLOW,),

@@ -19,11 +19,11 @@ SUBSCRIBERS = [
         (
             Edit(
                 PUTTING,
-                "            put.then(stored_answers.decode_outcome(came))\n",
+                "            put.then(subscriber_records.decode_outcome(came))\n",
                 "            topic = self._durable.find(put.topic)\n"
                 "            if came.duplicate and topic is not None:\n"
                 "                self._durable.produce(topic, put.block)\n"
-                "            put.then(stored_answers.decode_outcome(came))\n",
+                "            put.then(subscriber_records.decode_outcome(came))\n",
             ),
             Edit(
                 SUBSCRIBING, "        if request.counter > client.counter:\n", "        if True:\n"
@@ -47,7 +47,7 @@ SUBSCRIBERS = [
     # The position of a subscriber is confirmed, and not stored.
     Patch(
         "last-off",
-        "dialects/pirate/server/last_writer.py",
+        "dialects/pirate/server/subscription_table.py",
         "        if len(self._unsaved) >= subscriber_records.MAX_CHANGES_PER_COMMIT:\n",
         "        told(None)\n        return\n        if len(self._moved) >= records.AT_ONCE:\n",
     ),

@@ -6,9 +6,9 @@ import pytest
 
 from polybus.bus.policy import Policy
 from polybus.bus.rule_table import PlacedRule
+from polybus.dialects.gsb.limits import GsbLimits
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
-from polybus.model.limits import GsbLimits
 from tests.rig.gsb_memory_peer import Far, Reply
 from tests.rig.memory_bus import MemoryBus
 
@@ -20,7 +20,7 @@ FULL, PARTIAL = 0, 1
 def bus(request) -> MemoryBus:
     """With the kernel's short path, and without it."""
     bus = MemoryBus(gsb=GsbLimits(max_open_calls=3, max_services=2))
-    bus.gsb.calls.desk.is_short = request.param
+    bus.gsb.calls.table.fast_path_enabled = request.param
     return bus
 
 

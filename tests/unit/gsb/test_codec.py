@@ -10,7 +10,8 @@ import pytest
 
 from polybus.dialects.gsb import codec
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.errors import BadFrame
+from polybus.errors import BadFrame, DeadlinePassed, ServiceFailed
+from tests.rig.gsb_wire import FROM_CLIENTS
 from tests.vectors import gsb as golden
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +23,7 @@ def test_the_compiled_form_is_what_the_proto_file_says():
 
 @pytest.mark.parametrize("vector", golden.PACKETS, ids=str)
 def test_packets_come_back_as_they_were_written(vector):
-    found = codec.packet(vector.payload)
+    found = codec.decode_packet(vector.payload)
     assert found.WhichOneof("kind") == vector.kind
     assert found.SerializeToString() == vector.payload
 
@@ -32,21 +33,21 @@ def test_the_kinds_have_the_numbers_of_the_spec():
     assert list(kinds.values()) == list(range(1, 19))
     assert kinds["service_call_request"] == 6
     assert kinds["credit"] == 18
-    assert set(kinds) > codec.FROM_CLIENTS
+    assert set(kinds) > FROM_CLIENTS
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff\xff", b"\x0a\x05x", b"\x98\x06\x01"])
 def test_what_is_no_packet_is_refused(payload):
     """Nothing, noise, a packet cut short, and one of a kind that is not known."""
     with pytest.raises(BadFrame) as caught:
-        codec.packet(payload)
+        codec.decode_packet(payload)
     assert caught.value.reason == codec.NO_PACKET
 
 
 def test_unknown_fields_are_ignored():
     known = pb.Packet(ping=pb.Ping(token=b"x")).SerializeToString()
     later = known + b"\x98\x06\x01"  # field 99 = 1
-    assert codec.packet(later).ping.token == b"x"
+    assert codec.decode_packet(later).ping.token == b"x"
 
 
 @pytest.mark.parametrize("value", [None, 0, "", "text", b"bytes", [1, {"a": None}], {1: 2.5}])
@@ -58,11 +59,22 @@ def test_no_value_takes_no_bytes():
     assert codec.pack(None) == b""
 
 
-def test_a_failure_tells_who_failed():
+def test_failure_of_the_bus_has_its_own_error_type():
     data = codec.pack_failure(codec.StatusCode.DEADLINE, "too late", codec.Origin.BUS)
-    assert codec.read_failure(data) == (504, "too late", "bus")
+    error = codec.error_from_reply(data, "a/b")
+    assert type(error) is DeadlinePassed
+    assert str(error) == "a/b: too late"
+
+
+def test_failure_of_a_service_keeps_its_number():
+    data = codec.pack_failure(codec.StatusCode.DEADLINE, "too late", codec.Origin.SERVICE)
+    error = codec.error_from_reply(data, "a/b")
+    assert isinstance(error, ServiceFailed)
+    assert (error.status, str(error)) == (504, "a/b: too late")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\xa1x", b"\x81\xa4code\xa1x"])
-def test_a_failure_that_says_nothing_is_one_of_the_service(data):
-    assert codec.read_failure(data)[::2] == (codec.StatusCode.FAILURE, codec.Origin.SERVICE)
+def test_failure_data_of_any_other_form_is_a_service_failure(data):
+    error = codec.error_from_reply(data, "a")
+    assert isinstance(error, ServiceFailed)
+    assert error.status == codec.StatusCode.FAILURE

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from polybus.dialects.gsb import codec, sp
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.limits import GsbLimits
 from polybus.dialects.gsb.service_address import StatusCode
-from polybus.model.limits import GsbLimits
+from tests.rig.gsb_wire import FROM_CLIENTS
 
 SPEC = (Path(__file__).parents[3] / "docs" / "spec" / "gsb.md").read_text()
 
@@ -26,7 +27,7 @@ def test_every_kind_of_packet_has_its_row():
         assert kind.message_type is not None
         fields = ", ".join(field.name for field in kind.message_type.fields)
         assert row[3] == f"`{fields}`"
-        assert row[2].startswith(("client", "both")) == (kind.name in codec.FROM_CLIENTS)
+        assert row[2].startswith(("client", "both")) == (kind.name in FROM_CLIENTS)
 
 
 def test_every_reason_for_an_end_is_there():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polybus.model.limits import KIB, GsbLimits, Limits
+from polybus.dialects.gsb.limits import GsbLimits
+from polybus.model.limits import KIB, Limits
 from tests.rig.gsb_memory_peer import Far, Reply
 from tests.rig.memory_bus import MemoryBus
 
@@ -25,7 +26,7 @@ LIMITS = GsbLimits(
 def bus(request) -> MemoryBus:
     """With the kernel's short path, and without it."""
     bus = MemoryBus(Limits(outbox_max_bytes=16 * MARK), gsb=LIMITS)
-    bus.gsb.calls.desk.is_short = request.param
+    bus.gsb.calls.table.fast_path_enabled = request.param
     return bus
 
 
@@ -306,7 +307,7 @@ def test_the_deadline_stands_while_the_service_is_out_of_credit(bus, is_overrun)
     service, slow = service_of(bus, with_credits=True), Far(bus, deadline_ms=1000)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
-    while not slow.session.calls[b"1"].is_dry:  # it keeps to its credit
+    while not slow.session.calls[b"1"].is_out_of_credit:  # it keeps to its credit
         service.reply(call_id, ITEM, partial=True)
         sent += 1
         assert sent < 100
@@ -327,7 +328,7 @@ def test_an_item_that_came_late_starts_the_clock_again(bus):
     service, slow = service_of(bus, with_credits=True), Far(bus, deadline_ms=1000)
     call_id = opened(service, slow)
     sent = fill(service, slow, call_id)
-    while not slow.session.calls[b"1"].is_dry:
+    while not slow.session.calls[b"1"].is_out_of_credit:
         bus.pass_time(0.5)
         service.reply(call_id, ITEM, partial=True)
         sent += 1

@@ -6,7 +6,8 @@ import pytest
 
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb import sp
-from polybus.model.limits import KIB, GsbLimits
+from polybus.dialects.gsb.limits import GsbLimits
+from polybus.model.limits import KIB
 from tests.rig.gsb_memory_peer import Far, Reply
 from tests.rig.memory_bus import MemoryBus
 
@@ -18,7 +19,7 @@ LIMITS = GsbLimits(max_packet_bytes=MAX, ping_idle_s=30, ping_timeout_s=120)
 def bus(request) -> MemoryBus:
     """With the kernel's short path, and without it."""
     bus = MemoryBus(gsb=LIMITS)
-    bus.gsb.calls.desk.is_short = request.param
+    bus.gsb.calls.table.fast_path_enabled = request.param
     return bus
 
 
@@ -433,7 +434,7 @@ def test_an_end_that_is_found_again_while_it_is_being_dealt_with(bus, monkeypatc
     service, caller = Far(bus), Far(bus)
     service.register("greeter")
     caller.call("greeter")
-    monkeypatch.setattr(service.pipe, "offer_again", service.session.on_half_closed)
+    monkeypatch.setattr(service.pipe, "redeliver", service.session.on_half_closed)
     service.pipe.shut_down()
     assert service.pipe.closed
     assert caller.failure() == ("1", 503)
@@ -448,7 +449,7 @@ PIECE = 50_000
 @pytest.fixture(params=[True, False], ids=["short", "long"])
 def roomy(request) -> MemoryBus:
     bus = MemoryBus(gsb=GsbLimits(outbox_full_bytes=64 * KIB, outbox_free_bytes=16 * KIB))
-    bus.gsb.calls.desk.is_short = request.param
+    bus.gsb.calls.table.fast_path_enabled = request.param
     return bus
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from polybus.dialects.gsb import sp
 from polybus.errors import BadFrame
+from tests.rig.gsb_wire import StreamFrames
 from tests.vectors import gsb as golden
 
 FORMS = {"tcp": sp.Form.TCP, "ipc": sp.Form.IPC}
@@ -26,7 +27,7 @@ def test_frames_are_written_as_nng_writes_them(vector, form):
 @pytest.mark.parametrize("step", [1, 7, 10_000])
 def test_a_stream_of_nng_is_read_in_any_pieces(form, step):
     stream = golden.GREETINGS[form] + b"".join(getattr(one, form) for one in golden.VECTORS)
-    frames = sp.Frames(FORMS[form], 1024)
+    frames = StreamFrames(FORMS[form], 1024)
     found = [
         payload
         for at in range(0, len(stream), step)
@@ -48,12 +49,12 @@ def test_a_stream_of_nng_is_read_in_any_pieces(form, step):
 )
 def test_another_greeting_is_refused_at_its_first_wrong_byte(greeting):
     with pytest.raises(BadFrame) as caught:
-        sp.Frames(sp.Form.TCP, 1024).feed(greeting)
+        StreamFrames(sp.Form.TCP, 1024).feed(greeting)
     assert caught.value.reason == sp.BAD_GREETING
 
 
 def test_a_frame_over_the_limit_is_refused_from_its_head():
-    frames = sp.Frames(sp.Form.TCP, 10)
+    frames = StreamFrames(sp.Form.TCP, 10)
     assert frames.feed(sp.GREETING + sp.frame(b"x" * 10, sp.Form.TCP)) == [b"x" * 10]
     with pytest.raises(BadFrame) as caught:
         frames.feed((11).to_bytes(8, "big"))
@@ -62,5 +63,5 @@ def test_a_frame_over_the_limit_is_refused_from_its_head():
 
 def test_an_ipc_frame_without_its_mark_is_refused():
     with pytest.raises(BadFrame) as caught:
-        sp.Frames(sp.Form.IPC, 10).feed(sp.GREETING + b"\0")
+        StreamFrames(sp.Form.IPC, 10).feed(sp.GREETING + b"\0")
     assert caught.value.reason == sp.BAD_FRAME

@@ -9,9 +9,10 @@ import pytest
 from polybus.bus.policy import Policy
 from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.gsb import gsb_pb2 as pb
+from polybus.dialects.gsb.limits import GsbLimits
 from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
-from polybus.model.limits import KIB, GsbLimits, Limits
+from polybus.model.limits import KIB, Limits
 from polybus.model.topic import ALL
 from tests.rig import freud_client, rqueue_client
 from tests.rig.gsb_memory_peer import Far
@@ -183,7 +184,7 @@ def test_subscribers_of_a_durable_topic_are_told_who_sent_it(bus):
     queue.deliver(rqueue_client.publish(b"log", b"6"))
     bus.settle()
     assert heard(reader) == [(b"6", "")]
-    assert len(bus.broker.senders) == 0  # nothing is remembered that all have heard
+    assert len(bus.gsb.senders) == 0  # nothing is remembered that all have heard
 
 
 def test_who_sent_it_is_known_though_it_was_read_before_its_commit_was_heard_of(bus):
@@ -191,14 +192,14 @@ def test_who_sent_it_is_known_though_it_was_read_before_its_commit_was_heard_of(
     alice, reader = Far(bus, identity=ALICE), Far(bus)
     reader.subscribe("log")
     kept = []
-    soon = bus.broker.publisher._soon
-    bus.broker.publisher._soon = kept.append
+    soon = bus.durable.publisher._soon
+    bus.durable.publisher._soon = kept.append
     alice.broadcast("log", b"1")
     bus.settle()
     assert heard(reader) == []
     alice.broadcast("log", b"2")
     bus.settle()
-    bus.broker.publisher._soon = soon
+    bus.durable.publisher._soon = soon
     kept.pop(0)()
     bus.settle()
     assert heard(reader) == [(b"1", "local:1")]  # it waits for no later one
@@ -223,7 +224,7 @@ def test_who_joins_behind_the_tail_is_told_too(bus):
     assert heard(second) == [(b"2", "local:1")]
     alice.broadcast("log", b"3")
     bus.settle()
-    assert len(bus.broker.senders) == 0
+    assert len(bus.gsb.senders) == 0
 
 
 def test_what_is_remembered_is_bounded(bus, monkeypatch):
@@ -242,12 +243,12 @@ def test_who_has_sent_what_nobody_hears_is_not_remembered(bus):
     alice, reader = Far(bus, identity=ALICE), Far(bus)
     alice.broadcast("log", b"1")
     bus.settle()
-    assert len(bus.broker.senders) == 0
+    assert len(bus.gsb.senders) == 0
     reader.subscribe("log")
     alice.broadcast("log", b"2")
     reader.pipe.hang_up()
     bus.settle()
-    assert len(bus.broker.senders) == 0
+    assert len(bus.gsb.senders) == 0
 
 
 def test_what_is_on_its_way_to_the_disk_is_bounded():
@@ -288,7 +289,7 @@ def test_what_waits_for_the_disk_is_kept_though_its_sender_has_gone():
     assert not far.is_read
     far.pipe.hang_up()
     bus.settle()
-    durable = bus.broker.durable
+    durable = bus.durable.topics
     assert durable is not None
     assert durable.store.bounds(durable.get("log").number).next_id == 7
 
@@ -307,7 +308,7 @@ def test_a_durable_broadcast_may_be_refused(bus):
 def rows(bus: MemoryBus) -> list[dict[str, object]]:
     bus.pass_time(1)
     bus.settle()
-    durable = bus.broker.durable
+    durable = bus.durable.topics
     assert durable is not None
     topic = durable.get("gsb.calls")
     found = durable.store.read(topic.number, ALL, 1, None, max_rows=10_000, max_bytes=1 << 24)
@@ -408,5 +409,4 @@ def test_without_the_setting_there_is_no_log():
     caller = Far(bus)
     caller.call("sys/ping")
     bus.pass_time(1)
-    assert bus.broker.durable is not None
-    assert bus.broker.durable.find("gsb.calls") is None
+    assert bus.durable.topics.find("gsb.calls") is None

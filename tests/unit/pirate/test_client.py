@@ -12,7 +12,7 @@ import pytest
 
 from polybus import pirate
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.client import transfer_progress
+from polybus.dialects.pirate.client import request_channel
 from polybus.dialects.pirate.client.journal_state import Outcome, Pending
 from polybus.dialects.pirate.client.pirate_options import ClientOptions, Order
 from polybus.dialects.pirate.client.state_folder import ClientFolder
@@ -433,31 +433,31 @@ def test_what_moves_by_a_connection():
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
         with near, far:
-            before = transfer_progress.read_mark(near.fileno())
-            far.sendall(bytes(transfer_progress.MIN_PROGRESS_BYTES - 1))
+            before = request_channel.read_mark(near.fileno())
+            far.sendall(bytes(request_channel.MIN_PROGRESS_BYTES - 1))
             until(
                 lambda: (
-                    transfer_progress.read_mark(near.fileno()).moved
-                    >= transfer_progress.MIN_PROGRESS_BYTES - 1
+                    request_channel.read_mark(near.fileno()).moved
+                    >= request_channel.MIN_PROGRESS_BYTES - 1
                 ),
                 "it came",
             )
-            assert not transfer_progress.has_moved(
-                before, transfer_progress.read_mark(near.fileno())
+            assert not request_channel.has_moved(
+                before, request_channel.read_mark(near.fileno())
             )
             near.sendall(b"x")
             until(
-                lambda: transfer_progress.has_moved(
-                    before, transfer_progress.read_mark(near.fileno())
+                lambda: request_channel.has_moved(
+                    before, request_channel.read_mark(near.fileno())
                 ),
                 "it went",
             )
-            new = transfer_progress.read_mark(near.fileno())
-            assert transfer_progress.has_moved(new._replace(fd=-1), new), (
+            new = request_channel.read_mark(near.fileno())
+            assert request_channel.has_moved(new._replace(fd=-1), new), (
                 "a new one begins with nothing"
             )
-            assert not transfer_progress.has_moved(new, new)
+            assert not request_channel.has_moved(new, new)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert transfer_progress.read_mark(ours.fileno()).moved == 0
-    assert transfer_progress.read_mark(-1).moved == 0
+        assert request_channel.read_mark(ours.fileno()).moved == 0
+    assert request_channel.read_mark(-1).moved == 0

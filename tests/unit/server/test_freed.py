@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polybus.dialects.pirate.server.heap_trim import EVERY_S, TRIM_THRESHOLD_BYTES, HeapTrimmer
+from polybus.dialects.pirate.server.pirate_server import EVERY_S, TRIM_THRESHOLD_BYTES, HeapTrimmer
 
 
 class Process:

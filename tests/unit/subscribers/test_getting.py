@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, Request
-from polybus.dialects.pirate.server import message_cache, subscriber_records
+from polybus.dialects.pirate.server import get_handler, subscriber_records
 from polybus.dialects.pirate.server.subscriber_records import SubscriptionKey
 from polybus.errors import DoesNotExist, Fenced, LimitReached, MalformedRequest
 from polybus.testing.conformance.sample_blocks import block
@@ -62,7 +62,7 @@ def test_last_is_on_disk_before_the_answer(world):
 def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
     """Each may have 64 MiB, and is there until the loop has taken it."""
     client = world.client()
-    topics = [f"t{number}" for number in range(3 * message_cache.MAX_PARALLEL_READS)]
+    topics = [f"t{number}" for number in range(3 * get_handler.MAX_PARALLEL_READS)]
     for topic in topics:
         client.sub(topic)
         client.put(topic, topic.encode())
@@ -72,7 +72,7 @@ def test_few_messages_are_read_at_once_whoever_asks(world, monkeypatch):
     read = again.store.read
     monkeypatch.setattr(again.store, "read", lambda *a, **k: (begun.append(a), read(*a, **k))[1])
     came = [again.send(Request(GET, b"c", epoch, 0, topic, (), 0)) for topic in topics]
-    assert len(begun) == message_cache.MAX_PARALLEL_READS
+    assert len(begun) == get_handler.MAX_PARALLEL_READS
     again.settle()
     assert [one.body for (one,) in came] == [topic.encode() for topic in topics]
     assert len(begun) == len(topics)
@@ -206,8 +206,8 @@ def test_a_topic_over_its_own_bound_refuses_and_uses_no_counter(world):
 
 
 def test_what_is_at_hand_is_bounded_and_right_whatever_was_let_go(world, monkeypatch):
-    monkeypatch.setattr(message_cache, "MAX_BYTES", 2000)
-    monkeypatch.setattr(message_cache, "READ_ROWS", 4)
+    monkeypatch.setattr(get_handler, "MAX_BYTES", 2000)
+    monkeypatch.setattr(get_handler, "READ_ROWS", 4)
     client = world.client()
     topics = [f"t{n}" for n in range(6)]
     for topic in topics:

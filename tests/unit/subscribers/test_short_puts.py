@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from polybus.bus.rule_table import PlacedRule
 from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.codec import u64
+from polybus.dialects.pirate.limits import PirateLimits
 from polybus.dialects.pirate.server.session import PirateSession, fingerprint
 from polybus.model.access_rule import Rule
 from polybus.model.identity import ANONYMOUS
-from polybus.model.limits import PirateLimits
 from tests.unit.subscribers.world import World
 
 OFF = -1  # so many bytes may be on their way by the short path: none goes by it

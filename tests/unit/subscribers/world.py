@@ -12,13 +12,14 @@ from polybus.bus.counters import Counters
 from polybus.bus.policy import Policy
 from polybus.bus.quotas import Quotas
 from polybus.dialects.pirate.codec import GET, HELLO, PUT, SUB, UNSUB, Request
+from polybus.dialects.pirate.limits import PirateLimits
 from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers, StoredSubscribers
 from polybus.dialects.pirate.server.subscriber_context import SubscriberContext
 from polybus.durable.topic_names import TopicNames
 from polybus.durable.topic_registry import DurableTopics
 from polybus.model.commit import Commit
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.model.limits import PirateLimits, QuotaLimits
+from polybus.model.limits import QuotaLimits
 from polybus.store.contract import Store
 from polybus.store.memory.memory_store import MemoryStore
 

@@ -19,6 +19,8 @@ from polybus.errors import UsageError
 if TYPE_CHECKING:
     from polybus.dialects.gsb.client.client import Client
 
+# DOC `polybus gsb`: its commands are in the dialect's own folder.
+
 EXIT_CODES = """\b
 Exit codes:
   0   done
@@ -192,3 +194,9 @@ def _print_table(services: list[dict[str, Any]]) -> None:
 def _print_notice(text: str) -> None:
     with contextlib.suppress(OSError):
         print("polybus:", text, file=sys.stderr, flush=True)
+
+
+def register(root: typer.Typer, name: str, help_line: str) -> None:
+    from polybus.dialects.gsb import cli
+
+    root.add_typer(cli.group(), name=name, help=help_line, epilog=cli.EXIT_CODES)

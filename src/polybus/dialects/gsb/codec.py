@@ -1,31 +1,38 @@
-"""GSB's packets: values to bytes and back. No I/O, no clock.
+"""GSB packets: values to bytes and back. No I/O, no clock.
 
-One nng message is one protobuf `Packet` (gsb.proto). What a connection carries around
-it is SP (sp.py). `data` is msgpack; empty means no value.
+One nng message is one protobuf `Packet` (gsb.proto). Framing on the connection is SP (sp.py).
+`data` is msgpack; empty data means no value.
 
-A failure travels as a FULL reply with code 500 and a map {code, message, origin}.
-The whole format, with its reasons, is docs/spec/gsb.md.
+A failure travels as a FULL reply with code 500 and a map {code, message, origin}. A failure of
+the bus becomes an error of its own type. A failure of a service is always `ServiceFailed`, with
+the service's number in `status`, so a service's 404 is never mistaken for a missing service.
+
+docs/spec/gsb.md has the whole format, with its reasons.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 from google.protobuf.message import DecodeError
 
+from polybus import errors
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.dialects.gsb.service_address import StatusCode as StatusCode
-from polybus.errors import BadFrame
+from polybus.errors import BadFrame, PolybusError, ServiceFailed
 from polybus.model.limits import MIB
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 DEFAULT_MAX_PACKET_BYTES = 16 * MIB
 
-# Reasons for which a connection is closed, as the counters name them.
-NO_PACKET = "no_packet"  # bytes that are no Packet, or one without a kind we know
+# Reasons for which the bus closes a connection. They are names of counters.
+NO_PACKET = "no_packet"  # not a Packet, or one of an unknown kind
 WRONG_DIRECTION = "wrong_direction"
 BAD_REPLY_TYPE = "bad_reply_type"
-SECOND_HELLO = "second_hello"  # or one that is not the first packet
+SECOND_HELLO = "second_hello"  # a hello that is not the first packet
 
 
 class Origin:
@@ -33,63 +40,76 @@ class Origin:
     SERVICE = "service"
 
 
-class Failure(NamedTuple):
-    code: int
-    message: str
-    origin: str
-
-
-# What a service may send of a call before it has any credit: so many PARTIALs, as long
-# as those before hold fewer bytes of data than this. (So the first is always free.)
+# A service may send this many PARTIALs of a call without credit, while the earlier ones hold
+# fewer than FREE_BYTES of data. The first PARTIAL is therefore always free.
 FREE_PARTIALS = 64
 FREE_BYTES = MIB
 
-FROM_CLIENTS = frozenset(
-    {
-        "hello",
-        "register_request",
-        "unregister_request",
-        "service_call_request",
-        "call_reply",
-        "subscribe_request",
-        "unsubscribe_request",
-        "broadcast_request",
-        "ping",
-        "pong",
-        "cancel",
-    }
-)
+BUS_ERRORS: dict[int, type[PolybusError]] = {
+    StatusCode.BAD_REQUEST: errors.MalformedRequest,
+    StatusCode.DENIED: errors.Denied,
+    StatusCode.NOT_FOUND: errors.DoesNotExist,
+    StatusCode.CONFLICT: errors.Conflict,
+    StatusCode.TOO_LARGE: errors.TooLarge,
+    StatusCode.CANCELLED: errors.CallCancelled,
+    StatusCode.UNAVAILABLE: errors.ServiceGone,
+    StatusCode.DEADLINE: errors.DeadlinePassed,
+}
 
 
-def packet(payload: bytes) -> pb.Packet:
-    """The packet that a payload is. `BadFrame` if it is none."""
+def decode_packet(payload: bytes) -> pb.Packet:
+    """Return the packet of a payload. Raises `BadFrame` if it is not one."""
     try:
-        found = pb.Packet.FromString(payload)
+        packet = pb.Packet.FromString(payload)
     except DecodeError:
         raise BadFrame(NO_PACKET) from None
-    if found.WhichOneof("kind") is None:
+    if packet.WhichOneof("kind") is None:
         raise BadFrame(NO_PACKET)
-    return found
+    return packet
 
 
 def pack(value: Any) -> bytes:
-    """A value as `data`."""
+    """Return a value as `data`."""
     return b"" if value is None else msgpack.packb(value)
 
 
 def unpack(data: bytes) -> Any:
-    """The value of `data`; ValueError (or a kind of it) if it is not msgpack."""
+    """Return the value of `data`. Raises ValueError if it is not msgpack."""
     return msgpack.unpackb(data, strict_map_key=False) if data else None
+
+
+# --- failures
 
 
 def pack_failure(code: int, message: str, origin: str) -> bytes:
     return pack({"code": int(code), "message": message, "origin": origin})
 
 
-def read_failure(data: bytes) -> Failure:
-    """What a reply with code 500 says; one that keeps to no rule is still a failure."""
+def failure_payload(error: BaseException) -> bytes:
+    """Return the data of the reply for a handler that raised `error`."""
+    if isinstance(error, ServiceFailed):
+        return pack_failure(error.status, str(error), Origin.SERVICE)
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return pack_failure(StatusCode.FAILURE, text, Origin.SERVICE)
+
+
+def error_from_reply(data: Buffer, address: str) -> PolybusError:
+    """Return the error for a reply with code 500. Data of any other form is a service failure."""
     try:
-        found = unpack(data)
-        return Failure(int(found["code"]), str(found["message"]), str(found["origin"]))
-    except Exception:
-        return Failure(StatusCode.FAILURE, "the service failed", Origin.SERVICE)
+        failure = unpack(bytes(data))
+    except ValueError:
+        failure = bytes(data)
+    if not isinstance(failure, dict):
+        return ServiceFailed(f"{address}: the service failed", data=failure)
+    code, message = failure.get("code"), failure.get("message")
+    status = code if isinstance(code, int) else int(StatusCode.FAILURE)
+    text = f"{address}: {message or 'the service failed'}"
+    if failure.get("origin") == Origin.BUS and status in BUS_ERRORS:
+        return BUS_ERRORS[status](text)
+    return ServiceFailed(text, status, failure)
+
+
+def error_from_status(code: int, message: str, action: str) -> PolybusError:
+    """Return the error for a refused request without an id, such as register or subscribe."""
+    kind = BUS_ERRORS.get(code, errors.Refused)
+    return kind(f"{action}: {message or f'refused with code {code}'}")

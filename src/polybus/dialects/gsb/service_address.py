@@ -4,23 +4,28 @@
     greeter/many                             the same, if only `greeter` is registered
     /net/0x…/greeter       0x…/greeter       a service of the node with this id
 
-A service's name is segments of letters, digits, `_`, `.` and `-`, joined by `/`. An
-address finds the longest registered name that it begins with, at a `/`. The first
-segments `local`, `net`, `sys` and whatever is shaped like a node's id are not for
-registering: an address could mean something else by them.
+A service name is segments of letters, digits, `_`, `.` and `-`, joined by `/`. An address
+resolves to the longest registered name that is a prefix of it, ending at a `/`. Names whose
+first segment is `local`, `net`, `sys` or a node id cannot be registered: as addresses they
+would be ambiguous.
 """
 
 from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from polybus.errors import MalformedRequest
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+S = TypeVar("S")
+
 MAX_SERVICE_BYTES = 255
-MAX_REQUEST_ID_BYTES = 255  # an id is a key in a table, not a message
-# What is told of an address that leads nowhere; one that leads somewhere is shorter.
+MAX_REQUEST_ID_BYTES = 255  # an id is a key of a table and is sent back with each reply
+# Of an address that resolves to nothing, the log has this much. A valid one is shorter.
 MAX_LOGGED_ADDRESS_BYTES = 512
 BUILT_IN = "sys"
 RESERVED = frozenset({"local", "net", BUILT_IN})
@@ -31,7 +36,7 @@ _NODE = re.compile(r"0x[0-9a-f]{40}")
 
 
 class StatusCode(IntEnum):
-    """What became of a call, a registration or a subscription."""
+    """The result of a call, a registration or a subscription."""
 
     OK = 0
     BAD_REQUEST = 400
@@ -46,7 +51,7 @@ class StatusCode(IntEnum):
 
 
 class ServiceAddress(NamedTuple):
-    """What an address means: a service of this node, or of the node that is named."""
+    """A parsed address: a service of this node, or of the named node."""
 
     service: str
     node: str | None = None
@@ -57,28 +62,38 @@ def is_node_id(text: str) -> bool:
 
 
 def check_service_name(name: str) -> None:
-    """`MalformedRequest` if nobody may register this."""
+    """Raise `MalformedRequest` if no client may register this name."""
     _check_grammar(name, name)
     first = name.partition("/")[0]
     if first in RESERVED:
-        raise MalformedRequest(f"{name!r}: names that begin with {first!r} are the bus's own")
+        raise MalformedRequest(f"{name!r}: names that begin with {first!r} are reserved")
     if is_node_id(first):
-        raise MalformedRequest(f"{name!r} begins like a node's id")
+        raise MalformedRequest(f"{name!r}: names that begin with a node id are reserved")
 
 
 def parse_address(address: str) -> ServiceAddress:
-    """What an address means, or `MalformedRequest` if it is none."""
+    """Return the parsed address. Raises `MalformedRequest` if it is not one."""
     if address.startswith("/local/"):
         return ServiceAddress(_checked_name(address, address.removeprefix("/local/")))
     if address.startswith("/net/"):
         node, _, service = address.removeprefix("/net/").partition("/")
         if not is_node_id(node):
-            raise MalformedRequest(f"{_quoted(address)}: /net/ is followed by a node's id")
+            raise MalformedRequest(f"{_quoted(address)}: /net/ must be followed by a node id")
         return ServiceAddress(_checked_name(address, service), node)
     first, _, rest = address.partition("/")
     if is_node_id(first):
         return ServiceAddress(_checked_name(address, rest), first)
     return ServiceAddress(_checked_name(address, address))
+
+
+def resolve_service(services: Mapping[str, S], name: str) -> S | None:
+    """Return the service with the longest registered name that is a prefix of `name`."""
+    while name:
+        service = services.get(name)
+        if service is not None:
+            return service
+        name = name.rpartition("/")[0]
+    return None
 
 
 def _checked_name(address: str, service: str) -> str:
@@ -88,10 +103,10 @@ def _checked_name(address: str, service: str) -> str:
 
 def _check_grammar(whole: str, name: str) -> None:
     if len(name) > MAX_SERVICE_BYTES:
-        raise MalformedRequest(f"{_quoted(whole)} is longer than {MAX_SERVICE_BYTES} bytes")
+        raise MalformedRequest(f"{_quoted(whole)} must have at most {MAX_SERVICE_BYTES} bytes")
     if not _SERVICE.fullmatch(name):
         raise MalformedRequest(
-            f"{_quoted(whole)} is not segments of [A-Za-z0-9_.-], at most 64 each, joined by '/'"
+            f"{_quoted(whole)} must be segments of [A-Za-z0-9_.-], at most 64 each, joined by '/'"
         )
 
 

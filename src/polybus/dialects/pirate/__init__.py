@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from polybus.dialects.pirate.client import pirate_blocking as blocking
     from polybus.dialects.pirate.client.client import Client, connect
     from polybus.dialects.pirate.client.journal_state import Outcome, Pending
-    from polybus.dialects.pirate.client.pirate_message import Message
     from polybus.dialects.pirate.client.pirate_options import ClientOptions, Order
-    from polybus.dialects.pirate.client.requester import Fate
+    from polybus.dialects.pirate.client.requester import Fate, Message
 
 __all__ = [
     "Client",
@@ -41,7 +40,7 @@ __getattr__, __dir__ = lazy_exports(
         "Client": ".client.client",
         "ClientOptions": ".client.pirate_options",
         "Fate": ".client.requester",
-        "Message": ".client.pirate_message",
+        "Message": ".client.requester",
         "Order": ".client.pirate_options",
         "Outcome": ".client.journal_state",
         "Pending": ".client.journal_state",

@@ -294,7 +294,7 @@ class TestFailures:
             return 1
 
         opening = asyncio.ensure_future(bus.open())
-        while bus._serving.link is None:  # noqa: ASYNC110  what was there is on its way then
+        while bus._host.connection is None:  # noqa: ASYNC110  what was there is on its way then
             await asyncio.sleep(0)
         assert not bus.is_connected
         bus.service("late")(handler)
@@ -459,8 +459,7 @@ class TestEndings:
             assert await asyncio.gather(*calls[:2]) == [0, 1]
 
     async def test_a_cancel_by_the_bus_is_an_error_of_its_own(self, address):
-        from polybus.dialects.gsb.call_errors import error_from_reply
-        from polybus.dialects.gsb.codec import pack_failure
+        from polybus.dialects.gsb.codec import error_from_reply, pack_failure
 
         found = error_from_reply(pack_failure(499, "gone", "bus"), "x")
         assert isinstance(found, CallCancelled)

@@ -10,9 +10,9 @@ import pytest
 
 from polybus import errors, gsb
 from polybus.dialects.gsb import cli
-from polybus.dialects.gsb.call_errors import BUS_ERRORS
 from polybus.dialects.gsb.client.client import Client
 from polybus.dialects.gsb.client.gsb_options import ClientOptions
+from polybus.dialects.gsb.codec import BUS_ERRORS
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "guides" / "gsb.md").read_text()
 PROPERTIES = ("reconnects", "last_loss")

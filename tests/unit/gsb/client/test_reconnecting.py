@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from polybus import gsb
-from polybus.dialects.gsb.client.gsb_connection import GsbConnection
-from polybus.dialects.gsb.client.gsb_stream import dial
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection, dial
 from polybus.errors import Conflict, ConnectionLost, Denied, DoesNotExist, NotConnected
 from tests.rig.gsb_peer import connect as plain
 from tests.rig.observer import eventually
@@ -16,7 +15,7 @@ from tests.rig.observer import eventually
 
 def break_off(client: gsb.Client) -> GsbConnection:
     """Ends its connection as if the network had done it."""
-    link = client._lifeline.link
+    link = client._reconnector.link
     assert link is not None
     link.abort()
     link._closing = False
@@ -97,12 +96,12 @@ class TestReconnecting:
             with plain(bus.address("gsb")) as thief:
                 break_off(client)
                 await eventually(lambda: thief.register("mine") == 0, "the name is free")
-                await eventually(lambda: "still taken" in caplog.text, "it is tried again")
+                await eventually(lambda: "still registered" in caplog.text, "it retries")
                 await client.unregister("mine")
                 with pytest.raises(DoesNotExist):
                     await client.unregister("mine")
-                trying = client._registering._tasks
-                await eventually(lambda: not trying, "it is not tried any more behind our back")
+                trying = client._registrations._tasks
+                await eventually(lambda: not trying, "it retries no more")
 
     async def test_a_socket_that_may_not_be_used_for_a_while(self, address, monkeypatch):
         dialled = []
@@ -113,12 +112,12 @@ class TestReconnecting:
 
         async with gsb.connect(address, backoff_max_s=0.1) as client:
             with monkeypatch.context() as patch:
-                patch.setattr("polybus.dialects.gsb.client.gsb_handshake.dial", forbidden)
+                patch.setattr("polybus.dialects.gsb.client.client.dial", forbidden)
                 break_off(client)
                 await eventually(lambda: len(dialled) > 1, "it has tried twice")
             assert await client.call("sys/ping", 1) == 1
             with monkeypatch.context() as patch:
-                patch.setattr("polybus.dialects.gsb.client.gsb_handshake.dial", forbidden)
+                patch.setattr("polybus.dialects.gsb.client.client.dial", forbidden)
                 with pytest.raises(Denied):
                     await gsb.connect(address).open()
 
@@ -133,7 +132,7 @@ class TestReconnecting:
 
         client = gsb.connect(address)
         await client.open()
-        monkeypatch.setattr("polybus.dialects.gsb.client.gsb_handshake.dial", slow)
+        monkeypatch.setattr("polybus.dialects.gsb.client.client.dial", slow)
         stream = asyncio.ensure_future(anext(client.stream("sys/ping", 1)))
         await begun.wait()
         await client.close()

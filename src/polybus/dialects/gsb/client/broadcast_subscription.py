@@ -1,8 +1,8 @@
-"""Subscriptions: what is broadcast on a topic, as an async iterator.
+"""Subscriptions: the messages of a topic, as an async iterator.
 
-The bus sends a topic once to a connection; here it is given to everybody who
-subscribed to it. Whoever does not read loses what comes when `max_unread_bytes` are
-waiting for him, counted in `lost`; nobody waits for him.
+The bus sends each message of a topic once per connection; the client gives it to all its
+subscriptions to that topic. A subscription whose reader is slow drops messages over
+`max_unread_bytes` and counts them in `lost`; it blocks no other reader.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from polybus.dialects.gsb import codec
 from polybus.dialects.gsb import gsb_pb2 as pb
 from polybus.errors import PolybusError
 
-# What an empty message weighs: an object for it.
+# The cost of a message besides its body: one object.
 MESSAGE_BYTES = 128
 
 
 class Broadcast(NamedTuple):
-    """One message. `body` is its bytes: what rqueue, Freud and others wrote is any bytes."""
+    """One message. `body` is raw bytes; other dialects may have published it."""
 
     topic: str
     body: bytes
@@ -30,15 +30,15 @@ class Broadcast(NamedTuple):
 
     @property
     def data(self) -> Any:
-        """The value that a GSB client broadcast; ValueError if the body is not msgpack."""
+        """The body as a value. Raises ValueError if it is not msgpack."""
         return codec.unpack(self.body)
 
 
 class Subscription:
-    """Made by `Client.subscribe`: an async iterator of what is broadcast from then on.
+    """An async iterator of new messages of a topic. Made by `Client.subscribe`.
 
-    It goes on over reconnects; what was broadcast meanwhile is gone. The iteration
-    ends with `unsubscribe`, and with an error when the client is closed or has failed.
+    It continues after a reconnect; messages published while the connection was down are lost.
+    The iteration ends with `unsubscribe`, or with an error if the client is closed or fails.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Subscription:
 
     @property
     def lost(self) -> int:
-        """Messages that came while too much waited to be read."""
+        """Number of messages dropped because too many bytes were unread."""
         return self._lost
 
     def put(self, message: Broadcast) -> None:
@@ -78,7 +78,7 @@ class Subscription:
             self._changed.set()
 
     async def get(self, timeout_s: float | None = None) -> Broadcast | None:
-        """The next message, waiting for it; None if none came in time, or at the end."""
+        """Wait for the next message. Returns None after `timeout_s` or at the end."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await anext(self)
@@ -101,7 +101,7 @@ class Subscription:
         return message
 
     async def unsubscribe(self) -> None:
-        """Receive no more. What was not read is gone."""
+        """End the subscription and drop its unread messages."""
         if not self._ended:
             self.end(None)
             self._messages.clear()
@@ -134,7 +134,7 @@ class BroadcastSubscriptions:
         self.topics.setdefault(subscription.topic, []).append(subscription)
 
     def remove(self, subscription: Subscription) -> bool:
-        """Was it the last of its topic?"""
+        """Remove a subscription. Returns True if it was the last of its topic."""
         others = self.topics.get(subscription.topic, [])
         if subscription in others:
             others.remove(subscription)
@@ -144,5 +144,5 @@ class BroadcastSubscriptions:
 
     def end(self, error: PolybusError) -> None:
         for subscriptions in self.topics.values():
-            for one in subscriptions:
-                one.end(error)
+            for subscription in subscriptions:
+                subscription.end(error)

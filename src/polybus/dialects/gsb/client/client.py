@@ -8,23 +8,24 @@
         print(await bus.call("greeter", {"name": "Ada"}))
         async for item in bus.stream("greeter/many", {"n": 3}): ...
 
-What the client promises:
+Guarantees of the client:
 
-- Every call ends once: with a value, or with an error whose type says what happened
-  (failures.py). If the connection is lost it is `ConnectionLost`, and the service
-  may have done what it was asked, or not: nothing is sent twice.
-- A call or a stream that the program gives up (cancelled, timed out, iterator
-  dropped) is cancelled at the bus, and there at the service.
-- A stream is read no faster than the program takes it: what is not taken makes the
-  service wait, at its `yield`. Nothing else waits: streams have connections of their own.
-- After a lost connection it comes back by itself, and registers its services and
-  subscriptions again before anything else is sent.
-- Any number of tasks may use it at once.
+- Every call ends once, with a value or with an error whose type names the cause (codec.py). If
+  the connection is lost, the error is `ConnectionLost` and the service may have executed the
+  call or not. No call is sent twice.
+- A call or stream that the program abandons (cancelled, timed out, iterator dropped) is
+  cancelled at the bus and at the service.
+- A stream is read no faster than the program takes its items. Unread items make the service
+  wait at its `yield`, and nothing else, because streams have connections of their own.
+- After a lost connection the client reconnects, and registers its services and subscriptions
+  again before it sends anything else.
+- Any number of tasks may use a client at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Callable
@@ -33,19 +34,111 @@ from typing import Any, Self, TypeVar
 
 import msgpack
 
-from polybus.clients.reconnector import Reconnector
+from polybus.clients.reconnector import Reconnector, complete_handshake
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.call_errors import error_from_status
 from polybus.dialects.gsb.client.broadcast_subscription import BroadcastSubscriptions, Subscription
-from polybus.dialects.gsb.client.gsb_connection import GsbConnection
-from polybus.dialects.gsb.client.gsb_handshake import GsbHandshake, topic_packet
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection, dial
 from polybus.dialects.gsb.client.gsb_options import ClientOptions, default_address
 from polybus.dialects.gsb.client.outgoing_call import CallAnswer, Stream, StreamBuffer, decode_value
 from polybus.dialects.gsb.client.service_host import Handler, HostedService, ServiceHost
 from polybus.dialects.gsb.client.service_registration import ServiceRegistrations
-from polybus.dialects.gsb.client.stream_connection_pool import StreamConnectionPool
+from polybus.dialects.gsb.client.stream_connection_pool import NoServices, StreamConnectionPool
+from polybus.dialects.gsb.codec import error_from_status
 from polybus.errors import Conflict, DeadlinePassed, PolybusError, UsageError
 from polybus.model.address import Address
+
+log = logging.getLogger("polybus.gsb")
+
+PEER_NAME = "GSB bus"
+
+
+class GsbHandshake:
+    """Dials connections and introduces them to the bus.
+
+    The main connection sends a hello, its services and its subscriptions, and then a ping. The
+    answer to the ping means that the bus has read all of them, so a call on a new connection
+    comes after the registration of this client's services. A stream connection sends only a
+    hello.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        options: ClientOptions,
+        host: ServiceHost,
+        subscriptions: BroadcastSubscriptions,
+        registrations: ServiceRegistrations,
+    ) -> None:
+        self._address = address
+        self._options = options
+        self._host = host
+        self._subscriptions = subscriptions
+        self._registrations = registrations
+
+    async def dial(self, on_end: Callable[[GsbConnection], None], *, again: bool) -> GsbConnection:
+        """Dial the main connection. `again` is True after a reconnect."""
+        link = GsbConnection(
+            self._address, self._options, self._host, self._subscriptions.on_broadcast, on_end
+        )
+        await complete_handshake(
+            link, self._introduce(link, again), self._options.connect_timeout_s, PEER_NAME
+        )
+        return link
+
+    async def dial_stream_connection(
+        self, on_end: Callable[[GsbConnection], None]
+    ) -> GsbConnection:
+        connection = GsbConnection(
+            self._address, self._options, NoServices(), self._subscriptions.on_broadcast, on_end
+        )
+        await complete_handshake(
+            connection,
+            self._introduce_stream(connection),
+            self._options.connect_timeout_s,
+            PEER_NAME,
+        )
+        return connection
+
+    async def _introduce(self, link: GsbConnection, again: bool) -> None:
+        await dial(link)
+        self._send_hello(link, pings=True)
+        self._host.connection = link
+        services = self._registrations.send_all(link)
+        topics = [
+            link.send_request(topic_packet("subscribe", topic))
+            for topic in self._subscriptions.topics
+        ]
+        await link.ping()
+        await self._registrations.wait_replies(link, services, again)
+        for answer in topics:
+            code, message = await answer
+            if code:
+                log.error("cannot subscribe again after a reconnect: %s", message)
+        while late := self._registrations.send_all(
+            link, besides=services
+        ):  # added during the handshake
+            services |= late
+            await self._registrations.wait_replies(link, late, again)
+
+    async def _introduce_stream(self, connection: GsbConnection) -> None:
+        await dial(connection)
+        self._send_hello(
+            connection, pings=False
+        )  # a connection that is not read could not answer pings
+        await connection.ping()
+
+    def _send_hello(self, link: GsbConnection, *, pings: bool) -> None:
+        packet = pb.Packet()
+        packet.hello.deadline_ms = self._options.deadline_ms
+        packet.hello.credits, packet.hello.ping = True, pings
+        link.send_packet(packet)
+
+
+def topic_packet(verb: str, topic: str) -> pb.Packet:
+    packet = pb.Packet()
+    getattr(packet, f"{verb}_request").topic = topic
+    return packet
+
 
 H = TypeVar("H", bound=Handler)
 DEFAULTS = ClientOptions()
@@ -58,17 +151,17 @@ class Client:
     def __init__(self, address: str | Address, options: ClientOptions) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self.options = options
-        self._serving = ServiceHost(options.max_calls, options.threads)
-        self._listening = BroadcastSubscriptions()
-        self._registering = ServiceRegistrations(self._serving, options)
-        self._introducing = GsbHandshake(
-            self.address, options, self._serving, self._listening, self._registering
+        self._host = ServiceHost(options.max_calls, options.threads)
+        self._subscriptions = BroadcastSubscriptions()
+        self._registrations = ServiceRegistrations(self._host, options)
+        self._handshake = GsbHandshake(
+            self.address, options, self._host, self._subscriptions, self._registrations
         )
-        self._lifeline: Reconnector[GsbConnection] = Reconnector(
+        self._reconnector: Reconnector[GsbConnection] = Reconnector(
             "gsb", self.address, options, self._dial, self._link_ended, self._end
         )
-        self._lanes = StreamConnectionPool(
-            self._introducing.dial_stream_connection, options.stream_connections
+        self._stream_pool = StreamConnectionPool(
+            self._handshake.dial_stream_connection, options.stream_connections
         )
         self._pack = msgpack.Packer().pack
         self._closed = asyncio.Event()
@@ -76,19 +169,19 @@ class Client:
     # --- opening and closing
 
     async def open(self) -> None:
-        """Connect; `NotConnected` if no GSB bus answers. `async with` calls it.
+        """Connect and register the services added so far. `async with` calls it.
 
-        Services that were added before are registered; if one is refused, that is raised.
+        Raises `NotConnected` if no GSB bus answers, or the error of a refused service.
         """
-        await self._lifeline.open()
+        await self._reconnector.open()
 
     async def close(self) -> None:
-        """Disconnect. Calls that are open, of either side, end; nothing is waited for."""
+        """Disconnect. Open calls of both sides end at once."""
         self._closed.set()
-        await self._registering.stop()
-        await self._lifeline.close()
-        await self._lanes.close()
-        await self._serving.stop()
+        await self._registrations.stop()
+        await self._reconnector.close()
+        await self._stream_pool.close()
+        await self._host.stop()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -104,50 +197,50 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        return self._lifeline.link is not None
+        return self._reconnector.link is not None
 
     @property
     def reconnects(self) -> int:
-        """How often the connection was lost and made again."""
-        return self._lifeline.reconnects
+        """Number of reconnects."""
+        return self._reconnector.reconnects
 
     @property
     def last_loss(self) -> str | None:
-        """Why, the last time."""
-        return self._lifeline.last_loss
+        """Reason of the last lost connection."""
+        return self._reconnector.last_loss
 
     @property
     def open_calls(self) -> int:
-        """Calls that wait for their answer: those made here, and those to services here."""
-        link = self._lifeline.link
-        calls = (0 if link is None else len(link.calls)) + self._lanes.open_calls
-        return calls + self._serving.open_calls
+        """Number of unanswered calls, made by this client or to its services."""
+        link = self._reconnector.link
+        calls = (0 if link is None else len(link.calls)) + self._stream_pool.open_calls
+        return calls + self._host.open_calls
 
     # --- calling
 
     async def call(self, address: str, data: Any = None, *, timeout_s: float | None = None) -> Any:
-        """Call a service, and return its answer.
+        """Call a service and return its reply.
 
-        `timeout_s` is for the whole call; without it the bus's deadline holds. If the
-        service answers with a stream, that is a `UsageError`, and it is cancelled.
+        `timeout_s` is for the whole call; without it the bus's deadline applies. Raises
+        `UsageError` and cancels the call if the service replies with a stream.
         """
-        link = self._lifeline.link or await self._lifeline.wait_connected()
+        link = self._reconnector.link or await self._reconnector.wait_connected()
         if timeout_s is not None:
             return await self._call_within(link, address, data, timeout_s)
         return await self._call(link, address, data)
 
     def stream(self, address: str, data: Any = None, *, timeout_s: float | None = None) -> Stream:
-        """Call a service that answers with a stream: an async iterator of its items.
+        """Call a service and return an async iterator of the items of its reply.
 
-        A service that answers with one value is a stream of that value. `timeout_s` is
-        for each item; without it the bus's deadline holds.
+        A reply with one value is a stream of that value. `timeout_s` is for each item; without
+        it the bus's deadline applies.
         """
 
         return Stream(lambda: self._open_stream(address, data), address, timeout_s)
 
     async def ping(self) -> float:
-        """Milliseconds to the bus and back."""
-        link = await self._lifeline.wait_connected()
+        """Return the round-trip time to the bus in milliseconds."""
+        link = await self._reconnector.wait_connected()
         began_s = time.perf_counter()
         async with asyncio.timeout(self.options.answer_timeout_s):
             await link.ping()
@@ -156,45 +249,48 @@ class Client:
     # --- serving
 
     def service(self, service_id: str) -> Callable[[H], H]:
-        """Register the function below as a service, at once if the client is open.
+        """Return a decorator that registers a function as a service.
 
-        It is not waited for: `registered` does, and raises what the bus refused, which
-        is logged as well. A call behind it on this client comes after it.
+        It does not wait for the bus. `registered` does, and raises the error of a refused
+        service, which is also logged. A later call of this client comes after the registration.
         """
 
         def register(handler: H) -> H:
             self._check_new(service_id)
-            self._serving.add(HostedService(service_id, handler))
-            self._registering.register(self._lifeline.link, service_id)
+            self._host.add(HostedService(service_id, handler))
+            self._registrations.register(self._reconnector.link, service_id)
             return handler
 
         return register
 
     async def register(self, service_id: str, handler: Handler) -> None:
-        """Register a service; returns when it can be called. `Conflict` if it is taken."""
+        """Register a service and wait until it can be called.
+
+        Raises `Conflict` if the name is taken.
+        """
         await self._once_up()
         self.service(service_id)(handler)
-        await self._registering.wait(service_id)
+        await self._registrations.wait(service_id)
 
     async def registered(self) -> None:
-        """Return when all services are registered, or raise what the bus has against one."""
+        """Wait until all services are registered. Raises the error of a refused one."""
         await self._once_up()
-        await self._registering.wait_for_all()
+        await self._registrations.wait_for_all()
 
     async def unregister(self, service_id: str) -> None:
-        """Take a service back. Calls that are open go on to their end."""
+        """Unregister a service. Open calls continue."""
         packet = pb.Packet()
         packet.unregister_request.service_id = service_id
-        link = await self._lifeline.wait_connected()
-        was_tried = self._registering.stop_retrying(service_id)
+        link = await self._reconnector.wait_connected()
+        was_retrying = self._registrations.stop_retrying(service_id)
         code, message = await link.ask(packet)
-        if code and not was_tried:
+        if code and not was_retrying:
             raise error_from_status(code, message, f"unregister {service_id!r}")
-        self._serving.remove(service_id)
+        self._host.remove(service_id)
 
     async def serve(self) -> None:
-        """Serve until the client is closed; raises what ends it otherwise."""
-        await self._registering.wait_for_all()
+        """Serve until the client is closed. Raises the error that ends it otherwise."""
+        await self._registrations.wait_for_all()
         await self._closed.wait()
         if self._failure is not None:
             raise self._failure
@@ -202,24 +298,24 @@ class Client:
     # --- topics
 
     async def subscribe(self, topic: str) -> Subscription:
-        """Receive what is published to a topic from now on, in any dialect."""
+        """Subscribe to the messages that any dialect publishes to a topic from now on."""
         made = Subscription(topic, self.options.max_unread_bytes, self._unsubscribe)
-        self._listening.add(made)
-        try:  # also if it is not the first: that may still be refused
+        self._subscriptions.add(made)
+        try:  # also if the topic is already subscribed: that request may still be refused
             await self._ask_topic("subscribe", topic)
         except BaseException:
-            self._listening.remove(made)
+            self._subscriptions.remove(made)
             raise
         return made
 
     async def broadcast(self, topic: str, data: Any = None, *, body: bytes | None = None) -> None:
-        """Publish a value to a topic, or with `body` bytes as they are."""
+        """Publish a value to a topic, or raw bytes with `body`."""
         if data is not None and body is not None:
-            raise UsageError("a broadcast has data or a body, not both")
+            raise UsageError("a broadcast must have data or a body, got both")
         packet = pb.Packet()
         packet.broadcast_request.topic = topic
         packet.broadcast_request.data = self._packed(data) if body is None else body
-        link = await self._lifeline.wait_connected()
+        link = await self._reconnector.wait_connected()
         if link.is_full:
             await link.wait_room()
         code, message = await link.ask(packet)
@@ -245,14 +341,16 @@ class Client:
 
     async def _open_stream(self, address: str, data: Any) -> StreamBuffer:
         called, packed = _address(address), self._packed(data)
-        await self._lifeline.wait_connected()
-        await self._registering.wait_settled()  # it goes another way, and must not come before them
-        link = await self._lanes.acquire()
-        received = StreamBuffer(link, address, self._lanes.release)
+        await self._reconnector.wait_connected()
+        await (
+            self._registrations.wait_settled()
+        )  # a stream uses another connection and must not overtake registrations
+        link = await self._stream_pool.acquire()
+        received = StreamBuffer(link, address, self._stream_pool.release)
         try:
             received.request_id = link.call(called, packed, received)
         except BaseException:
-            self._lanes.release(link)
+            self._stream_pool.release(link)
             raise
         return received
 
@@ -263,7 +361,7 @@ class Client:
             async with asyncio.timeout(timeout_s):
                 return await self._call(link, address, data)
         except TimeoutError:
-            raise DeadlinePassed(f"{address}: no answer within {timeout_s:g} s") from None
+            raise DeadlinePassed(f"{address}: no reply within {timeout_s:g} s") from None
 
     def _packed(self, data: Any) -> bytes:
         if data is None:
@@ -271,48 +369,48 @@ class Client:
         try:
             return bytes(self._pack(data))
         except (TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"data that msgpack cannot express: {error}") from None
+            raise UsageError(f"data must be a msgpack value: {error}") from None
 
     async def _once_up(self) -> None:
-        """While the connection is down nothing is registered. Before `open`, that sees to it."""
-        if self._lifeline.is_opened:
-            await self._lifeline.wait_connected()
+        """Wait for a connection. Before `open` return at once: `open` registers all services."""
+        if self._reconnector.is_opened:
+            await self._reconnector.wait_connected()
 
     def _check_new(self, service_id: str) -> None:
-        if service_id in self._serving.services:
-            raise Conflict(f"service {service_id!r} is registered by this client already")
+        if service_id in self._host.services:
+            raise Conflict(f"service {service_id!r} is already registered by this client")
 
     async def _ask_topic(self, verb: str, topic: str) -> None:
-        link = await self._lifeline.wait_connected()
+        link = await self._reconnector.wait_connected()
         code, message = await link.ask(topic_packet(verb, topic))
         if code:
             raise error_from_status(code, message, f"{verb} {topic!r}")
 
     async def _unsubscribe(self, subscription: Subscription) -> None:
-        is_last = self._listening.remove(subscription)
-        if is_last and self._lifeline.link is not None:
+        is_last = self._subscriptions.remove(subscription)
+        if is_last and self._reconnector.link is not None:
             await self._ask_topic("unsubscribe", subscription.topic)
 
     # --- the connection
 
     async def _dial(self) -> GsbConnection:
-        again = self._lifeline.last_loss is not None
-        return await self._introducing.dial(self._lifeline.on_connection_ended, again=again)
+        again = self._reconnector.last_loss is not None
+        return await self._handshake.dial(self._reconnector.on_connection_ended, again=again)
 
     def _link_ended(self, link: GsbConnection) -> None:
-        self._serving.cancel_all()
+        self._host.cancel_all()
 
     def _end(self, error: PolybusError) -> None:
-        self._serving.cancel_all()
+        self._host.cancel_all()
         self._failure = None if self._closed.is_set() else error
-        self._listening.end(error)
-        self._registering.fail(error)
+        self._subscriptions.end(error)
+        self._registrations.fail(error)
         self._closed.set()
 
 
 def _address(address: str) -> bytes:
     if not isinstance(address, str):
-        raise UsageError(f"an address is text, not {type(address).__name__}")
+        raise UsageError(f"an address must be a str, got {type(address).__name__}")
     return address.encode("utf-8", "surrogatepass")
 
 
@@ -334,10 +432,10 @@ def connect(
     backoff_max_s: float = DEFAULTS.backoff_max_s,
     tls: ssl.SSLContext | None = DEFAULTS.tls,
 ) -> Client:
-    """A client of the bus at `address` (tcp://, tls+tcp:// or ipc://), to be used in a `with`.
+    """Return a client of the bus at `address` (tcp://, tls+tcp:// or ipc://).
 
-    Without an address it is the bus of this user, the machine's in /run/polybus, or
-    tcp://127.0.0.1:6569. See `ClientOptions` for what each setting does.
+    Use it in `async with`. The default address is the socket of this user's bus, then the
+    machine's in /run/polybus, then tcp://127.0.0.1:6569. `ClientOptions` documents the settings.
     """
     return Client(
         default_address() if address is None else address,

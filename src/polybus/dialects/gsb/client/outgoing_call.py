@@ -1,8 +1,7 @@
-"""The caller's side: one answer (`Answer`), or many, one after the other (`Stream`).
+"""The caller's side of a call: one reply (`CallAnswer`), or a stream of replies (`Stream`).
 
-Both are given to the link, which hands them the replies of their call. A Stream is
-what the program holds; what the link holds is its `Received`, so that a Stream that
-the program has let go of is noticed, and its call cancelled.
+The program holds a `Stream`, and the connection holds its `StreamBuffer`. A Stream that the
+program drops is therefore garbage-collected, which cancels its call.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from polybus.dialects.gsb import codec
-from polybus.dialects.gsb.call_errors import error_from_reply
 from polybus.dialects.gsb.client.gsb_connection import GsbConnection
+from polybus.dialects.gsb.codec import error_from_reply
 from polybus.errors import BadFrame, DeadlinePassed, PolybusError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 FULL, PARTIAL = 0, 1
-# What an empty item weighs: an object for it.
+# The cost of an item besides its data: one object.
 ITEM_BYTES = 64
 
 
@@ -39,9 +38,9 @@ class CallAnswer:
         self._link = link
         self._address = address
 
-    def on_request(self, code: int, kind: int, data: Buffer) -> bool:
+    def on_reply(self, code: int, kind: int, data: Buffer) -> bool:
         if kind == PARTIAL:
-            self.fail(UsageError(f"{self._address} answers with a stream: use stream()"))
+            self.fail(UsageError(f"{self._address} replies with a stream; use stream()"))
             self._link.cancel(self.request_id)
         elif code == codec.StatusCode.OK:
             if not self.future.done():
@@ -53,11 +52,11 @@ class CallAnswer:
     def fail(self, error: PolybusError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # a caller that has given up is told nothing
+            self.future.exception()  # marks it as retrieved: the caller may be gone
 
 
 class StreamBuffer:
-    """What came of a stream and was not read yet, and how it ended."""
+    """The unread items of a stream, and its end."""
 
     def __init__(
         self, link: GsbConnection, address: str, leave: Callable[[GsbConnection], None]
@@ -76,10 +75,10 @@ class StreamBuffer:
     def is_awaited(self) -> bool:
         return self._changed is not None
 
-    def on_request(self, code: int, kind: int, data: Buffer) -> bool:
+    def on_reply(self, code: int, kind: int, data: Buffer) -> bool:
         if code != codec.StatusCode.OK:
             self._end(error_from_reply(data, self._address))
-            if kind == PARTIAL:  # a failure ends it, whatever else the service has to say
+            if kind == PARTIAL:  # a failure ends the stream, even if the service sends more
                 self.link.cancel(self.request_id)
             return True
         if kind == PARTIAL or len(data):  # type: ignore[arg-type]
@@ -96,7 +95,7 @@ class StreamBuffer:
             self._end(error)
 
     async def take_items(self, timeout_s: float | None) -> deque[Buffer]:
-        """All that is there, waiting for it; nothing at the end."""
+        """Wait for items and return all of them; none at the end."""
         while not self.items and not self.ended:
             await self._wait(timeout_s)
         taken, self.items = self.items, deque()
@@ -108,7 +107,7 @@ class StreamBuffer:
         return taken
 
     def cancel(self) -> None:
-        """Nobody reads it any more: cancel the call."""
+        """Drop unread items and cancel the call."""
         self.items.clear()
         if not self.ended:
             self.ended = True
@@ -118,7 +117,7 @@ class StreamBuffer:
         self._release_connection()
 
     def _release_connection(self) -> None:
-        """Others may have the connection; once."""
+        """Give the connection back to the pool, once."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave(self.link)
@@ -131,7 +130,7 @@ class StreamBuffer:
                 await self._changed
         except TimeoutError:
             self.cancel()
-            raise DeadlinePassed(f"{self._address}: nothing came for {timeout_s:g} s") from None
+            raise DeadlinePassed(f"{self._address}: no item within {timeout_s:g} s") from None
         finally:
             self._changed = None
 
@@ -147,9 +146,9 @@ class StreamBuffer:
 class Stream:
     """The items that a service yields, as an async iterator. Made by `Client.stream`.
 
-    The call begins with the first step. It is cancelled when the iteration is left
-    before its end: by `aclose`, at the end of an `async with`, or when nobody holds
-    the iterator any more. One task at a time may read.
+    The call begins with the first step. It is cancelled if the iteration ends early: by
+    `aclose`, at the end of an `async with`, or when the iterator is garbage-collected. One task
+    at a time may read.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class Stream:
         return self.next_item()
 
     async def begin(self) -> bool:
-        """Fetch what is there, waiting for it; False at the end."""
+        """Wait for items and fetch all of them. Returns False at the end."""
         if self._closed:
             return False
         if self._received is None:
@@ -187,11 +186,11 @@ class Stream:
         return bool(self._batch)
 
     def next_item(self) -> Any:
-        """The next of those that were fetched; IndexError if there is none."""
+        """Return the next fetched item. Raises IndexError if there is none."""
         return decode_value(self._batch.popleft(), self._address)
 
     async def aclose(self) -> None:
-        """End it; the service is told. Nothing happens if it has ended already."""
+        """End the stream and cancel its call. Does nothing if it has already ended."""
         self._closed = True
         self._batch.clear()
         if self._received is not None:
@@ -217,10 +216,10 @@ class Stream:
 
 
 def decode_value(data: Buffer, address: str) -> Any:
-    """The value that a service sent; `BadFrame` if it is not msgpack."""
+    """Return the value that a service sent. Raises `BadFrame` if it is not msgpack."""
     try:
         return codec.unpack(data)  # type: ignore[arg-type]
     except ValueError as error:
-        bad = BadFrame("data")
-        bad.add_note(f"{address} sent data that is not msgpack: {error}")
-        raise bad from None
+        invalid = BadFrame("data")
+        invalid.add_note(f"{address} sent data that is not msgpack: {error}")
+        raise invalid from None

@@ -1,9 +1,8 @@
-"""Services become known to the bus, and known again on every new connection.
+"""Registrations of services, repeated on every new connection.
 
-A registration is sent at once, so that what is called behind it on the connection
-finds it; its answer is waited for by whoever wants to know. After a reconnect the
-bus may still have the old connection, and the name with it: then (409) it is tried
-again until the name is free.
+A registration is sent at once, so that later calls on the connection find the service; the
+reply is awaited separately. After a reconnect the bus may still have the old connection, which
+owns the name. The registration is then refused (409) and retried until the name is free.
 """
 
 from __future__ import annotations
@@ -14,35 +13,34 @@ from collections.abc import Container, Coroutine
 from typing import Any
 
 from polybus.dialects.gsb import gsb_pb2 as pb
-from polybus.dialects.gsb.call_errors import error_from_status
 from polybus.dialects.gsb.client.gsb_connection import GsbConnection
 from polybus.dialects.gsb.client.gsb_options import ClientOptions
 from polybus.dialects.gsb.client.service_host import ServiceHost
-from polybus.dialects.gsb.codec import StatusCode
+from polybus.dialects.gsb.codec import StatusCode, error_from_status
 from polybus.errors import ConnectionLost, PolybusError
 
 log = logging.getLogger("polybus.gsb")
 
-# The bus notices a dead connection within seconds, or at the latest by its pings.
+# The bus notices a dead connection within seconds, at the latest by its pings.
 RETRY_S = 0.25
 
 Answer = asyncio.Future[tuple[int, str]]
 
 
 class ServiceRegistrations:
-    """See the top of the file."""
+    """The registrations of one client, and their results."""
 
-    def __init__(self, serving: ServiceHost, options: ClientOptions) -> None:
-        self._serving = serving
+    def __init__(self, host: ServiceHost, options: ClientOptions) -> None:
+        self._host = host
         self._options = options
-        self._waiting: dict[str, asyncio.Future[None]] = {}  # by service, until it is settled
-        self._retried: dict[str, GsbConnection] = {}  # services whose name was taken on this link
+        self._waiting: dict[str, asyncio.Future[None]] = {}  # by service, until its reply
+        self._retried: dict[str, GsbConnection] = {}  # services whose name was taken, by connection
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # --- one service, on a link that is up
+    # --- one service, on an open connection
 
     def register(self, link: GsbConnection | None, service_id: str) -> None:
-        """Send it, if there is a link; else it is sent with all others, by `send_all`."""
+        """Send a registration. Without a connection, `send_all` sends it later."""
         if link is not None:
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[service_id] = settled
@@ -58,11 +56,11 @@ class ServiceRegistrations:
             await asyncio.shield(settled)
         finally:
             if settled.done() and self._waiting.get(service_id) is settled:
-                del self._waiting[service_id]  # whoever waited was told
+                del self._waiting[service_id]  # its result was delivered
 
     async def wait_settled(self) -> None:
-        """Return when no answer is waited for, whatever they were."""
-        waiting = [one for one in self._waiting.values() if not one.done()]
+        """Wait until no reply is pending, whatever the results are."""
+        waiting = [settled for settled in self._waiting.values() if not settled.done()]
         if waiting:
             await asyncio.wait(waiting)
 
@@ -74,7 +72,7 @@ class ServiceRegistrations:
         try:
             code, message = await link.wait_reply(answer)
         except ConnectionLost:
-            return None  # it is sent again, with all others
+            return None  # send_all sends it again on the next connection
         except PolybusError as error:
             return self._settle(service_id, error)
         self._settle(
@@ -82,16 +80,16 @@ class ServiceRegistrations:
         )
         return None
 
-    # --- all services, on a new link
+    # --- all services, on a new connection
 
     def send_all(self, link: GsbConnection, besides: Container[str] = ()) -> dict[str, Answer]:
-        wanted = [one for one in self._serving.services if one not in besides]
-        return {one: link.send_request(_packet(one)) for one in wanted}
+        wanted = [service_id for service_id in self._host.services if service_id not in besides]
+        return {service_id: link.send_request(_packet(service_id)) for service_id in wanted}
 
     async def wait_replies(
         self, link: GsbConnection, answers: dict[str, Answer], again: bool
     ) -> None:
-        """`again`: after a reconnect nobody waits who could be told of a refusal."""
+        """Wait for the replies. After a reconnect (`again`) a refusal is logged, not raised."""
         for service_id, answer in answers.items():
             code, message = await answer
             if again and code == StatusCode.CONFLICT:
@@ -106,7 +104,7 @@ class ServiceRegistrations:
                 self._settle(service_id, None)
 
     async def _retry_conflict(self, link: GsbConnection, service_id: str) -> None:
-        log.warning("%s is still taken, by our last connection or another; trying on", service_id)
+        log.warning("%s is still registered by another connection; retrying", service_id)
         code, message = int(StatusCode.CONFLICT), ""
         while code == StatusCode.CONFLICT:
             await asyncio.sleep(RETRY_S)
@@ -122,13 +120,13 @@ class ServiceRegistrations:
         )
 
     def stop_retrying(self, service_id: str) -> bool:
-        """Try no more to register it, if its name was taken; was it?"""
+        """Stop retrying a taken name. Returns False if it was not being retried."""
         return self._retried.pop(service_id, None) is not None
 
-    # --- how it went
+    # --- results
 
     def fail(self, error: PolybusError) -> None:
-        """No more connections: whoever waits is told."""
+        """End all waiting registrations with an error: the client has no more connections."""
         for service_id in list(self._waiting):
             self._settle(service_id, error)
 
@@ -140,7 +138,7 @@ class ServiceRegistrations:
 
     def _settle(self, service_id: str, error: PolybusError | None) -> None:
         if error is not None:
-            self._serving.remove(service_id)
+            self._host.remove(service_id)
             log.error("%s", error)
         settled = self._waiting.get(service_id)
         if settled is None or settled.done():
@@ -150,7 +148,7 @@ class ServiceRegistrations:
             self._waiting.pop(service_id, None)
         else:
             settled.set_exception(error)
-            settled.exception()  # it was logged
+            settled.exception()  # marks it as retrieved: it was logged
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

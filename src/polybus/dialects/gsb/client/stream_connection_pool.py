@@ -1,14 +1,13 @@
-"""Connections for streams: each stream has one to itself, as long as there are enough.
+"""A pool of connections for streams: one per stream, up to `stream_connections`.
 
-What a connection brings comes in one order. A stream that its reader does not take
-must stop somewhere, and what stops is the connection: a call whose answer lies behind
-would wait for the reader of the stream, who may be waiting for the call. So streams do
-not share a connection with calls, nor with each other, up to `stream_connections` of
-them; beyond that they share, and one that is not read while others wait is cut when it
-holds too much (unread.py).
+Packets of a connection arrive in one order. A stream whose reader is slow stops its connection,
+and with it every call whose reply comes later; a reader that waits for such a call would wait
+forever. So streams share a connection neither with calls nor with each other. Beyond
+`stream_connections` they share, and a stream that is not read while others wait is cut when it
+holds too many bytes (`ReceiveBudget`).
 
-A lane is dialled when a stream needs it, used again by the next, and closed when a few
-others are idle as well. It never comes back when it is lost: its streams are told.
+A connection is dialled when a stream needs it, used again by the next stream, and closed if
+more than MAX_IDLE are idle. A lost connection is not dialled again: its streams fail.
 """
 
 from __future__ import annotations
@@ -18,23 +17,26 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from polybus.clients.reconnector import CLOSE_TIMEOUT_S, wait_closed
-from polybus.dialects.gsb.client.gsb_connection import GsbConnection
-from polybus.dialects.gsb.client.packet_reader import Packet
+from polybus.dialects.gsb.client.gsb_connection import GsbConnection, Packet
 from polybus.errors import ConnectionLost, NotConnected
 
-# Kept open for the next streams; dialling one anew takes about a millisecond.
+# Kept open for the next streams; dialling takes about a millisecond.
 MAX_IDLE = 2
 
 
 class StreamConnectionPool:
-    """See the top of the file. `dial` makes a link that was introduced to the bus."""
+    """`dial` must return a connection whose handshake is complete."""
 
     def __init__(
-        self, dial: Callable[[Callable[[GsbConnection], None]], Awaitable[GsbConnection]], most: int
+        self,
+        dial: Callable[[Callable[[GsbConnection], None]], Awaitable[GsbConnection]],
+        max_connections: int,
     ) -> None:
         self._dial = dial
-        self._most = most
-        self._streams: Counter[GsbConnection] = Counter()  # of each link; 0: it is idle
+        self._max_connections = max_connections
+        self._streams: Counter[GsbConnection] = (
+            Counter()
+        )  # open streams per connection; 0 if it is idle
         self._dialling = 0
         self._closed = False
         self._room = asyncio.Event()
@@ -44,7 +46,7 @@ class StreamConnectionPool:
         return sum(len(link.calls) for link in self._streams)
 
     async def acquire(self) -> GsbConnection:
-        """A link for one more stream; `give_back` it."""
+        """Return a connection for one more stream. The caller must `release` it."""
         while True:
             link = self._least_used()
             if link is not None and (not self._streams[link] or self._is_at_limit()):
@@ -52,14 +54,14 @@ class StreamConnectionPool:
                 return link
             if not self._is_at_limit():
                 return await self._new()
-            self._room.clear()  # all of them are being dialled
+            self._room.clear()  # all connections are being dialled
             await self._room.wait()
 
     def release(self, link: GsbConnection) -> None:
         if link not in self._streams:
             return
         self._streams[link] -= 1
-        idle = [one for one, streams in self._streams.items() if not streams]
+        idle = [connection for connection, count in self._streams.items() if not count]
         if link in idle and len(idle) > MAX_IDLE:
             del self._streams[link]
             link.close()
@@ -82,7 +84,7 @@ class StreamConnectionPool:
         finally:
             self._dialling -= 1
             self._room.set()
-        if self._closed:  # meanwhile: nobody else would end it
+        if self._closed:  # while it was dialled: close() did not see it
             link.abort()
             raise NotConnected("the client is closed")
         self._streams[link] = 1
@@ -93,7 +95,7 @@ class StreamConnectionPool:
         return min(up, key=self._streams.__getitem__, default=None)
 
     def _is_at_limit(self) -> bool:
-        return len(self._streams) + self._dialling >= self._most
+        return len(self._streams) + self._dialling >= self._max_connections
 
     def _ended(self, link: GsbConnection) -> None:
         self._streams.pop(link, None)
@@ -101,7 +103,7 @@ class StreamConnectionPool:
 
 
 class NoServices:
-    """On a lane nobody is called: that is an error of the bus, and does no harm."""
+    """Ignores calls: a stream connection has no services."""
 
     def __len__(self) -> int:
         return 0

@@ -1,11 +1,11 @@
-"""Services that call each other: who is registered, which calls are open, and how they end.
+"""The server side of GSB: services that register and call each other.
 
-calls.py      the verbs: call, reply, cancel; each call ends in one FULL
-services.py   registering, and what an address means
-pressure.py   who is full, who waits for whom, credits
-deadlines.py  calls that take too long
-watching.py   pings, and peers that keep others waiting
-builtin.py    the bus's own services
-audit.py      the log of calls
-peer.py       what all of these ask of a connection
+session.py           one connection: frames, packets, halting
+call_router.py       call, reply, cancel; deadlines; built-in services
+call_table.pyx       the state of open calls, and the fast path
+service_registry.py  registered names, and the resolution of addresses
+back_pressure.py     full connections, waiting connections, credits
+peer_liveness.py     pings, and full peers that block others
+control_requests.py  register, subscribe, broadcast
+call_log.py          the log of ended calls
 """

@@ -1,17 +1,17 @@
 """Back-pressure between callers and services.
 
-A connection that is owed more than a mark is *full*, until it has taken most of it.
-What is then not read, so that it cannot send what nobody takes:
+A connection whose outbox is over its high-water mark is *full*, until its peer has taken most
+of it. While a connection is full the bus does not read from
 
-    a caller, while the service it calls is full
-    a service without credits, while any caller of it is full
-    a service with credits that has used them up (nothing is granted while its caller is full)
+    a caller, if the service that it calls is full
+    a service without credits, if any of its callers is full
+    a service with credits that has used them up (a full caller grants none)
 
-Every other stream goes on. With credits a service knows by itself when to stop, so that
-a slow caller slows down its own stream alone.
+All other streams continue. A service with credits stops by itself, so a slow caller slows down
+only its own stream.
 
-A call's first PARTIALs are free. Later ones take one credit each. The bus grants a window
-of them, about as many as fit into the mark, and fills it up when half is used.
+The first PARTIALs of a call are free. Each later one takes one credit. The bus grants a window
+of credits, about as many as fill an outbox, and refills it when half is used.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from polybus.dialects.gsb.server.call_table import Desk
+from polybus.dialects.gsb.server.call_table import CallTable
 
 if TYPE_CHECKING:
-    from polybus.dialects.gsb.server.call_peer import CallPeer
+    from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.server.call_table import Call
-    from polybus.model.limits import GsbLimits
+    from polybus.dialects.gsb.server.session import GsbSession
 
-MIN_WINDOW = 2  # one is on its way while the next is made
+MIN_WINDOW = 2  # one PARTIAL is in flight while the service makes the next
 MAX_WINDOW = 256
 
 
 class BackPressure:
-    def __init__(self, limits: GsbLimits, max_owed: int, clock: Callable[[], float]) -> None:
-        self.desk = Desk(
+    """Tracks full connections, halts and resumes their peers, and grants credit."""
+
+    def __init__(
+        self, limits: GsbLimits, max_outbox_bytes: int, clock: Callable[[], float]
+    ) -> None:
+        self.table = CallTable(
             clock,
             self.grant,
             max_packet_bytes=limits.max_packet_bytes,
@@ -44,38 +48,40 @@ class BackPressure:
             max_window=MAX_WINDOW,
         )
         self._clock = clock
-        self._hard_limit_bytes = max_owed // 2  # beyond it even what needs no credit waits
-        self.full: dict[CallPeer, None] = {}
+        self._hard_limit_bytes = (
+            max_outbox_bytes // 2
+        )  # over it, replies wait even if they are free or have credit
+        self.full: dict[GsbSession, None] = {}
 
-    # --- what outboxes report
+    # --- called by outboxes
 
-    def on_full(self, peer: CallPeer) -> None:
+    def on_full(self, peer: GsbSession) -> None:
         peer.full = True
         self.full[peer] = None
         for call in peer.calls.values():
             self._halt_service(call)
 
-    def on_room(self, peer: CallPeer) -> None:
+    def on_room(self, peer: GsbSession) -> None:
         peer.full = False
         self.full.pop(peer, None)
         for call in peer.calls.values():
             self._resume_service(call)
-        wanting = list(peer.wanting)
-        peer.wanting.clear()
-        for call in wanting:
+        waiting_calls = list(peer.awaiting_credit)
+        peer.awaiting_credit.clear()
+        for call in waiting_calls:
             self.grant(call)
         self.resume_waiters(peer)
 
-    def resume_waiters(self, peer: CallPeer) -> None:
-        """Those who waited for it try again."""
+    def resume_waiters(self, peer: GsbSession) -> None:
+        """Let the connections that wait for this one try again."""
         waiters = list(peer.waiters)
         peer.waiters.clear()
         for waiter in waiters:
-            cast("CallPeer", waiter).waiting_for = None
-            cast("CallPeer", waiter).schedule_retry()
+            cast("GsbSession", waiter).waiting_for = None
+            cast("GsbSession", waiter).schedule_retry()
 
-    def remove(self, peer: CallPeer) -> None:
-        """It is gone: it waits for nobody, and nobody for it."""
+    def remove(self, peer: GsbSession) -> None:
+        """Forget a closed connection and resume the connections that wait for it."""
         peer.full = False
         self.full.pop(peer, None)
         if peer.waiting_for is not None:
@@ -83,21 +89,21 @@ class BackPressure:
             peer.waiting_for = None
         self.resume_waiters(peer)
 
-    # --- what happens to calls
+    # --- called by the call router
 
     def on_call_open(self, call: Call) -> None:
         if call.caller.full:
             self._halt_service(call)
 
     def on_call_end(self, call: Call) -> None:
-        call.caller.wanting.pop(call, None)
+        call.caller.awaiting_credit.pop(call, None)
         if call.caller.full:
             self._resume_service(call)
-        if call.end.halted:
-            cast("CallPeer", call.end).schedule_retry()
+        if call.endpoint.halted:
+            cast("GsbSession", call.endpoint).schedule_retry()
 
-    def wait(self, waiter: CallPeer, peer: CallPeer) -> None:
-        """`waiter` is not read until the other has room, or is gone."""
+    def wait(self, waiter: GsbSession, peer: GsbSession) -> None:
+        """Halt `waiter` until `peer` has room or is closed."""
         peer.waiters[waiter] = None
         waiter.waiting_for = peer
         waiter.halt()
@@ -105,45 +111,51 @@ class BackPressure:
     # --- replies
 
     def can_forward(self, call: Call, *, partial: bool) -> bool:
-        """May this reply go to the caller now? What a service sent before it hung up, always."""
-        caller = cast("CallPeer", call.caller)
-        if call.end.lifted or not caller.full:
+        """Return True if a reply may go to its caller now.
+
+        Replies of a draining service always may, since it cannot wait.
+        """
+        caller = cast("GsbSession", call.caller)
+        if call.endpoint.draining or not caller.full:
             return True
-        if partial and not (call.end.credits and (call.free_left(self.desk) or call.credit > 0)):
+        if partial and not (
+            call.endpoint.credits and (call.free_left(self.table) or call.credit > 0)
+        ):
             return False
         return caller.outbox_bytes <= self._hard_limit_bytes
 
     def on_partial(self, call: Call, size: int) -> None:
-        """One PARTIAL has passed."""
-        if not call.free_left(self.desk):
+        """Count a forwarded PARTIAL and use a credit for it."""
+        if not call.free_left(self.table):
             call.credit = max(0, call.credit - 1)
         call.partials += 1
         call.reply_bytes += size
-        if call.end.credits:
+        if call.endpoint.credits:
             self.grant(call)
 
     def grant(self, call: Call) -> None:
-        window = call.window(self.desk)
-        left = call.free_left(self.desk) + call.credit
+        """Refill a call's window of credits if at least half is used."""
+        window = call.window(self.table)
+        left = call.free_left(self.table) + call.credit
         if left > window // 2:
             return
         now_s = self._clock()
         if call.caller.full:
-            call.caller.wanting[call] = None
+            call.caller.awaiting_credit[call] = None
             if not left:
                 call.stop_clock(now_s)
             return
-        call.go_on_clock(now_s)
+        call.resume_clock(now_s)
         call.credit += window - left
-        cast("CallPeer", call.end).send_credit(call.id, window - left)
+        cast("GsbSession", call.endpoint).send_credit(call.id, window - left)
 
     def _halt_service(self, call: Call) -> None:
-        if not call.end.credits:
-            call.end.full_calls += 1
-            cast("CallPeer", call.end).halt()
+        if not call.endpoint.credits:
+            call.endpoint.full_calls += 1
+            cast("GsbSession", call.endpoint).halt()
 
     def _resume_service(self, call: Call) -> None:
-        if not call.end.credits:
-            call.end.full_calls -= 1
-            if not call.end.full_calls and call.end.halted:
-                cast("CallPeer", call.end).schedule_retry()
+        if not call.endpoint.credits:
+            call.endpoint.full_calls -= 1
+            if not call.endpoint.full_calls and call.endpoint.halted:
+                cast("GsbSession", call.endpoint).schedule_retry()

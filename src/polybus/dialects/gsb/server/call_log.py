@@ -1,13 +1,13 @@
-"""The log of calls: every call that has ended is a message of the durable topic `gsb.calls`.
+"""The call log: every ended call is a message of the durable topic `gsb.calls`.
 
-A message is one JSON object, so that Spark and everybody else can read it:
+A message is one JSON object, so that Spark and other readers need no schema of GSB:
 
     {"at_ms": …, "caller": "local:1000", "address": "greeter/many", "service": "greeter",
      "request_bytes": …, "reply_bytes": …, "replies": …, "code": 0, "duration_ms": …}
 
-`code` is 0, 500 for a failure of the service's own, else what the bus said. Calls are
-gathered and committed a few times a second. What cannot be kept is counted: a slow disk
-must not slow down calls.
+`code` is 0, 500 for a failure of the service, or the code of the bus. Ended calls are committed
+in batches, a few times per second. Calls that cannot be stored are dropped and counted, because
+a slow disk must not slow down calls.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polybus.dialects.gsb.service_address import MAX_LOGGED_ADDRESS_BYTES
+from polybus.durable.durable_bus import durable_bus
 from polybus.durable.topic_names import CREATOR, NameReservation, creator_record
 from polybus.errors import PolybusError
 from polybus.model.block import Block
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
-    from polybus.dialects.gsb.server.call_peer import CallPeer
-    from polybus.dialects.gsb.server.call_table import Call, Desk
+    from polybus.dialects.gsb.server.call_table import Call, CallTable
+    from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
 
 TOPIC = "gsb.calls"
-BATCH = 1024  # written together: some milliseconds of the loop
-# Gathered or on their way to the disk, some 300 bytes each; more are dropped.
+BATCH = 1024  # per commit: some milliseconds of the loop
+# Collected or in flight, some 300 bytes each. More are dropped.
 MAX_PENDING = 262_144
 CLOSE_TIMEOUT_S = 3.0
 MS_PER_S = 1000
 
 
 class EndedCall(NamedTuple):
-    """What is told of one call. `ended_s` and `begun_s` are of the bus's own clock."""
+    """One record of the log. `begun_s` and `ended_s` are monotonic times of the bus."""
 
     caller: str
     address: str
@@ -66,39 +67,42 @@ class EndedCall(NamedTuple):
 
     @classmethod
     def refused(
-        cls, caller: CallPeer, address: bytes, size: int, code: int, now_s: float
+        cls, caller: GsbSession, address: bytes, size: int, code: int, now_s: float
     ) -> EndedCall:
         name = address[:MAX_LOGGED_ADDRESS_BYTES].decode("utf-8", "backslashreplace")
         return cls(caller.caller_name.decode(), name, "", size, 0, 1, code, now_s, now_s)
 
     @classmethod
-    def by_bus(cls, caller: CallPeer, name: str, size: int, found: int, now_s: float) -> EndedCall:
-        return cls(caller.caller_name.decode(), name, name, size, found, 1, 0, now_s, now_s)
+    def by_bus(
+        cls, caller: GsbSession, name: str, size: int, reply_size: int, now_s: float
+    ) -> EndedCall:
+        return cls(caller.caller_name.decode(), name, name, size, reply_size, 1, 0, now_s, now_s)
 
 
 class CallLog:
-    """Calls that were open come by `desk.log`, from either way of calls; others by `add`."""
+    """Collects ended calls from `table.log` (fast and slow path) and refused ones from `add`."""
 
-    def __init__(self, broker: Broker, desk: Desk, owner: Identity) -> None:
+    def __init__(self, broker: Broker, table: CallTable, owner: Identity) -> None:
         self._broker = broker
-        self._desk = desk
+        self._durable = durable_bus(broker)
+        self._table = table
         self._owner = owner
-        desk.log = []
+        table.log = []
         self._pending: list[EndedCall] = []
         self._in_flight: list[tuple[Future[Any], int]] = []
         self._topic: Topic | None = None
-        self._flushing = False  # soon
+        self._is_flush_scheduled = False
         self._open_topic()
 
     def add(self, ended: EndedCall) -> None:
-        self._collect()  # they keep the order in which they ended
+        self._collect()  # keeps the order in which calls ended
         self._pending.append(ended)
 
     def tick(self, _now_s: float) -> None:
         self.flush()
 
     def close(self) -> None:
-        """The bus is stopping: what was gathered is kept, if the disk lets it."""
+        """Commit the collected calls and wait up to CLOSE_TIMEOUT_S. Called when the bus stops."""
         self._collect()
         while self._topic is not None and self._pending:
             self.flush()
@@ -106,7 +110,7 @@ class CallLog:
         self._reap_commits()
 
     def flush(self) -> None:
-        """Writes some of them; the rest in the next turns of the loop, so that none is long."""
+        """Commit one batch. Later turns of the loop commit the rest, so that no turn is long."""
         self._reap_commits()
         self._collect()
         waiting = len(self._pending) + sum(count for _, count in self._in_flight)
@@ -115,31 +119,31 @@ class CallLog:
             return
         self._write(self._topic, self._pending[:BATCH])
         del self._pending[:BATCH]
-        if self._pending and not self._flushing:
-            self._flushing = True
+        if self._pending and not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             self._broker.turn.call_soon(self._continue_flush)
 
     def _continue_flush(self) -> None:
-        self._flushing = False
+        self._is_flush_scheduled = False
         self.flush()
 
     def _write(self, topic: Topic, ended: list[EndedCall]) -> None:
-        assert self._broker.durable is not None
+        assert self._durable is not None
         try:
-            future = self._broker.durable.produce(topic, self._block(ended))
+            future = self._durable.topics.produce(topic, self._block(ended))
         except PolybusError as error:
             self._count_lost(len(ended), error)
             return
         self._in_flight.append((future, len(ended)))
 
     def _collect(self) -> None:
-        log = self._desk.log
+        log = self._table.log
         if log:
-            self._desk.log = []
+            self._table.log = []
             self._pending += [EndedCall.from_call(call, code, now_s) for call, code, now_s in log]
 
     def _reap_commits(self) -> None:
-        """Forgets what has arrived."""
+        """Remove finished commits and count the failed ones."""
         done = [pair for pair in self._in_flight if pair[0].done()]
         if done:
             self._in_flight = [pair for pair in self._in_flight if pair not in done]
@@ -150,44 +154,43 @@ class CallLog:
 
     def _block(self, ended: list[EndedCall]) -> Block:
         wall_ms, now_s = self._broker.wall_ns() // 1_000_000, self._broker.now_s()
-        bodies = [_row(one, wall_ms, now_s) for one in ended]
+        bodies = [_row(call, wall_ms, now_s) for call in ended]
         ends = array("i", [0])
         for body in bodies:
             ends.append(ends[-1] + len(body))
         return Block.from_columns(b"".join(bodies), ends, insertion_ms=wall_ms)
 
     def _open_topic(self) -> None:
-        """Makes the topic, if it is not there; the disk is waited for elsewhere."""
-        binding, durable = self._broker.topic_names, self._broker.durable
-        if binding is None or durable is None:
-            self._broker.log.warning("calls are not logged", reason="this bus has no store")
+        """Open the topic, or create it on a worker thread."""
+        durable = self._durable
+        if durable is None:
+            self._broker.log.warning("calls are not logged", reason="the bus has no store")
             return
         try:
-            found, _ = binding.reserve(self._owner, TOPIC)
+            topic, _ = durable.names.reserve(self._owner, TOPIC)
         except PolybusError as error:
             self._broker.log.warning("calls are not logged", reason=str(error))
             return
-        if not isinstance(found, NameReservation):
-            self._topic = found
+        if not isinstance(topic, NameReservation):
+            self._topic = topic
             return
         settings: dict[str, object] = {CREATOR: creator_record(self._owner)}
-        store = durable.store
-        assert self._broker.run_blocking is not None
-        self._broker.run_blocking(
-            lambda: _create_topic(store, settings), lambda done: self._on_topic_created(found, done)
+        store = durable.topics.store
+        durable.run_blocking(
+            lambda: _create_topic(store, settings), lambda done: self._on_topic_created(topic, done)
         )
 
     def _on_topic_created(
         self, reservation: NameReservation, done: Future[tuple[Topic, int]]
     ) -> None:
-        assert self._broker.topic_names is not None
+        assert self._durable is not None
         error = done.exception()
         if isinstance(error, Exception):
-            self._broker.topic_names.abort(reservation, error)
+            self._durable.names.abort(reservation, error)
             self._broker.log.warning("calls are not logged", reason=str(error))
             return
         self._topic, next_id = done.result()
-        self._broker.topic_names.complete(reservation, self._topic, next_id)
+        self._durable.names.complete(reservation, self._topic, next_id)
 
     def _drop(self, count: int) -> None:
         count = min(count, len(self._pending))
@@ -205,14 +208,14 @@ def _create_topic(store: Any, settings: dict[str, object]) -> tuple[Topic, int]:
     return topic, store.bounds(topic.number).next_id
 
 
-def _row(one: EndedCall, wall_ms: int, now_s: float) -> bytes:
-    """As `json.dumps` writes it; only an address that leads nowhere may need escaping."""
-    at_ms = wall_ms - round((now_s - one.begun_s) * MS_PER_S)
-    duration_ms = round((one.ended_s - one.begun_s) * MS_PER_S, 3)
-    address = json.dumps(one.address) if not one.service else f'"{one.address}"'
+def _row(call: EndedCall, wall_ms: int, now_s: float) -> bytes:
+    """Return the record as JSON. Only an unresolved address may need escaping."""
+    at_ms = wall_ms - round((now_s - call.begun_s) * MS_PER_S)
+    duration_ms = round((call.ended_s - call.begun_s) * MS_PER_S, 3)
+    address = json.dumps(call.address) if not call.service else f'"{call.address}"'
     return (
-        f'{{"at_ms":{at_ms},"caller":"{one.caller}","address":{address},'
-        f'"service":"{one.service}","request_bytes":{one.request_bytes},'
-        f'"reply_bytes":{one.reply_bytes},"replies":{one.replies},"code":{one.code:d},'
+        f'{{"at_ms":{at_ms},"caller":"{call.caller}","address":{address},'
+        f'"service":"{call.service}","request_bytes":{call.request_bytes},'
+        f'"reply_bytes":{call.reply_bytes},"replies":{call.replies},"code":{call.code:d},'
         f'"duration_ms":{duration_ms}}}'
     ).encode()

@@ -1,26 +1,32 @@
-"""The verbs of calls. Every call ends in exactly one FULL reply.
+"""Routes calls from callers to services. Every call ends in exactly one FULL reply.
 
     caller                    the bus                          service
       │ call(address, id) ───▶ open: two tables ──────────────▶ │ CallRequest(own id)
       │ ◀─────────────────────── PARTIAL, in order ◀─────────── │
       │ ◀─────────────────────── FULL: closed ◀──────────────── │
 
-Or the bus ends it: the caller cancels (499), the service goes away (503) or is too slow
-(504), a reply is too large (413). Then the service is told to stop, where it is there to
-be told, and what it still sends is counted and dropped. A caller that vanishes cancels
-all its calls.
+The bus ends a call if its caller cancels it (499), its service disconnects (503) or is too slow
+(504), or a reply is too large (413). The service then gets a cancel, if it is still connected,
+and its later replies are counted and dropped. A caller that disconnects cancels all its calls.
+
+The bus itself serves the names under `sys/`:
+
+    sys/services   every registered name: {id, since_ms, calls, pending}
+    sys/ping       returns its data
+    sys/stats      the counters of the bus
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
+import msgpack
+
 from polybus.dialects.gsb.server.back_pressure import BackPressure
-from polybus.dialects.gsb.server.built_in_services import BuiltInServices
-from polybus.dialects.gsb.server.call_deadlines import CallDeadlines
 from polybus.dialects.gsb.server.call_log import CallLog, EndedCall
-from polybus.dialects.gsb.server.call_table import Call
+from polybus.dialects.gsb.server.call_table import Call, overdue
 from polybus.dialects.gsb.server.peer_liveness import PingMonitor, StuckPeerMonitor
 from polybus.dialects.gsb.server.service_registry import ServiceRegistry, ServiceStatus
 from polybus.dialects.gsb.service_address import MAX_REQUEST_ID_BYTES, StatusCode
@@ -29,13 +35,102 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from polybus.bus.broker import Broker
-    from polybus.bus.timers import Timers
-    from polybus.dialects.gsb.server.call_peer import CallPeer
+    from polybus.bus.timers import Timer, Timers
+    from polybus.dialects.gsb.limits import GsbLimits
+    from polybus.dialects.gsb.server.call_table import CallEndpoint, CallTable
+    from polybus.dialects.gsb.server.session import GsbSession
     from polybus.model.identity import Identity
-    from polybus.model.limits import GsbLimits
+
+
+class BuiltInServices:
+    """The services that the bus answers itself, at once."""
+
+    def __init__(self, services: ServiceRegistry, stats: Callable[[], dict[str, Any]]) -> None:
+        self._services = services
+        self._handlers: dict[str, Callable[[bytes], bytes]] = {
+            "sys/services": lambda _: msgpack.packb(self._list()),
+            "sys/ping": lambda data: data,
+            "sys/stats": lambda _: msgpack.packb(stats()),
+        }
+
+    def answer(self, name: str, data: bytes) -> bytes | None:
+        """Return the data of the reply, or None if there is no such service."""
+        handler = self._handlers.get(name)
+        return None if handler is None else handler(data)
+
+    def _list(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": service.id,
+                "since_ms": service.since_ms,
+                "calls": service.calls,
+                "pending": service.pending,
+            }
+            for service in self._services.all()
+        ]
+
+
+NEVER = float("inf")
+MIN_STEP_S = 0.01  # between two checks: how late a deadline may be noticed
+IDLE_RATIO = 20  # checks take at most a twentieth of the loop's time
+
+
+class CallDeadlines:
+    """Calls `expire` for each call over its deadline.
+
+    A call's clock starts again with each reply. It is stopped while the service is out of
+    credit and while the bus does not read from it, since neither is the service's fault.
+
+    One timer serves all calls: it is set for the earliest deadline, and checks all open calls
+    when it fires. A call that is answered in time costs one comparison.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[CallEndpoint],
+        table: CallTable,
+        timers: Timers,
+        clock: Callable[[], float],
+        expire: Callable[[Call], None],
+    ) -> None:
+        self._endpoints = endpoints
+        self._table = table
+        self._timers = timers
+        self._clock = clock
+        self._expire = expire
+        self._timer: Timer | None = None
+        table.next_due_s = NEVER
+
+    def watch(self, due_s: float) -> None:
+        """Set the timer earlier if a new call is due before it fires."""
+        if due_s < self._table.next_due_s:
+            self._set(due_s)
+
+    def _set(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._table.next_due_s = due_s
+        if due_s < NEVER:
+            self._timer = self._timers.call_later(
+                max(0.0, due_s - self._clock()), self._check_calls
+            )
+
+    def _check_calls(self) -> None:
+        self._timer = None
+        self._table.next_due_s = NEVER
+        now_s = self._clock()
+        late, nearest_s = overdue(self._endpoints, now_s)
+        if nearest_s is not None:
+            took_s = self._clock() - now_s
+            self._set(max(nearest_s, now_s + MIN_STEP_S, now_s + IDLE_RATIO * took_s))
+        for call in late:
+            if call.caller.calls.get(call.request_id) is call:
+                self._expire(call)
+
 
 FULL, PARTIAL = 0, 1
-CODES = frozenset(StatusCode)  # a service may send any other: they are counted as failures
+CODES = frozenset(StatusCode)  # any other code of a service is counted as a failure
 
 
 class CallRouter:
@@ -46,24 +141,24 @@ class CallRouter:
         timers: Timers,
         owner: Identity,
     ) -> None:
-        """`owner` is the bus itself: whose topic the log of calls is."""
+        """`owner` is the identity of the bus, which owns the topic of the call log."""
         self._limits = limits
         self._clock = broker.now_s
         self.counters = broker.counters
-        self.peers: dict[CallPeer, None] = {}
-        # What one connection is ever owed: at half of it nobody is read who would add to it, so
-        # that must hold the mark and a packet.
+        self.peers: dict[GsbSession, None] = {}
+        # The most that one outbox may hold. At half of it the bus stops reading from every
+        # connection that adds to it, so half must hold the high-water mark and one packet.
         self.max_outbox_bytes = max(
             broker.limits.outbox_max_bytes, 2 * (limits.outbox_full_bytes + limits.max_packet_bytes)
         )
         self.pressure = BackPressure(limits, self.max_outbox_bytes, broker.now_s)
-        desk = self.desk = self.pressure.desk
-        self.services = ServiceRegistry(broker, desk, limits)
-        self.deadlines = CallDeadlines(self.peers, desk, timers, broker.now_s, self._expire)
+        table = self.table = self.pressure.table
+        self.services = ServiceRegistry(broker, table, limits)
+        self.deadlines = CallDeadlines(self.peers, table, timers, broker.now_s, self._expire)
         self.pings = PingMonitor(broker, limits)
         self._stuck = StuckPeerMonitor(self.pressure, broker, limits)
         self._built_in = BuiltInServices(self.services, broker.stats)
-        self.audit = CallLog(broker, desk, owner) if limits.audit else None
+        self.audit = CallLog(broker, table, owner) if limits.audit else None
         self._ended_by_code: Counter[int] = Counter()
         broker.on_tick += [self.pings.tick, self._stuck.tick]
         broker.overview.sections["gsb"] = self.stats
@@ -72,25 +167,25 @@ class CallRouter:
 
     # --- connections
 
-    def join(self, peer: CallPeer) -> None:
+    def join(self, peer: GsbSession) -> None:
         self.peers[peer] = None
         peer.deadline_s = self._limits.deadline_ms / 1000
         peer.heard_s = self._clock()
 
     def on_hello(
-        self, peer: CallPeer, *, deadline_ms: int, keeps_credits: bool, pings: bool
+        self, peer: GsbSession, *, deadline_ms: int, keeps_credits: bool, pings: bool
     ) -> None:
-        """Its hello."""
+        """Apply the options of a connection's hello."""
         peer.deadline_s = (deadline_ms or self._limits.deadline_ms) / 1000
         peer.credits = keeps_credits
         if pings:
             self.pings.peers[peer] = None
 
-    def on_hangup(self, peer: CallPeer) -> None:
-        """It sends no more; what it has sent is still there. Its names are free at once."""
+    def on_hangup(self, peer: GsbSession) -> None:
+        """Release the peer's names at once. Packets that it has sent are still handled."""
         self.services.unregister_all(peer)
 
-    def leave(self, peer: CallPeer) -> None:
+    def leave(self, peer: GsbSession) -> None:
         if peer.gone:
             return
         peer.gone = True
@@ -103,14 +198,14 @@ class CallRouter:
             self._fail(call, StatusCode.CANCELLED, "the caller went away", cancel=True)
         self.pressure.remove(peer)
 
-    # --- what callers do
+    # --- requests of callers
 
-    def call(self, caller: CallPeer, address: bytes, request_id: bytes, data: Buffer) -> bool:
-        """False: it has to wait for the service, and is not read until then."""
-        if caller.lifted:
-            return True  # nobody is left to hear an answer
-        if problem := self._call_refusal(caller, request_id):
-            self.refuse(caller, request_id, address, len(memoryview(data)), problem)
+    def call(self, caller: GsbSession, address: bytes, request_id: bytes, data: Buffer) -> bool:
+        """Open a call. Returns False if the caller has to wait for a full service."""
+        if caller.draining:
+            return True  # the caller is gone and could not read the reply
+        if refusal := self._call_refusal(caller, request_id):
+            self.refuse(caller, request_id, address, len(memoryview(data)), refusal)
             return True
         route = self.services.route(caller, address)
         if isinstance(route, ServiceStatus):
@@ -119,13 +214,13 @@ class CallRouter:
         if isinstance(route, str):
             self._call_built_in(caller, request_id, route, bytes(data))
             return True
-        service = cast("CallPeer", route.service.end)
+        service = cast("GsbSession", route.service.endpoint)
         if service.full:
             self.pressure.wait(caller, service)
             return False
         now_s = self._clock()
-        self.desk.opened += 1
-        call_id = b"%x" % self.desk.opened
+        self.table.opened += 1
+        call_id = b"%x" % self.table.opened
         call = Call(caller, route, request_id, call_id, len(memoryview(data)), now_s)
         caller.calls[request_id] = service.serving[call.id] = call
         call.service.calls += 1
@@ -135,7 +230,7 @@ class CallRouter:
         service.send_call(call, data)
         return True
 
-    def cancel(self, caller: CallPeer, request_id: bytes) -> None:
+    def cancel(self, caller: GsbSession, request_id: bytes) -> None:
         call = caller.calls.get(request_id)
         if call is None:
             self.counters.count("refused", "unknown_cancel")
@@ -143,23 +238,30 @@ class CallRouter:
             self._fail(call, StatusCode.CANCELLED, "cancelled by the caller", cancel=True)
 
     def refuse(
-        self, caller: CallPeer, request_id: bytes, address: bytes, size: int, why: ServiceStatus
+        self,
+        caller: GsbSession,
+        request_id: bytes,
+        address: bytes,
+        size: int,
+        status: ServiceStatus,
     ) -> None:
-        """The one FULL of a call that never opened; `size` is that of its data."""
-        self._ended_by_code[why.code] += 1
+        """Send the FULL reply of a call that was not opened. `size` is the size of its data."""
+        self._ended_by_code[status.code] += 1
         if self.audit is not None:
-            self.audit.add(EndedCall.refused(caller, address, size, why.code, self._clock()))
-        caller.send_failure(request_id, why.code, why.message)
+            self.audit.add(EndedCall.refused(caller, address, size, status.code, self._clock()))
+        caller.send_failure(request_id, status.code, status.message)
 
-    # --- what services do
+    # --- requests of services
 
-    def reply(self, service: CallPeer, call_id: bytes, code: int, kind: int, data: Buffer) -> bool:
-        """False: it has to wait for the caller, and is not read until then."""
+    def reply(
+        self, service: GsbSession, call_id: bytes, code: int, kind: int, data: Buffer
+    ) -> bool:
+        """Forward a reply. Returns False if the service has to wait for a full caller."""
         call = service.serving.get(call_id)
         if call is None:
             self.counters.count("dropped", "unknown_call")
             return True
-        caller = cast("CallPeer", call.caller)
+        caller = cast("GsbSession", call.caller)
         if not self.pressure.can_forward(call, partial=kind == PARTIAL):
             self.pressure.wait(service, caller)
             return False
@@ -174,24 +276,26 @@ class CallRouter:
             caller.send_reply(call.request_id, code, kind, data)
         return True
 
-    def reply_too_large(self, service: CallPeer, call_id: bytes) -> None:
+    def reply_too_large(self, service: GsbSession, call_id: bytes) -> None:
         call = service.serving.get(call_id)
         if call is None:
             self.counters.count("dropped", "unknown_call")
         else:
-            self._fail(call, StatusCode.TOO_LARGE, "a reply is over max_packet_bytes", cancel=True)
+            self._fail(
+                call, StatusCode.TOO_LARGE, "a reply is larger than max_packet_bytes", cancel=True
+            )
 
-    # --- what is told of them
+    # --- statistics
 
     def stats(self) -> dict[str, Any]:
         open_calls = sum(len(peer.calls) for peer in self.peers)
         ended = self._ended_by_code + Counter(
-            {int(StatusCode.OK): self.desk.answered, int(StatusCode.FAILURE): self.desk.failed}
+            {int(StatusCode.OK): self.table.answered, int(StatusCode.FAILURE): self.table.failed}
         )
         return {
             "connections": len(self.peers),
             "services": len(self.services),
-            "calls": self.desk.opened,
+            "calls": self.table.opened,
             "open_calls": open_calls,
             "serving": sum(len(peer.serving) for peer in self.peers),
             "full": len(self.pressure.full),
@@ -201,38 +305,39 @@ class CallRouter:
 
     # --- inside
 
-    def _call_refusal(self, caller: CallPeer, request_id: bytes) -> ServiceStatus | None:
+    def _call_refusal(self, caller: GsbSession, request_id: bytes) -> ServiceStatus | None:
         if not 0 < len(request_id) <= MAX_REQUEST_ID_BYTES:
-            text = f"a request id has 1 to {MAX_REQUEST_ID_BYTES} bytes"
+            text = f"a request id must have 1 to {MAX_REQUEST_ID_BYTES} bytes"
             return ServiceStatus(StatusCode.BAD_REQUEST, text)
         if request_id in caller.calls:
-            return ServiceStatus(StatusCode.CONFLICT, "a call with this request id is open")
+            return ServiceStatus(StatusCode.CONFLICT, "a call with this request id is already open")
         if len(caller.calls) >= self._limits.max_open_calls:
             self.counters.count("refused", "max_open_calls")
             return ServiceStatus(
-                StatusCode.UNAVAILABLE, f"max_open_calls: {self._limits.max_open_calls}"
+                StatusCode.UNAVAILABLE, f"max_open_calls ({self._limits.max_open_calls}) is reached"
             )
         return None
 
-    def _call_built_in(self, caller: CallPeer, request_id: bytes, name: str, data: bytes) -> None:
-        found = self._built_in.answer(name, data)
-        if found is None:
-            why = ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
-            self.refuse(caller, request_id, name.encode(), len(data), why)
+    def _call_built_in(self, caller: GsbSession, request_id: bytes, name: str, data: bytes) -> None:
+        reply = self._built_in.answer(name, data)
+        if reply is None:
+            status = ServiceStatus(StatusCode.NOT_FOUND, f"no service {name!r}")
+            self.refuse(caller, request_id, name.encode(), len(data), status)
             return
-        self.desk.opened += 1
+        self.table.opened += 1
         self._ended_by_code[StatusCode.OK] += 1
         if self.audit is not None:
-            self.audit.add(EndedCall.by_bus(caller, name, len(data), len(found), self._clock()))
-        caller.send_reply(request_id, StatusCode.OK, FULL, found)
+            self.audit.add(EndedCall.by_bus(caller, name, len(data), len(reply), self._clock()))
+        caller.send_reply(request_id, StatusCode.OK, FULL, reply)
 
     def _fail(self, call: Call, code: StatusCode, message: str, *, cancel: bool) -> None:
-        """The bus ends it. The service is told first: both may be one connection."""
+        """End a call with a failure of the bus."""
         self._close(call, code)
-        if cancel and not call.end.gone:
-            cast("CallPeer", call.end).send_cancel(call.id)
+        # The cancel is sent first because caller and service may be the same connection.
+        if cancel and not call.endpoint.gone:
+            cast("GsbSession", call.endpoint).send_cancel(call.id)
         if not call.caller.gone:
-            cast("CallPeer", call.caller).send_failure(call.request_id, code, message)
+            cast("GsbSession", call.caller).send_failure(call.request_id, code, message)
 
     def _expire(self, call: Call) -> None:
         text = f"no reply for {call.caller.deadline_s:g} s"
@@ -240,9 +345,9 @@ class CallRouter:
 
     def _close(self, call: Call, code: int) -> None:
         call.caller.calls.pop(call.request_id, None)
-        call.end.serving.pop(call.id, None)
+        call.endpoint.serving.pop(call.id, None)
         call.service.pending -= 1
         self._ended_by_code[code if code in CODES else StatusCode.FAILURE] += 1
         self.pressure.on_call_end(call)
-        if self.desk.log is not None:
-            self.desk.log.append((call, code, self._clock()))
+        if self.table.log is not None:
+            self.table.log.append((call, code, self._clock()))

@@ -3,13 +3,13 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-class Desk:
+class CallTable:
     generation: int
     opened: int
     answered: int
     failed: int
     next_due_s: float
-    is_short: bool
+    fast_path_enabled: bool
     log: list[tuple[Call, int, float]] | None
     max_packet_bytes: int
     max_open_calls: int
@@ -34,11 +34,11 @@ class Desk:
 
 class Service:
     id: str
-    end: End
+    endpoint: CallEndpoint
     since_ms: int
     calls: int
     pending: int
-    def __init__(self, name: str, end: End, since_ms: int) -> None: ...
+    def __init__(self, name: str, endpoint: CallEndpoint, since_ms: int) -> None: ...
 
 class Route:
     service: Service
@@ -46,9 +46,9 @@ class Route:
     def __init__(self, service: Service, address: bytes) -> None: ...
 
 class Call:
-    caller: End
+    caller: CallEndpoint
     service: Service
-    end: End
+    endpoint: CallEndpoint
     request_id: bytes
     id: bytes
     address: bytes
@@ -57,10 +57,10 @@ class Call:
     partials: int
     reply_bytes: int
     credit: int
-    is_dry: bool
+    is_out_of_credit: bool
     def __init__(
         self,
-        caller: End,
+        caller: CallEndpoint,
         route: Route,
         request_id: bytes,
         call_id: bytes,
@@ -69,24 +69,24 @@ class Call:
     ) -> None: ...
     def restart_clock(self, now_s: float) -> None: ...
     def stop_clock(self, now_s: float) -> None: ...
-    def go_on_clock(self, now_s: float) -> None: ...
+    def resume_clock(self, now_s: float) -> None: ...
     def due(self, now_s: float) -> float: ...
-    def free_left(self, desk: Desk) -> int: ...
-    def window(self, desk: Desk) -> int: ...
+    def free_left(self, table: CallTable) -> int: ...
+    def window(self, table: CallTable) -> int: ...
 
-class End:
+class CallEndpoint:
     calls: dict[bytes, Call]
     serving: dict[bytes, Call]
     services: dict[str, Service]
     routes: dict[bytes, Route]
-    wanting: dict[Call, None]
-    waiters: dict[End, None]
+    awaiting_credit: dict[Call, None]
+    waiters: dict[CallEndpoint, None]
     generation: int
     full: bool
     credits: bool
     gone: bool
     halted: bool
-    lifted: bool
+    draining: bool
     pinged: bool
     is_open: bool
     is_first: bool
@@ -97,8 +97,10 @@ class End:
     halted_since_s: float
     heard_s: float
     caller_name: bytes
-    def take_short_path(self, desk: Desk, push: Callable[[bytes], Any], ipc: bool) -> None: ...
+    def attach_fast_path(
+        self, table: CallTable, push: Callable[[bytes], Any], ipc: bool
+    ) -> None: ...
     def receive(self, buffer: Buffer, start: int, end: int) -> int: ...
     def finish_large(self) -> bool: ...
 
-def overdue(ends: Iterable[End], now_s: float) -> tuple[list[Call], float | None]: ...
+def overdue(endpoints: Iterable[CallEndpoint], now_s: float) -> tuple[list[Call], float | None]: ...

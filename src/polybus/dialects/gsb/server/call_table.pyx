@@ -1,16 +1,16 @@
-"""What calls are made of: the state that bus/calls works on, and its short path.
+"""The state of open calls, and the fast path that moves calls and replies between connections.
 
-A call is in two tables while it is open: its caller's, by the id that the caller chose,
-and its service's, by an id of the bus's own.
+A call is in two tables while it is open: its caller's, by the id that the caller chose, and its
+service's, by an id of the bus.
 
-Most packets are calls and replies with nothing in their way. Those are carried out here:
-read from the received bytes, looked up, and written for the other end, many to a write.
-Everything else goes to `receive_slow_path`, the long way in dialects/gsb/server/session.py: other
-packets, whatever is refused, whoever is full, whatever must set a timer or be logged. Both
-ways change the same tables by the same rules; tests run every conversation on both.
+Most packets are calls and replies that need no decision. The fast path reads them from the
+received bytes, looks them up and writes them for the other connection, many per write.
+Everything else goes to `receive_slow_path` in dialects/gsb/server/session.py: other packets,
+refusals, full connections, and calls that must set a timer. Both paths change the same tables
+by the same rules; the tests run every conversation on both.
 
-A packet that does not fit into what is received at once is put together here, in a buffer
-of its own size, so that it is copied once and not with every read.
+A packet that is larger than one read is assembled here, in a buffer of its own size, so that
+it is copied once and not with every read.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -29,40 +29,40 @@ cdef enum:
     MAX_ID = 255
     PARTIAL = 1
     FAILURE = 500
-    # An output of this size is written on its own; gathered beyond it, it is not worth waiting.
+    # A frame of this size is pushed on its own. Gathered output is flushed when it reaches it.
     GATHER_BYTES = 64 * 1024
-    # Shorter packets are left with the transport until they are whole.
+    # Shorter packets stay in the transport's buffer until they are complete.
     LARGE_BYTES = 64 * 1024
     HEX_DIGITS = 16
-    # Packets that went the long way before everybody else has a turn: a few milliseconds.
+    # Slow-path packets per read before the connection yields: a few milliseconds of the loop.
     MAX_SLOW = 128
 
-# A call whose clock stands is never late, however little it has left.
+# A call whose clock is stopped is never overdue: its due time is at least this far ahead.
 cdef double STANDING_S = 0.01
 
 
 @cython.final
-cdef class Desk:
-    """What all ends of a bus share."""
+cdef class CallTable:
+    """Settings and counters shared by all GSB connections of a bus."""
 
-    cdef public uint64_t generation  # of names and rules: routes of an older one are void
-    cdef public uint64_t opened  # calls
-    cdef public uint64_t answered, failed  # how many of them ended so, on the short path
-    cdef public double next_due_s  # no call with an earlier deadline needs a timer
-    cdef public bint is_short  # may the short path be taken?
-    # Where calls that have ended on it are put for the log: (call, code, when); None: nowhere.
+    cdef public uint64_t generation  # of names and rules; routes of an older generation are void
+    cdef public uint64_t opened  # calls so far; the newest call id
+    cdef public uint64_t answered, failed  # calls that the fast path ended with code 0 and 500
+    cdef public double next_due_s  # when the deadline timer fires; a later deadline needs no new timer
+    cdef public bint fast_path_enabled  # the tests turn it off to run the slow path alone
+    # Ended calls for the call log: (call, code, now_s). None if calls are not logged.
     cdef public list log
     cdef readonly Py_ssize_t max_packet_bytes, max_open_calls, free_partials, free_bytes
     cdef readonly Py_ssize_t window_bytes, min_window, max_window
     cdef object clock, grant
-    cdef list touched  # ends that something was written for, in this turn of `receive`
+    cdef list touched  # endpoints with unflushed output of this `receive`
 
     def __init__(
         self, clock, grant, *, Py_ssize_t max_packet_bytes, Py_ssize_t max_open_calls,
         Py_ssize_t free_partials, Py_ssize_t free_bytes, Py_ssize_t window_bytes,
         Py_ssize_t min_window, Py_ssize_t max_window,
     ):
-        """`grant(call)` gives a call's service new credit."""
+        """`grant(call)` must send new credit to the call's service."""
         self.clock = clock
         self.grant = grant
         self.max_packet_bytes = max_packet_bytes
@@ -73,18 +73,18 @@ cdef class Desk:
         self.min_window = min_window
         self.max_window = max_window
         self.generation = 1
-        self.is_short = True
+        self.fast_path_enabled = True
         self.touched = []
 
     cdef int flush(self) except -1:
-        """Everything that was written goes to where it belongs."""
-        cdef End end
+        """Push the gathered output of every endpoint."""
+        cdef CallEndpoint endpoint
         cdef list touched
         while self.touched:
             touched = self.touched
             self.touched = []
-            for end in touched:
-                end.flush()
+            for endpoint in touched:
+                endpoint.flush()
         return 0
 
 
@@ -92,22 +92,22 @@ cdef class Service:
     """One registered name."""
 
     cdef readonly str id
-    cdef readonly End end
+    cdef readonly CallEndpoint endpoint
     cdef readonly object since_ms
     cdef public Py_ssize_t calls, pending
 
-    def __init__(self, str name not None, End end not None, since_ms):
+    def __init__(self, str name not None, CallEndpoint endpoint not None, since_ms):
         self.id = name
-        self.end = end
+        self.endpoint = endpoint
         self.since_ms = since_ms
 
 
 @cython.final
 cdef class Route:
-    """What an address means to one caller, who may call it."""
+    """A resolved address that one caller is allowed to call."""
 
     cdef readonly Service service
-    cdef readonly bytes address  # without the node
+    cdef readonly bytes address  # without the node id
 
     def __init__(self, Service service not None, bytes address not None):
         self.service = service
@@ -119,32 +119,32 @@ cdef class Route:
 cdef class Call:
     """One open call."""
 
-    cdef readonly End caller
+    cdef readonly CallEndpoint caller
     cdef readonly Service service
-    cdef readonly End end  # the service's, which it may have left behind
+    cdef readonly CallEndpoint endpoint  # the service's; the name may be registered elsewhere by now
     cdef readonly bytes request_id, id, address
     cdef readonly double begun_s
     cdef readonly Py_ssize_t request_bytes
     cdef public Py_ssize_t partials, reply_bytes
-    cdef public Py_ssize_t credit  # granted and not used
-    # The deadline's clock: since when it runs, and how long the service had been unread by
-    # then. `is_dry`: it stands for lack of credit, and had run for `ran_s`.
+    cdef public Py_ssize_t credit  # granted and unused
+    # The deadline's clock: when it started, and how long the service had been unread by then.
+    # While `is_out_of_credit` the clock is stopped, after it had run for `ran_s`.
     cdef double last_s, unread_before_s, ran_s
-    cdef readonly bint is_dry
+    cdef readonly bint is_out_of_credit
 
     def __init__(
-        self, End caller not None, Route route not None, bytes request_id not None,
+        self, CallEndpoint caller not None, Route route not None, bytes request_id not None,
         bytes call_id not None, Py_ssize_t request_bytes, double now_s,
     ):
         self.begin(caller, route, request_id, call_id, request_bytes, now_s)
 
     cdef void begin(
-        self, End caller, Route route, bytes request_id, bytes call_id, Py_ssize_t request_bytes,
+        self, CallEndpoint caller, Route route, bytes request_id, bytes call_id, Py_ssize_t request_bytes,
         double now_s,
     ):
         self.caller = caller
         self.service = route.service
-        self.end = route.service.end
+        self.endpoint = route.service.endpoint
         self.request_id = request_id
         self.id = call_id
         self.address = route.address
@@ -153,76 +153,78 @@ cdef class Call:
         self.restart_clock(now_s)
 
     cpdef void restart_clock(self, double now_s):
-        """The service has given a sign of life."""
+        """Start the deadline again. Called for each reply."""
         self.last_s = now_s
-        self.unread_before_s = self.end.unread_by(now_s)
+        self.unread_before_s = self.endpoint.unread_by(now_s)
         self.ran_s = 0
 
     cpdef void stop_clock(self, double now_s):
-        """The service has no credit left, and can have none."""
-        if not self.is_dry:
-            self.ran_s = now_s - self.last_s - self.end.unread_by(now_s) + self.unread_before_s
-            self.is_dry = True
+        """Stop the clock: the service has no credit and its caller is full."""
+        if not self.is_out_of_credit:
+            self.ran_s = now_s - self.last_s - self.endpoint.unread_by(now_s) + self.unread_before_s
+            self.is_out_of_credit = True
 
-    cpdef void go_on_clock(self, double now_s):
-        """It has some again."""
-        if self.is_dry:
+    cpdef void resume_clock(self, double now_s):
+        """Resume the clock: the service has credit again."""
+        if self.is_out_of_credit:
             self.last_s = now_s - self.ran_s
-            self.unread_before_s = self.end.unread_by(now_s)
-            self.is_dry = False
+            self.unread_before_s = self.endpoint.unread_by(now_s)
+            self.is_out_of_credit = False
 
     cpdef double due(self, double now_s):
-        """When it is over its deadline, or at the earliest: while the clock stands, if it went on
-        now. So who looks again then is not late, whenever it went on.
+        """Return when the call is overdue.
+
+        While the clock is stopped, returns the earliest possible time, as if the clock resumed
+        now. A check at that time is therefore never too late.
         """
-        cdef double unread_s = self.end.unread_by(now_s) - self.unread_before_s
+        cdef double unread_s = self.endpoint.unread_by(now_s) - self.unread_before_s
         cdef double due_s = self.last_s + self.caller.deadline_s + unread_s
-        if self.is_dry:
+        if self.is_out_of_credit:
             due_s = now_s + self.caller.deadline_s - self.ran_s
-        if self.is_dry or self.end.halted:
+        if self.is_out_of_credit or self.endpoint.halted:
             return max(due_s, now_s + STANDING_S)
         return due_s
 
-    cpdef Py_ssize_t free_left(self, Desk desk):
-        """PARTIALs that still need no credit."""
-        if self.reply_bytes >= desk.free_bytes or self.partials >= desk.free_partials:
+    cpdef Py_ssize_t free_left(self, CallTable table):
+        """Return the number of PARTIALs that still need no credit."""
+        if self.reply_bytes >= table.free_bytes or self.partials >= table.free_partials:
             return 0
-        return desk.free_partials - self.partials
+        return table.free_partials - self.partials
 
-    cpdef Py_ssize_t window(self, Desk desk):
-        """How many PARTIALs may be under way: about as many as fill an outbox to its mark."""
+    cpdef Py_ssize_t window(self, CallTable table):
+        """Return how many PARTIALs may be in flight: about as many as fill an outbox."""
         cdef Py_ssize_t average = self.reply_bytes // max(1, self.partials)
-        cdef Py_ssize_t fitting = desk.window_bytes // max(1, average)
-        return min(desk.max_window, max(desk.min_window, fitting))
+        cdef Py_ssize_t fitting = table.window_bytes // max(1, average)
+        return min(table.max_window, max(table.min_window, fitting))
 
 
-cdef class End:
-    """One connection, as calls know it: it calls, serves, or both.
+cdef class CallEndpoint:
+    """The call state of one connection, which calls, serves, or both.
 
-    `full`: it is owed so much that streams to it stop. `full_calls`: how many calls that it
-    serves have a full caller, if it knows no credits: then it is not read from.
+    `full`: the outbox is over its high-water mark, so streams to it stop. `full_calls`: number
+    of served calls with a full caller. A service without credits is not read while it is > 0.
     """
 
-    cdef readonly dict calls  # own, by request id
-    cdef readonly dict serving  # others', by the bus's id
-    cdef readonly dict services  # registered, by name
-    cdef readonly dict routes  # addresses that were resolved and allowed
-    cdef readonly dict wanting  # calls of its own whose service waits for credit
-    cdef readonly dict waiters  # ends that are not read until this one has room
+    cdef readonly dict calls  # made by it, by request id
+    cdef readonly dict serving  # served by it, by the bus's call id
+    cdef readonly dict services  # registered by it, by name
+    cdef readonly dict routes  # resolved and allowed addresses
+    cdef readonly dict awaiting_credit  # its calls whose service waits for credit
+    cdef readonly dict waiters  # endpoints that are halted until this one has room
     cdef public uint64_t generation  # of `routes`
-    cdef public bint full, credits, gone, halted, lifted, pinged
-    cdef public bint is_open  # greeted, and not in the middle of something to be skipped
-    cdef public bint is_first  # no packet has come yet
+    cdef public bint full, credits, gone, halted, draining, pinged
+    cdef public bint is_open  # greeted, and not skipping an oversized packet
+    cdef public bint is_first  # no packet received yet: a hello is allowed
     cdef public bint ipc
     cdef public Py_ssize_t full_calls
     cdef public double deadline_s, unread_s, halted_since_s, heard_s
     cdef public bytes caller_name
-    cdef Desk desk
-    cdef object push  # takes bytes for the peer
-    # What was written for the peer and not handed on yet.
+    cdef CallTable table
+    cdef object push  # the outbox's
+    # Gathered output for the peer.
     cdef unsigned char* out
     cdef Py_ssize_t out_size, out_capacity
-    # A large packet that is being put together, and how much of it is there.
+    # A large packet that is being assembled, and how many bytes of it were received.
     cdef bytes large
     cdef Py_ssize_t large_filled
 
@@ -231,31 +233,31 @@ cdef class End:
         self.serving = {}
         self.services = {}
         self.routes = {}
-        self.wanting = {}
+        self.awaiting_credit = {}
         self.waiters = {}
         self.is_first = True
 
     def __dealloc__(self):
         PyMem_Free(self.out)
 
-    def take_short_path(self, Desk desk not None, push, bint ipc):
-        """From now on."""
-        self.desk = desk
+    def attach_fast_path(self, CallTable table not None, push, bint ipc):
+        """Set the shared table and the outbox. Must be called before `receive`."""
+        self.table = table
         self.push = push
         self.ipc = ipc
 
     cdef double unread_by(self, double now_s) noexcept:
-        """How long it was not read, all times together."""
+        """Return the total time for which the connection was halted."""
         return self.unread_s + (now_s - self.halted_since_s if self.halted else 0)
 
     # --- receiving
 
     def receive(self, buffer, Py_ssize_t start, Py_ssize_t end):
-        """As transports/stream_session.py has it."""
+        """Handle received bytes (see transports/stream_session.py). Returns the bytes used."""
         cdef Py_buffer view
         cdef Py_ssize_t at
         cdef int slow = 0
-        cdef double now_s = self.desk.clock()
+        cdef double now_s = self.table.clock()
         self.heard_s = now_s
         self.pinged = False
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
@@ -269,7 +271,7 @@ cdef class End:
                     <const unsigned char*>view.buf + at, end - at
                 ):
                     break
-                if slow >= MAX_SLOW and not self.lifted:
+                if slow >= MAX_SLOW and not self.draining:
                     self.yield_turn()
                     break
                 slow += 1
@@ -282,24 +284,24 @@ cdef class End:
         return end - start if self.gone else at - start
 
     def finish_large(self):
-        """Offers a large packet again that had to wait; False if it has to go on waiting."""
+        """Offer a waiting large packet again. Returns False if it still has to wait."""
         if self.large is None or self.large_filled < PyBytes_GET_SIZE(self.large):
             return True
-        return self.large_done(self.desk.clock())
+        return self.large_done(self.table.clock())
 
     cdef bint needs_more(self, const unsigned char* at, Py_ssize_t size) noexcept:
-        """Is there something that the short path has left over, and that is whole?"""
+        """Return True if a complete frame is left for the slow path."""
         cdef uint64_t length
         if not size or self.large is not None:
             return False
         if not self.is_open or not self.head(at, size, &length):
             return not self.is_open or (self.ipc and at[0] != IPC_MARK)
-        return length > <uint64_t>self.desk.max_packet_bytes or (
+        return length > <uint64_t>self.table.max_packet_bytes or (
             length <= <uint64_t>(size - self.ipc - LENGTH_SIZE)
         )
 
     cdef bint head(self, const unsigned char* at, Py_ssize_t size, uint64_t* length) noexcept:
-        """The length of a frame, if its head is there and good."""
+        """Read the length of a frame. Returns False if its head is incomplete or invalid."""
         cdef int place
         if size < self.ipc + LENGTH_SIZE or (self.ipc and at[0] != IPC_MARK):
             return False
@@ -309,7 +311,7 @@ cdef class End:
         return True
 
     cdef Py_ssize_t take(self, const unsigned char* start, Py_ssize_t size, double now_s) except -1:
-        """Takes frames as long as they are whole and hot."""
+        """Handle frames while they are complete and the fast path takes them."""
         cdef const unsigned char* at = start
         cdef const unsigned char* end = start + size
         cdef Py_ssize_t head = self.ipc + LENGTH_SIZE
@@ -323,7 +325,7 @@ cdef class End:
         while self.is_open and not self.halted and not self.gone:
             if not self.head(at, end - at, &length):
                 break
-            if length > <uint64_t>self.desk.max_packet_bytes:
+            if length > <uint64_t>self.table.max_packet_bytes:
                 break
             if length > <uint64_t>(end - at - head):
                 if length >= LARGE_BYTES:
@@ -335,7 +337,7 @@ cdef class End:
             if not self.packet(at + head, <Py_ssize_t>length, now_s):
                 break
             at += head + length
-        self.desk.flush()
+        self.table.flush()
         return at - start
 
     cdef Py_ssize_t fill(self, const unsigned char* at, Py_ssize_t size) noexcept:
@@ -347,12 +349,12 @@ cdef class End:
         return size
 
     cdef bint large_done(self, double now_s) except -1:
-        """Carries out a large packet that is whole; False if it has to wait."""
+        """Handle a complete large packet. Returns False if it has to wait."""
         cdef bytes payload = self.large
         cdef bint done = self.packet(
             <const unsigned char*>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), now_s
         )
-        self.desk.flush()
+        self.table.flush()
         if not done:
             done = self.packet_slow_path(payload, 0, PyBytes_GET_SIZE(payload))
         if done or self.gone:
@@ -360,11 +362,11 @@ cdef class End:
         return done and not self.halted and not self.gone
 
     cdef bint packet(self, const unsigned char* at, Py_ssize_t size, double now_s) except -1:
-        """Carries a packet out; False, with nothing done, if it is not for the short path."""
+        """Handle a packet. Returns False, with nothing changed, if it needs the slow path."""
         cdef Packet packet
         cdef Kind kind
         cdef bint done
-        if not self.desk.is_short:
+        if not self.table.fast_path_enabled:
             return False
         kind = read_packet(at, size, &packet)
         if kind == SERVICE_CALL:
@@ -378,73 +380,76 @@ cdef class End:
         return done
 
     cdef bint service_call(self, const Packet* packet, double now_s) except -1:
-        cdef Desk desk = self.desk
+        cdef CallTable table = self.table
         cdef bytes address, request_id
         cdef Route route
-        cdef End end
+        cdef CallEndpoint endpoint
         cdef Call call
-        cdef void* found
-        if self.lifted or self.generation != desk.generation:
+        cdef void* entry
+        if self.draining or self.generation != table.generation:
             return False
-        if not 0 < packet.request_id.size <= MAX_ID or PyDict_Size(self.calls) >= desk.max_open_calls:
+        if not 0 < packet.request_id.size <= MAX_ID or PyDict_Size(self.calls) >= table.max_open_calls:
             return False
-        if now_s + self.deadline_s < desk.next_due_s:
+        # An earlier deadline than all others needs a new timer, which the slow path sets.
+        if now_s + self.deadline_s < table.next_due_s:
             return False
         address = packet.address.at[:packet.address.size]
-        found = <void*>PyDict_GetItem(self.routes, address)
-        if found is NULL:
+        entry = <void*>PyDict_GetItem(self.routes, address)
+        if entry is NULL:
             return False
-        route = <Route>found
-        end = route.service.end
-        if end.full or (self.full and not end.credits):
+        route = <Route>entry
+        endpoint = route.service.endpoint
+        # The slow path makes the caller or the service wait (back_pressure.py).
+        if endpoint.full or (self.full and not endpoint.credits):
             return False
         request_id = packet.request_id.at[:packet.request_id.size]
         if PyDict_GetItem(self.calls, request_id) is not NULL:
             return False
-        desk.opened += 1
+        table.opened += 1
         call = Call.__new__(Call)
-        call.begin(self, route, request_id, hexadecimal(desk.opened), packet.data.size, now_s)
+        call.begin(self, route, request_id, hexadecimal(table.opened), packet.data.size, now_s)
         PyDict_SetItem(self.calls, request_id, call)
-        PyDict_SetItem(end.serving, call.id, call)
+        PyDict_SetItem(endpoint.serving, call.id, call)
         route.service.calls += 1
         route.service.pending += 1
-        end.write_call(call, packet.data)
+        endpoint.write_call(call, packet.data)
         return True
 
     cdef bint call_reply(self, const Packet* packet, double now_s) except -1:
-        cdef Desk desk = self.desk
+        cdef CallTable table = self.table
         cdef Call call
-        cdef void* found
+        cdef void* entry
         cdef bytes call_id
         if packet.type > PARTIAL:
             return False
         call_id = packet.request_id.at[:packet.request_id.size]
-        found = <void*>PyDict_GetItem(self.serving, call_id)
-        if found is NULL:
+        entry = <void*>PyDict_GetItem(self.serving, call_id)
+        if entry is NULL:
             return False
-        call = <Call>found
+        call = <Call>entry
         if call.caller.full:
             return False
         if packet.type == PARTIAL:
             return self.partial(call, packet, now_s)
+        # Other codes are counted one by one, by the slow path.
         if packet.code and packet.code != FAILURE:
             return False
         PyDict_DelItem(call.caller.calls, call.request_id)
         PyDict_DelItem(self.serving, call_id)
         call.service.pending -= 1
         call.reply_bytes += packet.data.size
-        if desk.log is not None:
-            desk.log.append((call, packet.code, now_s))
+        if table.log is not None:
+            table.log.append((call, packet.code, now_s))
         if packet.code:
-            desk.failed += 1
+            table.failed += 1
         else:
-            desk.answered += 1
+            table.answered += 1
         call.caller.write_reply(call.request_id, packet)
         return True
 
     cdef bint partial(self, Call call, const Packet* packet, double now_s) except -1:
-        cdef Desk desk = self.desk
-        cdef Py_ssize_t free = call.free_left(desk)
+        cdef CallTable table = self.table
+        cdef Py_ssize_t free = call.free_left(table)
         if self.credits and not free:
             if call.credit <= 0:
                 return False
@@ -453,9 +458,9 @@ cdef class End:
         call.partials += 1
         call.reply_bytes += packet.data.size
         call.caller.write_reply(call.request_id, packet)
-        if self.credits and call.free_left(desk) + call.credit <= call.window(desk) // 2:
-            desk.flush()
-            desk.grant(call)
+        if self.credits and call.free_left(table) + call.credit <= call.window(table) // 2:
+            table.flush()
+            table.grant(call)
         return True
 
     # --- writing for the peer
@@ -486,7 +491,7 @@ cdef class End:
         return self.written(alone, size)
 
     cdef bytes room(self, Py_ssize_t size):
-        """Makes room behind what was written; for something large, an object of its own."""
+        """Make room in the gathered output. Returns a separate object for a large frame."""
         cdef void* grown
         cdef Py_ssize_t capacity
         if size >= GATHER_BYTES:
@@ -511,7 +516,7 @@ cdef class End:
             self.push(alone)
             return 0
         if not self.out_size:
-            self.desk.touched.append(self)
+            self.table.touched.append(self)
         self.out_size += size
         if self.out_size >= GATHER_BYTES:
             self.flush()
@@ -526,33 +531,33 @@ cdef class End:
         return 0
 
 
-def overdue(ends, double now_s):
-    """Open calls that are over their deadline, and when the next will be (None: no other)."""
-    cdef End end
+def overdue(endpoints, double now_s):
+    """Return the calls over their deadline, and when the next one is due (None if none)."""
+    cdef CallEndpoint endpoint
     cdef Call call
     cdef double due_s, nearest_s = 0
     cdef list late = []
-    cdef bint is_one = False
-    for end in ends:
-        for call in end.calls.values():
+    cdef bint has_next = False
+    for endpoint in endpoints:
+        for call in endpoint.calls.values():
             due_s = call.due(now_s)
             if due_s <= now_s:
                 late.append(call)
-            elif not is_one or due_s < nearest_s:
-                is_one = True
+            elif not has_next or due_s < nearest_s:
+                has_next = True
                 nearest_s = due_s
-    return late, nearest_s if is_one else None
+    return late, nearest_s if has_next else None
 
 
 cdef Slice slice_of(bytes text) noexcept:
-    cdef Slice found
-    found.at = <const unsigned char*>PyBytes_AS_STRING(text)
-    found.size = PyBytes_GET_SIZE(text)
-    return found
+    cdef Slice view
+    view.at = <const unsigned char*>PyBytes_AS_STRING(text)
+    view.size = PyBytes_GET_SIZE(text)
+    return view
 
 
 cdef bytes hexadecimal(uint64_t number):
-    """As `b"%x" % number`."""
+    """Return `b"%x" % number`."""
     cdef char[HEX_DIGITS] digits
     cdef int at = HEX_DIGITS
     while True:

@@ -1,12 +1,12 @@
-"""GSB's packets in SP's frames: the hot ones, read and written without protobuf.
+"""GSB packets in SP frames: calls and replies, read and written without protobuf.
 
     frame    =  [01 over ipc] | length u64 big-endian | payload
     payload  =  tag of the kind | length | the message's fields
 
-Two kinds of packet are most of the traffic: calls and replies. They are read here if
-they have the form in which every protobuf library writes them: one kind, each field at
-most once, strings in UTF-8. Whatever else protobuf allows (fields that are not known,
-kinds that come twice) is left to protobuf itself, which decides what it means.
+Most of the traffic is calls and replies. They are decoded here if they have the form that
+every protobuf library writes: one kind, each field at most once, ids and addresses in ASCII.
+Every other encoding that protobuf allows (unknown fields, repeated kinds) is left to the
+protobuf library.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -20,21 +20,21 @@ cdef enum:
     LENGTH = 2
     LENGTH_SIZE = 8  # of a frame
     BROADCAST = 12  # kinds, beside those of the .pxd
-    MAX_ENUM = 0x7FFFFFFF  # beyond it numbers are negative, which nobody writes
+    MAX_ENUM = 0x7FFFFFFF  # larger values are negative numbers, which are left to protobuf
 
 
 cdef inline const unsigned char* take_varint(
     const unsigned char* at, const unsigned char* end, uint64_t* value
 ) noexcept nogil:
-    """Reads one; behind it, or NULL if there is none."""
-    cdef uint64_t found = 0
+    """Read a varint. Returns the position after it, or NULL if it is invalid."""
+    cdef uint64_t result = 0
     cdef int shift = 0
     while at < end and shift < 70:
         if shift == 63 and at[0] > 1:
             return NULL
-        found |= <uint64_t>(at[0] & 0x7F) << shift
+        result |= <uint64_t>(at[0] & 0x7F) << shift
         if at[0] < 0x80:
-            value[0] = found
+            value[0] = result
             return at + 1
         at += 1
         shift += 7
@@ -42,7 +42,7 @@ cdef inline const unsigned char* take_varint(
 
 
 cdef inline bint is_ascii(Slice text) noexcept nogil:
-    """UTF-8 that is no more than this needs no closer look; all else goes the long way."""
+    """Return True if a text is ASCII, and so needs no check for valid UTF-8."""
     cdef Py_ssize_t at
     for at in range(text.size):
         if text.at[at] >= 0x80:
@@ -51,7 +51,7 @@ cdef inline bint is_ascii(Slice text) noexcept nogil:
 
 
 cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) noexcept nogil:
-    """What a payload holds, if that is hot and in the usual form."""
+    """Decode a call or reply in its usual form. Returns NOT_HOT for any other packet."""
     cdef const unsigned char* end = at + size
     cdef uint64_t tag, length, value
     cdef int kind, seen = 0
@@ -105,7 +105,7 @@ cdef Kind read_packet(const unsigned char* at, Py_ssize_t size, Packet* packet) 
     return <Kind>kind
 
 
-# --- writing: how much room something takes, then the bytes; a pointer behind them
+# --- writing: `…_size` returns the size, `put_…` writes and returns the position after it
 
 
 cdef Py_ssize_t varint_size(uint64_t value) noexcept nogil:
@@ -126,7 +126,7 @@ cdef unsigned char* put_varint(unsigned char* out, uint64_t value) noexcept nogi
 
 
 cdef Py_ssize_t field_size(Slice field) noexcept nogil:
-    """Of a text or bytes whose number is below 16; an empty one is left out."""
+    """Return the size of a text or bytes field with a number below 16; 0 if it is empty."""
     return 1 + varint_size(field.size) + field.size if field.size else 0
 
 
@@ -144,12 +144,12 @@ cdef Py_ssize_t tag_size(int kind) noexcept nogil:
 
 
 cdef Py_ssize_t frame_size(bint ipc, Py_ssize_t inner) noexcept nogil:
-    """Of a frame whose packet is a message of so many bytes; for a kind of 16 or more, one more."""
+    """Return the size of a frame whose message has `inner` bytes; kinds >= 16 take one more."""
     return ipc + LENGTH_SIZE + 1 + varint_size(inner) + inner
 
 
 cdef unsigned char* put_head(unsigned char* out, bint ipc, int kind, Py_ssize_t inner) noexcept nogil:
-    """Everything of a frame that comes before the message's fields."""
+    """Write everything before the message's fields."""
     cdef uint64_t length = tag_size(kind) + varint_size(inner) + inner
     cdef int at
     if ipc:
@@ -162,20 +162,20 @@ cdef unsigned char* put_head(unsigned char* out, bint ipc, int kind, Py_ssize_t 
 
 
 cdef Slice slice_of(bytes text):
-    cdef Slice found
-    found.at = <const unsigned char*>PyBytes_AS_STRING(text)
-    found.size = PyBytes_GET_SIZE(text)
-    return found
+    cdef Slice view
+    view.at = <const unsigned char*>PyBytes_AS_STRING(text)
+    view.size = PyBytes_GET_SIZE(text)
+    return view
 
 
-# --- for Python: the same, one packet at a time
+# --- for Python: one packet at a time
 
 
 def frame(bint ipc, bytes payload not None) -> bytes:
-    """A payload in its frame."""
+    """Return a payload in its frame."""
     cdef Py_ssize_t size = PyBytes_GET_SIZE(payload)
-    cdef bytes found = PyBytes_FromStringAndSize(NULL, ipc + LENGTH_SIZE + size)
-    cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(found)
+    cdef bytes encoded = PyBytes_FromStringAndSize(NULL, ipc + LENGTH_SIZE + size)
+    cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(encoded)
     cdef int at
     if ipc:
         out[0] = 1
@@ -183,15 +183,15 @@ def frame(bint ipc, bytes payload not None) -> bytes:
     for at in range(LENGTH_SIZE):
         out[at] = (<uint64_t>size >> (8 * (LENGTH_SIZE - 1 - at))) & 0xFF
     memcpy(out + LENGTH_SIZE, PyBytes_AS_STRING(payload), size)
-    return found
+    return encoded
 
 
 def call_request(bint ipc, bytes request_id not None, data, bytes caller not None, bytes address not None) -> bytes:
-    """A CallRequest in its frame: what a service gets."""
+    """Return a framed CallRequest, the packet that a service receives."""
     cdef Py_buffer view
     cdef Slice body
     cdef Py_ssize_t inner
-    cdef bytes found
+    cdef bytes encoded
     cdef unsigned char* out
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
@@ -200,34 +200,34 @@ def call_request(bint ipc, bytes request_id not None, data, bytes caller not Non
             field_size(slice_of(request_id)) + field_size(body)
             + field_size(slice_of(caller)) + field_size(slice_of(address))
         )
-        found = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner) + 1)
-        out = put_head(<unsigned char*>PyBytes_AS_STRING(found), ipc, 16, inner)
+        encoded = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner) + 1)
+        out = put_head(<unsigned char*>PyBytes_AS_STRING(encoded), ipc, 16, inner)
         out = put_field(out, 1, slice_of(request_id))
         out = put_field(out, 2, body)
         out = put_field(out, 3, slice_of(caller))
         put_field(out, 4, slice_of(address))
     finally:
         PyBuffer_Release(&view)
-    return found
+    return encoded
 
 
 def call_reply(bint ipc, bytes request_id not None, uint64_t code, uint64_t kind, data) -> bytes:
-    """A CallReply in its frame: what a caller gets."""
+    """Return a framed CallReply, the packet that a caller receives."""
     cdef Py_buffer view
     cdef Slice body
-    cdef bytes found
+    cdef bytes encoded
     cdef Py_ssize_t inner
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         body.at, body.size = <const unsigned char*>view.buf, view.len
         inner = reply_size(slice_of(request_id), code, kind, body)
-        found = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner))
+        encoded = PyBytes_FromStringAndSize(NULL, frame_size(ipc, inner))
         put_reply(
-            <unsigned char*>PyBytes_AS_STRING(found), ipc, inner, slice_of(request_id), code, kind, body
+            <unsigned char*>PyBytes_AS_STRING(encoded), ipc, inner, slice_of(request_id), code, kind, body
         )
     finally:
         PyBuffer_Release(&view)
-    return found
+    return encoded
 
 
 cdef Py_ssize_t reply_size(Slice request_id, uint64_t code, uint64_t type, Slice data) noexcept nogil:
@@ -254,8 +254,10 @@ cdef unsigned char* put_reply(
 
 
 def read(buffer, Py_ssize_t start, Py_ssize_t end):
-    """A hot packet in buffer[start:end], a whole payload: (6, address, request id, data) or
-    (7, request id, code, type, data). None: it is for protobuf.
+    """Decode the payload in buffer[start:end].
+
+    Returns (6, address, request id, data) for a call, (7, request id, code, type, data) for a
+    reply, or None if the protobuf library must decode it.
     """
     cdef Py_buffer view
     cdef Packet packet
@@ -286,15 +288,15 @@ def read(buffer, Py_ssize_t start, Py_ssize_t end):
 
 
 cdef class GsbEncoding(Encoding):
-    """Broadcasts for subscribers on one form of stream.
+    """Encodes broadcasts for subscribers on TCP or on ipc.
 
-    `caller` is who sent what is being written: set around a broadcast of GSB's own,
-    empty for messages of other dialects.
+    `caller` is the name of the sender of the messages being written. It is set around a
+    broadcast of GSB, and empty for messages of other dialects.
     """
 
     cdef readonly bint ipc
     cdef bytes sender
-    cdef Slice written  # the same, for loops without the interpreter
+    cdef Slice written  # `sender` for code without the GIL
 
     def __init__(self, int number, bint ipc):
         self.ipc = ipc
@@ -310,7 +312,7 @@ cdef class GsbEncoding(Encoding):
         self.written = slice_of(value)
 
     def count(self, bytes encoded not None, Py_ssize_t sent) -> int:
-        """Only broadcasts are messages; replies and calls have counters of their own."""
+        """Count unsent broadcasts. Calls and replies have counters of their own."""
         cdef const unsigned char* start = <const unsigned char*>PyBytes_AS_STRING(encoded)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(encoded)
         cdef Py_ssize_t head = self.ipc + LENGTH_SIZE

@@ -1,11 +1,10 @@
-"""Packets over the limit: skipped as they come, never held.
+"""Packets over the size limit: skipped while they arrive, never held in memory.
 
-Whoever sent one learns which call it was about, and the log of calls what it was: so the
-request id, the address and the size of the data are looked for among the fields as they
-pass by, in any order. All else is thrown away.
+The reply must name the call, and the call log records it. So the request id, the address and
+the size of the data are extracted from the fields as they pass, in any order. The rest is
+discarded.
 
-As everywhere in protobuf, the last of several fields counts, and fields that are not known
-are passed over.
+As in protobuf, the last of several fields counts, and unknown fields are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from polybus.errors import BadFrame
 
 SERVICE_CALL, CALL_REPLY = 6, 7
 ADDRESS, REQUEST_ID, DATA = "address", "request_id", "data"
-# Which of their fields are looked for.
+# The extracted fields of each kind.
 FIELDS = {
     SERVICE_CALL: {1: ADDRESS, 2: REQUEST_ID, 3: DATA},
     CALL_REPLY: {1: REQUEST_ID, 4: DATA},
@@ -29,10 +28,11 @@ MAX_VARINT_BYTES = 10
 
 
 class OversizedPacket:
-    """One packet of `size` bytes. `feed` takes its bytes in any pieces; `left` is 0 at its end.
+    """A packet of `size` bytes. `feed` takes its bytes in any pieces; `left` is 0 at its end.
 
-    `BadFrame` if it is no packet, or of a kind that may not be so large. A request id over
-    `max_id_bytes` is not kept: no answer could carry it. Of an address the beginning is.
+    `feed` raises `BadFrame` if the bytes are not a packet, or one of a kind that must not be so
+    large. A request id over `max_id_bytes` is dropped because no reply could carry it. A long
+    address is truncated.
     """
 
     def __init__(self, size: int, max_id_bytes: int) -> None:
@@ -41,11 +41,11 @@ class OversizedPacket:
         self.data_bytes = 0
         self._max_id_bytes = max_id_bytes
         self._texts: dict[str, bytearray] = {}
-        self._inner_left = 0  # of the call or reply; 0: between the packet's own fields
-        self._held = bytearray()  # a tag and what follows it, until they are whole
-        self._value_left = 0  # bytes of a field's value that are still to come
-        self._text: bytearray | None = None  # where they are kept
-        self._max_kept = 0  # of them
+        self._inner_left = 0  # bytes left of the call or reply; 0 between the packet's fields
+        self._held = bytearray()  # an incomplete tag, with its length or value
+        self._value_left = 0  # bytes left of a field's value
+        self._text: bytearray | None = None  # where the value is collected, if it is extracted
+        self._max_kept = 0
 
     @property
     def request_id(self) -> bytes:
@@ -56,7 +56,7 @@ class OversizedPacket:
         return bytes(self._texts.get(ADDRESS, b""))
 
     def feed(self, data: memoryview) -> int:
-        """Takes what belongs to the packet; how much that was."""
+        """Take the bytes of the packet from `data`. Returns their number."""
         mine = data[: self.left]
         at = 0
         while at < len(mine):
@@ -72,7 +72,7 @@ class OversizedPacket:
         taken = self._take(data[: self._inner_left])
         self._inner_left -= taken
         if not self._inner_left and (self._held or self._value_left):
-            raise BadFrame(NO_PACKET)  # a field goes beyond what it is part of
+            raise BadFrame(NO_PACKET)  # a field extends beyond its message
         return taken
 
     def _take(self, data: memoryview) -> int:
@@ -90,7 +90,7 @@ class OversizedPacket:
         return taken
 
     def _read_head(self) -> None:
-        """A tag and what follows it, once they are whole."""
+        """Parse a tag and its length or value, if they are complete."""
         tag, at = _varint(self._held, 0)
         if at is None:
             return
@@ -109,9 +109,9 @@ class OversizedPacket:
             raise BadFrame(NO_PACKET)
 
     def _begin(self, tag: int, size: int) -> None:
-        """A field, with `size` bytes behind its head."""
+        """Begin a field whose value has `size` bytes."""
         self._held.clear()
-        number = tag >> 3 if tag & 7 == LENGTH else 0  # others hold nothing that is known
+        number = tag >> 3 if tag & 7 == LENGTH else 0  # no extracted field has another wire type
         if not self._inner_left and number in Packet.DESCRIPTOR.fields_by_number:
             self._enter(number, size)
             return

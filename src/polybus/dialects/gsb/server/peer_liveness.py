@@ -1,11 +1,12 @@
-"""Peers that have fallen silent, and peers that keep others waiting.
+"""Detects silent peers by pings, and full peers that block others.
 
-Only those who asked for pings get them: nng's own sockets know nothing of them. Whatever
-a peer sends is a sign of life; while the bus does not read from it, its clock stands.
+The bus pings only peers that asked for it in their hello: nng's own sockets do not know pings.
+Any packet of a peer is a sign of life. While the bus does not read from a peer, its clock is
+stopped.
 
-A full peer is no trouble by itself: its streams wait. But if others wait with it, callers
-of a service that takes nothing or services without credits, it must take something: one
-that takes next to nothing for `stuck_timeout_s` is cut.
+A full peer that blocks only its own streams is left alone. If it blocks others (callers of a
+service that takes nothing, or services without credits), it is closed after it has taken less
+than MIN_BYTES_PER_S for `stuck_timeout_s`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
+    from polybus.dialects.gsb.limits import GsbLimits
     from polybus.dialects.gsb.server.back_pressure import BackPressure
-    from polybus.dialects.gsb.server.call_peer import CallPeer
-    from polybus.model.limits import GsbLimits
+    from polybus.dialects.gsb.server.session import GsbSession
 
-MIN_BYTES_PER_S = 1024  # less than that is next to nothing
+MIN_BYTES_PER_S = 1024  # a peer that takes less is stuck
 WARN_AFTER_S = 5.0
 
 
 class PingMonitor:
+    """Pings idle peers and closes those that do not answer."""
+
     def __init__(self, broker: Broker, limits: GsbLimits) -> None:
         self._broker = broker
         self._limits = limits
-        self.peers: dict[CallPeer, None] = {}
+        self.peers: dict[GsbSession, None] = {}
 
     def tick(self, now_s: float) -> None:
         for peer in list(self.peers):
@@ -41,7 +44,7 @@ class PingMonitor:
 
 
 class StuckWindow(NamedTuple):
-    """Since when a full peer takes next to nothing, and since when others wait because of it."""
+    """Since when a full peer is stuck, and since when it blocks others (`held_s`)."""
 
     start_s: float
     taken_bytes: int
@@ -50,11 +53,13 @@ class StuckWindow(NamedTuple):
 
 
 class StuckPeerMonitor:
+    """Closes full peers that block others for too long."""
+
     def __init__(self, pressure: BackPressure, broker: Broker, limits: GsbLimits) -> None:
         self._pressure = pressure
         self._broker = broker
         self._timeout_s = limits.stuck_timeout_s
-        self._windows: dict[CallPeer, StuckWindow] = {}
+        self._windows: dict[GsbSession, StuckWindow] = {}
 
     def tick(self, now_s: float) -> None:
         if not self._windows and not self._pressure.full:
@@ -63,7 +68,9 @@ class StuckPeerMonitor:
         for peer in list(self._pressure.full):
             self._windows[peer] = self._check_peer(peer, before.get(peer), now_s)
 
-    def _check_peer(self, peer: CallPeer, window: StuckWindow | None, now_s: float) -> StuckWindow:
+    def _check_peer(
+        self, peer: GsbSession, window: StuckWindow | None, now_s: float
+    ) -> StuckWindow:
         taken = peer.party.outbox.taken()
         waited_s = now_s - window.start_s if window is not None else 0.0
         if window is None or taken - window.taken_bytes >= MIN_BYTES_PER_S * max(waited_s, 1.0):
@@ -83,9 +90,9 @@ class StuckPeerMonitor:
         return window
 
 
-def blocks_other_peers(peer: CallPeer) -> bool:
-    """Does anybody but its own streams wait because this one takes nothing?"""
-    held = {call.end for call in peer.calls.values() if call.end.halted}
+def blocks_other_peers(peer: GsbSession) -> bool:
+    """Return True if a connection other than the peer's own services waits for it."""
+    held = {call.endpoint for call in peer.calls.values() if call.endpoint.halted}
     if any(waiter is not peer and waiter not in held for waiter in peer.waiters):
         return True
     return any(call.caller is not peer for end in held for call in end.serving.values())

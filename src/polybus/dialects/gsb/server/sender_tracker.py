@@ -1,43 +1,49 @@
-"""Who sent a message, for readers who are told: GSB's subscribers.
+"""The senders of committed messages, for encodings that name them (GSB's).
 
-It is not stored with the message: there it could be written by whoever may produce (ADR
-0030). Readers by push hear only what is committed while they are there, through this bus,
-and it remembers who sent what until they have heard it.
+A sender is not stored with its message, because any producer could then forge it (ADR 0030).
+Push readers receive only messages that this bus commits while they are subscribed, so the bus
+remembers the sender of each message until they have read it.
 
-A message gets its id with its commit, and may be read before the loop has heard of that.
-So what was read waits until all that was on its way by then has been heard of.
+A message gets its id with its commit, and a reader may read it before the loop has processed
+the commit. Rows that were read therefore wait until all messages in flight at that time are
+committed or have failed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, groupby, takewhile
 from typing import TYPE_CHECKING, Protocol
 
+from polybus.durable.durable_bus import durable_bus
+
 if TYPE_CHECKING:
+    from polybus.bus.broker import Broker
     from polybus.model.rows import Rows
 
-# Remembered of one topic, some 100 bytes each: more are unread only if a subscriber that is
-# full has fallen behind, and then it is not told of the oldest.
+# Senders remembered per topic, some 100 bytes each. More are unread only if a subscriber has
+# fallen behind; it then gets the oldest messages without a sender.
 MAX_KNOWN = 65_536
 
 
 class SenderEncoding(Protocol):
-    """An encoding that tells who sent what it writes."""
+    """An encoding that writes the sender of each message."""
 
     caller: bytes
 
 
 class TopicSenders:
-    """What is known of the senders on one topic."""
+    """The known senders of one topic."""
 
     def __init__(self) -> None:
-        self.known: dict[int, bytes] = {}  # by id
-        self.in_flight: dict[int, None] = {}  # in the order they were sent
-        self.waiting: deque[tuple[int, Callable[[], None]]] = deque()  # until all up to this
+        self.known: dict[int, bytes] = {}  # by message id
+        self.in_flight: dict[int, None] = {}  # numbers of uncommitted messages, in order
+        self.waiting: deque[tuple[int, Callable[[], None]]] = (
+            deque()
+        )  # callbacks, each after this number
 
     def __bool__(self) -> bool:
         return bool(self.known or self.in_flight)
@@ -46,21 +52,34 @@ class TopicSenders:
 class SenderTracker:
     def __init__(self) -> None:
         self.encodings: list[SenderEncoding] = []
-        self.has_push_reader: Callable[[bytes], bool] = lambda name: False  # by push, from its log
+        self.has_push_reader: Callable[[bytes], bool] = lambda name: (
+            False
+        )  # set by the push readers
         self._topics: dict[bytes, TopicSenders] = {}
         self._numbers = count(1)
 
+    @classmethod
+    def install(cls, broker: Broker, encodings: Iterable[SenderEncoding]) -> SenderTracker:
+        """Make the tracker of a broker. Its store, if it has one, must be attached already."""
+        senders = cls()
+        senders.encodings += encodings
+        durable = durable_bus(broker)
+        if durable is not None:
+            durable.push_readers.senders = senders
+            senders.has_push_reader = durable.push_readers.is_read_by_push
+        return senders
+
     def __len__(self) -> int:
-        """Of how many topics something is remembered."""
+        """Return the number of topics with known senders."""
         return len(self._topics)
 
     def names_senders(self, encoding: object) -> bool:
-        """To readers who have this encoding?"""
+        """Return True if an encoding writes senders."""
         return any(encoding is one for one in self.encodings)
 
     @contextmanager
     def sending_as(self, caller: bytes) -> Iterator[None]:
-        """What is written meanwhile is from this caller; empty: from another dialect."""
+        """Set the sender of all messages encoded within the block."""
         for encoding in self.encodings:
             encoding.caller = caller
         try:
@@ -70,14 +89,14 @@ class SenderTracker:
                 encoding.caller = b""
 
     def track(self, name: bytes, caller: bytes) -> Callable[[int], None]:
-        """A message is on its way to the disk; to be told of its id, 0: it was not kept."""
+        """Track a message in flight. Returns a callback for its id; 0 means that it failed."""
         number = next(self._numbers)
         topic = self._topics.setdefault(name, TopicSenders())
         topic.in_flight[number] = None
         return partial(self._on_committed, name, topic, number, caller)
 
     def when_resolved(self, name: bytes, then: Callable[[], None]) -> None:
-        """Goes on once all that is on its way now has been heard of."""
+        """Call `then` once all messages now in flight are committed or have failed."""
         topic = self._topics.get(name)
         if topic is None or not topic.in_flight:
             then()
@@ -85,33 +104,33 @@ class SenderTracker:
             topic.waiting.append((next(reversed(topic.in_flight)), then))
 
     def split_by_sender(self, name: bytes, rows: Rows) -> list[tuple[int, int, bytes]]:
-        """Messages of one sender behind each other: start, end (exclusive), who."""
+        """Split rows into runs of one sender. Returns (start, end (exclusive), sender) for each."""
         topic = self._topics.get(name)
         if topic is None or not topic.known:
             return [(0, rows.count, b"")]
         ids = memoryview(rows.ids).cast("B").cast("q")
-        found, start = [], 0
+        runs, start = [], 0
         for caller, run in groupby(topic.known.get(number, b"") for number in ids):
             end = start + sum(1 for _ in run)
-            found.append((start, end, caller))
+            runs.append((start, end, caller))
             start = end
-        return found
+        return runs
 
     def forget_before(self, name: bytes, before_id: int) -> None:
-        """Nobody will read what comes before this."""
+        """Forget the senders of messages before this id, which all readers have passed."""
         topic = self._topics.get(name)
         if topic is None:
             return
-        for number in list(takewhile(before_id.__gt__, topic.known)):  # they came in this order
+        for number in list(takewhile(before_id.__gt__, topic.known)):  # ids are in ascending order
             del topic.known[number]
         self._drop_if_empty(name, topic)
 
     def _on_committed(
-        self, name: bytes, topic: TopicSenders, number: int, caller: bytes, found: int
+        self, name: bytes, topic: TopicSenders, number: int, caller: bytes, message_id: int
     ) -> None:
         del topic.in_flight[number]
-        if found and self.has_push_reader(name):
-            topic.known[found] = caller
+        if message_id and self.has_push_reader(name):
+            topic.known[message_id] = caller
             if len(topic.known) > MAX_KNOWN:
                 del topic.known[next(iter(topic.known))]
         waiting = topic.waiting

@@ -34,16 +34,18 @@ from polybus.dialects.pirate import codec
 from polybus.dialects.pirate.client import client_keys
 from polybus.dialects.pirate.client.client_keys import ClientKeys
 from polybus.dialects.pirate.client.journal_state import Outcome, Pending
-from polybus.dialects.pirate.client.pirate_message import Message
 from polybus.dialects.pirate.client.pirate_options import (
     DEFAULT_SERVER,
     ClientOptions,
     Order,
     parse_order,
 )
-from polybus.dialects.pirate.client.requester import Fate, Requester
-from polybus.dialects.pirate.client.state_folder import ClientFolder, default_folder
-from polybus.dialects.pirate.client.thread_work import run_to_completion
+from polybus.dialects.pirate.client.requester import Fate, Message, Requester
+from polybus.dialects.pirate.client.state_folder import (
+    ClientFolder,
+    default_folder,
+    run_to_completion,
+)
 from polybus.errors import NotConnected, StoreFull, TooLarge, Unavailable, UsageError
 from polybus.model import topic_name
 

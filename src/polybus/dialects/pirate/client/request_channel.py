@@ -15,16 +15,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from polybus.dialects.pirate import client_id, codec
-from polybus.dialects.pirate.client import transfer_progress
 from polybus.dialects.pirate.client.client_keys import ClientKeys
 from polybus.dialects.pirate.client.pirate_options import ClientOptions
 from polybus.errors import (
@@ -35,6 +35,37 @@ from polybus.errors import (
     PolybusError,
     Unavailable,
 )
+from polybus.model import tcp_info
+
+# DOC Whether a connection still moves: how much has come and gone by it, as the kernel counts.
+# DOC
+# DOC A message of 64 MiB takes a slow link longer than an answer may take. ZeroMQ tells of it when
+# DOC it is whole; the kernel tells that it is on its way.
+
+MIN_PROGRESS_BYTES: Final = 16 << 10  # between two looks: less is no large message on its way
+
+
+class TransferMark(NamedTuple):
+    """What has come and gone by the connection that has this descriptor."""
+
+    fd: int
+    moved: int
+
+
+def read_mark(fd: int) -> TransferMark:
+    """Nothing moves by what is no TCP connection, or has ended."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, tcp_info.TCP_INFO_BYTES)
+    except OSError:
+        return TransferMark(fd, 0)
+    return TransferMark(fd, sum(tcp_info.read_byte_counts(info)))
+
+
+def has_moved(before: TransferMark, now: TransferMark) -> bool:
+    """Another connection has begun with nothing."""
+    return now.moved - (before.moved if before.fd == now.fd else 0) >= MIN_PROGRESS_BYTES
+
 
 WATCHED: Final = (
     zmq.EVENT_CONNECTED
@@ -127,7 +158,7 @@ class _DealerSocket:
     ) -> list[bytes] | None:
         """The answer to this number; None if there was none in time, and none is on its way."""
         loop = asyncio.get_running_loop()
-        mark, end = transfer_progress.read_mark(self._fd), loop.time() + timeout_s
+        mark, end = read_mark(self._fd), loop.time() + timeout_s
         # libzmq gives up a bus that shuts it out, and then has nowhere to send to.
         sending = asyncio.ensure_future(self._socket.send_multipart([number, b"", *frames]))
         if not await self._wait_done(timeout_s, sending):
@@ -136,8 +167,8 @@ class _DealerSocket:
             reply = await self._reply(number, min(left, timeout_s / PROGRESS_CHECKS))
             if reply is not None:
                 return reply
-            before, mark = mark, transfer_progress.read_mark(self._fd)
-            if transfer_progress.has_moved(before, mark):
+            before, mark = mark, read_mark(self._fd)
+            if has_moved(before, mark):
                 end = loop.time() + timeout_s
         return None
 

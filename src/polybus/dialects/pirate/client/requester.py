@@ -20,9 +20,9 @@ import os
 import random
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final, NamedTuple
 
 from polybus.dialects.pirate import codec
-from polybus.dialects.pirate.client import notices
 from polybus.dialects.pirate.client.client_keys import ClientKeys
 from polybus.dialects.pirate.client.journal_state import (
     PUT,
@@ -30,19 +30,76 @@ from polybus.dialects.pirate.client.journal_state import (
     JournalState,
     Outcome,
     Pending,
+    describe_request,
+    doubt_notice,
+    opening_notices,
+    restored_bus_notice,
+    unknown_outcome_notice,
 )
-from polybus.dialects.pirate.client.pirate_message import Message
 from polybus.dialects.pirate.client.pirate_options import ClientOptions
-from polybus.dialects.pirate.client.refusal_errors import (
-    FINAL_CODES,
-    STORED_CODES,
-    error_from_refusal,
-)
 from polybus.dialects.pirate.client.request_channel import RequestChannel
-from polybus.dialects.pirate.client.state_folder import ClientFolder
-from polybus.dialects.pirate.client.thread_work import run_to_completion
+from polybus.dialects.pirate.client.state_folder import ClientFolder, run_to_completion
 from polybus.dialects.pirate.codec import EmptyReply, ErrorReply, OkReply, Reply, Request
-from polybus.errors import BadFrame, Conflict, Fenced, OutcomeUnknown, PolybusError
+from polybus.errors import (
+    BadFrame,
+    Conflict,
+    Denied,
+    DoesNotExist,
+    Fenced,
+    MalformedRequest,
+    OutcomeUnknown,
+    PeerError,
+    PolybusError,
+    Stale,
+    TooLarge,
+    Unavailable,
+)
+
+# DOC A message as its reader gets it.
+# DOC What the bus says no with, as errors.
+# DOC
+# DOC A counted request ends with an answer of `ENDS`, a refusal among them; `STORED` are those
+# DOC that use its counter up at the bus. All else leaves it unknown.
+
+
+class Message(NamedTuple):
+    """`id` is the topic's, from 1; `timestamp_ns` is the bus's, of its commit."""
+
+    topic: str
+    id: int
+    timestamp_ns: int
+    body: bytes
+
+
+FINAL_CODES: Final = frozenset({codec.NO_TOPIC, codec.DENIED, codec.MALFORMED, codec.TOO_LARGE})
+STORED_CODES: Final = frozenset({codec.NO_TOPIC})
+ERRORS: Final[dict[str, type[PolybusError]]] = {
+    codec.NO_TOPIC: DoesNotExist,
+    codec.NOT_SUBSCRIBED: DoesNotExist,
+    codec.FENCED: Fenced,
+    codec.STALE: Stale,
+    codec.MALFORMED: MalformedRequest,
+    codec.TOO_LARGE: TooLarge,
+    codec.DENIED: Denied,
+    codec.BUSY: Unavailable,
+}
+FENCED_BY = (
+    "another client with this id has started since (the same --id, or a copy of this state"
+    " folder), or the bus was restored from a backup. End the other one, then start this again"
+)
+STALE_BY = (
+    "the bus has used its counter for another request: this state folder is an old copy, or"
+    " another client has the same id. Whether it was carried out cannot be known: forget it"
+)
+EXPLANATIONS: Final = {codec.FENCED: FENCED_BY, codec.STALE: STALE_BY}
+
+
+def error_from_refusal(reply: ErrorReply, what: str) -> PolybusError:
+    """The error; `what` is the request, for people."""
+    kind = ERRORS.get(reply.code, PeerError)
+    means = EXPLANATIONS.get(reply.code)
+    text = f"{what}: {reply.code}: {reply.text}"
+    return kind(f"{text} ({means})" if means else text)
 
 
 class Fate(StrEnum):
@@ -84,7 +141,7 @@ class Requester:
         if self._options.reread and self.state.doubted:
             await run_to_completion(self._folder.record_trust)
         if self.state.pending is not None:
-            self._on_notice(notices.unknown_outcome_notice(self.state.pending))
+            self._on_notice(unknown_outcome_notice(self.state.pending))
 
     async def execute(self, op: bytes, topic: str, body: bytes = b"") -> int:
         """Carry out a counted request, once; its value, or what it was refused with."""
@@ -124,7 +181,7 @@ class Requester:
         async with self._read_turn:
             self._check_fenced()
             if topic in self.state.doubted:
-                raise Conflict(notices.doubt_notice(topic))
+                raise Conflict(doubt_notice(topic))
             if topic in self._undelivered:
                 return self._undelivered.pop(topic)
             message = await self._get(topic, self.state.lasts.get(topic, 0))
@@ -152,7 +209,7 @@ class Requester:
         if not isinstance(reply, OkReply):
             raise _error_from_reply(reply, "HELLO")
         opened = EpochOpened(reply.first, reply.second)
-        for line in notices.opening_notices(self.state, opened):
+        for line in opening_notices(self.state, opened):
             self._on_notice(line)
         await run_to_completion(self._folder.record_epoch, *opened)
         return opened
@@ -183,13 +240,13 @@ class Requester:
         if reply.code in FINAL_CODES:
             stored = reply.code in STORED_CODES
             await run_to_completion(self._folder.record_answer, counter, None, reply.code, stored)
-        raise error_from_refusal(reply, notices.describe_request(request))
+        raise error_from_refusal(reply, describe_request(request))
 
     async def _answer(self, asked: Request, request: Pending) -> OkReply | ErrorReply:
         """The answer to it; with any other its outcome is as unknown as without one."""
         try:
             reply = await self._exchange(
-                self._counted_channel, asked, notices.describe_request(request)
+                self._counted_channel, asked, describe_request(request)
             )
             if isinstance(reply, OkReply) and reply.first == request.counter:
                 return reply
@@ -198,10 +255,10 @@ class Requester:
         except Fenced:
             raise
         except PolybusError as error:
-            raise OutcomeUnknown(f"{error}; {notices.unknown_outcome_notice(request)}") from error
+            raise OutcomeUnknown(f"{error}; {unknown_outcome_notice(request)}") from error
         if reply.code == codec.BUSY:
             raise OutcomeUnknown(
-                f"the bus is busy: {reply.text}; {notices.unknown_outcome_notice(request)}"
+                f"the bus is busy: {reply.text}; {unknown_outcome_notice(request)}"
             )
         return reply
 
@@ -218,7 +275,7 @@ class Requester:
             return Message(topic, *reply)
         if isinstance(reply, ErrorReply) and reply.code == codec.MALFORMED and last:
             await self._report_restored_bus(f"{topic!r} was read up to {last}, and has no such id")
-            raise Conflict(notices.doubt_notice(topic))
+            raise Conflict(doubt_notice(topic))
         raise _error_from_reply(reply, f"GET {topic!r}")
 
     async def _record_first(self, message: Message) -> None:
@@ -231,7 +288,7 @@ class Requester:
             raise
 
     async def _report_restored_bus(self, how: str) -> None:
-        self._on_notice(notices.restored_bus_notice(self.state, how))
+        self._on_notice(restored_bus_notice(self.state, how))
         await run_to_completion(self._folder.record_doubt)
 
     # --- what they share

@@ -9,12 +9,13 @@ change that was begun is finished, also if whoever waits for it has been cancell
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from polybus.dialects.pirate import client_id as identity
@@ -32,6 +33,29 @@ from polybus.dialects.pirate.client.journal_state import (
     RequestRecorded,
 )
 from polybus.errors import ConfigError, DataFolderInUse, LimitReached, NotConnected, UsageError
+
+# DOC Work for a thread that is finished once it was begun, also if whoever waits is cancelled.
+# DOC
+# DOC A change of the journal that goes on behind a cancelled task would meet the next one there.
+# DOC So the cancellation waits, as long as a disk needs.
+
+T = TypeVar("T")
+
+
+async def run_to_completion(work: Callable[..., T], *values: Any) -> T:
+    """What it returns; `CancelledError` only after it is done."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work, *values))
+    cancelled: asyncio.CancelledError | None = None
+    while not doing.done():
+        try:
+            await asyncio.wait((doing,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        doing.exception()  # whoever was cancelled does not ask
+        raise cancelled
+    return doing.result()
+
 
 LOCK: Final = "lock"
 MAX_COUNTER: Final = 2**64 - 1  # on the wire it has 8 bytes

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.dialects.pirate.server import subscriber_records, subscription_table
 from polybus.dialects.pirate.server.client_table import ClientTable
-from polybus.dialects.pirate.server.get_handler import GetHandler
-from polybus.dialects.pirate.server.last_writer import LastWriter
-from polybus.dialects.pirate.server.message_cache import MessageCache
+from polybus.dialects.pirate.server.get_handler import GetHandler, MessageCache
 from polybus.dialects.pirate.server.put_handler import LARGE_BYTES, PutHandler
 from polybus.dialects.pirate.server.read_retention import ReadRetention
 from polybus.dialects.pirate.server.subscribe_handler import SubscribeHandler
-from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
+from polybus.dialects.pirate.server.subscription_table import (
+    LastWriter,
+    Subscription,
+    SubscriptionTable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,19 +6,187 @@ goes back, so a GET that was under way for long, or was sent twice, does no harm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from polybus.dialects.pirate.server.subscriber_context import OnResult, Request, SubscriberContext
+from polybus.dialects.pirate.server.subscriber_context import (
+    OnResult,
+    Request,
+    SubscriberContext,
+    error_from_future,
+)
 from polybus.errors import Denied, DoesNotExist, MalformedRequest, PolybusError
 from polybus.model.access_rule import SUBSCRIBE
+from polybus.model.topic import ALL
 
 if TYPE_CHECKING:
     from polybus.dialects.pirate.server.client_table import ClientEntry
-    from polybus.dialects.pirate.server.last_writer import LastWriter
-    from polybus.dialects.pirate.server.message_cache import MessageCache
-    from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
+    from polybus.dialects.pirate.server.subscription_table import (
+        LastWriter,
+        Subscription,
+        SubscriptionTable,
+    )
     from polybus.model.identity import Identity
+    from polybus.model.rows import Column, Rows
     from polybus.model.topic import Topic
+
+# DOC Messages at hand for GET: what was read from a log, kept for the next who asks.
+# DOC
+# DOC A subscriber that catches up asks for one message after the other, and others of the
+# DOC same topic ask for the same ones; reading the log for each would be a look at the disk a
+# DOC message. So a read brings a stretch of the log, and stretches stay until others were
+# DOC used since. What is kept is bounded in bytes, whatever the number of subscribers.
+# DOC
+# DOC How large a message is, is known once it was read. So few are read at once, and another when
+# DOC the loop has taken one of them: else all that subscribers ask for would lie here at some time.
+
+MAX_BYTES: Final = 32 << 20
+READ_ROWS: Final = 512
+READ_BYTES: Final = 256 << 10
+MAX_PARALLEL_READS: Final = (
+    4  # reads; a disk serves few at once better than many, and each may be 64 MiB
+)
+ROW_BYTES: Final = 24  # of id, time and offset, beside the body
+LARGE_BYTES: Final = 1 << 20  # what is larger is read again for whoever wants it
+
+
+class CachedMessage(NamedTuple):
+    id: int
+    timestamp_ns: int
+    body: bytes | memoryview
+
+
+class CachedRange:
+    """All messages of a topic with ids above `low`, up to `high`."""
+
+    __slots__ = ("bodies", "high", "ids", "low", "offsets", "size", "times", "topic")
+
+    def __init__(self, topic: int, low: int, rows: Rows) -> None:
+        self.topic = topic
+        self.low = low
+        self.ids = _column("q", rows.ids)
+        self.times = _column("q", rows.timestamps_ns)
+        self.offsets = _column("i", rows.body_offsets)
+        self.bodies = rows.bodies
+        self.high = self.ids[-1]
+        self.size = len(rows.bodies) + ROW_BYTES * rows.count
+
+    def first_after(self, last: int) -> CachedMessage:
+        at = bisect_right(self.ids, last)
+        body = self.bodies[self.offsets[at] : self.offsets[at + 1]]
+        return CachedMessage(self.ids[at], self.times[at], body)
+
+
+OnMessage = Callable[[CachedMessage | PolybusError | None], None]
+
+
+class MessageCache:
+    def __init__(self, means: SubscriberContext) -> None:
+        self._means = means
+        self._topics: dict[int, dict[int, CachedRange]] = {}  # by the place it was read from
+        self._lows: dict[int, list[int]] = {}  # the same places, in order
+        self._used: OrderedDict[tuple[int, int], CachedRange] = OrderedDict()
+        self._reading: dict[tuple[int, int], list[OnMessage]] = {}
+        self._queued_reads: deque[tuple[Topic, int]] = deque()  # those of them that are not begun
+        self.size = 0
+
+    def get(self, topic: Topic, last: int, told: OnMessage) -> None:
+        """Tells the first message above `last`; None if there is none (any more)."""
+        found = self._cached_range(topic.number, last)
+        if found is not None:
+            told(found.first_after(last))
+            return
+        self._read(topic, last).append(told)
+
+    def prefetch(self, topic: Topic, last: int) -> None:
+        """Somebody will ask for it soon."""
+        if self._cached_range(topic.number, last) is None:
+            self._read(topic, last)
+
+    def forget(self, topic: int) -> None:
+        for low in self._lows.pop(topic, ()):
+            self.size -= self._used.pop((topic, low)).size
+        self._topics.pop(topic, None)
+
+    def _cached_range(self, topic: int, last: int) -> CachedRange | None:
+        lows = self._lows.get(topic)
+        if not lows:
+            return None
+        at = bisect_right(lows, last) - 1
+        if at < 0:
+            return None
+        found = self._topics[topic][lows[at]]
+        if found.high <= last:
+            return None
+        self._used.move_to_end((topic, found.low))
+        return found
+
+    def _read(self, topic: Topic, last: int) -> list[OnMessage]:
+        place = topic.number, last
+        waiting = self._reading.get(place)
+        if waiting is None:
+            waiting = self._reading[place] = []
+            self._queued_reads.append((topic, last))
+            self._start_read()
+        return waiting
+
+    def _start_read(self) -> None:
+        if (
+            not self._queued_reads
+            or len(self._reading) - len(self._queued_reads) >= MAX_PARALLEL_READS
+        ):
+            return
+        topic, last = self._queued_reads.popleft()
+        store = self._means.durable.store
+
+        def read() -> Rows:
+            return store.read(topic.number, ALL, last + 1, max_rows=READ_ROWS, max_bytes=READ_BYTES)
+
+        self._means.workers(read, lambda future: self._on_read(topic, last, future))
+
+    def _on_read(self, topic: Topic, last: int, future: Future[Rows]) -> None:
+        waiting = self._reading.pop((topic.number, last))
+        answer: CachedMessage | PolybusError | None = error_from_future(future)
+        if answer is None and (rows := future.result()).count:
+            stretch = CachedRange(topic.number, last, rows)
+            self._means.durable.advance(topic, stretch.high + 1)
+            answer = stretch.first_after(last)
+            if stretch.size <= LARGE_BYTES and self._means.durable.find_by_number(topic.number):
+                self._insert(stretch)
+        self._start_read()
+        for told in waiting:
+            told(answer)
+
+    def _insert(self, stretch: CachedRange) -> None:
+        topic, low = stretch.topic, stretch.low
+        old = self._used.pop((topic, low), None)
+        if old is not None:
+            self.size -= old.size
+        else:
+            lows = self._lows.setdefault(topic, [])
+            lows.insert(bisect_right(lows, low), low)
+        self._topics.setdefault(topic, {})[low] = stretch
+        self._used[topic, low] = stretch
+        self.size += stretch.size
+        while self.size > MAX_BYTES:
+            self._evict(*next(iter(self._used)))
+
+    def _evict(self, topic: int, low: int) -> None:
+        self.size -= self._used.pop((topic, low)).size
+        del self._topics[topic][low]
+        self._lows[topic].remove(low)
+        if not self._lows[topic]:
+            del self._lows[topic], self._topics[topic]
+
+
+def _column(kind: str, raw: Column) -> array[int]:
+    column = array(kind)
+    column.frombytes(raw)
+    return column
 
 
 class GetHandler:

@@ -4,58 +4,84 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
+from polybus.dialects.pirate.pirate_dialect import locate_keys
 from polybus.dialects.pirate.server.curve_key_folder import (
     AllowedKey,
     CurveKeyFolder,
     FolderFingerprint,
 )
-from polybus.dialects.pirate.server.heap_trim import HeapTrimmer
 from polybus.dialects.pirate.server.router_listener import CurveSettings, RouterListener
 from polybus.dialects.pirate.server.session import PirateSession
 from polybus.errors import ConfigError
+from polybus.kernel.allocator import trim_heap
 from polybus.model.identity import ANONYMOUS, Identity
-from polybus.transports.zmq.memory_watch import MemoryBounds
+from polybus.transports.zmq.memory_watch import MemoryBounds, process_bytes
 from polybus.transports.zmq.router_connections import RouterConnection
 from polybus.transports.zmq.zap import ZapHandler
 
 if TYPE_CHECKING:
     from polybus.bus.broker import Broker
-    from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
+    from polybus.bus.dialect import ServerContext
+    from polybus.dialects.pirate.limits import PirateSettings
     from polybus.model.address import Address
-    from polybus.server.settings import Settings
-    from polybus.transports.stream_listener import ConnectionLimit
+
+# DOC Memory that was freed goes back to the system, once it is much.
+# DOC
+# DOC The allocator keeps what is freed for whoever needs memory next (`kernel/allocator`): that is for
+# DOC buffers that come and go all the time. Messages of many megabytes do not, and what they leave
+# DOC behind would be kept for ever. Looking for it takes some milliseconds, so it is done seldom.
+
+TRIM_THRESHOLD_BYTES: Final = 64 << 20
+EVERY_S: Final = 5.0
+
+
+class HeapTrimmer:
+    def __init__(
+        self,
+        measure: Callable[[], int] = process_bytes,
+        give_back: Callable[[], object] = trim_heap,
+    ) -> None:
+        self._measure = measure
+        self._give_back = give_back
+        self._least_bytes = measure()
+        self._next_s = 0.0
+
+    def trim_if_due(self, now_s: float) -> None:
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + EVERY_S
+        if self._measure() > self._least_bytes + TRIM_THRESHOLD_BYTES:
+            self._give_back()
+            self._least_bytes = self._measure()
+        else:
+            self._least_bytes = min(self._least_bytes, self._measure())
+
 
 DIALECT: Final = "pirate"
 KEY_POLL_S: Final = 1.0
 
 
 class PirateServer:
-    def __init__(
-        self,
-        broker: Broker,
-        subscribers: DurableSubscribers,
-        settings: Settings,
-        gate: ConnectionLimit,
-        keys: Path,
-        log: Any,
-    ) -> None:
-        assert broker.durable is not None
+    def __init__(self, context: ServerContext) -> None:
+        broker, section = context.broker, context.section
         self._broker = broker
-        self._settings = settings
-        self._gate = gate
-        self._log = log
+        self._settings: PirateSettings = section
+        self._gate = context.connections
+        self._log = context.log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._session = PirateSession(subscribers, broker.counters)
+        self._session = PirateSession(context.attached, broker.counters)
         broker.overview.other_totals.append(self._session.totals)
         self._listeners: list[RouterListener] = []
-        self._keys = (
-            AllowedKeys(CurveKeyFolder(keys), broker, log) if settings.pirate.curve else None
-        )
+        self._keys: AllowedKeys | None = None
+        if section.curve:
+            assert context.data is not None
+            folder = CurveKeyFolder(locate_keys(section, context.data))
+            self._keys = AllowedKeys(folder, broker, context.log)
         self._zap: ZapHandler | None = None
         self._key_poll: asyncio.Future[None] | None = None
         self._next_look_s = 0.0
@@ -63,12 +89,23 @@ class PirateServer:
         broker.on_tick.append(self._tick)
         broker.overview.other_connections.append(self._connections)
 
-    async def open(self) -> None:
+    @classmethod
+    async def open(cls, context: ServerContext) -> PirateServer:
+        """Open the server side of a bus with a store. Raises `ConfigError` if a key is invalid."""
+        server = cls(context)
+        try:
+            await server._load_keys()
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    async def _load_keys(self) -> None:
         if self._keys is not None:
             await self._keys.load()
             self._zap = ZapHandler(self._context, self._keys.is_allowed, self._keys.count_refusal)
 
-    def listen(self, address: Address) -> RouterListener:
+    async def listen(self, address: Address) -> RouterListener:
         listener = RouterListener(
             self._context,
             address,
@@ -89,6 +126,9 @@ class PirateServer:
             await self._keys.reload()
             self._enforce()
 
+    def stop(self) -> None:
+        """Do nothing: no request waits at the server."""
+
     async def close(self) -> None:
         """Behind its listeners: what is still to be sent has a moment left."""
         if self._key_poll is not None:
@@ -98,7 +138,7 @@ class PirateServer:
         await asyncio.to_thread(self._context.term)
 
     def _bounds(self) -> MemoryBounds:
-        own, of_all = self._settings.pirate, self._settings.limits
+        own, of_all = self._settings, self._broker.limits
         return MemoryBounds(
             own.max_unfinished_bytes,
             own.max_unread_bytes,

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from polybus.dialects.pirate.server import stored_answers
+from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.put_fast_path import Put, ShortPuts, Target
 from polybus.dialects.pirate.server.subscriber_context import (
     OnResult,
@@ -200,7 +200,7 @@ class PutHandler:
         refusal = self._refusal(caller, request.topic, topic)
         if topic is None or refusal is not None:
             assert refusal is not None
-            commit = Commit(stamp=stamp, note=stored_answers.encode_refusal(refusal))
+            commit = Commit(stamp=stamp, note=subscriber_records.encode_refusal(refusal))
         else:
             try:
                 commit = Commit(self._appends(topic, block), (), (), stamp, b"")
@@ -262,13 +262,13 @@ class PutHandler:
             self._durable.add_in_flight(put.bounded, -size)
             put.bounded = None
         if not isinstance(came, PolybusError):
-            put.then(stored_answers.decode_outcome(came))
+            put.then(subscriber_records.decode_outcome(came))
             self._clients.finish_shared(put.client, put.counter)
         elif isinstance(came, DoesNotExist) and not isinstance(came, UnknownProducer):
             # The topic went while the message was on its way: that is the answer, and stored.
             put.client.in_flight -= 1
             refusal = DoesNotExist(f"there is no topic {put.topic!r} any more")
-            self._enqueue(put, Commit(stamp=put.stamp, note=stored_answers.encode_refusal(refusal)))
+            self._enqueue(put, Commit(stamp=put.stamp, note=subscriber_records.encode_refusal(refusal)))
         else:
             put.then(Stale(STALE) if isinstance(came, Stale) else came)
             self._clients.finish_shared(put.client, 0)

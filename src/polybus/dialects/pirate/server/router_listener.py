@@ -15,12 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import zmq
 from zmq.backend.cython import _zmq
 
-from polybus.dialects.pirate.server.router_session import RouterSession
 from polybus.dialects.pirate.server.router_socket import Router
 from polybus.errors import AddressError, AddressInUse
 from polybus.model.address import Address
@@ -32,6 +31,40 @@ from polybus.transports.zmq.router_connections import (
     RouterConnections,
 )
 from polybus.transports.zmq.zap import DOMAIN
+
+# DOC What a ROUTER's session and transport know of each other: nothing but these.
+
+
+class RouterSessionPeer(Protocol):
+    """One connection, as its messages tell."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def key(self) -> bytes | None:
+        """The CURVE key that it has shown, its 32 bytes."""
+
+    def is_full(self) -> bool:
+        """Does it leave too much of what it was sent?"""
+
+    def send(self, envelope: list[bytes], frames: list[bytes]) -> None:
+        """An answer: the envelope of the request, an empty frame, and these."""
+
+
+class RouterSession(Protocol):
+    """The dialect behind a ROUTER: one for all its peers."""
+
+    def receive(self, peer: RouterSessionPeer, frames: list[bytes]) -> None:
+        """One message, its envelope first."""
+
+    def on_turn_end(self) -> None:
+        """All that had come by now was received."""
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that wait for the disk."""
+
 
 TURN_MESSAGES: Final = 256
 # With large ones a turn is over sooner: what it takes is memory, and time that all others wait.

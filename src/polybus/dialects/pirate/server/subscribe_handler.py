@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from polybus.dialects.pirate.server import stored_answers, subscriber_records
+from polybus.dialects.pirate.server import subscriber_records
 from polybus.dialects.pirate.server.put_handler import STALE, request_digest
 from polybus.dialects.pirate.server.subscriber_context import (
     OnResult,
@@ -36,8 +36,11 @@ from polybus.model.stamp import Stamp
 
 if TYPE_CHECKING:
     from polybus.dialects.pirate.server.client_table import ClientEntry, ClientTable
-    from polybus.dialects.pirate.server.last_writer import LastWriter
-    from polybus.dialects.pirate.server.subscription_table import Subscription, SubscriptionTable
+    from polybus.dialects.pirate.server.subscription_table import (
+        LastWriter,
+        Subscription,
+        SubscriptionTable,
+    )
     from polybus.model.commit import CommitResult, RecordChange
     from polybus.model.identity import Identity
     from polybus.model.topic import Topic
@@ -87,7 +90,7 @@ class SubscribeHandler:
                 self._create_topic(caller, request.topic, again, failed)
                 return
         except (Denied, WrongKind) as error:
-            self._commit_counter(client, request, stored_answers.encode_refusal(error), then)
+            self._commit_counter(client, request, subscriber_records.encode_refusal(error), then)
         except PolybusError as error:
             self._finish(client, then, error)
         else:
@@ -135,7 +138,7 @@ class SubscribeHandler:
         found = self._table.find(topic.number, client.id)
         if found is not None:
             found.seen_s = self._means.clock()
-            self._commit_counter(client, request, stored_answers.encode_number(found.last), then)
+            self._commit_counter(client, request, subscriber_records.encode_number(found.last), then)
             return
         newest = self._means.durable.next_id(topic) - 1
         place = SubscriptionKey(topic.number, client.id)
@@ -154,7 +157,7 @@ class SubscribeHandler:
                 self.remove_records(topic)  # it was dropped while this was on its way
 
         self._commit_counter(
-            client, request, stored_answers.encode_number(newest), then, changes, entered
+            client, request, subscriber_records.encode_number(newest), then, changes, entered
         )
 
     # --- UNSUB
@@ -165,7 +168,7 @@ class SubscribeHandler:
         topic = self._means.durable.find(request.topic)
         found = self._table.find(topic.number, client.id) if topic else None
         if topic is None or found is None:
-            self._commit_counter(client, request, stored_answers.encode_number(0), then)
+            self._commit_counter(client, request, subscriber_records.encode_number(0), then)
             return
 
         def left(error: PolybusError | None) -> None:
@@ -173,7 +176,7 @@ class SubscribeHandler:
                 self._on_unsubscribed(topic, found)
 
         changes = subscriber_records.unsubscribe_changes(found.place)
-        self._commit_counter(client, request, stored_answers.encode_number(1), then, changes, left)
+        self._commit_counter(client, request, subscriber_records.encode_number(1), then, changes, left)
 
     def drop(self, client: ClientEntry, gone: Sequence[Subscription], then: OnResult) -> None:
         """Ends subscriptions without their client, which will find out; goes alone.
@@ -271,7 +274,7 @@ class SubscribeHandler:
             return True
         if request.counter > client.counter:
             return False
-        self._commit_counter(client, request, stored_answers.encode_refusal(Stale(STALE)), then)
+        self._commit_counter(client, request, subscriber_records.encode_refusal(Stale(STALE)), then)
         return True
 
     def _commit_counter(
@@ -293,7 +296,7 @@ class SubscribeHandler:
                 client.counter = max(client.counter, request.counter)
             if isinstance(error, Stale):
                 error = Stale(STALE)
-            self._finish(client, then, error or stored_answers.decode_outcome(future.result()))
+            self._finish(client, then, error or subscriber_records.decode_outcome(future.result()))
 
         self._lasts.flush()  # what was read before comes before it
         self._means.commit(Commit(changes=changes, stamp=stamp, note=note), done)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from polybus.bus.admin_verb import AdminError, AdminVerb, Request
+from polybus.durable.durable_bus import durable_bus
 from polybus.errors import PolybusError
 
 if TYPE_CHECKING:
+    from polybus.bus.dialect import ServerContext
     from polybus.dialects.pirate.server.durable_subscribers import DurableSubscribers
     from polybus.dialects.pirate.server.subscription_table import Subscription
     from polybus.durable.topic_registry import DurableTopics
     from polybus.model.identity import Identity
-    from polybus.server.durable_service import DurableService
 
 Answer = dict[str, Any]
 
 
 class SubscriberAdmin:
-    """`side` gives the durable side, once the bus has started."""
+    """The verbs. `context.attached` has the subscribers once the store is open."""
 
-    def __init__(self, side: Callable[[], DurableService]) -> None:
-        self._side = side
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
 
     def verbs(self) -> Mapping[str, AdminVerb]:
         return {
@@ -49,10 +50,10 @@ class SubscriberAdmin:
         return {"dropped": len(chosen)}
 
     def _require_durable(self) -> tuple[DurableSubscribers, DurableTopics]:
-        side = self._side()
-        if side.subscribers is None or side.durable is None:
+        durable = durable_bus(self._context.broker)
+        if self._context.attached is None or durable is None:
             raise AdminError("not_supported", "this bus has no durable topics")
-        return side.subscribers, side.durable
+        return self._context.attached, durable.topics
 
     def _select(self, request: Request) -> list[Subscription]:
         subscribers, durable = self._require_durable()

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from polybus.bus.broker import Logger
     from polybus.bus.counters import Counters
     from polybus.bus.policy import Policy
+    from polybus.dialects.pirate.limits import PirateLimits
     from polybus.durable.publisher import CallOnLoop
     from polybus.durable.push_readers import BlockingWorkRunner
     from polybus.durable.topic_names import TopicNames
     from polybus.durable.topic_registry import DurableTopics
     from polybus.model.commit import Commit, CommitResult
-    from polybus.model.limits import PirateLimits
 
 
 class Request(Protocol):

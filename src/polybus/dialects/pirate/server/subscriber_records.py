@@ -13,16 +13,26 @@ The counter itself, and the answer that belongs to it, is a producer of the stor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import nsmallest
 from struct import Struct, unpack
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from polybus.errors import Damaged
+from polybus.dialects.pirate.server import subscriber_records
+from polybus.errors import Damaged, PolybusError, error_from_code
 from polybus.model.commit import Commit, RecordChange
 from polybus.model.stamp import ProducerOptions
 
 if TYPE_CHECKING:
-    from polybus.model.commit import StoredRecord
+    from polybus.model.commit import CommitResult, StoredRecord
+    from polybus.model.topic import Bounds, Topic
     from polybus.store.contract import Store
+
+# DOC Stored answers: what a stamp's note says, so that a repeat is answered as the first time.
+# DOC
+# DOC (none)          a message was put: its id is in the commit's result
+# DOC N number        the number that was answered: LAST of a SUB, 0 or 1 of an UNSUB
+# DOC E code 0 text   the refusal that used the counter up
+# DOC What `topic.stats` tells of a topic's subscribers: read from the store, as all it tells.
 
 SUBSCRIPTIONS: Final = b"pirate/subscription/"
 LASTS: Final = b"pirate/last/"
@@ -127,3 +137,48 @@ def remove_topic_records(store: Store, topic: int) -> None:
             store.commit(
                 Commit(changes=tuple(RecordChange(one.key, None) for one in page))
             ).result()
+
+
+_NUMBER_MARK: Final = b"N"
+_ERROR_MARK: Final = b"E"
+MAX_TEXT_BYTES: Final = 900  # with its code it fits a note
+
+
+def encode_number(number: int) -> bytes:
+    return _NUMBER_MARK + number.to_bytes(8)
+
+
+def encode_refusal(error: PolybusError) -> bytes:
+    text = str(error).encode("utf-8", "backslashreplace")[:MAX_TEXT_BYTES]
+    return _ERROR_MARK + error.code.encode() + b"\0" + text
+
+
+def decode_outcome(done: CommitResult) -> int | PolybusError:
+    """What was answered: a number, or a refusal."""
+    note = done.note
+    if not note:
+        return done.spans[0].first_id
+    if note[:1] == _NUMBER_MARK:
+        return int.from_bytes(note[1:])
+    code, _, text = note[1:].partition(b"\0")
+    return error_from_code(code.decode(), text.decode("utf-8", "replace"))
+
+
+MAX_LISTED: Final = 1024  # those furthest behind: who holds a topic back is among them
+
+
+def read_subscriber_lags(store: Store, topic: Topic, bounds: Bounds) -> list[dict[str, Any]]:
+    """Each one's id (in hex), its LAST, and how many ids it is behind; the last of all first."""
+    prefix = subscriber_records.topic_prefix(subscriber_records.LASTS, topic.number)
+    found = (
+        (
+            subscriber_records.read_last(one.value),
+            subscriber_records.read_key(subscriber_records.LASTS, one.key).client.hex(),
+        )
+        for one in subscriber_records.scan(store, prefix)
+    )
+    newest = bounds.next_id - 1
+    return [
+        {"id": client, "last": last, "lag": max(0, newest - last)}
+        for last, client in nsmallest(MAX_LISTED, found)
+    ]
