@@ -5,7 +5,7 @@ two bytes that say where to cut it and on what kind of stream. The invariant, wh
 bytes:
 
 - nothing crashes, and both tables of calls hold the same calls;
-- what everybody gets is the same with the kernel's short path and without it, and
+- every peer gets the same with the fast path and without it, and
   whether the bytes come at once or in two pieces.
 """
 

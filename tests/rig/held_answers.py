@@ -1,4 +1,4 @@
-"""Answers that never come: what was done, and nobody was told.
+"""Answers that never arrive: requests that were done and not answered.
 
 Between a commit and its answer there is less than a millisecond, and a kill at random hardly
 ever falls there. So clients speak to the bus through a relay that holds answers back, and the
@@ -6,7 +6,7 @@ bus is killed once something can be seen that was done meanwhile.
 
     answers = HeldAnswers(relay, is_one_hidden)
     while not answers.hide_one():
-        go_on()                         # nobody was about to do anything
+        go_on()                         # no request was in progress
     bus.kill()
     answers.lose()
 """

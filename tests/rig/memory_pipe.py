@@ -1,7 +1,7 @@
 """A connection in memory, for testing sessions and the bus without sockets.
 
 The far end has an *appetite*: how many more bytes it takes. While it has none,
-what is written is the pipe's backlog, and the session is told so as a transport
+written bytes are the pipe's backlog, and the session is notified as by a transport
 would tell it: `stalled` when bytes stay behind, `writable` when all have gone.
 
     pipe = MemoryPipe()                  # takes everything
@@ -46,7 +46,7 @@ class MemoryPipe:
         self._session: StreamSession | None = None
 
     def attach(self, session: StreamSession) -> None:
-        """From now on `session` is told what a transport would tell it."""
+        """From now on `session` gets the notifications of a transport."""
         self._session = session
 
     @property

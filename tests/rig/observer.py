@@ -71,7 +71,7 @@ def log_lines(bus: BusProcess, since: int = 0, /, **fields: object) -> list[dict
 
 
 def check_unharmed(bus: BusProcess) -> None:
-    """No error that nobody foresaw: whatever peers do, there is none."""
+    """Check that the bus counted no unexpected error."""
     assert stats(bus)["faults"] == {}, bus.log()
     assert log_lines(bus, level="error") == []
     assert "Traceback" not in bus.log()

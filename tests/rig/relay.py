@@ -1,4 +1,4 @@
-"""A TCP relay between a client and a bus that breaks connections when it is told to.
+"""A TCP relay between a client and a bus that breaks connections on request.
 
 with Relay(bus_port) as relay:
     connect(relay.port)
@@ -25,7 +25,7 @@ class Relay:
     def __init__(
         self, port: int, host: str = "127.0.0.1", *, change: Callable[[bytes], bytes] = bytes
     ) -> None:
-        """`change`: what becomes of a piece on its way, in either direction."""
+        """`change` returns what becomes of a piece, in either direction."""
         self._target = (host, port)
         self._change = change
         self._lock = Lock()

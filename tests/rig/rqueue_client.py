@@ -1,4 +1,4 @@
-"""An rqueue client that nobody here wrote: plain sockets, from the spec's text alone.
+"""An rqueue client without code of ours: plain sockets, from the spec's text alone.
 
 It shares no line with the codec, so that an error made twice alike does not
 cancel out. Blocking, with a deadline on everything, and able to send what no

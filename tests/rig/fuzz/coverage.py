@@ -34,7 +34,7 @@ def preload(library: Path) -> dict[str, str]:
     """An environment in which a child process has the library.
 
     It goes before any other preload: a sanitizer's runtime has empty functions of the
-    same names, and must be told not to mind being second.
+    same names, and needs an option that allows it to come second.
     """
     others = os.environ.get("LD_PRELOAD", "").split()
     asan_options = os.environ.get("ASAN_OPTIONS", "")

@@ -5,7 +5,7 @@
  * of it to the log. powercut.py reads the log, and knows the same numbers.
  *
  * What is in the log must be no stronger than what a disk has promised:
- * - A write is logged when it has returned. A sync that somebody else began before that
+ * - A write is logged when it has returned. A sync that another thread began before that
  *   may have missed it, so syncs are logged twice: begun, and done. A sync covers what
  *   stands before its beginning, from its end on; one that failed has no end.
  * - Names are changed by records of their own: a file can be on disk without its name.

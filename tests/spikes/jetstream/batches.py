@@ -2,7 +2,7 @@
 
 Each batch ends with an entry in the bus's own diary, at the place the bus knows to be
 the next. That settles what a lost answer leaves open: the diary's last entry names the
-batch that was done. One that is still on its way cannot be done a second time, since
+batch that was done. One that is still in flight cannot be done a second time, since
 the next batch demands the same place, and only one of the two gets it.
 """
 
@@ -60,7 +60,7 @@ class Batches:
     def _send(
         self, draft: Draft, answer: T, unanswered: dict[str, tuple[Draft, T]]
     ) -> Done[T] | None:
-        """None if it must be drafted anew."""
+        """None if it must be drafted again."""
         draft.head(self._diary)
         draft.set(self._diary, b"")
         name = uuid.uuid4().hex

@@ -5,7 +5,7 @@ Two rules make several buses on one stream safe:
 - Every head that a decision rests on is also written by the batch, with the sequence
   it was read at. So a decision that was overtaken is refused by the server.
 - What is remembered may lead to a batch, never to an answer. A refusal, or the first
-  result of a repeated stamp, is given only when all heads were read anew.
+  result of a repeated stamp, is given only when all heads were read again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A spike: as much of the store's contract as shows that it fits JetStream. Not shipped.
 
 One thread does all the work, one batch at a time. What is missing against a real
-engine: merging what waits into one batch, cutting blocks that are larger than a message
+engine: merging pending commits into one batch, cutting blocks that are larger than a message
 may be, watching, an index, re-blocking, something smaller than JSON.
 """
 

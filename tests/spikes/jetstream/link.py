@@ -31,7 +31,7 @@ PENDING_BYTES = 256 << 20  # a whole batch is written before its answer is await
 
 
 class Outrun(Exception):
-    """Somebody else has written to one of the batch's subjects; nothing was changed."""
+    """Another bus has written to one of the batch's subjects; nothing was changed."""
 
 
 class Oversized(Exception):
@@ -236,4 +236,4 @@ def _stored(message: Mapping[str, Any]) -> Stored:
 
 
 async def _quiet(error: Exception) -> None:
-    """Errors reach whoever asked; nats-py would print them as well."""
+    """Errors reach the caller; nats-py would print them as well."""

@@ -1,7 +1,7 @@
 """A relay between a client and the server that can lose the server's answers.
 
 That is how an answer is lost in the wild: the request arrives, takes effect, and
-the connection breaks before anybody hears of it.
+the connection breaks before the answer arrives.
 """
 
 from __future__ import annotations

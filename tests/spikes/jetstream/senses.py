@@ -1,4 +1,4 @@
-"""What a bus knows by itself, without asking anybody: two clocks.
+"""What a bus knows by itself, without a request: two clocks.
 
 The wall clock gives timestamps, which the tail of a topic holds back where one bus is
 behind another. Leases run by the observer's own clock, from when it first saw the head

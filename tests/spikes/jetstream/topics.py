@@ -78,7 +78,7 @@ def drop(draft: Draft, name: str) -> int:
         "ends": [max(both) for both in zip_longest(ends, tail["highest"], fillvalue=0)],
     }
     draft.set_json(subjects.topic_named(name), left)
-    draft.set(subjects.tail(number), None)  # so whoever appends right now is outrun
+    draft.set(subjects.tail(number), None)  # so an append in progress is overtaken
     return number
 
 

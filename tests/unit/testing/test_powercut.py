@@ -1,4 +1,4 @@
-"""The power-cut model, on small programs whose disks can be told by thinking, and on LMDB."""
+"""The power-cut model, on small programs whose possible disks are known, and on LMDB."""
 
 from __future__ import annotations
 
