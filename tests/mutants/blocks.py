@@ -3,7 +3,7 @@
     python tests/mutants/blocks.py [part of a mutant's name ...]
 
 The same procedure as in run.py, on a copy that holds only this part of the kernel:
-each mutant is compiled anew.
+each mutant is compiled again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ OPENING = mutants(
         "",
     ),
     (
-        "entries that nobody has",
+        "entries that no peer has",
         "get_i32(columns.header_offsets, count) != columns.entries",
         "get_i32(columns.header_offsets, count) > columns.entries",
     ),

@@ -129,7 +129,7 @@ BROKER = mutants(
     ),
     ("the dead stay in the fan-out", "self._fanout.remove_subscriber(party.number)", "pass"),
     ("the dead stay on the list", "del self._connections[party.id]", "pass"),
-    ("those who wait for the dead are left", "self._delivery.forget(party)", "pass"),
+    ("peers that wait for the dead are left", "self._delivery.forget(party)", "pass"),
     ("ends twice", "if party.is_closed:\n            return False\n        party", "party"),
     ("time does not pass", "self._delivery.tick(", "str("),
 )
@@ -163,12 +163,12 @@ DELIVERY = mutants(
         "set_full(outbox.connection.number, True)",
     ),
     (
-        "room frees nobody",
+        "room frees no peer",
         "        self.on_room_again(outbox.connection)\n        self._release(outbox)\n",
         "        self.on_room_again(outbox.connection)\n",
     ),
     (
-        "those who wait for the dead go on at once",
+        "peers that wait for the dead go on at once",
         "self._turn.call_soon(partial(self._release, party.outbox))",
         "self._release(party.outbox)",
     ),
@@ -179,7 +179,7 @@ DELIVERY = mutants(
         "            pass",
     ),
     ("overflow is let be", 'self._cut(outbox.connection, "outbox_overflow")', "pass"),
-    ("those who went on are counted as waiting", "self.waiting -= 1", "pass"),
+    ("peers that went on are counted as waiting", "self.waiting -= 1", "pass"),
     (
         "the ended wait",
         "if routed.stop == BLOCKED and not party.is_closed:\n"
@@ -269,7 +269,7 @@ CONNECTION = mutants(
         "set_write_buffer_limits(high=0)",
         "set_write_buffer_limits(high=1 << 26)",
     ),
-    ("lingers for ever", "LINGER_S, self._transport.abort", "1e6, self._transport.abort"),
+    ("lingers forever", "LINGER_S, self._transport.abort", "1e6, self._transport.abort"),
     ("closes at once", "self._transport.close()", "self._transport.abort()"),
     (
         "aborts politely",
@@ -299,9 +299,9 @@ STREAM = mutants(
     "transports/stream_listener.py",
     ("one connection too many", "if self.open >= self._max:", "if self.open > self._max:"),
     ("places are used up", "self.open -= 1", "pass"),
-    ("nobody is told of the refused", "self._refused(peer)", "pass"),
+    ("refused is not reported", "self._refused(peer)", "pass"),
     ("draining does not wait", "await asyncio.wait_for(self._empty.wait(), timeout_s)", "pass"),
-    ("those who stay are left", "            connection.abort()", "            pass"),
+    ("peers that stay are left", "            connection.abort()", "            pass"),
 )
 
 TLS = mutants(
@@ -324,7 +324,7 @@ TLS = mutants(
     ("no goodbye", "            self._send_close_notify()", "            pass"),
     ("goodbyes are not heard", "                self._on_close_notify()\n", ""),
     (
-        "handshakes may take for ever",
+        "handshakes may take forever",
         "self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._on_handshake_timeout)",
         "pass",
     ),

@@ -3,7 +3,7 @@
     python tests/mutants/durable.py [part of a mutant's name ...]
 
 Each of these would let a reader miss, repeat or see too soon what was written, or leave
-somebody waiting for ever. Each is tried in a fork of its own, as in store.py.
+a peer waiting forever. Each is tried in a fork of its own, as in store.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLLOWING = mutants(
     ("a reader begins anywhere", "elif tail.at_id < start:", "elif False:"),
     ("who was passed is let in", "if start == self.at_id:", "if True:"),
     (
-        "those who came get what others left",
+        "peers that came get what others left",
         "if not self._following.has_push_readers(self):\n            return  # who",
         "if False:\n            return  # who",
     ),
@@ -114,7 +114,7 @@ PULLING = mutants(
     ),
     ("asked in a loop", "                self.is_over_quota = True\n", ""),
     (
-        "starved for ever",
+        "starved forever",
         "                    pull.is_over_quota = False\n",
         "                    continue\n",
     ),
@@ -124,12 +124,12 @@ PULLING = mutants(
         "if True:",
     ),
     (
-        "nobody is woken",
+        "no peer is woken",
         "        self._reader.wake()\n        if self.is_over_quota",
         "        if self.is_over_quota",
     ),
     (
-        "news wakes nobody",
+        "news wakes no peer",
         "                if reader.waiters:\n                    pull.read_next()\n\n    def tick",
         "                pass\n\n    def tick",
     ),
@@ -142,13 +142,13 @@ SESSION = mutants(
     "dialects/freud/server/session.py",
     (
         "answered before it is kept",
-        "        slot = ProduceSlot(group)\n",
-        "        slot = ProduceSlot(group, NO)\n",
+        "        pending = ProduceSlot(group)\n",
+        "        pending = ProduceSlot(group, NO)\n",
     ),
-    ("a slot for anything", "if not self._slots.has_room_for(group):", "if False:"),
+    ("a pending for anything", "if not self._slots.has_room_for(group):", "if False:"),
     (
         "lost without a word",
-        '                self._broker.counters.count("dropped", reason, slot.group.count)\n',
+        '                self._broker.counters.count("dropped", reason, pending.group.count)\n',
         "                pass\n",
     ),
 )
@@ -157,10 +157,10 @@ BROKER = mutants(
     "bus/broker.py",
     (
         "unsubscribing is not told",
-        "self.push_readers.on_unsubscribed(party, topic)\n        return removed",
+        "self.durable.on_unsubscribed(party, topic)\n        return removed",
         "pass\n        return removed",
     ),
-    ("leaving is not told", "            self.push_readers.on_left(party)\n", "            pass\n"),
+    ("leaving is not told", "        self.durable.on_left(party)\n", "        pass\n"),
 )
 
 JUDGING = mutants(

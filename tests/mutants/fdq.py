@@ -38,7 +38,7 @@ CHECKER = [
             "if False:",
         ),
         (
-            "nobody need handle it",
+            "no peer need handle it",
             "elif not any(run.outcome == OK for run",
             "elif not any(True for run",
         ),
@@ -110,7 +110,7 @@ CHECKER = [
             "if one.outcome == OK and one.epoch < newest:",
             "if one.epoch < newest:",
         ),
-        ("what was under way is accused", "if at < one.began_ns)", "if at < one.ended_ns)"),
+        ("what was in progress is accused", "if at < one.began_ns)", "if at < one.ended_ns)"),
     ),
     *mutants(
         "tests/rig/fdq/stats_rules.py",

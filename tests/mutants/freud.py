@@ -96,17 +96,17 @@ TOPICS = mutants(
         "            return NO\n",
     ),
     (
-        "anybody may delete",
+        "any peer may delete",
         'if not self._policy.allows(caller, "delete", name, topic.current.creator):',
         "if False:",
     ),
     (
-        "anybody may subscribe",
+        "any peer may subscribe",
         'if not self._policy.allows(caller, "subscribe", name, topic.current.creator):',
         "if False:",
     ),
     (
-        "anybody may produce",
+        "any peer may produce",
         'if not self._policy.allows(party.pipe.identity, "produce", name, current.creator):',
         "if False:",
     ),
@@ -142,7 +142,7 @@ TOPICS = mutants(
         "",
     ),
     (
-        "everybody sees everything",
+        "every peer sees everything",
         "any(self._policy.allows(caller, verb, name, creator) for verb in verbs)",
         "True",
     ),
@@ -211,7 +211,7 @@ READERS = mutants(
         "            self._succession.on_reader_ended(reader, reader.incarnation)\n",
     ),
     (
-        "whoever waits is not served what is given back",
+        "a peer that waits is not served what is given back",
         "        for reader in readers:\n            reader.wake()\n\n    def release_readers",
         "\n    def release_readers",
     ),
@@ -259,7 +259,7 @@ SUCCESSION = mutants(
         "        if topic.current is None:",
     ),
     (
-        "a buffer waits for ever",
+        "a buffer waits forever",
         "        elif current.buffer:\n"
         "            self._set_deadline("
         "current, self._clock() + self._limits.subscriber_timeout_s)\n",
@@ -291,7 +291,7 @@ SUCCESSION = mutants(
 MOVEMENT = mutants(
     "dialects/freud/server/ephemeral_delivery.py",
     (
-        "heard by nobody, and Ok",
+        "heard by no peer, and Ok",
         "if not current.readers and not pushed:",
         "if False:",
     ),
@@ -395,7 +395,7 @@ MOVEMENT = mutants(
         "return fit.runs",
     ),
     (
-        "nobody is woken by rqueue",
+        "no peer is woken by rqueue",
         "                    reader.put(run)\n"
         "        for reader in readers:\n"
         "            reader.wake()\n",
@@ -445,7 +445,7 @@ SESSION = mutants(
     ("goes on while it is blocked", " or self._blocked or ", " or "),
     ("goes on while it rests", " or self._resting\n", "\n"),
     ("it never rests", "            if self._weight_left <= 0:\n", "            if False:\n"),
-    ("who rests once rests for ever", "        self._scheduler.join(self._on_turn)\n", ""),
+    ("who rests once rests forever", "        self._scheduler.join(self._on_turn)\n", ""),
     ("many Gets never rest", "self._weight_left > 0 and ", ""),
     (
         "fan-outs weigh nothing",
@@ -458,7 +458,7 @@ SESSION = mutants(
         "",
     ),
     (
-        "Lists are made for nobody",
+        "Lists are made for no peer",
         "        if self._gone and group.type in READ_ONLY_REQUESTS:\n            return True\n",
         "",
     ),
@@ -649,7 +649,7 @@ ANSWERING = [
             "ANSWER_HEADER",
         ),
         (
-            "the rest starts anew",
+            "the rest starts again",
             "rest = Range(one.taken.chunk, one.taken.start + reached, one.taken.end)",
             "rest = one.taken",
         ),
@@ -691,7 +691,7 @@ ANSWERING = [
     ),
     *mutants(
         "dialects/freud/server/session.py",
-        ("only answers of one kind are told", " + answers.sent_messages", ""),
+        ("only answers of one kind are reported", " + answers.sent_messages", ""),
         ("what is owed is not told", "answers.unsent_bytes", "0"),
     ),
     *mutants(
@@ -704,7 +704,7 @@ ANSWERING = [
         ("cut without a window", ">= self._limits.slow_consumer_timeout_s:", ">= 0:"),
         ("the host's queue is not looked at", " + party.pipe.unconfirmed_bytes()", ""),
         (
-            "a window lasts for ever",
+            "a window lasts forever",
             "            self._windows[party] = StallWindow(now_s, owed)",
             "            pass",
         ),

@@ -21,7 +21,7 @@ SUITES: dict[str, tuple[str, ...]] = {"unit": ("tests/unit/groups",)}
 ASSIGNMENT = mutants(
     "groups/assignment.py",
     ("who has least gets more", "(-len(kept[name]), name)", "(len(kept[name]), name)"),
-    ("nobody keeps what it has", 'kept.get(owner or "", pool)', "pool"),
+    ("no peer keeps what it has", 'kept.get(owner or "", pool)', "pool"),
     ("holders are not asked", "if holder in kept and", "if False and"),
 )
 
@@ -36,12 +36,12 @@ JUDGING = mutants(
     "groups/shard_progress.py",
     ("any owner", "if progress.owner != consumer or progress.epoch != epoch:", "if False:"),
     ("any epoch", " or progress.epoch != epoch:", ":"),
-    ("acks from the future", "if entry.last > end:", "if False:"),
+    ("acks from the future", "if report.last > end:", "if False:"),
     ("ranges without end", "if len(above) > max(most, len(progress.ranges)):", "if False:"),
     ("attempts without end", "if known == 0 and len(attempts) >= MAX_ATTEMPTS:", "if False:"),
     (
         "told again, counted again",
-        "count = known if told_before else known + 1",
+        "count = known if is_repeated else known + 1",
         "count = known + 1",
     ),
     ("one delivery too many", "if count >= max_deliver:", "if count > max_deliver:"),
@@ -55,11 +55,11 @@ JUDGING = mutants(
         "suspect_to = progress.suspect_to if progress.suspect_to > low else 0",
         "suspect_to = progress.suspect_to",
     ),
-    ("nobody is suspect", "suspect_to if suspect_to > progress.low else 0", "0"),
+    ("no peer is suspect", "suspect_to if suspect_to > progress.low else 0", "0"),
     (
         "the dead ran nothing",
-        "return record_failures(left, shard.number, running, max_deliver)",
-        "return ReportOutcome(left)",
+        "return record_failures(released, shard.number, running, max_deliver)",
+        "return ReportOutcome(released)",
     ),
     ("the same epoch again", "epoch=progress.epoch + 1)", "epoch=progress.epoch)"),
     (
@@ -80,11 +80,11 @@ MEMBERSHIP = mutants(
     ("members without end", "len(roster.members) >= self._max_members", "False"),
     ("epochs do not rise", "next_epoch=member.epoch + 1", "next_epoch=member.epoch"),
     ("the dead live", "if dead:", "if False:"),
-    ("what waits is forgotten", "elif group.needs_rebalance:", "elif False:"),
+    ("pending work is forgotten", "elif group.needs_rebalance:", "elif False:"),
     ("who leaves is suspect", "if owner == leaving:", "if False:"),
     (
-        "nobody is woken",
-        "        self._means.wake(group.topic.number)\n\n    def _move",
+        "no peer is woken",
+        "        self._context.wake(group.topic.number)\n\n    def _move",
         "\n    def _move",
     ),
     (
@@ -92,13 +92,13 @@ MEMBERSHIP = mutants(
         "return member is None or member.epoch != shard.progress.member",
         "return member is None",
     ),
-    ("a group of nobody stays", "if not group.version:", "if False:"),
+    ("a group of no peer stays", "if not group.version:", "if False:"),
     ("what was meant is forgotten", "{**holders, **group.target}", "{**holders}"),
 )
 
 STATE = mutants(
     "groups/group_state.py",
-    ("a newer one of the name is no matter", "if found.epoch > epoch:", "if False:"),
+    ("a newer one of the name is no matter", "if member.epoch > epoch:", "if False:"),
     (
         "written whatever is there",
         "shard.number), value, shard.version\n",
@@ -119,12 +119,12 @@ ACKS = mutants(
     ("late runs count", "if failed != attempt:", "if False:"),
     (
         "outputs are lost",
-        "            work.appends += appends\n            return",
+        "            update.appends += appends\n            return",
         "            return",
     ),
-    ("stages are lost", "return work.commit(stages)", "return work.commit()"),
-    ("nothing is released", "if entry.release:", "if False:"),
-    ("nothing runs", "shard.running = entry.running", "pass"),
+    ("stages are lost", "return update.commit(stages)", "return update.commit()"),
+    ("nothing is released", "if report.release:", "if False:"),
+    ("nothing runs", "shard.running = report.running", "pass"),
     ("the next owner inherits", "shard.reset_owner(shard.progress.low)", "pass"),
 )
 
@@ -134,7 +134,7 @@ FETCHING = mutants(
     ("told again and again", " or not held[n].releasing", ""),
     ("paused is not heeded", "elif held.paused:", "elif False:"),
     ("what is acked comes again", "return acked[1] if acked else at", "return at"),
-    ("nobody knows what was handed out", "shard.handed_to = max(shard.handed_to, end)", "pass"),
+    ("no peer knows what was handed out", "shard.handed_to = max(shard.handed_to, end)", "pass"),
     (
         "the first shard is always first",
         "self._group.shards[part.shard].read_turn = self._group.turn",
@@ -147,20 +147,20 @@ FETCHING = mutants(
     ),
     (
         "trimmed is not counted",
-        "                    work.set_progress(shard, trimmed)",
+        "                    update.set_progress(shard, trimmed)",
         "                    pass",
     ),
     ("who follows hears of no change", "known != self._settled:", "self._settled is None:"),
     ("who follows gets the same again", '._replace(next=place["to"])', ""),
-    ("it follows without end", "self._max_rows -= found.rows.count", "pass"),
+    ("it follows without end", "self._max_rows -= result.rows.count", "pass"),
 )
 
 TABLE = mutants(
     "groups/group_registry.py",
     ("groups without end", "if len(self._known) >= self._max_groups:", "if False:"),
-    ("nobody is charged", ">= self._max_user_groups:", "> 1 << 30:"),
-    ("epochs begin anew", "return int(found.value) if found else 1", "return 1"),
-    ("the latest is the earliest", "one.start if start == EARLIEST else one.end", "one.start"),
+    ("no peer is charged", ">= self._max_user_groups:", "> 1 << 30:"),
+    ("epochs begin again", "return int(record.value) if record else 1", "return 1"),
+    ("the latest is the earliest", "each.start if start == EARLIEST else each.end", "each.start"),
     (
         "no new deadline",
         "dict.fromkeys(group.roster.members, now)",
@@ -174,15 +174,15 @@ REST = [
     *mutants(
         "groups/group_reset.py",
         ("moved under its members", "if group.roster.members and not force:", "if False:"),
-        ("a reset fences nobody", "epoch=progress.epoch + 1,", "epoch=progress.epoch,"),
+        ("a reset fences no peer", "epoch=progress.epoch + 1,", "epoch=progress.epoch,"),
         ("the count goes on", "        start=to,\n", ""),
         ("one id too far", '"little") < first:', '"little") <= first:'),
     ),
     *mutants(
         "groups/dead_letter_queue.py",
         ("letters of letters", "return not topic.name.endswith(SUFFIX)", "return True"),
-        ("letters without end", "failures[:MAX_DEAD_LETTERS]", "failures"),
-        ("headers are doubled", " if one[0] not in names]", "]"),
+        ("letters without end", "exhausted[:MAX_DEAD_LETTERS]", "exhausted"),
+        ("headers are doubled", " if header[0] not in names]", "]"),
     ),
     *mutants(
         "groups/shard_ends.py",
@@ -201,7 +201,7 @@ REST = [
         "native/port/group_actions.py",
         ("produced without a right", "    access.check_allowed(identity, PRODUCE, name)\n", ""),
         ("no room for letters is no matter", "    check_dead_letter_name(topic)\n", ""),
-        ("changes wake nobody", "waits.wake(number, GROUP_CHANGES)", "pass"),
+        ("changes wake no peer", "waits.wake(number, GROUP_CHANGES)", "pass"),
     ),
 ]
 

@@ -56,7 +56,7 @@ CALLS = mutants(
     ("pending grows", "        call.service.pending -= 1\n", ""),
     ("calls are not counted", "        call.service.calls += 1\n", ""),
     (
-        "nobody is told of a cancel",
+        "cancel is not reported",
         'Code.CANCELLED, "cancelled by the caller", cancel=True',
         'Code.CANCELLED, "cancelled by the caller", cancel=False',
     ),
@@ -84,13 +84,13 @@ CALLS = mutants(
         "self._limits.deadline_ms",
     ),
     ("hellos give no credits", "peer.credits = keeps_credits", "pass"),
-    ("everybody is pinged", "        if pings:\n", "        if True:\n"),
+    ("every peer is pinged", "        if pings:\n", "        if True:\n"),
 )
 
 PRESSURE = mutants(
     "dialects/gsb/server/back_pressure.py",
     (
-        "nobody is let go",
+        "no peer is let go",
         "self._resume_service(call)\n        waiting_calls",
         "pass\n        waiting_calls",
     ),
@@ -100,12 +100,12 @@ PRESSURE = mutants(
         "",
     ),
     (
-        "waiters wait for ever",
+        "waiters wait forever",
         "        self.resume_waiters(peer)\n\n    def resume_waiters",
         "\n    def resume_waiters",
     ),
     (
-        "a call of a full caller holds nobody up",
+        "a call of a full caller holds no peer up",
         "        if call.caller.full:\n            self._halt_service(call)",
         "        pass",
     ),
@@ -141,7 +141,7 @@ PRESSURE = mutants(
         "                call.stop_clock(now_s)\n",
         "                pass\n",
     ),
-    ("the clock stands for ever", "        call.resume_clock(now_s)\n", ""),
+    ("the clock stands forever", "        call.resume_clock(now_s)\n", ""),
     (
         "those with credits are held up",
         "    def _halt_service(self, call: Call) -> None:\n        if not call.endpoint.credits:",
@@ -153,7 +153,7 @@ REST = [
     *mutants(
         "dialects/gsb/server/service_registry.py",
         (
-            "anybody registers",
+            "any peer registers",
             "if not self._broker.policy.allows(peer.party.pipe.identity, CREATE",
             "if False and (peer, CREATE",
         ),
@@ -167,7 +167,7 @@ REST = [
         ("routes are never void", "        self._table.generation += 1\n", "        pass\n"),
         ("other nodes are here", "        if parsed.node is not None:\n", "        if False:\n"),
         (
-            "anybody calls",
+            "any peer calls",
             "return all(self._broker.policy.allows(identity, CALL, name.encode()) for name in names)",
             "return True",
         ),
@@ -210,18 +210,18 @@ REST = [
         ),
         ("the silent stay", 'self._broker.cut(peer.party, "ping_timeout")', "pass"),
         (
-            "whoever is slow is cut",
+            "a peer that is slow is cut",
             "            window = window._replace(held_s=now_s)\n",
             "            pass\n",
         ),
-        ("nobody is cut", 'self._broker.cut(peer.party, "stuck")', "pass"),
+        ("no peer is cut", 'self._broker.cut(peer.party, "stuck")', "pass"),
         (
             "progress is not seen",
             "or taken - window.taken_bytes >= MIN",
             "or taken_bytes < 0 and MIN",
         ),
         (
-            "those who wait for a service do not count",
+            "peers that wait for a service do not count",
             "if any(waiter is not peer and waiter not in held for waiter in peer.waiters):",
             "if False:",
         ),
@@ -313,14 +313,14 @@ REST = [
             "        pass",
         ),
         (
-            "anything may be on its way to the disk",
+            "anything may be in flight to the disk",
             "return bool(pending) and",
             "return False and",
         ),
-        ("who waits for the disk waits for ever", "        self._session.schedule_retry()\n", ""),
+        ("who waits for the disk waits forever", "        self._session.schedule_retry()\n", ""),
     ),
     *mutants(
-        "dialects/gsb/server/sender_tracker.py",
+        "bus/sender_tracker.py",
         (
             "callers are not told",
             "            encoding.caller = caller\n",
@@ -338,7 +338,7 @@ REST = [
             "False",
         ),
         (
-            "what nobody hears is remembered",
+            "what no peer hears is remembered",
             "if message_id and self.has_push_reader(name):",
             "if message_id:",
         ),

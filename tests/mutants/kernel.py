@@ -193,7 +193,7 @@ FANOUT = mutants(
         "piece.collected = 0 if topic.collect else -1",
     ),
     (
-        "offsets start anew",
+        "offsets start again",
         "column.offset[1] = column.offset[0] + <int32_t>piece",
         "column.offset[1] = <int32_t>piece",
     ),
@@ -361,7 +361,7 @@ UNREAD = mutants(
     ("any offsets will do", "    if ends[0] != 0 or ends[count] != size:", "    if False:"),
     ("ranges anywhere", "if not 0 <= start <= end <= self.count():", "if False:"),
     ("put beside what it touches", "last.end == found.start:", "last.end <= found.start:"),
-    ("what is read stays held", "self.count_delivery(taken, -1)", "pass"),
+    ("what is read stays held", "self.book(taken, -1)", "pass"),
 )
 
 ACCOUNTS = mutants(
@@ -376,7 +376,7 @@ EPHEMERAL = mutants(
     "dialects/freud/server/ephemeral_topic.pyx",
     ("to one of many", "len(life.readers) != 1", "len(life.readers) < 1"),
     ("push readers hear nothing", "topic.subscribers != 0 or ", ""),
-    ("anybody may produce", " or not self.may_produce(source, topic):", ":"),
+    ("any peer may produce", " or not self.may_produce(source, topic):", ":"),
     ("verdicts of old policies", "self.registry.generation) == ALLOW", "1) == ALLOW"),
     ("unread messages are endless", "reader.held_messages >= self.max_unread_messages", "False"),
     ("one message too many", "reader.held_messages >= self", "reader.held_messages > self"),
@@ -384,7 +384,7 @@ EPHEMERAL = mutants(
     ("bytes are free", "        reader.account.try_charge(BYTES, size)\n", ""),
     ("what was read stays charged", "        reader.account.refund(BYTES, size)\n", ""),
     ("all have one id", "        topic.next_id += 1\n", ""),
-    ("nobody is woken", "        if reader.waiters:\n            (<object>reader).wake()\n", ""),
+    ("no peer is woken", "        if reader.waiters:\n            (<object>reader).wake()\n", ""),
     ("ids of others work", "reader.account.key != account or ", ""),
     ("a use is not noted", " or not reader.is_owned", ""),
     ("a notice is a message", " or (<Range?>reader.ranges[0]).chunk.notice", ""),
@@ -396,13 +396,13 @@ EPHEMERAL = mutants(
 
 SHORT = mutants(
     "dialects/freud/server/fast_session.pyx",
-    ("past what waits", "self._waiting_on is not None or ", ""),
+    ("past pending work", "self._waiting_on is not None or ", ""),
     ("past what is left to do", " or self._todo:", ":"),
     ("past a stall", "return not self._answers.stalled", "return True"),
-    ("for those who have gone", " or self._finished or self._gone:", " or self._finished:"),
+    ("for peers that have gone", " or self._finished or self._gone:", " or self._finished:"),
     ("the first of many", "length != size - HEADER or ", "length > size - HEADER or "),
     ("any size", " or length > self.max_frame_bytes", ""),
-    ("anybody's notice", "if size >= NOTICE_SIZE and same(", "if False and same("),
+    ("any peer's notice", "if size >= NOTICE_SIZE and same(", "if False and same("),
     (
         "names of any length",
         "        if name_size > length - NAME_LENGTH:\n",

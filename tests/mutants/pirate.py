@@ -162,7 +162,7 @@ SUBSCRIBING = [
         ),
         ("topics stay", "        self.remove_unused(topic)\n\n    # ---", "\n    # ---"),
         (
-            "a drop takes whoever came since",
+            "a drop takes a peer that came since",
             "[one for one in gone if self._table.find(*one.place) is one]",
             "list(gone)",
         ),
@@ -211,7 +211,7 @@ SUBSCRIBING = [
             "if False:",
         ),
         (
-            "what waits behind a message is free",
+            "pending work behind a message is free",
             "(is_new and held <= HANDSHAKE_BYTES)",
             "is_new",
         ),

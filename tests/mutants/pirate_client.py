@@ -102,7 +102,7 @@ JOURNAL = mutants(
 
 FOLDER = mutants(
     "dialects/pirate/client/state_folder.py",
-    ("nobody locks", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+    ("no peer locks", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ("any id will do", "if client_id is not None and found.state.id != client_id:", "if False:"),
     ("reading again is written again", "if last > self.state.lasts.get(topic, 0):", "if True:"),
     ("made folders are not synced", "        client_journal.sync_folder(path.parent)\n", ""),

@@ -3,7 +3,7 @@
     python tests/mutants/policy.py [part of a mutant's name ...]
 
 The same procedure as in bus.py, with unit tests alone: each of these would let
-somebody do what a rule forbids, or keep somebody from what is theirs.
+a peer do what a rule forbids, or keep a peer from what is theirs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ POLICY = mutants(
     ("a key keeps its user's rules", "if who.kind == rules.KEY or identity.key:", "if False:"),
     ("unknown names name all", "if number is None or identity.uid is None:", "if False:"),
     ("an allow rule closes nothing", "return Decision(False, _CLOSED, closing)", "return None"),
-    ("nobody is told of a change", "            changed()", "            pass"),
+    ("change is not reported", "            changed()", "            pass"),
 )
 
 RULETABLE = mutants(
@@ -88,28 +88,28 @@ IDENTITY = mutants(
 JUDGING = mutants(
     "bus/policy_enforcer.py",
     ("old verdicts stay", "self._fanout.forget_verdicts()", "pass"),
-    ("nobody is reclassified", "party.source.reclassify(", "str("),
-    ("what nobody reads is not judged", "= self._policy.has_rules_for(PRODUCE)", "= False"),
+    ("no peer is reclassified", "party.source.reclassify(", "str("),
+    ("what no peer reads is not judged", "= self._policy.has_rules_for(PRODUCE)", "= False"),
     ("subscriptions stay", "lost = self._subscriptions.end_denied(party, may)", "lost = []"),
     ("Freud's subscriptions stay", "ended = self._topics.end_denied()", "ended = 0"),
 )
 
 QUOTAS = mutants(
     "bus/quotas.py",
-    ("a trial is told", "if not charged and not trial:", "if not charged:"),
+    ("a trial is reported", "if not charged and not trial:", "if not charged:"),
     (
         "new quotas are for new accounts",
         "            self._limit(account)\n\n    def charge",
         "            pass\n\n    def charge",
     ),
-    ("accounts stay for ever", "        if account.is_empty:\n", "        if False:\n"),
+    ("accounts stay forever", "        if account.is_empty:\n", "        if False:\n"),
     (
         "each charge has a row of its own",
         "account = self._accounts[identity.account] = QuotaAccount(",
         "account = QuotaAccount(",
     ),
-    ("nobody is named", "user=self.describe(identity),", ""),
-    ("overrides are nobody's", "self._own.get((key, quota))", "None"),
+    ("no peer is named", "user=self.describe(identity),", ""),
+    ("overrides are no peer's", "self._own.get((key, quota))", "None"),
 )
 
 PEER = mutants(

@@ -26,7 +26,7 @@ WAITS = mutants(
     ("shards without end", "if self._places + len(wanted) > MAX_PLACES:", "if False:"),
     ("places are not given back", "self._places -= len(wanted)", "pass"),
     (
-        "news wakes nobody",
+        "news wakes no peer",
         "                self._wake((one.topic, one.shard))",
         "                pass",
     ),
@@ -37,7 +37,7 @@ WAITS = mutants(
         "pass",
     ),
     ("what was seen is news", "if end > wanted[place]", "if end >= wanted[place]"),
-    ("a drop wakes nobody", "self._wake((topic.number, shard))", "pass"),
+    ("a drop wakes no peer", "self._wake((topic.number, shard))", "pass"),
 )
 
 BUDGET = mutants(
@@ -49,21 +49,21 @@ BUDGET = mutants(
         "        except BaseException:\n            self._release(size)",
         "        except BaseException:",
     ),
-    ("too large waits for ever", "if size > self._max_bytes:", "if False:"),
+    ("too large waits forever", "if size > self._max_bytes:", "if False:"),
 )
 
 OWNERS = mutants(
     "native/port/producer_registry.py",
-    ("producers are everybody's", "if owner != caller.name.encode():", "if False:"),
+    ("producers are shared by all", "if owner != caller.name.encode():", "if False:"),
     ("the last one owns it", "expected=0)", "expected=None)"),
-    ("owners are remembered for ever", "self._known.pop(producer, None)", "pass"),
+    ("owners are remembered forever", "self._known.pop(producer, None)", "pass"),
 )
 
 DURABLE = mutants(
     "durable/topic_registry.py",
     ("quotas are not charged", "fits = known + size <= limit", "fits = True"),
-    ("what is on its way does not count", "self._in_flight_bytes.get(topic.number, 0) + ", ""),
-    ("it is on its way for ever", "self._add_in_flight(topic.number, -block.size_bytes)", "None"),
+    ("in-flight work does not count", "self._in_flight_bytes.get(topic.number, 0) + ", ""),
+    ("it is in flight forever", "self._add_in_flight(topic.number, -block.size_bytes)", "None"),
     ("all to the first shard", "next(self._next_shard) % len(shards)", "0"),
     ("ids stand still", "self._advance(span.topic, span.first_id + span.count)", "pass"),
 )
@@ -72,7 +72,7 @@ BINDING = mutants(
     "durable/topic_names.py",
     ("claims are shared", "in self._claimed:\n            raise", "in ():\n            raise"),
     ("claims do not end", "self._claimed.discard(topic.number)", "pass"),
-    ("anybody may claim", "self.check_allowed(caller, DELETE, name)", "pass"),
+    ("any peer may claim", "self.check_allowed(caller, DELETE, name)", "pass"),
     ("both kinds at once", "if self._is_ephemeral(raw):", "if False:"),
     ("quotas are kept", "self._quotas.release(reservation.caller, TOPICS, 1)", "pass"),
 )
@@ -96,15 +96,15 @@ FLIGHT = [
         ("batches of any size", "if size > self._max_batch_bytes:", "if False:"),
         ("refusals are not counted", "        self._on_error(error)\n", ""),
         ("stamps are not read", "stamp = read_stamp(metadata)", "stamp = None"),
-        ("errors are told as outcomes", "outcome.result())", "outcome.exception())"),
-        ("the port is not told", "            self._desk.nudge()\n", "            pass\n"),
+        ("errors are reported as outcomes", "outcome.result())", "outcome.exception())"),
+        ("the port is not told", "            self._queue.wake()\n", "            pass\n"),
         ("any encoding", 'str(raw, "utf-8")', "raw"),
         ("all wait for one", " or not putting.is_ready():", ":"),
         ("a stream overtakes itself", "self._slow_path.has_batches(id(putting)) or ", ""),
     ),
     *mutants(
         "transports/flight/slow_consumers.py",
-        ("nobody is cut", "self._cut(waited.peer)", "pass"),
+        ("no peer is cut", "self._cut(waited.peer)", "pass"),
         ("cut again and again", "waited.is_cut = True", "pass"),
         ("slow links are cut", "if self._is_moving(waited, now_s):", "if False:"),
         ("a drop is enough", "and moved >= self._min_bytes_per_s * (now_s - waited.noted_s)", ""),
@@ -120,7 +120,7 @@ FLIGHT = [
     ),
     *mutants(
         "transports/flight/call_tracker.py",
-        ("stopping refuses nobody", "if self._stopping:", "if False:"),
+        ("stopping refuses no peer", "if self._stopping:", "if False:"),
         (
             "what could not begin goes on",
             "        except BaseException:\n            self.end_call(owed=owed)\n            raise",

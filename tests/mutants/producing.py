@@ -33,7 +33,7 @@ PRODUCER = [
         ("nothing is ever full", "self._rows >= options.max_batch_rows or", "False and"),
         ("batches without a bound", "batch.bytes + size > options.max_batch_bytes", "False"),
         (
-            "a batch overtakes what waits",
+            "a batch overtakes pending work",
             "with self._order:\n            self._drain()\n            with self._state:",
             "with self._order:\n            with self._state:",
         ),
@@ -43,8 +43,8 @@ PRODUCER = [
             "self._is_flush_requested = True\n                    self._state.notify()",
             "pass",
         ),
-        ("linger for ever", "self._since_s + self._options.linger_s", "self._since_s + 1e9"),
-        ("nobody is to send", "self._until_due_s() <= GRACE_S", "False"),
+        ("linger forever", "self._since_s + self._options.linger_s", "self._since_s + 1e9"),
+        ("no peer is to send", "self._until_due_s() <= GRACE_S", "False"),
         (
             "the thread is not told",
             "not (self._in_flight and self._is_timed_wait)",
@@ -56,7 +56,7 @@ PRODUCER = [
             "if self._is_flush_requested:",
         ),
         (
-            "failures are nobody's",
+            "failures are no peer's",
             "except Exception as error:  # any",
             "except ZeroDivisionError as error:  # any",
         ),
@@ -79,7 +79,7 @@ PRODUCER = [
         ("can be called back", "self._state = RUNNING", 'self._state = "PENDING"'),
         ("sets do not hear", "for waiter in future._waiters:", "for waiter in ():"),
         ("no callbacks", "if future._done_callbacks:", "if False:"),
-        ("nobody wakes", "condition.notify_all()", "pass"),
+        ("no peer wakes", "condition.notify_all()", "pass"),
     ),
     *mutants(
         "dialects/fdq/client/envelope.py",

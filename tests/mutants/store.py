@@ -78,7 +78,7 @@ PRODUCERS = mutants(
     ("future epochs may write", "if epoch != producer.epoch:", "if epoch < producer.epoch:"),
     ("digests do not matter", "if result is None or digest != stamp.digest:", "if result is None:"),
     ("gaps are let through", "if producer.options.dense and stamp.counter", "if False and stamp"),
-    ("nobody may leave gaps", "if producer.options.dense and stamp.counter", "if stamp.counter"),
+    ("no peer may leave gaps", "if producer.options.dense and stamp.counter", "if stamp.counter"),
     (
         "one result too many",
         "len(self.results) > self.options",
@@ -95,7 +95,7 @@ PRODUCERS = mutants(
     ),
     ("closing forgets nothing", "del self._producers[name]", "pass"),
     (
-        "anybody may close",
+        "any peer may close",
         "        self._of_epoch(name, epoch)\n        del",
         "        self._of_epoch(name, getattr(self._producers.get(name), 'epoch', 0))\n        del",
     ),
@@ -170,7 +170,7 @@ NAMESPACE = mutants(
         "max([self._wall_ns(), 0 * len(logs)])",
     ),
     (
-        "time is everybody's",
+        "time is shared by all",
         "*(log.timestamp_ns for log in logs)",
         "*(log.timestamp_ns for log in self._logs.values())",
     ),
@@ -221,7 +221,7 @@ NAMESPACE = mutants(
 
 ENGINE = mutants(
     "store/memory/memory_store.py",
-    ("nobody is line", "        if done.spans and not done.duplicate:", "        if False:"),
+    ("no peer is line", "        if done.spans and not done.duplicate:", "        if False:"),
     ("repeats are line", "if done.spans and not done.duplicate:", "if done.spans:"),
     (
         "a failing listener breaks a commit",
@@ -266,11 +266,11 @@ CHECKS = mutants(
     ("any name will do", "    topic_name.check_topic_name(name)\n", ""),
     ("settings are shared", "return {name: copy[name] for name in copy}", "return dict(settings)"),
     ("a key twice", '_check_unique([change.key for change in changes], "a commit', 'str("a commit'),
-    ("a stage twice", '_check_unique(stages, "a commit publishes a stage once")', "pass"),
+    ("a stage twice", '_check_unique(stages, "a commit must not publish a stage twice")', "pass"),
     ("no rows are asked for", "require(max_rows >= 1,", "require(max_rows >= 0,"),
     ("long keys", "_at_most(part, MAX_KEY_BYTES,", "_at_most(part, MAX_KEY_BYTES + 1,"),
-    ("long records", 'MAX_RECORD_BYTES, "a record"', 'MAX_RECORD_BYTES + 1, "a record"'),
-    ("long notes", 'MAX_NOTE_BYTES, "a note"', 'MAX_NOTE_BYTES + 1, "a note"'),
+    ("long records", 'MAX_RECORD_BYTES, "record"', 'MAX_RECORD_BYTES + 1, "a record"'),
+    ("long notes", 'MAX_NOTE_BYTES, "note"', 'MAX_NOTE_BYTES + 1, "a note"'),
     ("any lease", "math.isfinite(lease_s) and lease_s >= 0", "True"),
 )
 

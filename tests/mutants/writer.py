@@ -3,7 +3,7 @@
     python tests/mutants/writer.py [part of a mutant's name ...]
 
 The same procedure as in bus.py, with unit tests alone. Each would lose, repeat or answer too
-soon what was committed, or leave somebody waiting for ever.
+soon what was committed, or leave a peer waiting forever.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SUITES: dict[str, tuple[str, ...]] = {
 BESIDE = mutants(
     "store/lmdb/background_committer.py",
     ("what is failed is not told", "self._failed = FailedCommit(work.group, error)", "pass"),
-    ("nobody comes for what is lost", "            self._on_failure()\n", ""),
+    ("no peer comes for what is lost", "            self._on_failure()\n", ""),
     (
-        "nobody waits for what is under way",
+        "no peer waits for what is in progress",
         "        with self._idle:\n            failed,",
         "        if True:\n            failed,",
     ),
@@ -39,7 +39,11 @@ BESIDE = mutants(
         "            self._write(work.batch)\n",
         "            self._answer(work.executed)\n            self._write(work.batch)\n",
     ),
-    ("nobody is answered", "                self._answer(work.executed)\n", "                pass\n"),
+    (
+        "no peer is answered",
+        "                self._answer(work.executed)\n",
+        "                pass\n",
+    ),
     (
         "a thread that did not start is there",
         "            try:\n                thread.start()",
@@ -63,8 +67,8 @@ WRITER = mutants(
     ("a batch that failed is kept", "        self.state.rollback()\n", ""),
     (
         "the next is not waited for",
-        "            while not self._settled():  # then",
-        "            while False:  # then",
+        "            while not self._settled():\n                executed",
+        "            while False:\n                executed",
     ),
     ("what is small goes beside", "return batch.size >= LARGE_BYTES and", "return True and"),
     (
@@ -75,12 +79,12 @@ WRITER = mutants(
     ("what is to be removed waits", " and not batch.has_removals\n", "\n"),
     (
         "leases of a lost batch are gone",
-        "            if was_pending:  # else",
-        "            if True:  # else",
+        "            if was_pending:  # without",
+        "            if True:  # without",
     ),
     (
         "leases of a written batch stay",
-        "            if was_pending:  # else what has left may be what failed just now\n"
+        "            if was_pending:  # without one, the leases in flight may belong to a failed batch\n"
         "                self._on_committed()\n",
         "",
     ),
