@@ -233,5 +233,5 @@ def test_a_consumer_says_that_it_waits_for_a_bus_that_is_away(bus, caplog, monke
         assert began.wait(PATIENCE_S)
         bus.kill()
         may_end.set()
-        until(lambda: "one of t waits" in caplog.text, "its signs of life", PATIENCE_S)
-        until(lambda: "one of t has acks that wait" in caplog.text, "its acks", PATIENCE_S)
+        until(lambda: "one of t: heartbeat failed" in caplog.text, "its signs of life", PATIENCE_S)
+        until(lambda: "one of t: acks are delayed" in caplog.text, "its acks", PATIENCE_S)

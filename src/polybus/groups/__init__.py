@@ -1,28 +1,26 @@
-"""Consumer groups: who reads which shard of a topic, and how far each group has come.
+"""Consumer groups: the assignment of shards to members, and the progress of each group.
 
-All that matters is in records of the store, and changes there by commits that expect
-the version they were made from. So a bus that starts again goes on where it was, and
-whoever holds an old epoch can write nothing. What is held in memory beside that can
-be made again: when a member was heard of last, what it was handed, what it runs.
+All durable state is in records of the store. A commit changes a record only if it has the
+version that the change was made from. So a bus continues after a restart, and a member with
+an old epoch cannot write. State in memory only can be rebuilt: when a member was last seen,
+the offsets that it was handed, and the offsets that it runs.
 
-    records      what is kept, as values and as bytes
-    ranges       a low mark, and what is acked above it
-    assignment   which shard is for whom
-    state        a group in memory; its locks, and changes that become one commit
-    table        all groups: found, loaded, made, removed
-    membership   joining, leaving, dying; shards change hands
-    judging      what acks and failed runs make of a record
-    acks         acks of several shards as one commit; transactions
-    letters      messages that are given up
-    outputs      messages that are produced with an ack, as blocks
-    ends         where shards end, known from news
-    fetching     rows for a member, and what has changed for it
-    latency      the time from commit to ack
-    resetting    a group moved to another position
-    telling      figures for people and programs
-    coordinator  the face of it all
-    ticking      the thread by which its time passes
+    group_records      the records as values and as bytes
+    assignment         which member should own which shard
+    group_state        a group in memory, its locks, and changes that become one commit
+    group_registry     all groups: find, load, create, remove
+    membership         join, leave, expire; shards change owners
+    shard_progress     the effect of acks and failed runs on a shard's record
+    acks               acks of several shards as one commit, and transactions
+    dead_letter_queue  messages that have failed too often
+    message_block      messages that are produced with an ack, as blocks
+    shard_ends         the ends of shards, kept current by store notifications
+    member_fetch       rows and assignment changes for a member
+    ack_latency        the time from commit to ack
+    group_reset        move a group to another position
+    group_info         statistics of a group
+    coordinator        the entry point of all of these, and the timer that expires members
 
-Locks: a group's lock is taken before those of its shards, and these by their numbers.
-Acks take locks of shards alone, so members do not wait for each other's disk.
+Lock order: a group's lock before those of its shards, and these by shard number. Acks take
+only locks of shards, so members do not wait for each other's disk writes.
 """

@@ -1,4 +1,4 @@
-"""Acks of a member, over several of its shards, as one commit; and transactions."""
+"""Commits of acks: the reports of a member over several shards, and transactions."""
 
 from __future__ import annotations
 
@@ -20,38 +20,42 @@ if TYPE_CHECKING:
 
 
 class AckCommitter:
-    def __init__(self, means: GroupContext) -> None:
-        self._means = means
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
 
-    def commit_entries(
-        self, group: Group, consumer: str, max_deliver: int, entries: Sequence[ShardReport]
+    def commit_reports(
+        self, group: Group, consumer: str, max_deliver: int, reports: Sequence[ShardReport]
     ) -> list[dict[str, Any]]:
-        """An answer for each entry, once all that is taken is on disk.
+        """Commit the reports that are valid. Returns a response per report when durable.
 
-        Whoever releases shards holds the group's lock: they go to others in the same commit.
+        The caller must hold the group's lock if a report releases its shard, because the same
+        commit gives the shard to another member.
         """
-        shards = [group.shard(one.shard) for one in entries]
-        ends = self._shard_ends(group, entries)
-        with GroupUpdate(self._means, group, shards) as work:
-            judged = [
-                self._apply_entry(work, shard, consumer, max_deliver, entry, ends[entry.shard])
-                for shard, entry in zip(shards, entries, strict=True)
+        shards = [group.shard(report.shard) for report in reports]
+        ends = self._shard_ends(group, reports)
+        with GroupUpdate(self._context, group, shards) as update:
+            outcomes = [
+                self._apply_report(update, shard, consumer, max_deliver, report, ends[report.shard])
+                for shard, report in zip(shards, reports, strict=True)
             ]
-            failures = [
-                one for each in judged if isinstance(each, ReportOutcome) for one in each.failures
-            ]
-            dead = append_dead_letters(self._means, work, failures)
-            if not work.is_empty:
-                work.commit()
+            accepted = [outcome for outcome in outcomes if isinstance(outcome, ReportOutcome)]
+            exhausted = [message for outcome in accepted for message in outcome.exhausted]
+            dead = append_dead_letters(self._context, update, exhausted)
+            if not update.is_empty:
+                update.commit()
             released = {
-                one.shard
-                for one, each in zip(entries, judged, strict=True)
-                if one.release and isinstance(each, ReportOutcome)
+                report.shard
+                for report, outcome in zip(reports, outcomes, strict=True)
+                if report.release and isinstance(outcome, ReportOutcome)
             }
-            for shard in work.shards:
-                _reset_samples(shard, shard.number in released)
+            for shard in update.shards:
+                if shard.number in released:
+                    shard.reset_owner(shard.progress.low)
+                else:
+                    shard.commit_times.discard_below(shard.progress.low)
         return [
-            _describe_outcome(shard, each, dead) for shard, each in zip(shards, judged, strict=True)
+            _build_response(shard, outcome, dead)
+            for shard, outcome in zip(shards, outcomes, strict=True)
         ]
 
     def commit_transaction(
@@ -63,141 +67,140 @@ class AckCommitter:
         appends: Sequence[Append],
         stages: tuple[str, ...],
     ) -> CommitResult | None:
-        """The ack of one message and all that was produced with it; None if it is acked already.
+        """Commit the ack of one message and its outputs. Returns None if it is acked already.
 
-        `owner` is the consumer and the shard's epoch, `run` the offset and how many
-        failed runs of it the consumer knew of.
+        `owner` is the consumer and the shard's epoch. `run` is the offset and the number of
+        failed runs that the consumer knew of.
         """
         offset, attempt = run
         ends = self._shard_ends(group, [ShardReport(shard.number, 0, ((offset, offset + 1),))])
         if offset >= ends[shard.number]:
             raise MalformedRequest(f"shard {shard.number} has no offset {offset}")
-        with GroupUpdate(self._means, group, [shard]) as work:
+        with GroupUpdate(self._context, group, [shard]) as update:
             progress = shard.progress
             shard_progress.check_owner(progress, shard.number, *owner)
             if offset_ranges.contains(progress.low, progress.ranges, offset):
                 return None
             failed = progress.attempts.get(offset, 0)
             if failed != attempt:
-                text = f"offset {offset} has failed {failed} times by now, not {attempt}"
-                raise Stale(text)
+                raise Stale(
+                    f"attempt of offset {offset} must be {failed}, got {attempt};"
+                    " the run was given up"
+                )
             acked = ((offset, offset + 1),)
-            self._set_progress(work, shard, shard_progress.ack_ranges(progress, acked), acked)
-            work.appends += appends
-            return work.commit(stages)
+            self._set_progress(update, shard, shard_progress.ack_ranges(progress, acked), acked)
+            update.appends += appends
+            return update.commit(stages)
 
     def flush_counts(self, group: Group) -> None:
-        """Writes what members have counted, which else waits for a commit that is made anyhow."""
-        untold = [one for one in group.shards if one.counted != one.progress.counted]
-        for some in split_shards(untold, MAX_RECORDS_PER_COMMIT):
-            with GroupUpdate(self._means, group, some) as work:
-                for shard in some:
-                    work.set_progress(shard, shard.progress._replace(counted=shard.counted))
-                work.commit()
+        """Write the counts of members, which otherwise wait for the next ack."""
+        unwritten = [shard for shard in group.shards if shard.counted != shard.progress.counted]
+        for chunk in split_shards(unwritten, MAX_RECORDS_PER_COMMIT):
+            with GroupUpdate(self._context, group, chunk) as update:
+                for shard in chunk:
+                    update.set_progress(shard, shard.progress._replace(counted=shard.counted))
+                update.commit()
 
-    def _apply_entry(
+    def _apply_report(
         self,
-        work: GroupUpdate,
+        update: GroupUpdate,
         shard: GroupShard,
         consumer: str,
         max_deliver: int,
-        entry: ShardReport,
+        report: ShardReport,
         end: int,
     ) -> ReportOutcome | PolybusError:
-        progress = work.progress(shard)
+        """Apply one report to the update. Returns the error instead if it is refused."""
+        progress = update.progress(shard)
         try:
-            shard_progress.check_owner(progress, shard.number, consumer, entry.epoch)
-            if entry.failed:
-                progress = self._skip_trimmed(work, shard, progress)
-            judged = shard_progress.apply_report(progress, entry, end, max_deliver)
+            shard_progress.check_owner(progress, shard.number, consumer, report.epoch)
+            if report.failed:
+                progress = self._skip_trimmed(update, shard, progress)
+            outcome = shard_progress.apply_report(progress, report, end, max_deliver)
         except PolybusError as error:
             return error
-        shard.add_counts(entry.emitted, entry.redelivered)
-        if entry.running is not None:
-            shard.running = entry.running
-        elif entry.failed:  # these have ended, and must not count again should it die now
-            ended = {one.offset for one in entry.failed}
+        shard.add_counts(report.emitted, report.redelivered)
+        if report.running is not None:
+            shard.running = report.running
+        elif report.failed:  # these have ended, and must not fail again if the owner dies now
+            ended = {failure.offset for failure in report.failed}
             shard.running = tuple(offset for offset in shard.running if offset not in ended)
-        if entry.release:
-            judged.progress = _reassign(work.group, shard, judged.progress)
-        if judged.progress != progress:
-            self._set_progress(work, shard, judged.progress, entry.acked)
-        return judged
+        if report.release:
+            outcome.progress = _reassign(update.group, shard, outcome.progress)
+        if outcome.progress != progress:
+            self._set_progress(update, shard, outcome.progress, report.acked)
+        return outcome
 
     def _skip_trimmed(
-        self, work: GroupUpdate, shard: GroupShard, progress: ShardProgress
+        self, update: GroupUpdate, shard: GroupShard, progress: ShardProgress
     ) -> ShardProgress:
-        """A message that was trimmed meanwhile is not tried again: no letter could tell of it."""
-        bounds = self._means.durable.store.bounds(work.group.topic.number).shards
+        """Skip trimmed messages: they can neither run again nor become dead letters."""
+        bounds = self._context.durable.store.bounds(update.group.topic.number).shards
         caught_up = shard_progress.skip_trimmed(progress, bounds[shard.number].start)
         if caught_up is not progress:
-            work.set_progress(shard, caught_up)
+            update.set_progress(shard, caught_up)
         return caught_up
 
     def _set_progress(
         self,
-        work: GroupUpdate,
+        update: GroupUpdate,
         shard: GroupShard,
         progress: ShardProgress,
         acked: Iterable[offset_ranges.Range],
     ) -> None:
-        before = work.progress(shard)
+        """Set the progress, with the latency of the newly acked messages and the counts."""
+        before = update.progress(shard)
         fresh = offset_ranges.unacked_parts(before.low, before.ranges, acked)
-        look_up = partial(self._means.commit_time_ns, work.group.topic, shard.number)
+        look_up = partial(self._context.commit_time_ns, update.group.topic, shard.number)
         latency = shard.commit_times.count_acked(
-            progress.latency, fresh, self._means.wall_ns(), look_up
+            progress.latency, fresh, self._context.wall_ns(), look_up
         )
         is_released = progress.epoch != shard.progress.epoch or progress.owner is None
         counted = (0, 0) if is_released else shard.counted
-        work.set_progress(shard, progress._replace(latency=latency, counted=counted))
+        update.set_progress(shard, progress._replace(latency=latency, counted=counted))
 
-    def _shard_ends(self, group: Group, entries: Sequence[ShardReport]) -> Sequence[int]:
-        """Where shards end: as far as they are known to reach, unless more is spoken of."""
-        known = self._means.ends.get_ends(group.topic.number)
-        if all(known[one.shard] >= one.last for one in entries):
+    def _shard_ends(self, group: Group, reports: Sequence[ShardReport]) -> Sequence[int]:
+        """Return the ends of the shards; asks the store only if a report goes beyond them."""
+        known = self._context.ends.get_ends(group.topic.number)
+        if all(known[report.shard] >= report.last for report in reports):
             return known
-        return self._means.ends.refresh_ends(group.topic.number)
+        return self._context.ends.refresh_ends(group.topic.number)
 
 
 def append_dead_letters(
-    means: GroupContext, work: GroupUpdate, failures: Sequence[ExhaustedMessage]
+    context: GroupContext, update: GroupUpdate, exhausted: Sequence[ExhaustedMessage]
 ) -> set[tuple[int, int]]:
-    """Adds the letters of what has failed too often; the (shard, offset) of each."""
-    topic = work.group.topic
-    if not failures or not dead_letter_queue.has_dead_letter_topic(topic):
+    """Add dead letters to the update. Returns their (shard, offset) pairs."""
+    topic = update.group.topic
+    if not exhausted or not dead_letter_queue.has_dead_letter_topic(topic):
         return set()
-    appends, dead = dead_letter_queue.write_dead_letters(means, topic, work.group.name, failures)
-    work.appends += appends
-    for shard in work.shards:
+    appends, dead = dead_letter_queue.write_dead_letters(
+        context, topic, update.group.name, exhausted
+    )
+    update.appends += appends
+    for shard in update.shards:
         gone = [offset for number, offset in dead if number == shard.number]
         if gone:
-            work.set_progress(shard, shard_progress.mark_dead_lettered(work.progress(shard), gone))
+            progress = shard_progress.mark_dead_lettered(update.progress(shard), gone)
+            update.set_progress(shard, progress)
     return dead
 
 
 def _reassign(group: Group, shard: GroupShard, progress: ShardProgress) -> ShardProgress:
-    """To whom it is meant for; nobody's if that one has gone."""
+    """Give a released shard to its target, or leave it unowned if that member is gone."""
     free = shard_progress.release_owner(shard, progress, progress.suspect_to)
     name = group.target.get(shard.number, "")
     member = group.roster.members.get(name)
     return shard_progress.assign_owner(free, name, member.epoch) if member else free
 
 
-def _reset_samples(shard: GroupShard, released: bool) -> None:
-    if released:
-        shard.reset_owner(shard.progress.low)
-    else:
-        shard.commit_times.discard_below(shard.progress.low)
-
-
-def _describe_outcome(
-    shard: GroupShard, judged: ReportOutcome | PolybusError, dead: set[tuple[int, int]]
+def _build_response(
+    shard: GroupShard, outcome: ReportOutcome | PolybusError, dead: set[tuple[int, int]]
 ) -> dict[str, Any]:
-    """`low` is the group's own business if the entry was refused: then it is told as it is."""
-    told: dict[str, Any] = {"shard": shard.number, "low": shard.progress.low}
-    if isinstance(judged, PolybusError):
-        error = {"code": judged.code, "text": str(judged)}
-        return {**told, "attempts": {}, "dead": [], "error": error}
-    gone = sorted(at for at in judged.attempts if (shard.number, at) in dead)
-    attempts = {str(at): n for at, n in judged.attempts.items() if at not in gone}
-    return {**told, "attempts": attempts, "dead": gone, "error": None}
+    response: dict[str, Any] = {"shard": shard.number, "low": shard.progress.low}
+    if isinstance(outcome, PolybusError):
+        error = {"code": outcome.code, "text": str(outcome)}
+        return {**response, "attempts": {}, "dead": [], "error": error}
+    gone = sorted(at for at in outcome.attempts if (shard.number, at) in dead)
+    attempts = {str(at): n for at, n in outcome.attempts.items() if at not in gone}
+    return {**response, "attempts": attempts, "dead": gone, "error": None}

@@ -1,7 +1,7 @@
-"""Which shard is for whom: evenly, and with as few moves as can be.
+"""The assignment of shards to members: even, with as few moves as possible.
 
-No member gets two more than another. Who has most now is left with one more where
-the shards do not come out even, so nobody gives up more than it must.
+Shard counts of two members differ by at most one. Where the shards do not divide evenly,
+the members with most shards keep one more, so that no member gives up more than necessary.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Mapping
 Owners = Mapping[int, str | None]
 
 
-def assign_shards(members: Iterable[str], before: Owners, holders: Owners) -> dict[int, str]:
-    """The member that each shard of `before` is for; nothing without members.
+def assign_shards(members: Iterable[str], previous: Owners, holders: Owners) -> dict[int, str]:
+    """Return the member of each shard in `previous`; empty without members.
 
-    `before` is what was meant until now, `holders` who has a shard at present: one that
-    must be given to somebody is left, if that is even, with the one that has it.
+    `previous` is the assignment until now, `holders` the current owners. A shard that must
+    move goes to its current owner if that owner has room.
     """
     kept: dict[str, list[int]] = {name: [] for name in sorted(members)}
     if not kept:
         return {}
     pool: list[int] = []
-    for shard, owner in sorted(before.items()):
+    for shard, owner in sorted(previous.items()):
         kept.get(owner or "", pool).append(shard)
-    quotas = _quotas(kept, len(before))
+    quotas = _quotas(kept, len(previous))
     for name, shards in kept.items():
         pool += shards[quotas[name] :]
         del shards[quotas[name] :]
@@ -47,6 +47,7 @@ def _fill_quotas(
             kept[holder].append(shard)
         else:
             left.append(shard)
-    wanting = [name for name in kept for _ in range(quotas[name] - len(kept[name]))]
-    for name, shard in zip(wanting, left, strict=True):
+    # One entry per free place; the quotas add up to the number of shards.
+    free = [name for name in kept for _ in range(quotas[name] - len(kept[name]))]
+    for name, shard in zip(free, left, strict=True):
         kept[name].append(shard)

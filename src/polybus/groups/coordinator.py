@@ -1,8 +1,8 @@
-"""The face of the groups: each verb for a topic that the caller was found to be allowed.
+"""The coordinator of consumer groups: one method per action on an authorized topic.
 
-Every call may come from any thread, and blocks until what it answers is on disk. A
-fetch, an ack and a heartbeat are signs of life; whoever gives none for as long as it
-said itself is dropped by `tick`, which somebody calls a few times a second.
+Any thread may call it. A call returns when its changes are durable. A fetch, an ack and a
+heartbeat count as signs of life. `tick`, which a timer calls a few times per second, drops
+members that gave none for as long as they declared at join.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("polybus.groups")
 
+TICK_S: Final = 0.25  # the maximum delay until a dead consumer is noticed
+LATE_S: Final = 1.0  # a later tick means that the whole process was stopped
+
 
 class Coordinator:
     def __init__(
         self,
-        means: GroupContext,
+        context: GroupContext,
         max_groups: int = 1024,
         max_user_groups: int = 1024,
         max_members: int = 1024,
     ) -> None:
-        self._means = means
-        self._table = GroupRegistry(means, max_groups, max_user_groups)
-        self._membership = Membership(means, self._table, max_members)
-        self._acks = AckCommitter(means)
+        self._context = context
+        self._registry = GroupRegistry(context, max_groups, max_user_groups)
+        self._membership = Membership(context, self._registry, max_members)
+        self._acks = AckCommitter(context)
 
     # --- members
 
@@ -49,12 +52,12 @@ class Coordinator:
         topic: Topic,
         group: str,
         consumer: str,
-        asked: Member,
+        requested: Member,
         start: str = EARLIEST,
         creator: str = "",
     ) -> Member:
-        """A new group is charged to `creator`."""
-        return self._membership.join(topic, group, consumer, asked, start, creator)
+        """Add a member and return it with its epoch. A new group counts against `creator`."""
+        return self._membership.join(topic, group, consumer, requested, start, creator)
 
     def heartbeat(
         self,
@@ -64,26 +67,27 @@ class Coordinator:
         epoch: int,
         running: Mapping[int, tuple[int, ...]],
     ) -> tuple[list[int], list[int]]:
-        """The shards that it is to release, and all that are its own."""
-        found, _ = self._member(topic, group, consumer, epoch)
-        owned = found.owned_shards(consumer, epoch)
+        """Record the running offsets. Returns the shards to release, and all owned shards."""
+        state, _ = self._check_member(topic, group, consumer, epoch)
+        owned = state.owned_shards(consumer, epoch)
         for shard in owned:
             shard.running = running.get(shard.number, ())
-        release = [one.number for one in owned if not found.can_keep(one, consumer)]
-        return release, [one.number for one in owned]
+        release = [shard.number for shard in owned if not state.can_keep(shard, consumer)]
+        return release, [shard.number for shard in owned]
 
     def leave(
-        self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[ShardReport]
+        self, topic: Topic, group: str, consumer: str, epoch: int, reports: Sequence[ShardReport]
     ) -> list[dict[str, Any]]:
-        found, member = self._member(topic, group, consumer, epoch)
-        with found.lock:
-            told = (
-                self._acks.commit_entries(found, consumer, member.max_deliver, entries)
-                if entries
+        """Commit the last acks of a member and remove it."""
+        state, member = self._check_member(topic, group, consumer, epoch)
+        with state.lock:
+            responses = (
+                self._acks.commit_reports(state, consumer, member.max_deliver, reports)
+                if reports
                 else []
             )
-            self._membership.leave(found, consumer, epoch)
-        return told
+            self._membership.leave(state, consumer, epoch)
+        return responses
 
     # --- messages
 
@@ -96,79 +100,86 @@ class Coordinator:
         bounds: tuple[int, int],
         exact: bool = True,
     ) -> MemberFetch:
-        """`member` is its name and epoch, `bounds` are rows and bytes."""
-        found, _ = self._member(topic, group, *member)
-        return MemberFetch(self._means, found, member, held, bounds, exact)
+        """Open a fetch for `member` (name, epoch) with `bounds` (rows, bytes)."""
+        state, _ = self._check_member(topic, group, *member)
+        return MemberFetch(self._context, state, member, held, bounds, exact)
 
     def ack(
-        self, topic: Topic, group: str, consumer: str, epoch: int, entries: Sequence[ShardReport]
+        self, topic: Topic, group: str, consumer: str, epoch: int, reports: Sequence[ShardReport]
     ) -> list[dict[str, Any]]:
-        found, member = self._member(topic, group, consumer, epoch)
-        if not any(entry.release for entry in entries):
-            return self._acks.commit_entries(found, consumer, member.max_deliver, entries)
-        with found.lock:
-            told = self._acks.commit_entries(found, consumer, member.max_deliver, entries)
-            if any(found.shards[one.shard].progress.owner is None for one in entries):
-                found.needs_rebalance = True
-                self._rebalance(found)
-        self._means.wake(topic.number)
-        return told
+        """Commit the reports of a member. Returns one response per report."""
+        state, member = self._check_member(topic, group, consumer, epoch)
+        if not any(report.release for report in reports):
+            return self._acks.commit_reports(state, consumer, member.max_deliver, reports)
+        with state.lock:
+            responses = self._acks.commit_reports(state, consumer, member.max_deliver, reports)
+            # A released shard without a live target must be assigned again.
+            if any(state.shards[report.shard].progress.owner is None for report in reports):
+                state.needs_rebalance = True
+                self._rebalance(state)
+        self._context.wake(topic.number)
+        return responses
 
     def commit(
         self,
         topic: Topic,
         group: str,
         member: tuple[str, int],
-        place: tuple[int, int, int, int],
+        position: tuple[int, int, int, int],
         appends: Sequence[Append],
         stages: tuple[str, ...] = (),
     ) -> CommitResult | None:
-        """`place` is the shard, its epoch, the offset, and the attempt; None: acked already."""
-        found, _ = self._member(topic, group, *member)
-        number, shard_epoch, offset, attempt = place
+        """Commit a transaction. Returns None if its message is acked already.
+
+        `position` is the shard, its epoch, the offset, and the attempt.
+        """
+        state, _ = self._check_member(topic, group, *member)
+        number, shard_epoch, offset, attempt = position
         owner = member[0], shard_epoch
-        shard = found.shard(number)
+        shard = state.shard(number)
         return self._acks.commit_transaction(
-            found, shard, owner, (offset, attempt), appends, stages
+            state, shard, owner, (offset, attempt), appends, stages
         )
 
     # --- groups
 
     def names(self, topic: Topic) -> list[str]:
-        return self._table.names(topic)
+        return self._registry.names(topic)
 
     def info(self, topic: Topic, group: str) -> dict[str, Any]:
-        return group_info.describe_group(self._means, self._table.get(topic, group))
+        return group_info.describe_group(self._context, self._registry.get(topic, group))
 
     def names_by_topic(self) -> dict[int, list[str]]:
-        """The names of all groups, by their topics' numbers."""
-        return self._table.names_by_topic()
+        """Return the names of all groups by topic number."""
+        return self._registry.names_by_topic()
 
     def summarize(self, topic: Topic, group: str) -> dict[str, Any] | None:
-        """None if it has gone by now."""
-        found = self._table.find(topic, group)
-        return group_info.summarize_group(self._means, found) if found and found.version else None
+        """Return the totals of a group, or None if it was removed."""
+        state = self._registry.find(topic, group)
+        if state is None or not state.version:
+            return None
+        return group_info.summarize_group(self._context, state)
 
     def reset(self, topic: Topic, group: str, to: Any, force: bool = False) -> dict[int, int]:
-        return group_reset.reset(self._means, self._table.get(topic, group), to, force)
+        return group_reset.reset(self._context, self._registry.get(topic, group), to, force)
 
     def remove(self, topic: Topic, group: str, force: bool = False) -> None:
-        found = self._table.get(topic, group)
-        with found.lock:
-            group_reset.check_has_no_members(found, force)
-            self._table.remove(found)
+        state = self._registry.get(topic, group)
+        with state.lock:
+            group_reset.check_has_no_members(state, force)
+            self._registry.remove(state)
 
-    # --- time, and what goes away
+    # --- time, and dropped topics
 
     def drop(self, topic: Topic) -> None:
-        """The topic has gone. Quick, and may be called on any thread."""
-        self._means.ends.remove_topic(topic.number)
-        self._table.mark_topic_dropped(topic)
+        """Forget a dropped topic. It is quick and may be called on any thread."""
+        self._context.ends.remove_topic(topic.number)
+        self._registry.mark_topic_dropped(topic)
 
     def tick(self) -> None:
-        """Drops the dead, gives what waits to be given, removes what has gone."""
-        self._table.remove_dropped()
-        for group in self._table.loaded():
+        """Expire members, rebalance groups that need it, remove groups of dropped topics."""
+        self._registry.remove_dropped()
+        for group in self._registry.loaded():
             try:
                 dead = self._membership.expire(group)
             except StoreClosed:
@@ -179,36 +190,40 @@ class Coordinator:
             else:
                 for name in dead:
                     _log.warning(
-                        "consumer %r of group %r, topic %s, gave no sign of life: dropped",
+                        "consumer %r of group %r, topic %s, sent no heartbeat; dropped",
                         name,
                         group.name,
                         group.topic.name,
                     )
 
     def extend_deadlines(self, seconds: float) -> None:
-        """The bus itself stood still for so long: nobody is blamed for that time."""
-        for group in self._table.loaded():
+        """Extend the deadline of every member by the time that the bus itself was stopped."""
+        for group in self._registry.loaded():
             with group.lock:
                 for name in list(group.last_seen_s):
                     group.last_seen_s[name] += seconds
 
     def stop(self) -> None:
-        """The bus stops, and nobody can call any more: counts are exact from here on."""
-        for group in self._table.loaded():
+        """Write the counts of all groups. No other call may follow."""
+        for group in self._registry.loaded():
             try:
                 self._acks.flush_counts(group)
             except PolybusError as error:
                 _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
 
-    # --- inside
+    def _check_member(
+        self, topic: Topic, group: str, consumer: str, epoch: int
+    ) -> tuple[Group, Member]:
+        """Return the group and the member, and record a sign of life.
 
-    def _member(self, topic: Topic, group: str, consumer: str, epoch: int) -> tuple[Group, Member]:
-        found = self._table.find(topic, group)
-        if found is None:
-            raise Expired(f"topic {topic.name} has no group {group!r}: join again")
-        member = found.member(consumer, epoch)
-        found.last_seen_s[consumer] = self._means.clock()
-        return found, member
+        Raises `Expired` or `Fenced` if the consumer is not a member under this epoch.
+        """
+        state = self._registry.find(topic, group)
+        if state is None:
+            raise Expired(f"topic {topic.name} has no group {group!r}; join again")
+        member = state.member(consumer, epoch)
+        state.last_seen_s[consumer] = self._context.clock()
+        return state, member
 
     def _rebalance(self, group: Group) -> None:
         try:
@@ -217,13 +232,13 @@ class Coordinator:
             _log.warning("group %r of %s: %s", group.name, group.topic.name, error)
 
 
-_log = logging.getLogger("polybus.groups")
-
-TICK_S: Final = 0.25  # a dead consumer is noticed that much later at most
-LATE_S: Final = 1.0
-
-
 class CoordinatorTimer:
+    """The thread that calls `tick`.
+
+    A late tick means that the whole process was stopped and has received nothing meanwhile,
+    so every member gets that time on top.
+    """
+
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float]) -> None:
         self._coordinator = coordinator
         self._clock = clock
@@ -234,19 +249,19 @@ class CoordinatorTimer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait for a tick under way, which may need the one who calls."""
+        """Stop without waiting for a tick under way, which may need the calling thread."""
         self._stopped.set()
 
     def _run(self) -> None:
-        last = self._clock()
+        last_s = self._clock()
         while not self._stopped.wait(TICK_S):
-            now = self._clock()
+            now_s = self._clock()
             try:
-                if now - last > TICK_S + LATE_S:
-                    self._coordinator.extend_deadlines(now - last)
+                if now_s - last_s > TICK_S + LATE_S:
+                    self._coordinator.extend_deadlines(now_s - last_s)
                 self._coordinator.tick()
             except StoreClosed:
                 return
             except Exception:
-                _log.exception("the groups could not be looked after; tried again")
-            last = now
+                _log.exception("tick of the consumer groups failed; retrying")
+            last_s = now_s

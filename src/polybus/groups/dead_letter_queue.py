@@ -1,9 +1,9 @@
-"""Messages that are given up: they go to TOPIC.dlq, in the commit that counts them as acked.
+"""Dead letters: messages that failed too often move to TOPIC.dlq, in the commit that acks them.
 
-Key, body and headers stay as they were, and further headers say where a message came
-from and why it is there. A topic that is such an end itself has none. Where the
-letter cannot be written (its topic may not be made, there are too many of them for one
-commit), the message is not given up: it comes again. One that was trimmed does not.
+Key, body and headers are unchanged. Additional headers name the origin of the message and the
+reason. A topic that is a dead letter queue itself has none. If the dead letter cannot be
+written (its topic cannot be created, or the commit has too many of them), the message is not
+acked and is delivered again, unless it was trimmed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polybus.errors import InvalidTopic, PolybusError, Trimmed, Unavailable
-from polybus.groups.message_block import OutputMessage, block_of, messages_of
+from polybus.groups.message_block import OutputMessage, build_block, read_messages
 from polybus.model.topic_name import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ _log = logging.getLogger("polybus.groups")
 
 SUFFIX: Final = ".dlq"
 PREFIX: Final = "polybus."
-MAX_REASON_BYTES: Final = 1024  # an exception's text; a whole trace is for the consumer's log
-MAX_DEAD_LETTERS: Final = 1024  # of one commit
-MAX_BYTES: Final = 64 << 20  # of one commit, but for the last: a block takes four times that
+MAX_REASON_BYTES: Final = 1024  # the text of an exception; tracebacks are in the consumer's log
+MAX_DEAD_LETTERS: Final = 1024  # per commit
+MAX_BYTES: Final = 64 << 20  # per commit, except for the last; a block may have four times that
 
 
 class ExhaustedMessage(NamedTuple):
-    """A message that has failed as often as it may."""
+    """A message that has failed `max_deliver` times."""
 
     shard: int
     offset: int
@@ -44,65 +44,74 @@ def has_dead_letter_topic(topic: Topic) -> bool:
 
 
 def check_dead_letter_name(topic: Topic) -> None:
-    """`InvalidTopic` if its letters could have no topic: they would be tried again for ever."""
+    """Raise `InvalidTopic` if the topic's name is too long for its dead letter queue.
+
+    Without one, messages that always fail would be retried forever.
+    """
     most = MAX_NAME_BYTES - len(SUFFIX)
     if has_dead_letter_topic(topic) and len(topic.name.encode()) > most:
-        text = f"topic {topic.name!r} leaves no room for {SUFFIX} behind its name: groups read"
-        raise InvalidTopic(f"{text} topics with names of at most {most} bytes")
+        raise InvalidTopic(
+            f"topic {topic.name!r} must leave room for {SUFFIX}: a topic with consumer groups has"
+            f" a name of at most {most} bytes"
+        )
 
 
 def write_dead_letters(
-    means: GroupContext, topic: Topic, group: str, failures: Sequence[ExhaustedMessage]
+    context: GroupContext, topic: Topic, group: str, exhausted: Sequence[ExhaustedMessage]
 ) -> tuple[tuple[Append, ...], set[tuple[int, int]]]:
-    """The appends, and the (shard, offset) of those that are given up by them."""
-    messages: dict[tuple[int, int], OutputMessage] = {}
+    """Return the appends, and the (shard, offset) pairs of the messages in them."""
+    letters: dict[tuple[int, int], OutputMessage] = {}
     size = 0
-    for failure in failures[:MAX_DEAD_LETTERS]:
-        letter = _read_dead_letter(means, topic, group, failure) if size < MAX_BYTES else None
+    for message in exhausted[:MAX_DEAD_LETTERS]:
+        letter = _read_dead_letter(context, topic, group, message) if size < MAX_BYTES else None
         if letter is not None:
-            messages[failure.shard, failure.offset] = letter
+            letters[message.shard, message.offset] = letter
             size += len(letter.body)
-    if not messages:
+    if not letters:
         return (), set()
     try:
-        target = means.dead_letters(topic)
-        return means.durable.build_appends(target, block_of(messages.values())), set(messages)
+        target = context.dead_letters(topic)
+        return context.durable.build_appends(target, build_block(letters.values())), set(letters)
     except Unavailable:
         raise
     except PolybusError as error:
-        _log.warning("nothing can be given up to %s%s: %s", topic.name, SUFFIX, error)
+        _log.warning("cannot write dead letters to %s%s: %s", topic.name, SUFFIX, error)
         return (), set()
 
 
 def _read_dead_letter(
-    means: GroupContext, topic: Topic, group: str, failure: ExhaustedMessage
+    context: GroupContext, topic: Topic, group: str, exhausted: ExhaustedMessage
 ) -> OutputMessage | None:
-    start = failure.offset
+    """Read the message and add the headers. Returns None if it was trimmed."""
+    start = exhausted.offset
+    store = context.durable.store
     try:
-        rows = means.durable.store.read(topic.number, failure.shard, start, start + 1, max_rows=1)
+        rows = store.read(topic.number, exhausted.shard, start, start + 1, max_rows=1)
     except Trimmed:
         return None
-    for number, message in messages_of(rows):
-        return message._replace(headers=_headers(message, topic, group, failure, number))
+    for message_id, message in read_messages(rows):
+        headers = _add_headers(message, topic, group, exhausted, message_id)
+        return message._replace(headers=headers)
     return None
 
 
-def _headers(
-    message: OutputMessage, topic: Topic, group: str, failure: ExhaustedMessage, number: int
+def _add_headers(
+    message: OutputMessage, topic: Topic, group: str, exhausted: ExhaustedMessage, message_id: int
 ) -> list[tuple[str, bytes]]:
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "topic": topic.name,
-        "shard": failure.shard,
-        "offset": failure.offset,
-        "id": number,
+        "shard": exhausted.shard,
+        "offset": exhausted.offset,
+        "id": message_id,
         "group": group,
-        "deliveries": failure.deliveries,
-        "reason": _cut(failure.reason),
+        "deliveries": exhausted.deliveries,
+        "reason": _truncate(exhausted.reason),
     }
-    ours = [(PREFIX + name, str(value).encode()) for name, value in told.items()]
-    names = {name for name, _ in ours}
-    return [one for one in message.headers or () if one[0] not in names] + ours
+    added = [(PREFIX + name, str(value).encode()) for name, value in fields.items()]
+    # A requeued message has these headers from its last time: replace them.
+    names = {name for name, _ in added}
+    return [header for header in message.headers or () if header[0] not in names] + added
 
 
-def _cut(reason: str) -> str:
+def _truncate(reason: str) -> str:
     return reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore")

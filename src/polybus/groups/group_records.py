@@ -1,13 +1,13 @@
-"""What is kept of a group: one record for its members, and one for each shard.
+"""The records of a group: one for its members, and one for each shard.
 
     group/TTTTTTTT 0 GROUP              the roster
-    groupshard/TTTTTTTT 0 GROUP 0 SSSS  how far the group has come in a shard
-    groupmark/TTTTTTTT                  the first epoch that no removed group of the topic had
+    groupshard/TTTTTTTT 0 GROUP 0 SSSS  the progress of the group in a shard
+    groupmark/TTTTTTTT                  the first epoch that no removed group of the topic used
 
-T is the topic's number and S the shard's, in hex; 0 is a NUL, which no name has. The
-values are JSON (a mark: a number). A group that is made anew begins at the mark, so that
-whoever was in one of its name before holds no epoch of the new one. Rosters have a prefix
-of their own, so that a bus that starts finds all groups without reading all their shards.
+T is the topic's number and S the shard's, in hex; 0 is a NUL, which no name contains. Values
+are JSON; a mark is a number. A group that is created again begins at the mark, so that members
+of the removed group have no valid epoch in the new one. Rosters have their own prefix, so that
+a starting bus finds all groups without reading all shards.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ROSTERS: Final = b"group/"
 SHARDS: Final = b"groupshard/"
 MARKS: Final = b"groupmark/"
 
-# Of a group's or consumer's name, in bytes: a host, a pid and a word fit, and a roster of
-# as many members as there may be stays below what a record may hold.
+# Of a group's or consumer's name. A host, a pid and a word fit, and a roster with max_members
+# stays below the size limit of a record.
 MAX_NAME_BYTES: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A consumer that has joined, with what it asked for."""
+    """A consumer that has joined, with its settings."""
 
     epoch: int
     max_deliver: int
@@ -41,7 +41,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """`generation` counts how often it has changed; `creator` is whom the group is charged to."""
+    """The members of a group. `generation` counts changes; the group counts against `creator`."""
 
     generation: int = 0
     next_epoch: int = 1
@@ -53,13 +53,12 @@ EMPTY_MAP: Final[Mapping[Any, int]] = {}
 
 
 class ShardProgress(NamedTuple):
-    """How far a group has come in one shard, and whose the shard is.
+    """The progress of a group in one shard, and the owner of the shard.
 
-    `epoch` rises whenever the shard is given to somebody; `member` is the epoch of the
-    one that has it. `start` is where acks are counted from. `attempts` are failed runs
-    of messages that are not acked. Below `suspect_to` messages may have been running when
-    a consumer died. `emitted` and `redelivered` are those of earlier owners; the present
-    one's are in `counted`, as totals.
+    `epoch` rises with every assignment; `member` is the member epoch of the owner. Acks are
+    counted from `start`. `attempts` are failed runs of messages that are not acked. Messages
+    below `suspect_to` may have been running when a consumer died. `emitted` and `redelivered`
+    are totals of earlier owners; those of the current owner are in `counted`.
     """
 
     epoch: int = 0
@@ -110,17 +109,17 @@ def read_mark_key(key: bytes) -> int:
 
 
 def read_roster_key(key: bytes) -> tuple[int, str]:
-    """The topic's number and the group's name."""
+    """Return the topic's number and the group's name."""
     number, _, name = key[len(ROSTERS) :].partition(b"\0")
     return int(number, 16), name.decode()
 
 
-def check_name(what: str, name: str) -> str:
-    """`MalformedRequest` unless a group or consumer may be called so."""
+def check_name(kind: str, name: str) -> str:
+    """Return the name of a group or consumer. Raises `MalformedRequest` if it is invalid."""
     if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
-        raise MalformedRequest(f"the name of a {what} has 1 to {MAX_NAME_BYTES} bytes")
+        raise MalformedRequest(f"{kind} name must have 1 to {MAX_NAME_BYTES} bytes")
     if any(char < " " or "\x7f" <= char < "\xa0" for char in name):
-        raise MalformedRequest(f"the name of a {what} has no control characters")
+        raise MalformedRequest(f"{kind} name must have no control characters, got {name!r}")
     return name
 
 
@@ -129,45 +128,45 @@ def check_name(what: str, name: str) -> str:
 
 def encode_roster(roster: Roster) -> bytes:
     members = {
-        name: [one.epoch, one.max_deliver, one.heartbeat_ms, one.dead_ms]
-        for name, one in roster.members.items()
+        name: [member.epoch, member.max_deliver, member.heartbeat_ms, member.dead_ms]
+        for name, member in roster.members.items()
     }
-    held = {
+    fields = {
         "generation": roster.generation,
         "next_epoch": roster.next_epoch,
         "members": members,
         "creator": roster.creator,
     }
-    return _encode(held).encode()
+    return _encode(fields).encode()
 
 
 def decode_roster(raw: bytes) -> Roster:
     try:
-        held = json.loads(raw)
-        members = {name: Member(*one) for name, one in held["members"].items()}
-        return Roster(held["generation"], held["next_epoch"], members, held["creator"])
+        fields = json.loads(raw)
+        members = {name: Member(*values) for name, values in fields["members"].items()}
+        return Roster(fields["generation"], fields["next_epoch"], members, fields["creator"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Damaged("the record of a group cannot be read") from None
+        raise Damaged("invalid record of a group") from None
 
 
 def encode_progress(progress: ShardProgress) -> bytes:
-    """Without what is as in a new one: most of it, most of the time."""
+    """Encode the fields that differ from a new record, which are usually few."""
     parts = zip(ShardProgress._fields, progress, NEW, strict=True)
     return _encode({name: value for name, value, usual in parts if value != usual}).encode()
 
 
 def decode_progress(raw: bytes) -> ShardProgress:
     try:
-        held = json.loads(raw)
-        held["ranges"] = tuple((start, end) for start, end in held.get("ranges", ()))
-        held["attempts"] = {int(key): n for key, n in held.get("attempts", {}).items()}
-        emitted, redelivered = held.get("counted", (0, 0))
-        held["counted"] = (emitted, redelivered)
-        return ShardProgress(**held)
+        fields = json.loads(raw)
+        fields["ranges"] = tuple((start, end) for start, end in fields.get("ranges", ()))
+        fields["attempts"] = {int(key): n for key, n in fields.get("attempts", {}).items()}
+        emitted, redelivered = fields.get("counted", (0, 0))
+        fields["counted"] = (emitted, redelivered)
+        return ShardProgress(**fields)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Damaged("the record of a group's shard cannot be read") from None
+        raise Damaged("invalid record of a group's shard") from None
 
 
 NEW: Final = ShardProgress()
-# One for all: to make one for each record would take longer than the record.
+# Shared: creating an encoder takes longer than encoding a record.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -1,8 +1,8 @@
-"""All groups: found by topic and name, loaded when first asked for, made, removed.
+"""All groups: find by topic and name, load on first use, create, remove.
 
-Groups that have members are loaded when the bus starts, since somebody must notice
-should they never come back. Records of topics that are not there any more are swept
-away, by whoever calls `sweep`: dropping a topic must not wait for that.
+Groups with members are loaded when the bus starts, because members that never return must
+expire. `remove_dropped` removes the records of dropped topics later, so that dropping a topic
+does not wait for it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _log = logging.getLogger("polybus.groups")
 
 EARLIEST, LATEST = "earliest", "latest"
 STARTS: Final = (EARLIEST, LATEST)
-MAX_RECORDS_PER_COMMIT: Final = 600  # records changed by one commit: the store takes 900
+MAX_RECORDS_PER_COMMIT: Final = 600  # the store takes 900
 
 Key = tuple[int, str]  # a topic's number, and the group's name
 
 
 class GroupRegistry:
-    def __init__(self, means: GroupContext, max_groups: int, max_user_groups: int) -> None:
-        self._means = means
+    def __init__(self, context: GroupContext, max_groups: int, max_user_groups: int) -> None:
+        self._context = context
         self._max_groups = max_groups
         self._max_user_groups = max_user_groups
-        self._store = means.durable.store
+        self._store = context.durable.store
         self._lock = RLock()
-        self._known: dict[Key, str] = {}  # all there are, and whom they are charged to
+        self._known: dict[Key, str] = {}  # all groups, with their creators
         self._loaded: dict[Key, Group] = {}
         self._recovered = False
-        self._dropping = Lock()  # of the list below alone: the loop takes it
+        self._dropping = Lock()  # guards only `_dropped`, because the event loop takes it
         self._dropped: list[int] = []
 
     def recover(self) -> None:
-        """Finds all groups; those with members are in memory from then on. Once is enough."""
+        """Find all groups and load those with members. Later calls do nothing."""
         with self._lock:
             if self._recovered:
                 return
@@ -66,14 +66,14 @@ class GroupRegistry:
 
     def names_by_topic(self) -> dict[int, list[str]]:
         self.recover()
-        found: dict[int, list[str]] = {}
+        names: dict[int, list[str]] = {}
         with self._lock:
             for number, name in sorted(self._known):
-                found.setdefault(number, []).append(name)
-        return found
+                names.setdefault(number, []).append(name)
+        return names
 
     def get(self, topic: Topic, name: str) -> Group:
-        """`DoesNotExist` if there is no such group."""
+        """Return the group. Raises `DoesNotExist` if there is none."""
         group = self.find(topic, name)
         if group is None or not group.version:
             raise DoesNotExist(f"topic {topic.name} has no group {name!r}")
@@ -81,9 +81,9 @@ class GroupRegistry:
 
     def find(self, topic: Topic, name: str) -> Group | None:
         key = topic.number, name
-        found = self._loaded.get(key)
-        if found is not None:
-            return found
+        group = self._loaded.get(key)
+        if group is not None:
+            return group
         self.recover()
         with self._lock:
             if key in self._known and key not in self._loaded:
@@ -91,10 +91,10 @@ class GroupRegistry:
             return self._loaded.get(key)
 
     def get_or_create(self, topic: Topic, name: str, start: str, creator: str) -> Group:
-        """A new one is on disk once its first member is."""
-        found = self.find(topic, name)
-        if found is not None:
-            return found
+        """Return the group. A new one is written together with its first member."""
+        group = self.find(topic, name)
+        if group is not None:
+            return group
         with self._lock:
             key = topic.number, name
             if key not in self._loaded:
@@ -104,7 +104,7 @@ class GroupRegistry:
             return self._loaded[key]
 
     def discard(self, group: Group) -> None:
-        """It was removed, or never came to be."""
+        """Forget a group that was removed or never written."""
         group.is_removed = True
         with self._lock:
             key = group.topic.number, group.name
@@ -113,26 +113,28 @@ class GroupRegistry:
                 self._known.pop(key, None)
 
     def remove(self, group: Group) -> None:
-        """With its records, for good; that its epochs were used is remembered."""
+        """Remove a group and its records. The mark keeps its epochs from being used again."""
         number = group.topic.number
-        with group.lock, GroupUpdate(self._means, group, group.shards):
-            used = max(group.roster.next_epoch, *(one.progress.epoch + 1 for one in group.shards))
+        with group.lock, GroupUpdate(self._context, group, group.shards):
+            used = max(
+                group.roster.next_epoch, *(shard.progress.epoch + 1 for shard in group.shards)
+            )
             with self._lock:
                 mark = max(used, self._mark(number))
                 self._remove_records(number, group.name, mark)
             self.discard(group)
-        self._means.wake(group.topic.number)
+        self._context.wake(group.topic.number)
 
     # --- dropped topics
 
     def mark_topic_dropped(self, topic: Topic) -> None:
-        """The topic has gone, and its groups with it. Quick: their records are for `sweep`."""
+        """Mark the groups of a dropped topic as removed. `remove_dropped` removes their records."""
         with self._dropping:
             self._dropped.append(topic.number)
         for (number, _), group in self._loaded.copy().items():
             if number == topic.number:
                 group.is_removed = True
-        self._means.wake(topic.number)
+        self._context.wake(topic.number)
 
     def remove_dropped(self) -> None:
         self.recover()
@@ -147,15 +149,14 @@ class GroupRegistry:
                 self._dropped += dropped
 
     def _remove_topic(self, number: int) -> None:
-        """By numbers, which are never used for another topic: no mark is left."""
+        """Remove all records of a topic, and its mark: topic numbers are never used again."""
         with self._lock:
             keys = [key for key in self._known if key[0] == number]
         for key in keys:
             group = self._loaded.get(key)
             if group is not None:
-                with GroupUpdate(
-                    self._means, group, group.shards
-                ):  # whoever is still at it has ended
+                # The locks wait for calls that still use the group.
+                with GroupUpdate(self._context, group, group.shards):
                     self._remove_records(*key, None)
                 self.discard(group)
             else:
@@ -169,8 +170,8 @@ class GroupRegistry:
 
     def _remove_records(self, number: int, name: str, mark: int | None) -> None:
         keys = [record.key for record in self._scan(group_records.shard_prefix(number, name))]
-        # The mark first: should it end half way, no epoch is used again. The roster last:
-        # what is left can be found by it.
+        # The mark comes first: if the bus stops half way, no epoch is used again. The roster
+        # comes last: the remaining records can be found by it.
         changes = [
             RecordChange(group_records.mark_key(number), str(mark).encode() if mark else None)
         ]
@@ -178,17 +179,17 @@ class GroupRegistry:
             RecordChange(key, None) for key in (*keys, group_records.roster_key(number, name))
         ]
         for start in range(0, len(changes), MAX_RECORDS_PER_COMMIT):
-            some = tuple(changes[start : start + MAX_RECORDS_PER_COMMIT])
-            self._store.commit(Commit(changes=some)).result()
+            chunk = tuple(changes[start : start + MAX_RECORDS_PER_COMMIT])
+            self._store.commit(Commit(changes=chunk)).result()
 
     # --- under the lock
 
     def _check_quota(self, creator: str) -> None:
         if len(self._known) >= self._max_groups:
-            text = f"there are {self._max_groups} groups already: remove some"
+            text = f"the bus has {self._max_groups} groups already; remove some"
             raise LimitReached("max_groups", text)
-        if sum(one == creator for one in self._known.values()) >= self._max_user_groups:
-            text = f"{creator} has made {self._max_user_groups} groups already: remove some"
+        if sum(other == creator for other in self._known.values()) >= self._max_user_groups:
+            text = f"{creator} has created {self._max_user_groups} groups already; remove some"
             raise LimitReached("max_user_groups", text)
 
     def _load_record(self, record: StoredRecord) -> None:
@@ -199,30 +200,33 @@ class GroupRegistry:
             self._known[number, name] = roster.creator
             if topic is not None and roster.members:
                 self._loaded[number, name] = self._load(topic, name)
-        except Damaged:  # whoever asks for it is told; the others go on
+        except Damaged:  # calls for this group will raise; other groups continue
             _log.exception("group %r of topic number %s", name, number)
 
     def _find_topic(self, number: int) -> Topic | None:
-        """A topic; one that is not there any more is for `sweep`."""
-        topic = self._means.durable.find_by_number(number)
+        """Return the topic, or mark its number as dropped and return None."""
+        topic = self._context.durable.find_by_number(number)
         if topic is None:
             with self._dropping:
                 self._dropped.append(number)
         return topic
 
     def _load(self, topic: Topic, name: str) -> Group:
-        found = self._store.get(group_records.roster_key(topic.number, name))
+        record = self._store.get(group_records.roster_key(topic.number, name))
         group = Group(topic, name)
-        if found is not None:
-            group.roster, group.version = group_records.decode_roster(found.value), found.version
+        if record is not None:
+            group.roster, group.version = group_records.decode_roster(record.value), record.version
         bounds, mark = self._store.bounds(topic.number).shards, self._mark(topic.number)
-        group.shards = [_shard(number, bounds[number].start, mark - 1) for number in topic.shards]
+        group.shards = [
+            _new_shard(number, bounds[number].start, mark - 1) for number in topic.shards
+        ]
         for record in self._scan(group_records.shard_prefix(topic.number, name)):
             number = int(record.key[-4:], 16)
             progress = group_records.decode_progress(record.value)
             group.shards[number] = GroupShard(number, progress, record.version)
-        now = self._means.clock()
-        group.last_seen_s = dict.fromkeys(group.roster.members, now)  # a new deadline for everybody
+        now = self._context.clock()
+        # A new deadline for every member: the bus could not hear them while it was down.
+        group.last_seen_s = dict.fromkeys(group.roster.members, now)
         group.needs_rebalance = True
         return group
 
@@ -230,13 +234,13 @@ class GroupRegistry:
         group, mark = Group(topic, name), self._mark(topic.number)
         group.roster = Roster(next_epoch=mark, creator=creator)
         bounds = self._store.bounds(topic.number).shards
-        ends = [one.start if start == EARLIEST else one.end for one in bounds]
-        group.shards = [_shard(number, ends[number], mark - 1) for number in topic.shards]
+        positions = [each.start if start == EARLIEST else each.end for each in bounds]
+        group.shards = [_new_shard(number, positions[number], mark - 1) for number in topic.shards]
         return group
 
     def _mark(self, number: int) -> int:
-        found = self._store.get(group_records.mark_key(number))
-        return int(found.value) if found else 1
+        record = self._store.get(group_records.mark_key(number))
+        return int(record.value) if record else 1
 
     def _scan(self, prefix: bytes) -> Iterator[StoredRecord]:
         after = b""
@@ -245,12 +249,12 @@ class GroupRegistry:
             after = page[-1].key
 
 
-def _shard(number: int, start: int, epoch: int) -> GroupShard:
+def _new_shard(number: int, start: int, epoch: int) -> GroupShard:
     return GroupShard(number, ShardProgress(start=start, low=start, epoch=epoch))
 
 
 def split_shards(shards: Iterable[GroupShard], most: int) -> Iterator[list[GroupShard]]:
-    """Cut into lists of at most so many."""
+    """Yield lists of at most `most` shards."""
     left = list(shards)
     for start in range(0, len(left), most):
         yield left[start : start + most]

@@ -1,8 +1,7 @@
-"""A group moved to another position: it starts anew from there.
+"""Reset: move a group to another position, where it starts again.
 
-What it had acked, what had failed and what was suspect is forgotten; counts of what
-was emitted and given up stay. Epochs rise, so that nothing that is still under way can
-ack what is to come again.
+Acks, failures and suspect offsets are cleared. Counts of emitted messages and dead letters
+stay. Epochs rise, so that runs under way cannot ack messages that will be delivered again.
 """
 
 from __future__ import annotations
@@ -22,26 +21,27 @@ FORMS = '"earliest", "latest", {"id": N}, {"time_ns": N} or {"offsets": {"SHARD"
 
 
 def check_has_no_members(group: Group, force: bool) -> None:
+    """Raise `Conflict` if the group has members, unless forced."""
     if group.roster.members and not force:
-        text = f"group {group.name!r} has consumers: {', '.join(sorted(group.roster.members))}"
-        raise Conflict(text)
+        names = ", ".join(sorted(group.roster.members))
+        raise Conflict(f"group {group.name!r} must have no consumers, got {names}; use force")
 
 
-def reset(means: GroupContext, group: Group, to: Any, force: bool) -> dict[int, int]:
-    """The offset from which each shard is read now, of those that were moved."""
-    positions = _positions(means, group, to)
+def reset(context: GroupContext, group: Group, to: Any, force: bool) -> dict[int, int]:
+    """Move the group. Returns the new offset of each shard that was moved."""
+    positions = _find_positions(context, group, to)
     with group.lock:
         group.check_exists()
         check_has_no_members(group, force)
-        moved = [group.shard(number) for number in positions]
-        for some in split_shards(moved, MAX_RECORDS_PER_COMMIT):
-            with GroupUpdate(means, group, some) as work:
-                for shard in some:
-                    work.set_progress(shard, _reset_progress(shard, positions[shard.number]))
-                work.commit()
-                for shard in some:
+        shards = [group.shard(number) for number in positions]
+        for chunk in split_shards(shards, MAX_RECORDS_PER_COMMIT):
+            with GroupUpdate(context, group, chunk) as update:
+                for shard in chunk:
+                    update.set_progress(shard, _reset_progress(shard, positions[shard.number]))
+                update.commit()
+                for shard in chunk:
                     shard.reset_owner(shard.progress.low)
-    means.wake(group.topic.number)
+    context.wake(group.topic.number)
     return dict(positions)
 
 
@@ -60,35 +60,35 @@ def _reset_progress(shard: GroupShard, to: int) -> ShardProgress:
     )
 
 
-def _positions(means: GroupContext, group: Group, to: Any) -> Positions:
-    store, number = means.durable.store, group.topic.number
+def _find_positions(context: GroupContext, group: Group, to: Any) -> Positions:
+    store, number = context.durable.store, group.topic.number
     bounds = store.bounds(number).shards
     if to == EARLIEST:
-        return {shard: one.start for shard, one in enumerate(bounds)}
+        return {shard: each.start for shard, each in enumerate(bounds)}
     if to == LATEST:
-        return {shard: one.end for shard, one in enumerate(bounds)}
+        return {shard: each.end for shard, each in enumerate(bounds)}
     if not isinstance(to, dict) or len(to) != 1:
-        raise MalformedRequest(f"a group is reset to {FORMS}")
+        raise MalformedRequest(f"position of a reset must be {FORMS}")
     ((form, value),) = to.items()
     if form == "time_ns" and _is_count(value):
         return {shard: store.find(number, shard, value) for shard in range(len(bounds))}
     if form == "id" and _is_count(value):
-        return _find_offsets(means, group, value)
+        return _find_offsets(context, group, value)
     if form == "offsets" and isinstance(value, dict):
         return {
-            _shard(group, text): _clamp_offset(at, bounds[_shard(group, text)])
-            for text, at in value.items()
+            _parse_shard(group, text): _clamp_offset(offset, bounds[_parse_shard(group, text)])
+            for text, offset in value.items()
         }
-    raise MalformedRequest(f"a group is reset to {FORMS}")
+    raise MalformedRequest(f"position of a reset must be {FORMS}")
 
 
-def _find_offsets(means: GroupContext, group: Group, first: int) -> Positions:
-    """The first offset of each shard whose message has this id or a later one.
+def _find_offsets(context: GroupContext, group: Group, first: int) -> Positions:
+    """Return, by shard, the first offset whose message has an id >= `first`.
 
-    Ids rise with offsets within a shard: it is looked for by halves.
+    Ids rise with offsets within a shard, so a binary search finds it.
     """
-    store, number = means.durable.store, group.topic.number
-    found = {}
+    store, number = context.durable.store, group.topic.number
+    positions = {}
     for shard, (start, end, _) in enumerate(store.bounds(number).shards):
         low, high = start, end
         while low < high:
@@ -98,20 +98,20 @@ def _find_offsets(means: GroupContext, group: Group, first: int) -> Positions:
                 low = middle + 1
             else:
                 high = middle
-        found[shard] = low
-    return found
+        positions[shard] = low
+    return positions
 
 
-def _shard(group: Group, text: str) -> int:
+def _parse_shard(group: Group, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise MalformedRequest(f"{text[:64]!r} is no shard's number")
+        raise MalformedRequest(f"shard must be a number, got {text[:64]!r}")
     return group.shard(int(text)).number
 
 
 def _clamp_offset(offset: object, bounds: tuple[int, int, int]) -> int:
     start, end, _ = bounds
     if not _is_count(offset):
-        raise MalformedRequest("an offset is an integer from 0 on")
+        raise MalformedRequest("offset must be an integer >= 0")
     assert isinstance(offset, int)
     return min(max(offset, start), end)
 

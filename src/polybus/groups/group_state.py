@@ -1,8 +1,7 @@
-"""A group as it is in memory, and changes to it that become one commit.
+"""A group in memory, and changes to it that become one commit.
 
-`Shard.progress` is what the record says, never ahead of the disk: it is replaced once
-a commit is answered, so whoever only looks needs no lock. The other fields of a shard
-are what the bus has seen since its owner got it.
+`GroupShard.progress` is the durable record. It is replaced after the commit is durable, so
+readers need no lock. The other fields of a shard are observations since its owner got it.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """What the coordinator stands on. `wake` is called with a topic's number."""
+    """The dependencies of the coordinator. `wake` takes the number of a topic with changes."""
 
     durable: DurableTopics
     ends: ShardEnds
     clock: Callable[[], float]
     wall_ns: Callable[[], int]
     wake: Callable[[int], None]
-    dead_letters: Callable[[Topic], Topic]  # the topic for what is given up, made if need be
+    dead_letters: Callable[[Topic], Topic]  # gets or creates the dead letter queue
 
     def commit_time_ns(self, topic: Topic, shard: int, offset: int) -> int | None:
-        """When a message was committed; None if that cannot be read any more."""
+        """Return the commit time of a message, or None if it was trimmed or is damaged."""
         try:
             rows = self.durable.store.read(topic.number, shard, offset, offset + 1, max_rows=1)
         except (Trimmed, Damaged):
@@ -60,11 +59,11 @@ class GroupShard:
         self.number = number
         self.lock = Lock()
         self.progress = progress
-        self.version = version  # of its record; 0: it has none yet
-        self.handed_to: int | None = None  # the owner has seen nothing from here on; None: unknown
-        self.running: tuple[int, ...] = ()  # offsets, as the owner said last
-        self.read_turn = 0  # of the group, when it was read last
-        self.counted = progress.counted  # what the owner has said of its emitted and redelivered
+        self.version = version  # of its record; 0: not written yet
+        self.handed_to: int | None = None  # end of the offsets that the owner got; None: unknown
+        self.running: tuple[int, ...] = ()  # offsets, by the owner's last heartbeat
+        self.read_turn = 0  # `Group.turn` of the last read
+        self.counted = progress.counted  # emitted and redelivered, as the owner reported
         self.commit_times = CommitTimes()
 
     def add_counts(self, emitted: int, redelivered: int) -> None:
@@ -83,21 +82,24 @@ class Group:
         self.roster = Roster()
         self.version = 0
         self.shards: list[GroupShard] = [GroupShard(number) for number in topic.shards]
-        self.target: dict[int, str] = {}  # whom each shard is for
-        self.last_seen_s: dict[str, float] = {}  # when each member was heard of
+        self.target: dict[int, str] = {}  # the member that each shard is assigned to
+        self.last_seen_s: dict[str, float] = {}  # by member
         self.turn = 0  # counts reads of shards
-        self.needs_rebalance = False  # shards wait to be given to somebody
+        self.needs_rebalance = False  # unowned shards wait for a member
         self.is_removed = False
 
     def member(self, consumer: str, epoch: int) -> Member:
-        """`Fenced` if another has taken its name, `Expired` if it is no member."""
+        """Return the member.
+
+        Raises `Fenced` if its name was taken over, `Expired` if it is no longer a member.
+        """
         self.check_exists()
-        found = self.roster.members.get(consumer)
-        if found is None or found.epoch < epoch:
-            raise Expired(f"{consumer!r} is no member of group {self.name!r} any more: join again")
-        if found.epoch > epoch:
+        member = self.roster.members.get(consumer)
+        if member is None or member.epoch < epoch:
+            raise Expired(f"{consumer!r} is no longer a member of group {self.name!r}; join again")
+        if member.epoch > epoch:
             raise Fenced(f"a newer consumer {consumer!r} has joined group {self.name!r}")
-        return found
+        return member
 
     def check_exists(self) -> None:
         if self.is_removed:
@@ -109,26 +111,26 @@ class Group:
         return self.shards[number]
 
     def owned_shards(self, consumer: str, epoch: int) -> list[GroupShard]:
-        return [one for one in self.shards if _is_of(one.progress, consumer, epoch)]
+        return [shard for shard in self.shards if _is_owned(shard.progress, consumer, epoch)]
 
     def can_keep(self, shard: GroupShard, consumer: str) -> bool:
-        """May the member keep it? It may as long as nothing else is known."""
+        """Return whether no other member is assigned to the shard."""
         return self.target.get(shard.number, consumer) == consumer
 
 
-def _is_of(progress: ShardProgress, consumer: str, epoch: int) -> bool:
+def _is_owned(progress: ShardProgress, consumer: str, epoch: int) -> bool:
     return progress.owner == consumer and progress.member == epoch
 
 
 class GroupUpdate:
-    """Changes to some shards of a group, under their locks, that become one commit."""
+    """Changes to shards of a group that become one commit. It holds the locks of the shards."""
 
-    def __init__(self, means: GroupContext, group: Group, shards: Iterable[GroupShard]) -> None:
-        self._means = means
+    def __init__(self, context: GroupContext, group: Group, shards: Iterable[GroupShard]) -> None:
+        self._context = context
         self.group = group
-        self.shards = sorted(set(shards), key=lambda one: one.number)
+        self.shards = sorted(set(shards), key=lambda shard: shard.number)
         self._changed: dict[int, ShardProgress] = {}
-        self.roster: Roster | None = None  # a new one, if the caller holds the group's lock
+        self.roster: Roster | None = None  # a changed one; the caller holds the group's lock
         self.appends: list[Append] = []
 
     def __enter__(self) -> Self:
@@ -156,14 +158,14 @@ class GroupUpdate:
         return not self._changed and self.roster is None
 
     def commit(self, stages: tuple[str, ...] = ()) -> CommitResult:
-        """Returns once it is on disk; nothing is changed if it raises."""
+        """Commit and return when durable. Raises without any change in memory."""
         self.group.check_exists()
         commit = Commit(tuple(self.appends), stages, tuple(self._changes()))
         try:
-            done = self._means.durable.commit(commit).result()
+            done = self._context.durable.commit(commit).result()
         except (Conflict, ConnectionLost) as error:
             self._reload()
-            raise Unavailable(f"group {self.group.name!r}: {error}: try again") from None
+            raise Unavailable(f"group {self.group.name!r}: {error}; retry") from None
         self._apply_versions(done.versions)
         return done
 
@@ -179,7 +181,7 @@ class GroupUpdate:
             )
 
     def _touched(self) -> list[GroupShard]:
-        return [one for one in self.shards if one.number in self._changed]
+        return [shard for shard in self.shards if shard.number in self._changed]
 
     def _apply_versions(self, versions: tuple[int, ...]) -> None:
         left = iter(versions)
@@ -189,14 +191,14 @@ class GroupUpdate:
             shard.progress, shard.version = self._changed[shard.number], next(left)
 
     def _reload(self) -> None:
-        """Somebody else has changed the records, or it is not known what became of ours."""
-        store, group = self._means.durable.store, self.group
+        """Read the records again: they were changed elsewhere, or the outcome is unknown."""
+        store, group = self._context.durable.store, self.group
         for shard in self._touched():
             key = group_records.shard_key(group.topic.number, group.name, shard.number)
-            found = store.get(key)
-            if found is not None:
-                shard.progress = group_records.decode_progress(found.value)
-                shard.version = found.version
-        found = store.get(group_records.roster_key(group.topic.number, group.name))
-        if found is not None:
-            group.roster, group.version = group_records.decode_roster(found.value), found.version
+            record = store.get(key)
+            if record is not None:
+                shard.progress = group_records.decode_progress(record.value)
+                shard.version = record.version
+        record = store.get(group_records.roster_key(group.topic.number, group.name))
+        if record is not None:
+            group.roster, group.version = group_records.decode_roster(record.value), record.version

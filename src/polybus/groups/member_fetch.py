@@ -1,8 +1,7 @@
-"""What a member gets to read: rows of its shards, and what has changed about them.
+"""The fetch of a member: rows of its shards, and changes of its assignment.
 
-A fetch answers as soon as there is something to say: rows behind where the member is,
-a shard that it does not know of, one that it is to release or has lost. Rows that
-are acked already may be among them, at most a few: long acked runs are passed over.
+A fetch responds as soon as there is a row that the member has not got, a new shard, a shard to
+release, or a lost one. The rows may include a few acked ones; long acked ranges are skipped.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from polybus.store.contract import ShardRange
 if TYPE_CHECKING:
     from polybus.groups.group_records import ShardProgress
 
-MIN_SKIP_ROWS: Final = 256  # rows acked in a run, from which on it is worth another read
-# A portion of a shard: to read it costs as much as some hundred rows in it.
+MIN_SKIP_ROWS: Final = 256  # a shorter acked range is not worth another read
+# Per shard and fetch: starting a read costs as much as some hundred rows.
 MIN_SHARE_ROWS: Final = 1024
 INT32_BYTES: Final = 4
 
 
 class HeldPosition(NamedTuple):
-    """A shard as the member knows it, and the first offset that it has not got yet."""
+    """The member's view of a shard; `next` is the first offset that it has not got."""
 
     epoch: int
     next: int
-    paused: bool = False  # no rows of it now
-    releasing: bool = False  # it knows that it is to release it
+    paused: bool = False  # wants no rows now
+    releasing: bool = False  # knows that it must release the shard
 
 
 @dataclass(slots=True)
 class FetchResult:
-    """`rows` are those of the `places`, one after the other: shard, epoch, from and to each."""
+    """A response. `rows` are grouped by `places`: shard, epoch, from, to."""
 
     assigned: list[dict[str, Any]]
     release: list[int]
     lost: list[int]
     places: list[dict[str, int]]
     rows: Rows
-    is_change: bool  # something about its shards is new to the member
+    is_change: bool  # the assignment has changed for the member
 
     def __bool__(self) -> bool:
         return self.is_change or bool(self.places)
@@ -56,32 +55,33 @@ EMPTY_FETCH: Final = FetchResult([], [], [], [], EMPTY, False)
 
 
 class MemberFetch:
-    """One fetch of one member. Each `look` is from the start.
+    """One fetch of one member.
 
-    `exact`: it must see what was committed just now, since it will not wait for the news.
+    `exact` asks the store for the ends of shards, for a member that does not wait for
+    notifications.
     """
 
     def __init__(
         self,
-        means: GroupContext,
+        context: GroupContext,
         group: Group,
         member: tuple[str, int],
         held: Mapping[int, HeldPosition],
         bounds: tuple[int, int],
         exact: bool,
     ) -> None:
-        self._means = means
+        self._context = context
         self._group = group
         self._consumer, self._epoch = member
         self._held = dict(held)
         self._max_rows, self._max_bytes = bounds
-        self._ends = means.ends.refresh_ends if exact else means.ends.get_ends
-        # Its shards, and what was known of all when there was nothing to tell about them.
+        self._ends = context.ends.refresh_ends if exact else context.ends.get_ends
+        # The member's shards, and the state of the group when it had no changes to report.
         self._mine: dict[int, GroupShard] = {}
         self._settled: tuple[list[ShardProgress], dict[int, str]] | None = None
 
     def poll(self) -> FetchResult:
-        """What there is now. `Fenced` or `Expired` if it is a member no more."""
+        """Return the current result. Raises `Fenced` or `Expired` if it is no longer a member."""
         group = self._group
         group.member(self._consumer, self._epoch)
         ends = self._ends(group.topic.number)
@@ -89,7 +89,7 @@ class MemberFetch:
         if known != self._settled:
             return self._poll_assignment(known, ends)
         held = self._held
-        moved = [one for n, one in self._mine.items() if held[n].next < ends[n]]
+        moved = [shard for n, shard in self._mine.items() if held[n].next < ends[n]]
         if not moved:
             return EMPTY_FETCH
         rows = self._read(moved, ends)
@@ -99,26 +99,26 @@ class MemberFetch:
     def _poll_assignment(
         self, known: tuple[list[ShardProgress], dict[int, str]], ends: Sequence[int]
     ) -> FetchResult:
-        """At what has changed about its shards, too."""
+        """Return rows together with the changes of the assignment."""
         group, held = self._group, self._held
-        owned = {one.number: one for one in group.owned_shards(self._consumer, self._epoch)}
-        new = [one for one in owned.values() if not self._is_known(one)]
+        owned = {shard.number: shard for shard in group.owned_shards(self._consumer, self._epoch)}
+        new = [shard for shard in owned.values() if not self._is_known(shard)]
         lost = [n for n in held if n not in owned or not self._is_known(owned[n])]
-        release = [n for n, one in owned.items() if not group.can_keep(one, self._consumer)]
-        rows = self._read([one for n, one in owned.items() if n not in release], ends)
+        release = [n for n, shard in owned.items() if not group.can_keep(shard, self._consumer)]
+        rows = self._read([shard for n, shard in owned.items() if n not in release], ends)
         places = self._record_handed_rows(owned, rows) if rows.count else []
-        untold = [n for n in release if n not in held or not held[n].releasing]
-        assigned = [_describe_shard(one, ends) for one in new]
+        unknown = [n for n in release if n not in held or not held[n].releasing]
+        assigned = [_describe_shard(shard, ends) for shard in new]
         self._mine, self._settled = owned, None if new or lost or release else known
-        return FetchResult(assigned, release, lost, places, rows, bool(new or lost or untold))
+        return FetchResult(assigned, release, lost, places, rows, bool(new or lost or unknown))
 
-    def advance(self, found: FetchResult) -> bool:
-        """The member has got these rows, which changed nothing else; whether it wants more."""
-        for place in found.places:
+    def advance(self, result: FetchResult) -> bool:
+        """Advance past rows that the member has got. Returns whether it has room for more."""
+        for place in result.places:
             shard = place["shard"]
             self._held[shard] = self._held[shard]._replace(next=place["to"])
-        self._max_rows -= found.rows.count
-        self._max_bytes -= found.rows.size_bytes
+        self._max_rows -= result.rows.count
+        self._max_bytes -= result.rows.size_bytes
         return self._max_rows > 0 and self._max_bytes > 0
 
     def _is_known(self, shard: GroupShard) -> bool:
@@ -126,15 +126,14 @@ class MemberFetch:
         return held is not None and held.epoch == shard.progress.epoch
 
     def _read(self, shards: list[GroupShard], ends: Sequence[int]) -> Rows:
-        """Trimmed meanwhile, it is read from where it begins now; once more, and the next
-        fetch finds it."""
+        """Read rows. If a shard is trimmed meanwhile, try once more from its new start."""
         for _ in range(2):
             parts = self._plan_reads(shards, ends)
             if not parts:
                 break
             bounds = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
             try:
-                number, store = self._group.topic.number, self._means.durable.store
+                number, store = self._group.topic.number, self._context.durable.store
                 rows = store.read_parts(number, parts, **bounds)
                 self._rotate_shards(parts, rows)
                 return rows
@@ -144,15 +143,16 @@ class MemberFetch:
         return EMPTY
 
     def _plan_reads(self, shards: list[GroupShard], ends: Sequence[int]) -> list[ShardRange]:
-        """Each has an equal share of the rows, but none less than is worth a read.
+        """Return the ranges to read: an equal share per shard, at least `MIN_SHARE_ROWS`.
 
-        What one leaves is for the others; who gets nothing is first the next time.
+        Rows that one shard does not use go to the others. Shards that get none come first in
+        the next fetch.
         """
         places = [(shard, self._read_offset(shard, ends[shard.number])) for shard in shards]
         ready = [(shard, at) for shard, at in places if at < ends[shard.number]]
         if len(ready) > 1:
-            ready.sort(key=lambda one: one[0].read_turn)
-        rows_left, found = self._max_rows, []
+            ready.sort(key=lambda pair: pair[0].read_turn)
+        rows_left, parts = self._max_rows, []
         for left, (shard, at) in zip(range(len(ready), 0, -1), ready, strict=True):
             if rows_left <= 0 or self._max_bytes <= 0:
                 break
@@ -161,11 +161,14 @@ class MemberFetch:
                 end = min(end, _next_run(shard.progress, at, end))
             share = min(rows_left, max(-(-rows_left // left), MIN_SHARE_ROWS), end - at)
             rows_left -= share
-            found.append(ShardRange(shard.number, at, end, share))
-        return found
+            parts.append(ShardRange(shard.number, at, end, share))
+        return parts
 
     def _rotate_shards(self, parts: Sequence[ShardRange], rows: Rows) -> None:
-        """Those behind the last that has rows had no chance: their turn is still to come."""
+        """Move the shards that were read to the end of the order.
+
+        Shards after the last one with rows were not reached and keep their place.
+        """
         last = int.from_bytes(rows.shards[-INT32_BYTES:], "little") if rows.count else -1
         for part in parts:
             self._group.turn += 1
@@ -174,7 +177,7 @@ class MemberFetch:
                 break
 
     def _read_offset(self, shard: GroupShard, end: int) -> int:
-        """Where to read on, or the shard's end if nothing is wanted of it."""
+        """Return the next offset to read, or the shard's end if the member wants no rows."""
         progress, held = shard.progress, self._held.get(shard.number)
         if held is None or held.epoch != progress.epoch:
             at = progress.low
@@ -182,25 +185,25 @@ class MemberFetch:
             return end
         else:
             at = held.next
-            if shard.handed_to is None:  # from before the bus started
+            if shard.handed_to is None:  # handed out before the bus started
                 shard.handed_to = at
         acked = offset_ranges.find_range(progress.ranges, at) if progress.ranges else None
         return acked[1] if acked else at
 
     def _catch_up(self, shards: list[GroupShard]) -> None:
-        """The low mark is never before the first message that is there, and who reads neither."""
-        bounds = self._means.durable.store.bounds(self._group.topic.number).shards
-        with GroupUpdate(self._means, self._group, shards) as work:
-            for shard in work.shards:
+        """Move the low-water mark and the member to the first message that is not trimmed."""
+        bounds = self._context.durable.store.bounds(self._group.topic.number).shards
+        with GroupUpdate(self._context, self._group, shards) as update:
+            for shard in update.shards:
                 start = bounds[shard.number].start
                 held = self._held.get(shard.number)
                 if held is not None and held.next < start:
                     self._held[shard.number] = held._replace(next=start)
                 trimmed = shard_progress.skip_trimmed(shard.progress, start)
                 if trimmed is not shard.progress:
-                    work.set_progress(shard, trimmed)
-            if not work.is_empty:
-                work.commit()
+                    update.set_progress(shard, trimmed)
+            if not update.is_empty:
+                update.commit()
 
     def _record_handed_rows(
         self, owned: Mapping[int, GroupShard], rows: Rows
@@ -223,20 +226,20 @@ class MemberFetch:
 
 
 def _by_shard(rows: Rows) -> Iterator[tuple[int, slice]]:
-    """Where the rows of each shard stand; they come one shard after the other."""
+    """Yield each shard with the slice of its rows; rows are grouped by shard."""
     shards, start = memoryview(rows.shards).cast("B").cast("i"), 0
     while start < rows.count:
         shard = shards[start]
-        behind = range(start + 1, rows.count)
-        end = start + 1 + bisect_left(behind, True, key=lambda at: shards[at] != shard)
+        later = range(start + 1, rows.count)
+        end = start + 1 + bisect_left(later, True, key=lambda at: shards[at] != shard)
         yield shard, slice(start, end)
         start = end
 
 
 def _next_run(progress: ShardProgress, start: int, end: int) -> int:
-    """Where the next long run of acked rows begins; the end if there is none."""
-    behind = (a for a, b in progress.ranges if a > start and b - a >= MIN_SKIP_ROWS)
-    return next(behind, end)
+    """Return the start of the next long acked range, or the end if there is none."""
+    long = (a for a, b in progress.ranges if a > start and b - a >= MIN_SKIP_ROWS)
+    return next(long, end)
 
 
 def _describe_shard(shard: GroupShard, ends: Sequence[int]) -> dict[str, Any]:
@@ -245,7 +248,7 @@ def _describe_shard(shard: GroupShard, ends: Sequence[int]) -> dict[str, Any]:
         "shard": shard.number,
         "epoch": progress.epoch,
         "low": progress.low,
-        "ranges": [list(one) for one in progress.ranges],
+        "ranges": [list(acked) for acked in progress.ranges],
         "attempts": {str(offset): n for offset, n in progress.attempts.items()},
         "suspect_to": progress.suspect_to,
         "end": ends[shard.number],

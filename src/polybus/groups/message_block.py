@@ -1,4 +1,4 @@
-"""Messages one by one, as they come with an ack, made into blocks for their topics."""
+"""Single messages that are committed together with an ack, as blocks for their topics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from polybus.model.block import Block
     from polybus.model.rows import Rows
 
-MAX_SHARD_KEY_BYTES: Final = 1024  # FDQ's: a key is a name, and each is hashed and stored
+MAX_SHARD_KEY_BYTES: Final = 1024  # as FDQ's: a key is hashed and stored for every message
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -23,15 +23,15 @@ class OutputMessage(NamedTuple):
     insertion_ms: int
 
 
-def block_of(messages: Iterable[OutputMessage]) -> Block:
-    """One block of one message or more, in their order."""
-    import pyarrow as pa  # not everybody who loads the bus has groups
+def build_block(messages: Iterable[OutputMessage]) -> Block:
+    """Build a block of at least one message. Raises `TooLarge` for a key over its limit."""
+    import pyarrow as pa  # here, because a bus without groups does not need it
 
     from polybus.model import arrow
 
     keys, bodies, headers, times = zip(*messages, strict=True)
     if any(len(key.encode()) > MAX_SHARD_KEY_BYTES for key in keys if key is not None):
-        raise TooLarge(f"a shard key has at most {MAX_SHARD_KEY_BYTES} bytes")
+        raise TooLarge(f"shard key must have at most {MAX_SHARD_KEY_BYTES} bytes")
     columns = [
         pa.array(keys, pa.utf8()),
         pa.array(bodies, pa.binary()),
@@ -41,8 +41,8 @@ def block_of(messages: Iterable[OutputMessage]) -> Block:
     return arrow.block_of(pa.record_batch(columns, schema=arrow.PRODUCE_SCHEMA), 0)
 
 
-def messages_of(rows: Rows) -> list[tuple[int, OutputMessage]]:
-    """What was read, one by one, each with its id."""
+def read_messages(rows: Rows) -> list[tuple[int, OutputMessage]]:
+    """Return each row as its id and message."""
     from polybus.model import arrow
 
     return [

@@ -1,8 +1,8 @@
-"""Where the shards of topics with groups end, as far as news have told.
+"""The ends of the shards of topics with groups, kept current by store notifications.
 
-A fetch asks this each time it is woken, and an ack each time it is made; to ask the
-store would cost either more than all else it does. It is never ahead of the store,
-and behind it only until the news of a commit have come: whoever waits is woken after.
+Every fetch that wakes and every ack needs them, and asking the store would cost more than the
+rest of the call. They are never ahead of the store. They are behind it only until the
+notification of a commit arrives; waiting fetches are woken after that.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ class ShardEnds:
         self._ends: dict[int, list[int]] = {}
 
     def on_news(self, news: Sequence[ShardEnd]) -> None:
-        """On the store's thread."""
+        """Apply the ends of a commit, on the thread of the store."""
         for topic, shard, end in news:
             known = self._ends.get(topic)
             if known is not None and shard < len(known) and known[shard] < end:
                 known[shard] = end
 
     def get_ends(self, topic: int) -> Sequence[int]:
-        """By shard, and up to date from now on."""
+        """Return the ends by shard. The sequence stays current."""
         return self._ends.get(topic) or self.refresh_ends(topic)
 
     def refresh_ends(self, topic: int) -> Sequence[int]:
-        """The same, by asking the store."""
+        """Return the ends by shard after reading them from the store."""
         shards = self._store.bounds(topic).shards
         known = self._ends.setdefault(topic, [])
-        if len(known) < len(shards):  # of news that came before it was here nothing is known
+        if len(known) < len(shards):
+            # Notifications before this were ignored, so read again now that they are not.
             known += [0] * (len(shards) - len(known))
             shards = self._store.bounds(topic).shards
-        for number, one in enumerate(shards):
-            known[number] = max(known[number], one.end)
+        for number, bounds in enumerate(shards):
+            known[number] = max(known[number], bounds.end)
         return known
 
     def remove_topic(self, topic: int) -> None:

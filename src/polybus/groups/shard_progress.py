@@ -1,8 +1,8 @@
-"""Acks and failed runs: what becomes of a shard's record by them, and nothing else.
+"""The effect of acks and failed runs on the record of a shard, without I/O.
 
-An entry is judged as a whole: taken, or refused with an error of its own. The work is
-by range, not by message. To ack what is acked already, or to report a failed run
-again, changes nothing, so a call whose answer was lost can be made again.
+A report is accepted as a whole or refused with an error. The work is per range, not per
+message. Acking an acked message, or reporting a failed run again, changes nothing, so a call
+whose response was lost can be repeated.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from polybus.groups.group_state import GroupShard
     from polybus.model.offset_ranges import Range
 
-# Ranges above a low mark: one stuck message holds up its shard only after so many others;
-# a record is rewritten with each ack, and stays below 32 KiB by this.
+# Ranges above the low-water mark. One stuck message stops its shard only after this many gaps.
+# The record is rewritten with each ack and stays below 32 KiB.
 MAX_RANGES: Final = 1024
-# Messages of a shard that have failed and wait to be tried again; some 20 bytes each.
+# Failed messages of a shard that wait for a retry; about 20 bytes each in the record.
 MAX_ATTEMPTS: Final = 4096
-# What a bus that has just started takes a member to have been handed, beyond what it has acked:
-# twice as much as our own consumer fetches ahead. A backlog of millions is not all suspect.
+# After a restart the bus does not know which offsets a member was handed. It assumes this many
+# after the last acked one: twice what our consumer fetches ahead. A backlog of millions must
+# not become suspect.
 MAX_SUSPECT_ROWS: Final = 32_768
-DIED: Final = "the consumer died while it was running"
+DIED: Final = "the consumer died during the run"
 
 
 class FailureReport(NamedTuple):
-    """A failed run. `attempt`: how many its consumer knew of before; None: it does not say."""
+    """A failed run. `attempt` is the number of failures known before; None if not given."""
 
     offset: int
     reason: str = ""
@@ -41,7 +42,7 @@ class FailureReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What a member says of one shard. None: it does not say."""
+    """The report of a member about one shard. `running` is None if not given."""
 
     shard: int
     epoch: int
@@ -54,45 +55,48 @@ class ShardReport:
 
     @property
     def last(self) -> int:
-        """The end of what it speaks of."""
-        ends = [to for _, to in self.acked] + [one.offset + 1 for one in self.failed]
+        """The end of the reported offsets."""
+        ends = [end for _, end in self.acked] + [failure.offset + 1 for failure in self.failed]
         return max(ends, default=0)
 
 
 @dataclass(slots=True)
 class ReportOutcome:
-    """`failures` have come to their end, if they can be given up."""
+    """The new progress. `exhausted` messages have failed `max_deliver` times."""
 
     progress: ShardProgress
     attempts: dict[int, int] = field(default_factory=dict)
-    failures: list[ExhaustedMessage] = field(default_factory=list)
+    exhausted: list[ExhaustedMessage] = field(default_factory=list)
 
 
 def check_owner(progress: ShardProgress, shard: int, consumer: str, epoch: int) -> None:
+    """Raise `Fenced` unless the consumer owns the shard under this epoch."""
     if progress.owner != consumer or progress.epoch != epoch:
-        raise Fenced(f"shard {shard} is no longer {consumer}'s by epoch {epoch}")
+        raise Fenced(f"consumer {consumer} no longer owns shard {shard} with epoch {epoch}")
 
 
 def apply_report(
-    progress: ShardProgress, entry: ShardReport, end: int, max_deliver: int
+    progress: ShardProgress, report: ShardReport, end: int, max_deliver: int
 ) -> ReportOutcome:
-    """`end` is the shard's: nobody can have seen more."""
-    if entry.last > end:
-        raise MalformedRequest(f"shard {entry.shard} ends at {end}, not at {entry.last}")
-    acked = ack_ranges(progress, entry.acked) if entry.acked else progress
-    return (
-        record_failures(acked, entry.shard, entry.failed, max_deliver)
-        if entry.failed
-        else ReportOutcome(acked)
-    )
+    """Apply acks and failures. Raises `MalformedRequest` for offsets beyond the shard's end."""
+    if report.last > end:
+        raise MalformedRequest(
+            f"offsets of shard {report.shard} must be below {end}, got {report.last - 1}"
+        )
+    acked = ack_ranges(progress, report.acked) if report.acked else progress
+    if not report.failed:
+        return ReportOutcome(acked)
+    return record_failures(acked, report.shard, report.failed, max_deliver)
 
 
 def ack_ranges(
     progress: ShardProgress, acked: Iterable[Range], most: int = MAX_RANGES
 ) -> ShardProgress:
+    """Ack ranges. Raises `LimitReached` if that leaves more than `most` ranges."""
     low, above = offset_ranges.add_ranges(progress.low, progress.ranges, acked)
+    # A record that is over the limit already may still shrink.
     if len(above) > max(most, len(progress.ranges)):
-        raise LimitReached("max_ranges", f"a shard has at most {most} ranges of acks")
+        raise LimitReached("max_ranges", f"a shard must have at most {most} ranges of acks")
     attempts = progress.attempts
     if attempts:
         attempts = {
@@ -105,44 +109,46 @@ def ack_ranges(
 def record_failures(
     progress: ShardProgress, shard: int, failed: Iterable[FailureReport], max_deliver: int
 ) -> ReportOutcome:
-    """Runs that have failed, but for those of messages that are acked."""
-    judged, attempts = ReportOutcome(progress), dict(progress.attempts)
-    for one in failed:
-        if offset_ranges.contains(progress.low, progress.ranges, one.offset):
+    """Count failed runs, except those of acked messages and those reported before."""
+    outcome, attempts = ReportOutcome(progress), dict(progress.attempts)
+    for failure in failed:
+        if offset_ranges.contains(progress.low, progress.ranges, failure.offset):
             continue
-        known = attempts.get(one.offset, 0)
+        known = attempts.get(failure.offset, 0)
         if known == 0 and len(attempts) >= MAX_ATTEMPTS:
-            text = f"{MAX_ATTEMPTS} messages of shard {shard} wait to be tried again already"
+            text = f"shard {shard} must have at most {MAX_ATTEMPTS} messages that wait for a retry"
             raise LimitReached("max_attempts", text)
-        told_before = one.attempt is not None and one.attempt < known
-        count = known if told_before else known + 1
-        attempts[one.offset] = judged.attempts[one.offset] = count
+        # The consumer knew fewer failures than the record: this one is counted already.
+        is_repeated = failure.attempt is not None and failure.attempt < known
+        count = known if is_repeated else known + 1
+        attempts[failure.offset] = outcome.attempts[failure.offset] = count
         if count >= max_deliver:
-            judged.failures.append(ExhaustedMessage(shard, one.offset, count, one.reason))
-    if judged.attempts:
-        judged.progress = progress._replace(attempts=attempts)
-    return judged
+            exhausted = ExhaustedMessage(shard, failure.offset, count, failure.reason)
+            outcome.exhausted.append(exhausted)
+    if outcome.attempts:
+        outcome.progress = progress._replace(attempts=attempts)
+    return outcome
 
 
 def release_dead_owner(shard: GroupShard, end: int, max_deliver: int) -> ReportOutcome:
-    """The owner is dead: what it was running has failed, what it was handed is suspect."""
+    """Release a dead member's shard: its runs have failed, its handed offsets are suspect."""
     progress = shard.progress
     handed_to = _estimate_handed_to(progress, end) if shard.handed_to is None else shard.handed_to
     suspect_to = max(progress.suspect_to, handed_to)
-    left = release_owner(shard, progress, suspect_to if suspect_to > progress.low else 0)
+    released = release_owner(shard, progress, suspect_to if suspect_to > progress.low else 0)
     room = MAX_ATTEMPTS - len(progress.attempts)
     running = [FailureReport(offset, DIED) for offset in shard.running[:room] if offset < end]
-    return record_failures(left, shard.number, running, max_deliver)
+    return record_failures(released, shard.number, running, max_deliver)
 
 
 def _estimate_handed_to(progress: ShardProgress, end: int) -> int:
-    """What was handed out before the bus started: nobody knows."""
+    """Estimate the end of the offsets that were handed out before the bus started."""
     acked = progress.ranges[-1][1] if progress.ranges else progress.low
     return min(end, acked + MAX_SUSPECT_ROWS)
 
 
 def release_owner(shard: GroupShard, progress: ShardProgress, suspect_to: int) -> ShardProgress:
-    """Nobody's from now on; what its owner has counted stays."""
+    """Remove the owner and add its counts to the totals."""
     emitted, redelivered = shard.counted
     return progress._replace(
         owner=None,
@@ -159,16 +165,16 @@ def assign_owner(progress: ShardProgress, owner: str, member: int) -> ShardProgr
 
 
 def mark_dead_lettered(progress: ShardProgress, offsets: Iterable[int]) -> ShardProgress:
-    """Their letters are in the same commit: they count as acked."""
+    """Ack messages whose dead letters are in the same commit."""
     dead = [(offset, offset + 1) for offset in offsets]
     if not dead:
         return progress
-    given_up = ack_ranges(progress, dead, MAX_RANGES + MAX_ATTEMPTS)
-    return given_up._replace(dead_lettered=progress.dead_lettered + len(dead))
+    acked = ack_ranges(progress, dead, MAX_RANGES + MAX_ATTEMPTS)
+    return acked._replace(dead_lettered=progress.dead_lettered + len(dead))
 
 
 def skip_trimmed(progress: ShardProgress, start: int) -> ShardProgress:
-    """Messages before `start` are there no more: what was not acked of them is counted."""
+    """Skip messages before `start`, which were trimmed, and count those that were not acked."""
     unread = offset_ranges.count_unacked(progress.low, progress.ranges, start)
     if start <= progress.low:
         return progress

@@ -282,7 +282,7 @@ def test_calls_that_cannot_be(url, topic, consumer):
         consumer.consume(topic, "one", print, create=False)
     with pytest.raises(InvalidTopic):
         consumer.consume("_no", "one", print)
-    with pytest.raises(InvalidTopic, match=r"no room for \.dlq"):
+    with pytest.raises(InvalidTopic, match=r"leave room for \.dlq"):
         consumer.consume("x" * 252, "one", print)
     with fdq.Consumer(url, heartbeat_s=3, dead_s=2) as other, pytest.raises(UsageError):
         other.consume(topic, "one", print)

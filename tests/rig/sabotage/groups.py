@@ -12,9 +12,9 @@ ACKING = """    def _acking(self, topic, group, consumer, epoch):
         from polybus.errors import Fenced
 
         try:
-            return self._member(topic, group, consumer, epoch)
+            return self._check_member(topic, group, consumer, epoch)
         except Fenced:
-            return self._table.get(topic, group), SimpleNamespace(max_deliver=5)
+            return self._registry.get(topic, group), SimpleNamespace(max_deliver=5)
 
 """
 
@@ -28,12 +28,12 @@ SABOTAGES = [
         (
             Edit(
                 COORDINATOR,
-                "self._member(topic, group, consumer, epoch)\n        if not any(entry.release",
-                "self._acking(topic, group, consumer, epoch)\n        if not any(entry.release",
+                "self._check_member(topic, group, consumer, epoch)\n        if not any(report.release",
+                "self._acking(topic, group, consumer, epoch)\n        if not any(report.release",
             ),
             Edit(
                 COORDINATOR,
-                "self._member(topic, group, *member)\n        number, shard_epoch",
+                "self._check_member(topic, group, *member)\n        number, shard_epoch",
                 "self._acking(topic, group, *member)\n        number, shard_epoch",
             ),
             Edit(COORDINATOR, SETTLE, ACKING + SETTLE),

@@ -13,7 +13,7 @@ from polybus.groups.coordinator import Coordinator
 from polybus.groups.group_records import Member
 from polybus.groups.group_state import GroupContext
 from polybus.groups.member_fetch import FetchResult, HeldPosition
-from polybus.groups.message_block import OutputMessage, block_of, messages_of
+from polybus.groups.message_block import OutputMessage, build_block, read_messages
 from polybus.groups.shard_ends import ShardEnds
 from polybus.groups.shard_progress import FailureReport, ShardReport
 from polybus.model.topic import Topic
@@ -38,7 +38,7 @@ class Desk:
     def open(self) -> None:
         """A bus that starts again on the same store."""
         self.durable = DurableTopics(self.store)
-        means = GroupContext(
+        context = GroupContext(
             self.durable,
             ShardEnds(self.store),
             lambda: self.now,
@@ -46,7 +46,7 @@ class Desk:
             self.woken.append,
             self._dead_letters,
         )
-        self.groups = Coordinator(means, **self.limits)
+        self.groups = Coordinator(context, **self.limits)
 
     def topic(self, name: str = "t", shards: int = 4) -> Topic:
         found = self.durable.find(name)
@@ -61,7 +61,7 @@ class Desk:
         number = self.topic(topic).number
         start = self.store.bounds(number).shards[shard].end
         messages = [OutputMessage(key, b"%d" % (start + n), [("h", b"1")], 7) for n in range(count)]
-        block = block_of(messages)
+        block = build_block(messages)
         self.store.commit(Commit(appends=(Append(number, shard, block),))).result()
 
     def join(self, consumer: str, group: str = "g", start: str = "earliest", **asked: int) -> Seat:
@@ -81,7 +81,7 @@ class Desk:
         found = self.durable.find(topic)
         if found is None:
             return []
-        return [one for _, one in messages_of(self.store.read(found.number, "all", 1))]
+        return [one for _, one in read_messages(self.store.read(found.number, "all", 1))]
 
     def _dead_letters(self, topic: Topic) -> Topic:
         return self.topic(topic.name + ".dlq", len(topic.open_shards))

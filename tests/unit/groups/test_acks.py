@@ -72,18 +72,18 @@ def test_failed_runs_are_counted_once_each():
         progress = shard_progress.apply_report(progress, entry, END, 10).progress
     assert progress.attempts == {5: 2}
     entry = ShardReport(0, 1, failed=(FailureReport(5),))
-    judged = shard_progress.apply_report(progress, entry, END, 3)
-    assert judged.attempts == {5: 3}
-    assert [(one.offset, one.deliveries) for one in judged.failures] == [(5, 3)]
+    outcome = shard_progress.apply_report(progress, entry, END, 3)
+    assert outcome.attempts == {5: 3}
+    assert [(one.offset, one.deliveries) for one in outcome.exhausted] == [(5, 3)]
 
 
 def test_a_run_of_what_is_acked_has_not_failed():
     entry = ShardReport(
         0, 1, ((0, 2), (5, 6)), (FailureReport(1), FailureReport(5), FailureReport(2))
     )
-    judged = shard_progress.apply_report(ShardProgress(), entry, END, 1)
-    assert judged.attempts == {2: 1}
-    assert [one.offset for one in judged.failures] == [2]
+    outcome = shard_progress.apply_report(ShardProgress(), entry, END, 1)
+    assert outcome.attempts == {2: 1}
+    assert [one.offset for one in outcome.exhausted] == [2]
 
 
 def test_nobody_can_have_seen_what_is_not_there():

@@ -100,7 +100,7 @@ def test_a_release_that_was_under_way_goes_on(desk):
 def test_shards_that_were_nobodys_are_given_out(desk):
     one, two = desk.join("a"), desk.join("b")
     one.fetch()
-    desk.groups._table.get(desk.topic(), "g").target.clear()  # as if nobody knew whose it is
+    desk.groups._registry.get(desk.topic(), "g").target.clear()  # as if nobody knew whose it is
     desk.groups._membership.rebalance = lambda group: None
     one.ack(3, release=True)
     assert two.owns == []

@@ -23,7 +23,7 @@ def members(desk) -> list[str]:
 
 
 def seen(desk) -> float:
-    return desk.groups._table.get(desk.topic(), "g").last_seen_s["a"]
+    return desk.groups._registry.get(desk.topic(), "g").last_seen_s["a"]
 
 
 def test_a_bus_that_stood_still_blames_nobody(desk, ticking):
@@ -33,7 +33,8 @@ def test_a_bus_that_stood_still_blames_nobody(desk, ticking):
     desk.now += 60
     until(lambda: seen(desk) > before, "the time is forgiven")
     until(
-        lambda: not desk.groups._table.get(desk.topic(), "g").needs_rebalance, "a tick has passed"
+        lambda: not desk.groups._registry.get(desk.topic(), "g").needs_rebalance,
+        "a tick has passed",
     )
     assert members(desk) == ["a"]
 

@@ -120,12 +120,12 @@ def test_no_more_letters_in_a_commit_than_may_be(desk, seat, monkeypatch):
 
 
 def test_headers_of_ours_are_not_doubled_and_reasons_are_cut(desk, seat):
-    from polybus.groups.dead_letter_queue import ExhaustedMessage, _headers
+    from polybus.groups.dead_letter_queue import ExhaustedMessage, _add_headers
     from polybus.groups.message_block import OutputMessage
 
     message = OutputMessage(None, b"", [("polybus.topic", b"old"), ("x", b"1")], 0)
     failure = ExhaustedMessage(0, 1, 3, "ä" * 2000 + "\ud800")
-    found = _headers(message, desk.topic(), "g", failure, 9)
+    found = _add_headers(message, desk.topic(), "g", failure, 9)
     assert [name for name, _ in found].count("polybus.topic") == 1
     assert dict(found)["polybus.topic"] == b"t"
     assert dict(found)["polybus.reason"].decode() == "ä" * 512
@@ -142,10 +142,7 @@ def test_what_a_consumer_was_running_when_it_died_has_failed(desk):
         desk.now += 6
         desk.groups.tick()
     assert [letter.body for letter in desk.letters()] == [b"3"]
-    assert (
-        dict(desk.letters()[0].headers)["polybus.reason"]
-        == b"the consumer died while it was running"
-    )
+    assert dict(desk.letters()[0].headers)["polybus.reason"] == b"the consumer died during the run"
     shard = desk.shard(0)
     assert (shard["low"], shard["suspect_to"], shard["dead_lettered"]) == (4, 10, 1)
 

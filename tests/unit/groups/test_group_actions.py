@@ -28,8 +28,8 @@ from polybus.model.access_rule import Rule
 from polybus.model.identity import Identity
 from polybus.model.limits import NativeLimits, QuotaLimits
 from polybus.model.rows import Rows
+from polybus.native.port.group_actions import FetchPart
 from polybus.native.port.group_entries import MAX_ENTRIES, MAX_RUNNING
-from polybus.native.port.group_fetch_stream import FetchPart
 from polybus.native.port.native_port import Caller, NativePort
 from polybus.native.port.topic_access import TopicAccess
 from polybus.store.engine_registry import open_store
@@ -245,7 +245,7 @@ def test_more_members_and_groups_than_may_be(world, me, limit, fit, beyond):
 
 
 def test_groups_are_charged_to_who_made_them(world):
-    world.port.groups._table._max_user_groups = 1
+    world.port.groups._registry._max_user_groups = 1
     world.act("group.join", topic="t", consumer="a", group="1")
     with pytest.raises(LimitReached) as caught:
         world.act("group.join", topic="t", consumer="a", group="2")

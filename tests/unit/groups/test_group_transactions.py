@@ -13,7 +13,7 @@ from polybus.errors import (
     StageGone,
     Stale,
 )
-from polybus.groups.message_block import OutputMessage, block_of
+from polybus.groups.message_block import OutputMessage, build_block
 from polybus.model.commit import Append
 from polybus.store.contract import LEASE_S
 
@@ -30,7 +30,7 @@ def commit(seat, offset: int, *bodies: bytes, attempt: int = 0, epoch: int | Non
     desk = seat.desk
     out = desk.topic("out", 1)
     appends = [
-        Append(out.number, 0, block_of([OutputMessage(None, body, None, 1)])) for body in bodies
+        Append(out.number, 0, build_block([OutputMessage(None, body, None, 1)])) for body in bodies
     ]
     shard_epoch = seat.held[0].epoch if epoch is None else epoch
     place = 0, shard_epoch, offset, attempt
@@ -96,7 +96,7 @@ def test_what_is_not_there_cannot_be_acked(desk, seat):
 def test_stages_are_published_with_it(desk, seat):
     out = desk.topic("out", 1)
     stage = desk.store.open_stage(LEASE_S)
-    block = block_of([OutputMessage("k", b"staged", None, 1)])
+    block = build_block([OutputMessage("k", b"staged", None, 1)])
     desk.store.stage(stage, [Append(out.number, 0, block)]).result()
     assert commit(seat, 0, b"first", stages=(stage,))
     assert [letter.body for letter in desk.letters("out")] == [b"first", b"staged"]
@@ -109,7 +109,7 @@ def test_stages_are_published_with_it(desk, seat):
 def test_all_or_nothing(desk, seat):
     gone = desk.topic("gone", 1)
     desk.store.drop("gone")
-    append = Append(gone.number, 0, block_of([OutputMessage(None, b"x", None, 1)]))
+    append = Append(gone.number, 0, build_block([OutputMessage(None, b"x", None, 1)]))
     place = 0, seat.held[0].epoch, 0, 0
     with pytest.raises(DoesNotExist):
         desk.groups.commit(desk.topic(), "g", ("a", seat.epoch), place, [append])
